@@ -1,0 +1,33 @@
+# make quickstart: set up, and run the main job on the embedded data. make test: set up, and test.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: setup quickstart test lint format clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("pl_fed needs Python 3.11 or newer, but %s is %d.%d: run make PYTHON=python3.12, say" % (sys.executable, *sys.version_info[:2]))'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+quickstart: setup
+	$(BIN)/python -m pl_fed fit --config configs/quickstart.yaml
+
+# one thread per process: the tests' tensors are small, and threads only get in each other's way
+test: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

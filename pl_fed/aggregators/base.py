@@ -1,0 +1,58 @@
+"""What every aggregator keeps to."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from pl_fed.types import RoundContext
+
+
+class Aggregator(nn.Module, ABC):
+    """Merge the uploads of a round into one row.
+
+    An aggregator never changes its input and does not depend on the order of the rows, unless its
+    docstring says why it does. It computes in float32 at least: bf16 and half uploads give a
+    float32 row. Memory from round to round is buffers, so that a checkpoint carries it.
+
+    The federation removes uploads with NaN or Inf before the aggregator sees the rest.
+
+    Shape:
+        - ``uploads``: [n, d], one row for each client.
+        - ``weights``: [n], the number of training samples of each client.
+        - output: [d].
+
+    Raises:
+        ValueError: If there are too few uploads to merge; there are always too few when n = 0.
+
+    Example:
+        >>> import torch
+        >>> class First(Aggregator):
+        ...     def max_byzantine(self, num_uploads):
+        ...         return 0
+        ...
+        ...     def forward(self, uploads, weights, context):
+        ...         self.require_uploads(uploads)
+        ...         return uploads[0].clone()
+        >>> First()(torch.tensor([[1.0, 2.0]]), torch.ones(1), RoundContext())
+        tensor([1., 2.])
+    """
+
+    @abstractmethod
+    def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
+        """Merge uploads [n, d] of clients that have ``weights`` [n] samples into one row [d]."""
+
+    @abstractmethod
+    def max_byzantine(self, num_uploads: int) -> int:
+        """Return how many of ``num_uploads`` rows may be adversarial.
+
+        Up to so many, whatever they hold, the result stays within the range of the honest rows,
+        coordinate by coordinate.
+        """
+
+    def require_uploads(self, uploads: Tensor, smallest: int = 1) -> None:
+        """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""
+        if uploads.ndim != 2 or uploads.shape[0] < smallest:
+            raise ValueError(
+                f"Expected argument `uploads` to be of shape [n, d] with n at least {smallest} "
+                f"for {type(self).__name__} but got shape {list(uploads.shape)}."
+            )

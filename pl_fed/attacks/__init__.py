@@ -1,0 +1,5 @@
+"""Attacks: what byzantine clients do to their data and their uploads."""
+
+from pl_fed.attacks.base import Attack as Attack
+from pl_fed.attacks.flipped_labels import FlippedLabels as FlippedLabels
+from pl_fed.attacks.random_labels import RandomLabels as RandomLabels

@@ -1,0 +1,7 @@
+"""What watches a federation, one concern a callback."""
+
+from pl_fed.callbacks.per_client import PerClient as PerClient
+from pl_fed.callbacks.predictions import Predictions as Predictions
+from pl_fed.callbacks.round_metrics import RoundMetrics as RoundMetrics
+from pl_fed.callbacks.summary import Summary as Summary
+from pl_fed.callbacks.wandb_axis import WandbAxis as WandbAxis

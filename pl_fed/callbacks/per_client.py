@@ -1,0 +1,74 @@
+"""Who gets what: ``per_client.csv``, and its table and histograms in Weights & Biases."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import WandbLogger
+
+from pl_fed.clients.base import Client
+from pl_fed.federation import Federation
+
+
+class PerClient(Callback):
+    """Writes one row per client after a test, and logs a table after every evaluation.
+
+    Args:
+        federation: The federation.
+        folder: The run's folder; ``None`` writes no file.
+    """
+
+    def __init__(self, federation: Federation, folder: Path | None = None) -> None:
+        self.federation = federation
+        self.folder = folder
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
+        """Log the clients' validation results to Weights & Biases."""
+        if not trainer.sanity_checking:
+            self._to_wandb(trainer, "val")
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
+        """Write the clients' test results, and log them."""
+        self._to_wandb(trainer, "test")
+        columns = self.columns("test")
+        if self.folder is not None and trainer.is_global_zero:
+            with (self.folder / "per_client.csv").open("w", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(columns)
+                writer.writerows(zip(*columns.values()))
+
+    def columns(self, part: str) -> dict[str, list[Any]]:
+        """Return the table of a part of the data: one entry per client in each column."""
+        data = self.federation.data
+        columns: dict[str, list[Any]] = {
+            "client": list(range(data.num_clients)),
+            "byzantine": self.federation.is_byzantine.int().tolist(),
+            "train_samples": data.train.sizes.tolist(),
+            f"{part}_samples": data.part(part).sizes.tolist(),
+        }
+        for model, metrics in self.federation.metrics(part).items():
+            for name, values in metrics.per_client().items():
+                if name != "samples":
+                    columns[f"{model}_{name}"] = [f"{v:.9g}" for v in values.tolist()]
+        return columns
+
+    def _to_wandb(self, trainer: Trainer, part: str) -> None:
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+        if not loggers:
+            return
+        import wandb
+
+        columns = self.columns(part)
+        accuracy = {
+            f"{part}/{name.removesuffix('_accuracy')}/client_accuracy": wandb.Histogram(
+                [float(v) for v in values if v != "nan"]
+            )
+            for name, values in columns.items()
+            if name.endswith("_accuracy") and any(v != "nan" for v in values)
+        }
+        rows = [list(row) for row in zip(*columns.values())]
+        for logger in loggers:
+            table = wandb.Table(columns=list(columns), data=rows)
+            round = trainer.current_epoch
+            logger.experiment.log({f"{part}/per_client": table, **accuracy, "round": round})

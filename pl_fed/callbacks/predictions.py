@@ -1,0 +1,52 @@
+"""``predictions.csv``: what ``predict`` gives."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+
+
+class Predictions(Callback):
+    """Writes the personalised predictions of the clients asked for, one row per test sample.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "predictions.csv"
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin the file."""
+        header = ["client", "sample", "target", "prediction", "probability"]
+        self.path.write_text(",".join(header) + "\n")
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Add the rows of some clients."""
+        with self.path.open("a", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            for table in outputs:
+                writer.writerows(_rows(table))
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say where the file is."""
+        Console().print(f"The predictions are in {self.path}", soft_wrap=True)
+
+
+def _rows(table: dict[str, Any]) -> Iterator[list[Any]]:
+    columns = [table["sample"].tolist(), table["target"].tolist(), table["prediction"].tolist()]
+    probabilities = table.get("probability")
+    columns.append([""] * len(columns[0]) if probabilities is None else probabilities.tolist())
+    for row in zip(*columns):
+        yield [table["client"], *row]

@@ -1,0 +1,31 @@
+"""Rounds as the x-axis of Weights & Biases, and the best values in its summary."""
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
+
+from pl_fed.clients.base import Client
+
+_BEST = {
+    "accuracy": "max",
+    "accuracy_weighted": "max",
+    "accuracy_worst10": "max",
+    "accuracy_std": "min",
+    "loss": "min",
+}
+
+
+class WandbAxis(Callback):
+    """Plots everything against ``round``, and keeps each validation metric's best value."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Define the metrics."""
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger) and isinstance(pl_module, Client):
+                run = logger.experiment
+                run.define_metric("round")
+                run.define_metric("*", step_metric="round")
+                for model in pl_module.trains:
+                    for name, best in _BEST.items():
+                        run.define_metric(
+                            f"val/{model}/{name}", step_metric="round", summary=f"{best},last"
+                        )

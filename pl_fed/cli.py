@@ -1,0 +1,171 @@
+"""The command line: LightningCLI with the sections model, data, federation and trainer."""
+
+import copy
+import logging
+import os
+import re
+import secrets
+import sys
+import warnings
+from argparse import Action
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import DefaultHelpFormatter, Namespace
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.cli import (
+    ArgsType,
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+)
+
+from pl_fed.callbacks import Predictions, Summary
+from pl_fed.checks import NonFiniteLossError
+from pl_fed.clients import Client
+from pl_fed.data import FederatedData
+from pl_fed.federation import Federation
+from pl_fed.runs import last_checkpoint, last_run, new_folder
+from pl_fed.trainer import Trainer
+
+_MOST_CLASSES = 12
+_RUN_ID = "wandb_run_id"  # a file in the run's folder: a resumed run is the same run
+
+
+class FederatedCLI(LightningCLI):
+    """``python -m pl_fed {fit,validate,test,predict} --config x.yaml``.
+
+    Args:
+        args: What to parse, if not the command line: a list of arguments.
+    """
+
+    def __init__(self, args: ArgsType = None) -> None:
+        self.run_dir: Path | None = None
+        super().__init__(
+            Client,
+            FederatedData,
+            save_config_callback=SaveAndLogConfig,
+            save_config_kwargs={"overwrite": True},
+            trainer_class=LightningTrainer,
+            seed_everything_default=0,
+            parser_class=Parser,
+            subclass_mode_model=True,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=args,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the section ``federation``."""
+        parser.add_class_arguments(Federation, "federation", sub_configs=True)
+
+    def instantiate_classes(self) -> None:
+        """Make everything, with the loggers writing into the run's folder."""
+        config = self.config[self.subcommand]
+        root = config.trainer.default_root_dir or "runs"
+        resumes = self.subcommand == "fit" and config.ckpt_path == "last"
+        self.run_dir = last_run(root) if resumes else new_folder(root)
+        self._asked_for = self.config
+        self.config = copy.deepcopy(self.config)
+        config = self.config[self.subcommand]
+        if config.ckpt_path == "last" and not resumes:
+            config.ckpt_path = str(last_checkpoint(last_run(root)))
+        for logger in _entries(config.trainer.logger):
+            _place(logger, self.run_dir)
+        super().instantiate_classes()
+
+    def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
+        """Make the trainer that runs the federation."""
+        self.config = self._asked_for  # what is saved names no folder of this run
+        federation: Federation = self._get(self.config_init, "federation")
+        self.trainer_class = Trainer
+        trainer = super().instantiate_trainer(federation=federation, run_dir=self.run_dir, **kwargs)
+        added: list[Callback] = [Summary(federation, self.run_dir)]
+        if self.subcommand == "predict" and self.run_dir is not None:
+            added.append(Predictions(self.run_dir))
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks.extend(added)
+        return trainer
+
+    def after_fit(self) -> None:
+        """Test the final models."""
+        self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+
+
+class Parser(LightningArgumentParser):
+    """Lightning's parser, whose help is short."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["description"] = "Federated learning: personalized, fair and robust at once."
+        super().__init__(*args, **{**kwargs, "formatter_class": ShortHelpFormatter})
+
+
+class ShortHelpFormatter(DefaultHelpFormatter):
+    """Names at most a dozen classes where an argument takes any: there are hundreds of modules."""
+
+    def _expand_help(self, action: Action) -> str:
+        text: str = super()._expand_help(action)
+        return re.sub(r"known subclasses: ([^()]*)", _shortened, text, flags=re.DOTALL)
+
+
+def _shortened(found: re.Match[str]) -> str:
+    names = found.group(1).split(", ")
+    if len(names) <= _MOST_CLASSES:
+        return found.group(0)
+    own = [name for name in names if name.startswith("pl_fed.")][:_MOST_CLASSES]
+    rest = [name for name in names if not name.startswith("pl_fed.")]
+    shown = [*own, *rest[: max(0, _MOST_CLASSES - len(own))]]
+    return f"known subclasses: {', '.join(shown)}, … ({len(names)} in all)"
+
+
+class SaveAndLogConfig(SaveConfigCallback):
+    """Writes ``config.yaml``, and gives the whole config to every logger."""
+
+    def save_config(
+        self, trainer: LightningTrainer, pl_module: LightningModule, stage: str
+    ) -> None:
+        """Log the config."""
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        for logger in trainer.loggers:
+            logger.log_hyperparams(config)
+
+
+def main(args: ArgsType = None) -> None:
+    """Run the command line; one clear sentence, not a trace, for what the user can mend."""
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda record: "💡" not in record.getMessage()
+    )
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    os.environ.setdefault("WANDB_MODE", "offline")
+    try:
+        FederatedCLI(args)
+    except (ValueError, TypeError, FileNotFoundError, NonFiniteLossError) as error:
+        if not str(error).startswith("Expected"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _entries(logger: Any) -> Iterator[Namespace]:
+    """Yield the loggers of a config that are given by class."""
+    for each in logger if isinstance(logger, list) else [logger]:
+        if isinstance(each, Namespace) and "class_path" in each:
+            yield each
+
+
+def _place(logger: Namespace, folder: Path) -> None:
+    """Make a logger write under the run's folder, and W&B go on with the folder's run."""
+    arguments = logger.get("init_args")
+    if arguments is None:
+        return
+    if "save_dir" in arguments:
+        arguments.save_dir = str(folder / (arguments.save_dir or "."))
+    if logger.class_path.endswith("WandbLogger") and not arguments.get("id"):
+        file = folder / _RUN_ID
+        if not file.exists():
+            file.write_text(secrets.token_hex(4))
+        arguments.id = file.read_text()
+        arguments.resume = "allow"

@@ -1,0 +1,328 @@
+"""The base of every algorithm: a client, with its global and its personal model."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+from pl_fed.data.batches import LocalWork
+from pl_fed.functional.dropout import Draws, key_dropouts
+from pl_fed.functional.losses import RowDistance, masked_mean, squared_distance
+from pl_fed.functional.rows import (
+    Row,
+    RowLayout,
+    copy_trainable,
+    frozen_modules,
+    running_statistics,
+    trainable_parameters,
+)
+from pl_fed.metrics import ClientMetrics
+from pl_fed.types import Batch
+
+if TYPE_CHECKING:
+    from lightning.pytorch.utilities.types import OptimizerLRScheduler
+
+
+class Server(Protocol):
+    """What a client needs of the federation that it is part of."""
+
+    def setup(self, client: "Client", datamodule: Any, stage: str) -> None:
+        """Make ready for a stage."""
+
+    def evaluate(self, part: str, clients: Tensor) -> None:
+        """Add clients to the metrics of a part of the data."""
+
+    def predict(self, clients: Tensor) -> list[dict[str, Any]]:
+        """Give each client's predictions."""
+
+    def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
+        """Return a part's metrics by model."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resume needs."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take it over."""
+
+
+class Client(LightningModule, ABC):
+    """One client: a global and a personal model, and the objective that trains them.
+
+    A new algorithm is a subclass in one file: it says in :attr:`trains` which of the two models its
+    ``training_step`` trains, and gives that objective. ``training_step`` must be a pure function of
+    the parameters, the buffers and the batch of ONE client, as it is also run for many clients at
+    once under ``torch.vmap``: no data-dependent Python branches, no ``.item()``.
+
+    Args:
+        net: Any classifier: a module that turns a batch of inputs into logits [batch, classes].
+            Parameters with requires_grad=False are frozen: they exist once, are in no row, and
+            submodules that are frozen as a whole stay in evaluation mode.
+        optimizer: Builds the local optimizer from parameters; built anew each round.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps of a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a loss: a module with ``reduction``, as
+            ``torch.nn.CrossEntropyLoss``, the default.
+
+    Attributes:
+        global_model: The model w, given by the server at the start of a round.
+        personal_model: The model v_k that the client keeps; it shares what is frozen.
+
+    Raises:
+        ValueError: If the net has no trainable parameter, or the local work is below 1.
+    """
+
+    trains: ClassVar[tuple[str, ...]] = ("global",)
+    """Which models ``training_step`` trains: of ``"global"``, ``"personal"``."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.05),
+        lr_scheduler: LRSchedulerCallable | None = None,
+        local_steps: int | None = None,
+        local_epochs: int | None = None,
+        criterion: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        check_work(local_steps, local_epochs)
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.local_work = LocalWork(local_steps, local_epochs or 1)
+        self.draws = Draws()
+        key_dropouts(net, self.draws)
+        trainable_parameters(net)  # says so if there is none
+        self.global_model = net
+        self.personal_model = copy_trainable(net)
+        key_dropouts(self.personal_model, self.draws)
+        self.criterion = nn.CrossEntropyLoss() if criterion is None else criterion
+        if not hasattr(self.criterion, "reduction"):
+            raise ValueError(
+                "Expected argument `criterion` to be a loss with a `reduction`, as"
+                f" torch.nn.CrossEntropyLoss, but got {type(self.criterion).__name__}."
+            )
+        self.sample_criterion = copy.deepcopy(self.criterion)
+        setattr(self.sample_criterion, "reduction", "none")  # noqa: B010 (for mypy)
+        self.centres: Mapping[str, Any] = {}
+        self._rows: dict[str, Row] = {}
+
+    # What an algorithm says
+
+    @abstractmethod
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Return the objective of one local step, for ONE client.
+
+        Args:
+            batch: The client's minibatch; honour its mask (:meth:`loss` does).
+            batch_idx: Which of the round's local steps this is, from 0.
+
+        Returns:
+            The loss; or a dict with ``loss`` and scalars that are averaged over the steps and the
+            cohort and logged as ``train/<name>``.
+        """
+
+    def end_round(self, rows: dict[str, Tensor]) -> Tensor | None:
+        """Close the round on a chunk of clients, and say what they upload.
+
+        Args:
+            rows: ``broadcast`` [numel], the w^t that the round began with; ``global`` and
+                ``personal`` [clients, numel], the models after the local steps; and whatever
+                :meth:`states` names. What is written into states is kept.
+
+        Returns:
+            The uploads [clients, numel]: w_k − w^t here; ``None`` if nothing is sent.
+        """
+        return rows["global"] - rows["broadcast"] if "global" in self.trains else None
+
+    def states(self) -> dict[str, Tensor]:
+        """Return what a client keeps between rounds: for each name the row of a new client."""
+        return {"personal": self.row("personal").data} if "personal" in self.trains else {}
+
+    def work(self, model: str) -> LocalWork:
+        """Return how long a model is trained in a round."""
+        return self.local_work
+
+    def group_options(self, model: str) -> dict[str, Any]:
+        """Return options of the optimizer that are a model's own, such as ``lr``."""
+        return {}
+
+    # What an algorithm builds on
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean loss of a model over the samples of a batch that count."""
+        if batch.mask is None:
+            mean: Tensor = self.criterion(model(batch.x), batch.y)
+            return mean
+        return masked_mean(self.sample_losses(model(batch.x), batch.y), batch.mask)
+
+    def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each sample, shape [batch]."""
+        losses: Tensor = self.sample_criterion(outputs, targets)
+        return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
+
+    def squared_distance(self, model: str, centre: str = "broadcast") -> Tensor:
+        """Return ‖model − centre‖² over the trainable parameters.
+
+        Args:
+            model: ``"global"`` or ``"personal"``.
+            centre: ``"broadcast"``, the w^t that the round began with, or the name of a state of
+                :meth:`states`. It is a copy: it does not move with the model.
+        """
+        row = self.row(model)
+        where = self.centres[centre]
+        if isinstance(where, Tensor):
+            distance: Tensor = RowDistance.apply(  # type: ignore[no-untyped-call]
+                row.data, where, *row.tensors.values()
+            )
+            return distance
+        live = dict(self.model(model).named_parameters())  # those of the client under vmap
+        names = row.layout.names
+        return squared_distance([live[name] for name in names], [where[name] for name in names])
+
+    def distance_to_broadcast(self) -> Tensor:
+        """Return ‖v − w^t‖²: the personal model's distance to what the server sent."""
+        return self.squared_distance("personal", "broadcast")
+
+    def model(self, name: str) -> nn.Module:
+        """Return the ``"global"`` or the ``"personal"`` model."""
+        return self.global_model if name == "global" else self.personal_model
+
+    def row(self, name: str) -> Row:
+        """Return the flat row of a model's trainable parameters."""
+        if name not in self._rows:
+            tensors = trainable_parameters(self.model(name))
+            self._rows[name] = Row(tensors, RowLayout.of(tensors.items()))
+        return self._rows[name]
+
+    def statistics(self, name: str) -> Row:
+        """Return the flat row of a model's running statistics (BatchNorm's, as a rule)."""
+        key = f"{name}_statistics"
+        if key not in self._rows:
+            tensors = running_statistics(self.model(name))
+            self._rows[key] = Row(tensors, RowLayout.of(tensors.items()))
+        return self._rows[key]
+
+    def build_optimizer(self, leaves: Mapping[str, list[Tensor]]) -> torch.optim.Optimizer:
+        """Build the local optimizer over tensors of each trained model, one group a model."""
+        groups = [
+            {"params": leaves[name], "name": name, **self.group_options(name)}
+            for name in self.trains
+        ]
+        return self.optimizer(groups)
+
+    # What Lightning calls
+
+    def configure_optimizers(self) -> "OptimizerLRScheduler":
+        """Return the local optimizer and its schedule, which moves once a round."""
+        leaves = {name: list(self.row(name).tensors.values()) for name in self.trains}
+        optimizer = self.build_optimizer(leaves)
+        if self.lr_scheduler is None:
+            return optimizer
+        scheduler = self.lr_scheduler(optimizer)
+        config: dict[str, Any] = {"scheduler": scheduler, "interval": "epoch"}
+        if hasattr(scheduler, "monitor"):
+            config["monitor"] = scheduler.monitor
+        return {"optimizer": optimizer, "lr_scheduler": config}  # type: ignore[return-value]
+
+    @property
+    def server(self) -> Server:
+        """The federation that this client is part of."""
+        found: Server | None = getattr(self.trainer, "federation", None)
+        if found is None:
+            raise TypeError(
+                "Expected a client to be fitted by `pl_fed.Trainer(federation=...)` but got"
+                f" {type(self.trainer).__module__}.{type(self.trainer).__name__}."
+            )
+        return found
+
+    def setup(self, stage: str) -> None:
+        """Make the federation ready."""
+        self.server.setup(self, getattr(self.trainer, "datamodule", None), stage)
+
+    def train(self, mode: bool = True) -> "Client":
+        """Set training mode; what is frozen as a whole stays in evaluation mode."""
+        super().train(mode)
+        for model in (self.global_model, self.personal_model):
+            for frozen in frozen_modules(model):
+                frozen.eval()
+        return self
+
+    def on_train_start(self) -> None:
+        """Begin in training mode."""
+        self.train()
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget what was counted before."""
+        _reset(self.server.metrics("val"))
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Evaluate a batch of clients, given by their ids, on their validation data."""
+        self.server.evaluate("val", batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics under ``val/``."""
+        self._log_metrics("val")
+
+    def on_test_epoch_start(self) -> None:
+        """Forget what was counted before."""
+        _reset(self.server.metrics("test"))
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Evaluate a batch of clients, given by their ids, on their test data."""
+        self.server.evaluate("test", batch)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics under ``test/``."""
+        self._log_metrics("test")
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> list[dict[str, Any]]:
+        """Give the personalised predictions of a batch of clients, on their test data."""
+        return self.server.predict(batch)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the federation's state."""
+        checkpoint["federation"] = self.server.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take over the federation's state, or say why it does not fit."""
+        if "federation" not in checkpoint:
+            raise ValueError(
+                "Expected a checkpoint written by pl_fed but got one without a federation's state."
+            )
+        self.server.load_state_dict(checkpoint["federation"])
+
+    def _log_metrics(self, part: str) -> None:
+        for model, metrics in self.server.metrics(part).items():
+            for name, value in metrics.compute().items():
+                self.log(
+                    f"{part}/{model}/{name}",
+                    value.to(torch.float32),
+                    prog_bar=part == "val" and name == "accuracy",
+                    batch_size=1,
+                )
+
+
+def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> None:
+    """Refuse local work that is below 1 or counted twice.
+
+    Raises:
+        ValueError: If it is.
+    """
+    if steps is not None and epochs is not None:
+        raise ValueError(
+            f"Expected only one of `{prefix}_steps` and `{prefix}_epochs` but got both:"
+            f" {steps} and {epochs}."
+        )
+    for name, value in ((f"{prefix}_steps", steps), (f"{prefix}_epochs", epochs)):
+        if value is not None and value < 1:
+            raise ValueError(f"Expected argument `{name}` to be at least 1 but got {value}.")
+
+
+def _reset(metrics: Mapping[str, ClientMetrics]) -> None:
+    for metric in metrics.values():
+        metric.reset()

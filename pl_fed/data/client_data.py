@@ -1,0 +1,73 @@
+"""All samples as tensors, and which of them are whose."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part (train, val or test) of every client.
+
+    Attributes:
+        index: Ids of the samples, client after client, int64 [samples of the part].
+        offsets: Where each client's samples begin in ``index``, int64 [clients + 1], on the CPU.
+    """
+
+    index: Tensor
+    offsets: Tensor
+
+    @classmethod
+    def of(cls, pieces: list[Tensor]) -> "Part":
+        """Join one index tensor per client."""
+        sizes = torch.tensor([0, *(len(piece) for piece in pieces)])
+        return cls(torch.cat(pieces), sizes.cumsum(0))
+
+    @property
+    def sizes(self) -> Tensor:
+        """Number of samples of each client, int64 [clients], on the CPU."""
+        return self.offsets.diff()
+
+    def samples(self, client: int) -> Tensor:
+        """Ids of one client's samples."""
+        return self.index[int(self.offsets[client]) : int(self.offsets[client + 1])]
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The data of a whole federation: gathered by index, never copied per client.
+
+    Attributes:
+        x: Inputs [samples, ...], floating point.
+        y: Targets [samples, ...].
+        train: What the clients train on.
+        val: What rounds are watched with.
+        test: What a run is judged by.
+        num_classes: Number of classes; 0 for real-valued targets.
+    """
+
+    x: Tensor
+    y: Tensor
+    train: Part
+    val: Part
+    test: Part
+    num_classes: int
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return len(self.train.offsets) - 1
+
+    def part(self, name: str) -> Part:
+        """Return the part called ``train``, ``val`` or ``test``."""
+        part: Part = getattr(self, name)
+        return part
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "ClientData":
+        """Return the data on a device, with inputs (and real targets) of the given dtype."""
+        y = self.y.to(device, dtype) if self.y.is_floating_point() else self.y.to(device)
+        train, val, test = (
+            Part(part.index.to(device), part.offsets) for part in (self.train, self.val, self.test)
+        )
+        return ClientData(self.x.to(device, dtype), y, train, val, test, self.num_classes)

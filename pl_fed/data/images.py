@@ -1,0 +1,105 @@
+"""Image data sets that torchvision loads: MNIST, Fashion-MNIST and CIFAR-10."""
+
+import os
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision import datasets
+
+from pl_fed.data.source import TEST, TRAIN, Arrays, DataSource
+
+
+class TorchvisionImages(DataSource):
+    """Base of the data sets that torchvision reads from a folder.
+
+    Args:
+        root: The folder that torchvision calls root. ``None`` takes the environment variable
+            ``PL_FED_DATA``, or else ``data``.
+        download: Whether to fetch the files if they are not there.
+    """
+
+    num_classes = 10
+
+    def __init__(self, root: str | None = None, download: bool = False) -> None:
+        self.root = root if root is not None else os.environ.get("PL_FED_DATA", "data")
+        self.download = download
+
+    @abstractmethod
+    def open(self, train: bool) -> Any:
+        """Return torchvision's data set of one official part."""
+
+    @property
+    @abstractmethod
+    def files(self) -> str:
+        """Which files torchvision looks for, as a sentence's object."""
+
+    def load(self) -> Arrays:
+        """Return the 60,000 or 50,000 official training images, and the 10,000 of the test set."""
+        try:
+            parts = [self.open(train=True), self.open(train=False)]
+        except RuntimeError as error:
+            name = type(self).__name__
+            raise FileNotFoundError(
+                f"Expected argument `root` to hold {name} but found none of it in"
+                f" {os.path.abspath(self.root)}: set `download: true` to fetch it, or put"
+                f" {self.files} there, or set PL_FED_DATA to the folder that has it."
+            ) from error
+        x = torch.cat([_channels_first(torch.as_tensor(part.data)) for part in parts])
+        y = torch.cat([torch.as_tensor(part.targets, dtype=torch.int64) for part in parts])
+        split = torch.full((len(x),), TEST)
+        split[: len(parts[0].data)] = TRAIN
+        return Arrays(x, y, split=split, num_classes=self.num_classes)
+
+
+class MNIST(TorchvisionImages):
+    """70,000 handwritten digits, 28×28, grey (LeCun et al. 1998).
+
+    Args:
+        root: The folder that holds ``MNIST/raw``; ``None`` takes ``PL_FED_DATA``, or ``data``.
+        download: Whether to fetch the files if they are not there.
+    """
+
+    files = "the four idx files under MNIST/raw"
+
+    def open(self, train: bool) -> Any:
+        """Open torchvision's MNIST."""
+        return datasets.MNIST(self.root, train=train, download=self.download)
+
+
+class FashionMNIST(TorchvisionImages):
+    """70,000 articles of clothing, 28×28, grey (Xiao et al. 2017, arXiv 1708.07747).
+
+    Args:
+        root: The folder that holds ``FashionMNIST/raw``; ``None`` takes ``PL_FED_DATA``, or
+            ``data``.
+        download: Whether to fetch the files if they are not there.
+    """
+
+    files = "the four idx files under FashionMNIST/raw"
+
+    def open(self, train: bool) -> Any:
+        """Open torchvision's FashionMNIST."""
+        return datasets.FashionMNIST(self.root, train=train, download=self.download)
+
+
+class CIFAR10(TorchvisionImages):
+    """60,000 colour images, 3×32×32, of ten things (Krizhevsky 2009).
+
+    Args:
+        root: The folder that holds ``cifar-10-batches-py``; ``None`` takes ``PL_FED_DATA``, or
+            ``data``.
+        download: Whether to fetch the files if they are not there.
+    """
+
+    files = "the folder cifar-10-batches-py"
+
+    def open(self, train: bool) -> Any:
+        """Open torchvision's CIFAR10."""
+        return datasets.CIFAR10(self.root, train=train, download=self.download)
+
+
+def _channels_first(images: Tensor) -> Tensor:
+    """Bring [n, height, width] or [n, height, width, channels] to [n, channels, height, width]."""
+    return images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2).contiguous()

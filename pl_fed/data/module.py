@@ -1,0 +1,310 @@
+"""The data of a federation as a LightningDataModule."""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor, nn
+
+from pl_fed.data.client_data import ClientData, Part
+from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
+from pl_fed.functional.random import generator
+from pl_fed.partitioners.base import Partitioner
+
+
+class FederatedData(LightningDataModule):
+    """Samples, shared out over clients, each client's cut into train, val and test.
+
+    Args:
+        dataset: Where the samples come from.
+        partitioner: Which client gets which samples. Leave it out where the data set says itself
+            whose each sample is (an ``.npz`` with ``client``).
+        num_clients: Number of clients; left out with the partitioner.
+        batch_size: Samples in a training minibatch.
+        split: ``"own"`` pools all samples and cuts each client's at random by the fractions below.
+            ``"official"`` keeps the data set's own train / val / test: each client's test samples
+            come from the official test set, in the client's own mix of classes, and val, where the
+            data set has none, is cut from train.
+        val_fraction: Share of a client's samples used for validation, in [0, 1).
+        test_fraction: Share of a client's samples used for testing, in [0, 1); not with
+            ``split: official``.
+        normalize: ``"none"``; ``"channel"`` or ``"feature"`` subtract the mean and divide by the
+            standard deviation over all training samples, of each channel (dimension 1) or of each
+            input number (the latter adds 0.001 to it, as Ditto's code does); or a pair of numbers
+            or lists ``[mean, std]``, one per channel.
+        transforms: Batched modules (``torchvision.transforms.v2``) applied once to all inputs.
+        augment: Batched modules applied to each training minibatch of a client. Their random draws
+            are keyed by round, client and step.
+        drop_last: Whether a pass over a client's data leaves out its last, smaller minibatch.
+        clients_per_eval_batch: Clients that validation or testing takes at a time: what Lightning
+            calls a batch there, and what ``limit_val_batches`` counts.
+        predict_clients: Ids of the clients that ``predict`` gives predictions for; all by default.
+        seed: Seed of the partition and the cut; ``None`` takes Lightning's global seed, or 0.
+
+    Raises:
+        ValueError: If an argument is out of range, or the clients cannot be formed.
+    """
+
+    def __init__(
+        self,
+        dataset: DataSource,
+        partitioner: Partitioner | None = None,
+        num_clients: int | None = None,
+        batch_size: int = 10,
+        split: Literal["own", "official"] = "own",
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.2,
+        normalize: Literal["none", "channel", "feature"] | list[float] | list[list[float]] = "none",
+        transforms: list[nn.Module] | None = None,
+        augment: list[nn.Module] | None = None,
+        drop_last: bool = False,
+        clients_per_eval_batch: int = 32,
+        predict_clients: list[int] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (
+            ("batch_size", batch_size),
+            ("clients_per_eval_batch", clients_per_eval_batch),
+        ):
+            if value < 1:
+                raise ValueError(f"Expected argument `{name}` to be at least 1 but got {value}.")
+        for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
+            if not 0 <= share < 1:
+                raise ValueError(f"Expected argument `{name}` to lie in [0, 1) but got {share}.")
+        if val_fraction + test_fraction >= 1:
+            raise ValueError(
+                "Expected arguments `val_fraction` + `test_fraction` to be below 1 but got"
+                f" {val_fraction + test_fraction}: nothing would be left to train on."
+            )
+        if partitioner is not None and num_clients is None:
+            raise ValueError(
+                "Expected argument `num_clients` to be given with a `partitioner` but got None."
+            )
+        self.dataset = dataset
+        self.partitioner = partitioner
+        self.num_clients = num_clients
+        self.batch_size = batch_size
+        self.split = split
+        self.val_fraction = val_fraction
+        self.test_fraction = test_fraction
+        self.normalize = normalize
+        self.transforms = transforms or []
+        self.augment: Callable[[Tensor], Tensor] | None = None
+        if augment:
+            self.augment = nn.Sequential(*augment)
+        self.drop_last = drop_last
+        self.clients_per_eval_batch = clients_per_eval_batch
+        self.predict_clients = predict_clients
+        self.seed = global_seed() if seed is None else seed
+        self._clients: ClientData | None = None
+
+    @property
+    def clients(self) -> ClientData:
+        """The clients' data; loaded and shared out when first asked for."""
+        if self._clients is None:
+            self._clients = self._share_out(self.dataset.load())
+        return self._clients
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load the data and share it out."""
+        wanted = self.predict_clients or []
+        unknown = [k for k in wanted if not 0 <= k < self.clients.num_clients]
+        if unknown:
+            raise ValueError(
+                f"Expected argument `predict_clients` to be ids from 0 to"
+                f" {self.clients.num_clients - 1} but got {unknown}."
+            )
+
+    def train_dataloader(self) -> Any:
+        """Return one entry per client: the loop draws the cohorts itself."""
+        return ClientBatches(range(self.clients.num_clients), 1)
+
+    def val_dataloader(self) -> Any:
+        """Return batches of client ids: all clients are evaluated."""
+        return self._evaluation_batches(range(self.clients.num_clients))
+
+    def test_dataloader(self) -> Any:
+        """Return batches of client ids: all clients are evaluated."""
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> Any:
+        """Return batches of client ids: those asked for."""
+        wanted = self.predict_clients
+        return self._evaluation_batches(
+            range(self.clients.num_clients) if wanted is None else wanted
+        )
+
+    def _evaluation_batches(self, clients: Sequence[int]) -> "ClientBatches":
+        return ClientBatches(clients, self.clients_per_eval_batch)
+
+    def _share_out(self, arrays: Arrays) -> ClientData:
+        pieces = self._pieces(arrays)
+        for client, piece in enumerate(pieces):
+            if len(piece[0]) == 0:
+                raise ValueError(
+                    "Expected every client to have training data but got none for client"
+                    f" {client}: use fewer clients, smaller fractions or another partitioner."
+                )
+        train, val, test = (Part.of([piece[part] for piece in pieces]) for part in range(3))
+        return ClientData(
+            self._inputs(arrays, train.index), arrays.y, train, val, test, arrays.num_classes
+        )
+
+    def _pieces(self, arrays: Arrays) -> list[tuple[Tensor, Tensor, Tensor]]:
+        if self.split == "own":
+            return [
+                self._cut(client, samples, test_fraction=self.test_fraction)
+                for client, samples in enumerate(self._owned(arrays, torch.arange(len(arrays))))
+            ]
+        if arrays.split is None:
+            raise ValueError(
+                "Expected a data set with official parts for `split: official` but got"
+                f" {type(self.dataset).__name__} without any: use `split: own`."
+            )
+        train, val, test = (
+            (arrays.split == part).nonzero().flatten() for part in (TRAIN, VAL, TEST)
+        )
+        owned, owned_test = self._owned_matching(arrays, train, test)
+        if len(val):
+            owned_val = self._owned_matching(arrays, train, val)[1]
+            return list(zip(owned, owned_val, owned_test))
+        cut = [self._cut(k, samples, test_fraction=0.0) for k, samples in enumerate(owned)]
+        return [(t, v, test_samples) for (t, v, _), test_samples in zip(cut, owned_test)]
+
+    def _owned(self, arrays: Arrays, samples: Tensor) -> list[Tensor]:
+        """Which of the samples each client owns."""
+        if self.partitioner is None:
+            ids = self._own_ids(arrays)
+            return [samples[ids[samples] == k] for k in range(int(ids.max()) + 1)]
+        draw = generator(self.seed, "partition")
+        clients = self._requested_clients()
+        split = self.partitioner.split(arrays.y[samples], clients, draw)
+        return [samples[index] for index in split]
+
+    def _owned_matching(
+        self, arrays: Arrays, train: Tensor, other: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The same for an official part, in each client's own mix of classes."""
+        if self.partitioner is None:
+            ids = self._own_ids(arrays)
+            clients = range(int(ids.max()) + 1)
+            return (
+                [train[ids[train] == k] for k in clients],
+                [other[ids[other] == k] for k in clients],
+            )
+        draw = generator(self.seed, "partition")
+        split, matching = self.partitioner.split_matching(
+            arrays.y[train], arrays.y[other], self._requested_clients(), draw
+        )
+        return [train[index] for index in split], [other[index] for index in matching]
+
+    def _requested_clients(self) -> int:
+        return self.num_clients if self.num_clients is not None else 0
+
+    def _own_ids(self, arrays: Arrays) -> Tensor:
+        if arrays.client is None:
+            raise ValueError(
+                "Expected argument `partitioner` to be given, as"
+                f" {type(self.dataset).__name__} does not say whose each sample is, but got None."
+            )
+        ids: Tensor = torch.unique(arrays.client, return_inverse=True)[1]
+        found = int(ids.max()) + 1
+        if self.num_clients not in (None, found):
+            raise ValueError(
+                f"Expected argument `num_clients` to be {found}, the number of client ids in the"
+                f" data, or left out, but got {self.num_clients}."
+            )
+        return ids
+
+    def _cut(
+        self, client: int, samples: Tensor, test_fraction: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Cut one client's samples at random into train, val and test."""
+        order = torch.randperm(len(samples), generator=generator(self.seed, "cut", client))
+        test = math.floor(len(samples) * test_fraction + 0.5)
+        val = math.floor(len(samples) * self.val_fraction + 0.5)
+        shuffled = samples[order]
+        return shuffled[test + val :], shuffled[test : test + val], shuffled[:test]
+
+    def _inputs(self, arrays: Arrays, train: Tensor) -> Tensor:
+        x = arrays.x
+        if x.dtype == torch.uint8:
+            x = x.to(torch.float32) / 255
+        elif not x.is_floating_point() or x.dtype != torch.float32:
+            x = x.to(torch.float32)
+        x = normalized(x, self.normalize, train)
+        for transform in self.transforms:
+            x = transform(x)
+            if len(x) != len(arrays):
+                raise ValueError(
+                    "Expected each of `transforms` to keep the number of samples"
+                    f" ({len(arrays)}) but got {len(x)} from {type(transform).__name__}."
+                )
+        return x
+
+
+class ClientBatches:
+    """Client ids in batches: what stands in for a DataLoader, which would load single samples.
+
+    Args:
+        clients: Ids.
+        size: Ids in a batch.
+
+    Example:
+        >>> [batch.tolist() for batch in ClientBatches(range(3), 2)]
+        [[0, 1], [2]]
+    """
+
+    def __init__(self, clients: Sequence[int], size: int) -> None:
+        self.batches = torch.tensor(list(clients), dtype=torch.int64).split(size)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.batches)
+
+
+def normalized(
+    x: Tensor, how: Literal["none", "channel", "feature"] | list[Any], train: Tensor
+) -> Tensor:
+    """Return inputs with their mean subtracted, divided by their standard deviation.
+
+    Args:
+        x: Inputs, float [samples, ...].
+        how: See :class:`FederatedData`.
+        train: Ids of the samples from which the statistics are taken.
+
+    Example:
+        >>> normalized(torch.tensor([[1.0], [3.0]]), "channel", torch.tensor([0, 1])).flatten()
+        tensor([-1.,  1.])
+    """
+    if isinstance(how, str):
+        if how == "none":
+            return x
+        if how == "feature":
+            std, mean = torch.std_mean(x[train], dim=0, correction=0)
+            return (x - mean) / (std + 0.001)
+        over = [d for d in range(x.dim()) if d != 1]
+        std, mean = torch.std_mean(x[train], dim=over, correction=0, keepdim=True)
+        return (x - mean) / std.clamp(min=1e-12)
+    if len(how) != 2:
+        raise ValueError(f"Expected argument `normalize` to be a pair [mean, std] but got {how}.")
+    mean, std = (torch.tensor(part, dtype=x.dtype).reshape(-1) for part in how)
+    channels = x.shape[1]
+    if {len(mean), len(std)} - {1, channels} or not bool((std > 0).all()):
+        raise ValueError(
+            f"Expected argument `normalize` to hold one positive number per channel ({channels})"
+            f" but got {how}."
+        )
+    shape = (1, -1, *([1] * (x.dim() - 2)))
+    return (x - mean.view(shape)) / std.view(shape)
+
+
+def global_seed() -> int:
+    """Return the seed that ``seed_everything`` has set, or 0."""
+    return int(os.environ.get("PL_GLOBAL_SEED") or 0)

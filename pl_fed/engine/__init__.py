@@ -1,0 +1,10 @@
+"""How the local steps of a chunk of clients are run."""
+
+from pl_fed.engine.base import Chunk as Chunk
+from pl_fed.engine.base import Clipping as Clipping
+from pl_fed.engine.base import Engine as Engine
+from pl_fed.engine.choice import EngineChoice as EngineChoice
+from pl_fed.engine.choice import EngineName as EngineName
+from pl_fed.engine.one_by_one import OneByOne as OneByOne
+from pl_fed.engine.stacked import CannotStackError as CannotStackError
+from pl_fed.engine.stacked import Stacked as Stacked

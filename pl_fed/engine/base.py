@@ -1,0 +1,110 @@
+"""How a chunk of clients is run: the contract, and what every engine shares."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_fed.clients.base import Client
+from pl_fed.data.batches import Batches
+from pl_fed.functional.random import key
+
+
+@dataclass
+class Chunk:
+    """Clients that are run together, and the rows they are run on.
+
+    Attributes:
+        clients: Their ids, int64 [clients], on the CPU.
+        batches: Their minibatches.
+        steps: For each trained model, how many steps each client takes on it.
+        rows: ``broadcast`` [numel]; for each trained model a row per client [clients, numel], at
+            first that before the local steps, in the end that after them; and the client's states.
+        statistics: For each trained model the running statistics [clients, numel], likewise.
+    """
+
+    clients: Tensor
+    batches: Batches
+    steps: dict[str, list[int]]
+    rows: dict[str, Tensor]
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+
+    def centres(self, trains: Iterable[str]) -> dict[str, Tensor]:
+        """Rows that a model may be pulled to: all but the live models."""
+        return {
+            name: row
+            for name, row in self.rows.items()
+            if name == "broadcast" or name not in trains
+        }
+
+    def draw_key(self, position: int, step: int) -> int:
+        """Key of the draws that a client's layers make in one step."""
+        batches = self.batches
+        return key(batches.seed, "layers", batches.round, batches.clients[position], step)
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Gradient clipping of the local steps, for each model of each client by itself.
+
+    Args:
+        value: The largest norm, or the largest absolute value; ``None`` for no clipping.
+        algorithm: ``"norm"`` or ``"value"``.
+    """
+
+    value: float | None = None
+    algorithm: str = "norm"
+
+
+class Engine(ABC):
+    """Runs the local steps of a chunk of clients.
+
+    Args:
+        autocast: Gives the context in which ``training_step`` runs (mixed precision).
+        clipping: Gradient clipping of the local steps.
+    """
+
+    def __init__(
+        self,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        clipping: Clipping | None = None,
+    ) -> None:
+        self.autocast = autocast
+        self.clipping = clipping or Clipping()
+
+    @abstractmethod
+    def run(
+        self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
+    ) -> dict[str, Tensor]:
+        """Train the chunk's rows in place.
+
+        Args:
+            client: The algorithm; its models are used as work space.
+            optimizer: The local optimizer over the client's own parameters, whose options (learning
+                rates, above all) hold for this round.
+            chunk: The clients.
+
+        Returns:
+            For ``loss``, and whatever else ``training_step`` gives, the mean over each client's
+            steps, float32 [clients].
+        """
+
+
+def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what ``training_step`` gave as a dict.
+
+    Raises:
+        TypeError: If it is neither a loss nor a dict with one.
+    """
+    if isinstance(outputs, Tensor):
+        return {"loss": outputs}
+    if not isinstance(outputs, dict) or not isinstance(outputs.get("loss"), Tensor):
+        raise TypeError(
+            "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but got"
+            f" {type(outputs).__name__}."
+        )
+    return outputs

@@ -1,0 +1,375 @@
+"""The federation: who takes part, who lies, how uploads are merged; and a round, step by step."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from pl_fed.aggregators import Aggregator, Mean
+from pl_fed.attacks import Attack
+from pl_fed.checks import check_finite, check_net, draw_byzantine
+from pl_fed.clients.base import Client
+from pl_fed.data.batches import Batches, BatchRule
+from pl_fed.data.client_data import ClientData
+from pl_fed.data.module import FederatedData, global_seed
+from pl_fed.engine import Chunk, EngineChoice, EngineName
+from pl_fed.engine.evaluation import WorkSpace, evaluate, predict
+from pl_fed.functional.random import generator
+from pl_fed.metrics import ClientMetrics
+from pl_fed.samplers import Sampler, Uniform
+from pl_fed.server import Server
+from pl_fed.state import ClientStore
+from pl_fed.types import Batch, ClientContext, RoundContext
+
+
+class Federation:
+    """Everything around the clients.
+
+    Args:
+        sampler: Draws the cohort of a round.
+        aggregator: Merges the uploads.
+        server_optimizer: Builds the optimizer that moves the global model along the merged update,
+            taken for a negative gradient: SGD with learning rate 1 is FedAvg, others are FedOpt.
+        attack: What byzantine clients do.
+        byzantine: Which clients are byzantine: a fraction of them (rounded down), drawn by the
+            seed, or a list of ids.
+        engine: How the local steps are run: ``"one_by_one"``; ``"stacked"``, many clients at once
+            under vmap; ``"auto"``, stacked on a GPU and one by one on a CPU.
+        chunk_size: Clients that are run at a time; ``None`` takes as many as fit into memory.
+        store: Folder for memory-mapped client states; ``None`` keeps them in memory, unless they
+            would fill more than half of it.
+        seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler | None = None,
+        aggregator: Aggregator | None = None,
+        server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
+        attack: Attack | None = None,
+        byzantine: float | list[int] = 0.0,
+        engine: EngineName = "auto",
+        chunk_size: int | None = None,
+        store: str | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if isinstance(byzantine, int | float) and not 0 <= byzantine <= 1:
+            raise ValueError(
+                "Expected argument `byzantine` to be a fraction in [0, 1] or a list of client ids"
+                f" but got {byzantine}."
+            )
+        if byzantine and attack is None:
+            raise ValueError(
+                f"Expected argument `attack` to be given with `byzantine` = {byzantine} but got"
+                " None."
+            )
+        if chunk_size is not None and chunk_size < 1:
+            raise ValueError(
+                f"Expected argument `chunk_size` to be at least 1 but got {chunk_size}."
+            )
+        self.sampler = Uniform() if sampler is None else sampler
+        self.server = Server(Mean() if aggregator is None else aggregator, server_optimizer)
+        self.attack = attack
+        self.byzantine = byzantine
+        self.engine = EngineChoice(engine, chunk_size)
+        self.store_folder = store
+        self.seed = global_seed() if seed is None else seed
+        self.limit_local_steps: int | float | None = None
+        self.shuffle = True
+        self.is_byzantine = torch.empty(0, dtype=torch.bool)
+        self._client: Client | None = None
+        self._data: ClientData | None = None
+        self._moved: ClientData | None = None
+        self._store: ClientStore | None = None
+        self._metrics: dict[str, dict[str, ClientMetrics]] = {}
+
+    def setup(self, client: Client, datamodule: Any, stage: str) -> None:
+        """Check that everything fits together, before anything is trained.
+
+        Raises:
+            TypeError: If the data is not a :class:`FederatedData`.
+            ValueError: If cohort, byzantine clients or the net's output do not fit the data.
+        """
+        if not isinstance(datamodule, FederatedData):
+            raise TypeError(
+                "Expected argument `datamodule` to be a pl_fed.data.FederatedData but got"
+                f" {type(datamodule).__name__}."
+            )
+        data = datamodule.clients
+        self.sampler.size_of_cohort(data.num_clients)
+        self.is_byzantine = draw_byzantine(self.byzantine, data.num_clients, self.seed)
+        check_net(client, data)
+        if client is not self._client or data is not self._data:
+            self._client, self._data, self._moved, self._store = client, data, None, None
+            self.server.reset()
+        self.datamodule = datamodule
+        self._metrics = {
+            part: {
+                model: ClientMetrics(data.num_clients, data.num_classes, ~self.is_byzantine)
+                for model in client.trains
+            }
+            for part in ("val", "test")
+        }
+
+    # A round
+
+    def run_round(
+        self,
+        round: int,
+        optimizer: torch.optim.Optimizer,
+        on_server_step: Callable[[torch.optim.Optimizer], None] = lambda _: None,
+        on_clients_done: Callable[[int], None] = lambda _: None,
+    ) -> dict[str, Tensor | float]:
+        """Run one communication round.
+
+        Args:
+            round: Which, from 0.
+            optimizer: The local optimizer, with this round's learning rates.
+            on_server_step: Called before the server's optimizer steps, its gradients being set.
+            on_clients_done: Called with the number of clients that are done.
+
+        Returns:
+            What is logged of the round under ``train/`` and ``time/``.
+
+        Raises:
+            NonFiniteLossError: If a benign client's loss or model is not finite.
+        """
+        started = time.perf_counter()
+        cohort = self.draw_cohort(round)
+        sent, statistics, outputs = self._train(cohort, round, optimizer, on_clients_done)
+        report = self._report(cohort, outputs)
+        if sent is not None:
+            forged = self._forge(cohort, sent, outputs["loss"], round)
+            report |= self._merge(
+                cohort, forged, statistics, outputs["loss"], round, on_server_step
+            )
+        return {**report, "time/round": time.perf_counter() - started}
+
+    def draw_cohort(self, round: int) -> Tensor:
+        """Return the ids of the clients that take part in a round."""
+        sizes = self.data.train.sizes
+        draw = generator(self.seed, "cohort", round)
+        return self.sampler.sample(len(sizes), sizes, draw)
+
+    def _train(
+        self,
+        cohort: Tensor,
+        round: int,
+        optimizer: torch.optim.Optimizer,
+        on_clients_done: Callable[[int], None],
+    ) -> tuple[Tensor | None, Tensor, dict[str, Tensor]]:
+        """Run the cohort in chunks; return uploads, global running statistics, and losses."""
+        batch_bytes = self.data.x[0].nbytes * self.datamodule.batch_size
+        size = self.engine.clients_at_a_time(self.client, len(cohort), batch_bytes)
+        sent, statistics, outputs, done = [], [], [], 0
+        with WorkSpace(self.client) as kept:
+            for clients in cohort.split(size):
+                chunk = self._load(clients, round, kept)
+                outputs.append(self.engine.run(self.client, optimizer, chunk))
+                upload = self._close(chunk, outputs[-1]["loss"], round)
+                if upload is not None:
+                    sent.append(upload)
+                    statistics.append(chunk.statistics.get("global", upload[:, :0]))
+                done += len(clients)
+                on_clients_done(done)
+        joined = {name: torch.cat([each[name] for each in outputs]) for name in outputs[0]}
+        if not sent:
+            return None, torch.empty(0), joined
+        return torch.cat(sent), torch.cat(statistics), joined
+
+    def _load(self, clients: Tensor, round: int, kept: WorkSpace) -> Chunk:
+        """Bring together what a chunk of clients is run on."""
+        client, data, store, module = self.client, self.data, self.store, self.datamodule
+        rule = BatchRule(module.batch_size, module.drop_last, self.shuffle, self.limit_local_steps)
+        sizes = data.train.sizes[clients].tolist()
+        steps = {
+            model: [rule.count(client.work(model), size) for size in sizes]
+            for model in client.trains
+        }
+        most = [max(counts) for counts in zip(*steps.values())]
+        poison = self._poison(clients, round)
+        batches = Batches(data, clients, most, rule, self.seed, round, poison, module.augment)
+        rows = {name: store.read(name, clients) for name in store.defaults}
+        statistics = {}
+        if "personal" in client.trains:
+            statistics["personal"] = rows.pop("personal_statistics")
+        rows["broadcast"] = kept.rows["global"]
+        if "global" in client.trains:
+            rows["global"] = kept.rows["global"].expand(len(clients), -1).clone()
+            statistics["global"] = kept.statistics["global"].expand(len(clients), -1).clone()
+        return Chunk(clients, batches, steps, rows, statistics)
+
+    def _close(self, chunk: Chunk, losses: Tensor, round: int) -> Tensor | None:
+        """Close the round on the clients, keep their states, and return their uploads."""
+        upload = self.client.end_round(chunk.rows)
+        models = [chunk.rows["personal"]] if "personal" in chunk.rows else []
+        sent = [] if upload is None else [upload]
+        check_finite(chunk.clients, losses, models + sent, self.is_byzantine, round)
+        states = dict(chunk.rows)
+        if "personal" in chunk.statistics:
+            states["personal_statistics"] = chunk.statistics["personal"]
+        for name in self.store.defaults:
+            self.store.write(name, chunk.clients, states[name])
+        return upload
+
+    def _forge(self, cohort: Tensor, sent: Tensor, losses: Tensor, round: int) -> Tensor:
+        """Let the byzantine clients of the cohort replace their uploads."""
+        byzantine = self.is_byzantine[cohort].to(sent.device)
+        if self.attack is None or not byzantine.any():
+            return sent
+        context = self.context(cohort, losses, round)
+        sent[byzantine] = self.attack.forge(sent[~byzantine], sent[byzantine], context).to(sent)
+        return sent
+
+    def _merge(
+        self,
+        cohort: Tensor,
+        uploads: Tensor,
+        statistics: Tensor,
+        losses: Tensor,
+        round: int,
+        on_server_step: Callable[[torch.optim.Optimizer], None],
+    ) -> dict[str, Tensor | float]:
+        """Leave out broken uploads, and let the server merge the rest and step."""
+        finite = uploads.isfinite().all(dim=1)
+        rejected = float((~finite).sum())
+        if rejected:
+            uploads, statistics, losses = uploads[finite], statistics[finite], losses[finite]
+            cohort = cohort[finite.cpu()]
+        if not len(uploads):
+            return {"train/rejected": rejected}
+        weights = self.data.train.sizes[cohort].to(uploads.device)
+        context = self.context(cohort, losses, round)
+        row = self.client.row("global").data
+        update = self.server.step(row, uploads, weights, context, on_server_step)
+        if statistics.numel():
+            self.client.statistics("global").data.copy_(statistics.mean(0))
+        return {"train/update_norm": update.norm(), "train/rejected": rejected}
+
+    def _poison(self, clients: Tensor, round: int) -> dict[int, Callable[[Batch], Batch]]:
+        """Return, by id, what the byzantine clients among these do to their batches."""
+        if self.attack is None:
+            return {}
+        classes = self.data.num_classes
+        return {
+            one: partial(self.attack.poison, context=ClientContext(self.seed, round, one, classes))
+            for one in clients[self.is_byzantine[clients]].tolist()
+        }
+
+    def _report(self, cohort: Tensor, outputs: Mapping[str, Tensor]) -> dict[str, Tensor | float]:
+        """Return the round's numbers: outputs are means over the benign clients of the cohort."""
+        benign = ~self.is_byzantine[cohort]
+        report: dict[str, Tensor | float] = {}
+        if benign.any():
+            chosen = benign.to(outputs["loss"].device)
+            report = {f"train/{name}": each[chosen].mean() for name, each in outputs.items()}
+        numbers = {"cohort": len(cohort), "byzantine": int((~benign).sum())}
+        report |= {f"train/{name}": float(number) for name, number in numbers.items()}
+        return {**report, "train/rejected": 0.0, "train/update_norm": 0.0}
+
+    def context(self, cohort: Tensor, losses: Tensor, round: int) -> RoundContext:
+        """Return what aggregators and attacks may know of a round."""
+        expected = float(self.is_byzantine.double().mean()) * len(cohort)
+        return RoundContext(self.seed, round, math.floor(expected + 1e-9), cohort, losses)
+
+    # What the clients have
+
+    @property
+    def client(self) -> Client:
+        """The algorithm that is run."""
+        if self._client is None:
+            raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
+        return self._client
+
+    @property
+    def data(self) -> ClientData:
+        """The clients' data, where the client's models are, in their precision."""
+        row = self.client.row("global").data
+        data = self._moved or self._data
+        if data is None:
+            raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
+        if data is self._data or data.x.device != row.device or data.x.dtype != row.dtype:
+            with torch.inference_mode(False):
+                data = self._moved = data.to(row.device, row.dtype)
+        return data
+
+    @property
+    def store(self) -> ClientStore:
+        """What the clients keep between rounds."""
+        if self._store is None:
+            states = dict(self.client.states())
+            if "personal" in self.client.trains:
+                states["personal_statistics"] = self.client.statistics("personal").data
+            with torch.inference_mode(False):
+                self._store = ClientStore(self.data.num_clients, states, self.store_folder)
+        return self._store
+
+    # Evaluation
+
+    def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
+        """Return the metrics of ``"val"`` or ``"test"``, by model."""
+        return self._metrics[part]
+
+    def evaluate(self, part: str, clients: Tensor) -> None:
+        """Add clients to the metrics of a part of the data, for each model that is trained."""
+        with WorkSpace(self.client) as space, self.engine.autocast():
+            for model, metrics in self._metrics[part].items():
+                metrics.to(self.data.x.device)
+                evaluate(space, self.data, part, clients, model, self.store, metrics)
+
+    def predict(self, clients: Tensor) -> list[dict[str, Any]]:
+        """Give each client's predictions on its test data, by its personal model if it has one."""
+        with WorkSpace(self.client) as space, self.engine.autocast():
+            return predict(space, self.data, clients, self.client.trains[-1], self.store)
+
+    # Stop and resume
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resume needs beside the global model, which the client's state has."""
+        return {
+            "identity": self._identity(),
+            "store": self.store.state_dict(),
+            "server": self.server.state_dict(self.client.row("global").data),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: If it comes from another net, algorithm or federation.
+        """
+        for what, here in self._identity().items():
+            there = state["identity"].get(what)
+            if there != here:
+                raise ValueError(
+                    f"Expected a checkpoint whose {what} is {_short(here)} but got one with"
+                    f" {_short(there)}."
+                )
+        self.server.load_state_dict(state["server"])
+        self.store.load_state_dict(state["store"])
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to fit."""
+        layout = self.client.row("global").layout
+        shapes = zip(layout.names, layout.shapes)
+        sizes = self.data.train.sizes.tolist()
+        return {
+            "algorithm": type(self.client).__name__,
+            "net": "; ".join(f"{name} {list(shape)}" for name, shape in shapes),
+            "number of clients": len(sizes),
+            "clients' numbers of training samples": sizes,
+            "seed": self.seed,
+        }
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,0 +1,1 @@
+"""Pure tensor mathematics: no Lightning, no state."""

@@ -1,0 +1,99 @@
+"""Merging rows: the mathematics of the aggregators, without their memory.
+
+Every function computes in float32 at least and returns what it computed in, so that bf16 and half
+rows come back as float32: the sum of a hundred bf16 updates would keep two digits.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def merging_dtype(rows: Tensor) -> torch.dtype:
+    """Return the type to merge rows in: their own, or float32 where that is wider.
+
+    Example:
+        >>> merging_dtype(torch.ones(1, dtype=torch.bfloat16))
+        torch.float32
+    """
+    return torch.promote_types(rows.dtype, torch.float32)
+
+
+def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ_k weights_k · rows_k / Σ_k weights_k.
+
+    Args:
+        rows: Shape [n, d].
+        weights: Not negative, not all zero, shape [n].
+
+    Returns:
+        Shape [d].
+
+    Raises:
+        ValueError: If there is not one weight for each row, one is negative, or all are zero.
+
+    Example:
+        >>> weighted_mean(torch.tensor([[1.0], [5.0]]), torch.tensor([3, 1]))
+        tensor([2.])
+    """
+    if weights.shape != rows.shape[:1]:
+        raise ValueError(
+            f"Expected argument `weights` to be of shape [{rows.shape[0]}], one for each row, "
+            f"but got shape {list(weights.shape)}."
+        )
+    if not (torch.all(weights >= 0) and torch.any(weights > 0)):
+        raise ValueError(
+            "Expected argument `weights` to be at least 0 and not all 0 "
+            f"but got {weights.tolist()}."
+        )
+    dtype = merging_dtype(rows)
+    shares = (weights.double() / weights.double().sum()).to(dtype)
+    merged = torch.zeros(rows.shape[1], dtype=dtype, device=rows.device)
+    # Row by row: as fast as `shares @ rows`, which would obey the user's float32_matmul_precision
+    # (bf16 products), and ten times as fast as a sum of products, which writes [n, d] once more.
+    for row, share in zip(rows, shares, strict=True):
+        merged.addcmul_(row, share)
+    return merged
+
+
+def sorted_columns(rows: Tensor) -> Tensor:
+    """Return the values of each column in ascending order: row i holds the (i+1)-th smallest.
+
+    The result carries no gradient.
+
+    Args:
+        rows: Without NaN, shape [n, d].
+
+    Returns:
+        A new tensor of shape [n, d].
+
+    Example:
+        >>> sorted_columns(torch.tensor([[3.0, 1.0], [2.0, 4.0]]))
+        tensor([[2., 1.],
+                [3., 4.]])
+    """
+    rows = rows.detach().to(merging_dtype(rows))
+    if rows.device.type == "cpu":
+        # One thread, 10 × 109,386 float32: numpy 4.5 ms, torch 13.7 ms; 100 rows: 31 and 371 ms.
+        return torch.from_numpy(np.sort(rows.numpy(), axis=0))
+    return rows.sort(dim=0).values
+
+
+def coordinate_median(rows: Tensor) -> Tensor:
+    """Return the median of each column; for an even n the mean of the two middle values.
+
+    Args:
+        rows: Without NaN, at least one row, shape [n, d].
+
+    Returns:
+        Shape [d].
+
+    Example:
+        >>> coordinate_median(torch.tensor([[1.0], [9.0], [2.0], [4.0]]))
+        tensor([3.])
+    """
+    ordered, middle = sorted_columns(rows), rows.shape[0] // 2
+    if rows.shape[0] % 2:
+        return ordered[middle].clone()  # a view would keep all n rows alive
+    # halved before they are added, for the sum of two large values may overflow
+    return 0.5 * ordered[middle - 1] + 0.5 * ordered[middle]

@@ -1,0 +1,122 @@
+"""How evenly a federation serves its clients, and a client its classes.
+
+Over clients: the mean of the worst and the best tenth and the population variance, as in T. Li,
+M. Sanjabi, A. Beirami and V. Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020,
+arXiv 1905.10497; and Jain's index, from R. Jain, D.-M. Chiu and W. Hawe, "A Quantitative Measure of
+Fairness and Discrimination for Resource Allocation in Shared Computer Systems", DEC TR-301, 1984.
+Over classes: the client data fairness of B. Zhang and others, "FedTilt: Towards Multi-Level
+Fairness-Preserving and Robust Federated Learning".
+"""
+
+import torch
+from torch import Tensor
+
+
+def worst_mean(values: Tensor, percent: int = 10) -> Tensor:
+    """Return the mean over the clients with the smallest values.
+
+    Args:
+        values: One for each client, shape [clients].
+        percent: Share of the clients, 1 to 100, rounded up to whole clients.
+
+    Raises:
+        ValueError: If there is no client, or ``percent`` is out of range.
+
+    Example:
+        >>> worst_mean(torch.tensor([0.5, 0.1, 0.9, 0.3]), percent=50)
+        tensor(0.2000)
+    """
+    return values.topk(_tail_size(values, percent), largest=False).values.mean()
+
+
+def best_mean(values: Tensor, percent: int = 10) -> Tensor:
+    """Return the mean over the clients with the largest values; see :func:`worst_mean`.
+
+    Example:
+        >>> best_mean(torch.tensor([0.5, 0.1, 0.9, 0.3]))
+        tensor(0.9000)
+    """
+    return values.topk(_tail_size(values, percent)).values.mean()
+
+
+def jain_index(values: Tensor) -> Tensor:
+    """Return Jain's index (Σ a)² / (n Σ a²): 1 when all are equal, 1/n when one has everything.
+
+    Clients that all have 0 are served equally: the index is 1.
+
+    Args:
+        values: Not negative, shape [clients].
+
+    Raises:
+        ValueError: If there is no client.
+
+    Example:
+        >>> jain_index(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+        tensor(0.2500)
+    """
+    _require_clients(values)
+    squares = values.square().sum()
+    index = values.sum().square() / (len(values) * squares)
+    return torch.where(squares > 0, index, torch.ones_like(index))
+
+
+def population_var(values: Tensor) -> Tensor:
+    """Return the variance (1/n) Σ (a − mean a)²: the clients are all there are, not a sample.
+
+    Raises:
+        ValueError: If there is no client.
+
+    Example:
+        >>> population_var(torch.tensor([1.0, 3.0]))
+        tensor(1.)
+    """
+    _require_clients(values)
+    return values.var(correction=0)
+
+
+def population_std(values: Tensor) -> Tensor:
+    """Return the square root of :func:`population_var`.
+
+    Example:
+        >>> population_std(torch.tensor([1.0, 5.0]))
+        tensor(2.)
+    """
+    return population_var(values).sqrt()
+
+
+def class_std(correct: Tensor, count: Tensor) -> Tensor:
+    """Return for each client the population std of its accuracy over the classes that it has.
+
+    Args:
+        correct: Samples of each class classified correctly, shape [clients, classes].
+        count: Samples of each class, shape [clients, classes].
+
+    Returns:
+        float64 [clients]; NaN for a client without samples.
+
+    Example:
+        >>> class_std(torch.tensor([[4, 1, 0]]), torch.tensor([[4, 2, 0]]))
+        tensor([0.2500], dtype=torch.float64)
+    """
+    present = count > 0
+    classes = present.sum(dim=1, keepdim=True)
+    accuracy = correct.double() / count.clamp(min=1)
+    mean = torch.where(present, accuracy, 0.0).sum(dim=1, keepdim=True) / classes
+    squares = torch.where(present, (accuracy - mean).square(), 0.0).sum(dim=1)
+    return (squares / classes.squeeze(1)).sqrt()
+
+
+def _require_clients(values: Tensor) -> None:
+    if values.ndim != 1 or len(values) == 0:
+        raise ValueError(
+            "Expected argument `values` to be of shape [clients] with at least one client "
+            f"but got shape {list(values.shape)}."
+        )
+
+
+def _tail_size(values: Tensor, percent: int) -> int:
+    """Return ⌈percent · n / 100⌉, in integers: in floats 0.07 · 100 is more than 7."""
+    _require_clients(values)
+    if not 1 <= percent <= 100:
+        raise ValueError(f"Expected argument `percent` to be in [1, 100] but got {percent}.")
+    return -(-len(values) * percent // 100)

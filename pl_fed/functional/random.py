@@ -1,0 +1,83 @@
+"""Random numbers that depend on what they are for, and on nothing else.
+
+Every draw in pl_fed comes from a key made of (seed, purpose, round, client, ...). There is no
+hidden state: the same key gives the same numbers whatever was drawn before, in whatever order,
+chunk or process, eager or under ``torch.vmap``. The numbers are those of SplitMix64
+(Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), read as a
+hash of (key + i · γ).
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def key(seed: int, purpose: str, *parts: int) -> int:
+    """Return the 64-bit key of a draw.
+
+    Args:
+        seed: The seed of the federation.
+        purpose: What the draw is for, such as ``"batches"``; two purposes never share numbers.
+        parts: Whatever else tells this draw from others: round, client, step.
+
+    Returns:
+        A signed 64-bit integer.
+
+    Example:
+        >>> key(0, "batches", 3) == key(0, "batches", 3)
+        True
+        >>> key(0, "batches", 3) == key(0, "batches", 4)
+        False
+    """
+    text = "/".join((str(seed), purpose, *(str(int(part)) for part in parts)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
+
+
+def generator(seed: int, purpose: str, *parts: int) -> torch.Generator:
+    """Return a CPU generator seeded with :func:`key`, for draws that torch makes itself."""
+    return torch.Generator().manual_seed(key(seed, purpose, *parts) & (2**63 - 1))
+
+
+def mix(z: Tensor) -> Tensor:
+    """Return SplitMix64's output function of int64 ``z``, element by element (wrapping)."""
+    z = (z ^ _shift(z, 30)) * _MIX_1
+    z = (z ^ _shift(z, 27)) * _MIX_2
+    return z ^ _shift(z, 31)
+
+
+def hashed(keys: Tensor | int, counters: Tensor) -> Tensor:
+    """Return 64 random bits for each counter under each key.
+
+    Args:
+        keys: int64 tensor that broadcasts against ``counters``, or one key.
+        counters: int64 tensor: which of the key's numbers.
+
+    Returns:
+        int64 tensor of the broadcast shape.
+    """
+    return mix(mix(counters * _GAMMA + keys) + _GAMMA)
+
+
+def uniforms(keys: Tensor | int, counters: Tensor) -> Tensor:
+    """Return float32 numbers, uniform on [0, 1), for each counter under each key.
+
+    Example:
+        >>> uniforms(key(0, "example"), torch.arange(2)).lt(1).all()
+        tensor(True)
+    """
+    return _shift(hashed(keys, counters), 40).to(torch.float32) * 2.0**-24
+
+
+def integers(keys: Tensor | int, counters: Tensor, high: int) -> Tensor:
+    """Return int64 numbers, uniform on {0, ..., high - 1}, for each counter under each key."""
+    return _shift(hashed(keys, counters), 33).remainder(high)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Shift right without the sign (torch's >> keeps it)."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)

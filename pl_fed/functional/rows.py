@@ -1,0 +1,154 @@
+"""A model as a flat row, and its parameters as views on it."""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where each tensor of a model lies in its row.
+
+    Attributes:
+        names: Names of the tensors, in the order in which they lie.
+        shapes: Their shapes.
+        offsets: Where each begins; one more entry than names, the last being the row's length.
+
+    Example:
+        >>> layout = RowLayout.of_parameters(nn.Linear(2, 3))
+        >>> layout.numel, layout.views(torch.zeros(5, 9))["weight"].shape
+        (9, torch.Size([5, 3, 2]))
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> "RowLayout":
+        """Lay out named tensors one behind the other."""
+        names, shapes, offsets = [], [], [0]
+        for name, tensor in tensors:
+            names.append(name)
+            shapes.append(tensor.shape)
+            offsets.append(offsets[-1] + tensor.numel())
+        return cls(tuple(names), tuple(shapes), tuple(offsets))
+
+    @classmethod
+    def of_parameters(cls, module: nn.Module) -> "RowLayout":
+        """Lay out the trainable parameters: a frozen part is in no row."""
+        return cls.of(trainable_parameters(module).items())
+
+    @classmethod
+    def of_buffers(cls, module: nn.Module) -> "RowLayout":
+        """Lay out the running statistics: see :func:`running_statistics`."""
+        return cls.of(running_statistics(module).items())
+
+    @property
+    def numel(self) -> int:
+        """Length of the row."""
+        return self.offsets[-1]
+
+    def views(self, row: Tensor) -> dict[str, Tensor]:
+        """Return the tensors that lie in a row, or in many.
+
+        Args:
+            row: Shape [..., numel].
+
+        Returns:
+            Views of shape [..., *shape] by name.
+        """
+        return {
+            name: row[..., begin:end].unflatten(-1, shape) if shape else row[..., begin]
+            for name, shape, begin, end in zip(
+                self.names, self.shapes, self.offsets[:-1], self.offsets[1:]
+            )
+        }
+
+
+class Row:
+    """The row of one module, on which its parameters (or running statistics) are views.
+
+    Writing to ``Row.data`` changes the module, and training the module changes the row: loading a
+    client is one copy. Moving the module elsewhere breaks the tie; :attr:`data` mends it.
+
+    Args:
+        tensors: The module's own tensors by name.
+        layout: Where they lie.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], layout: RowLayout) -> None:
+        self.tensors = dict(tensors)
+        self.layout = layout
+        self._row: Tensor | None = None
+
+    @property
+    def data(self) -> Tensor:
+        """The row, shape [numel]: made anew if the module's tensors no longer lie in it."""
+        if self._row is None or not self._tied(self._row):
+            with torch.inference_mode(False), torch.no_grad():
+                pieces = [tensor.detach().reshape(-1) for tensor in self.tensors.values()]
+                row = torch.cat(pieces) if pieces else torch.empty(0)
+                for name, view in self.layout.views(row).items():
+                    self.tensors[name].data = view
+            self._row = row
+        return self._row
+
+    def _tied(self, row: Tensor) -> bool:
+        first = next(iter(self.tensors.values()), None)
+        return first is None or (first.data_ptr() == row.data_ptr() and first.dtype == row.dtype)
+
+
+def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that require a gradient, by name; shared ones once.
+
+    Raises:
+        ValueError: If there is none, or if they have several dtypes.
+    """
+    found = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not found:
+        raise ValueError(
+            "Expected argument `net` to have at least one parameter with requires_grad=True but"
+            f" got {type(module).__name__} with none."
+        )
+    dtypes = {parameter.dtype for parameter in found.values()}
+    if len(dtypes) > 1:
+        raise ValueError(
+            "Expected argument `net` to have trainable parameters of one dtype but got"
+            f" {sorted(map(str, dtypes))}."
+        )
+    return found
+
+
+def running_statistics(module: nn.Module) -> dict[str, Tensor]:
+    """Return the floating-point buffers that training changes, by name.
+
+    These are the buffers that are saved with the module and belong to its trainable part:
+    BatchNorm's running mean and variance, as a rule.
+    """
+    return {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, owner in module.named_modules()
+        if any(p.requires_grad for p in owner.parameters(recurse=False))
+        or not any(True for _ in owner.parameters(recurse=False))
+        for name, buffer in owner.named_buffers(recurse=False)
+        if buffer.is_floating_point() and name not in owner._non_persistent_buffers_set
+    }
+
+
+def frozen_modules(module: nn.Module) -> list[nn.Module]:
+    """Return the largest submodules that have parameters, none of which can be trained."""
+    parameters = list(module.parameters())
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
+        return [module]
+    return [frozen for child in module.children() for frozen in frozen_modules(child)]
+
+
+def copy_trainable(module: nn.Module) -> nn.Module:
+    """Return a copy that shares every frozen submodule and parameter with the original."""
+    shared: dict[int, object] = {id(frozen): frozen for frozen in frozen_modules(module)}
+    shared |= {id(p): p for p in module.parameters() if not p.requires_grad}
+    return copy.deepcopy(module, shared)

@@ -1,0 +1,3 @@
+"""Loggers of pl_fed's own; any of Lightning's works beside them."""
+
+from pl_fed.loggers.run_csv import RunCSV as RunCSV

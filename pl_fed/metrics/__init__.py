@@ -1,0 +1,3 @@
+"""Metrics over clients."""
+
+from pl_fed.metrics.client_metrics import ClientMetrics as ClientMetrics

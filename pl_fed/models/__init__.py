@@ -1,0 +1,10 @@
+"""The nets of the papers. Any other ``nn.Module`` that gives logits will do as well."""
+
+from pl_fed.models.ditto_celeba_cnn import DittoCelebaCNN as DittoCelebaCNN
+from pl_fed.models.ditto_fashion_cnn import DittoFashionCNN as DittoFashionCNN
+from pl_fed.models.ditto_femnist_cnn import DittoFemnistCNN as DittoFemnistCNN
+from pl_fed.models.fedtilt_cnn import FedTiltCNN as FedTiltCNN
+from pl_fed.models.flame_cnn import FlameCNN as FlameCNN
+from pl_fed.models.flame_femnist_cnn import FlameFemnistCNN as FlameFemnistCNN
+from pl_fed.models.logistic_regression import LogisticRegression as LogisticRegression
+from pl_fed.models.mlp import MLP as MLP

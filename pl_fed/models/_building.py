@@ -1,0 +1,30 @@
+"""What the nets share: checks of their arguments, and TensorFlow's initial weights."""
+
+from torch import nn
+
+
+def check_integers(minimum: int, **arguments: int) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless each argument is an integer >= ``minimum``."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"Expected argument `{name}` to be an integer but got {value!r}.")
+        if value < minimum:
+            raise ValueError(
+                f"Expected argument `{name}` to be at least {minimum} but got {value}."
+            )
+
+
+def check_dropout(**arguments: float) -> None:
+    """Raise ``ValueError`` unless each argument is a probability below 1."""
+    for name, value in arguments.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"Expected argument `{name}` to be in [0, 1) but got {value}.")
+
+
+def initialize_as_tensorflow(net: nn.Module) -> None:
+    """Give convolutions and linear layers Glorot-uniform weights and zero biases, in place."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

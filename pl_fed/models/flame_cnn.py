@@ -1,0 +1,69 @@
+"""FLAME's nets for CIFAR-10 and Medical MNIST.
+
+Shengkun Zhu, Jinshan Zeng, Sheng Wang, Yuan Sun, Xiaodong Li, Yuan Yao, Zhiyong Peng, "On ADMM in
+Heterogeneous Federated Learning: Personalization, Robustness, and Fairness", arXiv:2407.16397,
+Table II. CIFAR-10: ``FlameCNN()``, 268,650 parameters. Medical MNIST:
+``FlameCNN(num_classes=6, image_size=28, dropout=0.5, first_bias=False)``, 206,678 parameters, a
+count that follows when the images are 28×28 with 3 channels and the first convolution has no bias.
+
+The paper's text has a dropout layer before the output of both; as in the reference code, the
+default (CIFAR-10) has none.
+"""
+
+from torch import Tensor, nn
+
+from pl_fed.models._building import check_dropout, check_integers
+
+
+class FlameCNN(nn.Module):
+    """Two 3×3 convolutions (16 and 32 wide) with pooling, and a dense layer of 128.
+
+    Args:
+        in_channels: Channels of the images, >= 1.
+        num_classes: Number of classes, >= 1.
+        image_size: Height and width of the images in pixels, >= 4.
+        dropout: Probability, in [0, 1), that training drops a number before the output layer.
+        first_bias: Whether the first convolution has a bias.
+
+    Shape:
+        [batch, in_channels, image_size, image_size] → logits [batch, num_classes].
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> sum(parameter.numel() for parameter in FlameCNN().parameters())
+        268650
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        num_classes: int = 10,
+        image_size: int = 32,
+        dropout: float = 0.0,
+        first_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        check_integers(1, in_channels=in_channels, num_classes=num_classes)
+        check_integers(4, image_size=image_size)
+        check_dropout(dropout=dropout)
+        self.layers = nn.Sequential(
+            nn.Conv2d(in_channels, 16, kernel_size=3, padding=1, bias=first_bias),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * (image_size // 4) ** 2, 128),
+            nn.ReLU(),
+            # A dropout of 0 would still ask torch for random numbers, which vmap may refuse.
+            nn.Dropout(dropout) if dropout else nn.Identity(),
+            nn.Linear(128, num_classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        logits: Tensor = self.layers(x)
+        return logits

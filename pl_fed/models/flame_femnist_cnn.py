@@ -1,0 +1,50 @@
+"""FLAME's net for FEMNIST.
+
+Shengkun Zhu, Jinshan Zeng, Sheng Wang, Yuan Sun, Xiaodong Li, Yuan Yao, Zhiyong Peng, "On ADMM in
+Heterogeneous Federated Learning: Personalization, Robustness, and Fairness", arXiv:2407.16397,
+Table II ("CNN2"): 214,590 parameters, which takes 62 classes; the table says 10.
+"""
+
+from torch import Tensor, nn
+
+from pl_fed.models._building import check_integers
+
+
+class FlameFemnistCNN(nn.Module):
+    """A 7×7 and a 3×3 convolution (32 and 64 wide) with pooling, and the output layer.
+
+    Args:
+        in_channels: Channels of the images, >= 1.
+        num_classes: Number of classes, >= 1.
+        image_size: Height and width of the images in pixels, >= 4.
+
+    Shape:
+        [batch, in_channels, image_size, image_size] → logits [batch, num_classes].
+
+    Raises:
+        ValueError: If an argument is too small.
+
+    Example:
+        >>> sum(parameter.numel() for parameter in FlameFemnistCNN().parameters())
+        214590
+    """
+
+    def __init__(self, in_channels: int = 1, num_classes: int = 62, image_size: int = 28) -> None:
+        super().__init__()
+        check_integers(1, in_channels=in_channels, num_classes=num_classes)
+        check_integers(4, image_size=image_size)
+        self.layers = nn.Sequential(
+            nn.Conv2d(in_channels, 32, kernel_size=7, padding=3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * (image_size // 4) ** 2, num_classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        logits: Tensor = self.layers(x)
+        return logits

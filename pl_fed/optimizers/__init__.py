@@ -1,0 +1,3 @@
+"""Server optimizers that torch.optim lacks."""
+
+from pl_fed.optimizers.yogi import Yogi as Yogi

@@ -1,0 +1,111 @@
+"""What every partitioner promises."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from pl_fed.partitioners._counts import apportion, check_integers, deal, members
+
+
+class Partitioner(ABC):
+    """Splits one data set over the clients.
+
+    A subclass defines :meth:`split`; :meth:`split_matching` follows from it. All draws come from
+    the given generator, the labels are never changed, and the index tensors are ascending: shuffle
+    one before cutting it into train and test parts.
+
+    Example:
+        >>> class EveryOther(Partitioner):
+        ...     def split(self, labels, num_clients, generator):
+        ...         return [torch.arange(k, len(labels), num_clients) for k in range(num_clients)]
+        >>> EveryOther().split(torch.zeros(5, dtype=torch.int64), 2, torch.Generator())
+        [tensor([0, 2, 4]), tensor([1, 3])]
+    """
+
+    @abstractmethod
+    def split(self, labels: Tensor, num_clients: int, generator: torch.Generator) -> list[Tensor]:
+        """Return the samples of each client: disjoint, complete, none empty.
+
+        Args:
+            labels: Target of each sample: class ids [n], or real values [n, ...] for those
+                partitioners that do not look at them.
+            num_clients: Number of clients, 1 to n.
+            generator: Source of all randomness.
+
+        Returns:
+            ``num_clients`` int64 tensors of indices into ``labels``.
+
+        Raises:
+            TypeError: If the partitioner needs class ids and the labels are real values.
+            ValueError: If the split cannot be made; the message names the numbers.
+        """
+
+    def split_matching(
+        self, labels: Tensor, test_labels: Tensor, num_clients: int, generator: torch.Generator
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Split a training set and its official test set, so that each client tests on its own mix.
+
+        The test samples of a class are shared out in proportion to the clients' training samples of
+        that class, rounded by largest remainders; those of a class that nobody trains on are shared
+        evenly. Real-valued targets count as one class. A client with few training samples may get
+        no test sample.
+
+        Args:
+            labels: Targets of the training set, [n] (see :meth:`split`).
+            test_labels: Targets of the test set, [m].
+            num_clients: Number of clients, 1 to n.
+            generator: Source of all randomness.
+
+        Returns:
+            The indices of each client into the training set, and those into the test set; both
+            disjoint and complete.
+
+        Raises:
+            ValueError: If the test set is empty, or the training set cannot be split.
+        """
+        check_test_labels(test_labels)
+        train = self.split(labels, num_clients, generator)
+        if labels.is_floating_point():
+            labels = torch.zeros(len(labels), dtype=torch.int64)
+            test_labels = torch.zeros(len(test_labels), dtype=torch.int64)
+        classes = test_labels.unique()
+        pools = members(test_labels, classes)
+        held = torch.stack([(labels[part] == classes[:, None]).sum(1) for part in train], dim=1)
+        held[held.sum(1) == 0] = 1
+        counts = [apportion(len(pool), row, generator) for pool, row in zip(pools, held)]
+        return train, deal(pools, torch.stack(counts), generator)
+
+
+def check_split(labels: Tensor, num_clients: int, class_ids: bool = False) -> None:
+    """Raise unless ``labels`` can be split over ``num_clients`` at all.
+
+    Args:
+        labels: Targets, [n, ...].
+        num_clients: Number of clients.
+        class_ids: Whether the labels must be class ids, [n].
+
+    Raises:
+        TypeError: If ``num_clients`` is no integer, or class ids are needed and the labels are
+            real.
+        ValueError: If there is less than one client, more clients than samples, or class ids are
+            needed and the labels are not of shape [n].
+    """
+    check_integers(1, num_clients=num_clients)
+    if num_clients > len(labels):
+        raise ValueError(
+            "Expected argument `num_clients` to be at most the number of samples "
+            f"({len(labels)}) but got {num_clients}."
+        )
+    if class_ids and (labels.is_floating_point() or labels.is_complex()):
+        raise TypeError(f"Expected argument `labels` to be class ids but got {labels.dtype}.")
+    if class_ids and labels.ndim != 1:
+        raise ValueError(
+            f"Expected argument `labels` to be of shape [n] but got {list(labels.shape)}."
+        )
+
+
+def check_test_labels(test_labels: Tensor) -> None:
+    """Raise ``ValueError`` if there is no test sample."""
+    if len(test_labels) == 0:
+        raise ValueError("Expected argument `test_labels` to hold at least one sample but got 0.")

@@ -1,0 +1,35 @@
+"""The split without skew: every client's data look like the whole.
+
+H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas,
+"Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+arXiv:1602.05629, section 3: "the data is shuffled, and then partitioned".
+"""
+
+import torch
+from torch import Tensor
+
+from pl_fed.partitioners.base import Partitioner, check_split
+
+
+class IID(Partitioner):
+    """Shuffle the samples and cut them into parts whose sizes differ by at most one.
+
+    Labels are not looked at, so they may be real values.
+
+    Shape:
+        labels [n, ...], with n >= number of clients.
+
+    Raises:
+        ValueError: By :meth:`split`, if there are more clients than samples.
+
+    Example:
+        >>> parts = IID().split(torch.zeros(10), 3, torch.Generator().manual_seed(0))
+        >>> [len(part) for part in parts]
+        [4, 3, 3]
+    """
+
+    def split(self, labels: Tensor, num_clients: int, generator: torch.Generator) -> list[Tensor]:
+        """Return the samples of each client (see :class:`Partitioner`)."""
+        check_split(labels, num_clients)
+        shuffled = torch.randperm(len(labels), generator=generator)
+        return [part.sort().values for part in shuffled.tensor_split(num_clients)]

@@ -1,0 +1,72 @@
+"""A run's folder, and checkpoints that a kill cannot break."""
+
+import os
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+
+def new_folder(root: str | Path) -> Path:
+    """Make a new folder for a run under ``root``, named by the time."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    Path(root).mkdir(parents=True, exist_ok=True)
+    for attempt in range(1, 1000):
+        folder = Path(root) / (stamp if attempt == 1 else f"{stamp}-{attempt}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"Expected to make a new folder under {root} but {stamp} is taken.")
+
+
+def last_checkpoint(folder: str | Path) -> Path | None:
+    """Return the checkpoint ``last.ckpt`` of a run's folder, if it has one."""
+    path = Path(folder) / "checkpoints" / "last.ckpt"
+    return path if path.is_file() else None
+
+
+def last_run(root: str | Path) -> Path:
+    """Return the folder of the run under ``root`` whose ``last.ckpt`` is the newest.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    found = [path for path in Path(root).glob("*/checkpoints/last.ckpt") if path.is_file()]
+    if not found:
+        raise FileNotFoundError(
+            "Expected argument `ckpt_path` = last to find a run with checkpoints/last.ckpt under"
+            f" {Path(root).absolute()} but found none: the runs of a config lie under its"
+            " trainer.default_root_dir, and write last.ckpt with a ModelCheckpoint that has"
+            " `save_last: true`."
+        )
+    return max(found, key=lambda path: path.stat().st_mtime_ns).parent.parent
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and moves it there, so that a kill leaves the old one.
+
+    Lightning's own way goes through the temporary folder, from where a move is a copy if that lies
+    on another disk, and through a second copy in memory.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Save a checkpoint."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.tmp")
+        _write(temporary, lambda file: torch.save(checkpoint, file))
+        os.replace(temporary, target)
+
+
+def _write(path: Path, write: Callable[[Any], None]) -> None:
+    with path.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())

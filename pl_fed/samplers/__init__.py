@@ -1,0 +1,7 @@
+"""Ways to choose the clients that take part in a round."""
+
+from pl_fed.samplers.all_clients import All as All
+from pl_fed.samplers.base import Sampler as Sampler
+from pl_fed.samplers.by_size import BySize as BySize
+from pl_fed.samplers.fixed_cohort import FixedCohort as FixedCohort
+from pl_fed.samplers.uniform import Uniform as Uniform

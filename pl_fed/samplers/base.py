@@ -1,0 +1,47 @@
+"""What every sampler of clients promises."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class Sampler(ABC):
+    """Chooses the cohort: the clients that take part in a round.
+
+    All randomness comes from the given generator, which the federation keys by (seed, round): so a
+    cohort does not depend on the rounds before it, on the engine, or on the number of processes.
+
+    Example:
+        >>> class FirstOnly(Sampler):
+        ...     def size_of_cohort(self, num_clients):
+        ...         return 1
+        ...     def sample(self, num_clients, sizes, generator):
+        ...         return torch.zeros(1, dtype=torch.int64)
+        >>> FirstOnly().sample(3, torch.ones(3), torch.Generator())
+        tensor([0])
+    """
+
+    @abstractmethod
+    def size_of_cohort(self, num_clients: int) -> int:
+        """Return how many clients take part in a round of a federation of ``num_clients``.
+
+        Raises:
+            ValueError: If the federation is too small; so this is found before training begins.
+        """
+
+    @abstractmethod
+    def sample(self, num_clients: int, sizes: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the cohort.
+
+        Args:
+            num_clients: Number of clients of the federation.
+            sizes: Number of training samples of each client, [num_clients].
+            generator: Source of all randomness.
+
+        Returns:
+            Distinct client ids in ascending order, int64 [size_of_cohort(num_clients)].
+
+        Raises:
+            ValueError: If the federation is too small.
+        """

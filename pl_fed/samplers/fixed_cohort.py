@@ -1,0 +1,44 @@
+"""What samplers of a fixed number of clients have in common."""
+
+from pl_fed.samplers.base import Sampler
+
+
+class FixedCohort(Sampler):
+    """Takes the same number of clients in every round; a subclass says which.
+
+    Args:
+        cohort_size: Clients per round, >= 1 and at most the number of clients.
+
+    Raises:
+        TypeError: If ``cohort_size`` is no integer.
+        ValueError: If ``cohort_size`` is below 1; by the methods, if it is above the number of
+            clients.
+
+    Example:
+        >>> import torch
+        >>> class First(FixedCohort):
+        ...     def sample(self, num_clients, sizes, generator):
+        ...         return torch.arange(self.size_of_cohort(num_clients))
+        >>> First(cohort_size=2).sample(5, torch.ones(5), torch.Generator())
+        tensor([0, 1])
+    """
+
+    def __init__(self, cohort_size: int = 10) -> None:
+        if isinstance(cohort_size, bool) or not isinstance(cohort_size, int):
+            raise TypeError(
+                f"Expected argument `cohort_size` to be an integer but got {cohort_size!r}."
+            )
+        if cohort_size < 1:
+            raise ValueError(
+                f"Expected argument `cohort_size` to be at least 1 but got {cohort_size}."
+            )
+        self.cohort_size = cohort_size
+
+    def size_of_cohort(self, num_clients: int) -> int:
+        """Return ``cohort_size`` (see :class:`Sampler`)."""
+        if self.cohort_size > num_clients:
+            raise ValueError(
+                "Expected argument `cohort_size` to be at most the number of clients "
+                f"({num_clients}) but got {self.cohort_size}."
+            )
+        return self.cohort_size

@@ -1,0 +1,89 @@
+"""The server: uploads are merged, and the global model moves."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from pl_fed.aggregators import Aggregator
+from pl_fed.types import RoundContext
+
+
+class Server:
+    """Merges uploads by an aggregator and takes them for a negative gradient.
+
+    S. Reddi et al. "Adaptive federated optimization". ICLR 2021. arXiv 2003.00295. SGD with
+    learning rate 1 is FedAvg.
+
+    Args:
+        aggregator: Merges the uploads.
+        optimizer: Builds the optimizer of the global model's flat row.
+    """
+
+    def __init__(self, aggregator: Aggregator, optimizer: OptimizerCallable) -> None:
+        self.aggregator = aggregator
+        self._build = optimizer
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._pending: Mapping[str, Any] | None = None
+
+    def reset(self) -> None:
+        """Forget what the optimizer remembers."""
+        self._optimizer = None
+        self._pending = None
+
+    def optimizer(self, row: Tensor) -> torch.optim.Optimizer:
+        """Return the optimizer, over a copy of the global model's row."""
+        if self._optimizer is None:
+            with torch.inference_mode(False):
+                self._optimizer = self._build([torch.nn.Parameter(row.detach().clone())])
+            if self._pending is not None:
+                self._optimizer.load_state_dict(dict(self._pending))
+                self._pending = None
+            self.aggregator.to(row.device)
+        return self._optimizer
+
+    def step(
+        self,
+        row: Tensor,
+        uploads: Tensor,
+        weights: Tensor,
+        context: RoundContext,
+        before: Callable[[torch.optim.Optimizer], None],
+    ) -> Tensor:
+        """Merge the uploads, and move the global model along them.
+
+        Args:
+            row: The global model [numel]; changed in place.
+            uploads: Finite rows [n, numel].
+            weights: Training samples of each [n].
+            context: The round.
+            before: Called when the gradient is set, before the step.
+
+        Returns:
+            The merged update [numel].
+        """
+        update: Tensor = self.aggregator(uploads, weights, context)
+        optimizer = self.optimizer(row)
+        (copy,) = optimizer.param_groups[0]["params"]
+        copy.data.copy_(row)
+        copy.grad = -update.to(copy)
+        before(optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        row.copy_(copy.data)
+        return update
+
+    def state_dict(self, row: Tensor) -> dict[str, Any]:
+        """Return the states of the optimizer and of the aggregator."""
+        return {
+            "optimizer": self.optimizer(row).state_dict(),
+            "aggregator": self.aggregator.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them over."""
+        self.aggregator.load_state_dict(state["aggregator"])
+        self._optimizer = None
+        self._pending = state["optimizer"]

@@ -1,0 +1,117 @@
+"""Lightning's Trainer, whose epochs are rounds of a federation."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from pl_fed.callbacks import PerClient, RoundMetrics, WandbAxis
+from pl_fed.clients.base import Client
+from pl_fed.data.module import FederatedData
+from pl_fed.federation import Federation
+from pl_fed.loggers import RunCSV
+from pl_fed.loop import FederatedLoop
+from pl_fed.runs import AtomicCheckpointIO, last_checkpoint, last_run, new_folder
+
+
+class Trainer(LightningTrainer):
+    """Runs a federation as one Lightning fit.
+
+    ``trainer.fit(client, data)``, ``validate``, ``test`` and ``predict`` are Lightning's own.
+    ``max_epochs`` is the number of rounds.
+
+    Args:
+        federation: The federation.
+        default_root_dir: Under it, each run has a new folder with all that it writes.
+        run_dir: The run's folder; ``"last"`` takes the latest under ``default_root_dir`` that has a
+            checkpoint, to be resumed by ``fit(..., ckpt_path="last")``.
+        logger: Loggers beside ``metrics.csv``, which is always written.
+        callbacks: See Lightning.
+        plugins: See Lightning.
+        log_every_n_steps: Every how many rounds a row of ``train/*`` is logged.
+        **kwargs: All else that ``lightning.Trainer`` takes.
+
+    Example:
+        >>> import tempfile, torch, pl_fed
+        >>> from pl_fed import clients, data, models, partitioners, samplers
+        >>> client = clients.Ditto(models.MLP(64, [32], 10), lam=1.0)
+        >>> digits = data.FederatedData(data.Digits(), partitioners.Shards(2), num_clients=10)
+        >>> federation = pl_fed.Federation(samplers.Uniform(5))
+        >>> trainer = pl_fed.Trainer(
+        ...     federation, default_root_dir=tempfile.mkdtemp(), max_epochs=1, accelerator="cpu",
+        ...     enable_progress_bar=False, enable_model_summary=False)
+        >>> trainer.fit(client, digits)
+        >>> sorted(trainer.callback_metrics)[:2]
+        ['round', 'time/round']
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        *,
+        default_root_dir: str | Path = "runs",
+        run_dir: str | Path | None = None,
+        logger: Logger | Iterable[Logger] | bool | None = None,
+        callbacks: list[Callback] | Callback | None = None,
+        plugins: Any = None,
+        log_every_n_steps: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        self.federation = federation
+        self.run_dir = _folder(default_root_dir, run_dir)
+        others = [] if logger is None or isinstance(logger, bool) else logger
+        loggers = [others] if isinstance(others, Logger) else list(others)
+        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        added = plugins if isinstance(plugins, list) else [plugins] if plugins else []
+        if not any(isinstance(plugin, CheckpointIO) for plugin in added):
+            added = [*added, AtomicCheckpointIO()]
+        super().__init__(
+            default_root_dir=str(self.run_dir),
+            logger=[RunCSV(self.run_dir), *loggers],
+            callbacks=[RoundMetrics(), WandbAxis(), PerClient(federation, self.run_dir), *given],
+            plugins=added,
+            log_every_n_steps=log_every_n_steps or 1,
+            **kwargs,
+        )
+        self.fit_loop = FederatedLoop(self, federation)
+
+    def fit(  # type: ignore[override]
+        self,
+        model: Client,
+        datamodule: FederatedData | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Run the rounds: see ``lightning.Trainer.fit``.
+
+        Args:
+            model: The algorithm.
+            datamodule: The clients' data.
+            ckpt_path: A checkpoint to resume from; ``"last"`` is the one in the run's folder.
+            weights_only: See Lightning; pl_fed's checkpoints load either way.
+
+        Raises:
+            FileNotFoundError: If ``ckpt_path`` is ``"last"`` and the run's folder has none.
+        """
+        if ckpt_path == "last":
+            ckpt_path = last_checkpoint(self.run_dir)
+            if ckpt_path is None:
+                raise FileNotFoundError(
+                    'Expected argument `ckpt_path` = "last" to find checkpoints/last.ckpt in'
+                    f" {self.run_dir} but found none: to resume the latest run, make the trainer"
+                    ' with run_dir="last".'
+                )
+        super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only)
+
+
+def _folder(root: str | Path, run_dir: str | Path | None) -> Path:
+    if run_dir is None:
+        return new_folder(root)
+    if str(run_dir) == "last":
+        return last_run(root)
+    Path(run_dir).mkdir(parents=True, exist_ok=True)
+    return Path(run_dir)

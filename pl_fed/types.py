@@ -1,0 +1,61 @@
+"""The small frozen records that the floors of pl_fed hand to each other."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """Samples of ONE client.
+
+    Attributes:
+        x: Inputs, shape [batch, ...].
+        y: Targets, shape [batch, ...]: class ids (int64) or real values.
+        mask: Which samples count, bool [batch]; ``None`` means all of them. Padding has mask
+            ``False`` and must not change a loss.
+        samples: Ids of the samples in the data set, int64 [batch]. They key every random change of
+            a sample, so that a sample is changed in the same way in whatever batch it comes.
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None = None
+    samples: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ClientContext:
+    """What a data attack may know of the byzantine client whose batch it poisons.
+
+    Attributes:
+        seed: The seed of the federation.
+        round: The round, from 0.
+        client: The client's id.
+        num_classes: Number of classes, or 0 where the targets are real values.
+    """
+
+    seed: int
+    round: int
+    client: int
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What an aggregator or an attack on uploads may know of the round.
+
+    Attributes:
+        seed: The seed of the federation.
+        round: The round, from 0.
+        num_byzantine: How many byzantine uploads the server expects among those it merges.
+        clients: Ids of the clients whose uploads are given, int64 [n].
+        losses: Mean training loss of each of them in this round, [n].
+    """
+
+    seed: int = 0
+    round: int = 0
+    num_byzantine: int = 0
+    clients: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    losses: Tensor = field(default_factory=lambda: torch.empty(0))

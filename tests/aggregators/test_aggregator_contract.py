@@ -1,0 +1,221 @@
+"""What every aggregator keeps to, over all that a walk through the package finds.
+
+A new aggregator is covered before its author writes a test. One that cannot be made without
+arguments, needs more uploads, or breaks a law on purpose is named in the three tables.
+"""
+
+import importlib
+import inspect
+import pkgutil
+
+import hypothesis.extra.numpy as arrays
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pl_fed.aggregators
+from pl_fed.aggregators import Aggregator
+from pl_fed.types import RoundContext
+
+ARGUMENTS = {"Mean": [{}, {"weighting": "samples"}]}
+SMALLEST = {}  # name -> fewest uploads, where that is more than 1
+EXEMPT = {"permutation": set(), "translation": set(), "scaling": set()}  # law -> names
+
+
+def found():
+    for entry in pkgutil.walk_packages(pl_fed.aggregators.__path__, "pl_fed.aggregators."):
+        for name, member in vars(importlib.import_module(entry.name)).items():
+            own = inspect.isclass(member) and member.__module__ == entry.name
+            if own and issubclass(member, Aggregator) and not inspect.isabstract(member):
+                for arguments in ARGUMENTS.get(name, [{}]):
+                    yield pytest.param(member, arguments, id=f"{name}{list(arguments.values())}")
+
+
+ALL = list(found())
+every = pytest.mark.parametrize(("kind", "arguments"), ALL)
+
+
+def lawful(law):
+    params = [param for param in ALL if param.values[0].__name__ not in EXEMPT[law]]
+    return pytest.mark.parametrize(("kind", "arguments"), params)
+
+
+def context(n):
+    return RoundContext(seed=1, clients=torch.arange(n), losses=torch.linspace(1.0, 2.0, n))
+
+
+def merge(aggregator, uploads, weights=None):
+    n = len(uploads)
+    weights = torch.arange(1, n + 1) if weights is None else weights
+    return aggregator(uploads, weights, context(n))
+
+
+def make(kind, arguments):
+    return kind(**arguments)
+
+
+@st.composite
+def rows(draw, dtype=np.float64, largest=100.0):
+    shape = (draw(st.integers(1, 9)), draw(st.integers(1, 6)))
+    width = 64 if dtype == np.float64 else 32
+    numbers = st.floats(-largest, largest, width=width, allow_subnormal=False)
+    return torch.from_numpy(draw(arrays.arrays(dtype, shape, elements=numbers)))
+
+
+quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def enough(kind, uploads):
+    """Repeat the rows until the aggregator has its fewest."""
+    smallest = SMALLEST.get(kind.__name__, 1)
+    return uploads.repeat(-(-smallest // len(uploads)), 1)
+
+
+def test_the_walk_finds_the_aggregators():
+    assert {param.values[0].__name__ for param in ALL} >= {"Mean", "Median"}
+
+
+@lawful("permutation")
+@quick
+@given(uploads=rows(), seed=st.integers(0, 1000))
+def test_the_order_of_the_uploads_does_not_matter(kind, arguments, uploads, seed):
+    uploads = enough(kind, uploads)
+    n = len(uploads)
+    weights, now = torch.arange(1, n + 1), context(n)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    moved = RoundContext(seed=1, clients=now.clients[order], losses=now.losses[order])
+    torch.testing.assert_close(
+        make(kind, arguments)(uploads[order], weights[order], moved),
+        make(kind, arguments)(uploads, weights, now),
+        rtol=1e-12,
+        atol=1e-10,
+    )
+
+
+@lawful("translation")
+@quick
+@given(uploads=rows(), shift=st.floats(-100, 100))
+def test_a_shift_of_all_uploads_shifts_the_result(kind, arguments, uploads, shift):
+    uploads = enough(kind, uploads)
+    shifts = shift * torch.linspace(-1, 1, uploads.shape[1], dtype=uploads.dtype)
+    torch.testing.assert_close(
+        merge(make(kind, arguments), uploads + shifts),
+        merge(make(kind, arguments), uploads) + shifts,
+        rtol=1e-12,
+        atol=1e-10,
+    )
+
+
+@lawful("scaling")
+@quick
+@given(uploads=rows(), factor=st.floats(-100, 100))
+def test_a_factor_on_all_uploads_is_a_factor_on_the_result(kind, arguments, uploads, factor):
+    uploads = enough(kind, uploads)
+    torch.testing.assert_close(
+        merge(make(kind, arguments), uploads * factor),
+        merge(make(kind, arguments), uploads) * factor,
+        rtol=1e-12,
+        atol=1e-9,
+    )
+
+
+@every
+@pytest.mark.parametrize("n", [1, 2, 5, 8])
+def test_equal_uploads_give_that_upload(kind, arguments, n):
+    row = torch.tensor([0.1, -3.0, 0.0, 1e-20, 1e20])
+    uploads = enough(kind, row.repeat(n, 1))
+    torch.testing.assert_close(merge(make(kind, arguments), uploads), row, rtol=1e-6, atol=0)
+
+
+@every
+@quick
+@given(uploads=rows(np.float32), data=st.data())
+def test_adversarial_uploads_cannot_leave_the_honest_range(kind, arguments, uploads, data):
+    aggregator, uploads = make(kind, arguments), enough(kind, uploads)
+    n, d = uploads.shape
+    bad = data.draw(st.integers(0, aggregator.max_byzantine(n)), label="adversarial uploads")
+    signs = data.draw(st.lists(st.sampled_from([-1e30, 1e30]), min_size=bad * d, max_size=bad * d))
+    honest = uploads[bad:]
+    attacked = torch.cat([torch.tensor(signs).reshape(bad, d), honest])
+    place = torch.randperm(n, generator=torch.Generator().manual_seed(n * d))
+    merged = merge(aggregator, attacked[place])
+    assert merged.isfinite().all()
+    slack = 1e-5 * honest.abs().max()
+    assert (merged >= honest.amin(0) - slack).all()
+    assert (merged <= honest.amax(0) + slack).all()
+
+
+@every
+@pytest.mark.parametrize("n", range(12))
+def test_the_breakdown_point_is_below_one_half(kind, arguments, n):
+    assert 0 <= make(kind, arguments).max_byzantine(n) <= max(0, (n - 1) // 2)
+
+
+@every
+@quick
+@given(uploads=rows())
+def test_the_input_is_not_changed_nor_kept(kind, arguments, uploads):
+    uploads = enough(kind, uploads)
+    weights = torch.arange(1, len(uploads) + 1)
+    uploads_before, weights_before = uploads.clone(), weights.clone()
+    merged = merge(make(kind, arguments), uploads, weights)
+    merged.fill_(7e7)  # and the result is no view of the input
+    assert torch.equal(uploads, uploads_before)
+    assert torch.equal(weights, weights_before)
+
+
+@every
+@pytest.mark.parametrize(
+    ("given_type", "result_type"),
+    [
+        (torch.float64, torch.float64),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+    ],
+)
+def test_narrow_uploads_are_merged_in_float32(kind, arguments, given_type, result_type):
+    uploads = torch.randn(9, 300, generator=torch.Generator().manual_seed(0)).to(given_type)
+    merged = merge(make(kind, arguments), uploads)
+    assert merged.dtype == result_type
+    exact = merge(make(kind, arguments), uploads.double())
+    torch.testing.assert_close(merged.double(), exact, rtol=1e-6, atol=1e-6)
+
+
+@every
+@pytest.mark.parametrize("shape", [(0, 4), (3,), (2, 2, 2)])
+def test_nothing_to_merge_is_an_error_that_names_the_shape(kind, arguments, shape):
+    aggregator = make(kind, arguments)
+    with pytest.raises(ValueError, match=r"Expected argument `uploads` .* but got shape \["):
+        aggregator(torch.zeros(shape), torch.ones(shape[0]), context(shape[0]))
+
+
+@every
+def test_one_upload_gives_itself_where_one_is_enough(kind, arguments):
+    if SMALLEST.get(kind.__name__, 1) > 1:
+        pytest.skip("needs more than one upload")
+    upload = torch.tensor([[1.5, -2.0, 0.0]])
+    assert torch.equal(merge(make(kind, arguments), upload), upload[0])
+
+
+@every
+@pytest.mark.parametrize("d", [0, 1])
+def test_short_rows(kind, arguments, d):
+    assert merge(make(kind, arguments), enough(kind, torch.ones(3, d))).shape == (d,)
+
+
+@every
+def test_a_restored_memory_goes_on_alike(kind, arguments, tmp_path):
+    def uploads(round_number):
+        draws = torch.Generator().manual_seed(round_number)
+        return torch.randn(max(7, SMALLEST.get(kind.__name__, 1)), 5, generator=draws)
+
+    running = make(kind, arguments)
+    for round_number in range(3):
+        merge(running, uploads(round_number))
+    torch.save(running.state_dict(), tmp_path / "memory.pt")
+    restored = make(kind, arguments)
+    restored.load_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
+    assert torch.equal(merge(restored, uploads(3)), merge(running, uploads(3)))

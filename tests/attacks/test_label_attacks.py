@@ -1,0 +1,111 @@
+"""The attacks on labels, number by number."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.stats import chi2_contingency, chisquare
+
+from pl_fed.attacks import FlippedLabels, RandomLabels
+from pl_fed.functional.random import integers, key
+from pl_fed.types import Batch, ClientContext
+
+CONTEXT = ClientContext(seed=11, round=0, client=2, num_classes=10)
+
+
+def batch_of(y):
+    return Batch(torch.zeros(len(y), 3), y, samples=torch.arange(len(y)))
+
+
+def random_labels(n=20_000, redraw=False, **changes):
+    context = replace(CONTEXT, **changes)
+    return RandomLabels(redraw).poison(batch_of(torch.zeros(n, dtype=torch.int64)), context).y
+
+
+def test_flipped_labels_by_hand():
+    y = torch.tensor([0, 3, 9])
+    assert FlippedLabels().poison(batch_of(y), CONTEXT).y.tolist() == [9, 6, 0]
+    binary = replace(CONTEXT, num_classes=2)
+    flipped = FlippedLabels().poison(batch_of(torch.tensor([0, 1, 1])), binary)
+    assert flipped.y.tolist() == [1, 0, 0]
+
+
+def test_flipping_twice_gives_the_labels_back():
+    batch = batch_of(torch.arange(10))
+    attack = FlippedLabels()
+    assert torch.equal(attack.poison(attack.poison(batch, CONTEXT), CONTEXT).y, batch.y)
+
+
+def test_flipping_needs_no_sample_ids():
+    batch = Batch(torch.zeros(2, 1), torch.tensor([0, 1]))
+    assert FlippedLabels().poison(batch, CONTEXT).y.tolist() == [9, 8]
+
+
+def test_random_labels_are_the_documented_draw():
+    expected = integers(key(11, "random-labels", 2), torch.arange(50), 10)
+    assert torch.equal(random_labels(50), expected)
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 62])
+def test_random_labels_are_uniform(num_classes):
+    counts = random_labels(num_classes=num_classes).bincount(minlength=num_classes)
+    assert len(counts) == num_classes
+    assert chisquare(counts.numpy()).pvalue > 0.001
+
+
+def test_random_labels_do_not_depend_on_the_true_label():
+    true = torch.arange(20_000) % 10
+    drawn = RandomLabels().poison(batch_of(true), CONTEXT).y
+    table = torch.bincount(true * 10 + drawn, minlength=100).reshape(10, 10)
+    assert chi2_contingency(table.numpy()).pvalue > 0.001
+    assert torch.equal(drawn, random_labels())  # so the true label may come out, by chance
+
+
+def test_a_sample_keeps_its_random_label_from_round_to_round():
+    assert torch.equal(random_labels(round=0), random_labels(round=9))
+
+
+def test_redrawn_labels_differ_from_round_to_round():
+    first, second = (random_labels(redraw=True, round=number) for number in (0, 1))
+    assert (first == second).double().mean().item() == pytest.approx(0.1, abs=0.01)
+    assert torch.equal(first, random_labels(redraw=True, round=0))
+
+
+@pytest.mark.parametrize("change", [{"client": 3}, {"seed": 12}, {"redraw": True}])
+def test_clients_seeds_and_modes_draw_apart(change):
+    agreement = (random_labels() == random_labels(**change)).double().mean().item()
+    assert agreement == pytest.approx(0.1, abs=0.01)
+
+
+def test_every_element_of_a_dense_target_draws_its_own_label():
+    y = torch.zeros(100, 8, 8, dtype=torch.int64)
+    batch = Batch(torch.zeros(100, 1, 8, 8), y, samples=torch.arange(100))
+    labels = RandomLabels().poison(batch, CONTEXT).y
+    assert labels.shape == y.shape
+    assert chisquare(labels.flatten().bincount(minlength=10).numpy()).pvalue > 0.001
+    assert len(torch.unique(labels.flatten(1), dim=0)) == 100
+    one = Batch(batch.x[7:8], y[7:8], samples=torch.tensor([7]))
+    assert torch.equal(RandomLabels().poison(one, CONTEXT).y, labels[7:8])
+
+
+@pytest.mark.parametrize("attack", [RandomLabels(), RandomLabels(redraw=True), FlippedLabels()])
+def test_real_valued_targets_are_refused(attack):
+    with pytest.raises(ValueError, match=r"Expected argument `context.num_classes` .* but got 0\."):
+        attack.poison(batch_of(torch.rand(3)), replace(CONTEXT, num_classes=0))
+
+
+def test_random_labels_need_the_sample_ids():
+    batch = Batch(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"Expected argument `batch.samples` .* but got None"):
+        RandomLabels().poison(batch, CONTEXT)
+
+
+def test_redraw_is_a_bool():
+    with pytest.raises(TypeError, match="Expected argument `redraw` to be a bool but got 'yes'"):
+        RandomLabels("yes")
+
+
+@pytest.mark.parametrize("attack", [RandomLabels(), FlippedLabels()])
+def test_inputs_are_the_same_tensor(attack):
+    batch = batch_of(torch.arange(10))
+    assert attack.poison(batch, CONTEXT).x is batch.x

@@ -1,0 +1,262 @@
+"""The metrics of a federation, against plain numpy."""
+
+import copy
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pl_fed.metrics import ClientMetrics
+
+LOSSES = ["loss", "loss_var"]
+NAMES = [
+    "accuracy",
+    "accuracy_weighted",
+    "accuracy_std",
+    "accuracy_var",
+    "accuracy_worst10",
+    "accuracy_best10",
+    "accuracy_jain",
+    *LOSSES,
+    "class_std_mean",
+    "class_std_std",
+]
+
+
+@st.composite
+def evaluations(draw):
+    """One row of evaluated samples for each client, some of them without any."""
+    clients, classes = draw(st.integers(1, 25)), draw(st.integers(1, 5))
+    numbers = np.random.default_rng(draw(st.integers(0, 10_000)))
+    count = numbers.integers(0, 9, (clients, classes)) * (numbers.random((clients, 1)) < 0.8)
+    correct = (count * numbers.random(count.shape)).round().astype(np.int64)
+    losses = numbers.random(clients) * count.sum(1)
+    return correct, count, losses, numbers.random(clients) < 0.7
+
+
+def by_numpy(correct, count, losses, benign):
+    rows = [k for k in range(len(count)) if benign[k] and count[k].sum()]
+    if not rows:
+        return {}
+    accuracy = np.array([correct[k].sum() / count[k].sum() for k in rows])
+    loss = np.array([losses[k] / count[k].sum() for k in rows])
+    spread = [np.std([c / n for c, n in zip(correct[k], count[k]) if n]) for k in rows]
+    tail = (len(rows) + 9) // 10
+    squares = (accuracy**2).sum()
+    return {
+        "accuracy": accuracy.mean(),
+        "accuracy_weighted": correct[rows].sum() / count[rows].sum(),
+        "accuracy_std": accuracy.std(),
+        "accuracy_var": accuracy.var(),
+        "accuracy_worst10": np.sort(accuracy)[:tail].mean(),
+        "accuracy_best10": np.sort(accuracy)[-tail:].mean(),
+        "accuracy_jain": accuracy.sum() ** 2 / (len(rows) * squares) if squares else 1.0,
+        "loss": loss.mean(),
+        "loss_var": loss.var(),
+        "class_std_mean": np.mean(spread),
+        "class_std_std": np.std(spread),
+    }
+
+
+def filled(correct, count, losses, benign, rows=slice(None)):
+    metric = ClientMetrics(*count.shape, benign=torch.from_numpy(benign))
+    feed(metric, correct, count, losses, rows)
+    return metric
+
+
+def feed(metric, correct, count, losses, rows=slice(None)):
+    clients = torch.arange(len(count))[rows]
+    parts = (torch.from_numpy(part[rows]) for part in (correct, count, losses))
+    metric.update(clients, *parts)
+
+
+def assert_same(mine, theirs, **tolerance):
+    assert list(mine) == list(theirs)
+    for name, value in theirs.items():
+        assert float(mine[name]) == pytest.approx(float(value), **tolerance), name
+
+
+quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+
+
+@quick
+@given(evaluation=evaluations())
+def test_against_numpy(evaluation):
+    computed = filled(*evaluation).compute()
+    assert_same(computed, by_numpy(*evaluation), rel=1e-12, abs=1e-12)
+    assert all(value.dtype == torch.float64 and value.ndim == 0 for value in computed.values())
+
+
+def test_the_names_are_the_documented_ones():
+    metric = ClientMetrics(1, 1)
+    metric.update(torch.tensor([0]), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
+    assert list(metric.compute()) == NAMES
+
+
+@quick
+@given(evaluation=evaluations(), order_seed=st.integers(0, 100))
+def test_clients_may_be_evaluated_in_any_order_and_in_parts(evaluation, order_seed):
+    correct, count, losses, benign = evaluation
+    order = np.random.default_rng(order_seed).permutation(len(count))
+    metric = filled(correct // 2, count // 2, losses / 2, benign, order)
+    feed(metric, correct - correct // 2, count - count // 2, losses / 2, order[::-1].copy())
+    assert_same(metric.compute(), filled(*evaluation).compute(), rel=1e-12, abs=1e-12)
+
+
+def test_a_client_may_come_twice_in_one_update():
+    metric = ClientMetrics(2, 2)
+    correct, count = torch.tensor([[1, 0], [0, 2]]), torch.tensor([[2, 0], [0, 2]])
+    metric.update(torch.tensor([1, 1]), correct, count, torch.tensor([1.0, 3.0]))
+    assert metric.per_client()["samples"].tolist() == [0, 4]
+    assert metric.compute()["accuracy"] == 0.75
+    assert metric.compute()["loss"] == 1
+
+
+def two_processes(evaluation):
+    """Two metrics that hold half of the clients each, joined as torch.distributed would."""
+    correct, count, losses, benign = evaluation
+    half = len(count) // 2
+    halves = [
+        filled(correct, count, losses, benign, rows) for rows in (slice(half), slice(half, None))
+    ]
+    states = [[part.correct, part.count, part.loss_sum] for part in halves]
+    for own, metric in zip(states, halves):
+        turns = itertools.cycle(range(3))  # torchmetrics asks for one state after the other
+
+        def gather(state, group=None, own=own, turns=turns):
+            position = next(turns)
+            assert torch.equal(own[position], state)
+            return [of_process[position] for of_process in states]
+
+        metric.distributed_available_fn = lambda: True
+        metric.dist_sync_fn = gather
+    return halves
+
+
+@quick
+@given(evaluation=evaluations())
+def test_processes_add_up_to_one(evaluation):
+    whole = filled(*evaluation)
+    for metric in two_processes(evaluation):
+        own = metric.count.clone()
+        table = metric.per_client()
+        assert torch.equal(table["samples"], whole.per_client()["samples"])
+        assert_same(metric.compute(), whole.compute(), rel=1e-12, abs=1e-12)
+        assert torch.equal(metric.count, own)  # and goes on with its own share
+
+
+def test_byzantine_clients_do_not_count_but_are_in_the_table():
+    metric = ClientMetrics(3, 1, benign=torch.tensor([True, False, True]))
+    correct, count = torch.tensor([[1], [0]]), torch.tensor([[2], [4]])
+    metric.update(torch.tensor([0, 1]), correct, count, torch.tensor([3.0, 100.0]))
+    assert metric.compute()["accuracy"] == 0.5
+    assert metric.compute()["loss"] == 1.5
+    table = metric.per_client()
+    assert list(table) == ["samples", "accuracy", "loss", "class_std"]
+    assert table["samples"].tolist() == [2, 4, 0]
+    assert table["accuracy"][:2].tolist() == [0.5, 0]
+    assert table["loss"][:2].tolist() == [1.5, 25]
+    assert table["class_std"][:2].tolist() == [0, 0]
+    assert all(table[name][2].isnan() for name in ("accuracy", "loss", "class_std"))
+
+
+def test_real_valued_targets_have_losses_only():
+    metric = ClientMetrics(2, 0)
+    nothing = torch.zeros(2, 1)
+    metric.update(torch.arange(2), nothing, torch.tensor([[2], [4]]), torch.tensor([2.0, 12.0]))
+    assert {name: value.item() for name, value in metric.compute().items()} == {
+        "loss": 2.0,
+        "loss_var": 1.0,
+    }
+    table = metric.per_client()
+    assert table["loss"].tolist() == [1, 3]
+    assert table["accuracy"].isnan().all()
+    assert table["class_std"].isnan().all()
+
+
+def test_no_evaluated_client_gives_no_metric():
+    metric = ClientMetrics(2, 3, benign=torch.tensor([True, False]))
+    none = torch.empty(0, dtype=torch.int64)
+    metric.update(none, torch.empty(0, 3), torch.empty(0, 3), torch.empty(0))
+    assert metric.compute() == {}
+    row = torch.ones(1, 3)
+    metric.update(torch.tensor([1]), row, row, torch.ones(1))  # a byzantine client only
+    assert metric.compute() == {}
+
+
+def test_sums_of_losses_do_not_lose_small_ones():
+    metric = ClientMetrics(1, 1)
+    one = torch.ones(1, 1)
+    for loss in (1e8, 0.5, 0.5):
+        metric.update(torch.tensor([0]), one, one, torch.tensor([loss]))
+    assert metric.compute()["loss"].item() == pytest.approx((1e8 + 1) / 3, rel=1e-15)
+
+
+def test_float_moves_do_not_narrow_the_states():
+    metric = ClientMetrics(1, 1).half().float()
+    assert metric.loss_sum.dtype == torch.float64
+    assert metric.count.dtype == torch.int64
+    assert metric.benign.dtype == torch.bool
+
+
+def test_reset_forgets_and_keeps_the_benign_clients():
+    metric = ClientMetrics(2, 1, benign=torch.tensor([False, True]))
+    row = torch.ones(2, 1)
+    metric.update(torch.arange(2), row, row, torch.ones(2))
+    metric.reset()
+    metric.update(torch.arange(2), row * 0, row, torch.tensor([5.0, 7.0]))
+    assert metric.compute()["accuracy"] == 0
+    assert metric.compute()["loss"] == 7
+
+
+def test_forward_gives_the_metrics_of_what_was_added():
+    metric = ClientMetrics(2, 1)
+    row = torch.ones(1, 1)
+    metric(torch.tensor([0]), row, row, torch.ones(1))
+    assert metric(torch.tensor([1]), row * 0, row, torch.ones(1))["accuracy"] == 0
+    assert metric.compute()["accuracy"] == 0.5
+
+
+def test_copies_and_pickles_hold_the_sums():
+    metric = ClientMetrics(1, 1)
+    metric.update(torch.tensor([0]), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
+    for twin in (copy.deepcopy(metric), pickle.loads(pickle.dumps(metric))):
+        assert twin.compute()["accuracy"] == 1
+
+
+def test_the_callers_mask_is_copied():
+    benign = torch.tensor([True, True])
+    metric = ClientMetrics(2, 1, benign=benign)
+    benign.fill_(False)
+    assert metric.benign.all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, 2), ValueError, "`num_clients` to be at least 1 but got 0"),
+        ((2, -1), ValueError, "`num_classes` to be at least 0 but got -1"),
+        ((2, 2, torch.ones(2)), TypeError, "`benign` to be a bool tensor but got torch.float32"),
+        ((2, 2, torch.ones(3) > 0), ValueError, r"`benign` .* \[2\] but got shape \[3\]"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        ClientMetrics(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((1, 3), (1, 2), (1,)), r"`correct` to be of shape \[1, 2\] but got shape \[1, 3\]"),
+        (((1, 2), (2, 2), (1,)), r"`count` to be of shape \[1, 2\] but got shape \[2, 2\]"),
+        (((1, 2), (1, 2), ()), r"`loss_sum` to be of shape \[1\] but got shape \[\]"),
+    ],
+)
+def test_updates_of_another_shape_are_refused(shapes, message):
+    with pytest.raises(ValueError, match=message):
+        ClientMetrics(4, 2).update(torch.tensor([0]), *(torch.zeros(shape) for shape in shapes))
