@@ -163,7 +163,11 @@ def _place(logger: Namespace, folder: Path) -> None:
         return
     if "save_dir" in arguments:
         arguments.save_dir = str(folder / (arguments.save_dir or "."))
-    if logger.class_path.endswith("WandbLogger") and not arguments.get("id"):
+    if not logger.class_path.endswith("WandbLogger"):
+        return
+    for variable in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):  # else these lie in the home folder
+        os.environ.setdefault(variable, str((folder / "wandb").absolute()))
+    if not arguments.get("id"):
         file = folder / _RUN_ID
         if not file.exists():
             file.write_text(secrets.token_hex(4))

@@ -46,7 +46,7 @@ class Summary(Callback):
         if not trainer.is_global_zero:
             return
         what = {"test": "test accuracy", "val": "validation accuracy"}[part]
-        table = Table(title=f"{what}, each benign client on its own data")
+        table = Table(title=f"{what} of benign clients", title_justify="left")
         table.add_column("")
         for model in values:
             table.add_column(f"{model} model", justify="right")

@@ -17,8 +17,14 @@ _BEST = {
 class WandbAxis(Callback):
     """Plots everything against ``round``, and keeps each validation metric's best value."""
 
+    def __init__(self) -> None:
+        self._defined = False
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Define the metrics."""
+        if self._defined:  # a fit is followed by a test
+            return
+        self._defined = True
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger) and isinstance(pl_module, Client):
                 run = logger.experiment

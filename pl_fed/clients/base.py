@@ -91,6 +91,11 @@ class Client(LightningModule, ABC):
     ) -> None:
         super().__init__()
         check_work(local_steps, local_epochs)
+        if not isinstance(net, nn.Module):
+            raise TypeError(
+                f"Expected argument `net` to be a torch.nn.Module but got {net!r}: where it comes"
+                " from a config, annotate it in the subclass's __init__ (net: torch.nn.Module)."
+            )
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.local_work = LocalWork(local_steps, local_epochs or 1)

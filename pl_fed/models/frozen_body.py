@@ -1,0 +1,64 @@
+"""A pretrained torchvision net whose body is frozen, under a new linear head."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torchvision import models
+
+
+class FrozenBody(nn.Module):
+    """Trains a linear head on the features of a frozen torchvision classifier.
+
+    The body has requires_grad=False and stays in evaluation mode: in a federation it exists once,
+    and only the head is uploaded and personalised.
+
+    Args:
+        architecture: Name of a torchvision classifier, such as ``resnet18``.
+        weights: Name of torchvision weights (``DEFAULT`` downloads them), the path of a file with
+            the state dict of that architecture, or ``none`` for a random body.
+        num_classes: Outputs of the head, at least 1.
+
+    Shape:
+        - input: [batch, channels, height, width]; one channel is repeated to three.
+        - output: logits [batch, num_classes].
+
+    Raises:
+        ValueError: If torchvision has no such architecture or weights, or a number is below 1.
+
+    Example:
+        >>> net = FrozenBody("resnet18", num_classes=10)
+        >>> sum(p.numel() for p in net.parameters() if p.requires_grad)
+        5130
+    """
+
+    def __init__(
+        self, architecture: str = "resnet18", weights: str = "none", num_classes: int = 10
+    ) -> None:
+        super().__init__()
+        if num_classes < 1:
+            raise ValueError(
+                f"Expected argument `num_classes` to be at least 1 but got {num_classes}."
+            )
+        file = weights if Path(weights).is_file() else None
+        try:
+            named = None if file or weights == "none" else weights
+            body = models.get_model(architecture, weights=named)
+        except (ValueError, KeyError) as error:
+            raise ValueError(
+                "Expected arguments `architecture` and `weights` to be names that torchvision"
+                f" knows, or `weights` a file or none, but got {architecture!r} and {weights!r}."
+            ) from error
+        if file:
+            body.load_state_dict(torch.load(file, weights_only=True, map_location="cpu"))
+        name, last = [(n, m) for n, m in body.named_modules() if isinstance(m, nn.Linear)][-1]
+        body.set_submodule(name, nn.Identity())
+        self.body = body.requires_grad_(False).eval()
+        self.head = nn.Linear(last.in_features, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of images."""
+        if images.shape[1] == 1:
+            images = images.expand(-1, 3, -1, -1)
+        features: Tensor = self.body(images)
+        return self.head(features)  # type: ignore[no-any-return]

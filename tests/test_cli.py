@@ -1,0 +1,160 @@
+"""The command line: subcommands, layers, overrides, help, classes of one's own, predictions."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pl_fed.cli import main
+
+ROOT = Path(__file__).parent.parent
+QUICKSTART = ["--config", str(ROOT / "configs" / "quickstart.yaml")]
+
+
+def fit(folder, *extra):
+    """Run the quickstart for two rounds, and return the run's folder."""
+    before = set(folder.glob("*/config.yaml"))
+    main(["fit", *QUICKSTART, *short(folder), *extra])
+    (new,) = set(folder.glob("*/config.yaml")) - before
+    return new.parent
+
+
+def short(folder):
+    return [
+        *("--trainer.default_root_dir", str(folder), "--trainer.max_epochs", "2"),
+        *("--trainer.enable_progress_bar", "false", "--data.num_clients", "12"),
+    ]
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_fit_ends_with_a_table_and_the_folder(tmp_path, capsys):
+    run = fit(tmp_path)
+    out = capsys.readouterr().out
+    for words in ("global model", "personal model", "mean over clients", "spread", "worst 10 %"):
+        assert words in out
+    assert str(run) in out
+    assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2"]
+    clients = rows(run / "per_client.csv")
+    assert [row["client"] for row in clients] == [str(k) for k in range(12)]
+    mean = sum(float(row["personal_accuracy"]) for row in clients) / len(clients)
+    tested = float(rows(run / "metrics.csv")[-1]["test/personal/accuracy"])
+    assert mean == pytest.approx(tested, abs=1e-6)
+
+
+def test_layers_and_overrides(tmp_path):
+    layer = tmp_path / "layer.yaml"
+    layer.write_text("model: {init_args: {lam: 0.7}}\ndata: {batch_size: 5}\n")
+    run = fit(tmp_path, "--config", str(layer), "--data.batch_size", "6", "--model.lam=0.9")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["model"]["init_args"]["lam"] == 0.9
+    assert config["model"]["init_args"]["local_epochs"] == 2, "what no layer names stays"
+    assert config["data"]["batch_size"] == 6
+
+
+def test_a_saved_config_runs_again_with_the_same_numbers(tmp_path):
+    first = fit(tmp_path)
+    main(["fit", "--config", str(first / "config.yaml")])
+    (again,) = [p.parent for p in tmp_path.glob("*/config.yaml") if p.parent != first]
+    assert (again / "per_client.csv").read_text() == (first / "per_client.csv").read_text()
+
+
+@pytest.mark.parametrize("subcommand", ["validate", "test"])
+def test_evaluation_of_the_last_checkpoint(tmp_path, capsys, subcommand):
+    trained = rows(fit(tmp_path) / "metrics.csv")
+    capsys.readouterr()
+    main([subcommand, *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"])
+    assert "mean over clients" in capsys.readouterr().out
+    new = max(tmp_path.glob("*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
+    if subcommand == "test":
+        name = "test/personal/accuracy"
+        assert rows(new)[-1][name] == trained[-1][name]
+
+
+def test_predict_gives_the_predictions_of_the_clients_asked_for(tmp_path):
+    run = fit(tmp_path)
+    last = str(run / "checkpoints" / "last.ckpt")
+    arguments = [*QUICKSTART, *short(tmp_path), "--ckpt_path", last]
+    main(["predict", *arguments, "--data.predict_clients", "[3, 5]"])
+    (file,) = tmp_path.glob("*/predictions.csv")
+    predictions = rows(file)
+    assert {row["client"] for row in predictions} == {"3", "5"}
+    for client in ("3", "5"):
+        own = [row for row in predictions if row["client"] == client]
+        correct = sum(row["prediction"] == row["target"] for row in own) / len(own)
+        table = rows(run / "per_client.csv")[int(client)]
+        assert correct == pytest.approx(float(table["personal_accuracy"]), abs=1e-6)
+        assert all(0.1 <= float(row["probability"]) <= 1 for row in own)
+
+
+def test_a_class_from_a_file_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "my_ideas.py").write_text(
+        "import torch\n"
+        "from pl_fed.aggregators import Aggregator\n"
+        "from pl_fed.clients import Ditto\n"
+        "class Half(Aggregator):\n"
+        "    def forward(self, uploads, weights, context):\n"
+        "        return uploads.mean(0) / 2\n"
+        "    def max_byzantine(self, num_uploads):\n"
+        "        return 0\n"
+        "class MyDitto(Ditto):\n"
+        "    def __init__(self, net: torch.nn.Module, extra: float = 1.0, **kwargs):\n"
+        "        super().__init__(net, **kwargs)\n"
+        "        self.extra = extra\n"
+        "    def training_step(self, batch, batch_idx):\n"
+        "        loss = super().training_step(batch, batch_idx)\n"
+        "        return {'loss': loss, 'mine': loss.detach() * 0 + self.extra}\n"
+        "class Net(torch.nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run = fit(
+        tmp_path,
+        *("--model", "my_ideas.MyDitto", "--model.extra", "3", "--model.net", "my_ideas.Net"),
+        *("--federation.aggregator", "my_ideas.Half"),
+    )
+    assert rows(run / "metrics.csv")[0]["train/mine"] == "3"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["model"]["class_path"] == "my_ideas.MyDitto"
+    assert config["federation"]["aggregator"]["class_path"] == "my_ideas.Half"
+
+
+def test_print_config_is_yaml_with_all_sections(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", *QUICKSTART, "--print_config"])
+    assert stopped.value.code == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert {"model", "data", "federation", "trainer", "seed_everything"} <= set(config)
+    assert config["federation"]["sampler"]["init_args"] == {"cohort_size": 10}
+
+
+def test_help_is_readable(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "--help"])
+    text = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert "--federation.byzantine" in text
+    assert "known subclasses: pl_fed.samplers.All" in text
+    assert text.count("\n") < 700, "hundreds of nn.Module classes must not be listed"
+
+
+def test_module_runs_as_a_program(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "pl_fed", "fit", *QUICKSTART, *short(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mean over clients" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {
+        path.parent.name for path in tmp_path.glob("*/config.yaml")
+    }, "a run writes under trainer.default_root_dir only"
