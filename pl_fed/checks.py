@@ -1,6 +1,8 @@
 """What is checked before training, and after each round."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,6 +10,7 @@ from torch import Tensor
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.functional.random import generator
+from pl_fed.functional.rows import finite_rows
 
 
 class NonFiniteLossError(RuntimeError):
@@ -46,31 +49,52 @@ def draw_byzantine(byzantine: float | list[int], num_clients: int, seed: int) ->
 
 
 def check_net(client: Client, data: ClientData) -> None:
-    """Run the net once on two samples.
+    """Run the net and the criterion once, on two samples.
 
     Raises:
-        ValueError: If it does not take the inputs, or its output does not fit the classes.
+        ValueError: If the net does not take the inputs, its output does not fit the classes, or the
+            criterion does not take the output and the targets.
     """
     net, mode = client.global_model, client.training
+    name, criterion = type(net).__name__, type(client.criterion).__name__
     index = data.train.index[:2]
     example = next(net.parameters())
+    x, y = data.x[index].to(example.device, example.dtype), data.y[index].to(example.device)
     client.eval()
     try:
         with torch.no_grad():
-            outputs = net(data.x[index].to(example.device, example.dtype))
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise ValueError(
-            f"Expected argument `net` to take inputs of shape {list(data.x.shape[1:])} but"
-            f" {type(net).__name__} failed: {error}"
-        ) from error
+            outputs = _tried(
+                f"Expected argument `net` to take inputs of shape {list(x.shape[1:])} but {name}",
+                lambda: net(x),
+            )
+            _check_outputs(outputs, len(index), data.num_classes)
+            targets = y.to(example.dtype) if y.is_floating_point() else y
+            _tried(
+                f"Expected argument `criterion` to take outputs of shape {list(outputs.shape)} and"
+                f" targets of shape {list(y.shape)} ({y.dtype}) but {criterion}",
+                lambda: client.sample_losses(outputs, targets),
+            )
     finally:
         client.train(mode)
-    shape = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-    if data.num_classes and shape != [len(index), data.num_classes]:
+
+
+def _tried(expected: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"{expected} failed: {reason[0]}") from error
+
+
+def _check_outputs(outputs: object, samples: int, num_classes: int) -> None:
+    if not isinstance(outputs, Tensor):
         raise ValueError(
-            f"Expected argument `net` to give one number for each of the {data.num_classes}"
-            f" classes, shape [batch, {data.num_classes}], but got {shape} for {len(index)}"
-            " samples."
+            f"Expected argument `net` to give a tensor but got {type(outputs).__name__}."
+        )
+    if num_classes and list(outputs.shape) != [samples, num_classes]:
+        raise ValueError(
+            f"Expected argument `net` to give one number for each of the {num_classes} classes,"
+            f" shape [batch, {num_classes}], but got {list(outputs.shape)} for {samples} samples."
         )
 
 
@@ -91,13 +115,13 @@ def check_finite(
     """
     finite = losses.isfinite()
     for each in rows:
-        finite = finite & each.isfinite().all(dim=1)
+        finite = finite & finite_rows(each)
     broken = ~finite.cpu() & ~is_byzantine[clients]
     if broken.any():
         loss = float(losses[broken.to(losses.device)][0])
+        what = "a model with NaN or infinity" if math.isfinite(loss) else f"a loss of {loss}"
         raise NonFiniteLossError(
-            f"Expected finite losses but in round {round} client {int(clients[broken][0])} got a"
-            f" loss of {loss}, or a model with NaN: as a rule the learning rate is too high (or λ"
-            " times it is above 2), or the inputs are not normalised. The checkpoint of the last"
-            " good round is kept."
+            f"Expected finite losses but in round {round} client {int(clients[broken][0])} got"
+            f" {what}: as a rule the learning rate is too high (or λ times it is above 2), or the"
+            " inputs are not normalised; a checkpoint of an earlier round is left as it is."
         )

@@ -7,10 +7,11 @@ import re
 import secrets
 import sys
 import warnings
+import zipfile
 from argparse import Action
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, Namespace
@@ -28,10 +29,12 @@ from pl_fed.checks import NonFiniteLossError
 from pl_fed.clients import Client
 from pl_fed.data import FederatedData
 from pl_fed.federation import Federation
+from pl_fed.messages import sentence
 from pl_fed.runs import last_checkpoint, last_run, new_folder
 from pl_fed.trainer import Trainer
 
 _MOST_CLASSES = 12
+_NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry|.*://")  # what else Lightning takes for one
 _RUN_ID = "wandb_run_id"  # a file in the run's folder: a resumed run is the same run
 
 
@@ -44,23 +47,38 @@ class FederatedCLI(LightningCLI):
 
     def __init__(self, args: ArgsType = None) -> None:
         self.run_dir: Path | None = None
-        super().__init__(
-            Client,
-            FederatedData,
-            save_config_callback=SaveAndLogConfig,
-            save_config_kwargs={"overwrite": True},
-            trainer_class=LightningTrainer,
-            seed_everything_default=0,
-            parser_class=Parser,
-            subclass_mode_model=True,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            args=args,
-        )
+        try:
+            super().__init__(
+                Client,
+                FederatedData,
+                save_config_callback=SaveAndLogConfig,
+                save_config_kwargs={"overwrite": True},
+                trainer_class=LightningTrainer,
+                seed_everything_default=0,
+                parser_class=Parser,
+                subclass_mode_model=True,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                args=args,
+            )
+        except BaseException:
+            _discard(self.run_dir)
+            raise
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the section ``federation``."""
         parser.add_class_arguments(Federation, "federation", sub_configs=True)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the arguments, and look at the checkpoint before Lightning reads it."""
+        super().parse_arguments(parser, args)
+        path = self.config[self.config.subcommand].ckpt_path
+        if path and not _NOT_A_FILE.match(path) and not zipfile.is_zipfile(path):
+            what = "broken, or of another kind" if Path(path).is_file() else "no such file"
+            raise ValueError(
+                f"Expected argument `ckpt_path` to be a checkpoint, last or best but got {path}:"
+                f" {what}."
+            )
 
     def instantiate_classes(self) -> None:
         """Make everything, with the loggers writing into the run's folder."""
@@ -96,11 +114,17 @@ class FederatedCLI(LightningCLI):
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser, whose help is short."""
+    """Lightning's parser, whose help and error messages are short."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs["description"] = "Federated learning: personalized, fair and robust at once."
         super().__init__(*args, **{**kwargs, "formatter_class": ShortHelpFormatter})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Exit with one sentence, not with the usage of a hundred options."""
+        if not self.exit_on_error or "JSONARGPARSE_DEBUG" in os.environ:
+            super().error(message, ex)
+        self.exit(2, f"error: {sentence(message)}\n")
 
 
 class ShortHelpFormatter(DefaultHelpFormatter):
@@ -142,11 +166,20 @@ def main(args: ArgsType = None) -> None:
     os.environ.setdefault("WANDB_MODE", "offline")
     try:
         FederatedCLI(args)
-    except (ValueError, TypeError, FileNotFoundError, NonFiniteLossError) as error:
-        if not str(error).startswith("Expected"):
+    except (ValueError, TypeError, OSError, NonFiniteLossError) as error:
+        text = sentence(str(error))
+        if not text.startswith("Expected"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {text}", file=sys.stderr)
         sys.exit(1)
+
+
+def _discard(run_dir: Path | None) -> None:
+    """Remove the folder of a run that ended before it began: it holds no results."""
+    if run_dir is None or {file.name for file in run_dir.iterdir()} - {"config.yaml"}:
+        return
+    (run_dir / "config.yaml").unlink(missing_ok=True)
+    run_dir.rmdir()
 
 
 def _entries(logger: Any) -> Iterator[Namespace]:

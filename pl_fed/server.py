@@ -1,5 +1,6 @@
 """The server: uploads are merged, and the global model moves."""
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,12 +25,14 @@ class Server:
 
     def __init__(self, aggregator: Aggregator, optimizer: OptimizerCallable) -> None:
         self.aggregator = aggregator
+        self._new_aggregator = copy.deepcopy(aggregator)
         self._build = optimizer
         self._optimizer: torch.optim.Optimizer | None = None
         self._pending: Mapping[str, Any] | None = None
 
     def reset(self) -> None:
-        """Forget what the optimizer remembers."""
+        """Forget what the aggregator and the optimizer remember."""
+        self.aggregator = copy.deepcopy(self._new_aggregator)
         self._optimizer = None
         self._pending = None
 
@@ -77,13 +80,34 @@ class Server:
 
     def state_dict(self, row: Tensor) -> dict[str, Any]:
         """Return the states of the optimizer and of the aggregator."""
+        optimizer = self.optimizer(row)
         return {
-            "optimizer": self.optimizer(row).state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "optimizer class": type(optimizer).__name__,
             "aggregator": self.aggregator.state_dict(),
+            "aggregator class": type(self.aggregator).__name__,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them over."""
-        self.aggregator.load_state_dict(state["aggregator"])
+        """Take them over.
+
+        An aggregator of another class will do if neither remembers anything.
+
+        Raises:
+            ValueError: If they are those of another optimizer or aggregator.
+        """
+        here = type(self._build([torch.nn.Parameter(torch.zeros(1))])).__name__
+        if here != state["optimizer class"]:
+            raise ValueError(
+                f"Expected a checkpoint whose server optimizer is {here} but got one with"
+                f" {state['optimizer class']}."
+            )
+        try:
+            self.aggregator.load_state_dict(state["aggregator"])
+        except RuntimeError as error:
+            raise ValueError(
+                f"Expected a checkpoint whose aggregator is {type(self.aggregator).__name__} but"
+                f" got one with {state['aggregator class']} and its memory."
+            ) from error
         self._optimizer = None
         self._pending = state["optimizer"]

@@ -10,8 +10,9 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
 from pl_fed.data.client_data import ClientData, Part
+from pl_fed.data.normalization import normalized
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
-from pl_fed.functional.random import generator
+from pl_fed.functional.random import generator, key, seeded_torch
 from pl_fed.partitioners.base import Partitioner
 
 
@@ -32,12 +33,14 @@ class FederatedData(LightningDataModule):
         test_fraction: Share of a client's samples used for testing, in [0, 1); not with
             ``split: official``.
         normalize: ``"none"``; ``"channel"`` or ``"feature"`` subtract the mean and divide by the
-            standard deviation over all training samples, of each channel (dimension 1) or of each
-            input number (the latter adds 0.001 to it, as Ditto's code does); or a pair of numbers
-            or lists ``[mean, std]``, one per channel.
-        transforms: Batched modules (``torchvision.transforms.v2``) applied once to all inputs.
-        augment: Batched modules applied to each training minibatch of a client. Their random draws
-            are keyed by round, client and step.
+            standard deviation over all training samples, of each channel (dimension 1; a constant
+            one is divided by 1) or of each input number (where 0.001 is added to it, as Ditto's
+            code does); or a pair of numbers or lists ``[mean, std]``, one per channel.
+        transforms: Batched modules (``torchvision.transforms.v2``) applied once to all inputs,
+            before they are normalised: images are in [0, 1] then. Random draws are keyed by the
+            seed.
+        augment: Batched modules applied to each training minibatch of a client, after all else.
+            Their random draws are keyed by round, client and step.
         drop_last: Whether a pass over a client's data leaves out its last, smaller minibatch.
         clients_per_eval_batch: Clients that validation or testing takes at a time: what Lightning
             calls a batch there, and what ``limit_val_batches`` counts.
@@ -80,6 +83,9 @@ class FederatedData(LightningDataModule):
                 "Expected arguments `val_fraction` + `test_fraction` to be below 1 but got"
                 f" {val_fraction + test_fraction}: nothing would be left to train on."
             )
+        check_choice("split", split, ("own", "official"))
+        if isinstance(normalize, str):
+            check_choice("normalize", normalize, ("none", "channel", "feature"))
         if partitioner is not None and num_clients is None:
             raise ValueError(
                 "Expected argument `num_clients` to be given with a `partitioner` but got None."
@@ -143,15 +149,26 @@ class FederatedData(LightningDataModule):
 
     def _share_out(self, arrays: Arrays) -> ClientData:
         pieces = self._pieces(arrays)
-        for client, piece in enumerate(pieces):
-            if len(piece[0]) == 0:
-                raise ValueError(
-                    "Expected every client to have training data but got none for client"
-                    f" {client}: use fewer clients, smaller fractions or another partitioner."
-                )
+        self._check_training_data(arrays, [len(piece[0]) for piece in pieces])
         train, val, test = (Part.of([piece[part] for piece in pieces]) for part in range(3))
-        return ClientData(
-            self._inputs(arrays, train.index), arrays.y, train, val, test, arrays.num_classes
+        y = arrays.y if arrays.y.is_floating_point() else arrays.y.to(torch.int64)
+        x = self._inputs(arrays, train.index)
+        return ClientData(x, y, train, val, test, arrays.num_classes)
+
+    def _check_training_data(self, arrays: Arrays, sizes: list[int]) -> None:
+        empty = [client for client, size in enumerate(sizes) if size == 0]
+        if not empty:
+            return
+        who, hint = (
+            f"client {empty[0]}",
+            "use fewer clients, smaller fractions or another partitioner",
+        )
+        if self.partitioner is None and arrays.client is not None:
+            who += f" (id {int(arrays.client.unique()[empty[0]])} in the data)"
+            hint = "leave such clients out of the data, or use smaller fractions"
+        raise ValueError(
+            f"Expected every client to have training data but got none for {len(empty)} of"
+            f" {len(sizes)} clients, the first being {who}: {hint}."
         )
 
     def _pieces(self, arrays: Arrays) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -168,6 +185,12 @@ class FederatedData(LightningDataModule):
         train, val, test = (
             (arrays.split == part).nonzero().flatten() for part in (TRAIN, VAL, TEST)
         )
+        if not len(train) or not len(test):
+            raise ValueError(
+                "Expected a data set with official train and test parts for `split: official` but"
+                f" got {len(train)} samples to train on and {len(test)} to test on: use"
+                " `split: own`."
+            )
         owned, owned_test = self._owned_matching(arrays, train, test)
         if len(val):
             owned_val = self._owned_matching(arrays, train, val)[1]
@@ -179,10 +202,10 @@ class FederatedData(LightningDataModule):
         """Which of the samples each client owns."""
         if self.partitioner is None:
             ids = self._own_ids(arrays)
-            return [samples[ids[samples] == k] for k in range(int(ids.max()) + 1)]
+            sizes = ids[samples].bincount(minlength=int(ids.max()) + 1)
+            return list(samples[ids[samples].argsort(stable=True)].split(sizes.tolist()))
         draw = generator(self.seed, "partition")
-        clients = self._requested_clients()
-        split = self.partitioner.split(arrays.y[samples], clients, draw)
+        split = self.partitioner.split(arrays.y[samples], self.num_clients or 0, draw)
         return [samples[index] for index in split]
 
     def _owned_matching(
@@ -190,20 +213,12 @@ class FederatedData(LightningDataModule):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The same for an official part, in each client's own mix of classes."""
         if self.partitioner is None:
-            ids = self._own_ids(arrays)
-            clients = range(int(ids.max()) + 1)
-            return (
-                [train[ids[train] == k] for k in clients],
-                [other[ids[other] == k] for k in clients],
-            )
+            return self._owned(arrays, train), self._owned(arrays, other)
         draw = generator(self.seed, "partition")
         split, matching = self.partitioner.split_matching(
-            arrays.y[train], arrays.y[other], self._requested_clients(), draw
+            arrays.y[train], arrays.y[other], self.num_clients or 0, draw
         )
         return [train[index] for index in split], [other[index] for index in matching]
-
-    def _requested_clients(self) -> int:
-        return self.num_clients if self.num_clients is not None else 0
 
     def _own_ids(self, arrays: Arrays) -> Tensor:
         if arrays.client is None:
@@ -231,20 +246,19 @@ class FederatedData(LightningDataModule):
         return shuffled[test + val :], shuffled[test : test + val], shuffled[:test]
 
     def _inputs(self, arrays: Arrays, train: Tensor) -> Tensor:
-        x = arrays.x
-        if x.dtype == torch.uint8:
-            x = x.to(torch.float32) / 255
-        elif not x.is_floating_point() or x.dtype != torch.float32:
-            x = x.to(torch.float32)
-        x = normalized(x, self.normalize, train)
-        for transform in self.transforms:
-            x = transform(x)
-            if len(x) != len(arrays):
-                raise ValueError(
-                    "Expected each of `transforms` to keep the number of samples"
-                    f" ({len(arrays)}) but got {len(x)} from {type(transform).__name__}."
-                )
-        return x
+        x = arrays.x.to(torch.float32)
+        if arrays.x.dtype == torch.uint8:
+            x /= 255
+        with seeded_torch(x.device) as seed:
+            for position, transform in enumerate(self.transforms):
+                seed(key(self.seed, "transforms", position))
+                x = transform(x)
+                if len(x) != len(arrays):
+                    raise ValueError(
+                        "Expected each of `transforms` to keep the number of samples"
+                        f" ({len(arrays)}) but got {len(x)} from {type(transform).__name__}."
+                    )
+        return normalized(x, self.normalize, train)
 
 
 class ClientBatches:
@@ -260,7 +274,8 @@ class ClientBatches:
     """
 
     def __init__(self, clients: Sequence[int], size: int) -> None:
-        self.batches = torch.tensor(list(clients), dtype=torch.int64).split(size)
+        ids = torch.tensor(list(clients), dtype=torch.int64)
+        self.batches = ids.split(size) if len(ids) else ()
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -269,40 +284,12 @@ class ClientBatches:
         return iter(self.batches)
 
 
-def normalized(
-    x: Tensor, how: Literal["none", "channel", "feature"] | list[Any], train: Tensor
-) -> Tensor:
-    """Return inputs with their mean subtracted, divided by their standard deviation.
-
-    Args:
-        x: Inputs, float [samples, ...].
-        how: See :class:`FederatedData`.
-        train: Ids of the samples from which the statistics are taken.
-
-    Example:
-        >>> normalized(torch.tensor([[1.0], [3.0]]), "channel", torch.tensor([0, 1])).flatten()
-        tensor([-1.,  1.])
-    """
-    if isinstance(how, str):
-        if how == "none":
-            return x
-        if how == "feature":
-            std, mean = torch.std_mean(x[train], dim=0, correction=0)
-            return (x - mean) / (std + 0.001)
-        over = [d for d in range(x.dim()) if d != 1]
-        std, mean = torch.std_mean(x[train], dim=over, correction=0, keepdim=True)
-        return (x - mean) / std.clamp(min=1e-12)
-    if len(how) != 2:
-        raise ValueError(f"Expected argument `normalize` to be a pair [mean, std] but got {how}.")
-    mean, std = (torch.tensor(part, dtype=x.dtype).reshape(-1) for part in how)
-    channels = x.shape[1]
-    if {len(mean), len(std)} - {1, channels} or not bool((std > 0).all()):
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` unless an argument is one of some words."""
+    if value not in choices:
         raise ValueError(
-            f"Expected argument `normalize` to hold one positive number per channel ({channels})"
-            f" but got {how}."
+            f"Expected argument `{name}` to be one of {', '.join(choices)} but got {value!r}."
         )
-    shape = (1, -1, *([1] * (x.dim() - 2)))
-    return (x - mean.view(shape)) / std.view(shape)
 
 
 def global_seed() -> int:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pl_fed.data.source import Arrays, DataSource, classes_of
 
@@ -42,72 +43,47 @@ class Npz(DataSource):
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If the file cannot be read, or an array is missing or of a wrong shape.
+            ValueError: If the file cannot be read, or an array is missing, of a wrong shape or
+                type, or has numbers that are NaN, infinite or out of range.
         """
-        arrays = self._read()
+        tensors = self._read()
         for name in ("x", "y"):
-            if name not in arrays:
+            if name not in tensors:
                 raise ValueError(
-                    f"Expected {self.path} to hold an array `{name}` but got {sorted(arrays)}."
+                    f"Expected {self.path} to hold an array `{name}` but got"
+                    f" {sorted(tensors) or 'none of x, y, client, split'}."
                 )
-        samples = len(arrays["x"]) if arrays["x"].ndim else 0
-        if samples == 0:
-            raise ValueError(f"Expected `x` in {self.path} to hold samples but got none.")
-        for name in arrays:
-            if arrays[name].shape[:1] != (samples,):
-                raise ValueError(
-                    f"Expected `{name}` in {self.path} to have {samples} rows, as many as `x`, but"
-                    f" got shape {arrays[name].shape}."
-                )
-        return self._checked(arrays)
+        classes = self.num_classes
+        if classes is None:
+            classes = classes_of(tensors["y"])
+        try:
+            return Arrays(**tensors, num_classes=classes)
+        except ValueError as error:
+            raise ValueError(f"{str(error).removesuffix('.')} in {self.path}.") from error
 
-    def _read(self) -> dict[str, np.ndarray]:
-        if not Path(self.path).is_file():
+    def _read(self) -> dict[str, Tensor]:
+        path = Path(self.path).expanduser()
+        if not path.is_file():
             raise FileNotFoundError(
-                f"Expected argument `path` to be an .npz file but found none at"
-                f" {Path(self.path).absolute()}: write one with"
-                " numpy.savez(path, x=inputs, y=labels)."
+                f"Expected argument `path` to be an .npz file but found none at {path.absolute()}:"
+                " write one with numpy.savez(path, x=inputs, y=labels)."
             )
         try:
-            with np.load(self.path, allow_pickle=False) as file:
+            with np.load(path, allow_pickle=False) as file:
                 known = [name for name in ("x", "y", "client", "split") if name in file.files]
-                return {name: file[name] for name in known}
+                return {name: _tensor(name, file[name]) for name in known}
         except Exception as error:
             raise ValueError(
-                f"Expected {self.path} to be a readable .npz file of plain arrays but got"
-                f" {type(error).__name__}: {error}"
+                f"Expected {self.path} to be an .npz file of arrays of numbers but got"
+                f" {type(error).__name__}: {str(error).splitlines()[0]}"
             ) from error
 
-    def _checked(self, arrays: dict[str, np.ndarray]) -> Arrays:
-        for name in ("client", "split"):
-            if name in arrays and not np.issubdtype(arrays[name].dtype, np.integer):
-                raise ValueError(
-                    f"Expected `{name}` in {self.path} to be integers but got {arrays[name].dtype}."
-                )
-        if "split" in arrays and not np.isin(arrays["split"], (0, 1, 2)).all():
-            raise ValueError(
-                f"Expected `split` in {self.path} to be 0 (train), 1 (val) or 2 (test) but got"
-                f" {np.unique(arrays['split']).tolist()}."
-            )
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
-        y = tensors["y"]
-        if not y.is_floating_point():
-            if y.dim() != 1:
-                raise ValueError(
-                    f"Expected class ids `y` in {self.path} to have shape [samples] but got"
-                    f" {list(y.shape)}."
-                )
-            y = y.to(torch.int64)
-        classes = classes_of(y)
-        if self.num_classes is not None and classes > self.num_classes:
-            raise ValueError(
-                f"Expected class ids `y` in {self.path} to be below `num_classes`"
-                f" ({self.num_classes}) but got {classes - 1}."
-            )
-        return Arrays(
-            tensors["x"],
-            y,
-            tensors.get("client"),
-            tensors.get("split"),
-            self.num_classes if self.num_classes is not None and classes else classes,
-        )
+
+def _tensor(name: str, array: np.ndarray) -> Tensor:
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"`{name}` is of type {array.dtype}.")
+    if array.dtype.kind in "iu" and name != "x":
+        array = array.astype(np.int64)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return torch.from_numpy(np.ascontiguousarray(array))

@@ -20,6 +20,15 @@ class Arrays:
             has yet to say. Any integers: sorted, they become clients 0, 1, 2, ...
         split: The official part of each sample, [samples], 0 train, 1 val, 2 test; or ``None``.
         num_classes: Number of classes; 0 where the targets are real values.
+
+    Raises:
+        ValueError: If there is no sample, the tensors do not have a row each for every sample, a
+            number is NaN or infinite, or an id is out of range.
+
+    Example:
+        >>> import torch
+        >>> len(Arrays(torch.zeros(3, 2), torch.tensor([0, 1, 1]), num_classes=2))
+        3
     """
 
     x: Tensor
@@ -27,6 +36,32 @@ class Arrays:
     client: Tensor | None = None
     split: Tensor | None = None
     num_classes: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that the tensors fit together."""
+        if self.x.dim() == 0 or len(self.x) == 0:
+            raise ValueError(
+                f"Expected `x` to hold at least one sample but got shape {list(self.x.shape)}."
+            )
+        for name in ("y", "client", "split"):
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape[:1] != (len(self.x),):
+                raise ValueError(
+                    f"Expected `{name}` to have {len(self.x)} rows, as many as `x`, but got shape"
+                    f" {list(tensor.shape)}."
+                )
+        _check_finite("x", self.x)
+        _check_finite("y", self.y)
+        _check_ids("client", self.client)
+        _check_ids("split", self.split, range(3), "0 (train), 1 (val) or 2 (test)")
+        if not self.y.is_floating_point():
+            below = f"class ids from 0 to below `num_classes` ({self.num_classes})"
+            _check_ids("y", self.y, range(self.num_classes), below)
+        elif self.num_classes:
+            raise ValueError(
+                "Expected `num_classes` to be left out for targets that are real values"
+                f" ({self.y.dtype}) but got {self.num_classes}."
+            )
 
     def __len__(self) -> int:
         return len(self.x)
@@ -49,20 +84,41 @@ class DataSource(ABC):
 
 
 def classes_of(y: Tensor) -> int:
-    """Return the number of classes of integer targets, 0 for real-valued ones.
-
-    Raises:
-        ValueError: If a class id is negative.
+    """Return the number of classes of integer targets, the largest id + 1; 0 for real values.
 
     Example:
         >>> import torch
         >>> classes_of(torch.tensor([0, 2, 1])), classes_of(torch.tensor([0.5]))
         (3, 0)
     """
-    if y.is_floating_point():
-        return 0
-    if len(y) and int(y.min()) < 0:
+    return 0 if y.is_floating_point() or len(y) == 0 else max(0, int(y.max()) + 1)
+
+
+def _check_finite(name: str, values: Tensor) -> None:
+    if values.is_floating_point() and not bool(values.isfinite().all()):
+        broken = (~values.isfinite()).flatten(1 if values.dim() > 1 else 0)
+        samples = (broken.any(1) if broken.dim() > 1 else broken).nonzero().flatten()
         raise ValueError(
-            f"Expected class ids `y` to be integers from 0 upwards but got {int(y.min())}."
+            f"Expected `{name}` to hold finite numbers but got NaN or infinity in {len(samples)}"
+            f" samples, first in sample {int(samples[0])}."
         )
-    return int(y.max()) + 1 if len(y) else 0
+
+
+def _check_ids(
+    name: str, ids: Tensor | None, allowed: range | None = None, as_text: str = ""
+) -> None:
+    if ids is None:
+        return
+    if ids.is_floating_point() or ids.is_complex():
+        raise ValueError(f"Expected `{name}` to be integers but got {ids.dtype}.")
+    if ids.dim() != 1:
+        raise ValueError(
+            f"Expected `{name}`, being integers, to be of shape [samples] but got"
+            f" {list(ids.shape)}."
+        )
+    if allowed is None:
+        return
+    smallest, largest = int(ids.min()), int(ids.max())
+    if smallest not in allowed or largest not in allowed:
+        found = smallest if smallest not in allowed else largest
+        raise ValueError(f"Expected `{name}` to be {as_text} but got {found}.")

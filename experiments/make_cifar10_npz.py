@@ -1,0 +1,54 @@
+"""``python experiments/make_cifar10_npz.py --source FOLDER`` makes cifar10.npz for pl_fed.data.Npz.
+
+The folder holds CIFAR-10 as mosaics: train_1.webp to train_5.webp and test.webp, each a grid of 100
+by 100 images of 32 by 32, row by row; and labels.npz with an array train_1_labels and so on. The
+.npz holds x (uint8 [60000, 3, 32, 32]), y (int64 [60000]) and split (0 for the 50,000 training
+images, 2 for the 10,000 test images): use it with ``data.split: official``.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+PARTS = {**{f"train_{i}": 0 for i in range(1, 6)}, "test": 2}
+SIZE = 32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--source", type=Path, required=True, help="the folder with the mosaics")
+    parser.add_argument("--out", type=Path, default=Path("cifar10.npz"), help="what to write")
+    arguments = parser.parse_args()
+    x, y, split = read(arguments.source)
+    np.savez(arguments.out, x=x, y=y, split=split)
+    print(f"{arguments.out}: {len(x)} images, {np.bincount(y).tolist()} of each class")
+
+
+def read(source: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return images, labels and official parts of all mosaics in a folder."""
+    labels = np.load(source / "labels.npz")
+    images = {name: tiles(source / f"{name}.webp") for name in PARTS}
+    for name, part in images.items():
+        if len(part) != len(labels[f"{name}_labels"]):
+            raise ValueError(
+                f"Expected as many labels as images for {name} ({len(part)}) but got"
+                f" {len(labels[f'{name}_labels'])}."
+            )
+    y = np.concatenate([labels[f"{name}_labels"] for name in PARTS]).astype(np.int64)
+    split = np.concatenate([np.full(len(images[name]), PARTS[name]) for name in PARTS])
+    return np.concatenate(list(images.values())), y, split.astype(np.int64)
+
+
+def tiles(path: Path) -> np.ndarray:
+    """Return the images of a mosaic, row by row, uint8 [images, 3, 32, 32]."""
+    with Image.open(path) as mosaic:
+        pixels = np.asarray(mosaic.convert("RGB"))
+    rows, columns = pixels.shape[0] // SIZE, pixels.shape[1] // SIZE
+    grid = pixels.reshape(rows, SIZE, columns, SIZE, 3).transpose(0, 2, 4, 1, 3)
+    return np.ascontiguousarray(grid.reshape(rows * columns, 3, SIZE, SIZE))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What the command line says of a mistake: one sentence."""
+
+import difflib
+import inspect
+import re
+from importlib import import_module
+
+_WRAPPER = re.compile(r"Type typing\.Callable\[.*?\] expects a function or a callable class: ")
+_KEY = re.compile(r'Parser key "(.+?)":')
+_OWNER = re.compile(r"Problem with given class_path '(.+)':")
+_TYPE = re.compile(r"Expected an? (<class '.+'>|typing\..+?)(?:\. Got value: (.*))?$")
+_VALUE = re.compile(r"Given value: (.*?)(?:\. Got value: .*)?$")
+_CLASS_PATH = re.compile(r"Got value: Namespace\(class_path='(.+?)'")
+_LEAVES = {
+    r"Expected a dot import path string: (.+)": (
+        "Expected argument `{where}` to be the path of a class but got {0}."
+    ),
+    r"(No module named .+)": "Expected argument `{where}` to be the path of a class but got: {0}.",
+    r"Import path (?:(\S+) )?does not correspond to a subclass of (.+)": (
+        "Expected argument `{where}` to be a subclass of {1} but got {0}."
+    ),
+    r"Expected an instantiatable class, but (?:(\S+) )?is abstract": (
+        "Expected argument `{where}` to be a class that can be made but {0} is abstract."
+    ),
+    r"(?:Subcommand .+ option|unrecognized arguments:) '?(.+?)'?$": (
+        "Expected only options that --help lists but got {0}."
+    ),
+    r"argument subcommand: invalid choice: (.+) \(choose from (.+)\)": (
+        "Expected a subcommand, one of {1}, but got {0}."
+    ),
+    r"(?i)expected \"subcommand\" to be one of {(.+)}": (
+        "Expected a subcommand, one of {0}, but got none."
+    ),
+    r"File does not exist: (.+)": "Expected argument `{where}` to be a file but found none at {0}.",
+}
+_BESIDE_THE_POINT = (
+    "Expected a <class 'NoneType'>",
+    "Expected a path but ",
+    "Not a valid subclass",
+)
+
+
+def sentence(message: str) -> str:
+    """Return what matters in an error message of jsonargparse, as one sentence.
+
+    An argument may be of several types, and jsonargparse tells why each of them failed, in a tree:
+    the first that is neither ``None`` nor a path is what the user meant. A message of pl_fed's own
+    within the tree, or without one, is returned as it is.
+
+    Example:
+        >>> print(sentence("unrecognized arguments: --data.size=9"))
+        Expected only options that --help lists but got --data.size=9.
+    """
+    keys: list[str] = []
+    owner = ""
+    types: list[str] = []
+    lines = _WRAPPER.sub("", message).splitlines()
+    given = next((found[1] for line in lines if (found := _VALUE.match(line.strip()))), "")
+    for line in (each.strip().removeprefix("- ") for each in lines):
+        if found := _KEY.match(line):
+            keys.append(found[1])
+            line = line[found.end() :].strip()
+        if found := _OWNER.match(line):
+            owner = found[1]
+        elif line.startswith(_BESIDE_THE_POINT):
+            continue
+        elif found := _TYPE.match(line):
+            types.append(found[1])
+            if found[2] is not None:
+                return _wrong_type(keys, types, found[2])
+        elif types and (found := _VALUE.match(line)):
+            return _wrong_type(keys, types, found[1])
+        elif not types and (text := _of_leaf(line, ".init_args.".join(keys), owner, given)):
+            return text
+    return " ".join(message.split())
+
+
+def _of_leaf(line: str, where: str, owner: str, given: str) -> str:
+    """Return the sentence of a line that tells what is wrong; of another line, nothing."""
+    for pattern, template in _LEAVES.items():
+        if found := re.match(pattern, line):
+            return template.format(*(each or given for each in found.groups()), where=where)
+    if found := re.match(r"Option '(.+?)' is not accepted", line):
+        callable_class = _CLASS_PATH.search(line)
+        owner = callable_class[1] if callable_class else owner
+        near = _near(found[1], _options(owner))
+        whose = f" of {owner}" if owner else ""
+        return (
+            f"Expected argument `{where}` to hold only options{whose} but got `{found[1]}`{near}."
+        )
+    if found := re.match(r"module '(.+?)' has no attribute '(.+?)'", line):
+        near = _near(found[2], dir(import_module(found[1])))
+        return f"Expected argument `{where}` to be a class but {found[1]} has no {found[2]}{near}."
+    if found := re.match(r"the following arguments are required: (.+)", line):
+        name = re.sub(r"^(fit|validate|test|predict)\.", "", found[1])
+        missing = f"{where}.init_args.{name}" if where else name
+        return f"Expected argument `{missing}` to be given but got none."
+    return line if line.startswith("Expected ") else ""
+
+
+def _wrong_type(keys: list[str], types: list[str], value: str) -> str:
+    literals = re.findall(r"Literal\[(.+?)\]", " ".join(types))
+    classes = re.findall(r"<class '(?:.+?\.)?(\w+)'>", " ".join(types))
+    kinds = [f"one of {', '.join(literals)}"] if literals else []
+    if classes:
+        kinds.append(f"of type {' or '.join(dict.fromkeys(classes))}")
+    where = ".init_args.".join(keys)
+    return f"Expected argument `{where}` to be {', or '.join(kinds)} but got {value}."
+
+
+def _options(owner: str) -> list[str]:
+    """Return the names of the arguments that a class takes, given its path."""
+    module, _, name = owner.rpartition(".")
+    try:
+        made = getattr(import_module(module), name)
+        classes = [each for each in made.__mro__ if "__init__" in vars(each)]
+        return [name for each in classes for name in inspect.signature(each.__init__).parameters]
+    except (ImportError, AttributeError, ValueError):
+        return []
+
+
+def _near(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -1,0 +1,200 @@
+"""MNIST, Fashion-MNIST and CIFAR-10: made files of the real formats, and the real files."""
+
+import hashlib
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+from torchvision import datasets
+
+from pl_fed.data import CIFAR10, MNIST, FashionMNIST, FederatedData
+from pl_fed.partitioners import Shards
+
+
+def write_idx(path, array):
+    """Write uint8 numbers as Yann LeCun's idx format has them: magic number, sizes, bytes."""
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    path.write_bytes(header + array.tobytes())
+
+
+@pytest.fixture
+def idx_root(tmp_path):
+    """A folder with 6 training and 4 test images of each of the two idx sets."""
+    numbers = np.random.default_rng(0)
+    made = {}
+    for name in ("MNIST", "FashionMNIST"):
+        raw = tmp_path / name / "raw"
+        raw.mkdir(parents=True)
+        for part, samples in (("train", 6), ("t10k", 4)):
+            images = numbers.integers(256, size=(samples, 28, 28), dtype=np.uint8)
+            labels = numbers.integers(10, size=samples, dtype=np.uint8)
+            write_idx(raw / f"{part}-images-idx3-ubyte", images)
+            write_idx(raw / f"{part}-labels-idx1-ubyte", labels)
+            made[name, part] = images, labels
+    return tmp_path, made
+
+
+@pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
+def test_idx_files(idx_root, kind):
+    root, made = idx_root
+    arrays = kind(root=str(root)).load()
+    assert arrays.x.shape == (10, 1, 28, 28)
+    assert arrays.x.dtype == torch.uint8
+    (images, labels), (test_images, test_labels) = (
+        made[kind.__name__, part] for part in ("train", "t10k")
+    )
+    assert np.array_equal(arrays.x[:6, 0].numpy(), images)
+    assert np.array_equal(arrays.x[6:, 0].numpy(), test_images)
+    assert arrays.y.tolist() == [*labels.tolist(), *test_labels.tolist()]
+    assert arrays.split.tolist() == [0] * 6 + [2] * 4
+    assert arrays.num_classes == 10
+
+
+def test_the_folder_comes_from_the_environment(idx_root, monkeypatch):
+    monkeypatch.setenv("PL_FED_DATA", str(idx_root[0]))
+    assert len(MNIST().load()) == 10
+    assert MNIST(root="elsewhere").root == "elsewhere"
+    monkeypatch.delenv("PL_FED_DATA")
+    assert MNIST().root == "data"
+
+
+@pytest.fixture
+def cifar_root(tmp_path, monkeypatch):
+    """A cifar-10-batches-py of 2 images a file, whose md5 sums torchvision is told."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    numbers = np.random.default_rng(0)
+    images = numbers.integers(256, size=(6, 2, 3, 32, 32), dtype=np.uint8)
+    labels = numbers.integers(10, size=(6, 2))
+
+    def write(name, content):
+        data = pickle.dumps(content)
+        (folder / name).write_bytes(data)
+        return [name, hashlib.md5(data).hexdigest()]
+
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    sums = [
+        write(name, {"data": images[i].reshape(2, -1), "labels": labels[i].tolist()})
+        for i, name in enumerate(names)
+    ]
+    meta = write("batches.meta", {"label_names": [str(i) for i in range(10)]})
+    monkeypatch.setattr(datasets.CIFAR10, "train_list", sums[:5])
+    monkeypatch.setattr(datasets.CIFAR10, "test_list", sums[5:])
+    monkeypatch.setattr(
+        datasets.CIFAR10, "meta", {**datasets.CIFAR10.meta, "filename": meta[0], "md5": meta[1]}
+    )
+    return tmp_path, images, labels
+
+
+def test_cifar10_files(cifar_root):
+    root, images, labels = cifar_root
+    arrays = CIFAR10(root=str(root)).load()
+    assert arrays.x.is_contiguous()
+    assert np.array_equal(arrays.x.numpy(), images.reshape(12, 3, 32, 32))
+    assert arrays.y.tolist() == labels.flatten().tolist()
+    assert arrays.split.tolist() == [0] * 10 + [2] * 2
+    assert arrays.num_classes == 10
+
+
+def test_a_broken_cifar10_file(cifar_root):
+    root = cifar_root[0]
+    (root / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"not what it was")
+    with pytest.raises(FileNotFoundError, match=r"with CIFAR10 but got .*corrupted"):
+        CIFAR10(root=str(root)).load()
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        (MNIST, "the four idx files under MNIST/raw"),
+        (FashionMNIST, "the four idx files under FashionMNIST/raw"),
+        (CIFAR10, "the folder cifar-10-batches-py"),
+    ],
+)
+def test_a_root_without_the_data_says_how_to_get_it(tmp_path, kind, files):
+    with pytest.raises(FileNotFoundError) as failed:
+        kind(root=str(tmp_path)).load()
+    sentence = str(failed.value)
+    assert sentence.startswith(
+        f"Expected argument `root` to be a folder with {kind.__name__} but got {tmp_path} ("
+    )
+    for way in ("`download: true`", f"put {files} there", "set PL_FED_DATA"):
+        assert way in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("size", [0, 10, 500])
+def test_an_idx_file_that_was_cut_off(idx_root, size):
+    root = idx_root[0]
+    path = root / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(FileNotFoundError, match="to be a folder with MNIST but got"):
+        MNIST(root=str(root)).load()
+
+
+def test_a_download_that_fails_is_not_advised_again(tmp_path, monkeypatch):
+    def unreachable(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(datasets.CIFAR10, "download", unreachable)
+    with pytest.raises(FileNotFoundError, match="no route to host") as failed:
+        CIFAR10(root=str(tmp_path), download=True).load()
+    assert "download: true" not in str(failed.value)
+
+
+# The real files
+
+KNOWN = {  # mean and standard deviation of the training pixels / 255, as everyone uses them
+    MNIST: (0.1307, 0.3081),
+    FashionMNIST: (0.2860, 0.3530),
+}
+MNIST_LABELS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+MNIST_TEST_LABELS = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+@pytest.fixture
+def real(real_data):
+    def load(kind):
+        if real_data is None:
+            pytest.skip("PL_FED_DATA does not name a folder with the real data")
+        return kind(root=real_data)
+
+    return load
+
+
+@pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
+def test_real_images(real, kind):
+    arrays = real(kind).load()
+    assert arrays.x.shape == (70000, 1, 28, 28)
+    assert arrays.split.bincount().tolist() == [60000, 0, 10000]
+    pixels = arrays.x[:60000].double() / 255
+    mean, std = KNOWN[kind]
+    assert float(pixels.mean()) == pytest.approx(mean, abs=5e-5)
+    assert float(pixels.std()) == pytest.approx(std, abs=5e-5)
+    counts = [arrays.y[arrays.split == part].bincount().tolist() for part in (0, 2)]
+    if kind is MNIST:
+        assert counts == [MNIST_LABELS, MNIST_TEST_LABELS]
+        assert arrays.y[:6].tolist() == [5, 0, 4, 1, 9, 2]
+    else:
+        assert counts == [[6000] * 10, [1000] * 10]
+        assert arrays.y[:6].tolist() == [9, 0, 0, 3, 0, 2]
+
+
+def test_real_fashion_mnist_shared_out(real):
+    module = FederatedData(
+        real(FashionMNIST), Shards(2), 100, split="official", normalize="channel", seed=0
+    )
+    clients = module.clients
+    assert int(clients.train.sizes.sum() + clients.val.sizes.sum()) == 60000
+    assert int(clients.test.sizes.sum()) == 10000
+    train = clients.x[clients.train.index].double()
+    assert float(train.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(train.std()) == pytest.approx(1, abs=1e-5)
+    for k in range(0, 100, 7):
+        classes = [
+            clients.y[part.samples(k)].unique().tolist() for part in (clients.train, clients.test)
+        ]
+        assert len(classes[0]) == 2
+        assert classes[0] == classes[1]

@@ -1,0 +1,478 @@
+"""Samples shared out over clients: who gets what, cut how, normalised by what."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torchvision.transforms import v2
+
+from pl_fed.data import Arrays, DataSource, Digits, FederatedData
+from pl_fed.data.batches import Batches, BatchRule
+from pl_fed.data.module import ClientBatches
+from pl_fed.partitioners import IID, Dirichlet, Shards
+
+
+class Made(DataSource):
+    """Arrays made by a test."""
+
+    def __init__(self, x, y, **others):
+        self.arrays = {"x": x, "y": y, **others}
+
+    def load(self):
+        return Arrays(**self.arrays)
+
+
+def numbered(samples, classes=2, **others):
+    """Samples whose one input is their number."""
+    x = torch.arange(samples, dtype=torch.float32).view(-1, 1)
+    return Made(x, torch.arange(samples) % classes, num_classes=classes, **others)
+
+
+def federated(dataset, partitioner=None, num_clients=None, **others):
+    partitioner = partitioner or (IID() if num_clients else None)
+    return FederatedData(dataset, partitioner, num_clients, **{"seed": 0, **others})
+
+
+def shared_out(*arguments, **others):
+    return federated(*arguments, **others).clients
+
+
+def ids(clients, part):
+    return [clients.part(part).samples(k).tolist() for k in range(clients.num_clients)]
+
+
+def flat(clients, *parts):
+    return sorted(i for part in parts for samples in ids(clients, part) for i in samples)
+
+
+# Whose the samples are
+
+
+@pytest.mark.parametrize("partitioner", [IID(), Shards(2), Dirichlet(0.3, min_size=5)])
+def test_own_split_is_disjoint_and_complete(partitioner):
+    clients = shared_out(Digits(), partitioner, 12)
+    assert flat(clients, "train", "val", "test") == list(range(1797))
+    for samples in zip(*(ids(clients, part) for part in ("train", "val", "test"))):
+        assert len(set().union(*samples)) == sum(map(len, samples))
+
+
+@pytest.mark.parametrize(("val", "test"), [(0.1, 0.2), (0.25, 0.25), (0.0, 0.5), (0.0, 0.0)])
+def test_fractions_are_rounded_half_up(val, test):
+    clients = shared_out(numbered(107), num_clients=8, val_fraction=val, test_fraction=test)
+    for k in range(8):
+        parts = [len(clients.part(part).samples(k)) for part in ("train", "val", "test")]
+        size = sum(parts)
+        assert size in (13, 14)
+        assert parts[1] == math.floor(size * val + 0.5)
+        assert parts[2] == math.floor(size * test + 0.5)
+
+
+def test_half_a_sample_is_rounded_up():
+    clients = shared_out(numbered(10), num_clients=1, val_fraction=0.25, test_fraction=0.05)
+    assert [len(flat(clients, part)) for part in ("train", "val", "test")] == [6, 3, 1]
+
+
+def test_the_cut_is_at_random():
+    clients = shared_out(numbered(1000), num_clients=1, test_fraction=0.5)
+    assert abs(sum(flat(clients, "test")) / 500 - 499.5) < 60
+    assert ids(clients, "train")[0] != sorted(ids(clients, "train")[0])
+
+
+@pytest.mark.parametrize("split", ["own", "official"])
+def test_the_seed_decides_all(split):
+    def parts(seed):
+        official = torch.tensor([0, 0, 2]).repeat(40)
+        data = numbered(120, split=official)
+        clients = shared_out(data, num_clients=4, split=split, seed=seed)
+        return [ids(clients, part) for part in ("train", "val", "test")]
+
+    assert parts(1) == parts(1)
+    assert parts(1) != parts(2)
+
+
+def test_the_seed_is_lightnings_unless_given(monkeypatch):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "5")
+    assert federated(numbered(9), num_clients=2, seed=None).seed == 5
+    assert federated(numbered(9), num_clients=2, seed=6).seed == 6
+    monkeypatch.delenv("PL_GLOBAL_SEED")
+    assert federated(numbered(9), num_clients=2, seed=None).seed == 0
+
+
+def test_drawing_does_not_touch_the_global_generator():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    transforms = [v2.RandomHorizontalFlip()]
+    shared_out(Digits(), Shards(2), 5, transforms=transforms)
+    assert torch.equal(torch.rand(2), expected)
+
+
+# Official parts
+
+
+def official(train=60, val=0, test=30):
+    return torch.tensor([0] * train + [1] * val + [2] * test)
+
+
+def test_official_parts_stay_apart():
+    clients = shared_out(numbered(90, split=official()), num_clients=5, split="official")
+    assert flat(clients, "test") == list(range(60, 90))
+    assert flat(clients, "train", "val") == list(range(60))
+    sizes = clients.part("val").sizes
+    assert sizes.tolist() == [math.floor(12 * 0.1 + 0.5)] * 5
+
+
+def test_an_official_val_part_is_used():
+    data = numbered(90, split=official(50, 10, 30))
+    clients = shared_out(data, num_clients=5, split="official", val_fraction=0.5)
+    assert flat(clients, "train") == list(range(50))
+    assert flat(clients, "val") == list(range(50, 60))
+    assert flat(clients, "test") == list(range(60, 90))
+
+
+def test_official_tests_have_the_clients_own_classes():
+    data = numbered(900, classes=6, split=official(600, 60, 240))
+    clients = shared_out(data, Shards(2), 9, split="official")
+    for k in range(9):
+        trained = set(clients.y[clients.train.samples(k)].tolist())
+        assert len(trained) == 2
+        for part in ("val", "test"):
+            assert set(clients.y[clients.part(part).samples(k)].tolist()) == trained
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (None, "official parts for `split: official` but got Made without any"),
+        (official(90, 0, 0), "90 samples to train on and 0 to test on"),
+        (official(0, 0, 90), "0 samples to train on and 90 to test on"),
+    ],
+)
+def test_official_parts_that_are_not_there(parts, words):
+    with pytest.raises(ValueError, match=words):
+        shared_out(numbered(90, split=parts), num_clients=3, split="official")
+
+
+# Clients that the data set itself names
+
+
+def test_any_ids_become_clients_in_ascending_order():
+    client = torch.tensor([70, -3, 70, 12, -3, 70])
+    clients = shared_out(numbered(6, client=client), val_fraction=0.0, test_fraction=0.0)
+    assert [sorted(samples) for samples in ids(clients, "train")] == [[1, 4], [3], [0, 2, 5]]
+
+
+def test_ids_with_official_parts():
+    client = torch.tensor([5, 9, 5, 9, 5, 9, 5, 9])
+    split = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2])
+    clients = shared_out(numbered(8, client=client, split=split), split="official")
+    assert [sorted(samples) for samples in ids(clients, "train")] == [[0, 2], [1, 3]]
+    assert ids(clients, "val") == [[4], []]
+    assert [sorted(samples) for samples in ids(clients, "test")] == [[6], [5, 7]]
+
+
+def test_an_id_without_training_samples():
+    client, split = torch.tensor([4, 4, 17, 4]), torch.tensor([0, 0, 2, 2])
+    with pytest.raises(ValueError, match=r"1 of 2 clients, .* client 1 \(id 17 in the data\)"):
+        shared_out(numbered(4, client=client, split=split), split="official")
+
+
+def test_a_partitioner_overrides_the_ids():
+    client = torch.tensor([1, 1, 1, 1, 1, 1])
+    clients = shared_out(numbered(6, client=client), IID(), 3, val_fraction=0, test_fraction=0)
+    assert clients.train.sizes.tolist() == [2, 2, 2]
+
+
+def test_the_number_of_ids_must_be_right_or_left_out():
+    data = numbered(4, client=torch.tensor([1, 1, 2, 2]))
+    assert FederatedData(data, num_clients=2).clients.num_clients == 2
+    with pytest.raises(ValueError, match=r"`num_clients` to be 2, .* but got 3"):
+        _ = FederatedData(data, num_clients=3).clients
+
+
+# What cannot be shared out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_clients": 31}, r"`num_clients` .* number of samples \(30\) but got 31"),
+        ({"num_clients": 0, "partitioner": IID()}, "`num_clients` to be at least 1 but got 0"),
+        ({"num_clients": 30, "val_fraction": 0.5}, "none for 30 of 30 clients.* client 0:"),
+        ({"num_clients": 5, "partitioner": Shards(3)}, r"number of classes \(2\) but got 3"),
+        ({"num_clients": None}, "`partitioner` to be given, as Made does not say"),
+    ],
+)
+def test_clients_that_cannot_be_formed(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        shared_out(numbered(30), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"batch_size": 0}, "`batch_size` to be at least 1 but got 0"),
+        ({"clients_per_eval_batch": 0}, "`clients_per_eval_batch` to be at least 1"),
+        ({"val_fraction": 1.0}, r"`val_fraction` to lie in \[0, 1\) but got 1.0"),
+        ({"test_fraction": -0.1}, r"`test_fraction` to lie in \[0, 1\) but got -0.1"),
+        ({"test_fraction": math.nan}, r"`test_fraction` to lie in \[0, 1\) but got nan"),
+        ({"val_fraction": 0.5, "test_fraction": 0.5}, "below 1 but got 1.0: nothing"),
+        ({"num_clients": None}, "`num_clients` to be given with a `partitioner` but got None"),
+        ({"split": "offical"}, "`split` to be one of own, official but got 'offical'"),
+        ({"normalize": "chanel"}, "`normalize` to be one of none, .* but got 'chanel'"),
+    ],
+)
+def test_arguments_out_of_range(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        FederatedData(numbered(30), **{"partitioner": IID(), "num_clients": 3, **arguments})
+
+
+# Inputs
+
+
+def test_uint8_is_scaled_and_nothing_else():
+    x = torch.tensor([[0], [51], [255]], dtype=torch.uint8)
+    y = torch.tensor([0, 1, 0])
+    scaled = shared_out(Made(x, y, num_classes=2), num_clients=1).x
+    assert scaled.flatten().tolist() == [0.0, pytest.approx(0.2), 1.0]
+    assert x.flatten().tolist() == [0, 51, 255], "the source's own tensor stays as it is"
+    for dtype in (torch.int64, torch.float64, torch.float16, torch.int16):
+        taken = shared_out(Made(x.to(dtype), y, num_classes=2), num_clients=1).x
+        assert taken.dtype == torch.float32
+        assert taken.flatten().tolist() == [0.0, 51.0, 255.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_class_ids_become_int64(dtype):
+    y = torch.tensor([0, 1, 2], dtype=dtype)
+    clients = shared_out(Made(torch.zeros(3, 1), y, num_classes=3), num_clients=1)
+    assert clients.y.dtype == torch.int64
+    assert clients.num_classes == 3
+
+
+def test_real_targets_stay_real():
+    y = torch.tensor([[0.5], [1.5], [2.5]])
+    clients = shared_out(Made(torch.zeros(3, 1), y), num_clients=1)
+    assert torch.equal(clients.y, y)
+    assert clients.num_classes == 0
+
+
+def images(*means, samples=40, size=3):
+    """Images whose channels have these means."""
+    noise = torch.randn(samples, len(means), size, size, generator=torch.Generator().manual_seed(0))
+    x = noise * torch.tensor([1.0 + i for i in range(len(means))]).view(1, -1, 1, 1)
+    return x + torch.tensor(means).view(1, -1, 1, 1)
+
+
+def with_outliers(normalize, **others):
+    """Training samples 0..39, and test samples 40..49 that would spoil the statistics."""
+    x = torch.cat([images(2.0, -5.0), torch.full((10, 2, 3, 3), 1e6)])
+    data = Made(x, torch.zeros(50, dtype=torch.int64), split=official(40, 0, 10), num_classes=1)
+    clients = shared_out(
+        data, IID(), 2, split="official", val_fraction=0.0, normalize=normalize, **others
+    )
+    return x, clients.x
+
+
+def test_normalize_channel_by_training_samples_only():
+    x, normalized = with_outliers("channel")
+    train = normalized[:40].double()
+    assert train.mean((0, 2, 3)).abs().max() < 1e-6
+    assert (train.var((0, 2, 3), correction=0) - 1).abs().max() < 1e-5
+    mean, std = x[:40, 1].double().mean(), x[:40, 1].double().std(correction=0)
+    expected = (x[:, 1].double() - mean) / std
+    assert torch.allclose(normalized[:, 1].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_normalize_feature_by_training_samples_only():
+    x, normalized = with_outliers("feature")
+    mean, std = x[:40].double().mean(0), x[:40].double().std(0, correction=0)
+    assert torch.allclose(
+        normalized.double(), (x.double() - mean) / (std + 0.001), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_the_val_part_is_not_among_the_training_samples():
+    data = numbered(10)
+    clients = shared_out(
+        data, num_clients=1, val_fraction=0.4, test_fraction=0.0, normalize="channel"
+    )
+    train = torch.tensor(flat(clients, "train"), dtype=torch.float64)
+    expected = (torch.arange(10) - train.mean()) / train.std(correction=0)
+    assert torch.allclose(clients.x.flatten().double(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pair", "mean", "std"),
+    [
+        ([2.0, 4.0], [2.0, 2.0], [4.0, 4.0]),
+        ([[2.0, -5.0], [4.0, 8.0]], [2.0, -5.0], [4.0, 8.0]),
+        ([[2.0, -5.0], [4.0]], [2.0, -5.0], [4.0, 4.0]),
+    ],
+)
+def test_normalize_by_a_pair(pair, mean, std):
+    x, normalized = with_outliers(pair)
+    for channel in range(2):
+        expected = (x[:, channel] - mean[channel]) / std[channel]
+        assert torch.equal(normalized[:, channel], expected)
+
+
+def test_normalize_none():
+    x, normalized = with_outliers("none")
+    assert torch.equal(normalized, x)
+
+
+@pytest.mark.parametrize(
+    "pair", [[1.0], [0.0, 0.0], [0.0, -1.0], [[0.0, 0.0, 0.0], [1.0]], [[], []]]
+)
+def test_a_pair_that_does_not_fit(pair):
+    with pytest.raises(ValueError, match=r"`normalize` to (be a pair|hold one positive number)"):
+        with_outliers(pair)
+
+
+def test_a_constant_channel_does_not_blow_up():
+    x = torch.full((20, 2), 0.1)
+    x[:, 1] = torch.arange(20)
+    x[15:, 0] = 0.2  # not constant in the test part
+    data = Made(x, torch.zeros(20, dtype=torch.int64), split=official(15, 0, 5), num_classes=1)
+    clients = shared_out(data, IID(), 1, split="official", val_fraction=0.0, normalize="channel")
+    assert clients.x[:15, 0].abs().max() < 1e-6
+    assert torch.allclose(clients.x[15:, 0], torch.tensor(0.1), atol=1e-6)
+
+
+@pytest.mark.parametrize("normalize", ["channel", "feature", [1.0, 2.0]])
+def test_one_number_a_sample(normalize):
+    data = Made(torch.tensor([1.0, 3.0]), torch.tensor([0, 1]), num_classes=2)
+    clients = shared_out(data, num_clients=1, val_fraction=0, test_fraction=0, normalize=normalize)
+    assert clients.x.shape == (2,)
+
+
+# Transforms
+
+
+def test_transforms_are_batched_and_come_before_normalising():
+    seen = []
+
+    class Look(nn.Module):
+        def forward(self, x):
+            seen.append((x.shape, float(x.min()), float(x.max())))
+            return x
+
+    x = torch.randint(256, (20, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator())
+    data = Made(x, torch.zeros(20, dtype=torch.int64), num_classes=1)
+    transforms = [Look(), v2.Resize(4, antialias=True), v2.Grayscale()]
+    clients = shared_out(data, num_clients=2, transforms=transforms, normalize="channel")
+    assert seen == [(x.shape, 0.0, 1.0)]
+    assert clients.x.shape == (20, 1, 4, 4)
+    train = clients.x[torch.tensor(flat(clients, "train"))]
+    assert abs(float(train.mean())) < 1e-5
+
+
+def test_random_transforms_are_keyed_by_the_seed():
+    def inputs(seed):
+        transforms = [v2.RandomCrop(6), v2.RandomRotation(90)]
+        return shared_out(Digits(), num_clients=2, transforms=transforms, seed=seed).x
+
+    assert torch.equal(inputs(0), inputs(0))
+    assert not torch.equal(inputs(0), inputs(1))
+
+
+def test_a_transform_that_loses_samples():
+    class Half(nn.Module):
+        def forward(self, x):
+            return x[::2]
+
+    with pytest.raises(ValueError, match=r"number of samples \(1797\) but got 899 from Half"):
+        shared_out(Digits(), num_clients=2, transforms=[Half()])
+
+
+def test_augment_changes_training_batches_and_nothing_else():
+    module = federated(Digits(), num_clients=2, augment=[v2.RandomHorizontalFlip(p=1.0)])
+    data = module.clients
+    assert torch.equal(data.x, Digits().load().x)
+    rule = BatchRule(batch_size=8, shuffle=False)
+    batches = Batches(data, torch.tensor([1]), [1], rule, 0, 0, augment=module.augment)
+    (batch,) = batches.of(0)
+    samples = data.train.samples(1)[:8]
+    assert torch.equal(batch.x, data.x[samples].flip(-1))
+
+
+def test_without_augment_there_is_none():
+    assert federated(Digits(), num_clients=2).augment is None
+
+
+# What Lightning takes for loaders
+
+
+def test_loaders_give_client_ids():
+    module = federated(Digits(), num_clients=7, clients_per_eval_batch=3)
+    assert [batch.tolist() for batch in module.val_dataloader()] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert [batch.tolist() for batch in module.test_dataloader()] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert len(module.train_dataloader()) == 7
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [(None, [0, 1, 2]), ([2, 0], [2, 0]), ([], [])])
+def test_predict_clients(wanted, expected):
+    module = federated(Digits(), num_clients=3, predict_clients=wanted)
+    module.setup("predict")
+    assert [k for batch in module.predict_dataloader() for k in batch.tolist()] == expected
+
+
+@pytest.mark.parametrize("wanted", [[3], [-1], [0, 7]])
+def test_predict_clients_that_are_not_there(wanted):
+    module = federated(Digits(), num_clients=3, predict_clients=wanted)
+    with pytest.raises(ValueError, match="`predict_clients` to be ids from 0 to 2 but got"):
+        module.setup("predict")
+
+
+def test_no_client_is_no_batch():
+    assert list(ClientBatches([], 4)) == []
+    assert len(ClientBatches([], 4)) == 0
+
+
+def test_the_data_is_loaded_once_and_only_when_asked_for():
+    class Counted(Digits):
+        loads = 0
+
+        def load(self):
+            Counted.loads += 1
+            return super().load()
+
+    module = federated(Counted(), num_clients=3)
+    assert Counted.loads == 0
+    module.setup("fit")
+    module.setup("test")
+    assert module.clients is module.clients
+    assert Counted.loads == 1
+
+
+# Arrays that do not fit together, from whatever source
+
+GOOD = {"x": torch.zeros(4, 2), "y": torch.tensor([0, 1, 1, 0]), "num_classes": 2}
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ({"x": torch.zeros(0, 2)}, r"`x` to hold at least one sample but got shape \[0, 2\]"),
+        ({"x": torch.tensor(1.0)}, r"`x` to hold at least one sample but got shape \[\]"),
+        ({"y": torch.zeros(3, dtype=torch.int64)}, r"`y` to have 4 rows, .* shape \[3\]"),
+        ({"client": torch.zeros(5, dtype=torch.int64)}, r"`client` to have 4 rows"),
+        ({"split": torch.zeros(5, dtype=torch.int64)}, r"`split` to have 4 rows"),
+        ({"split": torch.tensor([0, 1, 2, 3])}, r"`split` to be 0 \(train\), .* but got 3"),
+        ({"split": torch.zeros(4)}, "`split` to be integers but got torch.float32"),
+        ({"client": torch.zeros(4)}, "`client` to be integers but got torch.float32"),
+        ({"client": torch.zeros(4, 1, dtype=torch.int64)}, r"of shape \[samples\] .* \[4, 1\]"),
+        ({"y": torch.tensor([0, 1, 2, 0])}, r"below `num_classes` \(2\) but got 2"),
+        ({"y": torch.tensor([0, -1, 1, 0])}, r"class ids from 0 .* but got -1"),
+        ({"y": torch.zeros(4, 1, dtype=torch.int64)}, r"of shape \[samples\] but got \[4, 1\]"),
+        ({"num_classes": 0}, r"below `num_classes` \(0\) but got 0"),
+        ({"y": torch.zeros(4)}, r"`num_classes` to be left out .* but got 2"),
+        ({"x": torch.tensor([[0, 1], [0, math.nan], [0, 1], [math.inf, 1]])}, "2 samples, .* 1"),
+        ({"y": torch.tensor([0.0, 1.0, math.inf, 1.0]), "num_classes": 0}, "`y` .* sample 2"),
+    ],
+)
+def test_arrays_that_do_not_fit(broken, words):
+    with pytest.raises(ValueError, match=words):
+        Arrays(**{**GOOD, **broken})

@@ -1,0 +1,204 @@
+"""Data of one's own: what an ``.npz`` may hold, and what is said of one that will not do."""
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pl_fed.data import FederatedData, Npz
+from pl_fed.partitioners import IID
+
+SCRIPT = Path(__file__).parents[2] / "experiments" / "make_cifar10_npz.py"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write an ``.npz`` of four samples, with some arrays exchanged; ``None`` leaves one out."""
+
+    def write(**arrays):
+        path = tmp_path / "mine.npz"
+        given = {"x": np.zeros((4, 3)), "y": np.array([0, 1, 1, 0]), **arrays}
+        np.savez(path, **{name: array for name, array in given.items() if array is not None})
+        return str(path)
+
+    return write
+
+
+def test_everything_is_read(written):
+    x = np.arange(12, dtype=np.float64).reshape(4, 3)
+    path = written(x=x, client=np.array([7, 7, -1, 9]), split=np.array([0, 1, 2, 0]))
+    arrays = Npz(path).load()
+    assert arrays.x.tolist() == x.tolist()
+    assert arrays.y.tolist() == [0, 1, 1, 0]
+    assert arrays.client.tolist() == [7, 7, -1, 9]
+    assert arrays.split.tolist() == [0, 1, 2, 0]
+    assert arrays.num_classes == 2
+
+
+def test_other_arrays_do_not_matter(written):
+    path = written(names=np.array(["a", "b"]), objects=np.array([{}], dtype=object))
+    assert len(Npz(path).load()) == 4
+
+
+def test_client_and_split_make_the_federation(written):
+    path = written(client=np.array([7, 7, -1, -1]), split=np.array([0, 2, 0, 2]))
+    clients = FederatedData(Npz(path), split="official", seed=0).clients
+    assert [clients.train.samples(k).tolist() for k in (0, 1)] == [[2], [0]]
+    assert [clients.test.samples(k).tolist() for k in (0, 1)] == [[3], [1]]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", ">i4", "int64", "uint64", "bool"])
+def test_class_ids_of_any_integer_type(written, dtype):
+    path = written(y=np.array([0, 1, 1, 0]).astype(dtype), client=np.array([1, 1, 2, 2], "int16"))
+    clients = FederatedData(Npz(path), val_fraction=0, test_fraction=0, seed=0).clients
+    assert clients.y.tolist() == [0, 1, 1, 0]
+    assert (clients.y.dtype, clients.num_classes, clients.num_clients) == (torch.int64, 2, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", ">f4", "float64", "int16", "uint16", "bool"])
+def test_inputs_of_any_number_type_are_taken_as_they_are(written, dtype):
+    x = np.array([[0], [1], [1], [0]]).astype(dtype)
+    clients = FederatedData(Npz(written(x=x)), IID(), 2, seed=0).clients
+    assert clients.x.dtype == torch.float32
+    assert clients.x.flatten().tolist() == [0, 1, 1, 0]
+
+
+def test_uint8_inputs_are_scaled(written):
+    x = np.array([[0], [51], [255], [0]], dtype=np.uint8)
+    clients = FederatedData(Npz(written(x=x)), IID(), 2, seed=0).clients
+    assert clients.x.flatten().tolist() == pytest.approx([0, 0.2, 1, 0])
+
+
+def test_num_classes_may_be_more_than_come(written):
+    assert Npz(written(), num_classes=5).load().num_classes == 5
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 2)])
+def test_real_targets(written, shape):
+    arrays = Npz(written(y=np.ones(shape))).load()
+    assert arrays.y.shape == shape
+    assert arrays.num_classes == 0
+
+
+def test_compressed_files_do(tmp_path):
+    path = tmp_path / "small.npz"
+    np.savez_compressed(path, x=np.ones((4, 1)), y=np.zeros(4, int))
+    assert len(Npz(str(path)).load()) == 4
+
+
+def test_a_path_from_home(written, monkeypatch):
+    folder = Path(written()).parent
+    monkeypatch.setenv("HOME", str(folder))
+    assert len(Npz("~/mine.npz").load()) == 4
+
+
+WITH_A_NAN = np.zeros((4, 3))
+WITH_A_NAN[2, 1] = math.nan
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"y": None}, r"to hold an array `y` but got \['x'\]"),
+        ({"x": None, "y": None}, "to hold an array `x` but got none of x, y, client, split"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, r"at least one sample .* \[0, 3\]"),
+        ({"x": np.array([[{}]] * 4, dtype=object)}, "arrays of numbers but got ValueError: Object"),
+        ({"y": np.array(["a", "b", "a", "b"])}, "but got TypeError: `y` is of type <U1"),
+        ({"x": np.zeros((4, 3), complex)}, "but got TypeError: `x` is of type complex128"),
+        ({"y": np.array([0, 1, 1])}, r"`y` to have 4 rows, as many as `x`, but got shape \[3\]"),
+        ({"client": np.zeros(5, int)}, r"`client` to have 4 rows, .* got shape \[5\]"),
+        ({"y": np.array([0, -1, 1, 1])}, r"class ids from 0 to below `num_classes` .* got -1"),
+        ({"y": np.zeros((4, 1), int)}, r"`y`, .* of shape \[samples\] but got \[4, 1\]"),
+        ({"client": np.zeros(4)}, "`client` to be integers but got torch.float64"),
+        ({"split": np.zeros(4)}, "`split` to be integers but got torch.float64"),
+        ({"split": np.array([0, 1, 2, 3])}, r"`split` to be 0 \(train\), .* but got 3"),
+        ({"split": np.array([0, -1, 2, 2])}, r"`split` to be 0 \(train\), .* but got -1"),
+        ({"x": WITH_A_NAN}, "`x` to hold finite numbers but got NaN .* first in sample 2"),
+        ({"x": np.full((4, 1), np.inf)}, "`x` to hold finite .* in 4 samples, first in sample 0"),
+        ({"y": np.array([0, 1, np.nan, 2])}, "`y` to hold finite .* first in sample 2"),
+    ],
+)
+def test_files_that_will_not_do(written, arrays, words):
+    path = written(**arrays)
+    with pytest.raises(ValueError, match=words) as failed:
+        Npz(path).load()
+    assert str(failed.value).startswith("Expected ")
+    assert path in str(failed.value), "it says which file"
+    assert "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (np.array([0, 1, 2, 3]), r"below `num_classes` \(3\) but got 3"),
+        (np.array([0.0, 1.0, 2.0, 3.0]), r"left out for .* real values .* but got 3"),
+    ],
+)
+def test_targets_that_do_not_fit_num_classes(written, y, words):
+    with pytest.raises(ValueError, match=words):
+        Npz(written(y=y), num_classes=3).load()
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none at .*no.npz: write one with numpy.savez"):
+        Npz(str(tmp_path / "no.npz")).load()
+    with pytest.raises(FileNotFoundError, match="found none at"):
+        Npz(str(tmp_path)).load()
+
+
+def test_files_of_another_kind(tmp_path, written):
+    text = tmp_path / "text.npz"
+    text.write_text("x,y\n1,2\n")
+    single = tmp_path / "single.npy"
+    np.save(single, np.zeros(3))
+    half = tmp_path / "half.npz"
+    half.write_bytes(Path(written(x=np.ones((4, 1000)))).read_bytes()[:20000])
+    for path in (text, single, half):
+        with pytest.raises(ValueError, match=r"to be an \.npz file of arrays of numbers but got"):
+            Npz(str(path)).load()
+
+
+# The script that makes one of CIFAR-10
+
+
+@pytest.fixture
+def script():
+    spec = importlib.util.spec_from_file_location("make_cifar10_npz", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_cifar10_from_mosaics(tmp_path, script, monkeypatch, capsys):
+    random = np.random.default_rng(0)
+    tiles = random.integers(256, size=(6, 6, 32, 32, 3), dtype=np.uint8)  # 6 mosaics of 2 by 3
+    labels = random.integers(10, size=(6, 6), dtype=np.uint8)
+    for mosaic, name in zip(tiles, script.PARTS):
+        rows = [np.concatenate(list(row), axis=1) for row in mosaic.reshape(2, 3, 32, 32, 3)]
+        Image.fromarray(np.concatenate(rows)).save(tmp_path / f"{name}.webp", lossless=True)
+    named = {f"{name}_labels": part for name, part in zip(script.PARTS, labels)}
+    np.savez(tmp_path / "labels.npz", **named)
+    out = tmp_path / "cifar10.npz"
+    arguments = ["make_cifar10_npz.py", "--source", str(tmp_path), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    script.main()
+    assert "36 images" in capsys.readouterr().out
+    arrays = Npz(str(out), num_classes=10).load()
+    assert arrays.x.dtype == torch.uint8
+    assert np.array_equal(arrays.x.numpy(), tiles.reshape(36, 32, 32, 3).transpose(0, 3, 1, 2))
+    assert arrays.y.tolist() == labels.flatten().tolist()
+    assert arrays.split.tolist() == [0] * 30 + [2] * 6
+
+
+def test_cifar10_with_labels_missing(tmp_path, script):
+    for name in script.PARTS:
+        Image.new("RGB", (64, 32)).save(tmp_path / f"{name}.webp", lossless=True)
+    labels = {f"{name}_labels": np.zeros(2, np.uint8) for name in script.PARTS}
+    np.savez(tmp_path / "labels.npz", **{**labels, "test_labels": np.zeros(3, np.uint8)})
+    with pytest.raises(ValueError, match=r"images for test \(2\) but got 3"):
+        script.read(tmp_path)

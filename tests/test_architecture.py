@@ -1,0 +1,229 @@
+"""The house: imports go downwards, leaves know nothing of Lightning, one file knows its insides.
+
+A new room or file has no floor, and fails here until somebody gives it one.
+"""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import pl_fed
+
+HOUSE = Path(pl_fed.__file__).parent
+
+FLOORS = {
+    6: ("__init__", "__main__", "cli", "messages"),
+    5.5: ("trainer",),
+    5: ("loop",),
+    4: ("federation", "server", "checks", "refusals", "callbacks", "loggers", "runs"),
+    3: ("clients", "engine", "data"),
+    2: ("aggregators", "attacks", "metrics", "models", "optimizers", "partitioners", "samplers"),
+    1: ("functional", "types", "state"),
+}
+FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+
+SAME_FLOOR = {  # which room may import which beside it; so there are no cycles
+    "engine": {"clients", "data"},
+    "clients": {"data"},
+    "federation": {"server", "checks"},
+    "callbacks": {"federation", "loggers"},
+    "cli": {"messages"},
+    "__main__": {"cli"},
+}
+
+PUBLIC_THOUGH_PRIVATE = {"cli": {"_get"}}  # LightningCLI offers no other way to a section's object
+
+
+def files():
+    return sorted(HOUSE.rglob("*.py"))
+
+
+def name_of(path):
+    """``pl_fed/data/npz.py`` is ``data.npz``; a room's ``__init__`` is the room."""
+    parts = path.relative_to(HOUSE).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+def room_of(path):
+    return name_of(path).split(".")[0]
+
+
+@cache
+def tree(path):
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def imports(path):
+    """Yield the full name of whatever a file imports, wherever in it."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: say where `{node.module}` is, from pl_fed on"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms_imported(path):
+    """Yield the other rooms that a file imports from."""
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "pl_fed":
+            room = parts[1] if len(parts) > 1 else "__init__"
+            yield room if room in FLOOR else "__init__"
+
+
+every_file = pytest.mark.parametrize("path", files(), ids=name_of)
+
+
+def test_every_room_has_a_floor():
+    rooms = {room_of(path) for path in files()}
+    assert rooms - set(FLOOR) == set(), "give new rooms and files a floor"
+    assert set(FLOOR) - rooms == set(), "forget rooms that are gone"
+
+
+@every_file
+def test_imports_go_downwards(path):
+    here = room_of(path)
+    allowed = SAME_FLOOR.get(here, set()) | {here}
+    upwards = {
+        room
+        for room in rooms_imported(path)
+        if room not in allowed and not FLOOR[room] < FLOOR[here]
+    }
+    assert not upwards
+
+
+def test_rooms_beside_each_other_form_no_cycle():
+    left = {room: set(others) for room, others in SAME_FLOOR.items()}
+    while left:
+        free = {room for room, others in left.items() if not others & set(left)}
+        assert free, f"these import each other: {sorted(left)}"
+        left = {room: others for room, others in left.items() if room not in free}
+    for room, others in SAME_FLOOR.items():
+        assert {FLOOR[other] for other in others} == {FLOOR[room]}
+        assert FLOOR[room] not in (1, 2), "leaves never import each other"
+
+
+def test_no_two_rooms_import_each_other():
+    pairs = {(room_of(path), room) for path in files() for room in rooms_imported(path)}
+    assert not {(a, b) for a, b in pairs if a < b and (b, a) in pairs}
+
+
+LEAVES = [path for path in files() if FLOOR.get(room_of(path), 9) <= 2]
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=name_of)
+def test_leaves_do_not_import_lightning(path):
+    packages = {name.split(".")[0] for name in imports(path)}
+    assert not packages & {"lightning", "pytorch_lightning", "lightning_fabric"}
+
+
+WITHOUT_LIGHTNING = """
+import importlib, sys, types
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("lightning", "pytorch_lightning", "lightning_fabric"):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Block())
+house = types.ModuleType("pl_fed")  # without its __init__, which is the top of the house
+house.__path__ = [sys.argv[1]]
+sys.modules["pl_fed"] = house
+for name in sys.argv[2:]:
+    importlib.import_module(f"pl_fed.{name}")
+assert "lightning" not in sys.modules
+print(len(sys.argv) - 2)
+"""
+
+
+def test_leaves_are_imported_where_there_is_no_lightning():
+    names = [name_of(path) for path in LEAVES]
+    command = [sys.executable, "-c", WITHOUT_LIGHTNING, str(HOUSE), *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == str(len(names))
+
+
+INTERNAL_MODULES = ("lightning.pytorch.loops", "lightning.pytorch.trainer.")
+OUTSIDE_THE_LOOP = [path for path in files() if name_of(path) != "loop"]
+
+
+@cache
+def private_names():
+    """What begins with an underscore in Lightning's trainer, loops, modules and command line."""
+    lightning = Path(importlib.util.find_spec("lightning.pytorch").origin).parent
+    sources = [
+        *lightning.glob("trainer/**/*.py"),
+        *lightning.glob("loops/**/*.py"),
+        *lightning.glob("core/*.py"),
+        lightning / "callbacks" / "callback.py",
+        lightning / "cli.py",
+    ]
+    return set().union(*(private_definitions(ast.parse(path.read_text())) for path in sources))
+
+
+def private_definitions(source):
+    """The single-underscore functions, classes and attributes that a source defines."""
+    names = set()
+    for node in ast.walk(source):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+def test_the_harvest_of_private_names_is_not_empty():
+    expected = {"_FitLoop", "_should_check_val_epoch", "_batches_that_stepped", "_get"}
+    assert expected <= private_names()
+
+
+@pytest.mark.parametrize("path", OUTSIDE_THE_LOOP, ids=name_of)
+def test_only_the_loop_names_the_insides_of_lightning(path):
+    names = [name for name in imports(path) if name.startswith("lightning")]
+    inside = {
+        name
+        for name in names
+        if name.startswith(INTERNAL_MODULES)
+        or any(part.startswith("_") for part in name.split("."))
+    }
+    assert not inside
+    own = private_definitions(tree(path)) | PUBLIC_THOUGH_PRIVATE.get(name_of(path), set())
+    used = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    assert not (used & private_names()) - own
+
+
+def test_the_loop_does_name_them():
+    loop = HOUSE / "loop.py"
+    used = {node.attr for node in ast.walk(tree(loop)) if isinstance(node, ast.Attribute)}
+    assert "_should_check_val_epoch" in used, "or this test looks for the wrong thing"
+    assert any(name.startswith(INTERNAL_MODULES) for name in imports(loop))
+
+
+@every_file
+def test_no_assert_in_the_package(path):
+    assert not [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Assert)]
+
+
+def undocumented(node, prefix=""):
+    """Yield the public classes and functions within a module or class that say nothing."""
+    for child in node.body:
+        if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        overloads = {getattr(each, "id", None) for each in child.decorator_list}
+        if child.name.startswith("_") or "overload" in overloads:
+            continue
+        if ast.get_docstring(child) is None:
+            yield f"{prefix}{child.name}"
+        if isinstance(child, ast.ClassDef):
+            yield from undocumented(child, f"{child.name}.")
+
+
+@every_file
+def test_everything_public_is_documented(path):
+    assert ast.get_docstring(tree(path)), "a file says what it is for"
+    assert not list(undocumented(tree(path)))

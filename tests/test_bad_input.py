@@ -1,0 +1,409 @@
+"""Mistakes of the user: one sentence that says what was expected and what came, and no traces."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from pl_fed.cli import main
+from pl_fed.federation import Federation
+from pl_fed.messages import sentence
+
+CONFIG = {
+    "seed_everything": 0,
+    "model": {
+        "class_path": "pl_fed.clients.Ditto",
+        "init_args": {
+            "lam": 0.1,
+            "local_steps": 1,
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
+            "net": {
+                "class_path": "pl_fed.models.MLP",
+                "init_args": {"in_features": 64, "hidden": [4], "num_classes": 10},
+            },
+        },
+    },
+    "data": {
+        "dataset": {"class_path": "pl_fed.data.Digits"},
+        "partitioner": {
+            "class_path": "pl_fed.partitioners.Shards",
+            "init_args": {"classes_per_client": 2},
+        },
+        "num_clients": 6,
+    },
+    "federation": {
+        "sampler": {"class_path": "pl_fed.samplers.Uniform", "init_args": {"cohort_size": 3}}
+    },
+    "trainer": {
+        "default_root_dir": "runs",
+        "max_epochs": 2,
+        "num_sanity_val_steps": 0,
+        "accelerator": "cpu",
+        "enable_model_summary": False,
+        "enable_progress_bar": False,
+        "callbacks": [
+            {
+                "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
+                "init_args": {"save_last": True, "save_on_train_epoch_end": True},
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with the config in it, to work in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(CONFIG))
+    return tmp_path
+
+
+def run(*arguments, subcommand="fit"):
+    main([subcommand, "--config", "tiny.yaml", *arguments])
+
+
+@pytest.fixture
+def refused(here, monkeypatch, capsys):
+    """Run a command that must be refused before it trains; return what it says."""
+
+    def training_began(*_, **__):
+        raise AssertionError("training began")
+
+    def refuse(*arguments, subcommand="fit"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Federation, "run_round", training_began)
+            with pytest.raises(SystemExit) as stopped:
+                run(*arguments, subcommand=subcommand)
+        assert stopped.value.code in (1, 2)
+        assert runs(here) == [], "no half-made run is left"
+        return the_sentence(capsys.readouterr().err)
+
+    return refuse
+
+
+def runs(folder):
+    return sorted((folder / "runs").iterdir()) if (folder / "runs").is_dir() else []
+
+
+def the_sentence(err):
+    """The one line that is the program's own; Lightning logs around it."""
+    assert "Traceback" not in err
+    assert "usage:" not in err
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert err.rstrip().endswith(line), "it is the last that is read"
+    return line.removeprefix("error: ")
+
+
+MODEL, NET = "--model.init_args", "--model.init_args.net.init_args"
+FLIPPED = "--federation.attack=pl_fed.attacks.FlippedLabels"
+
+REFUSED = {
+    # what is not there
+    "net": (
+        ["--model.init_args.net.class_path=pl_fed.models.MPL"],
+        "`model.init_args.net` to be a class but pl_fed.models has no MPL (did you mean MLP?)",
+    ),
+    "algorithm": (
+        ["--model.class_path=pl_fed.clients.Dito"],
+        "`model` to be a class but pl_fed.clients has no Dito (did you mean Ditto?)",
+    ),
+    "short name": (
+        ["--data.dataset=Digit"],
+        "`data.dataset` to be the path of a class but got Digit",
+    ),
+    "module": (
+        ["--federation.aggregator=mine.aggregators.Mine"],
+        "`federation.aggregator` to be the path of a class but got: No module named 'mine'",
+    ),
+    "class of another kind": (
+        ["--federation.sampler=pl_fed.models.MLP"],
+        "`federation.sampler` to be a subclass of Sampler but got pl_fed.models.MLP",
+    ),
+    "abstract class": (
+        ["--federation.sampler=pl_fed.samplers.Sampler"],
+        "`federation.sampler` to be a class that can be made but pl_fed.samplers.Sampler is",
+    ),
+    "callback": (
+        ["--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStoping"],
+        "`trainer.callbacks` to be a class but lightning.pytorch.callbacks has no EarlyStoping"
+        " (did you mean EarlyStopping?)",
+    ),
+    "option": (["--federation.cohort=3"], "only options that --help lists but got --federation.co"),
+    "option of the trainer": (["--trainer.rounds=3"], "but got --trainer.rounds=3"),
+    "option of the algorithm": (
+        [f"{MODEL}.lamb=3"],
+        "`model` to hold only options of pl_fed.clients.Ditto but got `lamb` (did you mean lam?)",
+    ),
+    "option of the net": (
+        [f"{NET}.width=3"],
+        "`model.init_args.net` to hold only options of pl_fed.models.MLP but got `width`",
+    ),
+    "option of the optimizer": (
+        [f"{MODEL}.optimizer.init_args.lrr=3"],
+        "`model.init_args.optimizer` to hold only options of torch.optim.SGD but got `lrr` (did",
+    ),
+    "config": (["--config=none.yaml"], "`config` to be a file but found none at "),
+    # of a wrong type
+    "integer": (["--data.batch_size=ten"], "`data.batch_size` to be of type int but got ten"),
+    "number": ([f"{MODEL}.lam=much"], "`model.init_args.lam` to be of type float but got much"),
+    "list": (
+        [f"{NET}.hidden=many"],
+        "`model.init_args.net.init_args.hidden` to be of type Sequence but got many",
+    ),
+    "number or list": (
+        ["--federation.byzantine=some"],
+        "`federation.byzantine` to be of type float or list but got some",
+    ),
+    "learning rate": (
+        [f"{MODEL}.optimizer.init_args.lr=fast"],
+        "`model.init_args.optimizer.init_args.lr` to be of type float but got fast",
+    ),
+    "choice": (
+        ["--data.split=offical"],
+        "`data.split` to be one of 'own', 'official' but got offical",
+    ),
+    "choice or list": (
+        ["--data.normalize=chanel"],
+        "`data.normalize` to be one of 'none', 'channel', 'feature', or of type list but got chan",
+    ),
+    # out of range
+    "lam": ([f"{MODEL}.lam=-1"], "`lam` to be at least 0"),
+    "steps and epochs": ([f"{MODEL}.local_epochs=2"], "only one of `local_steps` and `local_epoch"),
+    "batch size": (["--data.batch_size=0"], "`batch_size` to be at least 1 but got 0"),
+    "byzantine 1.5": ([FLIPPED, "--federation.byzantine=1.5"], "in [0, 1] or a list of client ids"),
+    "byzantine -0.1": ([FLIPPED, "--federation.byzantine=-0.1"], "`byzantine` to be a fraction"),
+    "byzantine ids": (
+        [FLIPPED, "--federation.byzantine=[2, 9]"],
+        "`byzantine` to be client ids from 0 to 5 but got [9]",
+    ),
+    "no attack": (
+        ["--federation.byzantine=0.5"],
+        "`attack` to be given with `byzantine` = 0.5 but got None",
+    ),
+    # what does not fit together
+    "classes per client": (
+        ["--data.partitioner.init_args.classes_per_client=11"],
+        "`classes_per_client` to be at most the number of classes (10) but got 11",
+    ),
+    "clients": (
+        ["--data.num_clients=2000"],
+        "`num_clients` to be at most the number of samples (1797) but got 2000",
+    ),
+    "no training data": (
+        ["--data.partitioner=IID", "--data.num_clients=1797", "--data.val_fraction=0.5"],
+        "every client to have training data but got none for 1797 of 1797 clients",
+    ),
+    "cohort": (
+        ["--federation.sampler.init_args.cohort_size=7"],
+        "`cohort_size` to be at most the number of clients (6) but got 7",
+    ),
+    "outputs": (
+        [f"{NET}.num_classes=9"],
+        "`net` to give one number for each of the 10 classes, shape [batch, 10], but got [2, 9]",
+    ),
+    "inputs": (
+        [f"{NET}.in_features=63"],
+        "`net` to take inputs of shape [1, 8, 8] but MLP failed: ",
+    ),
+    "clients to predict": (["--data.predict_clients=[1, 6]"], "to be ids from 0 to 5 but got [6]"),
+    # what a round cannot do
+    "precision": (["--trainer.precision=bf16-true"], "`precision` to be one of 32-true, 64-true, "),
+    "accumulation": (
+        ["--trainer.accumulate_grad_batches=2"],
+        "`accumulate_grad_batches` to be 1 but got 2",
+    ),
+    # what is not on disk
+    "data root": (
+        ["--data.dataset=MNIST", "--data.dataset.root=nowhere"],
+        "`root` to be a folder with MNIST but got ",
+    ),
+    "npz": (
+        ["--data.dataset=Npz", "--data.dataset.path=no.npz"],
+        "`path` to be an .npz file but found none at ",
+    ),
+    "checkpoint": (
+        ["--ckpt_path=no.ckpt"],
+        "`ckpt_path` to be a checkpoint, last or best but got no.ckpt: no such file",
+    ),
+    "last checkpoint": (["--ckpt_path=last"], "`ckpt_path` = last to find a run"),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_mistake(refused, mistake):
+    arguments, words = REFUSED[mistake]
+    found = refused(*arguments)
+    assert found.startswith("Expected ")
+    assert words in found
+
+
+def test_the_good_config_is_good(here):
+    run()
+    (folder,) = runs(here)
+    assert (folder / "per_client.csv").is_file()
+
+
+@pytest.mark.parametrize("section", ["model", "data.dataset", "model.init_args.net"])
+def test_something_is_missing(here, refused, section):
+    config = yaml.safe_load(yaml.safe_dump(CONFIG))
+    *path, last = section.split(".")
+    inner = config
+    for name in path:
+        inner = inner[name]
+    del inner[last]
+    (here / "tiny.yaml").write_text(yaml.safe_dump(config))
+    assert refused() == f"Expected argument `{section}` to be given but got none."
+
+
+def test_a_config_that_is_no_yaml(here, capsys):
+    (here / "tiny.yaml").write_text("model: [\n")
+    with pytest.raises(SystemExit):
+        run()
+    assert "parsing config" in the_sentence(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "but got none"), (["train"], "'fit', 'validate', 'test', 'predict', but got 'train'")],
+)
+def test_subcommands(capsys, arguments, words):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    found = the_sentence(capsys.readouterr().err)
+    assert found.startswith("Expected a subcommand, one of ")
+    assert words in found
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (None, "to be an .npz file of arrays of numbers but got"),
+        ({"x": np.zeros((9, 64))}, "to hold an array `y` but got ['x']"),
+        ({"x": np.zeros((9, 64)), "y": np.zeros(8, int)}, "`y` to have 9 rows"),
+        ({"x": np.zeros((9, 63)), "y": np.arange(9)}, "`net` to take inputs of shape [63]"),
+        ({"x": np.full((9, 64), np.nan), "y": np.arange(9)}, "`x` to hold finite numbers"),
+        ({"x": np.zeros((9, 64)), "y": np.arange(9)}, "each of the 9 classes"),
+        ({"x": np.zeros((9, 64)), "y": np.zeros((9, 3))}, "`criterion` to take outputs of shape"),
+    ],
+)
+def test_an_npz_that_will_not_do(here, refused, arrays, words):
+    if arrays is None:
+        (here / "mine.npz").write_bytes(b"PK not quite a zip")
+    else:
+        np.savez(here / "mine.npz", **arrays)
+    mine = ["--data.dataset=Npz", "--data.dataset.path=mine.npz", "--data.partitioner=IID"]
+    assert words in refused(*mine)
+
+
+# Checkpoints
+
+
+@pytest.fixture
+def checkpoint(here):
+    """A checkpoint of two rounds; its run is moved out of the way."""
+    run()
+    (folder,) = runs(here)
+    (folder / "checkpoints" / "last.ckpt").rename(here / "good.ckpt")
+    folder.rename(here / "old")
+    return "--ckpt_path=good.ckpt"
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([f"{NET}.hidden=[5]"], "net is layers.1.weight [5, 64]; "),
+        (["--model.class_path=pl_fed.clients.FedAvg"], "algorithm is FedAvg but got one with Dit"),
+        (["--data.num_clients=7"], "number of clients is 7 but got one with 6"),
+        (["--data.val_fraction=0.3"], "numbers of training samples is "),
+    ],
+)
+def test_a_checkpoint_of_something_else(checkpoint, refused, subcommand, arguments, words):
+    found = refused(checkpoint, *arguments, subcommand=subcommand)
+    assert found.startswith("Expected a checkpoint whose ")
+    assert words in found
+
+
+def test_a_checkpoint_of_another_server(checkpoint, refused):
+    found = refused(checkpoint, "--federation.server_optimizer.class_path=torch.optim.Adam")
+    assert "whose server optimizer is Adam but got one with SGD" in found
+
+
+def test_a_broken_checkpoint(checkpoint, here, refused):
+    (here / "half.ckpt").write_bytes((here / "good.ckpt").read_bytes()[:5000])
+    (here / "empty.ckpt").touch()
+    for name in ("half.ckpt", "empty.ckpt"):
+        assert f"but got {name}: broken" in refused(f"--ckpt_path={name}")
+
+
+def test_a_checkpoint_that_pl_fed_did_not_write(checkpoint, here, refused):
+    state = torch.load(here / "good.ckpt", weights_only=True)
+    del state["federation"]
+    torch.save(state, here / "other.ckpt")
+    assert "a checkpoint written by pl_fed but got one without" in refused("--ckpt_path=other.ckpt")
+
+
+# In the middle of a run
+
+
+def test_a_loss_of_nan_names_round_client_and_cause(here, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run(f"{MODEL}.optimizer.init_args.lr=1e20", "--trainer.max_epochs=9")
+    assert stopped.value.code == 1
+    found = the_sentence(capsys.readouterr().err)
+    assert "in round 1 client " in found
+    assert "the learning rate is too high" in found
+    (folder,) = runs(here)
+    assert (folder / "metrics.csv").read_text().count("\n") == 2, "the header and round 0"
+    good = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert good["epoch"] == 0
+    run("--ckpt_path=last", subcommand="validate")
+
+
+def test_a_run_that_had_begun_keeps_its_folder(here):
+    """Also where the mistake shows in a later round only."""
+    with pytest.raises(SystemExit):
+        run(f"{MODEL}.optimizer.init_args.lr=1e20", "--trainer.max_epochs=9")
+    with pytest.raises(SystemExit):
+        run("--ckpt_path=last", f"{NET}.hidden=[5]")
+    (folder,) = runs(here)
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
+
+
+# As it is called
+
+
+def program(here, *arguments):
+    command = [sys.executable, "-m", "pl_fed", "fit", "--config", "tiny.yaml", *arguments]
+    return subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("mistake", "code"), [("net", 2), ("classes per client", 1)])
+def test_mistake_at_the_command_line(here, mistake, code):
+    arguments, words = REFUSED[mistake]
+    done = program(here, *arguments)
+    assert done.returncode == code
+    assert words in the_sentence(done.stderr)
+    assert done.stdout == ""
+    assert runs(here) == []
+
+
+def test_a_foreign_message_is_one_line():
+    assert sentence("something\n  else  went\nwrong") == "something else went wrong"
+
+
+def test_pl_feds_own_sentence_is_found_in_the_tree():
+    message = (
+        "Does not validate against any of the Union subtypes\n"
+        "Subtypes: [<class 'pl_fed.clients.base.Client'>, <class 'NoneType'>]\n"
+        "Errors:\n"
+        "  - Expected argument `lam` to be at least 0 but got -1.0.\n"
+        "  - Expected a <class 'NoneType'>\n"
+        "Given value type: <class 'jsonargparse._namespace.Namespace'>\n"
+        "Given value: Namespace(class_path='pl_fed.clients.Ditto')"
+    )
+    assert sentence(message) == "Expected argument `lam` to be at least 0 but got -1.0."

@@ -1,0 +1,192 @@
+"""What is looked at before training, and after each round."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pl_fed.checks import NonFiniteLossError, check_finite, check_net, draw_byzantine
+from pl_fed.clients import Ditto
+from pl_fed.data import Arrays, DataSource, FederatedData
+from pl_fed.models import MLP
+from pl_fed.partitioners import IID
+
+# Who is byzantine
+
+
+@pytest.mark.parametrize(
+    ("fraction", "clients", "expected"),
+    [(0, 10, 0), (0.2, 10, 2), (0.29, 10, 2), (1, 7, 7), (0.05, 10, 0), (0.7, 10, 7), (0.3, 10, 3)],
+)
+def test_a_fraction_is_rounded_down(fraction, clients, expected):
+    assert int(draw_byzantine(fraction, clients, seed=0).sum()) == expected
+
+
+@pytest.mark.parametrize("clients", range(1, 101))
+def test_rounding_errors_cost_no_client(clients):
+    for count in range(clients + 1):
+        assert int(draw_byzantine(count / clients, clients, seed=0).sum()) == count
+
+
+def test_the_seed_draws_them():
+    def drawn(seed):
+        return draw_byzantine(0.3, 50, seed).nonzero().flatten().tolist()
+
+    assert drawn(0) == drawn(0)
+    assert drawn(0) != drawn(1)
+    met = {client for seed in range(60) for client in drawn(seed)}
+    assert met == set(range(50)), "everybody's turn comes"
+
+
+def test_more_byzantine_clients_include_fewer():
+    """So that attacks of different strength can be compared."""
+    few, many = draw_byzantine(0.2, 50, 3), draw_byzantine(0.6, 50, 3)
+    assert bool(many[few].all())
+
+
+def test_ids_are_taken_as_they_are():
+    assert draw_byzantine([4, 0], 5, seed=9).tolist() == [True, False, False, False, True]
+    assert draw_byzantine([], 3, seed=0).tolist() == [False] * 3
+
+
+@pytest.mark.parametrize("ids", [[5], [-1], [0, 9, 2]])
+def test_unknown_ids(ids):
+    with pytest.raises(ValueError, match=r"`byzantine` to be client ids from 0 to 4 but got \["):
+        draw_byzantine(ids, 5, seed=0)
+
+
+# Whether the net fits the data
+
+
+class Made(DataSource):
+    """Arrays made by a test."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+
+    def load(self):
+        return self.arrays
+
+
+def data_of(x, y, num_classes):
+    source = Made(Arrays(x, y, num_classes=num_classes))
+    return FederatedData(source, IID(), 2, seed=0).clients
+
+
+@pytest.fixture
+def pictures():
+    return data_of(torch.rand(20, 1, 4, 4), torch.arange(20) % 3, 3)
+
+
+def test_a_net_that_fits(pictures):
+    client = Ditto(MLP(16, [], 3))
+    client.train()
+    check_net(client, pictures)
+    assert client.training, "the mode is put back"
+
+
+def test_a_net_that_fits_a_single_sample():
+    data = data_of(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]), 3)
+    check_net(Ditto(MLP(16, [], 3)), data)
+
+
+def test_a_check_leaves_no_trace(pictures):
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))
+    client = Ditto(net)
+    before = {name: tensor.clone() for name, tensor in client.state_dict().items()}
+    check_net(client, pictures)
+    assert all(torch.equal(before[name], now) for name, now in client.state_dict().items())
+    assert all(parameter.grad is None for parameter in client.parameters())
+
+
+def test_a_net_in_double_precision(pictures):
+    check_net(Ditto(MLP(16, [], 3).double()), pictures)
+
+
+class Tuple(MLP):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class TwoArguments(MLP):
+    def forward(self, x, y):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [
+        (MLP(16, [], 4), r"3 classes, shape \[batch, 3\], but got \[2, 4\] for 2 samples"),
+        (MLP(15, [], 3), r"inputs of shape \[1, 4, 4\] but MLP failed: .*cannot be multiplied"),
+        (nn.Linear(4, 3), r"shape \[batch, 3\], but got \[2, 1, 4, 3\]"),
+        (Tuple(16, [], 3), "`net` to give a tensor but got tuple"),
+        (TwoArguments(16, [], 3), "TwoArguments failed: .*missing 1 required positional argument"),
+        (nn.Conv2d(3, 3, 1), "Conv2d failed: .*channels"),
+    ],
+)
+def test_a_net_that_does_not_fit(pictures, net, words):
+    client = Ditto(net)
+    client.train()
+    with pytest.raises(ValueError, match=words) as failed:
+        check_net(client, pictures)
+    assert str(failed.value).startswith("Expected argument `net` to ")
+    assert "\n" not in str(failed.value)
+    assert client.training
+
+
+@pytest.mark.parametrize("shape", [(20,), (20, 1), (20, 2)])
+def test_real_targets(shape):
+    data = data_of(torch.rand(20, 4), torch.rand(shape), 0)
+    width = shape[1] if len(shape) > 1 else 1
+    net = nn.Linear(4, width) if len(shape) > 1 else nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    check_net(Ditto(net, criterion=nn.MSELoss()), data)
+    check_net(Ditto(net.double(), criterion=nn.MSELoss()), data)
+
+
+def test_a_criterion_that_does_not_take_the_targets():
+    data = data_of(torch.rand(20, 4), torch.rand(20), 0)
+    with pytest.raises(
+        ValueError,
+        match=r"`criterion` .* shape \[2, 3\] .* shape \[2\] \(torch.float32\) but Cross",
+    ):
+        check_net(Ditto(nn.Linear(4, 3)), data)
+
+
+# Whether a round went well
+
+
+def finite_check(losses, rows, byzantine=()):
+    is_byzantine = torch.zeros(6, dtype=torch.bool)
+    is_byzantine[list(byzantine)] = True
+    clients = torch.tensor([5, 0, 3])
+    check_finite(clients, torch.tensor(losses), [torch.tensor(rows)], is_byzantine, round=7)
+
+
+GOOD_ROWS = [[1.0], [2.0], [3.0]]
+
+
+def test_finite_numbers_are_let_through():
+    finite_check([1.0, 3e38, 0.0], GOOD_ROWS)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_broken_loss_names_round_client_and_cause(loss):
+    with pytest.raises(
+        NonFiniteLossError, match=rf"in round 7 client 3 got a loss of {loss}: .* learning rate"
+    ):
+        finite_check([1.0, 2.0, loss], GOOD_ROWS)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_broken_model_counts_though_the_loss_is_finite(number):
+    with pytest.raises(
+        NonFiniteLossError, match="in round 7 client 0 got a model with NaN or infinity"
+    ):
+        finite_check([1.0, 2.0, 3.0], [[1.0], [number], [3.0]])
+
+
+def test_byzantine_clients_may_diverge():
+    finite_check([1.0, math.nan, 3.0], [[1.0], [math.inf], [3.0]], byzantine=[0])
+    with pytest.raises(NonFiniteLossError, match="client 5"):
+        finite_check([math.nan, math.nan, 3.0], GOOD_ROWS, byzantine=[0])

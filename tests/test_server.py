@@ -1,0 +1,222 @@
+"""The server: FedAvg to the bit, FedOpt, and what both remember through a checkpoint."""
+
+import copy
+
+import pytest
+import torch
+
+from pl_fed.aggregators import Aggregator, Mean, Median
+from pl_fed.optimizers import Yogi
+from pl_fed.server import Server
+from pl_fed.types import RoundContext
+
+
+class Momentum(Aggregator):
+    """A mean that remembers."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("memory", torch.zeros(3))
+
+    def forward(self, uploads, weights, context):
+        self.memory = 0.5 * self.memory + uploads.mean(0)
+        return self.memory.clone()
+
+    def max_byzantine(self, num_uploads):
+        return 0
+
+
+class Longer(Momentum):
+    """The same with a memory of another length."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = torch.zeros(5)
+
+
+def sgd(**options):
+    return lambda params: torch.optim.SGD(params, **options)
+
+
+OPTIMIZERS = {
+    "SGD": sgd(lr=1.0),
+    "momentum": sgd(lr=0.5, momentum=0.9),
+    "Adam": lambda params: torch.optim.Adam(params, lr=0.1),
+    "Adagrad": lambda params: torch.optim.Adagrad(params, lr=0.1),
+    "Yogi": lambda params: Yogi(params, lr=0.1),
+}
+
+
+def uploads_of(round, dtype=torch.float32):
+    draw = torch.Generator().manual_seed(round)
+    return torch.randn(4, 3, generator=draw, dtype=torch.float64).to(dtype)
+
+
+def step(server, row, round=0, before=lambda _: None):
+    return server.step(row, uploads_of(round, row.dtype), torch.ones(4), RoundContext(), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sgd_with_learning_rate_1_is_fedavg_to_the_bit(dtype):
+    server = Server(Mean(), sgd(lr=1.0))
+    row = torch.tensor([1.0, -2.0, 1e-3], dtype=dtype)
+    for round in range(5):
+        before = row.clone()
+        update = step(server, row, round)
+        mean = uploads_of(round, dtype).mean(0)
+        assert torch.equal(update, mean)
+        assert torch.equal(row, before + mean)
+
+
+def test_the_uploads_stay_as_they_are():
+    uploads = uploads_of(0)
+    kept = uploads.clone()
+    Server(Mean(), sgd(lr=1.0)).step(
+        torch.zeros(3), uploads, torch.ones(4), RoundContext(), lambda _: None
+    )
+    assert torch.equal(uploads, kept)
+
+
+def test_weights_and_context_reach_the_aggregator():
+    server = Server(Mean("samples"), sgd(lr=1.0))
+    row = torch.zeros(1)
+    uploads, weights = torch.tensor([[1.0], [5.0]]), torch.tensor([3, 1])
+    server.step(row, uploads, weights, RoundContext(), lambda _: None)
+    assert row.tolist() == [2.0]
+
+
+def test_the_pseudo_gradient_is_the_negative_update():
+    seen = []
+    row = torch.zeros(3)
+
+    def look(optimizer):
+        (parameter,) = optimizer.param_groups[0]["params"]
+        seen.append((parameter.grad.clone(), parameter.detach().clone(), row.clone()))
+
+    step(Server(Mean(), sgd(lr=1.0)), row, before=look)
+    ((gradient, parameter, before),) = seen
+    assert torch.equal(gradient, -uploads_of(0).mean(0))
+    assert parameter.tolist() == before.tolist() == [0.0] * 3, "it is called before the step"
+
+
+def test_a_hook_may_change_the_gradient():
+    """As gradient clipping on the server would."""
+    row = torch.zeros(3)
+
+    def halve(optimizer):
+        optimizer.param_groups[0]["params"][0].grad.mul_(0.5)
+
+    step(Server(Mean(), sgd(lr=1.0)), row, before=halve)
+    assert torch.equal(row, uploads_of(0).mean(0) / 2)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fedopt_is_the_optimizer_on_the_pseudo_gradient(name):
+    server, row = Server(Mean(), OPTIMIZERS[name]), torch.ones(3)
+    parameter = torch.nn.Parameter(torch.ones(3))
+    alone = OPTIMIZERS[name]([parameter])
+    for round in range(4):
+        step(server, row, round)
+        parameter.grad = -uploads_of(round).mean(0)
+        alone.step()
+        assert torch.equal(row, parameter.data)
+
+
+def test_someone_else_may_have_moved_the_model():
+    server, row = Server(Mean(), sgd(lr=1.0)), torch.zeros(3)
+    step(server, row)
+    row.fill_(7.0)  # as a checkpoint does when it is loaded
+    step(server, row, 1)
+    assert torch.equal(row, torch.full((3,), 7.0) + uploads_of(1).mean(0))
+
+
+def through_a_file(state, folder):
+    torch.save(state, folder / "server.ckpt")
+    return torch.load(folder / "server.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("saved_at", [0, 1, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_stop_and_resume_changes_nothing(tmp_path, name, saved_at):
+    server, row = Server(Momentum(), OPTIMIZERS[name]), torch.ones(3)
+    for round in range(6):
+        if round == saved_at:
+            state, kept = through_a_file(server.state_dict(row), tmp_path), row.clone()
+        step(server, row, round)
+    resumed = Server(Momentum(), OPTIMIZERS[name])
+    resumed.load_state_dict(state)
+    for round in range(saved_at, 6):
+        step(resumed, kept, round)
+    assert torch.equal(kept, row)
+
+
+def test_a_loaded_state_is_saved_again_before_any_step(tmp_path):
+    server, row = Server(Momentum(), OPTIMIZERS["Adam"]), torch.ones(3)
+    step(server, row)
+    state = through_a_file(server.state_dict(row), tmp_path)
+    again = Server(Momentum(), OPTIMIZERS["Adam"])
+    again.load_state_dict(state)
+    second = again.state_dict(row)["optimizer"]
+    assert second["state"][0]["step"] == 1
+    assert torch.equal(second["state"][0]["exp_avg"], state["optimizer"]["state"][0]["exp_avg"])
+
+
+def test_the_state_has_the_memory_of_both():
+    server, row = Server(Momentum(), OPTIMIZERS["momentum"]), torch.ones(3)
+    step(server, row)
+    mean = uploads_of(0).mean(0)
+    state = server.state_dict(row)
+    assert torch.equal(state["aggregator"]["memory"], mean)
+    assert torch.equal(state["optimizer"]["state"][0]["momentum_buffer"], -mean)
+
+
+def test_reset_forgets_both():
+    """As for a second fit with the same federation."""
+    server, row = Server(Momentum(), OPTIMIZERS["momentum"]), torch.zeros(3)
+    step(server, row)
+    step(server, row, 1)
+    server.reset()
+    again, fresh = torch.zeros(3), torch.zeros(3)
+    step(server, again)
+    step(Server(Momentum(), OPTIMIZERS["momentum"]), fresh)
+    assert torch.equal(again, fresh)
+
+
+def test_reset_forgets_a_state_that_was_not_taken_up_yet():
+    server, row = Server(Momentum(), OPTIMIZERS["momentum"]), torch.zeros(3)
+    step(server, row)
+    state = copy.deepcopy(server.state_dict(row))
+    server.load_state_dict(state)
+    server.reset()
+    assert server.state_dict(row)["optimizer"]["state"] == {}
+    assert server.state_dict(row)["aggregator"]["memory"].tolist() == [0.0] * 3
+
+
+def test_another_optimizer_is_refused():
+    state = Server(Mean(), OPTIMIZERS["Adam"]).state_dict(torch.ones(3))
+    with pytest.raises(ValueError, match="server optimizer is SGD but got one with Adam"):
+        Server(Mean(), OPTIMIZERS["SGD"]).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("here", "words"),
+    [(Mean(), "is Mean but got one with Momentum"), (Longer(), "is Longer but got one with Mom")],
+)
+def test_the_memory_of_another_aggregator_is_refused(here, words):
+    state = Server(Momentum(), sgd(lr=1.0)).state_dict(torch.ones(3))
+    with pytest.raises(ValueError, match=words):
+        Server(here, sgd(lr=1.0)).load_state_dict(state)
+
+
+def test_aggregators_without_memory_may_be_exchanged():
+    state = Server(Mean(), sgd(lr=1.0)).state_dict(torch.ones(3))
+    Server(Median(), sgd(lr=1.0)).load_state_dict(state)
+
+
+def test_made_in_inference_mode_and_stepped_outside():
+    """A validation before the fit saves or asks for the state within it."""
+    server = Server(Mean(), OPTIMIZERS["Adam"])
+    with torch.inference_mode():
+        row = torch.zeros(3)
+        server.state_dict(row)
+    step(server, torch.zeros(3))

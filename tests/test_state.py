@@ -1,0 +1,224 @@
+"""The store of what clients keep: the same from memory and from disk, and free until written."""
+
+import copy
+import resource
+import shutil
+
+import pytest
+import torch
+
+import pl_fed.state
+from pl_fed.state import ClientStore, free_memory
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=["memory", "disk"])
+def place(request, tmp_path):
+    return None if request.param == "memory" else tmp_path / "states"
+
+
+def ids(*clients):
+    return torch.tensor(clients)
+
+
+def test_an_unwritten_client_has_the_default(place):
+    default = torch.tensor([1.0, 2.0])
+    store = ClientStore(5, {"personal": default}, place)
+    assert store.on_disk == (place is not None)
+    assert store.read("personal", ids(0, 4)).tolist() == [[1.0, 2.0]] * 2
+    default.zero_()
+    assert store.read("personal", ids(3)).tolist() == [[1.0, 2.0]], "the default is a copy"
+
+
+def test_written_rows_come_back_in_the_order_asked_for(place):
+    store = ClientStore(5, {"a": torch.zeros(2), "b": torch.ones(1)}, place)
+    store.write("a", ids(3, 1), torch.tensor([[3.0, 3.5], [1.0, 1.5]]))
+    assert store.read("a", ids(1, 0, 3)).tolist() == [[1.0, 1.5], [0.0, 0.0], [3.0, 3.5]]
+    assert store.read("b", ids(1, 3)).tolist() == [[1.0], [1.0]], "names are apart"
+    store.write("a", ids(1), torch.tensor([[7.0, 7.5]]))
+    assert store.read("a", ids(1)).tolist() == [[7.0, 7.5]]
+
+
+def test_reads_are_copies(place):
+    store = ClientStore(3, {"a": torch.zeros(2)}, place)
+    store.write("a", ids(1), torch.ones(1, 2))
+    for clients in (ids(0), ids(1), ids(0, 1)):
+        store.read("a", clients).fill_(9.0)
+    assert store.read("a", ids(0, 1)).tolist() == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_writes_are_copies(place):
+    store = ClientStore(3, {"a": torch.zeros(2)}, place)
+    rows = torch.ones(1, 2)
+    store.write("a", ids(1), rows)
+    rows.zero_()
+    assert store.read("a", ids(1)).tolist() == [[1.0, 1.0]]
+
+
+def test_rows_need_no_gradient(place):
+    store = ClientStore(3, {"a": torch.zeros(2, requires_grad=True)}, place)
+    store.write("a", ids(1), torch.ones(1, 2, requires_grad=True) * 2)
+    assert not store.read("a", ids(0, 1)).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_any_dtype_to_the_last_bit(place, dtype):
+    rows = torch.randn(4, 33, generator=torch.Generator().manual_seed(0)).to(dtype)
+    store = ClientStore(9, {"a": torch.full((33,), 0.1, dtype=dtype)}, place)
+    store.write("a", ids(8, 2, 5, 0), rows)
+    found = store.read("a", ids(8, 2, 5, 0))
+    assert found.dtype == dtype
+    assert torch.equal(found, rows)
+    assert torch.equal(store.read("a", ids(1)), torch.full((1, 33), 0.1, dtype=dtype))
+
+
+def test_rows_of_no_numbers(place):
+    """A net without running statistics has such rows."""
+    store = ClientStore(3, {"statistics": torch.empty(0), "a": torch.zeros(1)}, place)
+    assert store.read("statistics", ids(0, 2)).shape == (2, 0)
+    store.write("statistics", ids(1), torch.empty(1, 0))
+    assert store.read("statistics", ids(1, 0)).shape == (2, 0)
+    again = ClientStore(3, {"statistics": torch.empty(0), "a": torch.zeros(1)}, place)
+    again.load_state_dict(store.state_dict())
+    assert again.read("statistics", ids(1)).shape == (1, 0)
+
+
+def test_no_names_at_all(place):
+    store = ClientStore(3, {}, place)
+    store.load_state_dict(store.state_dict())
+
+
+def written_store(place):
+    store = ClientStore(6, {"a": torch.arange(3.0), "b": torch.zeros(1).double()}, place)
+    store.write("a", ids(4, 1), torch.tensor([[4.0, 4.1, 4.2], [1.0, 1.1, 1.2]]))
+    store.write("b", ids(2), torch.tensor([[0.1]]).double())
+    return store
+
+
+def test_state_dict_round_trip_through_a_file(place, tmp_path):
+    store = written_store(place)
+    torch.save(store.state_dict(), tmp_path / "state.ckpt")
+    state = torch.load(tmp_path / "state.ckpt", weights_only=True)
+    assert len(state["a"]["rows"]) == 2, "clients that were never written cost nothing"
+    again = ClientStore(6, {"a": torch.zeros(3), "b": torch.ones(1).double()})
+    again.write("a", ids(5), torch.ones(1, 3))  # is forgotten
+    again.load_state_dict(state)
+    for name in ("a", "b"):
+        everyone = torch.arange(6)
+        assert torch.equal(again.read(name, everyone), store.read(name, everyone))
+
+
+def test_a_state_dict_does_not_change_with_the_store(place):
+    store = written_store(place)
+    state = store.state_dict()
+    before = copy.deepcopy(state)
+    store.write("a", ids(4), torch.zeros(1, 3))
+    other = ClientStore(6, {"a": torch.full((3,), 9.0), "b": torch.zeros(1).double()})
+    store.load_state_dict(other.state_dict())
+    for name in ("a", "b"):
+        for key in ("default", "clients", "rows"):
+            assert torch.equal(state[name][key], before[name][key])
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ((6, {"a": torch.zeros(3)}), r"to hold \['a'\] but got \['a', 'b'\]"),
+        (
+            (6, {"a": torch.zeros(4), "b": torch.zeros(1)}),
+            "to hold rows of 4 numbers for 'a' but got 3",
+        ),
+        (
+            (4, {"a": torch.zeros(3), "b": torch.zeros(1)}),
+            "to hold clients from 0 to 3 for 'a' but got 4",
+        ),
+    ],
+)
+def test_a_state_of_another_store_is_refused_as_a_whole(others, words):
+    state = written_store(None).state_dict()
+    other = ClientStore(*others)
+    with pytest.raises(ValueError, match=words):
+        other.load_state_dict(state)
+    for name, default in others[1].items():
+        everyone = torch.arange(others[0])
+        assert torch.equal(other.read(name, everyone), default.expand(others[0], -1))
+
+
+@pytest.mark.parametrize("made_within", [True, False])
+@pytest.mark.parametrize("written_within", [True, False])
+def test_inference_mode_makes_no_difference(place, made_within, written_within):
+    """Lightning evaluates within it: a row made there must not spoil training."""
+    with torch.inference_mode(made_within):
+        store = ClientStore(3, {"a": torch.zeros(2)}, place)
+    with torch.inference_mode(written_within):
+        store.write("a", ids(1), torch.ones(1, 2))
+    with torch.inference_mode(not written_within):
+        store.write("a", ids(1, 2), torch.full((2, 2), 2.0))
+        assert store.read("a", ids(1, 0)).tolist() == [[2.0, 2.0], [0.0, 0.0]]
+    state = store.state_dict()
+    with torch.inference_mode(written_within):
+        store.load_state_dict(state)
+    row = store.read("a", ids(0, 1))
+    row.requires_grad_().sum().backward()
+    assert row.grad is not None
+
+
+def resident():
+    """Bytes of memory that this process really has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not free_memory(CPU), reason="no /proc")
+def test_what_is_never_written_costs_nothing(place, monkeypatch):
+    monkeypatch.setattr(pl_fed.state, "free_memory", lambda device: 1 << 50)
+    before = resident()
+    store = ClientStore(1000, {"personal": torch.zeros(1_000_000)}, place)  # 4 GB
+    assert store.on_disk == (place is not None)
+    store.write("personal", ids(500), torch.ones(1, 1_000_000))
+    assert float(store.read("personal", ids(500)).sum()) == 1e6
+    assert float(store.read("personal", ids(499)).sum()) == 0
+    assert resident() - before < 100e6
+
+
+def test_nothing_is_left_on_disk(tmp_path):
+    store = ClientStore(10, {"a/b": torch.zeros(100), "personal": torch.zeros(100)}, tmp_path)
+    store.write("a/b", ids(3), torch.ones(1, 100))
+    assert list(tmp_path.iterdir()) == []
+    assert float(store.read("a/b", ids(3)).sum()) == 100
+
+
+def test_two_stores_may_share_a_folder(tmp_path):
+    first, second = (ClientStore(2, {"a": torch.zeros(1)}, tmp_path) for _ in range(2))
+    first.write("a", ids(0), torch.ones(1, 1))
+    second.write("a", ids(0), torch.full((1, 1), 2.0))
+    assert first.read("a", ids(0)).tolist() == [[1.0]]
+
+
+# Where the rows go
+
+
+@pytest.mark.parametrize(("free", "on_disk"), [(160, False), (159, True), (1 << 40, False)])
+def test_rows_go_to_disk_beyond_half_of_the_free_memory(monkeypatch, tmp_path, free, on_disk):
+    monkeypatch.setattr(pl_fed.state, "free_memory", lambda device: free)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    store = ClientStore(10, {"a": torch.zeros(1), "b": torch.zeros(1)})  # 80 bytes
+    assert store.on_disk == on_disk
+    store.write("a", ids(7), torch.ones(1, 1))
+    assert store.read("a", ids(7, 6)).tolist() == [[1.0], [0.0]]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_said_and_not_died_of(monkeypatch, tmp_path):
+    store = ClientStore(10, {"a": torch.zeros(1 << 18)}, tmp_path)
+    store.write("a", ids(1), torch.ones(1, 1 << 18))
+    full = shutil.disk_usage(tmp_path)._replace(free=1 << 19)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with pytest.raises(OSError, match=r"to have 2.0 MiB free but got 0.5: set `store` to a folder"):
+        store.write("a", ids(2, 3), torch.ones(2, 1 << 18))
+    store.write("a", ids(1), torch.zeros(1, 1 << 18))  # its place on disk is there already
+
+
+def test_free_memory_is_between_nothing_and_a_petabyte():
+    assert 1 << 20 < free_memory(CPU) < 1 << 50
