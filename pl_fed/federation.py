@@ -20,6 +20,7 @@ from pl_fed.data.module import FederatedData, global_seed
 from pl_fed.engine import Chunk, EngineChoice, EngineName
 from pl_fed.engine.evaluation import WorkSpace, evaluate, predict
 from pl_fed.functional.random import generator
+from pl_fed.functional.rows import finite_rows
 from pl_fed.metrics import ClientMetrics
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.server import Server
@@ -89,6 +90,7 @@ class Federation:
         self._data: ClientData | None = None
         self._moved: ClientData | None = None
         self._store: ClientStore | None = None
+        self._saved: Mapping[str, Any] | None = None
         self._metrics: dict[str, dict[str, ClientMetrics]] = {}
 
     def setup(self, client: Client, datamodule: Any, stage: str) -> None:
@@ -108,7 +110,8 @@ class Federation:
         self.is_byzantine = draw_byzantine(self.byzantine, data.num_clients, self.seed)
         check_net(client, data)
         if client is not self._client or data is not self._data:
-            self._client, self._data, self._moved, self._store = client, data, None, None
+            self._client, self._data, self._moved = client, data, None
+            self._store, self._saved = None, None
             self.server.reset()
         self.datamodule = datamodule
         self._metrics = {
@@ -169,21 +172,21 @@ class Federation:
         """Run the cohort in chunks; return uploads, global running statistics, and losses."""
         batch_bytes = self.data.x[0].nbytes * self.datamodule.batch_size
         size = self.engine.clients_at_a_time(self.client, len(cohort), batch_bytes)
-        sent, statistics, outputs, done = [], [], [], 0
+        sent: Tensor | None = None
+        statistics, outputs, done = [], [], 0
         with WorkSpace(self.client) as kept:
             for clients in cohort.split(size):
                 chunk = self._load(clients, round, kept)
                 outputs.append(self.engine.run(self.client, optimizer, chunk))
                 upload = self._close(chunk, outputs[-1]["loss"], round)
                 if upload is not None:
-                    sent.append(upload)
+                    sent = upload.new_empty(len(cohort), upload.shape[1]) if sent is None else sent
+                    sent[done : done + len(clients)] = upload
                     statistics.append(chunk.statistics.get("global", upload[:, :0]))
                 done += len(clients)
                 on_clients_done(done)
         joined = {name: torch.cat([each[name] for each in outputs]) for name in outputs[0]}
-        if not sent:
-            return None, torch.empty(0), joined
-        return torch.cat(sent), torch.cat(statistics), joined
+        return sent, torch.cat(statistics) if statistics else torch.empty(0), joined
 
     def _load(self, clients: Tensor, round: int, kept: WorkSpace) -> Chunk:
         """Bring together what a chunk of clients is run on."""
@@ -239,7 +242,7 @@ class Federation:
         on_server_step: Callable[[torch.optim.Optimizer], None],
     ) -> dict[str, Tensor | float]:
         """Leave out broken uploads, and let the server merge the rest and step."""
-        finite = uploads.isfinite().all(dim=1)
+        finite = finite_rows(uploads)
         rejected = float((~finite).sum())
         if rejected:
             uploads, statistics, losses = uploads[finite], statistics[finite], losses[finite]
@@ -310,6 +313,9 @@ class Federation:
                 states["personal_statistics"] = self.client.statistics("personal").data
             with torch.inference_mode(False):
                 self._store = ClientStore(self.data.num_clients, states, self.store_folder)
+            if self._saved is not None:
+                self._store.load_state_dict(self._saved)
+                self._saved = None
         return self._store
 
     # Evaluation
@@ -354,7 +360,7 @@ class Federation:
                     f" {_short(there)}."
                 )
         self.server.load_state_dict(state["server"])
-        self.store.load_state_dict(state["store"])
+        self._store, self._saved = None, state["store"]  # loaded where the models will be
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to fit."""

@@ -1,6 +1,7 @@
 """The base of every algorithm: a client, with its global and its personal model."""
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -12,7 +13,12 @@ from torch import Tensor, nn
 
 from pl_fed.data.batches import LocalWork
 from pl_fed.functional.dropout import Draws, key_dropouts
-from pl_fed.functional.losses import RowDistance, masked_mean, squared_distance
+from pl_fed.functional.losses import (
+    RowDistance,
+    masked_mean,
+    sample_weights,
+    squared_distance,
+)
 from pl_fed.functional.rows import (
     Row,
     RowLayout,
@@ -66,7 +72,7 @@ class Client(LightningModule, ABC):
         lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps of a round; or give ``local_epochs``.
         local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a loss: a module with ``reduction``, as
+        criterion: Turns outputs and targets into a mean loss: a module with ``reduction``, as
             ``torch.nn.CrossEntropyLoss``, the default.
 
     Attributes:
@@ -74,7 +80,8 @@ class Client(LightningModule, ABC):
         personal_model: The model v_k that the client keeps; it shares what is frozen.
 
     Raises:
-        ValueError: If the net has no trainable parameter, or the local work is below 1.
+        ValueError: If the net has no trainable parameter, the local work is below 1, or the
+            criterion's ``reduction`` is not ``"mean"``.
     """
 
     trains: ClassVar[tuple[str, ...]] = ("global",)
@@ -106,10 +113,11 @@ class Client(LightningModule, ABC):
         self.personal_model = copy_trainable(net)
         key_dropouts(self.personal_model, self.draws)
         self.criterion = nn.CrossEntropyLoss() if criterion is None else criterion
-        if not hasattr(self.criterion, "reduction"):
+        if getattr(self.criterion, "reduction", None) != "mean":
             raise ValueError(
-                "Expected argument `criterion` to be a loss with a `reduction`, as"
-                f" torch.nn.CrossEntropyLoss, but got {type(self.criterion).__name__}."
+                'Expected argument `criterion` to be a loss with `reduction="mean"`, as'
+                f" torch.nn.CrossEntropyLoss(), but got {type(self.criterion).__name__} with"
+                f" {getattr(self.criterion, 'reduction', 'no reduction')!r}."
             )
         self.sample_criterion = copy.deepcopy(self.criterion)
         setattr(self.sample_criterion, "reduction", "none")  # noqa: B010 (for mypy)
@@ -160,10 +168,12 @@ class Client(LightningModule, ABC):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of a model over the samples of a batch that count."""
+        outputs = model(batch.x)
         if batch.mask is None:
-            mean: Tensor = self.criterion(model(batch.x), batch.y)
+            mean: Tensor = self.criterion(outputs, batch.y)
             return mean
-        return masked_mean(self.sample_losses(model(batch.x), batch.y), batch.mask)
+        weights = sample_weights(self.criterion, batch.y)
+        return masked_mean(self.sample_losses(outputs, batch.y), batch.mask, weights)
 
     def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each sample, shape [batch]."""
@@ -223,8 +233,13 @@ class Client(LightningModule, ABC):
     # What Lightning calls
 
     def configure_optimizers(self) -> "OptimizerLRScheduler":
-        """Return the local optimizer and its schedule, which moves once a round."""
+        """Return the local optimizer and its schedule, which moves once a round.
+
+        Raises:
+            ValueError: If the optimizer needs a closure, which a local step does not give it.
+        """
         leaves = {name: list(self.row(name).tensors.values()) for name in self.trains}
+        check_optimizer(self.optimizer(leaves[self.trains[0]]))
         optimizer = self.build_optimizer(leaves)
         if self.lr_scheduler is None:
             return optimizer
@@ -246,7 +261,8 @@ class Client(LightningModule, ABC):
         return found
 
     def setup(self, stage: str) -> None:
-        """Make the federation ready."""
+        """Make the federation ready, in the trainer's precision before a checkpoint is loaded."""
+        self.trainer.precision_plugin.convert_module(self)
         self.server.setup(self, getattr(self.trainer, "datamodule", None), stage)
 
     def train(self, mode: bool = True) -> "Client":
@@ -326,6 +342,21 @@ def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> 
     for name, value in ((f"{prefix}_steps", steps), (f"{prefix}_epochs", epochs)):
         if value is not None and value < 1:
             raise ValueError(f"Expected argument `{name}` to be at least 1 but got {value}.")
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose step evaluates the loss itself, as L-BFGS does.
+
+    Raises:
+        ValueError: If it does.
+    """
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            "Expected argument `optimizer` to build an optimizer whose step takes a gradient, as"
+            f" torch.optim.SGD, but got {type(optimizer).__name__}, which needs a closure that"
+            " evaluates the loss."
+        )
 
 
 def _reset(metrics: Mapping[str, ClientMetrics]) -> None:

@@ -12,6 +12,7 @@ turn. The pull is to w^t, the model that the round began with, so neither update
 the order of the steps does not matter.
 """
 
+import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ class Ditto(Client):
 
     Args:
         net: See :class:`Client`, as for all that is not named here.
-        lam: λ ≥ 0, the strength of the pull: 0 trains local models, ∞ copies the global one.
+        lam: λ ≥ 0, the strength of the pull: 0 trains local models, a large one copies the global.
         personal_lr: Learning rate of v; the optimizer's own, that of w, by default.
         personal_steps: s, the minibatch steps on v in a round; as many as on w by default.
         personal_epochs: The same, counted in passes over the client's data.
@@ -34,7 +35,7 @@ class Ditto(Client):
             ``local_epochs``, ``criterion``.
 
     Raises:
-        ValueError: If ``lam`` or ``personal_lr`` is negative, or the work below 1.
+        ValueError: If ``lam`` or ``personal_lr`` is negative or infinite, or the work below 1.
     """
 
     trains = ("global", "personal")
@@ -50,8 +51,10 @@ class Ditto(Client):
     ) -> None:
         super().__init__(net, **kwargs)
         for name, value in (("lam", lam), ("personal_lr", personal_lr)):
-            if value is not None and not value >= 0:
-                raise ValueError(f"Expected argument `{name}` to be at least 0 but got {value}.")
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(
+                    f"Expected argument `{name}` to be at least 0, and finite, but got {value}."
+                )
         check_work(personal_steps, personal_epochs, prefix="personal")
         self.lam = lam
         self.personal_lr = personal_lr
@@ -61,9 +64,10 @@ class Ditto(Client):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(w) + F_k(v) + λ/2 ‖v − w^t‖² on the minibatch."""
+        pull = self.lam / 2 * self.distance_to_broadcast()
         global_loss = self.loss(self.global_model, batch)
         personal_loss = self.loss(self.personal_model, batch)
-        return global_loss + personal_loss + self.lam / 2 * self.distance_to_broadcast()
+        return global_loss + personal_loss + pull
 
     def work(self, model: str) -> LocalWork:
         """Return r for w, and s for v."""

@@ -1,9 +1,10 @@
 """How a chunk of clients is run: the contract, and what every engine shares."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import Batches
-from pl_fed.functional.random import key
+from pl_fed.functional.random import hashed, key
 
 
 @dataclass
@@ -41,10 +42,12 @@ class Chunk:
             if name == "broadcast" or name not in trains
         }
 
-    def draw_key(self, position: int, step: int) -> int:
-        """Key of the draws that a client's layers make in one step."""
+    @cached_property
+    def draw_keys(self) -> Tensor:
+        """Keys of the draws that the clients' layers make in each step, int64 [clients, steps]."""
         batches = self.batches
-        return key(batches.seed, "layers", batches.round, batches.clients[position], step)
+        keys = [key(batches.seed, "layers", batches.round, client) for client in batches.clients]
+        return hashed(torch.tensor(keys)[:, None], torch.arange(batches.max_steps))
 
 
 @dataclass(frozen=True)
@@ -90,21 +93,43 @@ class Engine(ABC):
 
         Returns:
             For ``loss``, and whatever else ``training_step`` gives, the mean over each client's
-            steps, float32 [clients].
+            steps, [clients].
         """
+
+
+def built_anew(
+    client: Client, optimizer: torch.optim.Optimizer, leaves: Mapping[str, list[Tensor]]
+) -> torch.optim.Optimizer:
+    """Build the local optimizer anew, as each round does, with the options of this round.
+
+    Args:
+        client: The algorithm.
+        optimizer: The optimizer that Lightning's schedules and callbacks know.
+        leaves: What to build it over, for each trained model.
+    """
+    anew = client.build_optimizer(leaves)
+    for group, known in zip(anew.param_groups, optimizer.param_groups):
+        group.update({name: value for name, value in known.items() if name != "params"})
+    return anew
 
 
 def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
     """Return what ``training_step`` gave as a dict.
 
     Raises:
-        TypeError: If it is neither a loss nor a dict with one.
+        TypeError: If it is neither a loss nor a dict of tensors with one.
     """
     if isinstance(outputs, Tensor):
         return {"loss": outputs}
-    if not isinstance(outputs, dict) or not isinstance(outputs.get("loss"), Tensor):
+    if not isinstance(outputs, dict) or "loss" not in outputs:
         raise TypeError(
             "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but got"
             f" {type(outputs).__name__}."
         )
+    for name, value in outputs.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"Expected `training_step` to return tensors but got {type(value).__name__} for"
+                f" `{name}`."
+            )
     return outputs

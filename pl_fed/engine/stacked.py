@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Chunk, Engine, as_outputs
-from pl_fed.functional.rows import running_statistics
+from pl_fed.engine.base import Chunk, Engine, as_outputs, built_anew
 from pl_fed.types import Batch
 
 ELEMENTWISE = (
@@ -29,7 +29,7 @@ ELEMENTWISE = (
 
 
 class CannotStackError(RuntimeError):
-    """A net, an optimizer or an objective that ``torch.vmap`` does not take."""
+    """A net, an optimizer or an objective that cannot be run for many clients at once."""
 
 
 class Stacked(Engine):
@@ -38,69 +38,66 @@ class Stacked(Engine):
     Clients of unequal size get masked batches; one that has done its steps stands still.
     """
 
+    def check(self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk) -> None:
+        """Try the objective on the first minibatches, without training.
+
+        Raises:
+            CannotStackError: If ``torch.vmap`` does not take it, or what is masked counts in it.
+        """
+        check_stackable(client, optimizer)
+        statistics = [client.statistics(model).data for model in client.trains]
+        before = [row.clone() for row in statistics]
+        try:
+            stack = _Stack(client, chunk)
+            with self.autocast():
+                one, other = (stack.objectives(each, 0)["loss"] for each in _padded(chunk))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # if it is not the stacking, it will come again one by one
+            first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+            raise CannotStackError(first.rstrip(".")) from error
+        changed = [name for name, a, b in zip(client.trains, before, statistics) if not a.equal(b)]
+        for row, kept in zip(statistics, before):
+            row.copy_(kept)
+        if changed:
+            raise CannotStackError(f"the {changed[0]} model changes its buffers in training")
+        if not torch.allclose(one, other, rtol=1e-3, equal_nan=True):
+            raise CannotStackError(
+                "samples that `batch.mask` leaves out change what `training_step` returns"
+            )
+
     def run(
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
-        """Train the chunk's rows in place: see :meth:`Engine.run`.
-
-        Raises:
-            CannotStackError: If this client cannot be run in a stack; rows are then as before.
-        """
-        check_stackable(client, optimizer)
-        rows = {model: chunk.rows[model].contiguous() for model in client.trains}
-        leaves = {
-            model: {
-                name: view.detach().requires_grad_()
-                for name, view in client.row(model).layout.views(rows[model]).items()
-            }
-            for model in client.trains
-        }
-        stacked = client.build_optimizer({m: list(group.values()) for m, group in leaves.items()})
-        for group, live in zip(stacked.param_groups, optimizer.param_groups):
-            group.update({name: value for name, value in live.items() if name != "params"})
+        """Train the chunk's rows in place: see :meth:`Engine.run`."""
+        stack = _Stack(client, chunk)
+        leaves = {model: list(group.values()) for model, group in stack.leaves.items()}
+        anew = built_anew(client, optimizer, leaves)
         totals: dict[str, Tensor] = {}
         counts = torch.tensor(chunk.batches.steps, device=client.device)
-        centres = _Centres(client, chunk)
         for step in range(chunk.batches.max_steps):
-            stacked.zero_grad()
-            outputs = self._outputs(client, leaves, chunk, centres, step)
+            anew.zero_grad()
+            batch = chunk.batches.at(step)
+            with self.autocast():
+                outputs = stack.objectives(batch, step)
             outputs["loss"].sum().backward()
-            if self.clipping.value:
-                for models in leaves.values():
-                    self._clip(list(models.values()))
-            still = _StandStill(rows, chunk.steps, step)
-            stacked.step()
+            for parameters in leaves.values():
+                self._clip(parameters)
+            still = _StandStill(stack.rows, chunk.steps, step)
+            anew.step()
             still.restore()
             running = counts > step
             for name, value in outputs.items():
                 value = torch.where(running, value.detach(), 0)
                 totals[name] = totals[name] + value if name in totals else value
-        for model, trained in rows.items():
-            chunk.rows[model] = trained
+        chunk.rows.update(stack.rows)
         return {name: total / counts for name, total in totals.items()}
 
-    def _outputs(
-        self,
-        client: Client,
-        leaves: Mapping[str, Mapping[str, Tensor]],
-        chunk: Chunk,
-        centres: "_Centres",
-        step: int,
-    ) -> dict[str, Tensor]:
-        batch = chunk.batches.at(step)
-        keys = [chunk.draw_key(position, step) for position in range(len(chunk.clients))]
-        draws = torch.tensor(keys, dtype=torch.int64, device=batch.x.device)
-        try:
-            with self.autocast():
-                return _objectives(client, leaves, batch, draws, centres, step)
-        except (RuntimeError, NotImplementedError, ValueError) as error:
-            if step > 0 or isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise CannotStackError(str(error).strip().splitlines()[0]) from error
-
     def _clip(self, leaves: list[Tensor]) -> None:
-        value = self.clipping.value or 0.0
+        value = self.clipping.value
         gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+        if not value or not gradients:
+            return
         if self.clipping.algorithm == "value":
             for gradient in gradients:
                 gradient.clamp_(-value, value)
@@ -112,7 +109,7 @@ class Stacked(Engine):
             gradient.mul_(factor.view(-1, *([1] * (gradient.dim() - 1))))
 
 
-class _Step(nn.Module):
+class _Objective(nn.Module):
     """A client whose forward is ``training_step``: what ``functional_call`` can swap tensors in."""
 
     def __init__(self, client: Client) -> None:
@@ -123,50 +120,52 @@ class _Step(nn.Module):
         return as_outputs(self.client.training_step(batch, step))
 
 
-class _Centres:
-    """What models are pulled to, as named views; those that are a client's own are stacked."""
+class _Stack:
+    """The clients of a chunk as one: their rows, and the parameters that are views on them."""
 
     def __init__(self, client: Client, chunk: Chunk) -> None:
+        self.client = client
+        self.objective = _Objective(client)
+        self.rows = {model: chunk.rows[model].contiguous() for model in client.trains}
+        self.leaves = {
+            model: {
+                name: view.detach().requires_grad_()
+                for name, view in client.row(model).layout.views(row).items()
+            }
+            for model, row in self.rows.items()
+        }
+        self.keys = chunk.draw_keys.to(client.device)
         layout = client.row(client.trains[0]).layout
-        rows = {
+        centres = {
             name: row
             for name, row in chunk.centres(client.trains).items()
             if row.shape[-1] == layout.numel
         }
-        self.views = {name: layout.views(row) for name, row in rows.items()}
-        self.in_dims = {name: None if row.dim() == 1 else 0 for name, row in rows.items()}
+        self.centres = {name: layout.views(row) for name, row in centres.items()}
+        self.centre_dims = {name: None if row.dim() == 1 else 0 for name, row in centres.items()}
 
+    def objectives(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        """Return what ``training_step`` gives for every client, each [clients]."""
+        parameters = {
+            f"client.{model}_model.{name}": leaf
+            for model, group in self.leaves.items()
+            for name, leaf in group.items()
+        }
 
-def _objectives(
-    client: Client,
-    leaves: Mapping[str, Mapping[str, Tensor]],
-    batch: Batch,
-    keys: Tensor,
-    centres: _Centres,
-    step: int,
-) -> dict[str, Tensor]:
-    """Return what ``training_step`` gives for every client of the stack, each [clients]."""
-    module = _Step(client)
+        def one(
+            parameters: dict[str, Tensor], batch: Batch, draw: Tensor, centres: Mapping[str, Any]
+        ) -> dict[str, Tensor]:
+            self.client.draws.start(draw)
+            self.client.centres = centres
+            return functional_call(self.objective, parameters, (batch, step))  # type: ignore[no-any-return]
 
-    def one(
-        parameters: dict[str, Tensor], batch: Batch, key: Tensor, views: dict[str, Any]
-    ) -> dict[str, Tensor]:
-        client.draws.key = key
-        client.centres = views
-        return functional_call(module, parameters, (batch, step))  # type: ignore[no-any-return]
-
-    parameters = {
-        f"client.{model}_model.{name}": leaf
-        for model, group in leaves.items()
-        for name, leaf in group.items()
-    }
-    try:
-        stacked = torch.vmap(one, in_dims=(0, 0, 0, centres.in_dims), randomness="error")
-        result: dict[str, Tensor] = stacked(parameters, batch, keys, centres.views)
+        stacked = torch.vmap(one, in_dims=(0, 0, 0, self.centre_dims), randomness="error")
+        try:
+            result: dict[str, Tensor] = stacked(parameters, batch, self.keys[:, step], self.centres)
+        finally:
+            self.client.draws.start(0)
+            self.client.centres = {}
         return result
-    finally:
-        client.draws.key = 0
-        client.centres = {}
 
 
 class _StandStill:
@@ -191,14 +190,28 @@ def check_stackable(client: Client, optimizer: torch.optim.Optimizer) -> None:
     """Refuse what is known not to stack.
 
     Raises:
-        CannotStackError: If the optimizer mixes the numbers of a tensor, or the net keeps running
-            statistics.
+        CannotStackError: If the optimizer mixes the numbers of a tensor, or the net the samples of
+            a minibatch.
     """
     if type(optimizer) not in ELEMENTWISE:
         raise CannotStackError(
             f"{type(optimizer).__name__} is not known to treat every number by itself"
         )
     for model in client.trains:
-        names = list(running_statistics(client.model(model)))
-        if names:
-            raise CannotStackError(f"the net keeps running statistics ({names[0]})")
+        for name, layer in client.model(model).named_modules():
+            if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+                raise CannotStackError(
+                    f"{type(layer).__name__} ({name}) mixes the samples of a minibatch"
+                )
+
+
+def _padded(chunk: Chunk) -> tuple[Batch, Batch]:
+    """The first minibatches without their last sample, with one padding and with another."""
+    batch = chunk.batches.at(0)
+    if batch.mask is None:
+        raise TypeError("Expected stacked minibatches to have a mask but got None.")
+    mask = batch.mask.clone()
+    mask[:, -1] = False
+    x, y = batch.x.clone(), batch.y.clone()
+    x[:, -1], y[:, -1] = x[:, 0], y[:, 0]
+    return batch._replace(mask=mask), batch._replace(x=x, y=y, mask=mask)

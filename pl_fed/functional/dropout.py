@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from pl_fed.functional.random import uniforms
 
-_SALT_STEP = 1 << 40  # layers draw from stretches of the key's numbers that never meet
+_STRETCH = 1 << 36  # each layer, each time it is called, draws from numbers of its own
+_LAYERS = 1 << 10
 _CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
@@ -19,14 +20,25 @@ class Draws:
     """
 
     def __init__(self) -> None:
-        self.key: Tensor | int = 0
+        self.start(0)
+
+    def start(self, key: Tensor | int) -> None:
+        """Begin a step."""
+        self.key = key
+        self._calls: dict[nn.Module, int] = {}
+
+    def call(self, layer: nn.Module) -> int:
+        """Return how often a layer has drawn in this step, and count it."""
+        calls = self._calls.get(layer, 0)
+        self._calls[layer] = calls + 1
+        return calls
 
 
 class KeyedDropout(nn.Module):
     """``nn.Dropout`` with keyed draws (also of whole channels, as ``nn.Dropout2d`` and its kin).
 
     Args:
-        p: Probability of dropping, in [0, 1).
+        p: Probability of dropping, in [0, 1].
         layer: Which of the model's dropout layers this is, from 0.
         draws: Where the key is.
         channelwise: Whether whole channels [batch, channel] are dropped.
@@ -43,9 +55,12 @@ class KeyedDropout(nn.Module):
         """Drop elements of ``x`` [batch, ...] in training, and scale up the rest."""
         if not self.training or self.p == 0:
             return x
+        if self.p == 1:
+            return x * 0
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channelwise else x.shape
+        begin = (self.draws.call(self) * _LAYERS + self.layer) * _STRETCH
         counters = torch.arange(shape.numel(), device=x.device).view(shape)
-        keep = uniforms(self.draws.key, counters + self.layer * _SALT_STEP) >= self.p
+        keep = uniforms(self.draws.key, counters + begin) >= self.p
         return x * (keep.to(x.dtype) / (1 - self.p))
 
     def extra_repr(self) -> str:
@@ -56,8 +71,9 @@ class KeyedDropout(nn.Module):
 def key_dropouts(module: nn.Module, draws: Draws) -> None:
     """Exchange every dropout layer of a model for a keyed one, in place.
 
-    Layers that draw in another way (``AlphaDropout``, calls of ``F.dropout``) are left alone; they
-    follow torch's global generator, which the engine seeds per client.
+    A layer that is used in several places stays one layer, and draws anew in each. Layers that draw
+    in another way (``AlphaDropout``, calls of ``F.dropout``) are left alone; they follow torch's
+    global generator, which the engine seeds per client.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
@@ -65,14 +81,19 @@ def key_dropouts(module: nn.Module, draws: Draws) -> None:
         >>> net[1]
         KeyedDropout(p=0.5)
     """
-    layers = 0
+    keyed: dict[nn.Module, KeyedDropout] = {}
     for owner in list(module.modules()):
-        for name, child in owner.named_children():
-            if isinstance(child, KeyedDropout):
-                child.draws = draws
-            elif type(child) is nn.Dropout or type(child) in _CHANNELWISE:
-                keyed = KeyedDropout(
-                    cast(float, child.p), layers, draws, type(child) in _CHANNELWISE
-                )
-                setattr(owner, name, keyed.train(child.training))
-                layers += 1
+        for name, child in list(owner._modules.items()):  # named_children skips repeats
+            if child is None or type(child) not in (KeyedDropout, nn.Dropout, *_CHANNELWISE):
+                continue
+            if child not in keyed:
+                keyed[child] = _keyed(child, len(keyed), draws)
+            setattr(owner, name, keyed[child])
+
+
+def _keyed(child: nn.Module, layer: int, draws: Draws) -> KeyedDropout:
+    if isinstance(child, KeyedDropout):
+        child.layer, child.draws = layer, draws
+        return child
+    keyed = KeyedDropout(cast(float, child.p), layer, draws, isinstance(child, _CHANNELWISE))
+    return keyed.train(child.training)

@@ -4,15 +4,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
-def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of the values whose mask is true.
+def masked_mean(
+    values: Tensor, mask: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
+    """Return the mean of the values whose mask is true: Σ values / Σ weights over them.
 
     Args:
         values: Shape [batch].
         mask: bool [batch], or ``None`` for all.
+        weights: How much of a sample each counts for, [batch]; one by default. The values carry
+            their weights already.
 
     Returns:
         A scalar; 0 where nothing counts (a client that stands still).
@@ -21,9 +26,40 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
         >>> masked_mean(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]))
         tensor(2.)
     """
-    if mask is None:
+    if mask is None and weights is None:
         return values.mean()
-    return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
+    weights = torch.ones_like(values) if weights is None else weights
+    if mask is not None:
+        values, weights = torch.where(mask, values, 0), torch.where(mask, weights, 0)
+    total = weights.sum()
+    return values.sum() / torch.where(total == 0, 1, total)
+
+
+def sample_weights(criterion: nn.Module, targets: Tensor) -> Tensor | None:
+    """Return what torch divides a mean of cross entropies by, sample for sample.
+
+    Args:
+        criterion: The loss.
+        targets: Class ids [batch, ...].
+
+    Returns:
+        The weight of each sample's class, 0 for those to be ignored, [batch]; ``None`` if every
+        sample counts once, as in all other losses.
+
+    Example:
+        >>> criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]), ignore_index=2)
+        >>> sample_weights(criterion, torch.tensor([1, 0, 2]))
+        tensor([3., 1., 0.])
+    """
+    if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or targets.is_floating_point():
+        return None
+    counts = targets != criterion.ignore_index
+    if criterion.weight is None:
+        weights = counts.to(torch.get_default_dtype())
+    else:
+        classes = targets.clamp(0, len(criterion.weight) - 1)
+        weights = criterion.weight[classes] * counts
+    return weights if weights.dim() == 1 else weights.flatten(1).mean(1)
 
 
 def squared_distance(tensors: Sequence[Tensor], centre: Sequence[Tensor]) -> Tensor:
@@ -55,6 +91,7 @@ class RowDistance(torch.autograd.Function):
         return torch.dot(ctx.difference, ctx.difference)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         """Return 2 (a − c) times the incoming gradient, cut into the parameters' shapes."""
         gradient = ctx.difference * (2 * grad_outputs[0])

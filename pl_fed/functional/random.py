@@ -8,6 +8,8 @@ hash of (key + i · γ).
 """
 
 import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -41,6 +43,31 @@ def key(seed: int, purpose: str, *parts: int) -> int:
 def generator(seed: int, purpose: str, *parts: int) -> torch.Generator:
     """Return a CPU generator seeded with :func:`key`, for draws that torch makes itself."""
     return torch.Generator().manual_seed(key(seed, purpose, *parts) & (2**63 - 1))
+
+
+@contextmanager
+def seeded_torch(device: torch.device) -> Iterator[Callable[[int], None]]:
+    """Give what seeds torch's global generators by a key, and put them back in the end.
+
+    For code that draws from torch itself: layers and transforms that pl_fed did not write.
+
+    Example:
+        >>> with seeded_torch(torch.device("cpu")) as seed:
+        ...     seed(key(0, "example"))
+        ...     print(torch.rand(1))
+        tensor([0.6403])
+    """
+    gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if gpu else []):
+
+        def seed(draw: int) -> None:
+            # torch.manual_seed goes through every kind of device that there is, in 0.1 ms
+            torch.default_generator.manual_seed(draw & (2**63 - 1))
+            if gpu:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(draw & (2**63 - 1))
+
+        yield seed
 
 
 def mix(z: Tensor) -> Tensor:

@@ -102,6 +102,19 @@ class Row:
         return first is None or (first.data_ptr() == row.data_ptr() and first.dtype == row.dtype)
 
 
+def finite_rows(rows: Tensor) -> Tensor:
+    """Return which rows hold finite numbers only, bool [n].
+
+    Example:
+        >>> finite_rows(torch.tensor([[0.0, 1.0], [torch.inf, -torch.inf], [3e38, 3e38]]))
+        tensor([ True, False,  True])
+    """
+    finite = rows.sum(dim=1).isfinite()  # a finite sum has finite terms, and takes 3 % of the time
+    if not finite.all():
+        finite = rows.isfinite().all(dim=1)
+    return finite
+
+
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that require a gradient, by name; shared ones once.
 
@@ -124,16 +137,16 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def running_statistics(module: nn.Module) -> dict[str, Tensor]:
-    """Return the floating-point buffers that training changes, by name.
+    """Return the floating-point buffers that training may change, by name.
 
-    These are the buffers that are saved with the module and belong to its trainable part:
-    BatchNorm's running mean and variance, as a rule.
+    These are the buffers that are saved with the module and are not in a frozen part: BatchNorm's
+    running mean and variance, as a rule.
     """
+    frozen = {part for whole in frozen_modules(module) for part in whole.modules()}
     return {
         f"{prefix}.{name}" if prefix else name: buffer
         for prefix, owner in module.named_modules()
-        if any(p.requires_grad for p in owner.parameters(recurse=False))
-        or not any(True for _ in owner.parameters(recurse=False))
+        if owner not in frozen
         for name, buffer in owner.named_buffers(recurse=False)
         if buffer.is_floating_point() and name not in owner._non_persistent_buffers_set
     }
