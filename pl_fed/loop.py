@@ -1,46 +1,42 @@
-"""The loop: one round is one epoch. The only file that names Lightning's internals (2.6)."""
+"""The loop: one round is one epoch. The only file that names Lightning's internals (2.6).
 
-from contextlib import nullcontext
+Private names that it needs, and that ``tests/test_lightning.py`` holds: ``_FitLoop``;
+``_call_callback_hooks`` and ``_call_lightning_module_hook``; the trainer's ``_logger_connector``;
+of the epoch loop ``_should_check_val_epoch`` and ``_batches_that_stepped``. Besides, it moves the
+progress counters of the loops, which have no underscore but no documentation either.
+"""
+
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    StochasticWeightAveraging,
-)
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loops.fit_loop import _FitLoop
-from lightning.pytorch.loops.loop import _Loop
-from lightning.pytorch.trainer import call
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
 
-from pl_fed.clients.base import Client
 from pl_fed.engine import Clipping
 from pl_fed.federation import Federation
-
-PRECISIONS = ("32-true", "64-true", "bf16-mixed")
-_NEVER_CALLED = ("on_before_backward", "on_after_backward")
-_REFUSED_CALLBACKS: tuple[type[Callback], ...] = (
-    BackboneFinetuning,
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    StochasticWeightAveraging,
-)
 
 
 class FederatedLoop(_FitLoop):
     """Lightning's fit loop, whose epoch is a communication round.
 
-    Hooks come as in any Lightning fit: a round is one batch, the batch being the ids of the cohort,
-    and the server's step is the optimizer's step; ``trainer.global_step`` counts rounds.
+    Hooks come as in any Lightning fit. A round is one batch, the ids of the cohort: it starts with
+    ``batch_idx`` 0, its first client, and ends with that of its last one, of
+    ``trainer.num_training_batches`` clients. The server's step is the optimizer's step, so
+    ``trainer.global_step`` counts rounds.
+
+    What a checkpoint holds goes on where it left off: what was done of a round (its training, its
+    validation) is not done again, and the rest is.
 
     Args:
         trainer: The trainer whose loop this replaces; its epoch loop is carried over.
         federation: The federation that runs the rounds.
+
+    Attributes:
+        within_round: Whether clients are ahead of the server, so that nothing can be saved.
     """
 
     def __init__(self, trainer: Trainer, federation: Federation) -> None:
@@ -48,170 +44,178 @@ class FederatedLoop(_FitLoop):
         super().__init__(trainer, replaced.min_epochs, replaced.max_epochs)
         self.epoch_loop = replaced.epoch_loop
         self.federation = federation
+        self.within_round = False
+        self._cohort = torch.empty(0, dtype=torch.int64)
         self._validated = False
+        self._metrics: dict[str, Tensor] = {}
 
-    def on_run_start(self) -> None:
-        """Refuse what a round cannot honour, and hand over what it can."""
-        check_trainer(self.trainer)
-        prepare(self.trainer, self.federation)
-        super().on_run_start()
+    # Where a checkpoint left off
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        """Add the metrics, which callbacks and schedules may watch before they are logged anew."""
+        metrics = self.trainer.callback_metrics.items()
+        return {**super().on_save_checkpoint(), "metrics": {k: v.cpu() for k, v in metrics}}
+
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        """Take them over; a run that was stopped early has ended, and is not taken up again."""
+        super().on_load_checkpoint(state_dict)
+        self._metrics = state_dict.get("metrics", {})
+        reasons = {each.stopping_reason for each in self.trainer.early_stopping_callbacks}
+        self.trainer.should_stop = bool(reasons - {EarlyStoppingReason.NOT_STOPPED})
+
+    def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
+        """Take over the counters."""
+        super().load_state_dict(state_dict, prefix)
+        self._settle()
 
     def reset(self) -> None:
-        """Find out where a checkpoint left off: between two rounds, or within one."""
+        """Find out where to go on: between two rounds, or after a round's training."""
         torch.set_grad_enabled(True)
-        progress, evaluation = self.epoch_progress.current, self.epoch_loop.val_loop.batch_progress
-        if progress.processed == progress.ready:
-            _Loop.restarting.fset(self, False)  # type: ignore[attr-defined]
-        self.update_restart_stage()
-        if self.restarted_on_epoch_start:
-            self.epoch_progress.reset_on_restart()
-        if self.resumed_on_epoch_end:
-            self.epoch_progress.increment_completed()
-        counts = evaluation.current
-        self._validated = evaluation.is_last_batch and counts.completed == counts.ready > 0
+        self._settle()
+        validation = self.epoch_loop.val_loop.batch_progress
+        counts = validation.current
+        self._validated = validation.is_last_batch and counts.completed == counts.ready > 0
+        device = self.trainer.strategy.root_device
+        saved = {name: value.to(device) for name, value in self._metrics.items()}
+        self.trainer.callback_metrics.update(saved)
+        self._metrics = {}
+        self.within_round = False
+
+    def _settle(self) -> None:
+        """Set counters as they are between two hooks: a checkpoint is saved within one."""
+        rounds, finished = self.trainer.global_step, self.epoch_progress.current.processed
+        batches = self.epoch_loop.batch_progress.total
+        for counts in (self.epoch_progress.total, self.epoch_progress.current, batches):
+            counts.ready = counts.started = rounds
+            counts.processed = counts.completed = rounds if counts is batches else finished
+        self.epoch_loop._batches_that_stepped = finished
+
+    @property
+    def _unfinished(self) -> bool:
+        """Whether the server has stepped in a round that was not brought to its end."""
+        return bool(self.trainer.global_step > self.epoch_progress.current.processed)
+
+    @property
+    def done(self) -> bool:
+        """Whether to stop; a round that was begun is finished first."""
+        return not self._unfinished and bool(super().done)
+
+    # A round
+
+    def setup_data(self) -> None:
+        """Draw the next cohort: the federation has the data, and there is no loader to set up."""
+        self._cohort = self.federation.draw_cohort(self.epoch_progress.current.processed)
+        self.max_batches = len(self._cohort)  # progress bars count the clients of the round
+
+    def on_run_start(self) -> None:
+        """Hand over the trainer's settings, and begin."""
+        prepare(self.trainer, self.federation)
+        if self.trainer.enable_validation:  # what is wrong with it is said now, not rounds later
+            self.trainer.validating = True
+            self.epoch_loop.val_loop.setup_data()
+            self.trainer.training = True
+        super().on_run_start()
+
+    def on_advance_start(self) -> None:
+        """Begin a round, unless it was begun before the checkpoint."""
+        self.setup_data()
+        if not self._unfinished:
+            self.epoch_progress.increment_ready()
+            self._call("on_train_epoch_start")
+            self.epoch_progress.increment_started()
 
     def advance(self) -> None:
-        """Run one round, and validate if it is time.
-
-        A checkpoint may have been saved in the middle of an epoch: what was done is not done again.
-        """
+        """Run the round, and validate if it is time."""
         epoch = self.epoch_loop
-        rounds = epoch.automatic_optimization.optim_progress.optimizer.step.total.completed
-        if rounds == self.epoch_progress.current.processed:
-            self._round()
+        if not self._unfinished:
+            self._train()
             self._validated = False
         if epoch._should_check_val_epoch() and not self._validated:
             epoch.val_loop.restarting = False
             self.trainer.validating = True
             epoch.val_loop.run()
             self.trainer.training = True
-        epoch._batches_that_stepped += 1
 
-    def _round(self) -> None:
-        trainer, epoch = self.trainer, self.epoch_loop
-        round = self.epoch_progress.current.processed
-        cohort = self.federation.draw_cohort(round)
-        self.max_batches = len(cohort)  # progress bars count the clients of the round
-        connector = trainer._logger_connector
-        epoch.val_loop.batch_progress.reset_on_run()
+    def on_advance_end(self) -> None:
+        """End the round.
+
+        Departs from Lightning: what was logged is written, and schedules that watch a metric step,
+        before checkpoints are saved and not after; a resumed run would else miss both.
+        """
+        trainer, epoch, connector = self.trainer, self.epoch_loop, self.trainer._logger_connector
+        connector.epoch_end_reached()
+        self.epoch_progress.increment_processed()
+        self._call("on_train_epoch_end", monitoring_callbacks=False)
+        connector.on_epoch_end()
+        epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        connector.update_train_epoch_metrics()
+        epoch._batches_that_stepped = self.epoch_progress.current.processed
+        _call_callback_hooks(trainer, "on_train_epoch_end", monitoring_callbacks=True)
+        self.epoch_progress.increment_completed()
+        if trainer.received_sigterm:
+            raise SIGTERMException
+
+    def _train(self) -> None:
+        trainer, epoch, cohort = self.trainer, self.epoch_loop, self._cohort
+        epoch.val_loop.batch_progress.reset()
         epoch.batch_progress.reset_on_run()
         epoch.batch_progress.is_last_batch = True
         epoch.batch_progress.increment_ready()
-        connector.on_batch_start(cohort)
-        call._call_callback_hooks(trainer, "on_train_batch_start", cohort, 0)
-        call._call_lightning_module_hook(trainer, "on_train_batch_start", cohort, 0)
+        trainer._logger_connector.on_batch_start(cohort)
+        self._call("on_train_batch_start", cohort, 0)
         epoch.batch_progress.increment_started()
-        with trainer.profiler.profile("run_federated_round"):
-            report = self.federation.run_round(
-                round,
-                trainer.optimizers[0],
-                on_server_step=self._before_server_step,
-                on_clients_done=self._show_progress,
-            )
-        for optimizer in trainer.optimizers:
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # it stepped in the engine
-        steps = epoch.automatic_optimization.optim_progress.optimizer.step
-        steps.increment_ready()
-        steps.increment_completed()
+        report = self._run_round()
         epoch.batch_progress.increment_processed()
         epoch.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        ended = (report, cohort, len(cohort) - 1)
+        self._call("on_train_batch_end", *ended, monitoring_callbacks=False)
+        trainer._logger_connector.on_batch_end()
         # the round's row is written before a checkpoint that holds the round
-        call._call_callback_hooks(
-            trainer,
-            "on_train_batch_end",
-            report,
-            cohort,
-            len(cohort) - 1,
-            monitoring_callbacks=False,
-        )
-        call._call_lightning_module_hook(
-            trainer, "on_train_batch_end", report, cohort, len(cohort) - 1
-        )
-        connector.on_batch_end()
-        connector.update_train_step_metrics()
-        call._call_callback_hooks(
-            trainer,
-            "on_train_batch_end",
-            report,
-            cohort,
-            len(cohort) - 1,
-            monitoring_callbacks=True,
-        )
+        trainer._logger_connector.update_train_step_metrics()
+        _call_callback_hooks(trainer, "on_train_batch_end", *ended, monitoring_callbacks=True)
         epoch.batch_progress.increment_completed()
 
-    def _before_server_step(self, optimizer: torch.optim.Optimizer) -> None:
-        call._call_callback_hooks(self.trainer, "on_before_optimizer_step", optimizer)
-        call._call_lightning_module_hook(self.trainer, "on_before_optimizer_step", optimizer)
+    def _run_round(self) -> dict[str, Tensor | float]:
+        """Let the federation run the round; what it reports is the hooks' ``outputs``."""
+        self.within_round = True
+        with self.trainer.profiler.profile("run_federated_round"):
+            report = self.federation.run_round(
+                self.epoch_progress.current.processed,
+                self.trainer.optimizers[0],
+                on_server_step=lambda optimizer: self._call("on_before_optimizer_step", optimizer),
+                on_clients_done=self._show_progress,
+            )
+        for optimizer in self.trainer.optimizers:
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # it stepped in the engine
+        steps = self.epoch_loop.automatic_optimization.optim_progress.optimizer.step
+        steps.increment_ready()
+        steps.increment_completed()
+        self.within_round = False
+        return {**report, "loss": report["train/loss"]} if "train/loss" in report else report
+
+    def _call(self, hook: str, *args: Any, monitoring_callbacks: bool | None = None) -> None:
+        _call_callback_hooks(self.trainer, hook, *args, monitoring_callbacks=monitoring_callbacks)
+        _call_lightning_module_hook(self.trainer, hook, *args)
 
     def _show_progress(self, done: int) -> None:
         """Move the progress bar on within the round."""
         bar = self.trainer.progress_bar_callback
-        if bar is not None and bar.is_enabled and done < self.max_batches:
+        if bar is not None and getattr(bar, "is_enabled", True) and done < self.max_batches:
             module = self.trainer.lightning_module
-            bar.on_train_batch_end(self.trainer, module, {}, None, done - 1)
+            bar.on_train_batch_end(self.trainer, module, {}, self._cohort, done - 1)
 
 
 def prepare(trainer: Trainer, federation: Federation) -> None:
-    """Hand the trainer's settings to the federation: precision, clipping, limits."""
-    plugin = trainer.precision_plugin
-    federation.engine.autocast = (
-        plugin.forward_context if trainer.precision == "bf16-mixed" else nullcontext
-    )
+    """Hand the trainer's settings to the federation: precision, clipping, limits, schedules."""
+    federation.engine.autocast = trainer.precision_plugin.forward_context
+    value, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
     federation.engine.clipping = Clipping(
-        trainer.gradient_clip_val, str(trainer.gradient_clip_algorithm or "norm")
+        value if value and value > 0 else None, algorithm.value if algorithm else "norm"
     )
     limit = trainer.limit_train_batches
     federation.limit_local_steps = None if limit == 1.0 and isinstance(limit, float) else limit
     federation.shuffle = not trainer.overfit_batches
-
-
-def check_trainer(trainer: Trainer) -> None:
-    """Refuse settings that a federated round cannot honour.
-
-    Raises:
-        ValueError: With one sentence that names the setting, what was expected and what came.
-    """
-    found: dict[str, Any] = {
-        "accumulate_grad_batches": (trainer.accumulate_grad_batches, 1, "use a larger batch_size"),
-        "val_check_interval": (
-            trainer.val_check_interval,
-            1.0,
-            "a round is validated as a whole: use check_val_every_n_epoch",
-        ),
-        "reload_dataloaders_every_n_epochs": (
-            trainer.reload_dataloaders_every_n_epochs,
-            0,
-            "the clients' data stays the same",
-        ),
-        "world_size": (trainer.world_size, 1, "several processes are not supported yet"),
-    }
-    for name, (value, expected, hint) in found.items():
-        if value != expected:
-            raise ValueError(
-                f"Expected trainer argument `{name}` to be {expected} but got {value}: {hint}."
-            )
-    if trainer.precision not in PRECISIONS:
-        raise ValueError(
-            f"Expected trainer argument `precision` to be one of {', '.join(PRECISIONS)} but got"
-            f" {trainer.precision}: local steps have no loss scaling, and small updates would be"
-            " lost in a low-precision global model."
-        )
-    for callback in trainer.callbacks:
-        if isinstance(callback, _REFUSED_CALLBACKS):
-            raise ValueError(
-                f"Expected trainer argument `callbacks` without {type(callback).__name__} but got"
-                " one: it changes how single batches are trained, which a round does not offer."
-            )
-        for hook in _NEVER_CALLED:
-            if is_overridden(hook, callback, Callback):
-                raise ValueError(
-                    f"Expected trainer argument `callbacks` without the hook `{hook}` but got it in"
-                    f" {type(callback).__name__}: many clients may be trained at once, so a"
-                    " local step has no hooks; use on_before_optimizer_step, which is called"
-                    " before the server's step, or on_train_batch_end, after a round."
-                )
-    if not isinstance(trainer.lightning_module, Client):
-        raise TypeError(
-            "Expected argument `model` to be a pl_fed.clients.Client but got"
-            f" {type(trainer.lightning_module).__name__}."
-        )
+    for config in trainer.lr_scheduler_configs:
+        config.interval = "epoch"  # a round is an epoch and a step
+        if config.reduce_on_plateau and str(config.monitor).startswith("val/"):
+            config.frequency = trainer.check_val_every_n_epoch or 1

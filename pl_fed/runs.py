@@ -25,26 +25,34 @@ def new_folder(root: str | Path) -> Path:
 
 
 def last_checkpoint(folder: str | Path) -> Path | None:
-    """Return the checkpoint ``last.ckpt`` of a run's folder, if it has one."""
-    path = Path(folder) / "checkpoints" / "last.ckpt"
-    return path if path.is_file() else None
+    """Return the newest ``last.ckpt`` of a run's folder, if it has one.
+
+    Lightning writes ``last-v1.ckpt`` beside it where it does not recognise the first as its own:
+    in a run whose folder has been moved, for one.
+    """
+    found = [path for path in Path(folder).glob("checkpoints/last*.ckpt") if path.is_file()]
+    return max(found, key=_written, default=None)
 
 
 def last_run(root: str | Path) -> Path:
-    """Return the folder of the run under ``root`` whose ``last.ckpt`` is the newest.
+    """Return the folder of the run under ``root`` whose last checkpoint is the newest.
 
     Raises:
         FileNotFoundError: If there is none.
     """
-    found = [path for path in Path(root).glob("*/checkpoints/last.ckpt") if path.is_file()]
+    found = [path for run in Path(root).glob("*") if (path := last_checkpoint(run))]
     if not found:
         raise FileNotFoundError(
             "Expected argument `ckpt_path` = last to find a run with checkpoints/last.ckpt under"
             f" {Path(root).absolute()} but found none: the runs of a config lie under its"
-            " trainer.default_root_dir, and write last.ckpt with a ModelCheckpoint that has"
-            " `save_last: true`."
+            " trainer.default_root_dir, and write last.ckpt unless a ModelCheckpoint without"
+            " `save_last: true` takes the place of the one that does."
         )
-    return max(found, key=lambda path: path.stat().st_mtime_ns).parent.parent
+    return max(found, key=_written).parent.parent
+
+
+def _written(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

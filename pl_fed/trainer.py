@@ -6,8 +6,10 @@ from typing import Any
 
 from lightning.pytorch import Callback
 from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.callbacks import PerClient, RoundMetrics, WandbAxis
 from pl_fed.clients.base import Client
@@ -15,25 +17,31 @@ from pl_fed.data.module import FederatedData
 from pl_fed.federation import Federation
 from pl_fed.loggers import RunCSV
 from pl_fed.loop import FederatedLoop
+from pl_fed.refusals import check_data, check_trainer
 from pl_fed.runs import AtomicCheckpointIO, last_checkpoint, last_run, new_folder
 
 
 class Trainer(LightningTrainer):
     """Runs a federation as one Lightning fit.
 
-    ``trainer.fit(client, data)``, ``validate``, ``test`` and ``predict`` are Lightning's own.
-    ``max_epochs`` is the number of rounds.
+    ``trainer.fit(client, data)``, ``validate``, ``test`` and ``predict`` are Lightning's own. A
+    round is an epoch and a step: ``max_epochs`` or ``max_steps`` is the number of rounds.
 
     Args:
         federation: The federation.
         default_root_dir: Under it, each run has a new folder with all that it writes.
         run_dir: The run's folder; ``"last"`` takes the latest under ``default_root_dir`` that has a
             checkpoint, to be resumed by ``fit(..., ckpt_path="last")``.
-        logger: Loggers beside ``metrics.csv``, which is always written.
-        callbacks: See Lightning.
+        logger: Loggers beside ``metrics.csv``, which is always written; ``True`` and ``False`` add
+            none.
+        callbacks: See Lightning. Without a ``ModelCheckpoint``, and unless
+            ``enable_checkpointing=False``, every round is saved in ``checkpoints/last.ckpt``.
         plugins: See Lightning.
-        log_every_n_steps: Every how many rounds a row of ``train/*`` is logged.
+        log_every_n_steps: Every how many rounds a row of ``train/*`` is logged; 1 by default.
         **kwargs: All else that ``lightning.Trainer`` takes.
+
+    Raises:
+        ValueError: If ``barebones`` is asked for.
 
     Example:
         >>> import tempfile, torch, pl_fed
@@ -58,26 +66,41 @@ class Trainer(LightningTrainer):
         logger: Logger | Iterable[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         plugins: Any = None,
-        log_every_n_steps: int = 1,
+        log_every_n_steps: int | None = None,
         **kwargs: Any,
     ) -> None:
+        if kwargs.get("barebones"):
+            raise ValueError(
+                "Expected trainer argument `barebones` to be False but got True: metrics.csv is"
+                " always written. To save time, turn off checkpoints, progress bar and summary."
+            )
         self.federation = federation
         self.run_dir = _folder(default_root_dir, run_dir)
         others = [] if logger is None or isinstance(logger, bool) else logger
         loggers = [others] if isinstance(others, Logger) else list(others)
-        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         added = plugins if isinstance(plugins, list) else [plugins] if plugins else []
         if not any(isinstance(plugin, CheckpointIO) for plugin in added):
             added = [*added, AtomicCheckpointIO()]
+        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        if kwargs.get("enable_checkpointing") is not False:
+            given = with_checkpoint(given)
         super().__init__(
             default_root_dir=str(self.run_dir),
             logger=[RunCSV(self.run_dir), *loggers],
             callbacks=[RoundMetrics(), WandbAxis(), PerClient(federation, self.run_dir), *given],
             plugins=added,
-            log_every_n_steps=log_every_n_steps or 1,
+            log_every_n_steps=1 if log_every_n_steps is None else log_every_n_steps,
             **kwargs,
         )
-        self.fit_loop = FederatedLoop(self, federation)
+        self._loop = self.fit_loop = FederatedLoop(self, federation)
+        if self.max_epochs in (None, -1) and self.max_steps >= 0:
+            self.fit_loop.max_epochs = self.max_steps
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """The number of rounds, for schedules that want to know it."""
+        limits = [n for n in (self.max_epochs, self.max_steps) if n is not None and n >= 0]
+        return min(limits, default=float("inf"))
 
     def fit(  # type: ignore[override]
         self,
@@ -96,7 +119,11 @@ class Trainer(LightningTrainer):
 
         Raises:
             FileNotFoundError: If ``ckpt_path`` is ``"last"`` and the run's folder has none.
+            TypeError: If the model is not a :class:`Client`.
+            ValueError: If the trainer, a callback or the model asks for what a round cannot honour.
         """
+        check_trainer(self, model)
+        check_data(datamodule)
         if ckpt_path == "last":
             ckpt_path = last_checkpoint(self.run_dir)
             if ckpt_path is None:
@@ -106,6 +133,35 @@ class Trainer(LightningTrainer):
                     ' with run_dir="last".'
                 )
         super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only)
+
+    def save_checkpoint(
+        self,
+        filepath: str | Path,
+        weights_only: bool | None = None,
+        storage_options: Any = None,
+    ) -> None:
+        """Save a checkpoint: see ``lightning.Trainer.save_checkpoint``.
+
+        In the middle of a round none is written, and a warning says so: the clients that are done
+        would be ahead of the others and of the server.
+        """
+        if self._loop.within_round:
+            rank_zero_warn(
+                f"No checkpoint is written to {filepath} in the middle of round"
+                f" {self.current_epoch}: the one of the last whole round is kept."
+            )
+            return
+        super().save_checkpoint(filepath, weights_only, storage_options)
+
+
+def with_checkpoint(callbacks: list[Callback]) -> list[Callback]:
+    """Return callbacks with one that keeps the latest round, unless they save checkpoints."""
+    if any(isinstance(each, ModelCheckpoint) for each in callbacks):
+        return callbacks
+    latest = ModelCheckpoint(
+        filename="last", enable_version_counter=False, save_on_train_epoch_end=True
+    )
+    return [*callbacks, latest]
 
 
 def _folder(root: str | Path, run_dir: str | Path | None) -> Path:

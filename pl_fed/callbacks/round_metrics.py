@@ -13,8 +13,18 @@ class RoundMetrics(Callback):
     How often rows are written is Lightning's ``log_every_n_steps``, in rounds.
     """
 
+    def __init__(self) -> None:
+        self._loaded: int | None = None
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Note after how many rounds a model that is only evaluated was saved."""
+        self._loaded = int(checkpoint["global_step"])
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let ``metrics.csv`` go on where a checkpoint left off."""
+        self._loaded = None
         for logger in trainer.loggers:
             if isinstance(logger, RunCSV) and trainer.is_global_zero:
                 logger.keep(trainer.global_step)
@@ -29,6 +39,8 @@ class RoundMetrics(Callback):
     ) -> None:
         """Log the round's report."""
         for name, value in outputs.items():
+            if name == "loss":  # of Lightning's own, and the same as train/loss
+                continue
             pl_module.log(
                 name,
                 value,
@@ -48,9 +60,10 @@ class RoundMetrics(Callback):
         self._log_round(trainer, pl_module, on_step=False)
 
     def _log_round(self, trainer: Trainer, pl_module: LightningModule, on_step: bool) -> None:
+        round = trainer.current_epoch if self._loaded is None else self._loaded
         pl_module.log(
             "round",
-            float(trainer.current_epoch),
+            float(round),
             on_step=on_step,
             on_epoch=not on_step,
             batch_size=1,

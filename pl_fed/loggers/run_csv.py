@@ -24,9 +24,9 @@ class RunCSV(Logger):
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
         self.path = Path(folder) / "metrics.csv"
-        self._columns: list[str] = ["round"]
-        self._row: dict[str, str] = {}
-        self._offset = 0
+        self._columns: list[str] = []
+        self._row: dict[str, str] = {}  # the current one, which is the last of the file
+        self._offset = 0  # where it begins
 
     @property
     def name(self) -> str:
@@ -49,50 +49,54 @@ class RunCSV(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add numbers to the row of a round."""
-        round = str(step or 0)
+        """Add numbers to the row of a round: of the metric ``round``, or else of the step."""
+        if not self._columns:
+            self.keep()
+        round = str(int(metrics.get("round", step or 0)))
         if self._row.get("round") != round:
             self._row = {"round": round}
-            self._offset = self.path.stat().st_size if self.path.exists() else 0
+            self._offset = self.path.stat().st_size
         values = {k: f"{v:.9g}" for k, v in metrics.items() if k not in ("epoch", "round")}
         self._row |= values
         new = [name for name in values if name not in self._columns]
-        if new or self._offset == 0:
+        if new:
             self._columns += new
-            self._rewrite()
-        self._write()
+            self._replace(_rows(self.path.read_bytes()[: self._offset]))
+        else:
+            self._write()
 
-    def keep(self, rounds: int) -> None:
+    def keep(self, rounds: int | None = None) -> None:
         """Forget all rows but those of the first ``rounds`` rounds: a resumed run goes on there."""
-        if not self.path.exists():
-            return
-        text = self.path.read_text()
-        rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+        found = self.path.read_bytes() if self.path.exists() else b""
+        rows = _rows(found[: found.rfind(b"\n") + 1])
+        rows = [row for row in rows if rounds is None or int(row["round"]) < rounds]
         self._columns = list(rows[0]) if rows else ["round"]
-        self._row = {}
-        self._replace([row for row in rows if int(row["round"]) < rounds])
-
-    def _rewrite(self) -> None:
-        """Write the rows before the current one anew, with the columns as they are now."""
-        rows = []
-        if self._offset:
-            with self.path.open(newline="") as file:
-                rows = list(csv.DictReader(io.StringIO(file.read(self._offset))))
+        # a checkpoint may lie within the round of the last row, whose validation is still to come
+        self._row = {name: value for name, value in rows.pop().items() if value} if rows else {}
         self._replace(rows)
 
     def _replace(self, rows: list[dict[str, str]]) -> None:
+        """Write the file anew: these rows, and the current one."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        self._offset = len(text.getvalue().encode())
+        if self._row:
+            writer.writerow(self._row)
         temporary = self.path.with_suffix(".csv.tmp")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        temporary.write_text(text.getvalue(), encoding="utf-8", newline="")
         os.replace(temporary, self.path)
-        self._offset = self.path.stat().st_size
 
     def _write(self) -> None:
-        """Write the current row in one call; it never gets shorter."""
-        line = io.StringIO()
+        """Write the current row in one call."""
+        line = io.StringIO(newline="")
         csv.DictWriter(line, self._columns, restval="", lineterminator="\n").writerow(self._row)
         with self.path.open("r+b") as file:
             file.seek(self._offset)
             file.write(line.getvalue().encode())
+            file.truncate()
+
+
+def _rows(content: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(content.decode(), newline="")))

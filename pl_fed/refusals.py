@@ -1,0 +1,158 @@
+"""What a federated round cannot honour: refused by one sentence, before anything is done."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    SpikeDetection,
+    StochasticWeightAveraging,
+    ThroughputMonitor,
+)
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from pl_fed.clients.base import Client
+
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+
+CALLBACKS: dict[type[Callback], str] = {
+    BaseFinetuning: "what is trained stays the same: freeze by requires_grad=False in the net",
+    BatchSizeFinder: "give the data's batch_size",
+    GradientAccumulationScheduler: "use a larger batch_size",
+    LearningRateFinder: "its steps would be rounds, with a schedule of their own: try a few rates",
+    ModelPruning: "it exchanges parameters, which clients and server share by name",
+    SpikeDetection: "a cohort's loss depends on who is in it, and a round cannot be left out",
+    StochasticWeightAveraging: "use WeightAveraging, which averages the models of the rounds",
+    ThroughputMonitor: "its steps are not rounds: time/round is logged",
+}
+"""Lightning's callbacks that are refused, each with what to do instead."""
+
+_LOCAL_STEP = "many clients may be trained at once, so a local step has no hooks:"
+HOOKS = {
+    name: f"{_LOCAL_STEP} use on_before_optimizer_step, before the server's step, or"
+    " on_train_batch_end, after a round"
+    for name in ("on_before_backward", "on_after_backward", "on_before_zero_grad")
+}
+"""Hooks of callbacks that are never called."""
+
+_OWN_STEP = f"{_LOCAL_STEP} say it in training_step or end_round"
+_TRANSFER = "clients' data is kept where their models are: use the data's transforms or augment"
+TRANSFERS = dict.fromkeys(
+    ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"), _TRANSFER
+)
+METHODS = {
+    **dict.fromkeys((*HOOKS, "backward", "optimizer_step", "optimizer_zero_grad"), _OWN_STEP),
+    "configure_gradient_clipping": "give the trainer's gradient_clip_val",
+    "on_validation_model_zero_grad": "no gradient is left after a round",
+    **TRANSFERS,
+}
+"""Methods of a LightningModule that are never called, or not with a batch of samples."""
+
+
+def check_trainer(trainer: Any, model: Any) -> None:
+    """Refuse what a federated fit cannot honour.
+
+    Args:
+        trainer: The trainer.
+        model: What it is to fit.
+
+    Raises:
+        TypeError: If the model is not a :class:`Client`.
+        ValueError: With one sentence that names the setting, what was expected and what came.
+    """
+    check_model(model)
+    check_settings(trainer)
+    model.trainer = trainer
+    own = model.configure_callbacks()
+    for callback in [*trainer.callbacks, *(own if isinstance(own, Sequence) else [own])]:
+        check_callback(callback)
+
+
+def check_model(model: Any) -> None:
+    """Refuse a model that is no client, or that overrides what is never called."""
+    if not isinstance(model, Client):
+        raise TypeError(
+            "Expected argument `model` to be a pl_fed.clients.Client but got"
+            f" {type(model).__name__}."
+        )
+    _check_overridden("model", METHODS, model, LightningModule)
+    if not model.automatic_optimization:
+        raise ValueError(
+            "Expected argument `model` to have automatic_optimization=True but got"
+            f" {type(model).__name__} with False: {_OWN_STEP}."
+        )
+
+
+def check_data(datamodule: Any) -> None:
+    """Refuse data that overrides what is never called with samples."""
+    if isinstance(datamodule, LightningDataModule):
+        _check_overridden("datamodule", TRANSFERS, datamodule, LightningDataModule)
+
+
+def check_settings(trainer: Any) -> None:
+    """Refuse arguments of the trainer."""
+    found: dict[str, Any] = {
+        "accumulate_grad_batches": (trainer.accumulate_grad_batches, 1, "use a larger batch_size"),
+        "val_check_interval": (
+            getattr(trainer, "val_check_interval", "a time"),
+            1.0,
+            "a round is validated as a whole: use check_val_every_n_epoch",
+        ),
+        "reload_dataloaders_every_n_epochs": (
+            trainer.reload_dataloaders_every_n_epochs,
+            0,
+            "the clients' data stays the same",
+        ),
+    }
+    for name, (value, expected, hint) in found.items():
+        if value != expected:
+            raise ValueError(
+                f"Expected trainer argument `{name}` to be {expected} but got {value}: {hint}."
+            )
+    if trainer.precision not in PRECISIONS:
+        raise ValueError(
+            f"Expected trainer argument `precision` to be one of {', '.join(PRECISIONS)} but got"
+            f" {trainer.precision}: local steps have no loss scaling, and small updates would be"
+            " lost in a low-precision global model."
+        )
+    if not isinstance(trainer.strategy, SingleDeviceStrategy):
+        raise ValueError(
+            "Expected trainer arguments `devices`, `num_nodes` and `strategy` to be of a single"
+            f" process but got {type(trainer.strategy).__name__} with {trainer.world_size}: several"
+            " processes are not supported yet."
+        )
+
+
+def check_callback(callback: Callback) -> None:
+    """Refuse a callback that changes single batches, or waits for a hook that never comes."""
+    name = type(callback).__name__
+    for refused, hint in CALLBACKS.items():
+        if isinstance(callback, refused):
+            raise ValueError(
+                f"Expected trainer argument `callbacks` without {name} but got one: {hint}."
+            )
+    _check_overridden("callbacks", HOOKS, callback, Callback)
+    if isinstance(callback, ModelCheckpoint) and callback.save_last and not callback.save_top_k:
+        raise ValueError(
+            f"Expected {name} with `save_last` to have a `save_top_k` other than 0 but got 0:"
+            " Lightning would write last.ckpt only when training ends. For one checkpoint, the"
+            " latest, leave both out and give `filename: last`, `enable_version_counter: false`."
+        )
+
+
+def _check_overridden(
+    argument: str, hooks: dict[str, str], instance: object, parent: type[object]
+) -> None:
+    for hook, hint in hooks.items():
+        if is_overridden(hook, instance, parent):
+            raise ValueError(
+                f"Expected argument `{argument}` without the hook `{hook}` but got it in"
+                f" {type(instance).__name__}: {hint}."
+            )
