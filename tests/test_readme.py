@@ -1,0 +1,88 @@
+"""What the README shows works as it stands: its Python, its YAML and its commands."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pl_fed.cli import main
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text()
+SHORT = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
+
+
+def block(language, words):
+    (found,) = [each for each in blocks(language) if words in each]
+    return found
+
+
+def commands():
+    """The README's fits, each as a list of arguments."""
+    lines = "".join(blocks("bash")).replace("\\\n", " ").splitlines()
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [each[3:] for each in words if each[:4] == ["python", "-m", "pl_fed", "fit"]]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the README's own files in it, and the configs where it has them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "my_net.py").write_text(block("python", "# my_net.py"))
+    (tmp_path / "my_algorithm.py").write_text(block("python", "# my_algorithm.py"))
+    return tmp_path
+
+
+def test_python_from_a_notebook(folder, capsys):
+    exec(block("python", "import pl_fed\n"), {})
+    assert 0.5 < float(capsys.readouterr().out.splitlines()[-1]) <= 1
+
+
+def test_data_of_ones_own(folder):
+    exec(block("python", "np.savez"), {})
+    (folder / "mine.yaml").write_text(block("yaml", "# mine.yaml"))
+    layers = ["--config", "configs/quickstart.yaml", "--config", "mine.yaml"]
+    main(["fit", *layers, *SHORT])
+    (table,) = folder.glob("runs/quickstart/*/per_client.csv")
+    assert len(table.read_text().splitlines()) == 1 + 12
+
+
+def test_the_readme_has_commands():
+    assert len(commands()) >= 8
+
+
+@pytest.mark.parametrize("arguments", commands(), ids=lambda words: "-".join(words)[:60])
+def test_command(folder, arguments, real_data):
+    if "fashion_mnist" in " ".join(arguments) and not real_data:
+        pytest.skip("PL_FED_DATA does not name a folder with the real data")
+    if arguments[-1] in ("--help", "--print_config"):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 0
+        return
+    if "last" in arguments:
+        main(["fit", *arguments[1:3], *SHORT])
+    main([*arguments, *SHORT])
+    assert list(folder.glob("runs/*/*/per_client.csv"))
+
+
+def test_paths_that_the_readme_names_exist():
+    named = re.findall(r"(?:configs|experiments)/[\w/]+\.(?:yaml|py)", TEXT)
+    assert named
+    for name in named:
+        assert (ROOT / name).is_file(), name
+    for name in re.findall(r"^\| .* \| `(\w+)/`", TEXT, flags=re.MULTILINE):
+        if name != "wandb":
+            assert (ROOT / "pl_fed" / name).is_dir(), name
+
+
+def test_configs_are_yaml():
+    assert yaml.safe_load(block("yaml", "# mine.yaml"))["data"]["partitioner"] is None
