@@ -10,7 +10,7 @@ from torch import Tensor
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.functional.random import generator
-from pl_fed.functional.rows import finite_rows
+from pl_fed.functional.rows import finite_rows, trainable_parameters
 
 
 class NonFiniteLossError(RuntimeError):
@@ -49,12 +49,23 @@ def draw_byzantine(byzantine: float | list[int], num_clients: int, seed: int) ->
 
 
 def check_net(client: Client, data: ClientData) -> None:
-    """Run the net and the criterion once, on two samples.
+    """Build the local optimizer, and run the net and the criterion once, on two samples.
 
     Raises:
-        ValueError: If the net does not take the inputs, its output does not fit the classes, or the
-            criterion does not take the output and the targets.
+        ValueError: If the optimizer refuses its options, the net does not take the inputs, its
+            output does not fit the classes, or the criterion does not take output and targets.
     """
+    leaves: dict[str, list[Tensor]] = {
+        name: list(trainable_parameters(client.model(name)).values()) for name in client.trains
+    }
+    _tried(
+        "Expected argument `optimizer` to build a local optimizer but that",
+        lambda: client.build_optimizer(leaves),
+    )
+    _run_net(client, data)
+
+
+def _run_net(client: Client, data: ClientData) -> None:
     net, mode = client.global_model, client.training
     name, criterion = type(net).__name__, type(client.criterion).__name__
     index = data.train.index[:2]

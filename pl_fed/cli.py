@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import sys
+import traceback
 import warnings
 import zipfile
 from argparse import Action
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.cli import (
@@ -23,9 +25,9 @@ from lightning.pytorch.cli import (
     LightningCLI,
     SaveConfigCallback,
 )
+from lightning_utilities.core.enums import StrEnum
 
 from pl_fed.callbacks import Predictions, Summary
-from pl_fed.checks import NonFiniteLossError
 from pl_fed.clients import Client
 from pl_fed.data import FederatedData
 from pl_fed.federation import Federation
@@ -36,6 +38,11 @@ from pl_fed.trainer import Trainer
 _MOST_CLASSES = 12
 _NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry|.*://")  # what else Lightning takes for one
 _RUN_ID = "wandb_run_id"  # a file in the run's folder: a resumed run is the same run
+
+# Timer's argument `interval` is one of Lightning's enums, which config.yaml could not hold
+yaml.SafeDumper.add_multi_representer(
+    StrEnum, lambda dumper, value: dumper.represent_str(value.value)
+)
 
 
 class FederatedCLI(LightningCLI):
@@ -166,12 +173,18 @@ def main(args: ArgsType = None) -> None:
     os.environ.setdefault("WANDB_MODE", "offline")
     try:
         FederatedCLI(args)
-    except (ValueError, TypeError, OSError, NonFiniteLossError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
         text = sentence(str(error))
-        if not text.startswith("Expected"):
+        if not text.startswith("Expected") and not _is_lightnings_refusal(error):
             raise
         print(f"error: {text}", file=sys.stderr)
         sys.exit(1)
+
+
+def _is_lightnings_refusal(error: Exception) -> bool:
+    """Whether Lightning itself raised an error: as a rule, it refuses a trainer argument."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return str(frames[-1][0].f_globals.get("__name__")).startswith("lightning.")
 
 
 def _discard(run_dir: Path | None) -> None:

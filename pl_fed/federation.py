@@ -254,7 +254,8 @@ class Federation:
         row = self.client.row("global").data
         update = self.server.step(row, uploads, weights, context, on_server_step)
         if statistics.numel():
-            self.client.statistics("global").data.copy_(statistics.mean(0))
+            known = self.client.statistics("global").data
+            known += (statistics - known).mean(0)  # constants stay as they are, bit for bit
         return {"train/update_norm": update.norm(), "train/rejected": rejected}
 
     def _poison(self, clients: Tensor, round: int) -> dict[int, Callable[[Batch], Batch]]:
@@ -368,11 +369,11 @@ class Federation:
         shapes = zip(layout.names, layout.shapes)
         sizes = self.data.train.sizes.tolist()
         return {
+            "seed": self.seed,
             "algorithm": type(self.client).__name__,
             "net": "; ".join(f"{name} {list(shape)}" for name, shape in shapes),
             "number of clients": len(sizes),
             "clients' numbers of training samples": sizes,
-            "seed": self.seed,
         }
 
 

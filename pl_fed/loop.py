@@ -6,6 +6,8 @@ of the epoch loop ``_should_check_val_epoch`` and ``_batches_that_stepped``. Bes
 progress counters of the loops, which have no underscore but no documentation either.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +15,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch import Tensor
 
 from pl_fed.engine import Clipping
@@ -62,6 +65,8 @@ class FederatedLoop(_FitLoop):
         self._metrics = state_dict.get("metrics", {})
         reasons = {each.stopping_reason for each in self.trainer.early_stopping_callbacks}
         self.trainer.should_stop = bool(reasons - {EarlyStoppingReason.NOT_STOPPED})
+        if self.trainer.should_stop:
+            rank_zero_info("The run was stopped early: without EarlyStopping it would go on.")
 
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
         """Take over the counters."""
@@ -164,9 +169,11 @@ class FederatedLoop(_FitLoop):
         trainer._logger_connector.on_batch_start(cohort)
         self._call("on_train_batch_start", cohort, 0)
         epoch.batch_progress.increment_started()
+        self.within_round = True
         report = self._run_round()
         epoch.batch_progress.increment_processed()
         epoch.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        self.within_round = False
         ended = (report, cohort, len(cohort) - 1)
         self._call("on_train_batch_end", *ended, monitoring_callbacks=False)
         trainer._logger_connector.on_batch_end()
@@ -177,8 +184,7 @@ class FederatedLoop(_FitLoop):
 
     def _run_round(self) -> dict[str, Tensor | float]:
         """Let the federation run the round; what it reports is the hooks' ``outputs``."""
-        self.within_round = True
-        with self.trainer.profiler.profile("run_federated_round"):
+        with self.trainer.profiler.profile("run_federated_round"), _explained():
             report = self.federation.run_round(
                 self.epoch_progress.current.processed,
                 self.trainer.optimizers[0],
@@ -190,12 +196,14 @@ class FederatedLoop(_FitLoop):
         steps = self.epoch_loop.automatic_optimization.optim_progress.optimizer.step
         steps.increment_ready()
         steps.increment_completed()
-        self.within_round = False
         return {**report, "loss": report["train/loss"]} if "train/loss" in report else report
 
     def _call(self, hook: str, *args: Any, monitoring_callbacks: bool | None = None) -> None:
         _call_callback_hooks(self.trainer, hook, *args, monitoring_callbacks=monitoring_callbacks)
-        _call_lightning_module_hook(self.trainer, hook, *args)
+        if _call_lightning_module_hook(self.trainer, hook, *args) == -1:
+            raise ValueError(
+                f"Expected `{hook}` not to return -1: a round is one batch, and is not left out."
+            )
 
     def _show_progress(self, done: int) -> None:
         """Move the progress bar on within the round."""
@@ -205,9 +213,26 @@ class FederatedLoop(_FitLoop):
             bar.on_train_batch_end(self.trainer, module, {}, self._cohort, done - 1)
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what to do instead of ``self.log`` in ``training_step``."""
+    try:
+        yield
+    except MisconfigurationException as error:
+        if "self.log" not in str(error):
+            raise
+        raise ValueError(
+            "Expected `training_step` to return what it logs, as a dict with `loss` and scalars,"
+            " but got a call of `self.log`: many clients may be trained at once."
+        ) from error
+
+
 def prepare(trainer: Trainer, federation: Federation) -> None:
     """Hand the trainer's settings to the federation: precision, clipping, limits, schedules."""
     federation.engine.autocast = trainer.precision_plugin.forward_context
+    if trainer.precision == "bf16-mixed" and federation.engine.name != "one_by_one":
+        rank_zero_info("Clients are run one by one: torch.vmap leaves out mixed precision.")
+        federation.engine.name = "one_by_one"
     value, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
     federation.engine.clipping = Clipping(
         value if value and value > 0 else None, algorithm.value if algorithm else "norm"

@@ -122,6 +122,10 @@ def check_settings(trainer: Any) -> None:
             f" {trainer.precision}: local steps have no loss scaling, and small updates would be"
             " lost in a low-precision global model."
         )
+
+
+def check_processes(trainer: Any) -> None:
+    """Refuse several processes, before any is started."""
     if not isinstance(trainer.strategy, SingleDeviceStrategy):
         raise ValueError(
             "Expected trainer arguments `devices`, `num_nodes` and `strategy` to be of a single"

@@ -1,6 +1,7 @@
 """A run's folder, and checkpoints that a kill cannot break."""
 
 import os
+import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+_LAST = re.compile(r"last(-v\d+)?\.ckpt")
 
 
 def new_folder(root: str | Path) -> Path:
@@ -30,8 +33,9 @@ def last_checkpoint(folder: str | Path) -> Path | None:
     Lightning writes ``last-v1.ckpt`` beside it where it does not recognise the first as its own:
     in a run whose folder has been moved, for one.
     """
-    found = [path for path in Path(folder).glob("checkpoints/last*.ckpt") if path.is_file()]
-    return max(found, key=_written, default=None)
+    found = Path(folder).glob("checkpoints/last*.ckpt")
+    named = [path for path in found if _LAST.fullmatch(path.name) and path.is_file()]
+    return max(named, key=_written, default=None)
 
 
 def last_run(root: str | Path) -> Path:
@@ -45,8 +49,8 @@ def last_run(root: str | Path) -> Path:
         raise FileNotFoundError(
             "Expected argument `ckpt_path` = last to find a run with checkpoints/last.ckpt under"
             f" {Path(root).absolute()} but found none: the runs of a config lie under its"
-            " trainer.default_root_dir, and write last.ckpt unless a ModelCheckpoint without"
-            " `save_last: true` takes the place of the one that does."
+            " trainer.default_root_dir, and write last.ckpt unless they are given a ModelCheckpoint"
+            " without `save_last: true`."
         )
     return max(found, key=_written).parent.parent
 

@@ -21,12 +21,16 @@ class Server:
     Args:
         aggregator: Merges the uploads.
         optimizer: Builds the optimizer of the global model's flat row.
+
+    Raises:
+        ValueError: If it cannot be built.
     """
 
     def __init__(self, aggregator: Aggregator, optimizer: OptimizerCallable) -> None:
         self.aggregator = aggregator
         self._new_aggregator = copy.deepcopy(aggregator)
         self._build = optimizer
+        self._optimizer_class = self._class_of_optimizer()
         self._optimizer: torch.optim.Optimizer | None = None
         self._pending: Mapping[str, Any] | None = None
 
@@ -80,10 +84,9 @@ class Server:
 
     def state_dict(self, row: Tensor) -> dict[str, Any]:
         """Return the states of the optimizer and of the aggregator."""
-        optimizer = self.optimizer(row)
         return {
-            "optimizer": optimizer.state_dict(),
-            "optimizer class": type(optimizer).__name__,
+            "optimizer": self.optimizer(row).state_dict(),
+            "optimizer class": self._optimizer_class,
             "aggregator": self.aggregator.state_dict(),
             "aggregator class": type(self.aggregator).__name__,
         }
@@ -96,11 +99,10 @@ class Server:
         Raises:
             ValueError: If they are those of another optimizer or aggregator.
         """
-        here = type(self._build([torch.nn.Parameter(torch.zeros(1))])).__name__
-        if here != state["optimizer class"]:
+        if self._optimizer_class != state["optimizer class"]:
             raise ValueError(
-                f"Expected a checkpoint whose server optimizer is {here} but got one with"
-                f" {state['optimizer class']}."
+                f"Expected a checkpoint whose server optimizer is {self._optimizer_class} but got"
+                f" one with {state['optimizer class']}."
             )
         try:
             self.aggregator.load_state_dict(state["aggregator"])
@@ -111,3 +113,12 @@ class Server:
             ) from error
         self._optimizer = None
         self._pending = state["optimizer"]
+
+    def _class_of_optimizer(self) -> str:
+        try:
+            return type(self._build([torch.nn.Parameter(torch.zeros(1))])).__name__
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                "Expected argument `server_optimizer` to build an optimizer but that failed:"
+                f" {error}"
+            ) from error

@@ -133,7 +133,7 @@ class ClientStore:
 
     def _allocate(self, row: Tensor) -> Tensor:
         shape = (self.num_clients, row.numel())
-        if self._folder is None or row.numel() == 0:
+        if self._folder is None:
             return torch.empty(shape, dtype=row.dtype, device=self._device)
         handle, path = tempfile.mkstemp(prefix="pl_fed_", suffix=".rows", dir=self._folder)
         os.close(handle)

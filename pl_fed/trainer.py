@@ -11,13 +11,13 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
-from pl_fed.callbacks import PerClient, RoundMetrics, WandbAxis
+from pl_fed.callbacks import LastCheckpoint, PerClient, RoundMetrics, WandbAxis
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.federation import Federation
 from pl_fed.loggers import RunCSV
 from pl_fed.loop import FederatedLoop
-from pl_fed.refusals import check_data, check_trainer
+from pl_fed.refusals import check_data, check_processes, check_trainer
 from pl_fed.runs import AtomicCheckpointIO, last_checkpoint, last_run, new_folder
 
 
@@ -35,13 +35,13 @@ class Trainer(LightningTrainer):
         logger: Loggers beside ``metrics.csv``, which is always written; ``True`` and ``False`` add
             none.
         callbacks: See Lightning. Without a ``ModelCheckpoint``, and unless
-            ``enable_checkpointing=False``, every round is saved in ``checkpoints/last.ckpt``.
+            ``enable_checkpointing=False``, a :class:`~pl_fed.callbacks.LastCheckpoint` is added.
         plugins: See Lightning.
         log_every_n_steps: Every how many rounds a row of ``train/*`` is logged; 1 by default.
         **kwargs: All else that ``lightning.Trainer`` takes.
 
     Raises:
-        ValueError: If ``barebones`` is asked for.
+        ValueError: If ``barebones`` or several processes are asked for.
 
     Example:
         >>> import tempfile, torch, pl_fed
@@ -82,8 +82,9 @@ class Trainer(LightningTrainer):
         if not any(isinstance(plugin, CheckpointIO) for plugin in added):
             added = [*added, AtomicCheckpointIO()]
         given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-        if kwargs.get("enable_checkpointing") is not False:
-            given = with_checkpoint(given)
+        saves = any(isinstance(each, ModelCheckpoint) for each in given)
+        if not saves and kwargs.get("enable_checkpointing") is not False:
+            given.append(LastCheckpoint())
         super().__init__(
             default_root_dir=str(self.run_dir),
             logger=[RunCSV(self.run_dir), *loggers],
@@ -92,6 +93,7 @@ class Trainer(LightningTrainer):
             log_every_n_steps=1 if log_every_n_steps is None else log_every_n_steps,
             **kwargs,
         )
+        check_processes(self)
         self._loop = self.fit_loop = FederatedLoop(self, federation)
         if self.max_epochs in (None, -1) and self.max_steps >= 0:
             self.fit_loop.max_epochs = self.max_steps
@@ -148,20 +150,10 @@ class Trainer(LightningTrainer):
         if self._loop.within_round:
             rank_zero_warn(
                 f"No checkpoint is written to {filepath} in the middle of round"
-                f" {self.current_epoch}: the one of the last whole round is kept."
+                f" {self.current_epoch}: the one before is kept."
             )
             return
         super().save_checkpoint(filepath, weights_only, storage_options)
-
-
-def with_checkpoint(callbacks: list[Callback]) -> list[Callback]:
-    """Return callbacks with one that keeps the latest round, unless they save checkpoints."""
-    if any(isinstance(each, ModelCheckpoint) for each in callbacks):
-        return callbacks
-    latest = ModelCheckpoint(
-        filename="last", enable_version_counter=False, save_on_train_epoch_end=True
-    )
-    return [*callbacks, latest]
 
 
 def _folder(root: str | Path, run_dir: str | Path | None) -> Path:

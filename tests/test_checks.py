@@ -144,6 +144,12 @@ def test_real_targets(shape):
     check_net(Ditto(net.double(), criterion=nn.MSELoss()), data)
 
 
+def test_real_targets_are_taken_in_the_nets_precision():
+    data = data_of(torch.rand(20, 4), torch.rand(20, 2), 0)
+    net = nn.Sequential(nn.Linear(4, 2), nn.Sigmoid()).double()
+    check_net(Ditto(net, criterion=nn.BCELoss()), data)  # it takes one dtype only
+
+
 def test_a_criterion_that_does_not_take_the_targets():
     data = data_of(torch.rand(20, 4), torch.rand(20), 0)
     with pytest.raises(

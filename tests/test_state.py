@@ -210,6 +210,17 @@ def test_rows_go_to_disk_beyond_half_of_the_free_memory(monkeypatch, tmp_path, f
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_that_do_not_fit_the_device_go_to_the_cpu(monkeypatch):
+    """The device "meta" stands for a GPU: it shows where tensors are, and holds nothing."""
+    free = {"meta": 0, "cpu": 1 << 40}
+    monkeypatch.setattr(pl_fed.state, "free_memory", lambda device: free[device.type])
+    store = ClientStore(10, {"a": torch.zeros(1, device="meta")})
+    assert not store.on_disk
+    store.write("a", ids(7), torch.ones(1, 1))
+    assert store._rows["a"][7].tolist() == [1.0], "it is in real memory"
+    assert store.read("a", ids(7)).device.type == "meta"
+
+
 def test_a_full_disk_is_said_and_not_died_of(monkeypatch, tmp_path):
     store = ClientStore(10, {"a": torch.zeros(1 << 18)}, tmp_path)
     store.write("a", ids(1), torch.ones(1, 1 << 18))

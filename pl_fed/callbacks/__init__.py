@@ -1,5 +1,6 @@
 """What watches a federation, one concern a callback."""
 
+from pl_fed.callbacks.last_checkpoint import LastCheckpoint as LastCheckpoint
 from pl_fed.callbacks.per_client import PerClient as PerClient
 from pl_fed.callbacks.predictions import Predictions as Predictions
 from pl_fed.callbacks.round_metrics import RoundMetrics as RoundMetrics

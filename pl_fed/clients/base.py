@@ -187,8 +187,16 @@ class Client(LightningModule, ABC):
             model: ``"global"`` or ``"personal"``.
             centre: ``"broadcast"``, the w^t that the round began with, or the name of a state of
                 :meth:`states`. It is a copy: it does not move with the model.
+
+        Raises:
+            ValueError: If the centre is neither.
         """
         row = self.row(model)
+        if centre not in self.centres:
+            raise ValueError(
+                f"Expected argument `centre` to be one of {', '.join(self.centres)} but got"
+                f" {centre!r}."
+            )
         where = self.centres[centre]
         if isinstance(where, Tensor):
             distance: Tensor = RowDistance.apply(  # type: ignore[no-untyped-call]

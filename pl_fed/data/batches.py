@@ -117,8 +117,9 @@ class Batches:
         sample_bytes = self.data.x[0].nbytes if len(self.data.x) else 1
         if self.augment is None and len(order) * sample_bytes <= _GATHER_BYTES:
             x, y, _, _ = self._gather(order, position)
-            for begin, end in bounds:
-                yield Batch(x[begin:end], y[begin:end], None, order[begin:end])
+            sizes = [end - begin for begin, end in bounds]
+            for one in zip(x.split(sizes), y.split(sizes), order.split(sizes)):
+                yield Batch(one[0], one[1], None, one[2])
             return
         for step, (begin, end) in enumerate(bounds):
             yield self._augmented(self._gather(order[begin:end], position), position, step)

@@ -152,4 +152,4 @@ def _outputs(
         if model != "global":
             space.load(model, ids[position], store)
         for each, chosen in zip(positions.split(_BATCH), index.split(_BATCH)):
-            yield each, chosen, module(data.x[chosen])
+            yield each, chosen, module(data.x.index_select(0, chosen))

@@ -45,8 +45,7 @@ class Stacked(Engine):
             CannotStackError: If ``torch.vmap`` does not take it, or what is masked counts in it.
         """
         check_stackable(client, optimizer)
-        statistics = [client.statistics(model).data for model in client.trains]
-        before = [row.clone() for row in statistics]
+        buffers = {name: (buffer, buffer.clone()) for name, buffer in client.named_buffers()}
         try:
             stack = _Stack(client, chunk)
             with self.autocast():
@@ -56,11 +55,12 @@ class Stacked(Engine):
         except Exception as error:  # if it is not the stacking, it will come again one by one
             first, *_ = str(error).strip().splitlines() or [type(error).__name__]
             raise CannotStackError(first.rstrip(".")) from error
-        changed = [name for name, a, b in zip(client.trains, before, statistics) if not a.equal(b)]
-        for row, kept in zip(statistics, before):
-            row.copy_(kept)
+        finally:
+            changed = [name for name, (buffer, kept) in buffers.items() if not kept.equal(buffer)]
+            for buffer, kept in buffers.values():
+                buffer.copy_(kept)
         if changed:
-            raise CannotStackError(f"the {changed[0]} model changes its buffers in training")
+            raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
         if not torch.allclose(one, other, rtol=1e-3, equal_nan=True):
             raise CannotStackError(
                 "samples that `batch.mask` leaves out change what `training_step` returns"

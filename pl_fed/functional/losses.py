@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 
 def masked_mean(
@@ -86,14 +85,19 @@ class RowDistance(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, row: Tensor, centre: Tensor, *parameters: Tensor) -> Tensor:
         """Sum the squares, and keep the difference for the gradient 2 (a − c)."""
-        ctx.difference = row - centre
-        ctx.shapes = [parameter.shape for parameter in parameters]
+        ctx.save_for_backward(*parameters)
+        ctx.difference, ctx.centre = row - centre, centre
         return torch.dot(ctx.difference, ctx.difference)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         """Return 2 (a − c) times the incoming gradient, cut into the parameters' shapes."""
-        gradient = ctx.difference * (2 * grad_outputs[0])
-        pieces = gradient.split([shape.numel() for shape in ctx.shapes])
-        return (None, None, *(piece.view(shape) for piece, shape in zip(pieces, ctx.shapes)))
+        parameters = ctx.saved_tensors
+        sizes = [parameter.numel() for parameter in parameters]
+        factor = 2 * grad_outputs[0]
+        if torch.is_grad_enabled():  # it is differentiated once more
+            centres = ctx.centre.split(sizes)
+            pieces = [factor * (p.flatten() - c) for p, c in zip(parameters, centres)]
+        else:
+            pieces = (ctx.difference * factor).split(sizes)
+        return None, None, *(piece.view(p.shape) for piece, p in zip(pieces, parameters))

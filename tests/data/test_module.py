@@ -1,6 +1,7 @@
 """Samples shared out over clients: who gets what, cut how, normalised by what."""
 
 import math
+from itertools import chain
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ class Made(DataSource):
 
     def load(self):
         return Arrays(**self.arrays)
+
+
+PARTS = ("train", "val", "test")
 
 
 def numbered(samples, classes=2, **others):
@@ -53,7 +57,7 @@ def flat(clients, *parts):
 def test_own_split_is_disjoint_and_complete(partitioner):
     clients = shared_out(Digits(), partitioner, 12)
     assert flat(clients, "train", "val", "test") == list(range(1797))
-    for samples in zip(*(ids(clients, part) for part in ("train", "val", "test"))):
+    for samples in zip(*(ids(clients, part) for part in PARTS)):
         assert len(set().union(*samples)) == sum(map(len, samples))
 
 
@@ -61,7 +65,7 @@ def test_own_split_is_disjoint_and_complete(partitioner):
 def test_fractions_are_rounded_half_up(val, test):
     clients = shared_out(numbered(107), num_clients=8, val_fraction=val, test_fraction=test)
     for k in range(8):
-        parts = [len(clients.part(part).samples(k)) for part in ("train", "val", "test")]
+        parts = [len(clients.part(part).samples(k)) for part in PARTS]
         size = sum(parts)
         assert size in (13, 14)
         assert parts[1] == math.floor(size * val + 0.5)
@@ -70,7 +74,7 @@ def test_fractions_are_rounded_half_up(val, test):
 
 def test_half_a_sample_is_rounded_up():
     clients = shared_out(numbered(10), num_clients=1, val_fraction=0.25, test_fraction=0.05)
-    assert [len(flat(clients, part)) for part in ("train", "val", "test")] == [6, 3, 1]
+    assert [len(flat(clients, part)) for part in PARTS] == [6, 3, 1]
 
 
 def test_the_cut_is_at_random():
@@ -85,10 +89,23 @@ def test_the_seed_decides_all(split):
         official = torch.tensor([0, 0, 2]).repeat(40)
         data = numbered(120, split=official)
         clients = shared_out(data, num_clients=4, split=split, seed=seed)
-        return [ids(clients, part) for part in ("train", "val", "test")]
+        return [ids(clients, part) for part in PARTS]
 
     assert parts(1) == parts(1)
     assert parts(1) != parts(2)
+
+
+def test_the_seed_draws_the_partition_and_each_cut():
+    def owned(seed):
+        clients = shared_out(numbered(60), num_clients=3, seed=seed)
+        return [sorted(chain(*parts)) for parts in zip(*(ids(clients, p) for p in PARTS))]
+
+    def cut(seed):
+        client = torch.zeros(60, dtype=torch.int64)
+        return ids(shared_out(numbered(60, client=client), seed=seed), "test")
+
+    assert owned(1) != owned(2)
+    assert cut(1) != cut(2)
 
 
 def test_the_seed_is_lightnings_unless_given(monkeypatch):

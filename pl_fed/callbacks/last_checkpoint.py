@@ -1,0 +1,59 @@
+"""``checkpoints/last.ckpt``: as often as it costs little, and at the end."""
+
+import time
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Keeps the latest round that was saved: what a run saves unless it is given a ModelCheckpoint.
+
+    A checkpoint holds the states of all clients, and may take longer than a round. So rounds go on
+    unsaved until saving has taken no more than a share of the time. The last round is saved in any
+    case, and, on an error or a signal between two rounds, the one before.
+
+    Args:
+        share: Largest share of the time that saving takes, in (0, 1]; 1 saves each round.
+
+    Raises:
+        ValueError: If it is out of range.
+    """
+
+    def __init__(self, share: float = 0.05) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"Expected argument `share` to lie in (0, 1] but got {share}.")
+        super().__init__(
+            filename="last", enable_version_counter=False, save_on_train_epoch_end=True
+        )
+        self.share = share
+        self._due = 0.0
+        self._training = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Note that nothing is trained yet, or loaded."""
+        super().setup(trainer, pl_module, stage)
+        self._training = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the first round."""
+        super().on_train_start(trainer, pl_module)
+        self._due, self._training = 0.0, True
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the round if it is time."""
+        started = time.monotonic()
+        if started >= self._due:
+            super().on_train_epoch_end(trainer, pl_module)
+            self._due = started + (time.monotonic() - started) / self.share
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the last round, if it is not."""
+        super().on_train_epoch_end(trainer, pl_module)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Save what was trained since; the trainer does not in the middle of a round."""
+        if self._training:
+            super().on_train_epoch_end(trainer, pl_module)

@@ -1,0 +1,109 @@
+"""FedAvg against plain gradient descent, run by a plain Lightning Trainer."""
+
+import copy
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch import Trainer as LightningTrainer
+from small_federations import (
+    HalfSquares,
+    Point,
+    classes,
+    mlp,
+    points,
+    run_rounds,
+    seeded,
+    sgd,
+    shared_out,
+)
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import DataLoader, TensorDataset
+
+import pl_fed
+from pl_fed.aggregators import Mean
+from pl_fed.clients import FedAvg
+from pl_fed.samplers import All
+
+QUIET = {
+    "accelerator": "cpu",
+    "precision": "64-true",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
+EPOCHS = 4
+
+
+class Plain(LightningModule):
+    """What somebody writes who has never heard of federated learning."""
+
+    def __init__(self, net, lr):
+        super().__init__()
+        self.net, self.lr = net, lr
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def descended(net, arrays, folder, lr=0.3):
+    """The net after full-batch descent by Lightning on all samples, as a row."""
+    plain = Plain(copy.deepcopy(net), lr)
+    loader = DataLoader(TensorDataset(arrays.x.double(), arrays.y), batch_size=len(arrays))
+    trainer = LightningTrainer(max_epochs=EPOCHS, logger=False, default_root_dir=folder, **QUIET)
+    trainer.fit(plain, loader)
+    return torch.cat([parameter.detach().flatten() for parameter in plain.net.parameters()])
+
+
+def federated(net, arrays, folder, lr=0.3, aggregator=None, engine="one_by_one"):
+    """The same by a federation whose clients take one full-batch step a round."""
+    client = FedAvg(copy.deepcopy(net), optimizer=sgd(lr), local_steps=1)
+    federation = pl_fed.Federation(All(), aggregator=aggregator, engine=engine, seed=0)
+    trainer = pl_fed.Trainer(federation, max_epochs=EPOCHS, default_root_dir=folder, **QUIET)
+    trainer.fit(client, shared_out(arrays, batch_size=len(arrays)))
+    return client.row("global").data
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_one_client_and_one_full_batch_step_is_gradient_descent(tmp_path, engine):
+    net, arrays = seeded(mlp), classes([11])
+    found = federated(net, arrays, tmp_path, engine=engine)
+    torch.testing.assert_close(found, descended(net, arrays, tmp_path), rtol=0, atol=1e-14)
+
+
+def test_clients_of_one_size_are_centralised_descent(tmp_path):
+    """Where each takes one full-batch step: the mean of the gradients is that of the whole."""
+    net, arrays = seeded(mlp), classes([6] * 5)
+    found = federated(net, arrays, tmp_path)
+    torch.testing.assert_close(found, descended(net, arrays, tmp_path), rtol=0, atol=1e-14)
+
+
+def test_clients_of_several_sizes_are_too_if_weighted_by_samples(tmp_path):
+    net, arrays = seeded(mlp), classes([2, 9, 5, 1])
+    centralised = descended(net, arrays, tmp_path)
+    weighted = federated(net, arrays, tmp_path, aggregator=Mean("samples"))
+    torch.testing.assert_close(weighted, centralised, rtol=0, atol=1e-14)
+    unweighted = federated(net, arrays, tmp_path)
+    assert (unweighted - centralised).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_two_clients_by_hand(engine):
+    """η = 1/2, two steps on ½ (w − y)²: w_k = 3/4 y + 1/4 w. From w = 0: w = 3, then 15/4."""
+    client = FedAvg(Point(), optimizer=sgd(0.5), criterion=HalfSquares(), local_steps=2)
+    data = shared_out(points([2.0], [6.0]))
+    outcomes = [run_rounds(client, data, rounds, engine=engine) for rounds in (1, 2)]
+    assert [outcome.w.tolist() for outcome in outcomes] == [[3.0], [3.75]]
+    # the mean of each client's two losses before its steps: (2 + 1/2) / 2 and (18 + 9/2) / 2
+    assert outcomes[0].reports[0]["train/loss"].item() == (1.25 + 11.25) / 2
+    assert outcomes[0].reports[0]["train/update_norm"].item() == 3.0
+
+
+def test_it_keeps_no_personal_model():
+    client = FedAvg(seeded(mlp))
+    assert client.states() == {}
+    assert client.trains == ("global",)

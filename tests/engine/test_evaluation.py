@@ -1,0 +1,232 @@
+"""Evaluation against plain loops: every model on its clients' samples, and then put back."""
+
+import pytest
+import torch
+from small_federations import Given, classes, mlp, reals, seeded, sgd
+from torch import nn
+
+import pl_fed
+from pl_fed.clients import Ditto, FedAvg, Local
+from pl_fed.data import FederatedData
+from pl_fed.engine.evaluation import WorkSpace, evaluate, predict
+from pl_fed.metrics import ClientMetrics
+from pl_fed.state import ClientStore
+
+SIZES = [9, 2, 14, 5]
+EVERYONE = torch.arange(4)
+
+
+def data_of(arrays=None):
+    """Clients of several sizes; the second has one test sample, and none to validate on."""
+    arrays = classes(SIZES, seed=3) if arrays is None else arrays
+    source = Given(arrays)
+    return FederatedData(source, val_fraction=0.2, test_fraction=0.4, seed=0).clients
+
+
+def store_of(client, models=None, seed=5):
+    """A store in which every client has a model of its own."""
+    client.double().eval()
+    defaults = dict(client.states())
+    defaults["personal_statistics"] = client.statistics("personal").data
+    store = ClientStore(len(SIZES), defaults)
+    draw = torch.Generator().manual_seed(seed)
+    for name, row in defaults.items():
+        noise = torch.rand(len(SIZES), len(row), generator=draw, dtype=row.dtype)
+        store.write(name, EVERYONE, row + noise)
+    return store
+
+
+def metrics_of(client, data, part, model, store, clients=EVERYONE):
+    metrics = ClientMetrics(data.num_clients, data.num_classes)
+    with torch.no_grad(), WorkSpace(client) as space:
+        evaluate(space, data, part, clients, model, store, metrics)
+    return metrics
+
+
+def by_hand(client, data, part, model, store, one):
+    """Targets and outputs of one client, by a net that is loaded for it alone."""
+    index = data.part(part).samples(one)
+    if model == "personal":
+        row = store.read("personal", torch.tensor([one]))[0]
+        nn.utils.vector_to_parameters(row, client.personal_model.parameters())
+    with torch.no_grad():
+        return data.y[index], client.model(model)(data.x[index].double())
+
+
+def doubled(data):
+    return data.to(torch.device("cpu"), torch.float64)
+
+
+@pytest.mark.parametrize("batch", [1024, 3, 1])
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+@pytest.mark.parametrize("model", ["global", "personal"])
+def test_sums_are_those_of_a_plain_loop(monkeypatch, batch, part, model):
+    """Also where a client's samples are split over several batches, or share one with others'."""
+    monkeypatch.setattr("pl_fed.engine.evaluation._BATCH", batch)
+    data, client = doubled(data_of()), Ditto(seeded(mlp))
+    store = store_of(client)
+    metrics = metrics_of(client, data, part, model, store)
+    for one in range(4):
+        y, outputs = by_hand(client, data, part, model, store, one)
+        hit = outputs.argmax(1) == y
+        assert metrics.count[one].tolist() == y.bincount(minlength=3).tolist()
+        assert metrics.correct[one].tolist() == y[hit].bincount(minlength=3).tolist()
+        expected = nn.functional.cross_entropy(outputs, y, reduction="sum")
+        torch.testing.assert_close(metrics.loss_sum[one], expected)
+
+
+def test_a_client_without_samples_counts_nothing():
+    data, client = doubled(data_of()), Ditto(seeded(mlp))
+    assert len(data.val.samples(1)) == 0
+    metrics = metrics_of(client, data, "val", "personal", store_of(client))
+    assert metrics.count[1].sum() == 0
+    assert metrics.per_client()["accuracy"][1].isnan()
+
+
+def test_some_clients_in_any_order():
+    data, client = doubled(data_of()), Ditto(seeded(mlp))
+    store = store_of(client)
+    everyone = metrics_of(client, data, "test", "personal", store)
+    some = metrics_of(client, data, "test", "personal", store, torch.tensor([3, 0]))
+    for one in (0, 3):
+        assert torch.equal(some.correct[one], everyone.correct[one])
+        torch.testing.assert_close(some.loss_sum[one], everyone.loss_sum[one])
+    assert some.count[[1, 2]].sum() == 0
+
+
+def test_real_valued_targets_have_a_loss_only():
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 4, generator=draw), torch.randn(30, 3, generator=draw)
+    owner = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
+    data = doubled(data_of(reals(x, y, owner)))
+    client = Ditto(seeded(mlp), criterion=nn.MSELoss())
+    store = store_of(client)
+    metrics = metrics_of(client, data, "test", "personal", store)
+    for one in range(4):
+        y, outputs = by_hand(client, data, "test", "personal", store, one)
+        assert metrics.count[one].tolist() == [len(y)]
+        torch.testing.assert_close(metrics.loss_sum[one], (outputs - y).square().mean(1).sum())
+    assert set(metrics.compute()) == {"loss", "loss_var"}
+
+
+class StopError(Exception):
+    """What the work space must survive."""
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_models_are_put_back(interrupted):
+    client = Ditto(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)))
+    store = store_of(client)
+    before = {name: value.clone() for name, value in client.state_dict().items()}
+    try:
+        with WorkSpace(client) as space:
+            space.load("personal", 2, store)
+            assert not torch.equal(
+                client.personal_model[0].weight, before["personal_model.0.weight"]
+            )
+            client.row("global").data.zero_()
+            client.statistics("global").data.zero_()
+            if interrupted:
+                raise StopError
+    except StopError:
+        pass
+    for name, value in client.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_batch_norm_evaluates_with_the_clients_own_statistics():
+    client = Ditto(seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))))
+    store, data = store_of(client), doubled(data_of())
+    metrics = metrics_of(client, data, "test", "personal", store)
+    for one in range(4):
+        weight, bias, linear, constant = store.read("personal", torch.tensor([one]))[0].split(
+            [4, 4, 12, 3]
+        )
+        mean, var = store.read("personal_statistics", torch.tensor([one]))[0].split([4, 4])
+        index = data.test.samples(one)
+        h = (data.x[index] - mean) / (var + 1e-5).sqrt() * weight + bias
+        outputs = h @ linear.view(3, 4).T + constant
+        expected = nn.functional.cross_entropy(outputs, data.y[index], reduction="sum")
+        torch.testing.assert_close(metrics.loss_sum[one], expected)
+
+
+# Predictions
+
+
+@pytest.mark.parametrize("model", ["global", "personal"])
+def test_predictions_are_each_clients_own_in_its_order(model):
+    data, client = doubled(data_of()), Ditto(seeded(mlp))
+    store = store_of(client)
+    with torch.no_grad(), WorkSpace(client) as space:
+        tables = predict(space, data, torch.tensor([2, 1]), model, store)
+    assert [table["client"] for table in tables] == [2, 1]
+    for table in tables:
+        y, outputs = by_hand(client, data, "test", model, store, table["client"])
+        assert torch.equal(table["sample"], data.test.samples(table["client"]))
+        assert torch.equal(table["target"], y)
+        assert torch.equal(table["prediction"], outputs.argmax(1))
+        torch.testing.assert_close(table["probability"], outputs.softmax(1).amax(1))
+
+
+def test_a_client_without_test_samples_gets_an_empty_table():
+    arrays = classes([1, 1, 4, 4])
+    data, client = doubled(data_of(arrays)), Ditto(seeded(mlp))
+    assert len(data.test.samples(0)) == 0
+    with torch.no_grad(), WorkSpace(client) as space:
+        (table,) = predict(space, data, torch.tensor([0]), "personal", store_of(client))
+    lengths = {len(table[name]) for name in ("sample", "target", "prediction", "probability")}
+    assert lengths == {0}
+
+
+def test_real_valued_predictions_are_the_outputs():
+    x, y = torch.randn(30, 4), torch.randn(30, 3)
+    owner = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
+    data = doubled(data_of(reals(x, y, owner)))
+    client = Ditto(seeded(mlp), criterion=nn.MSELoss())
+    store = store_of(client)
+    with torch.no_grad(), WorkSpace(client) as space:
+        (table,) = predict(space, data, torch.tensor([2]), "personal", store)
+    assert "probability" not in table
+    outputs = by_hand(client, data, "test", "personal", store, 2)[1]
+    torch.testing.assert_close(table["prediction"], outputs)
+
+
+# Within a fit
+
+
+@pytest.mark.parametrize("kind", [FedAvg, Ditto, Local])
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
+def test_what_a_fit_logs_is_what_its_models_do(tmp_path, kind, precision):
+    """In mixed precision too, where autocast may remember weights of the client before."""
+    arrays = classes([20, 10, 40, 15], num_classes=3, seed=4)
+    module = FederatedData(Given(arrays), val_fraction=0.3, test_fraction=0.3, seed=0)
+    federation = pl_fed.Federation(seed=0)
+    trainer = pl_fed.Trainer(
+        federation,
+        max_epochs=2,
+        default_root_dir=tmp_path,
+        precision=precision,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    client = kind(seeded(lambda: mlp(8)), optimizer=sgd(0.5), local_epochs=3)
+    federation.sampler.cohort_size = 4
+    trainer.fit(client, module)
+    logged = trainer.callback_metrics
+    data = federation.data
+    for model in client.trains:
+        losses = []
+        for one in range(4):
+            if model == "personal":
+                row = federation.store.read("personal", torch.tensor([one]))[0]
+                nn.utils.vector_to_parameters(row, client.personal_model.parameters())
+            index = data.val.samples(one)
+            with torch.no_grad(), trainer.precision_plugin.forward_context():
+                outputs = client.model(model)(data.x[index])
+                losses.append(nn.functional.cross_entropy(outputs, data.y[index]).item())
+        expected = sum(losses) / 4
+        tolerance = 2e-3 if precision == "bf16-mixed" else 1e-6
+        assert float(logged[f"val/{model}/loss"]) == pytest.approx(expected, abs=tolerance)
+        assert max(losses) - min(losses) > 0.02  # the wrong client's model would show

@@ -1,0 +1,198 @@
+"""Running statistics travel with a model; what is frozen is shared, and never moves."""
+
+import copy
+
+import pytest
+import torch
+from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
+from torch import nn
+from torchvision.models import resnet18
+
+from pl_fed import Federation
+from pl_fed.clients import Ditto, FedAvg, Local
+from pl_fed.samplers import All
+
+
+def with_batch_norm(momentum=0.1):
+    return seeded(lambda: nn.Sequential(nn.BatchNorm1d(4, momentum=momentum), nn.Linear(4, 3)))
+
+
+def of_batch(x):
+    """The statistics that BatchNorm keeps of one minibatch, as a row."""
+    return torch.cat([x.mean(0), x.var(0)]).double()
+
+
+START = torch.cat([torch.zeros(4), torch.ones(4)]).double()
+
+
+def test_one_step_moves_the_statistics_by_the_momentum():
+    data = shared_out(classes([5]), batch_size=5)
+    client = FedAvg(with_batch_norm(), optimizer=sgd(), local_steps=1)
+    outcome = run_rounds(client, data, rounds=1)
+    expected = 0.9 * START + 0.1 * of_batch(data.clients.x)
+    torch.testing.assert_close(outcome.w_statistics, expected)
+
+
+def test_the_servers_statistics_are_the_mean_over_the_clients():
+    arrays = classes([5, 3, 8])
+    data = shared_out(arrays, batch_size=8)
+    client = FedAvg(with_batch_norm(), optimizer=sgd(), local_steps=1)
+    rows = [0.9 * START + 0.1 * of_batch(arrays.x[arrays.client == k]) for k in range(3)]
+    outcome = run_rounds(client, data, rounds=1)
+    torch.testing.assert_close(outcome.w_statistics, torch.stack(rows).mean(0))
+    rows = [
+        0.9 * outcome.w_statistics + 0.1 * of_batch(arrays.x[arrays.client == k]) for k in range(3)
+    ]
+    outcome = run_rounds(client, data, rounds=2)
+    torch.testing.assert_close(outcome.w_statistics, torch.stack(rows).mean(0))
+
+
+def test_personal_statistics_are_the_clients_own():
+    arrays = classes([5, 3, 8])
+    client = Ditto(with_batch_norm(), optimizer=sgd(), local_steps=1)
+    outcome = run_rounds(client, shared_out(arrays, batch_size=8), rounds=2)
+    for k in range(3):
+        batch = of_batch(arrays.x[arrays.client == k])
+        expected = 0.9 * (0.9 * START + 0.1 * batch) + 0.1 * batch
+        torch.testing.assert_close(outcome.v_statistics[k], expected)
+
+
+def test_those_of_a_client_that_does_not_take_part_stay():
+    client = Ditto(with_batch_norm(), optimizer=sgd(), local_steps=1)
+    data = shared_out(classes([5, 3, 8]), batch_size=8)
+    outcome = run_rounds(client, data, rounds=2, sampler=Only(0, 2))
+    assert torch.equal(outcome.v_statistics[1], START)
+    assert not torch.equal(outcome.v_statistics[2], START)
+
+
+def test_a_model_that_has_done_its_steps_stands_still_with_its_statistics():
+    """s = 1 step on v beside r = 4 on w: v sees one minibatch, though w goes on."""
+    data = shared_out(classes([6, 6]), batch_size=3)
+    many = Ditto(with_batch_norm(), optimizer=sgd(), local_steps=4, personal_steps=1)
+    one = Ditto(with_batch_norm(), optimizer=sgd(), local_steps=1)
+    after_many, after_one = (run_rounds(each, data, rounds=1) for each in (many, one))
+    assert torch.equal(after_many.v_statistics, after_one.v_statistics)
+    assert torch.equal(after_many.v, after_one.v)
+    assert not torch.equal(after_many.w_statistics, after_one.w_statistics)
+
+
+def test_a_cumulative_average_is_over_the_clients_own_minibatches():
+    """With momentum None, BatchNorm counts in a buffer of integers what no row holds."""
+    arrays = classes([10, 5, 15])
+    client = Ditto(with_batch_norm(momentum=None), optimizer=sgd(), local_epochs=1)
+    data = shared_out(arrays, batch_size=5)
+    outcome = run_rounds(client, data, rounds=1, shuffle=False)
+    expected = [
+        torch.stack([of_batch(batch) for batch in data.clients.x[own].split(5)]).mean(0)
+        for own in map(data.clients.train.samples, range(3))
+    ]
+    torch.testing.assert_close(outcome.v_statistics, torch.stack(expected))
+    torch.testing.assert_close(outcome.w_statistics, torch.stack(expected).mean(0))
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2])
+def test_it_does_not_depend_on_the_chunks_or_on_earlier_rounds(chunk_size):
+    client = Local(with_batch_norm(momentum=None), optimizer=sgd(), local_epochs=2)
+    data = shared_out(classes([7, 5, 9]), batch_size=5)
+    first = run_rounds(client, data)
+    assert first.distance(run_rounds(client, data, chunk_size=chunk_size)) == 0
+    alone = run_rounds(client, data, sampler=Only(2))
+    assert torch.equal(first.v_statistics[2], alone.v_statistics[2])
+
+
+class Constant(nn.Module):
+    """A net with constants that are saved with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.1307, 0.3081, 0.7, 1e-7]))
+        self.net = mlp()
+
+    def forward(self, x):
+        return self.net(x - self.mean)
+
+
+def test_constants_stay_bit_for_bit():
+    client = FedAvg(Constant(), optimizer=sgd(), local_steps=1)
+    sizes = [5] * 7
+    outcome = run_rounds(client, shared_out(classes(sizes)), rounds=5, dtype=torch.float32)
+    assert torch.equal(outcome.w_statistics, client.global_model.mean)
+
+
+# Frozen parts
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    """An untrained ResNet-18 as it is used for transfer: only the head is trained."""
+    net = seeded(lambda: resnet18(weights=None))
+    net.requires_grad_(False)
+    net.fc = nn.Linear(512, 3)
+    return net
+
+
+def test_the_rows_of_a_frozen_resnet_hold_its_head_only(resnet):
+    client = Ditto(copy.deepcopy(resnet))
+    assert client.row("global").layout.numel == client.row("personal").layout.numel == 512 * 3 + 3
+    assert client.statistics("global").layout.numel == 0
+
+
+def test_the_frozen_tensors_are_the_same_objects(resnet):
+    client = Ditto(copy.deepcopy(resnet))
+    w, v = client.global_model, client.personal_model
+    tensors = [*w.named_parameters(), *w.named_buffers()]
+    other = dict([*v.named_parameters(), *v.named_buffers()])
+    for name, tensor in tensors:
+        assert (other[name] is tensor) == (not name.startswith("fc")), name
+    assert w.layer1 is v.layer1
+    assert w.fc is not v.fc
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_a_frozen_resnet_never_moves(resnet, engine):
+    client = Ditto(copy.deepcopy(resnet), optimizer=sgd(0.1), local_steps=2)
+    before = {name: value.clone() for name, value in client.state_dict().items()}
+    federation = Federation(All(), engine=engine, seed=0)
+    federation.setup(client, shared_out(classes([4, 3], (3, 32, 32))), "fit")
+    client.train()
+    batch_norms = [m for m in client.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert batch_norms
+    assert not any(layer.training for layer in batch_norms)
+    federation.run_round(0, client.configure_optimizers())
+    moved = {name for name, value in client.state_dict().items() if not value.equal(before[name])}
+    assert moved == {"global_model.fc.weight", "global_model.fc.bias"}
+
+
+@pytest.mark.parametrize("kind", [FedAvg, Ditto])
+def test_both_engines_agree_on_a_frozen_resnet(resnet, kind):
+    client = kind(copy.deepcopy(resnet), optimizer=sgd(0.1), local_steps=2)
+    data = shared_out(classes([4, 3], (3, 16, 16)))
+    first = run_rounds(client, data, rounds=1)
+    assert first.distance(run_rounds(client, data, rounds=1, engine="stacked")) < 1e-10
+
+
+def test_a_frozen_batch_norm_without_parameters_keeps_its_statistics():
+    body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False))
+    net = nn.Sequential(body.requires_grad_(False), nn.Linear(4, 3))
+    client = Ditto(net, optimizer=sgd(0.1), local_steps=2)
+    assert client.statistics("personal").layout.numel == 0
+    before = body[1].running_mean.clone()
+    federation = Federation(All(), engine="one_by_one", seed=0)
+    federation.setup(client, shared_out(classes([5, 5])), "fit")
+    client.train()
+    federation.run_round(0, client.configure_optimizers())
+    assert torch.equal(client.global_model[0][1].running_mean, before)
+    assert client.global_model[0] is client.personal_model[0]
+
+
+def test_tied_weights_stay_tied():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
+    net[2].weight = net[0].weight
+    client = Ditto(net, optimizer=sgd(0.1), local_steps=2)
+    assert client.row("global").layout.numel == 4 * 4 + 4 + 4 + 15
+    federation = Federation(All(), engine="one_by_one", seed=0)
+    federation.setup(client, shared_out(classes([5, 5])), "fit")
+    client.train()
+    federation.run_round(0, client.configure_optimizers())
+    for model in (client.global_model, client.personal_model):
+        assert model[2].weight is model[0].weight

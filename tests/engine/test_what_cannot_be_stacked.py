@@ -1,0 +1,187 @@
+"""Clients that do not stack are run one by one: said once, and with the right numbers."""
+
+import warnings
+
+import pytest
+import torch
+from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.optim import SGD, Adafactor, Muon
+
+from pl_fed import Federation
+from pl_fed.clients import Ditto, FedAvg
+from pl_fed.samplers import All
+
+SAYING = "Clients are run one by one"
+SIZES = [7, 3, 10, 2]
+
+
+class After(nn.Module):
+    """A net with a function behind its first layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.last, self.function = nn.Linear(4, 5), nn.Linear(5, 3), function
+
+    def forward(self, x):
+        return self.last(self.function(self.first(x)))
+
+
+class Counting(nn.Module):
+    """A net that counts its minibatches in a buffer."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.net = mlp()
+        self.register_buffer("seen", torch.zeros(1, dtype=dtype))
+
+    def forward(self, x):
+        if self.training:
+            self.seen += 1
+        return self.net(x) / self.seen.clamp(min=1)
+
+
+class Standardizing(nn.Module):
+    """A net whose samples see each other, which no type tells."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        return self.net(x - x.mean(dim=0))
+
+
+class OwnSGD(SGD):
+    """An optimizer that pl_fed does not know."""
+
+
+class IgnoresTheMask(FedAvg):
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.global_model(batch.x), batch.y)
+
+
+def without_bias():
+    return nn.Sequential(nn.Linear(4, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
+
+
+def fedavg(net, optimizer=None, kind=FedAvg):
+    return lambda: kind(seeded(net), optimizer=optimizer or sgd(0.1), local_epochs=2)
+
+
+CASES = {
+    "BatchNorm": (fedavg(lambda: After(nn.BatchNorm1d(5))), "mixes the samples"),
+    "BatchNorm without statistics": (
+        fedavg(lambda: After(nn.BatchNorm1d(5, track_running_stats=False))),
+        "mixes the samples",
+    ),
+    "samples that see each other": (fedavg(Standardizing), "leaves out change"),
+    "a branch on the data": (
+        fedavg(lambda: After(lambda h: h.tanh() if h.sum() > 0 else h.sigmoid())),
+        "data-dependent",
+    ),
+    "a number taken out": (fedavg(lambda: After(lambda h: h * h.sum().item())), "item"),
+    "dropout from torch's generator": (
+        fedavg(lambda: After(lambda h: F.dropout(h, 0.5))),
+        "random",
+    ),
+    "a buffer that changes": (
+        fedavg(lambda: Counting(torch.float32)),
+        "changes a buffer of the net (global_model.seen)",
+    ),
+    "a counter that changes": (
+        fedavg(lambda: Counting(torch.int64)),
+        "changes a buffer of the net (global_model.seen)",
+    ),
+    "Adafactor": (fedavg(mlp, lambda p: Adafactor(p, lr=0.01)), "Adafactor is not known"),
+    "Muon": (fedavg(without_bias, lambda p: Muon(p, lr=0.01)), "Muon is not known"),
+    "an optimizer of one's own": (fedavg(mlp, lambda p: OwnSGD(p, lr=0.1)), "OwnSGD is not known"),
+    "an objective that ignores the mask": (fedavg(mlp, kind=IgnoresTheMask), "leaves out change"),
+    "Ditto with BatchNorm": (
+        lambda: Ditto(
+            seeded(lambda: After(nn.BatchNorm1d(5))), optimizer=sgd(0.1), local_steps=3,
+            personal_steps=1,
+        ),
+        "mixes the samples",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_said_once_and_right(case):
+    make, reason = CASES[case]
+    client, data = make(), shared_out(classes(SIZES), batch_size=5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome = run_rounds(client, data, rounds=3, engine="stacked", chunk_size=2)
+    said = [str(warning.message) for warning in caught if SAYING in str(warning.message)]
+    assert len(said) == 1
+    assert reason in said[0]
+    expected = run_rounds(client, data, rounds=3, engine="one_by_one")
+    assert outcome.distance(expected) == 0
+    assert not torch.equal(outcome.w, client.row("global").data.double())
+
+
+def test_one_by_one_says_nothing(recwarn):
+    make, _ = CASES["BatchNorm"]
+    run_rounds(make(), shared_out(classes(SIZES), batch_size=5), engine="one_by_one")
+    assert not [warning for warning in recwarn if SAYING in str(warning.message)]
+
+
+def test_an_error_in_the_objective_is_not_hidden():
+    class Broken(FedAvg):
+        def training_step(self, batch, batch_idx):
+            raise KeyError("my mistake")
+
+    client = Broken(seeded(mlp), optimizer=sgd())
+    with pytest.warns(UserWarning, match=SAYING), pytest.raises(KeyError, match="my mistake"):
+        run_rounds(client, shared_out(classes(SIZES)), engine="stacked")
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("returned", [None, {"other": torch.zeros(1)}, {"loss": 1.0}], ids=str)
+def test_a_training_step_that_gives_no_loss_is_refused(returned, engine):
+    class Silent(FedAvg):
+        def training_step(self, batch, batch_idx):
+            return returned
+
+    client = Silent(seeded(mlp), optimizer=sgd())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(TypeError, match="Expected `training_step` to return"):
+            run_rounds(client, shared_out(classes(SIZES)), engine=engine)
+
+
+def test_another_client_of_the_same_federation_is_tried_anew():
+    federation = Federation(All(), engine="stacked", seed=0)
+    data = shared_out(classes(SIZES), batch_size=5)
+
+    def one_round(client):
+        federation.setup(client, data, "fit")
+        client.train()
+        federation.run_round(0, client.configure_optimizers())
+
+    with pytest.warns(UserWarning, match=SAYING):
+        one_round(CASES["BatchNorm"][0]())
+    with pytest.warns(UserWarning, match=SAYING):
+        one_round(CASES["Muon"][0]())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", SAYING)
+        one_round(FedAvg(seeded(mlp), optimizer=sgd()))
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("centre", ["global", "personal", "elsewhere"])
+def test_a_live_model_is_no_centre(engine, centre):
+    """A pull to what is being trained would lose its term, or follow it."""
+
+    class Aliased(Ditto):
+        def distance_to_broadcast(self):
+            return self.squared_distance("personal", centre)
+
+    client = Aliased(seeded(mlp), optimizer=sgd())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match=f"`centre` to be one of broadcast but got '{centre}'"):
+            run_rounds(client, shared_out(classes(SIZES)), engine=engine)

@@ -1,0 +1,166 @@
+"""Tiny federations for tests: given arrays, and rounds that are run without a Trainer."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from pl_fed import Federation
+from pl_fed.data import FederatedData
+from pl_fed.data.source import Arrays, DataSource
+from pl_fed.engine import Clipping
+from pl_fed.samplers import All, Sampler
+
+
+class Given(DataSource):
+    """Arrays as a data set."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+
+    def load(self):
+        return self.arrays
+
+
+class Only(Sampler):
+    """Draws the same clients in every round."""
+
+    def __init__(self, *clients):
+        self.clients = clients
+
+    def size_of_cohort(self, num_clients):
+        return len(self.clients)
+
+    def sample(self, num_clients, sizes, generator):
+        return torch.tensor(self.clients)
+
+
+def classes(sizes, shape=(4,), num_classes=3, seed=0):
+    """Random samples of random classes, so many for each client."""
+    draw = torch.Generator().manual_seed(seed)
+    owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    x = torch.randn(len(owner), *shape, generator=draw)
+    y = torch.randint(num_classes, (len(owner),), generator=draw)
+    return Arrays(x, y, owner, num_classes=num_classes)
+
+
+def reals(x, y, owner):
+    """Samples with real-valued targets, as nested lists or tensors."""
+    x, y = (torch.as_tensor(each, dtype=torch.float64) for each in (x, y))
+    return Arrays(x, y, torch.as_tensor(owner))
+
+
+def shared_out(arrays, batch_size=4, **kwargs):
+    """The arrays as a datamodule whose clients train on all that they have."""
+    settings = {"val_fraction": 0.0, "test_fraction": 0.0, "seed": 0, **kwargs}
+    return FederatedData(Given(arrays), batch_size=batch_size, **settings)
+
+
+def seeded(make, seed=0):
+    """What ``make()`` gives when torch's generator begins with ``seed``."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        return make()
+
+
+@dataclass
+class Outcome:
+    """What rounds led to: w, the rows of all v_k, their running statistics, and the reports."""
+
+    w: torch.Tensor
+    v: torch.Tensor
+    w_statistics: torch.Tensor
+    v_statistics: torch.Tensor
+    reports: list
+
+    def distance(self, other):
+        """The largest difference of any number."""
+        pairs = [(self.w, other.w), (self.v, other.v)]
+        pairs += [(self.w_statistics, other.w_statistics), (self.v_statistics, other.v_statistics)]
+        pairs += [(r["train/loss"], s["train/loss"]) for r, s in zip(self.reports, other.reports)]
+        return max(float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs)
+
+
+def run_rounds(
+    client,
+    data,
+    rounds=2,
+    dtype=torch.float64,
+    clipping=None,
+    autocast=None,
+    sampler=None,
+    shuffle=True,
+    **settings,
+):
+    """Run rounds on a copy of the client; ``settings`` are the federation's."""
+    client = copy.deepcopy(client).to(dtype)
+    federation = Federation(sampler or All(), **{"seed": 0, "engine": "one_by_one", **settings})
+    federation.setup(client, data, "fit")
+    federation.engine.clipping, federation.shuffle = clipping or Clipping(), shuffle
+    if autocast is not None:
+        federation.engine.autocast = autocast
+    client.train()
+    optimizer = client.configure_optimizers()
+    schedule = None
+    if isinstance(optimizer, dict):
+        optimizer, schedule = optimizer["optimizer"], optimizer["lr_scheduler"]["scheduler"]
+        optimizer._opt_called = True  # as the loop does: the engine steps one that is built anew
+    reports = []
+    for round in range(rounds):
+        reports.append(federation.run_round(round, optimizer))
+        if schedule is not None:
+            schedule.step()
+    everyone = torch.arange(data.clients.num_clients)
+    kept = [
+        federation.store.read(name, everyone) if name in federation.store.defaults else None
+        for name in ("personal", "personal_statistics")
+    ]
+    nothing = torch.empty(0, dtype=dtype)
+    return Outcome(
+        client.row("global").data.clone(),
+        *[nothing if kept[0] is None else kept[0]],
+        client.statistics("global").data.clone(),
+        *[nothing if kept[1] is None else kept[1]],
+        reports,
+    )
+
+
+def sgd(lr=0.1, **kwargs):
+    """A builder of SGD, as a config gives it."""
+    return lambda params: torch.optim.SGD(params, lr=lr, **kwargs)
+
+
+def mlp(width=5, inputs=4, num_classes=3):
+    """A smooth little net: nothing in it is exactly zero, so no rounding is blown up."""
+    return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, num_classes))
+
+
+class Point(nn.Module):
+    """A net that gives its one parameter, whatever it is asked: a point to be estimated."""
+
+    def __init__(self, dimensions=1, start=0.0):
+        super().__init__()
+        self.value = nn.Parameter(torch.full((dimensions,), start))
+
+    def forward(self, x):
+        return self.value.expand(len(x), -1)
+
+
+class HalfSquares(nn.Module):
+    """½ ‖output − target‖², over the samples of a batch."""
+
+    def __init__(self, reduction="mean"):
+        super().__init__()
+        self.reduction = reduction
+
+    def forward(self, outputs, targets):
+        losses = (outputs - targets).square().flatten(1).sum(1) / 2
+        return losses.mean() if self.reduction == "mean" else losses
+
+
+def points(*clients):
+    """One-dimensional observations: for each client a list of numbers."""
+    y = torch.tensor([[number] for client in clients for number in client])
+    owner = [k for k, client in enumerate(clients) for _ in client]
+    return reals(torch.zeros(len(y), 1), y, owner)
