@@ -172,21 +172,22 @@ class Federation:
         """Run the cohort in chunks; return uploads, global running statistics, and losses."""
         batch_bytes = self.data.x[0].nbytes * self.datamodule.batch_size
         size = self.engine.clients_at_a_time(self.client, len(cohort), batch_bytes)
-        sent: Tensor | None = None
-        statistics, outputs, done = [], [], 0
+        sent, statistics, outputs, done = [], [], [], 0
         with WorkSpace(self.client) as kept:
             for clients in cohort.split(size):
                 chunk = self._load(clients, round, kept)
+                chunk.on_done = _after(done, on_clients_done)
                 outputs.append(self.engine.run(self.client, optimizer, chunk))
                 upload = self._close(chunk, outputs[-1]["loss"], round)
                 if upload is not None:
-                    sent = upload.new_empty(len(cohort), upload.shape[1]) if sent is None else sent
-                    sent[done : done + len(clients)] = upload
+                    sent.append(upload)
                     statistics.append(chunk.statistics.get("global", upload[:, :0]))
                 done += len(clients)
-                on_clients_done(done)
         joined = {name: torch.cat([each[name] for each in outputs]) for name in outputs[0]}
-        return sent, torch.cat(statistics) if statistics else torch.empty(0), joined
+        if not sent:
+            return None, torch.empty(0), joined
+        uploads = sent[0] if len(sent) == 1 else torch.cat(sent)
+        return uploads, torch.cat(statistics), joined
 
     def _load(self, clients: Tensor, round: int, kept: WorkSpace) -> Chunk:
         """Bring together what a chunk of clients is run on."""
@@ -375,6 +376,11 @@ class Federation:
             "number of clients": len(sizes),
             "clients' numbers of training samples": sizes,
         }
+
+
+def _after(done: int, report: Callable[[int], None]) -> Callable[[int], None]:
+    """Report how many clients of the cohort are done by how many of a chunk are."""
+    return lambda more: report(done + more)
 
 
 def _short(value: object) -> str:

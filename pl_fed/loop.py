@@ -39,7 +39,8 @@ class FederatedLoop(_FitLoop):
         federation: The federation that runs the rounds.
 
     Attributes:
-        within_round: Whether clients are ahead of the server, so that nothing can be saved.
+        within_round: Whether clients are ahead of the server, or the server of ``metrics.csv``, so
+            that no checkpoint can be saved.
     """
 
     def __init__(self, trainer: Trainer, federation: Federation) -> None:
@@ -173,12 +174,11 @@ class FederatedLoop(_FitLoop):
         report = self._run_round()
         epoch.batch_progress.increment_processed()
         epoch.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-        self.within_round = False
         ended = (report, cohort, len(cohort) - 1)
         self._call("on_train_batch_end", *ended, monitoring_callbacks=False)
         trainer._logger_connector.on_batch_end()
-        # the round's row is written before a checkpoint that holds the round
         trainer._logger_connector.update_train_step_metrics()
+        self.within_round = False  # the round's row is written before a checkpoint that holds it
         _call_callback_hooks(trainer, "on_train_batch_end", *ended, monitoring_callbacks=True)
         epoch.batch_progress.increment_completed()
 

@@ -144,8 +144,8 @@ class Trainer(LightningTrainer):
     ) -> None:
         """Save a checkpoint: see ``lightning.Trainer.save_checkpoint``.
 
-        In the middle of a round none is written, and a warning says so: the clients that are done
-        would be ahead of the others and of the server.
+        In the middle of a round, which ends with the hooks ``on_train_batch_end``, none is written,
+        and a warning says so: the clients that are done would be ahead of the server.
         """
         if self._loop.within_round:
             rank_zero_warn(

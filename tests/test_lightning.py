@@ -38,7 +38,7 @@ from pl_fed.cli import main
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Digits, FederatedData
 from pl_fed.loggers import RunCSV
-from pl_fed.models import MLP, LogisticRegression
+from pl_fed.models import MLP
 from pl_fed.partitioners import IID, Shards
 from pl_fed.refusals import CALLBACKS, HOOKS, METHODS
 from pl_fed.runs import AtomicCheckpointIO
@@ -46,6 +46,7 @@ from pl_fed.samplers import Sampler, Uniform
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint need to be"),
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
     pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`"),
     pytest.mark.filterwarnings("ignore:.*infer the batch indices"),
 ]
@@ -70,14 +71,13 @@ class OnlyOne(Sampler):
         return torch.tensor([4])
 
 
-def client_of(kind=Ditto, net=MLP, **options):
+def client_of(kind=Ditto, **options):
     torch.manual_seed(0)
-    net = net(64, [8], 10) if net is MLP else net(64, 10)
-    return kind(net, **{"optimizer": SGD, "local_steps": 2, **options})
+    return kind(MLP(64, [8], 10), **{"optimizer": SGD, "local_steps": 2, **options})
 
 
 def make(folder, federation=None, **arguments):
-    """Make a trainer of three rounds, with cohorts of three that are trained one after the other."""
+    """Make a trainer of three rounds, with cohorts of three that are trained one at a time."""
     options = {"sampler": Uniform(3), "chunk_size": 1, "seed": 0, **(federation or {})}
     return pl_fed.Trainer(
         pl_fed.Federation(**options),
@@ -166,8 +166,7 @@ def test_the_hooks_of_a_resumed_run(tmp_path):
     recorder = Recorder()
     keep = [recorder, LastCheckpoint(share=1)]
     trainer = make(tmp_path, callbacks=keep, max_epochs=2, limit_val_batches=0)
-    with pytest.warns(UserWarning, match="exists and is not empty"):
-        trainer.fit(client_of(), digits(), ckpt_path="last")
+    trainer.fit(client_of(), digits(), ckpt_path="last")
     assert recorder.seen == [
         *("setup", "on_load_checkpoint", "load_state_dict", "on_fit_start", "on_train_start"),
         *(*TRAINING, *END),
@@ -410,7 +409,10 @@ def test_the_last_checkpoint_takes_a_share_of_the_time(tmp_path, monkeypatch):
     monkeypatch.setattr("pl_fed.callbacks.last_checkpoint.time.monotonic", lambda: now[0])
     trainer = make(
         tmp_path,
-        callbacks=[LastCheckpoint(share=0.2), LambdaCallback(on_train_batch_end=lambda *_: tick(1))],
+        callbacks=[
+            LastCheckpoint(share=0.2),
+            LambdaCallback(on_train_batch_end=lambda *_: tick(1)),
+        ],
         max_epochs=18,
         limit_val_batches=0,
     )
@@ -496,6 +498,23 @@ def test_rich_shows_rounds_clients_and_accuracy(tmp_path, console):
     for line, accuracy in zip(lines, column(tmp_path, "val/personal/accuracy")):
         assert " 3/3 " in line
         assert f"val/personal/accuracy: {accuracy:.3f}" in line
+
+
+@pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
+def test_a_bar_of_a_round_that_is_taken_up_again(tmp_path, capsys, console, bar):
+    """The round's training is in the checkpoint, its validation is still to come."""
+
+    def fail(*_):
+        raise KeyError
+
+    save = ModelCheckpoint(every_n_train_steps=1, save_last=True)
+    both = [save, LambdaCallback(on_validation_start=fail)]
+    with pytest.raises(KeyError):
+        fit(tmp_path, callbacks=both, num_sanity_val_steps=0)
+    trainer = make(tmp_path, callbacks=[bar()], max_epochs=2, enable_progress_bar=True)
+    trainer.fit(client_of(), digits(), ckpt_path="last")
+    assert "3/3" in capsys.readouterr().out + console["file"].getvalue()
+    assert len(column(tmp_path, "val/global/loss")) == trainer.current_epoch == 2
 
 
 def test_a_bar_of_ones_own(tmp_path):
@@ -668,7 +687,11 @@ def test_a_schedule_steps_once_a_round_for_each_model(tmp_path, name, engine):
         for model, move in pl_module.moves.items():
             moves[model].append(float(move.norm()))
 
-    watch = [says(2.0, 3.0, 1.0, 1.0), LearningRateMonitor(), LambdaCallback(on_train_batch_end=note)]
+    watch = [
+        says(2.0, 3.0, 1.0, 1.0),
+        LearningRateMonitor(),
+        LambdaCallback(on_train_batch_end=note),
+    ]
     where = {"engine": engine, "sampler": OnlyOne()}
     fit(tmp_path, client, federation=where, max_epochs=4, callbacks=watch)
     for model, base in (("global", 0.1), ("personal", 0.3)):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
+    Checkpoint,
     EarlyStopping,
     LearningRateMonitor,
     ModelCheckpoint,
@@ -26,10 +27,10 @@ from torch import nn
 
 import pl_fed
 from pl_fed.attacks import RandomLabels
+from pl_fed.callbacks import LastCheckpoint
 from pl_fed.cli import main
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Digits, FederatedData
-from pl_fed.models import MLP
 from pl_fed.partitioners import Shards
 from pl_fed.runs import AtomicCheckpointIO, last_checkpoint, last_run
 from pl_fed.samplers import Uniform
@@ -38,20 +39,21 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
     pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available"),
     pytest.mark.filterwarnings("ignore:.*was called without a model"),
+    pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint need to be"),
 ]
 
 ROUNDS = 6
 MONITOR = "val/personal/loss"
 
 
-class Killed(Exception):
+class Killed(Exception):  # noqa: N818
     """Stands for a kill: nothing is saved on the way out."""
 
 
 class Killer(Callback):
     """Dies at a hook, in round 3 or in the first one after it in which the hook is called."""
 
-    def __init__(self, hook):
+    def __init__(self, hook=None):
         self.hook = hook
         if hook not in (None, "training_step"):
             setattr(self, hook, self.die)
@@ -62,6 +64,10 @@ class Killer(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         pl_module.dies = self.hook == "training_step" and trainer.current_epoch >= 3
+
+
+class LateKiller(Killer, Checkpoint):
+    """The same, right after a checkpoint was saved at that hook: checkpoints come last."""
 
 
 class Mortal(Ditto):
@@ -134,7 +140,7 @@ def make(
         federation,
         run_dir=run_dir,
         accelerator="cpu",
-        callbacks=[Killer(kill), *callbacks],
+        callbacks=[*callbacks, kill if isinstance(kill, Callback) else Killer(kill)],
         enable_progress_bar=False,
         enable_model_summary=False,
         **({"max_epochs": ROUNDS} | arguments),
@@ -156,8 +162,8 @@ def differences(one, other, where=""):
         if one.dtype != other.dtype or not torch.equal(one, other):
             yield where
     elif isinstance(one, dict):
-        if list(one) != list(other):
-            yield f"{where}: {list(one)} and {list(other)}"
+        if one.keys() != other.keys():
+            yield f"{where}: {one.keys() ^ other.keys()}"
         for name in one.keys() & other.keys():
             yield from differences(one[name], other[name], f"{where}/{name}")
     elif isinstance(one, list | tuple) and len(one) == len(other):
@@ -295,6 +301,18 @@ RESUMES = {
     "after the training": (saved(every_n_train_steps=1), "on_validation_start"),
     "after the validation": (saved(save_on_train_epoch_end=False), "on_train_epoch_end"),
     "after the round": (saved(save_on_train_epoch_end=True), "on_train_epoch_start"),
+    "as soon as the training is saved": (
+        saved(every_n_train_steps=1),
+        LateKiller("on_train_batch_end"),
+    ),
+    "as soon as the validation is saved": (
+        saved(save_on_train_epoch_end=False),
+        LateKiller("on_validation_end"),
+    ),
+    "as soon as the round is saved": (
+        saved(save_on_train_epoch_end=True),
+        LateKiller("on_train_epoch_end"),
+    ),
 }
 """Where a round is taken up again: how it is saved, and when the run is killed."""
 resumes = pytest.mark.parametrize(("save", "moment"), RESUMES.values(), ids=RESUMES)
@@ -343,7 +361,7 @@ def test_whoever_watches(tmp_path, watchers, save, moment):
     assert list(differences(whole, again)) == []
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [1, 2], ids=["each round", "every 2nd"])
 @resumes
 def test_a_schedule_that_watches_a_metric(tmp_path, every, save, moment):
     how = {"schedule": plateau, "check_val_every_n_epoch": every}
@@ -391,6 +409,23 @@ def test_more_rounds_in_the_same_process(tmp_path):
     trainer.fit(client, digits())
     trainer.fit_loop.max_epochs = ROUNDS
     trainer.fit(client, digits())
+    assert list(differences(whole, outcome(trainer, client, folder))) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
+@pytest.mark.parametrize("moment", ["on_validation_start", "on_train_epoch_end"])
+def test_fit_again_after_an_error(tmp_path, moment):
+    """The same trainer goes on where it was, without a checkpoint."""
+    how = {"schedule": None, "max_steps": ROUNDS, "check_val_every_n_epoch": 2}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    killer = Killer(moment)
+    trainer, client = make(folder, kill=killer, **how)
+    with pytest.raises(Killed):
+        trainer.fit(client, digits())
+    setattr(killer, moment, lambda *_: None)
+    trainer.fit(client, digits())
+    whole = run(tmp_path / "whole", **how)
     assert list(differences(whole, outcome(trainer, client, folder))) == []
 
 
@@ -458,7 +493,6 @@ def test_a_run_whose_folder_was_moved_goes_on(tmp_path):
     with pytest.warns(UserWarning, match="dirpath has changed"):
         resume(tmp_path / "there", callbacks=saved()(), max_epochs=4)
     assert (tmp_path / "there" / "checkpoints" / "last-v1.ckpt").exists()
-    trainer, _ = make(tmp_path / "there", callbacks=saved()(), max_epochs=4)
     assert checkpoint(tmp_path / "there")["global_step"] == 4
     assert last_run(tmp_path) == tmp_path / "there"
 
@@ -500,22 +534,40 @@ def test_within_a_round_nothing_is_saved_on_exception(tmp_path, how):
     assert checkpoint(folder)["global_step"] == 2
 
 
-def test_between_rounds_an_exception_is_saved_and_resumed(tmp_path):
+@pytest.mark.filterwarnings("ignore:No checkpoint is written")
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_last_checkpoint_after_an_exception(tmp_path, uninterrupted, moment):
+    """It is saved once more on the way out, unless the round cannot be."""
     folder = tmp_path / "run"
     folder.mkdir()
-    trainer, client = make(folder, kill="on_validation_batch_end")
+    saver = LastCheckpoint()
+    trainer, client = make(folder, kill=moment, callbacks=[saver])
+    saver.on_train_start = lambda *_: setattr(saver, "_training", True)
+    saver.on_train_epoch_end = lambda *_: None
     with pytest.raises(Killed):
         trainer.fit(client, digits())
-    assert checkpoint(folder)["global_step"] == 4, "the round's training is in it"
-    assert list(differences(run(tmp_path / "whole"), resume(folder))) == []
+    within = moment in ("training_step", "on_before_optimizer_step", "on_train_batch_end")
+    assert (last_checkpoint(folder) is None) is within
+    if not within:
+        result = resume(folder)
+        expected = {**uninterrupted("each epoch"), "checkpoint": result["checkpoint"]}
+        assert list(differences(expected, result)) == []
 
 
-@pytest.mark.parametrize("moment", ["on_fit_start", "on_sanity_check_end"])
-def test_an_exception_before_training_leaves_the_checkpoint(tmp_path, moment):
-    run(tmp_path / "run", max_epochs=2)
+class Unloadable(torch.optim.lr_scheduler.ConstantLR):
+    def load_state_dict(self, state_dict):
+        raise Killed
+
+
+@pytest.mark.parametrize("what", ["callback", "schedule"])
+def test_an_error_while_loading_leaves_the_checkpoint(tmp_path, what):
+    run(tmp_path / "run")
     before = last_checkpoint(tmp_path / "run").read_bytes()
-    trainer, client = make(tmp_path / "run")
-    setattr(trainer.callbacks[3], moment, fail)
+    killer = Killer()
+    if what == "callback":
+        killer.on_fit_start = fail
+    schedule = Unloadable if what == "schedule" else cosine
+    trainer, client = make(tmp_path / "run", kill=killer, schedule=schedule)
     with pytest.raises(Killed):
         trainer.fit(client, digits(), ckpt_path="last")
     assert last_checkpoint(tmp_path / "run").read_bytes() == before
@@ -525,16 +577,17 @@ def fail(*_):
     raise Killed
 
 
-def test_asked_to_end_a_run_ends_its_round_and_saves_it(tmp_path):
+@pytest.mark.parametrize("every", [1, 5], ids=["validated", "not validated"])
+def test_asked_to_end_a_run_ends_its_round_and_saves_it(tmp_path, every):
     """SIGTERM is what a cluster sends before it kills."""
-    folder = tmp_path / "run"
+    folder, how = tmp_path / "run", {"check_val_every_n_epoch": every}
     folder.mkdir()
-    trainer, client = make(folder)
-    trainer.callbacks[3].on_before_optimizer_step = ask_to_end
+    trainer, client = make(folder, **how)
+    trainer.callbacks[0].on_before_optimizer_step = ask_to_end
     with pytest.raises(SIGTERMException):
         trainer.fit(client, digits())
     assert checkpoint(folder)["global_step"] == 4
-    assert list(differences(run(tmp_path / "whole"), resume(folder))) == []
+    assert list(differences(run(tmp_path / "whole", **how), resume(folder, **how))) == []
 
 
 def ask_to_end(trainer, *_):
@@ -556,7 +609,9 @@ model:
     lr_scheduler:
       class_path: lightning.pytorch.cli.ReduceLROnPlateau
       init_args: {monitor: val/personal/loss, patience: 0, factor: 0.9}
-    net: {class_path: pl_fed.models.MLP, init_args: {in_features: 64, hidden: [16], num_classes: 10}}
+    net:
+      class_path: pl_fed.models.MLP
+      init_args: {in_features: 64, hidden: [16], num_classes: 10}
 data:
   dataset: {class_path: pl_fed.data.Digits}
   partitioner: {class_path: pl_fed.partitioners.Shards, init_args: {classes_per_client: 2}}

@@ -1,6 +1,7 @@
 """``checkpoints/last.ckpt``: as often as it costs little, and at the end."""
 
 import time
+import warnings
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -32,7 +33,9 @@ class LastCheckpoint(ModelCheckpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Note that nothing is trained yet, or loaded."""
-        super().setup(trainer, pl_module, stage)
+        with warnings.catch_warnings():  # a resumed run goes on in its folder
+            warnings.filterwarnings("ignore", ".*exists and is not empty")
+            super().setup(trainer, pl_module, stage)
         self._training = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -200,7 +200,7 @@ class Client(LightningModule, ABC):
         where = self.centres[centre]
         if isinstance(where, Tensor):
             distance: Tensor = RowDistance.apply(  # type: ignore[no-untyped-call]
-                row.data, where, *row.tensors.values()
+                row.data, where, row.layout, *row.tensors.values()
             )
             return distance
         live = dict(self.model(model).named_parameters())  # those of the client under vmap

@@ -64,10 +64,9 @@ class Ditto(Client):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(w) + F_k(v) + λ/2 ‖v − w^t‖² on the minibatch."""
-        pull = self.lam / 2 * self.distance_to_broadcast()
         global_loss = self.loss(self.global_model, batch)
         personal_loss = self.loss(self.personal_model, batch)
-        return global_loss + personal_loss + pull
+        return global_loss + personal_loss + self.lam / 2 * self.distance_to_broadcast()
 
     def work(self, model: str) -> LocalWork:
         """Return r for w, and s for v."""

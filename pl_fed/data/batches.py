@@ -117,7 +117,7 @@ class Batches:
         sample_bytes = self.data.x[0].nbytes if len(self.data.x) else 1
         if self.augment is None and len(order) * sample_bytes <= _GATHER_BYTES:
             x, y, _, _ = self._gather(order, position)
-            sizes = [end - begin for begin, end in bounds]
+            sizes = [end - begin for begin, end in bounds]  # they follow each other without gaps
             for one in zip(x.split(sizes), y.split(sizes), order.split(sizes)):
                 yield Batch(one[0], one[1], None, one[2])
             return

@@ -26,6 +26,7 @@ class Chunk:
         rows: ``broadcast`` [numel]; for each trained model a row per client [clients, numel], at
             first that before the local steps, in the end that after them; and the client's states.
         statistics: For each trained model the running statistics [clients, numel], likewise.
+        on_done: To be called, as clients are done, with how many of the chunk's are.
     """
 
     clients: Tensor
@@ -33,6 +34,7 @@ class Chunk:
     steps: dict[str, list[int]]
     rows: dict[str, Tensor]
     statistics: dict[str, Tensor] = field(default_factory=dict)
+    on_done: Callable[[int], None] = lambda _: None
 
     def centres(self, trains: Iterable[str]) -> dict[str, Tensor]:
         """Rows that a model may be pulled to: all but the live models."""

@@ -16,7 +16,7 @@ from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.stacked import CannotStackError, Stacked
 from pl_fed.state import free_memory
 
-_ROWS_BYTES = 1 << 22  # rows that are run one by one before the next clients' are loaded
+_ROWS_BYTES = 1 << 23  # rows that are run one by one before the next clients' are loaded
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 

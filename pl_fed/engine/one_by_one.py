@@ -28,6 +28,7 @@ class OneByOne(Engine):
                 }
                 anew = built_anew(client, optimizer, leaves)
                 outputs.append(self._steps(client, anew, chunk, models, position))
+                chunk.on_done(position + 1)
         models.restore_counters()
         client.zero_grad()
         client.centres = {}
@@ -57,7 +58,10 @@ class OneByOne(Engine):
                 outputs = as_outputs(client.training_step(batch, step))
             outputs["loss"].backward()
             for _, parameters, steps in groups:
-                self._prepare(parameters, still=step >= steps)
+                if step >= steps:
+                    _stand_still(parameters)
+                elif self.clipping.value:
+                    self._clip(parameters, self.clipping.value)
             optimizer.step()
             for model, _, steps in groups:
                 if step + 1 == steps:
@@ -67,18 +71,16 @@ class OneByOne(Engine):
                 totals[name] = totals[name] + value if name in totals else value
         return {name: total / (step + 1) for name, total in totals.items()}
 
-    def _prepare(self, parameters: list[nn.Parameter], still: bool) -> None:
-        """Clip a model's gradients, or drop them where the model stands still."""
-        value = self.clipping.value
-        if still:
-            for parameter in parameters:
-                parameter.grad = None
-        if still or not value:
-            return
+    def _clip(self, parameters: list[nn.Parameter], value: float) -> None:
         if self.clipping.algorithm == "value":
             nn.utils.clip_grad_value_(parameters, value)
         else:
             nn.utils.clip_grad_norm_(parameters, value)
+
+
+def _stand_still(parameters: list[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None  # optimizers leave it out
 
 
 class _LiveModels:

@@ -91,6 +91,7 @@ class Stacked(Engine):
                 value = torch.where(running, value.detach(), 0)
                 totals[name] = totals[name] + value if name in totals else value
         chunk.rows.update(stack.rows)
+        chunk.on_done(len(chunk.clients))
         return {name: total / counts for name, total in totals.items()}
 
     def _clip(self, leaves: list[Tensor]) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pl_fed.functional.rows import RowLayout
+
 
 def masked_mean(
     values: Tensor, mask: Tensor | None = None, weights: Tensor | None = None
@@ -76,28 +78,28 @@ def squared_distance(tensors: Sequence[Tensor], centre: Sequence[Tensor]) -> Ten
 
 
 class RowDistance(torch.autograd.Function):
-    """‖a − c‖² of two models that lie in flat rows: :func:`squared_distance` in three operations.
+    """‖a − c‖² of two models that lie in flat rows: :func:`squared_distance` in few operations.
 
-    ``RowDistance.apply(row, centre, *parameters)``: ``row`` [numel] is the storage on which
-    the parameters are views, one behind the other; ``centre`` [numel] gets no gradient.
+    ``RowDistance.apply(row, centre, layout, *parameters)``: ``row`` [numel] is the storage on which
+    the parameters are views, as the layout says; ``centre`` [numel] gets no gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, centre: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, row: Tensor, centre: Tensor, layout: RowLayout, *parameters: Tensor
+    ) -> Tensor:
         """Sum the squares, and keep the difference for the gradient 2 (a − c)."""
         ctx.save_for_backward(*parameters)
-        ctx.difference, ctx.centre = row - centre, centre
+        ctx.layout, ctx.centre, ctx.difference = layout, centre, row - centre
         return torch.dot(ctx.difference, ctx.difference)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         """Return 2 (a − c) times the incoming gradient, cut into the parameters' shapes."""
-        parameters = ctx.saved_tensors
-        sizes = [parameter.numel() for parameter in parameters]
         factor = 2 * grad_outputs[0]
         if torch.is_grad_enabled():  # it is differentiated once more
-            centres = ctx.centre.split(sizes)
-            pieces = [factor * (p.flatten() - c) for p, c in zip(parameters, centres)]
+            centres = ctx.layout.views(ctx.centre).values()
+            pieces = [factor * (p - c) for p, c in zip(ctx.saved_tensors, centres)]
         else:
-            pieces = (ctx.difference * factor).split(sizes)
-        return None, None, *(piece.view(p.shape) for piece, p in zip(pieces, parameters))
+            pieces = ctx.layout.pieces(ctx.difference * factor)
+        return None, None, None, *pieces

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,21 @@ class RowLayout:
                 self.names, self.shapes, self.offsets[:-1], self.offsets[1:]
             )
         }
+
+    def pieces(self, row: Tensor) -> list[Tensor]:
+        """Return the same of ONE row that has a storage of its own, quickly.
+
+        Args:
+            row: Shape [numel], beginning where its storage does.
+        """
+        return [row.as_strided(shape, stride, offset) for shape, stride, offset in self._places]
+
+    @cached_property
+    def _places(self) -> list[tuple[torch.Size, tuple[int, ...], int]]:
+        return [
+            (shape, torch.empty(shape, device="meta").stride(), offset)
+            for shape, offset in zip(self.shapes, self.offsets)
+        ]
 
 
 class Row:

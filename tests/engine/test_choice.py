@@ -7,9 +7,11 @@ import torch
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
+from pl_fed import Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.engine import EngineChoice, OneByOne, Stacked
 from pl_fed.engine.choice import keep_freed_memory
+from pl_fed.samplers import All
 
 
 @pytest.fixture
@@ -48,10 +50,21 @@ def test_small_clients_are_run_all_at_a_time(name, cohort):
 
 
 def test_large_clients_are_loaded_in_turn_where_they_are_run_in_turn():
-    """Rows of 400 kB, ten of which are the 4 MB that are loaded; rows of 40 MB, one by one."""
+    """Rows of 400 kB, twenty of which are the 8 MB that are loaded; rows of 40 MB, one by one."""
     choice = EngineChoice("one_by_one")
-    assert choice.clients_at_a_time(FedAvg(nn.Linear(1000, 100)), 100, 0) == 10
+    assert choice.clients_at_a_time(FedAvg(nn.Linear(1000, 100)), 100, 0) == 20
     assert choice.clients_at_a_time(FedAvg(nn.Linear(1000, 10_000)), 100, 0) == 1
+
+
+def test_clients_that_do_not_stack_are_loaded_like_others_that_run_in_turn():
+    client = FedAvg(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), optimizer=sgd())
+    data, federation = shared_out(classes([4] * 3)), Federation(All(), engine="stacked", seed=0)
+    federation.setup(client, data, "fit")
+    huge = 1 << 40  # bytes of a minibatch: a stack of them does not fit
+    assert federation.engine.clients_at_a_time(client, 3, huge) == 1
+    with pytest.warns(UserWarning, match="run one by one"):
+        federation.run_round(0, client.configure_optimizers())
+    assert federation.engine.clients_at_a_time(client, 3, huge) == 3
 
 
 def test_a_stack_takes_half_of_the_free_memory(monkeypatch):

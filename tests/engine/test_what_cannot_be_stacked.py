@@ -76,6 +76,12 @@ CASES = {
         fedavg(lambda: After(nn.BatchNorm1d(5, track_running_stats=False))),
         "mixes the samples",
     ),
+    "frozen BatchNorm without statistics": (
+        fedavg(
+            lambda: After(nn.BatchNorm1d(5, track_running_stats=False).requires_grad_(False)),
+        ),
+        "mixes the samples",
+    ),
     "samples that see each other": (fedavg(Standardizing), "leaves out change"),
     "a branch on the data": (
         fedavg(lambda: After(lambda h: h.tanh() if h.sum() > 0 else h.sigmoid())),

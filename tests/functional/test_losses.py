@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from pl_fed.functional.losses import RowDistance, masked_mean, sample_weights, squared_distance
+from pl_fed.functional.rows import RowLayout
 
 VALUES = torch.tensor([1.0, 2.0, 6.0, 9.0])
 quick = settings(max_examples=50, deadline=None, derandomize=True, database=None)
@@ -39,7 +40,9 @@ def test_weights_divide():
 @pytest.mark.parametrize("hidden", [torch.inf, torch.nan])
 def test_what_is_masked_may_be_anything(hidden):
     values = torch.tensor([1.0, 3.0, hidden], requires_grad=True)
-    masked_mean(values, torch.tensor([True, True, False])).backward()
+    mean = masked_mean(values, torch.tensor([True, True, False]))
+    mean.backward()
+    assert mean == 2
     assert values.grad.tolist() == [0.5, 0.5, 0.0]
 
 
@@ -83,6 +86,9 @@ def test_probabilities_as_targets_count_once_as_in_torch():
 # The squared distance
 
 
+LAYOUT = RowLayout.of({"a": torch.empty(2, 3), "b": torch.empty(4), "c": torch.empty(1, 1)}.items())
+
+
 def parts(row):
     return [row[:6].view(2, 3), row[6:10].view(4), row[10:].view(1, 1)]
 
@@ -98,7 +104,7 @@ def row_and_leaves():
 
 def test_of_rows_it_is_the_same_with_the_gradient_two_times_the_difference():
     (row, leaves), centre = row_and_leaves(), torch.randn(11, dtype=torch.float64)
-    distance = RowDistance.apply(row, centre, *leaves)
+    distance = RowDistance.apply(row, centre, LAYOUT, *leaves)
     torch.testing.assert_close(distance, squared_distance(leaves, parts(centre)))
     (distance * 1.5).backward()
     for leaf, expected in zip(leaves, parts(3 * (row - centre))):
@@ -109,7 +115,7 @@ def test_the_gradients_are_those_of_the_plain_formula_beside_another_loss():
     (row, leaves), centre = row_and_leaves(), torch.randn(11, dtype=torch.float64)
     plain = [leaf.detach().clone().requires_grad_() for leaf in leaves]
     for found, distance in (
-        (leaves, RowDistance.apply(row, centre, *leaves)),
+        (leaves, RowDistance.apply(row, centre, LAYOUT, *leaves)),
         (plain, squared_distance(plain, parts(centre))),
     ):
         (sum(leaf.sin().sum() for leaf in found) + 0.7 * distance).backward()
@@ -129,7 +135,7 @@ def test_it_can_be_differentiated_twice():
     (row, leaves), centre = row_and_leaves(), torch.randn(11, dtype=torch.float64)
     plain = [leaf.detach().clone().requires_grad_() for leaf in leaves]
     for found, distance in (
-        (leaves, RowDistance.apply(row, centre, *leaves)),
+        (leaves, RowDistance.apply(row, centre, LAYOUT, *leaves)),
         (plain, squared_distance(plain, parts(centre))),
     ):
         loss = sum(leaf.pow(3).sum() for leaf in found) + 0.7 * distance
@@ -137,3 +143,11 @@ def test_it_can_be_differentiated_twice():
         sum(gradient.square().sum() for gradient in first).backward()
     for leaf, expected in zip(leaves, plain):
         torch.testing.assert_close(leaf.grad, expected.grad)
+
+
+def test_the_centre_may_be_one_row_of_many():
+    (row, leaves), centres = row_and_leaves(), torch.randn(3, 11, dtype=torch.float64)
+    distance = RowDistance.apply(row, centres[1], LAYOUT, *leaves)
+    (first, *_) = torch.autograd.grad(distance, leaves, create_graph=True)
+    torch.testing.assert_close(first, parts(2 * (row - centres[1]))[0])
+    torch.testing.assert_close(distance, (row - centres[1]).square().sum())

@@ -48,6 +48,8 @@ def test_views_tile_the_row_without_copies(shapes, leading):
     assert [tuple(view.shape) for view in views.values()] == [(*leading, *s) for s in shapes]
     pieces = [view.reshape(*leading, -1) for view in views.values()]
     assert torch.equal(torch.cat(pieces, dim=-1), rows)
+    if not leading:
+        assert all(map(torch.equal, views.values(), layout.pieces(rows)))
     for view in views.values():
         view.zero_()
     assert not rows.any()
