@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -147,13 +148,16 @@ class Federation:
         """
         started = time.perf_counter()
         cohort = self.draw_cohort(round)
-        sent, statistics, outputs = self._train(cohort, round, optimizer, on_clients_done)
-        report = self._report(cohort, outputs)
-        if sent is not None:
-            forged = self._forge(cohort, sent, outputs["loss"], round)
-            report |= self._merge(
-                cohort, forged, statistics, outputs["loss"], round, on_server_step
-            )
+        trained = self._train(cohort, round, optimizer, on_clients_done)
+        losses = trained.outputs["loss"]
+        report = self._report(cohort, trained.outputs)
+        if trained.uploads is not None:
+            sent = self._forge(cohort, trained.uploads, losses, round)
+            statistics = trained.statistics
+            report |= self._merge(cohort, sent, statistics, losses, round, on_server_step)
+        for clients, states in trained.states:  # a round happens as a whole, or not at all
+            for name, rows in states.items():
+                self.store.write(name, clients, rows)
         return {**report, "time/round": time.perf_counter() - started}
 
     def draw_cohort(self, round: int) -> Tensor:
@@ -168,26 +172,27 @@ class Federation:
         round: int,
         optimizer: torch.optim.Optimizer,
         on_clients_done: Callable[[int], None],
-    ) -> tuple[Tensor | None, Tensor, dict[str, Tensor]]:
-        """Run the cohort in chunks; return uploads, global running statistics, and losses."""
+    ) -> "_Trained":
+        """Run the cohort in chunks."""
         batch_bytes = self.data.x[0].nbytes * self.datamodule.batch_size
         size = self.engine.clients_at_a_time(self.client, len(cohort), batch_bytes)
-        sent, statistics, outputs, done = [], [], [], 0
+        sent, statistics, outputs, states, done = [], [], [], [], 0
         with WorkSpace(self.client) as kept:
             for clients in cohort.split(size):
                 chunk = self._load(clients, round, kept)
                 chunk.on_done = _after(done, on_clients_done)
                 outputs.append(self.engine.run(self.client, optimizer, chunk))
-                upload = self._close(chunk, outputs[-1]["loss"], round)
+                upload, kept_states = self._close(chunk, outputs[-1]["loss"], round)
+                states.append((clients, kept_states))
                 if upload is not None:
                     sent.append(upload)
                     statistics.append(chunk.statistics.get("global", upload[:, :0]))
                 done += len(clients)
         joined = {name: torch.cat([each[name] for each in outputs]) for name in outputs[0]}
         if not sent:
-            return None, torch.empty(0), joined
+            return _Trained(None, torch.empty(0), joined, states)
         uploads = sent[0] if len(sent) == 1 else torch.cat(sent)
-        return uploads, torch.cat(statistics), joined
+        return _Trained(uploads, torch.cat(statistics), joined, states)
 
     def _load(self, clients: Tensor, round: int, kept: WorkSpace) -> Chunk:
         """Bring together what a chunk of clients is run on."""
@@ -211,8 +216,10 @@ class Federation:
             statistics["global"] = kept.statistics["global"].expand(len(clients), -1).clone()
         return Chunk(clients, batches, steps, rows, statistics)
 
-    def _close(self, chunk: Chunk, losses: Tensor, round: int) -> Tensor | None:
-        """Close the round on the clients, keep their states, and return their uploads."""
+    def _close(
+        self, chunk: Chunk, losses: Tensor, round: int
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Close the round on the clients; return their uploads, and what they keep."""
         upload = self.client.end_round(chunk.rows)
         models = [chunk.rows["personal"]] if "personal" in chunk.rows else []
         sent = [] if upload is None else [upload]
@@ -220,9 +227,7 @@ class Federation:
         states = dict(chunk.rows)
         if "personal" in chunk.statistics:
             states["personal_statistics"] = chunk.statistics["personal"]
-        for name in self.store.defaults:
-            self.store.write(name, chunk.clients, states[name])
-        return upload
+        return upload, {name: states[name] for name in self.store.defaults}
 
     def _forge(self, cohort: Tensor, sent: Tensor, losses: Tensor, round: int) -> Tensor:
         """Let the byzantine clients of the cohort replace their uploads."""
@@ -376,6 +381,23 @@ class Federation:
             "number of clients": len(sizes),
             "clients' numbers of training samples": sizes,
         }
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What a cohort's local work gives.
+
+    Attributes:
+        uploads: Shape [cohort, numel]; ``None`` if nothing is sent.
+        statistics: Running statistics of the global model, [cohort, their number].
+        outputs: What ``training_step`` gave, each [cohort].
+        states: What clients keep: ids and rows by name, for each chunk.
+    """
+
+    uploads: Tensor | None
+    statistics: Tensor
+    outputs: dict[str, Tensor]
+    states: list[tuple[Tensor, dict[str, Tensor]]]
 
 
 def _after(done: int, report: Callable[[int], None]) -> Callable[[int], None]:

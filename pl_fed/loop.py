@@ -6,6 +6,7 @@ of the epoch loop ``_should_check_val_epoch`` and ``_batches_that_stepped``. Bes
 progress counters of the loops, which have no underscore but no documentation either.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -120,7 +121,9 @@ class FederatedLoop(_FitLoop):
             self.trainer.validating = True
             self.epoch_loop.val_loop.setup_data()
             self.trainer.training = True
-        super().on_run_start()
+        with warnings.catch_warnings():  # it is the frozen parts that are
+            warnings.filterwarnings("ignore", message="Found .* in eval mode at the start")
+            super().on_run_start()
 
     def on_advance_start(self) -> None:
         """Begin a round, unless it was begun before the checkpoint."""
@@ -230,9 +233,6 @@ def _explained() -> Iterator[None]:
 def prepare(trainer: Trainer, federation: Federation) -> None:
     """Hand the trainer's settings to the federation: precision, clipping, limits, schedules."""
     federation.engine.autocast = trainer.precision_plugin.forward_context
-    if trainer.precision == "bf16-mixed" and federation.engine.name != "one_by_one":
-        rank_zero_info("Clients are run one by one: torch.vmap leaves out mixed precision.")
-        federation.engine.name = "one_by_one"
     value, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
     federation.engine.clipping = Clipping(
         value if value and value > 0 else None, algorithm.value if algorithm else "norm"

@@ -45,6 +45,9 @@ class Stacked(Engine):
             CannotStackError: If ``torch.vmap`` does not take it, or what is masked counts in it.
         """
         check_stackable(client, optimizer)
+        with self.autocast():
+            if torch.is_autocast_enabled(client.device.type):
+                raise CannotStackError("mixed precision has no effect under torch.vmap")
         buffers = {name: (buffer, buffer.clone()) for name, buffer in client.named_buffers()}
         try:
             stack = _Stack(client, chunk)

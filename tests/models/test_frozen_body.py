@@ -1,0 +1,53 @@
+"""A frozen torchvision body under a new head."""
+
+import pytest
+import torch
+from torchvision.models import resnet18
+
+from pl_fed.clients import Ditto
+from pl_fed.models import FrozenBody
+
+
+@pytest.fixture
+def net():
+    return FrozenBody("resnet18", num_classes=7)
+
+
+def test_only_the_head_is_trained(net):
+    trainable = {name: p.numel() for name, p in net.named_parameters() if p.requires_grad}
+    assert trainable == {"head.weight": 512 * 7, "head.bias": 7}
+    net(torch.randn(2, 3, 32, 32)).sum().backward()
+    assert all((p.grad is not None) == p.requires_grad for p in net.parameters())
+
+
+def test_one_channel_is_repeated(net):
+    image = torch.randn(2, 1, 32, 32)
+    torch.testing.assert_close(net(image), net(image.expand(-1, 3, -1, -1)))
+
+
+def test_weights_from_a_file(tmp_path):
+    torch.manual_seed(1)
+    body = resnet18(weights=None)
+    torch.save(body.state_dict(), tmp_path / "resnet18.pth")
+    loaded = FrozenBody("resnet18", str(tmp_path / "resnet18.pth"))
+    assert torch.equal(loaded.body.conv1.weight, body.conv1.weight)
+    assert not torch.equal(FrozenBody("resnet18").body.conv1.weight, body.conv1.weight)
+
+
+def test_the_body_exists_once_and_stays_in_evaluation_mode(net):
+    client = Ditto(net).train()
+    assert client.personal_model.body is client.global_model.body
+    assert client.personal_model.head is not client.global_model.head
+    assert not client.global_model.body.bn1.training
+    assert client.row("global").data.numel() == 512 * 7 + 7
+
+
+@pytest.mark.parametrize("arguments", [{"architecture": "resnet1"}, {"weights": "MINE"}])
+def test_unknown_names(arguments):
+    with pytest.raises(ValueError, match="Expected arguments `architecture` and `weights`"):
+        FrozenBody(**arguments)
+
+
+def test_classes():
+    with pytest.raises(ValueError, match="Expected argument `num_classes` to be at least 1 but"):
+        FrozenBody(num_classes=0)
