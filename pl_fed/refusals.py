@@ -116,6 +116,12 @@ def check_settings(trainer: Any) -> None:
             raise ValueError(
                 f"Expected trainer argument `{name}` to be {expected} but got {value}: {hint}."
             )
+    every = trainer.check_val_every_n_epoch
+    if every is not None and every < 1:
+        raise ValueError(
+            f"Expected trainer argument `check_val_every_n_epoch` to be at least 1 but got {every}:"
+            " limit_val_batches=0 leaves validation out."
+        )
     if trainer.precision not in PRECISIONS:
         raise ValueError(
             f"Expected trainer argument `precision` to be one of {', '.join(PRECISIONS)} but got"

@@ -76,6 +76,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         _write(temporary, lambda file: torch.save(checkpoint, file))
         os.replace(temporary, target)
 
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load a checkpoint.
+
+        Raises:
+            ValueError: If it is not one that pl_fed wrote.
+        """
+        checkpoint: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
+        if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
+            raise ValueError(
+                f"Expected argument `ckpt_path` to be a checkpoint of pl_fed but got {path}, which"
+                " holds no federation."
+            )
+        return checkpoint
+
 
 def _write(path: Path, write: Callable[[Any], None]) -> None:
     with path.open("wb") as file:

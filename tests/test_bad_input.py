@@ -224,6 +224,10 @@ REFUSED = {
         ["--trainer.accumulate_grad_batches=2"],
         "`accumulate_grad_batches` to be 1 but got 2",
     ),
+    "never validated": (
+        ["--trainer.check_val_every_n_epoch=0"],
+        "`check_val_every_n_epoch` to be at least 1 but got 0",
+    ),
     # what is not on disk
     "data root": (
         ["--data.dataset=MNIST", "--data.dataset.root=nowhere"],
