@@ -382,11 +382,13 @@ def test_a_broken_checkpoint(checkpoint, here, refused):
         assert f"but got {name}: broken" in refused(f"--ckpt_path={name}")
 
 
-def test_a_checkpoint_that_pl_fed_did_not_write(checkpoint, here, refused):
+@pytest.mark.parametrize("of", ["Lightning", "torch"])
+def test_a_checkpoint_that_pl_fed_did_not_write(checkpoint, here, refused, of):
     state = torch.load(here / "good.ckpt", weights_only=True)
     del state["federation"]
-    torch.save(state, here / "other.ckpt")
-    assert "a checkpoint written by pl_fed but got one without" in refused("--ckpt_path=other.ckpt")
+    torch.save(state if of == "Lightning" else state["state_dict"], here / "other.ckpt")
+    found = refused("--ckpt_path=other.ckpt")
+    assert "to be a checkpoint of pl_fed but got other.ckpt, which holds no federation" in found
 
 
 # In the middle of a run
