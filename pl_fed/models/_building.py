@@ -3,17 +3,6 @@
 from torch import nn
 
 
-def check_integers(minimum: int, **arguments: int) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless each argument is an integer >= ``minimum``."""
-    for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"Expected argument `{name}` to be an integer but got {value!r}.")
-        if value < minimum:
-            raise ValueError(
-                f"Expected argument `{name}` to be at least {minimum} but got {value}."
-            )
-
-
 def check_dropout(**arguments: float) -> None:
     """Raise ``ValueError`` unless each argument is a probability below 1."""
     for name, value in arguments.items():

@@ -11,7 +11,8 @@ in the reference code; it also lets the net go under ``torch.vmap``.
 
 from torch import Tensor, nn
 
-from pl_fed.models._building import check_integers, initialize_as_tensorflow
+from pl_fed.functional.arguments import check_integers
+from pl_fed.models._building import initialize_as_tensorflow
 
 
 class DittoCelebaCNN(nn.Module):

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
+from pl_fed.functional.arguments import check_integers
+
 
 class FrozenBody(nn.Module):
     """Trains a linear head on the features of a frozen torchvision classifier.
@@ -36,10 +38,7 @@ class FrozenBody(nn.Module):
         self, architecture: str = "resnet18", weights: str = "none", num_classes: int = 10
     ) -> None:
         super().__init__()
-        if num_classes < 1:
-            raise ValueError(
-                f"Expected argument `num_classes` to be at least 1 but got {num_classes}."
-            )
+        check_integers(1, num_classes=num_classes)
         file = weights if Path(weights).is_file() else None
         try:
             named = None if file or weights == "none" else weights

@@ -8,17 +8,6 @@ import torch
 from torch import Tensor
 
 
-def check_integers(minimum: int, **arguments: int) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless each argument is an integer >= ``minimum``."""
-    for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"Expected argument `{name}` to be an integer but got {value!r}.")
-        if value < minimum:
-            raise ValueError(
-                f"Expected argument `{name}` to be at least {minimum} but got {value}."
-            )
-
-
 def members(labels: Tensor, classes: Tensor) -> list[Tensor]:
     """Return, for each of ``classes``, the indices of its samples in the order of the data set."""
     return [(labels == label).nonzero().flatten() for label in classes]

@@ -5,7 +5,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from pl_fed.partitioners._counts import apportion, check_integers, deal, members
+from pl_fed.functional.arguments import check_integers
+from pl_fed.partitioners._counts import apportion, deal, members
 
 
 class Partitioner(ABC):

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_fed.partitioners._counts import apportion, check_integers, deal, members
+from pl_fed.functional.arguments import check_integers
+from pl_fed.partitioners._counts import apportion, deal, members
 from pl_fed.partitioners.base import Partitioner, check_split
 
 _TRIES = 100

@@ -15,7 +15,8 @@ of 10 some shards are never drawn. Here a client's classes are distinct and ever
 import torch
 from torch import Tensor
 
-from pl_fed.partitioners._counts import check_integers, deal, members
+from pl_fed.functional.arguments import check_integers
+from pl_fed.partitioners._counts import deal, members
 from pl_fed.partitioners.base import Partitioner, check_split
 
 

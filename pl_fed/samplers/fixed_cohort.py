@@ -1,5 +1,6 @@
 """What samplers of a fixed number of clients have in common."""
 
+from pl_fed.functional.arguments import check_integers
 from pl_fed.samplers.base import Sampler
 
 
@@ -24,14 +25,7 @@ class FixedCohort(Sampler):
     """
 
     def __init__(self, cohort_size: int = 10) -> None:
-        if isinstance(cohort_size, bool) or not isinstance(cohort_size, int):
-            raise TypeError(
-                f"Expected argument `cohort_size` to be an integer but got {cohort_size!r}."
-            )
-        if cohort_size < 1:
-            raise ValueError(
-                f"Expected argument `cohort_size` to be at least 1 but got {cohort_size}."
-            )
+        check_integers(1, cohort_size=cohort_size)
         self.cohort_size = cohort_size
 
     def size_of_cohort(self, num_clients: int) -> int:
