@@ -483,8 +483,8 @@ def test_rich_shows_rounds_clients_and_accuracy(tmp_path, console):
     seen = []
 
     class Recording(RichProgressBar):
-        def _update(self, progress_bar_id, current, visible=True, hard=False):
-            super()._update(progress_bar_id, current, visible, hard)
+        def _update(self, progress_bar_id, *args, **kwargs):
+            super()._update(progress_bar_id, *args, **kwargs)
             if progress_bar_id == self.train_progress_bar_id:
                 task = self.train_progress_bar
                 seen.append((task.description.strip(), task.completed, task.total))

@@ -244,9 +244,9 @@ def test_large_samples_are_gathered_step_by_step_and_are_the_same(monkeypatch):
 def test_augmentation_draws_anew_in_every_step_round_and_client():
     shifts = [
         float((batch.x[:, 0] - batch.samples)[0])
-        for round in range(2)
+        for number in range(2)
         for client in range(2)
-        for batch in batches([9, 9], 3, round=round, augment=Adding()).of(client)
+        for batch in batches([9, 9], 3, round=number, augment=Adding()).of(client)
     ]
     assert len({round(shift, 4) for shift in shifts}) == len(shifts) == 12
 
