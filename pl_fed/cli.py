@@ -27,6 +27,8 @@ from lightning.pytorch.cli import (
 )
 from lightning_utilities.core.enums import StrEnum
 
+import pl_fed.models
+import pl_fed.optimizers  # noqa: F401 (imported, their classes are known by their short names)
 from pl_fed.callbacks import Predictions, Summary
 from pl_fed.clients import Client
 from pl_fed.data import FederatedData

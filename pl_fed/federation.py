@@ -303,10 +303,8 @@ class Federation:
     def data(self) -> ClientData:
         """The clients' data, where the client's models are, in their precision."""
         row = self.client.row("global").data
-        data = self._moved or self._data
-        if data is None:
-            raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
-        if data is self._data or data.x.device != row.device or data.x.dtype != row.dtype:
+        data = self._moved or self.datamodule.clients
+        if self._moved is None or data.x.device != row.device or data.x.dtype != row.dtype:
             with torch.inference_mode(False):
                 data = self._moved = data.to(row.device, row.dtype)
         return data

@@ -145,6 +145,20 @@ def test_help_is_readable(capsys):
     assert text.count("\n") < 700, "hundreds of nn.Module classes must not be listed"
 
 
+def test_classes_of_every_room_are_known_by_their_short_names():
+    """In a process of its own: here, other tests have imported them."""
+    names = ["Yogi", "MLP", "Median", "RandomLabels", "Shards", "BySize", "FashionMNIST", "Ditto"]
+    script = (
+        "import pl_fed.cli, gc\n"
+        "known = {each.__name__ for each in gc.get_objects() if isinstance(each, type)}\n"
+        f"print(sorted(set({names}) - known))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
 def test_module_runs_as_a_program(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pl_fed", "fit", *QUICKSTART, *short(tmp_path)],

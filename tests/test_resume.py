@@ -464,7 +464,9 @@ def test_a_checkpoint_of_plain_lightning_is_refused(tmp_path):
     path.parent.mkdir()
     torch.save({"state_dict": {}, "pytorch-lightning_version": "2.6.0"}, path)
     trainer, client = make(tmp_path)
-    with pytest.raises(ValueError, match=r"^Expected argument `ckpt_path` to be a checkpoint of pl_fed"):
+    with pytest.raises(
+        ValueError, match=r"^Expected argument `ckpt_path` to be a checkpoint of pl_fed"
+    ):
         trainer.fit(client, digits(), ckpt_path="last")
 
 

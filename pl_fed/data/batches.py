@@ -11,9 +11,7 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.functional.random import hashed, key, seeded_torch
 from pl_fed.types import Batch
 
-_GATHER_BYTES = (
-    1 << 20
-)  # a client's round is gathered at once up to this size: it stays in the cache
+_GATHER_BYTES = 1 << 20  # a client's round up to this size is gathered at once: it stays in cache
 
 
 @dataclass(frozen=True)
