@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from pl_fed.clients.base import Client
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
-from pl_fed.engine import Chunk, EngineChoice, EngineName
+from pl_fed.engine import Chunk, EngineChoice, EngineName, Task
 from pl_fed.engine.evaluation import WorkSpace, evaluate, predict
 from pl_fed.functional.random import generator
 from pl_fed.functional.rows import finite_rows
@@ -41,8 +40,11 @@ class Federation:
         byzantine: Which clients are byzantine: a fraction of them (rounded down), drawn by the
             seed, or a list of ids.
         engine: How the local steps are run: ``"one_by_one"``; ``"stacked"``, many clients at once
-            under vmap; ``"auto"``, stacked on a GPU and one by one on a CPU.
-        chunk_size: Clients that are run at a time; ``None`` takes as many as fit into memory.
+            under vmap; ``"one_by_one_compiled"`` and ``"stacked_compiled"``, the same by
+            ``torch.compile``; ``"auto"`` measures, and keeps the fastest.
+        chunk_size: Clients that are run at a time; ``None`` takes what suits the engine, and fits
+            into memory.
+        compile_mode: ``mode`` of ``torch.compile``: ``"reduce-overhead"`` for CUDA graphs, say.
         store: Folder for memory-mapped client states; ``None`` keeps them in memory, unless they
             would fill more than half of it.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
@@ -60,6 +62,7 @@ class Federation:
         byzantine: float | list[int] = 0.0,
         engine: EngineName = "auto",
         chunk_size: int | None = None,
+        compile_mode: str | None = None,
         store: str | None = None,
         seed: int | None = None,
     ) -> None:
@@ -81,11 +84,12 @@ class Federation:
         self.server = Server(Mean() if aggregator is None else aggregator, server_optimizer)
         self.attack = attack
         self.byzantine = byzantine
-        self.engine = EngineChoice(engine, chunk_size)
+        self.engine = EngineChoice(engine, chunk_size, compile_mode)
         self.store_folder = store
         self.seed = global_seed() if seed is None else seed
         self.limit_local_steps: int | float | None = None
         self.shuffle = True
+        self.rounds = 0.0
         self.is_byzantine = torch.empty(0, dtype=torch.bool)
         self._client: Client | None = None
         self._data: ClientData | None = None
@@ -174,46 +178,60 @@ class Federation:
         on_clients_done: Callable[[int], None],
     ) -> "_Trained":
         """Run the cohort in chunks."""
-        batch_bytes = self.data.x[0].nbytes * self.datamodule.batch_size
-        size = self.engine.clients_at_a_time(self.client, len(cohort), batch_bytes)
-        sent, statistics, outputs, states, done = [], [], [], [], 0
+        trained, done = _Trained(len(cohort)), 0
         with WorkSpace(self.client) as kept:
-            for clients in cohort.split(size):
-                chunk = self._load(clients, round, kept)
+            load = partial(self._load, round=round, kept=kept)
+            task = Task(self.client, optimizer, cohort, load, self.rounds - round)
+            self.engine.settle(task)
+            for positions in self._chunks(cohort):
+                clients = cohort[positions]
+                chunk = load(clients)
                 chunk.on_done = _after(done, on_clients_done)
-                outputs.append(self.engine.run(self.client, optimizer, chunk))
-                upload, kept_states = self._close(chunk, outputs[-1]["loss"], round)
-                states.append((clients, kept_states))
-                if upload is not None:
-                    sent.append(upload)
-                    statistics.append(chunk.statistics.get("global", upload[:, :0]))
+                outputs = self.engine.run(self.client, optimizer, chunk)
+                uploads, states = self._close(chunk, outputs["loss"], round)
+                trained.add(positions, clients, uploads, chunk.statistics, outputs, states)
                 done += len(clients)
-        joined = {name: torch.cat([each[name] for each in outputs]) for name in outputs[0]}
-        if not sent:
-            return _Trained(None, torch.empty(0), joined, states)
-        uploads = sent[0] if len(sent) == 1 else torch.cat(sent)
-        return _Trained(uploads, torch.cat(statistics), joined, states)
+        return trained
+
+    def _chunks(self, cohort: Tensor) -> tuple[Tensor, ...]:
+        """Return which clients of a cohort are run at a time, by their positions in it.
+
+        Clients that are stacked wait for the one that has most to do, so they go together by that.
+        """
+        positions = torch.arange(len(cohort))
+        if self.engine.stacks:
+            steps = torch.tensor([max(each) for each in zip(*self._steps(cohort).values())])
+            positions = steps.argsort(descending=True, stable=True)
+        chunks: tuple[Tensor, ...] = positions.split(self.engine.size or max(1, len(cohort)))
+        return chunks
+
+    def _steps(self, clients: Tensor) -> dict[str, list[int]]:
+        """Return how many steps each client takes on each model that is trained."""
+        sizes = self.data.train.sizes[clients].tolist()
+        return {
+            model: [self._rule.count(self.client.work(model), size) for size in sizes]
+            for model in self.client.trains
+        }
+
+    @property
+    def _rule(self) -> BatchRule:
+        module = self.datamodule
+        return BatchRule(module.batch_size, module.drop_last, self.shuffle, self.limit_local_steps)
 
     def _load(self, clients: Tensor, round: int, kept: WorkSpace) -> Chunk:
         """Bring together what a chunk of clients is run on."""
-        client, data, store, module = self.client, self.data, self.store, self.datamodule
-        rule = BatchRule(module.batch_size, module.drop_last, self.shuffle, self.limit_local_steps)
-        sizes = data.train.sizes[clients].tolist()
-        steps = {
-            model: [rule.count(client.work(model), size) for size in sizes]
-            for model in client.trains
-        }
+        client, store, steps = self.client, self.store, self._steps(clients)
         most = [max(counts) for counts in zip(*steps.values())]
-        poison = self._poison(clients, round)
-        batches = Batches(data, clients, most, rule, self.seed, round, poison, module.augment)
+        how = (self._rule, self.seed, round, self._poison(clients, round), self.datamodule.augment)
+        batches = Batches(self.data, clients, most, *how)
         rows = {name: store.read(name, clients) for name in store.defaults}
         statistics = {}
         if "personal" in client.trains:
             statistics["personal"] = rows.pop("personal_statistics")
         rows["broadcast"] = kept.rows["global"]
         if "global" in client.trains:
-            rows["global"] = kept.rows["global"].expand(len(clients), -1).clone()
-            statistics["global"] = kept.statistics["global"].expand(len(clients), -1).clone()
+            rows["global"] = kept.rows["global"].expand(len(clients), -1)
+            statistics["global"] = kept.statistics["global"].expand(len(clients), -1)
         return Chunk(clients, batches, steps, rows, statistics)
 
     def _close(
@@ -347,6 +365,7 @@ class Federation:
         """Return what a resume needs beside the global model, which the client's state has."""
         return {
             "identity": self._identity(),
+            "engine": self.engine.state_dict(),
             "store": self.store.state_dict(),
             "server": self.server.state_dict(self.client.row("global").data),
         }
@@ -364,6 +383,7 @@ class Federation:
                     f"Expected a checkpoint whose {what} is {_short(here)} but got one with"
                     f" {_short(there)}."
                 )
+        self.engine.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
         self._store, self._saved = None, state["store"]  # loaded where the models will be
 
@@ -381,9 +401,11 @@ class Federation:
         }
 
 
-@dataclass(frozen=True)
 class _Trained:
-    """What a cohort's local work gives.
+    """What a cohort's local work gives, put together from chunks.
+
+    Args:
+        number: Clients in the cohort.
 
     Attributes:
         uploads: Shape [cohort, numel]; ``None`` if nothing is sent.
@@ -392,10 +414,39 @@ class _Trained:
         states: What clients keep: ids and rows by name, for each chunk.
     """
 
-    uploads: Tensor | None
-    statistics: Tensor
-    outputs: dict[str, Tensor]
-    states: list[tuple[Tensor, dict[str, Tensor]]]
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.uploads: Tensor | None = None
+        self.statistics = torch.empty(0)
+        self.outputs: dict[str, Tensor] = {}
+        self.states: list[tuple[Tensor, dict[str, Tensor]]] = []
+
+    def add(
+        self,
+        positions: Tensor,
+        clients: Tensor,
+        uploads: Tensor | None,
+        statistics: Mapping[str, Tensor],
+        outputs: Mapping[str, Tensor],
+        states: dict[str, Tensor],
+    ) -> None:
+        """Put in what a chunk gave, whose clients are those at some positions of the cohort."""
+        for name, values in outputs.items():
+            self.outputs[name] = self._with(self.outputs.get(name), positions, values)
+        self.states.append((clients, states))
+        if uploads is not None:
+            self.uploads = self._with(self.uploads, positions, uploads)
+            known = self.statistics if len(self.statistics) else None
+            some = statistics.get("global", uploads[:, :0])
+            self.statistics = self._with(known, positions, some)
+
+    def _with(self, rows: Tensor | None, positions: Tensor, some: Tensor) -> Tensor:
+        if rows is None:
+            if len(some) == self.number and positions.equal(torch.arange(self.number)):
+                return some
+            rows = some.new_empty(self.number, *some.shape[1:])
+        rows[positions.to(rows.device)] = some
+        return rows
 
 
 def _after(done: int, report: Callable[[int], None]) -> Callable[[int], None]:

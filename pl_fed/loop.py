@@ -239,6 +239,7 @@ def prepare(trainer: Trainer, federation: Federation) -> None:
     )
     limit = trainer.limit_train_batches
     federation.limit_local_steps = None if limit == 1.0 and isinstance(limit, float) else limit
+    federation.rounds = trainer.estimated_stepping_batches
     federation.shuffle = not trainer.overfit_batches
     for config in trainer.lr_scheduler_configs:
         config.interval = "epoch"  # a round is an epoch and a step

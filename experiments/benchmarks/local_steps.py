@@ -187,7 +187,11 @@ def profile(case: Case, engine: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[2])
     parser.add_argument("cases", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)}")
-    parser.add_argument("--engine", default="one_by_one", choices=["one_by_one", "stacked"])
+    parser.add_argument(
+        "--engine",
+        default="one_by_one",
+        choices=["one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"],
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="for each case")
     parser.add_argument("--profile", metavar="CASE", choices=CASES, help="profile it instead")
     arguments = parser.parse_args()

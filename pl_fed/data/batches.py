@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from pl_fed.functional.random import hashed, key, seeded_torch
 from pl_fed.types import Batch
 
 _GATHER_BYTES = 1 << 20  # a client's round up to this size is gathered at once: it stays in cache
+_LAST = torch.iinfo(torch.int64).max  # sorts behind every random number
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Batches:
         augment: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.data = data
-        self.clients = clients.tolist()
+        self.clients: list[int] = clients.tolist()
         self.steps = steps
         self.rule = rule
         self.seed = seed
@@ -101,26 +103,36 @@ class Batches:
         self.poison = poison or {}
         self.augment = augment
         self.sizes: list[int] = data.train.sizes[clients].tolist()
-        self._bounds = [self._bounds_of(*each) for each in zip(self.sizes, steps)]
-        self._orders = self._draw_orders()
+        self._begins = data.train.offsets[clients]
+        self._used = [rule.used(size) for size in self.sizes]
+        self._passes = [-(-n // rule.per_pass(size)) for n, size in zip(steps, self.sizes)]
 
     @property
     def max_steps(self) -> int:
         """Steps of the client that has most to do."""
         return max(self.steps, default=0)
 
+    @property
+    def width(self) -> int:
+        """Samples of a full minibatch: fewer than the rule says if no client has as many."""
+        return min(self.rule.batch_size, self.data.train.largest)
+
+    def shortened(self, most_steps: int) -> "Batches":
+        """Return the first of them."""
+        clients, steps = torch.tensor(self.clients), [min(n, most_steps) for n in self.steps]
+        how = (self.rule, self.seed, self.round, self.poison, self.augment)
+        return Batches(self.data, clients, steps, *how)
+
     def of(self, position: int) -> Iterator[Batch]:
         """Yield the minibatches of one client of the chunk, each of its true size, unmasked."""
-        order, bounds = self._orders[position], self._bounds[position]
-        sample_bytes = self.data.x[0].nbytes if len(self.data.x) else 1
-        if self.augment is None and len(order) * sample_bytes <= _GATHER_BYTES:
+        order, sizes = self._order(position), self._batch_sizes(position)
+        if self.augment is None and len(order) * self._sample_bytes <= _GATHER_BYTES:
             x, y, _, _ = self._gather(order, position)
-            sizes = [end - begin for begin, end in bounds]  # they follow each other without gaps
             for one in zip(x.split(sizes), y.split(sizes), order.split(sizes)):
                 yield Batch(one[0], one[1], None, one[2])
             return
-        for step, (begin, end) in enumerate(bounds):
-            yield self._augmented(self._gather(order[begin:end], position), position, step)
+        for step, index in enumerate(order.split(sizes)):
+            yield self._augmented(self._gather(index, position), position, step)
 
     def at(self, step: int) -> Batch:
         """Return the minibatches of all clients of the chunk at one step, stacked.
@@ -130,19 +142,24 @@ class Batches:
             false where a client has fewer samples or nothing left to do, and ``samples``.
         """
         table, masks = self._table
-        index = table[:, step]
+        index = table[step]
         x, y = self._rows(index.flatten())
         x, y = x.unflatten(0, index.shape), y.unflatten(0, index.shape)
-        for position in range(len(self.clients)) if self.augment else self._poisoned():
+        for position in range(len(self.clients)) if self.augment else self._poisoned:
             if step < self.steps[position]:
-                begin, end = self._bounds[position][step]
-                batch = self._gather(self._orders[position][begin:end], position)
+                size = self._batch_sizes(position)[step]
+                batch = self._gather(index[position, :size], position)
                 batch = self._augmented(batch, position, step)
-                x[position, : end - begin], y[position, : end - begin] = batch.x, batch.y
-        return Batch(x, y, masks[:, step], index)
+                x[position, :size], y[position, :size] = batch.x, batch.y
+        return Batch(x, y, masks[step], index)
 
+    @cached_property
     def _poisoned(self) -> list[int]:
         return [i for i, client in enumerate(self.clients) if client in self.poison]
+
+    @property
+    def _sample_bytes(self) -> int:
+        return self.data.x[0].nbytes if len(self.data.x) else 1
 
     def _rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
         # index_select takes a quarter of the time of data[index]
@@ -162,56 +179,54 @@ class Batches:
             seed(draw)
             return batch._replace(x=self.augment(batch.x))
 
-    def _bounds_of(self, size: int, steps: int) -> list[tuple[int, int]]:
-        """Where the minibatch of each step begins and ends in the client's order."""
-        per_pass, used = self.rule.per_pass(size), self.rule.used(size)
-        bounds = []
-        for step in range(steps):
-            index, batch = divmod(step, per_pass)
-            begin = index * used + batch * self.rule.batch_size
-            bounds.append((begin, min(begin + self.rule.batch_size, (index + 1) * used)))
-        return bounds
+    def _batch_sizes(self, position: int) -> list[int]:
+        """The number of samples of each step of one client."""
+        per_pass, used = self.rule.per_pass(self.sizes[position]), self._used[position]
+        last = used - (per_pass - 1) * self.rule.batch_size
+        one_pass = [self.rule.batch_size] * (per_pass - 1) + [last]
+        return (one_pass * self._passes[position])[: self.steps[position]]
 
-    def _draw_orders(self) -> list[Tensor]:
-        """The samples of each client in the order in which it takes them, pass after pass."""
-        passes = [-(-steps // self.rule.per_pass(n)) for steps, n in zip(self.steps, self.sizes)]
-        numbers = self._numbers(passes) if self.rule.shuffle else iter(())
-        orders = []
-        for client, size, count, bounds in zip(self.clients, self.sizes, passes, self._bounds):
-            samples, used = self.data.train.samples(client), self.rule.used(size)
-            if self.rule.shuffle:
-                parts = [samples[next(numbers).argsort()[:used]] for _ in range(count)]
-            else:
-                parts = [samples[:used]] * count
-            orders.append(torch.cat(parts)[: bounds[-1][1]] if parts else samples[:0])
-        return orders
+    def _order(self, position: int) -> Tensor:
+        """The samples of one client in the order in which it takes them, pass after pass."""
+        order = self._orders[position, : self._passes[position], : self._used[position]]
+        return order.reshape(-1)[: sum(self._batch_sizes(position))]
 
-    def _numbers(self, passes: list[int]) -> Iterator[Tensor]:
-        """For each pass of each client a random number for each sample; hashed all at once."""
-        keys, sizes = [], []
-        for client, size, count in zip(self.clients, self.sizes, passes):
-            for index in range(count):
-                keys.append(key(self.seed, "batches", self.round, client, index))
-                sizes.append(size)
-        device = self.data.train.index.device
-        lengths = torch.tensor(sizes, dtype=torch.int64, device=device)
-        begins = lengths.cumsum(0) - lengths
-        counters = torch.arange(sum(sizes), device=device) - begins.repeat_interleave(lengths)
-        spread = torch.tensor(keys, dtype=torch.int64, device=device).repeat_interleave(lengths)
-        return iter(hashed(spread, counters).split(sizes))
+    @cached_property
+    def _orders(self) -> Tensor:
+        """Sample ids in the order in which they are taken, int64 [clients, passes, samples].
+
+        Clients of fewer samples or passes have whatever ids follow.
+        """
+        passes, longest = max(self._passes, default=0), max(self.sizes, default=0)
+        index = self.data.train.index
+        slots = torch.arange(longest, device=index.device)
+        if self.rule.shuffle:
+            draws = (self.seed, "batches", self.round)
+            keys = [[key(*draws, k, p) for p in range(passes)] for k in self.clients]
+            numbers = hashed(_on(index, keys)[..., None], slots)
+            beyond = slots >= _on(index, self.sizes)[:, None, None]
+            slots = numbers.masked_fill_(beyond, _LAST).argsort(dim=-1)
+        else:
+            slots = slots.expand(len(self.clients), passes, longest)
+        places = slots + self._begins.to(index.device)[:, None, None]
+        return index[places.clamp_(max=max(len(index) - 1, 0))]
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
-        """Sample ids and which of them count, both [clients, steps, batch]."""
-        width = min(self.rule.batch_size, max(self.sizes, default=0))
-        shape = (len(self.clients), self.max_steps, width)
-        table = torch.zeros(shape, dtype=torch.int64)
-        mask = torch.zeros(shape, dtype=torch.bool)
-        for position, (order, bounds) in enumerate(zip(self._orders, self._bounds)):
-            begin, end = torch.tensor(bounds, dtype=torch.int64).view(-1, 2).unbind(1)
-            slots = begin[:, None] + torch.arange(width)
-            inside = slots < end[:, None]
-            found = order.cpu()[slots.clamp(max=max(len(order) - 1, 0))]
-            table[position, : len(bounds)] = torch.where(inside, found, 0)
-            mask[position, : len(bounds)] = inside
-        return table.to(self.data.x.device), mask.to(self.data.x.device)
+        """Sample ids and which of them count, both [steps, clients, batch]."""
+        orders, size = self._orders, self.rule.batch_size
+        per_pass = _on(orders, [self.rule.per_pass(n) for n in self.sizes])
+        used, steps = _on(orders, self._used), _on(orders, self.steps)
+        step = torch.arange(self.max_steps, device=orders.device)[:, None]
+        width = min(size, max(self.sizes, default=0))
+        slots = (step % per_pass * size)[..., None] + torch.arange(width, device=orders.device)
+        counts = (slots < used[:, None]) & (step < steps)[..., None]
+        client = torch.arange(len(steps), device=orders.device)
+        row = client * orders.shape[1] + step // per_pass  # of the orders, one pass each
+        place = row[..., None] * orders.shape[2] + slots
+        return orders.flatten()[torch.where(counts, place, 0)], counts
+
+
+def _on(like: Tensor, numbers: list[Any]) -> Tensor:
+    """Return int64 numbers on a tensor's device."""
+    return torch.tensor(numbers, dtype=torch.int64, device=like.device)

@@ -1,6 +1,7 @@
 """All samples as tensors, and which of them are whose."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -28,6 +29,11 @@ class Part:
     def sizes(self) -> Tensor:
         """Number of samples of each client, int64 [clients], on the CPU."""
         return self.offsets.diff()
+
+    @cached_property
+    def largest(self) -> int:
+        """Number of samples of the client that has most."""
+        return int(self.sizes.max()) if len(self.offsets) > 1 else 0
 
     def samples(self, client: int) -> Tensor:
         """Ids of one client's samples."""

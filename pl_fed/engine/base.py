@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +11,9 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import Batches
+from pl_fed.functional.dropout import Draws
 from pl_fed.functional.random import hashed, key
+from pl_fed.functional.rows import RowLayout
 
 
 @dataclass
@@ -24,7 +25,8 @@ class Chunk:
         batches: Their minibatches.
         steps: For each trained model, how many steps each client takes on it.
         rows: ``broadcast`` [numel]; for each trained model a row per client [clients, numel], at
-            first that before the local steps, in the end that after them; and the client's states.
+            first that before the local steps, perhaps one row that is repeated; in the end that
+            after them, in a new tensor; and the client's states.
         statistics: For each trained model the running statistics [clients, numel], likewise.
         on_done: To be called, as clients are done, with how many of the chunk's are.
     """
@@ -36,6 +38,12 @@ class Chunk:
     statistics: dict[str, Tensor] = field(default_factory=dict)
     on_done: Callable[[int], None] = lambda _: None
 
+    def shortened(self, most_steps: int) -> "Chunk":
+        """Return the same with fewer steps: the rows are the same, too."""
+        batches = self.batches.shortened(most_steps)
+        steps = {model: [min(n, most_steps) for n in each] for model, each in self.steps.items()}
+        return Chunk(self.clients, batches, steps, dict(self.rows), dict(self.statistics))
+
     def centres(self, trains: Iterable[str]) -> dict[str, Tensor]:
         """Rows that a model may be pulled to: all but the live models."""
         return {
@@ -44,10 +52,23 @@ class Chunk:
             if name == "broadcast" or name not in trains
         }
 
-    @cached_property
-    def draw_keys(self) -> Tensor:
-        """Keys of the draws that the clients' layers make in each step, int64 [clients, steps]."""
+    def centres_like(self, layout: RowLayout, trains: Iterable[str]) -> dict[str, Tensor]:
+        """Return those of a model's length."""
+        centres = self.centres(trains)
+        return {name: row for name, row in centres.items() if row.shape[-1] == layout.numel}
+
+    def draw_keys(self, draws: Draws) -> Tensor:
+        """Return keys of the draws that the clients' layers make in each step.
+
+        Args:
+            draws: Those of the layers.
+
+        Returns:
+            int64 [clients, steps]; zeros if no layer draws.
+        """
         batches = self.batches
+        if not draws.wanted:
+            return torch.zeros(len(self.clients), batches.max_steps, dtype=torch.int64)
         keys = [key(batches.seed, "layers", batches.round, client) for client in batches.clients]
         return hashed(torch.tensor(keys)[:, None], torch.arange(batches.max_steps))
 
@@ -85,7 +106,7 @@ class Engine(ABC):
     def run(
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
-        """Train the chunk's rows in place.
+        """Train the chunk's rows: exchange them for those after the local steps.
 
         Args:
             client: The algorithm; its models are used as work space.
@@ -97,6 +118,11 @@ class Engine(ABC):
             For ``loss``, and whatever else ``training_step`` gives, the mean over each client's
             steps, [clients].
         """
+
+
+def new_rows(like: Tensor) -> Tensor:
+    """Return rows to be written, [clients, numel], where ``like`` may be one that is repeated."""
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def built_anew(

@@ -1,87 +1,265 @@
 """Which engine runs the clients, and how many at a time."""
 
 import ctypes
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Chunk, Clipping
+from pl_fed.engine.base import Chunk, Clipping, Engine
+from pl_fed.engine.compiled import Compiled
+from pl_fed.engine.measuring import Candidate, Notebook, Speed, described, machine, measure
 from pl_fed.engine.one_by_one import OneByOne
+from pl_fed.engine.program import CannotCompileError
 from pl_fed.engine.stacked import CannotStackError, Stacked
 from pl_fed.state import free_memory
 
+EngineName = Literal["auto", "one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
+"""``one_by_one``: one client after the other; ``stacked``: many at once under ``torch.vmap``; each
+eagerly, or with local steps that ``torch.compile`` has compiled; ``auto``: what is fastest."""
+
+EAGER = ("one_by_one", "stacked")
+COMPILED = ("one_by_one_compiled", "stacked_compiled")
+
+_EAGER_PAYS, _COMPILING_PAYS = 10.0, 60.0  # seconds of local work for which measuring pays
+
 _ROWS_BYTES = 1 << 23  # rows that are run one by one before the next clients' are loaded
+_STACK_BYTES = 10 << 20  # rows of a stack on a CPU: what a cache holds is fastest
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
-EngineName = Literal["auto", "one_by_one", "stacked"]
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be run.
+
+    Attributes:
+        client: The algorithm.
+        optimizer: The local optimizer.
+        cohort: The clients that this process runs in the coming round.
+        load: Makes a chunk of some of them.
+        rounds: How many rounds are to be run; 0 if that is not known.
+    """
+
+    client: Client
+    optimizer: torch.optim.Optimizer
+    cohort: Tensor
+    load: Callable[[Tensor], Chunk]
+    rounds: float
+
+    @cached_property
+    def example(self) -> Chunk:
+        """A chunk of one client."""
+        return self.load(self.cohort[:1])
 
 
 class EngineChoice:
-    """Runs chunks by the engine asked for; one by one where clients turn out not to stack.
+    """Runs chunks by the engine asked for, or by another where the clients do not go with it.
+
+    ``auto`` times the engines before the first round and keeps the fastest, as far as there is
+    enough to do: a run of seconds is over before a step is compiled. What it finds is noted for the
+    next run of the same shape.
 
     Args:
-        name: ``"one_by_one"``; ``"stacked"``; or ``"auto"``: stacked on a GPU, else one by one.
-        chunk_size: Clients that are run at a time; ``None`` takes as many as fit into memory, and
-            few where they are run one by one.
+        name: The engine.
+        chunk_size: Clients that are run at a time; ``None`` takes what suits device and engine.
+        compile_mode: ``mode`` of ``torch.compile``.
+
+    Attributes:
+        autocast: Gives the context in which ``training_step`` runs.
+        clipping: Gradient clipping of the local steps.
+        agreed: Makes several processes choose alike: gives back what the first of them gave.
+        current: The engine in use, once it is known.
+        size: How many clients it runs at a time, likewise.
+        speeds: What was measured.
     """
 
-    def __init__(self, name: EngineName = "auto", chunk_size: int | None = None) -> None:
+    def __init__(
+        self,
+        name: EngineName = "auto",
+        chunk_size: int | None = None,
+        compile_mode: str | None = None,
+    ) -> None:
         self.name = name
         self.chunk_size = chunk_size
+        self.compile_mode = compile_mode
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.clipping = Clipping()
-        self._checked: Client | None = None
-        self._stackable = False
+        self.agreed: Callable[[Any], Any] = lambda choice: choice
+        self.current: str | None = None if name == "auto" else name
+        self.size = chunk_size
+        self.speeds: dict[str, Speed] = {}
+        self._client: Client | None = None
+        self._engines: dict[Any, Engine] = {}
+        self._stackable: bool | None = None
+        self._restored: Mapping[str, Any] = {}
+
+    @property
+    def stacks(self) -> bool:
+        """Whether the clients of a chunk are stacked, and so had better be of like sizes."""
+        return self.current in ("stacked", "stacked_compiled")
+
+    def settle(self, task: Task) -> None:
+        """Settle how a round is run, and all that follow it, before it is."""
+        keep_freed_memory()
+        if self._client is not task.client:
+            self._begin(task.client)
+        if self.current is None:
+            self.current = self.agreed(self._fastest(task) if len(task.cohort) else None)
+        if not len(task.cohort):
+            return
+        if self.stacks and not self._can_stack(task, rank_zero_warn):
+            self.current = str(self.current).replace("stacked", "one_by_one")
+            self.size = self.chunk_size
+        if self.size is None:
+            self.size = self.clients_at_a_time(self.current, task)
 
     def run(
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
-        """Train the chunk's rows in place: see :meth:`Engine.run`."""
-        keep_freed_memory()
-        if self._stacks(client, optimizer, chunk):
-            return Stacked(self.autocast, self.clipping).run(client, optimizer, chunk)
-        return OneByOne(self.autocast, self.clipping).run(client, optimizer, chunk)
+        """Train the chunk's rows in place, as was settled: see :meth:`Engine.run`."""
+        name = self.current or "one_by_one"
+        try:
+            return self._engine(name, self.size or 1).run(client, optimizer, chunk)
+        except CannotCompileError as error:
+            self.current = name.removesuffix("_compiled")
+            _say_eager(error)
+        return self.run(client, optimizer, chunk)
 
-    def clients_at_a_time(self, client: Client, cohort: int, batch_bytes: int) -> int:
-        """Return how many clients of a cohort to run at a time.
-
-        Args:
-            client: The algorithm.
-            cohort: Clients in the cohort.
-            batch_bytes: Size of a minibatch's inputs.
-        """
+    def clients_at_a_time(self, name: str | None, task: Task) -> int:
+        """Return how many clients an engine runs at a time."""
         if self.chunk_size is not None:
             return self.chunk_size
-        row = client.row("global").data
-        if not self._wanted(client):
+        row, cohort = task.client.row("global").data, len(task.cohort)
+        if name not in ("stacked", "stacked_compiled"):
             return max(1, min(cohort, _ROWS_BYTES // row.nbytes))
         # a row, its gradient, two of optimizer state and two in passing; activations by guess
-        needed = 6 * len(client.trains) * row.nbytes + 64 * batch_bytes
-        return max(1, min(cohort, int(0.5 * free_memory(row.device) / needed)))
+        models, batches = len(task.client.trains), task.example.batches
+        needed = 6 * models * row.nbytes + 64 * batches.data.x[:1].nbytes * batches.width
+        most = int(0.5 * free_memory(row.device) / needed)
+        if row.device.type == "cpu":
+            most = min(most, _STACK_BYTES // (models * row.nbytes))
+        chunks = math.ceil(cohort / max(1, min(cohort, most)))
+        return math.ceil(cohort / chunks)  # of like sizes, so that a stack is full
 
-    def _stacks(self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk) -> bool:
-        wanted = self._wanted(client)
-        if wanted and self._checked is not client:
-            self._checked, self._stackable = client, True
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run must run alike to give the same numbers, bit for bit."""
+        return {"engine": self.current, "size": self.size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as a checkpoint did, as far as no other engine or chunk size is asked for."""
+        self._restored = state
+        self._client = None
+
+    def _begin(self, client: Client) -> None:
+        """Forget what was found out of another client, and take over what was saved of this one."""
+        self._client, self._engines, self._stackable = client, {}, None
+        self.current, self.size = None if self.name == "auto" else self.name, self.chunk_size
+        saved, self._restored = self._restored, {}
+        if saved and self.name == "auto":
+            self.current = saved["engine"]
+        if saved and self.chunk_size is None and self.name in ("auto", saved["engine"]):
+            self.size = saved["size"]
+
+    def _fastest(self, task: Task) -> str:
+        """Time the engines, as far as there is enough to do, and return the fastest."""
+        default = "stacked" if task.client.device.type == "cuda" else "one_by_one"
+        steps = task.rounds * sum(task.load(task.cohort).batches.steps)
+        if not steps:
+            return default
+        shape, notebook = self._shape(task), Notebook()
+        self.speeds = notebook.read(shape)
+        if not self.speeds:
+            self.speeds = self._measure(task, steps, default)
+            if self.speeds.keys() > set(EAGER):
+                notebook.write(shape, self.speeds)
+        if not self.speeds:
+            return default
+        fastest = min(self.speeds, key=lambda name: self.speeds[name].total(steps))
+        rank_zero_info(
+            f"Clients are run by the engine {fastest}; microseconds for a step of a client:"
+            f" {described(self.speeds)}."
+        )
+        return fastest
+
+    def _measure(self, task: Task, steps: float, default: str) -> dict[str, Speed]:
+        first = self._candidate(default, task)
+        first.seconds_per_step(1)  # it warms up
+        step = first.seconds_per_step(2)
+        names: tuple[str, ...] = EAGER if step * steps > _EAGER_PAYS else ()
+        if step * steps > _COMPILING_PAYS:
+            names += COMPILED
+        if not self._can_stack(task, lambda _: None):
+            names = tuple(name for name in names if not name.startswith("stacked"))
+        candidates = {name: self._candidate(name, task) for name in names}
+        speeds, failed = measure(candidates, step, CannotCompileError)
+        if failed:
+            _say_eager(failed[0])
+        return speeds
+
+    def _candidate(self, name: str, task: Task) -> Candidate:
+        size = self.clients_at_a_time(name, task)
+
+        def run(chunk: Chunk) -> dict[str, Tensor]:
+            return self._engine(name, size).run(task.client, task.optimizer, chunk)
+
+        return Candidate(run, lambda: task.load(task.cohort[:size]))
+
+    def _engine(self, name: str, size: int) -> Engine:
+        """Return an engine, which is kept: compiled steps are in it."""
+        how = (self.autocast, self.clipping)
+        key = (name, size if name == "stacked_compiled" else None, *how)
+        if key not in self._engines:
+            if name in COMPILED:
+                stacked = name == "stacked_compiled"
+                self._engines[key] = Compiled(*how, stacked, size, self.compile_mode)
+            else:
+                self._engines[key] = Stacked(*how) if name == "stacked" else OneByOne(*how)
+        return self._engines[key]
+
+    def _can_stack(self, task: Task, say: Callable[[str], object]) -> bool:
+        """Find out once whether clients can be stacked, and say so if they cannot."""
+        if self._stackable is None:
+            size = self.clients_at_a_time("stacked", task)
             try:
-                Stacked(self.autocast, self.clipping).check(client, optimizer, chunk)
+                engine = Stacked(self.autocast, self.clipping)
+                engine.check(task.client, task.optimizer, task.load(task.cohort[:size]))
+                self._stackable = True
             except CannotStackError as error:
                 self._stackable = False
-                rank_zero_warn(f"Clients are run one by one, as they cannot be stacked: {error}.")
-        return wanted and self._stackable
+                say(f"Clients are run one by one, as they cannot be stacked: {error}.")
+        return self._stackable
 
-    def _wanted(self, client: Client) -> bool:
-        """Whether clients are to be stacked, if they can be."""
-        if self._checked is client:
-            return self._stackable
-        return self.name == "stacked" or (self.name == "auto" and client.device.type == "cuda")
+    def _shape(self, task: Task) -> dict[str, Any]:
+        """Return all that the speed of an engine depends on."""
+        row, batches = task.client.row("global"), task.example.batches
+        with self.autocast():
+            mixed = torch.is_autocast_enabled(row.data.device.type)
+        return {
+            **machine(row.data.device),
+            "client": type(task.client).__name__,
+            "net": repr(task.client.global_model),
+            "parameters": row.layout.numel,
+            "dtype": str(row.data.dtype),
+            "inputs": list(batches.data.x.shape[1:]),
+            "batch": batches.width,
+            "cohort": len(task.cohort),
+            "chunk": self.chunk_size,
+            "optimizer": type(task.optimizer).__name__,
+            "clipping": str(self.clipping),
+            "mixed": mixed,
+        }
+
+
+def _say_eager(error: Exception) -> None:
+    rank_zero_warn(f"Local steps run eagerly, as they cannot be compiled: {error}.")
 
 
 @cache

@@ -1,10 +1,12 @@
 """One client after the other, on the client's own modules: what a hand-written loop does."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Chunk, Engine, as_outputs, built_anew
+from pl_fed.engine.base import Chunk, Engine, as_outputs, built_anew, new_rows
 from pl_fed.functional.random import key, seeded_torch
 
 
@@ -18,6 +20,7 @@ class OneByOne(Engine):
         batches, models = chunk.batches, _LiveModels(client, chunk)
         leaves = {model: list(client.row(model).tensors.values()) for model in client.trains}
         centres = chunk.centres(client.trains)
+        keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
         with seeded_torch(client.device) as seed:
             for position, one in enumerate(batches.clients):
@@ -27,8 +30,9 @@ class OneByOne(Engine):
                     name: row if row.dim() == 1 else row[position] for name, row in centres.items()
                 }
                 anew = built_anew(client, optimizer, leaves)
-                outputs.append(self._steps(client, anew, chunk, models, position))
+                outputs.append(self._steps(client, anew, chunk, models, position, keys[position]))
                 chunk.on_done(position + 1)
+        models.hand_over()
         models.restore_counters()
         client.zero_grad()
         client.centres = {}
@@ -42,6 +46,7 @@ class OneByOne(Engine):
         chunk: Chunk,
         models: "_LiveModels",
         position: int,
+        keys: list[int],
     ) -> dict[str, Tensor]:
         """Take one client's steps, and keep each model when it has done its own."""
         groups = [
@@ -50,7 +55,6 @@ class OneByOne(Engine):
         ]
         totals: dict[str, Tensor] = {}
         step = -1
-        keys = chunk.draw_keys[position].tolist()
         for step, batch in enumerate(chunk.batches.of(position)):
             client.draws.start(keys[step])
             optimizer.zero_grad()
@@ -87,23 +91,19 @@ class _LiveModels:
     """The client's own models, through which the clients of a chunk pass one after the other."""
 
     def __init__(self, client: Client, chunk: Chunk) -> None:
-        self.tensors = [
-            (model, live, kept)
-            for model in client.trains
-            for live, kept in (
-                (client.row(model).data, chunk.rows[model]),
-                (client.statistics(model).data, chunk.statistics.get(model)),
-            )
-            if kept is not None and kept.numel()
-        ]
+        self.places: list[_Place] = []
+        for model in client.trains:
+            self._add(model, client.row(model).data, chunk.rows)
+            if model in chunk.statistics:
+                self._add(model, client.statistics(model).data, chunk.statistics)
         # how many batches BatchNorm has seen: no row holds it, and each client begins with the same
         counters = [buffer for buffer in client.buffers() if not buffer.is_floating_point()]
         self.counters = [(buffer, buffer.clone()) for buffer in counters]
 
     def load(self, position: int) -> None:
         """Make the models those of a client."""
-        for _, live, kept in self.tensors:
-            live.copy_(kept[position])
+        for place in self.places:
+            place.live.copy_(place.before[position])
         self.restore_counters()
 
     def restore_counters(self) -> None:
@@ -112,7 +112,26 @@ class _LiveModels:
             buffer.copy_(value)
 
     def keep(self, model: str, position: int) -> None:
-        """Write one of them back to the client's rows."""
-        for name, live, kept in self.tensors:
-            if name == model:
-                kept[position].copy_(live)
+        """Write one of them into the client's new rows."""
+        for place in self.places:
+            if place.model == model:
+                place.after[position].copy_(place.live)
+
+    def hand_over(self) -> None:
+        """Exchange the chunk's rows for the new ones."""
+        for place in self.places:
+            place.rows[place.model] = place.after
+
+    def _add(self, model: str, live: Tensor, rows: dict[str, Tensor]) -> None:
+        self.places.append(_Place(model, live, rows[model], new_rows(rows[model]), rows))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A live row of one model, the clients' rows before and after, and where these belong."""
+
+    model: str
+    live: Tensor
+    before: Tensor
+    after: Tensor
+    rows: dict[str, Tensor]

@@ -1,15 +1,14 @@
 """Many clients at once: parameters with a leading client dimension, under ``torch.vmap``."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Chunk, Engine, as_outputs, built_anew
+from pl_fed.engine.base import Chunk, Engine, built_anew, new_rows
+from pl_fed.engine.objective import Objective
 from pl_fed.types import Batch
 
 ELEMENTWISE = (
@@ -113,24 +112,14 @@ class Stacked(Engine):
             gradient.mul_(factor.view(-1, *([1] * (gradient.dim() - 1))))
 
 
-class _Objective(nn.Module):
-    """A client whose forward is ``training_step``: what ``functional_call`` can swap tensors in."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__()
-        self.client = client
-
-    def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        return as_outputs(self.client.training_step(batch, step))
-
-
 class _Stack:
     """The clients of a chunk as one: their rows, and the parameters that are views on them."""
 
     def __init__(self, client: Client, chunk: Chunk) -> None:
-        self.client = client
-        self.objective = _Objective(client)
-        self.rows = {model: chunk.rows[model].contiguous() for model in client.trains}
+        self.objective = Objective(client)
+        self.rows = {model: new_rows(chunk.rows[model]) for model in client.trains}
+        for model, row in self.rows.items():
+            row.copy_(chunk.rows[model])
         self.leaves = {
             model: {
                 name: view.detach().requires_grad_()
@@ -138,38 +127,16 @@ class _Stack:
             }
             for model, row in self.rows.items()
         }
-        self.keys = chunk.draw_keys.to(client.device)
+        self.keys = chunk.draw_keys(client.draws).to(client.device)
         layout = client.row(client.trains[0]).layout
-        centres = {
-            name: row
-            for name, row in chunk.centres(client.trains).items()
-            if row.shape[-1] == layout.numel
-        }
+        centres = chunk.centres_like(layout, client.trains)
         self.centres = {name: layout.views(row) for name, row in centres.items()}
         self.centre_dims = {name: None if row.dim() == 1 else 0 for name, row in centres.items()}
 
     def objectives(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """Return what ``training_step`` gives for every client, each [clients]."""
-        parameters = {
-            f"client.{model}_model.{name}": leaf
-            for model, group in self.leaves.items()
-            for name, leaf in group.items()
-        }
-
-        def one(
-            parameters: dict[str, Tensor], batch: Batch, draw: Tensor, centres: Mapping[str, Any]
-        ) -> dict[str, Tensor]:
-            self.client.draws.start(draw)
-            self.client.centres = centres
-            return functional_call(self.objective, parameters, (batch, step))  # type: ignore[no-any-return]
-
-        stacked = torch.vmap(one, in_dims=(0, 0, 0, self.centre_dims), randomness="error")
-        try:
-            result: dict[str, Tensor] = stacked(parameters, batch, self.keys[:, step], self.centres)
-        finally:
-            self.client.draws.start(0)
-            self.client.centres = {}
-        return result
+        draws, dims = self.keys[:, step], self.centre_dims
+        return self.objective.stacked(self.leaves, batch, step, draws, self.centres, dims)
 
 
 class _StandStill:

@@ -17,9 +17,11 @@ class Draws:
 
     Attributes:
         key: A 64-bit key, or under ``torch.vmap`` one per client.
+        wanted: Whether any layer draws.
     """
 
     def __init__(self) -> None:
+        self.wanted = False
         self.start(0)
 
     def start(self, key: Tensor | int) -> None:
@@ -59,7 +61,8 @@ class KeyedDropout(nn.Module):
             return x * 0
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channelwise else x.shape
         begin = (self.draws.call(self) * _LAYERS + self.layer) * _STRETCH
-        counters = torch.arange(shape.numel(), device=x.device).view(shape)
+        # ^ 0 keeps a compiler from multiplying an index by 64-bit constants, which overflows
+        counters = (torch.arange(shape.numel(), device=x.device) ^ 0).view(shape)
         keep = uniforms(self.draws.key, counters + begin) >= self.p
         return x * (keep.to(x.dtype) / (1 - self.p))
 
@@ -89,6 +92,7 @@ def key_dropouts(module: nn.Module, draws: Draws) -> None:
             if child not in keyed:
                 keyed[child] = _keyed(child, len(keyed), draws)
             setattr(owner, name, keyed[child])
+            draws.wanted = True
 
 
 def _keyed(child: nn.Module, layer: int, draws: Draws) -> KeyedDropout:

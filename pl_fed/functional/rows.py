@@ -1,7 +1,7 @@
 """A model as a flat row, and its parameters as views on it."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -158,14 +158,25 @@ def running_statistics(module: nn.Module) -> dict[str, Tensor]:
     These are the buffers that are saved with the module and are not in a frozen part: BatchNorm's
     running mean and variance, as a rule.
     """
-    frozen = {part for whole in frozen_modules(module) for part in whole.modules()}
     return {
-        f"{prefix}.{name}" if prefix else name: buffer
-        for prefix, owner in module.named_modules()
-        if owner not in frozen
-        for name, buffer in owner.named_buffers(recurse=False)
-        if buffer.is_floating_point() and name not in owner._non_persistent_buffers_set
+        name: buffer
+        for owner, name, buffer in _unfrozen_buffers(module)
+        if buffer.is_floating_point()
+        and name.rpartition(".")[2] not in owner._non_persistent_buffers_set
     }
+
+
+def counters(module: nn.Module) -> dict[str, Tensor]:
+    """Return the integer buffers that training may change, by name: BatchNorm's, as a rule."""
+    return {n: b for _, n, b in _unfrozen_buffers(module) if not b.is_floating_point()}
+
+
+def _unfrozen_buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    frozen = {part for whole in frozen_modules(module) for part in whole.modules()}
+    for prefix, owner in module.named_modules():
+        if owner not in frozen:
+            for name, buffer in owner.named_buffers(recurse=False):
+                yield owner, f"{prefix}.{name}" if prefix else name, buffer
 
 
 def frozen_modules(module: nn.Module) -> list[nn.Module]:

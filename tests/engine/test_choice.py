@@ -9,8 +9,9 @@ from torch import nn
 
 from pl_fed import Federation
 from pl_fed.clients import Ditto, FedAvg
-from pl_fed.engine import EngineChoice, OneByOne, Stacked
+from pl_fed.engine import EngineChoice, OneByOne, Stacked, Task
 from pl_fed.engine.choice import keep_freed_memory
+from pl_fed.engine.evaluation import WorkSpace
 from pl_fed.samplers import All
 
 
@@ -38,41 +39,62 @@ def test_the_engine_asked_for_runs_them_and_auto_is_one_by_one_on_a_cpu(calls, n
     assert list(calls.values()) == [[]]
 
 
+def task_of(client, cohort, data=None):
+    """So many clients of a federation, as the federation hands them to its engine."""
+    federation = Federation(All(), seed=0)
+    federation.setup(client, data or shared_out(classes([4])), "fit")
+    with WorkSpace(client) as kept:
+        chunk = federation._load(torch.zeros(1, dtype=torch.int64), 0, kept)
+    return Task(client, client.configure_optimizers(), torch.zeros(cohort), lambda _: chunk, 0)
+
+
 @pytest.mark.parametrize("name", ["one_by_one", "stacked", "auto"])
 def test_the_chunk_size_asked_for_holds(name):
-    assert EngineChoice(name, 7).clients_at_a_time(FedAvg(mlp()), 100, 0) == 7
+    assert EngineChoice(name, 7).clients_at_a_time(name, task_of(FedAvg(mlp()), 100)) == 7
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("cohort", [1, 3])
 def test_small_clients_are_run_all_at_a_time(name, cohort):
-    assert EngineChoice(name).clients_at_a_time(Ditto(mlp()), cohort, 100) == cohort
+    assert EngineChoice(name).clients_at_a_time(name, task_of(Ditto(mlp()), cohort)) == cohort
 
 
 def test_large_clients_are_loaded_in_turn_where_they_are_run_in_turn():
-    """Rows of 400 kB, twenty of which are the 8 MB that are loaded; rows of 40 MB, one by one."""
-    choice = EngineChoice("one_by_one")
-    assert choice.clients_at_a_time(FedAvg(nn.Linear(1000, 100)), 100, 0) == 20
-    assert choice.clients_at_a_time(FedAvg(nn.Linear(1000, 10_000)), 100, 0) == 1
+    """Rows of 220 kB, 38 of which are the 8 MB that are loaded; rows of 8.8 MB, one by one."""
+    data = shared_out(classes([1], (1000,), 100))
+    for bottleneck, expected in ((50, 38), (2000, 1)):
+        net = nn.Sequential(nn.Linear(1000, bottleneck, False), nn.Linear(bottleneck, 100, False))
+        task = task_of(FedAvg(net), 100, data)
+        assert EngineChoice().clients_at_a_time("one_by_one", task) == expected
 
 
-def test_clients_that_do_not_stack_are_loaded_like_others_that_run_in_turn():
+def test_clients_that_do_not_stack_are_loaded_like_others_that_run_in_turn(monkeypatch):
     client = FedAvg(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), optimizer=sgd())
     data, federation = shared_out(classes([4] * 3)), Federation(All(), engine="stacked", seed=0)
     federation.setup(client, data, "fit")
-    huge = 1 << 40  # bytes of a minibatch: a stack of them does not fit
-    assert federation.engine.clients_at_a_time(client, 3, huge) == 1
+    monkeypatch.setattr("pl_fed.engine.choice.free_memory", lambda device: 0)  # for no stack
     with pytest.warns(UserWarning, match="run one by one"):
         federation.run_round(0, client.configure_optimizers())
-    assert federation.engine.clients_at_a_time(client, 3, huge) == 3
+    assert (federation.engine.current, federation.engine.size) == ("one_by_one", 3)
 
 
 def test_a_stack_takes_half_of_the_free_memory(monkeypatch):
     monkeypatch.setattr("pl_fed.engine.choice.free_memory", lambda device: 12_000)
-    client = FedAvg(nn.Linear(9, 2, bias=False).double())  # rows of 144 bytes, six of each
+    client = FedAvg(nn.Linear(4, 3, bias=False).double())  # rows of 96 bytes, six of each
+    wide = shared_out(classes([1], (4,)), batch_size=1)  # 4 doubles, 64 times, for activations
     choice = EngineChoice("stacked")
-    assert choice.clients_at_a_time(client, 100, 0) == 6
-    assert choice.clients_at_a_time(client, 100, 1000) == 1
+    assert choice.clients_at_a_time("stacked", task_of(client, 4, wide)) == 2
+    assert choice.clients_at_a_time("stacked", task_of(client, 100, wide)) == 2
+    monkeypatch.setattr("pl_fed.engine.choice.free_memory", lambda device: 100)
+    assert choice.clients_at_a_time("stacked", task_of(client, 100, wide)) == 1
+
+
+def test_chunks_of_a_stack_are_of_like_sizes_and_fit_a_cache():
+    """Rows of 1 MiB, of which 10 MiB are run at a time: 25 clients are 9, 8 and 8."""
+    net = nn.Sequential(nn.Linear(256, 1023, bias=False), nn.Linear(1023, 1, bias=False))
+    data = shared_out(classes([1], (256,), 1))
+    task = task_of(FedAvg(net), 25, data)
+    assert EngineChoice().clients_at_a_time("stacked", task) == 9
 
 
 def test_keeping_freed_memory_is_left_out_without_glibc(monkeypatch):

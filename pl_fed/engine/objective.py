@@ -1,0 +1,100 @@
+"""``training_step`` as a function of tensors: of one client, or under ``torch.vmap`` of many."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pl_fed.clients.base import Client
+from pl_fed.engine.base import as_outputs
+from pl_fed.types import Batch
+
+
+class Objective:
+    """A client's ``training_step``, with the tensors that it reads from outside given to it.
+
+    Args:
+        client: The algorithm; it is left as it was.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._module = _TrainingStep(client)
+
+    def __call__(
+        self,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        batch: Batch,
+        index: int | Tensor,
+        draw: Tensor | int,
+        centres: Mapping[str, Any],
+    ) -> dict[str, Tensor]:
+        """Return what ``training_step`` gives for ONE client.
+
+        Args:
+            tensors: For each model its parameters (and buffers) by name.
+            batch: The minibatch.
+            index: Which local step it is: ``batch_idx``.
+            draw: The key under which the client's layers draw.
+            centres: What models may be pulled to, by name: each a dict of tensors.
+        """
+        named = {
+            f"client.{self._attribute(model)}.{name}": tensor
+            for model, group in tensors.items()
+            for name, tensor in group.items()
+        }
+        self.client.draws.start(draw)
+        self.client.centres = centres
+        try:
+            return functional_call(self._module, named, (batch, index))  # type: ignore[no-any-return]
+        finally:
+            self.client.draws.start(0)
+            self.client.centres = {}
+
+    def stacked(
+        self,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        batch: Batch,
+        index: int | Tensor,
+        draws: Tensor,
+        centres: Mapping[str, Mapping[str, Tensor]],
+        centre_dims: Mapping[str, int | None],
+    ) -> dict[str, Tensor]:
+        """Return the same of many clients, each [clients].
+
+        Args:
+            tensors: With a leading client dimension.
+            batch: Likewise.
+            index: Which local step it is, the same for all.
+            draws: Keys [clients].
+            centres: Each [clients, ...], or the same for all.
+            centre_dims: 0 or ``None`` for each, accordingly.
+        """
+
+        def one(
+            tensors: Mapping[str, Mapping[str, Tensor]],
+            batch: Batch,
+            draw: Tensor,
+            centres: Mapping[str, Any],
+        ) -> dict[str, Tensor]:
+            return self(tensors, batch, index, draw, centres)
+
+        dims = (0, 0, 0, dict(centre_dims))
+        stacked = torch.vmap(one, in_dims=dims, randomness="error")
+        return stacked(tensors, batch, draws, centres)  # type: ignore[no-any-return]
+
+    def _attribute(self, model: str) -> str:
+        return f"{model}_model"
+
+
+class _TrainingStep(nn.Module):
+    """A client whose forward is ``training_step``: what ``functional_call`` can swap tensors in."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self.client = client
+
+    def forward(self, batch: Batch, index: int) -> dict[str, Tensor]:
+        return as_outputs(self.client.training_step(batch, index))

@@ -1,0 +1,269 @@
+"""A local step that is traced and compiled, and the tensors that it runs on."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pl_fed.clients.base import Client
+from pl_fed.engine.step import LocalStep, Tensors
+from pl_fed.functional.rows import RowLayout, counters
+
+_PLAIN = (bool, int, float, str, type(None))
+_TOLERANCE = {True: 5e-2, False: 1e-3}  # of mixed precision, and without; relative
+
+
+class CannotCompileError(RuntimeError):
+    """A step that cannot be compiled, or not so that it gives the same numbers."""
+
+
+class Program:
+    """A :class:`LocalStep` and the tensors that it changes, which are kept from round to round.
+
+    Args:
+        step: The step.
+        client: The algorithm.
+        size: How many clients are stacked, or ``None`` for one that is not.
+        mode: ``mode`` of ``torch.compile``.
+
+    Attributes:
+        leaves: Parameters of each trained model, each a tensor of its own.
+        gradients: Where they are left for an optimizer that is not part of the step.
+        totals: Sums over the steps of what ``training_step`` gives.
+        centres: What models may be pulled to.
+    """
+
+    def __init__(self, step: LocalStep, client: Client, size: int | None, mode: str | None) -> None:
+        self.step = step
+        self.client = client
+        self.size = size
+        self.mode = mode
+        lead = () if size is None else (size,)
+        self.layouts = {model: client.row(model).layout for model in client.trains}
+        self.leaves = {
+            model: _empty(layout, lead, client.row(model).data)
+            for model, layout in self.layouts.items()
+        }
+        self.statistics: dict[str, RowLayout] = {}
+        self.buffers: Tensors = {}
+        self.counters: list[tuple[Tensor, Tensor]] = []
+        if size is None:
+            self._own_buffers()
+        self.momenta: Tensors = {}
+        self.gradients: Tensors = {}
+        self.totals: dict[str, Tensor] = {}
+        self.centres: dict[str, dict[str, Tensor]] = {}
+        self._compiled: Any = None
+
+    @property
+    def example(self) -> Tensor:
+        """A tensor of the parameters' dtype and device."""
+        return next(iter(self.leaves[self.client.trains[0]].values()))
+
+    def load(
+        self,
+        rows: Mapping[str, Tensor],
+        statistics: Mapping[str, Tensor],
+        centres: Mapping[str, Tensor],
+    ) -> None:
+        """Begin a round: take over models and centres, and forget what was summed.
+
+        Args:
+            rows: For each trained model the clients' rows [clients, numel], at most as many as
+                there is room for; or one row [numel], where clients are not stacked.
+            statistics: Likewise.
+            centres: Rows [clients, numel] or [numel].
+        """
+        for model, layout in self.layouts.items():
+            self._copy(layout.views(rows[model]), self.leaves[model])
+        for model, layout in self.statistics.items():
+            self._copy(layout.views(statistics[model]), self.buffers[model])
+        for counter, value in self.counters:
+            counter.copy_(value)
+        layout = self.layouts[self.client.trains[0]]
+        for name, row in centres.items():
+            lead = (self.size,) if self.size is not None and row.dim() == 2 else ()
+            if name not in self.centres:
+                self.centres[name] = _empty(layout, lead, row)
+            self._copy(layout.views(row), self.centres[name])
+        for group in (*self.momenta.values(), self.totals):
+            for each in group.values():
+                each.zero_()
+
+    def write(self, rows: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> None:
+        """End a round: write models into the clients' rows, of shapes as in :meth:`load`."""
+        for model, layout in self.layouts.items():
+            self._copy(self.leaves[model], layout.views(rows[model]))
+        for model, layout in self.statistics.items():
+            self._copy(self.buffers[model], layout.views(statistics[model]))
+
+    def __call__(self, inputs: dict[str, Any], whole: bool) -> None:
+        """Take a step.
+
+        Args:
+            inputs: See :class:`LocalStep`.
+            whole: Whether they are of the shapes that the step is compiled for.
+
+        Raises:
+            CannotCompileError: If it cannot be.
+        """
+        if not self.totals:
+            self._prepare(inputs)
+        if not whole:
+            self.step(self._state(), inputs)
+            return
+        if self._compiled is None:
+            self._compiled = self._compile(inputs)
+        self._compiled(self._state(), inputs)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "leaves": self.leaves,
+            "buffers": self.buffers,
+            "momenta": self.momenta,
+            "gradients": self.gradients,
+            "totals": self.totals,
+        }
+
+    def _prepare(self, inputs: dict[str, Any]) -> None:
+        """Make room for what the step gives, which one trial shows."""
+        found, outputs = self.step.gradients(_clone(self._state()), inputs)
+        zeros = {
+            model: {name: torch.zeros_like(gradient) for name, gradient in group.items()}
+            for model, group in found.items()
+        }
+        if self.step.updates is None:
+            self.gradients = zeros
+        else:
+            updates = zip(self.client.trains, self.step.updates)
+            self.momenta = {model: zeros[model] for model, update in updates if update.momentum}
+        self.totals = {name: torch.zeros_like(value) for name, value in outputs.items()}
+
+    def _compile(self, inputs: dict[str, Any]) -> Any:
+        """Trace and compile the step, and see that it does what it does eagerly."""
+        eager, compiled = _clone(self._state()), _clone(self._state())
+        self.step(eager, inputs)
+        try:
+            with _trainer_unread(self.client):
+                traced = make_fx(self.step)(_clone(self._state()), _clone(inputs))
+            _check_draws(traced)
+            with _silent():
+                program = torch.compile(traced, fullgraph=True, dynamic=False, mode=self.mode)
+                program(compiled, inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+            raise CannotCompileError(first.rstrip(".")) from error
+        for one, other in zip(_tensors(eager), _tensors(compiled), strict=True):
+            if not _close(one, other, _TOLERANCE[self.step.casts]):
+                raise CannotCompileError("a compiled step gave other numbers than an eager one")
+        return program
+
+    def _own_buffers(self) -> None:
+        """Give the step buffers to change: running statistics, and counters."""
+        for model in self.client.trains:
+            row = self.client.statistics(model)
+            if row.layout.numel:
+                self.statistics[model] = row.layout
+                self.buffers[model] = _empty(row.layout, (), row.data)
+            for name, buffer in counters(self.client.model(model)).items():
+                own = buffer.clone()
+                self.buffers.setdefault(model, {})[name] = own
+                self.counters.append((own, buffer))
+
+    def _copy(self, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
+        """Copy by name as many clients as both have."""
+        for name in sources.keys() & targets.keys():
+            source, target = sources[name], targets[name]
+            if source.dim() == target.dim() > 0 and len(source) != len(target):
+                fewer = min(len(source), len(target))
+                source, target = source[:fewer], target[:fewer]
+            target.copy_(source)
+
+
+def plain_attributes(client: Client) -> Iterator[object]:
+    """Yield what Python code of the client and its modules may read besides tensors.
+
+    Numbers, strings, and collections of them; and the identities of tensors that are neither
+    parameters nor buffers.
+    """
+    for module in client.modules():
+        for name, value in vars(module).items():
+            if name.startswith("_"):
+                continue
+            if type(value) in _PLAIN:
+                yield name, value
+            elif isinstance(value, Tensor):
+                yield name, id(value)
+            elif isinstance(value, list | tuple | set | dict):
+                yield name, repr(value)
+
+
+def _empty(layout: RowLayout, lead: tuple[int, ...], like: Tensor) -> dict[str, Tensor]:
+    return {
+        name: torch.zeros(*lead, *shape, dtype=like.dtype, device=like.device)
+        for name, shape in zip(layout.names, layout.shapes)
+    }
+
+
+def _clone(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _clone(each) for name, each in tree.items()}
+    return tree.clone()
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, dict):
+        for each in tree.values():
+            yield from _tensors(each)
+    else:
+        yield tree
+
+
+def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    one, other = one.double(), other.double()
+    scale = float(one.abs().max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=0, atol=tolerance * scale + 1e-6, equal_nan=True)
+
+
+def _check_draws(traced: GraphModule) -> None:
+    """Refuse draws from torch's own generators: compiled ones are others than eager ones."""
+    for node in traced.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise CannotCompileError(f"it draws from torch's own generator ({node.target})")
+
+
+@contextmanager
+def _trainer_unread(client: Client) -> Iterator[None]:
+    """Refuse reading the trainer, whose numbers would be those of the first round for ever."""
+    try:
+        trainer = client.trainer
+    except RuntimeError:  # there is none
+        trainer = None
+    client.trainer = _Unreadable()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        client.trainer = trainer
+
+
+class _Unreadable:
+    def __getattr__(self, name: str) -> NoReturn:
+        raise CannotCompileError(f"`training_step` reads the trainer ({name})")
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep the compiler's pages of logs back: what goes wrong is said in one sentence."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

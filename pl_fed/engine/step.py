@@ -1,0 +1,266 @@
+"""One local step as a function of tensors: gradient, clipping and update, to be compiled whole."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pl_fed.clients.base import Client
+from pl_fed.engine.base import Clipping
+from pl_fed.engine.objective import Objective
+from pl_fed.types import Batch
+
+Tensors = dict[str, dict[str, Tensor]]
+"""For each trained model, tensors by name."""
+
+OPTIONS = ("lr", "momentum", "dampening", "weight_decay")
+"""Numbers of ``torch.optim.SGD`` that may change from round to round."""
+
+
+class LocalStep:
+    """A step of one client or of a stack of clients, with SGD's update in it.
+
+    It is called with two nested dicts of tensors, in which clients are the first dimension if they
+    are stacked. The state is changed in place:
+
+    - ``leaves``: the parameters;
+    - ``buffers``: running statistics and counters, of one client only;
+    - ``momenta``: SGD's momentum buffers, zero before the first step;
+    - ``gradients``: where gradients are left for an optimizer that is not part of the step;
+    - ``totals``: sums over the steps of what ``training_step`` gives.
+
+    The inputs are ``x``, ``y``, ``samples`` and perhaps ``mask`` of a minibatch; ``index``, which
+    step it is (a scalar); ``draw``, the key of the layers' draws; ``centres``; ``running``,
+    whether the client still trains each model, and, last, any of them [models + 1]; and
+    ``options``, SGD's numbers, see :func:`options_of`.
+
+    Args:
+        client: The algorithm.
+        optimizer: The local optimizer. An SGD becomes part of the step; gradients are left for any
+            other.
+        clipping: Gradient clipping.
+        autocast: Gives the context in which ``training_step`` runs.
+        stacked: Whether clients are stacked.
+        centre_dims: Of stacked clients: 0 for each centre that is a client's own, else ``None``.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        optimizer: torch.optim.Optimizer,
+        clipping: Clipping,
+        autocast: Callable[[], AbstractContextManager[Any]],
+        stacked: bool,
+        centre_dims: Mapping[str, int | None],
+    ) -> None:
+        self.objective = Objective(client)
+        self.trains = client.trains
+        self.clipping = clipping
+        self.autocast = autocast
+        self.stacked = stacked
+        self.centre_dims = dict(centre_dims)
+        self.updates = fused_updates(client, optimizer)
+        with autocast():
+            self.casts = torch.is_autocast_enabled(client.device.type)
+
+    def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> tuple[()]:
+        """Take the step."""
+        seen = {model: _cloned(group) for model, group in state["buffers"].items()}
+        gradients, outputs = self.gradients({**state, "buffers": seen}, inputs)
+        for position, model in enumerate(self.trains):
+            running = inputs["running"][position]
+            _replace(state["buffers"].get(model, {}), seen.get(model, {}), running)
+            clipped = self._clipped(gradients[model])
+            if self.updates is None:
+                _replace(state["gradients"][model], clipped, running)
+                continue
+            options = inputs["options"][position].unbind()
+            leaves, momenta = state["leaves"][model], state["momenta"].get(model, {})
+            update = self.updates[position]
+            moved = {
+                name: update.moved(leaves[name], gradient, momenta.get(name), options)
+                for name, gradient in clipped.items()
+            }
+            _replace(leaves, moved, running)
+        for name, total in state["totals"].items():
+            total.add_(torch.where(inputs["running"][-1], outputs[name].detach(), 0))
+        return ()
+
+    def gradients(
+        self, state: dict[str, Any], inputs: dict[str, Any]
+    ) -> tuple[Tensors, dict[str, Tensor]]:
+        """Return the gradient of each parameter that has one, and ``training_step``'s outputs."""
+        batch = {name: inputs[name] for name in ("x", "y", "mask", "samples") if name in inputs}
+        rest: tuple[Any, ...] = (batch, inputs["index"], inputs["draw"], inputs["centres"])
+        if not self.stacked:
+            return self._of_one(state["leaves"], state["buffers"], *rest)
+        dims = (0, 0, None, 0, self.centre_dims)
+        if self.casts:  # torch.vmap goes past autocast, and so over the casts written out
+            one = make_fx(self._without_buffers)(*_first(state["leaves"], *rest, dims=dims))
+            return torch.vmap(one, in_dims=dims)(state["leaves"], *rest)  # type: ignore[no-any-return]
+        with torch.enable_grad():
+            leaves = _trainable(state["leaves"])
+            outputs = self.objective.stacked(
+                leaves,
+                Batch(**batch),
+                inputs["index"],
+                inputs["draw"],
+                inputs["centres"],
+                self.centre_dims,
+            )
+            return _differentiated(outputs["loss"].sum(), leaves), outputs
+
+    def _of_one(
+        self,
+        leaves: Tensors,
+        buffers: Tensors,
+        batch: dict[str, Tensor],
+        index: Tensor,
+        draw: Tensor,
+        centres: Mapping[str, Any],
+    ) -> tuple[Tensors, dict[str, Tensor]]:
+        with torch.enable_grad():
+            leaves = _trainable(leaves)
+            tensors = {
+                model: {**group, **buffers.get(model, {})} for model, group in leaves.items()
+            }
+            with self.autocast():
+                outputs = self.objective(tensors, Batch(**batch), index, draw, centres)
+            gradients = _differentiated(outputs["loss"], leaves)
+        return gradients, {name: value.detach() for name, value in outputs.items()}
+
+    def _without_buffers(self, leaves: Tensors, *rest: Any) -> tuple[Tensors, dict[str, Tensor]]:
+        return self._of_one(leaves, {}, *rest)
+
+    def _clipped(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        value = self.clipping.value
+        if not value or not gradients:
+            return gradients
+        if self.clipping.algorithm == "value":
+            return {name: gradient.clamp(-value, value) for name, gradient in gradients.items()}
+        flat = [gradient.flatten(int(self.stacked)) for gradient in gradients.values()]
+        norms = [torch.linalg.vector_norm(gradient, dim=-1) for gradient in flat]
+        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        factor = (value / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+        return {name: g * _beside(factor, g) for name, g in gradients.items()}
+
+
+@dataclass(frozen=True)
+class SgdUpdate:
+    """``torch.optim.SGD``'s step on one tensor.
+
+    Attributes:
+        momentum: Whether there is momentum.
+        weight_decay: Whether weights decay.
+        nesterov: Whether momentum is Nesterov's.
+        maximize: Whether the loss is maximised.
+    """
+
+    momentum: bool
+    weight_decay: bool
+    nesterov: bool
+    maximize: bool
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> "SgdUpdate":
+        """Read an optimizer's group."""
+        return cls(
+            bool(group["momentum"]),
+            bool(group["weight_decay"]),
+            bool(group["nesterov"]),
+            bool(group["maximize"]),
+        )
+
+    def moved(
+        self,
+        leaf: Tensor,
+        gradient: Tensor,
+        momentum: Tensor | None,
+        options: Sequence[Tensor],
+    ) -> Tensor:
+        """Return where a parameter moves; its momentum is changed in place.
+
+        Args:
+            leaf: The parameter.
+            gradient: Its gradient, clipped.
+            momentum: Its momentum buffer, if there is momentum.
+            options: :data:`OPTIONS` as scalars, with 1 − dampening (1 in the first step) for
+                dampening.
+        """
+        rate, mass, share, decay = options
+        if self.maximize:
+            gradient = -gradient
+        if self.weight_decay:
+            gradient = gradient + decay * leaf
+        if momentum is not None:
+            velocity = mass * momentum + share * gradient
+            momentum.copy_(velocity)
+            gradient = gradient + mass * velocity if self.nesterov else velocity
+        return leaf - rate * gradient
+
+
+def fused_updates(client: Client, optimizer: torch.optim.Optimizer) -> list[SgdUpdate] | None:
+    """Return the updates of the trained models' groups, or ``None`` if the optimizer is no SGD."""
+    names = [group.get("name") for group in optimizer.param_groups]
+    if type(optimizer) is not torch.optim.SGD or names != list(client.trains):
+        return None
+    return [SgdUpdate.of(group) for group in optimizer.param_groups]
+
+
+def options_of(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return SGD's numbers of the first step and of all others, each [groups, 4].
+
+    Of any other optimizer there are none.
+    """
+    if type(optimizer) is not torch.optim.SGD:
+        return like.new_empty(0), like.new_empty(0)
+    rows = [[group[name] for name in OPTIONS] for group in optimizer.param_groups]
+    first = [[rate, mass, 1.0, decay] for rate, mass, _, decay in rows]
+    later = [[rate, mass, 1 - dampening, decay] for rate, mass, dampening, decay in rows]
+    return tuple(torch.tensor(each, dtype=torch.float64).to(like) for each in (first, later))  # type: ignore[return-value]
+
+
+def _trainable(leaves: Tensors) -> Tensors:
+    return {
+        model: {name: leaf.detach().requires_grad_() for name, leaf in group.items()}
+        for model, group in leaves.items()
+    }
+
+
+def _differentiated(loss: Tensor, leaves: Tensors) -> Tensors:
+    flat = [leaf for group in leaves.values() for leaf in group.values()]
+    found = iter(torch.autograd.grad(loss, flat, allow_unused=True))
+    return {
+        model: {name: grad for name in group if (grad := next(found)) is not None}
+        for model, group in leaves.items()
+    }
+
+
+def _cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _replace(kept: Mapping[str, Tensor], new: Mapping[str, Tensor], running: Tensor) -> None:
+    """Replace tensors in place, those of clients that do not stand still."""
+    for name, tensor in new.items():
+        kept[name].copy_(torch.where(_beside(running, kept[name]), tensor, kept[name]))
+
+
+def _first(*trees: Any, dims: tuple[Any, ...]) -> list[Any]:
+    """Take the first client's out of stacked tensors."""
+
+    def first(tree: Any, dim: Any) -> Any:
+        if isinstance(tree, dict):
+            return {k: first(v, dim[k] if isinstance(dim, dict) else dim) for k, v in tree.items()}
+        return tree if dim is None else tree[0]
+
+    return [first(tree, dim) for tree, dim in zip(trees, dims)]
+
+
+def _beside(numbers: Tensor, leaf: Tensor) -> Tensor:
+    """Shape numbers [clients], or one number, to go with a leaf."""
+    return numbers.view(-1, *([1] * (leaf.dim() - 1))) if numbers.dim() else numbers
