@@ -14,9 +14,9 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import Chunk, Clipping, Engine
-from pl_fed.engine.compiled import Compiled
 from pl_fed.engine.measuring import Candidate, Notebook, Speed, described, machine, measure
 from pl_fed.engine.one_by_one import OneByOne
+from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
 from pl_fed.engine.program import CannotCompileError
 from pl_fed.engine.stacked import CannotStackError, Stacked
 from pl_fed.state import free_memory
@@ -27,6 +27,7 @@ eagerly, or with local steps that ``torch.compile`` has compiled; ``auto``: what
 
 EAGER = ("one_by_one", "stacked")
 COMPILED = ("one_by_one_compiled", "stacked_compiled")
+STACKED = ("stacked", "stacked_compiled")
 
 _EAGER_PAYS, _COMPILING_PAYS = 10.0, 60.0  # seconds of local work for which measuring pays
 
@@ -104,7 +105,7 @@ class EngineChoice:
     @property
     def stacks(self) -> bool:
         """Whether the clients of a chunk are stacked, and so had better be of like sizes."""
-        return self.current in ("stacked", "stacked_compiled")
+        return self.current in STACKED
 
     def settle(self, task: Task) -> None:
         """Settle how a round is run, and all that follow it, before it is."""
@@ -138,7 +139,7 @@ class EngineChoice:
         if self.chunk_size is not None:
             return self.chunk_size
         row, cohort = task.client.row("global").data, len(task.cohort)
-        if name not in ("stacked", "stacked_compiled"):
+        if name not in STACKED:
             return max(1, min(cohort, _ROWS_BYTES // row.nbytes))
         # a row, its gradient, two of optimizer state and two in passing; activations by guess
         models, batches = len(task.client.trains), task.example.batches
@@ -197,7 +198,7 @@ class EngineChoice:
         if step * steps > _COMPILING_PAYS:
             names += COMPILED
         if not self._can_stack(task, lambda _: None):
-            names = tuple(name for name in names if not name.startswith("stacked"))
+            names = tuple(name for name in names if name not in STACKED)
         candidates = {name: self._candidate(name, task) for name in names}
         speeds, failed = measure(candidates, step, CannotCompileError)
         if failed:
@@ -215,13 +216,15 @@ class EngineChoice:
     def _engine(self, name: str, size: int) -> Engine:
         """Return an engine, which is kept: compiled steps are in it."""
         how = (self.autocast, self.clipping)
-        key = (name, size if name == "stacked_compiled" else None, *how)
+        key = (name, size if name in STACKED else None, *how)
         if key not in self._engines:
-            if name in COMPILED:
-                stacked = name == "stacked_compiled"
-                self._engines[key] = Compiled(*how, stacked, size, self.compile_mode)
+            compiled = (name in COMPILED, self.compile_mode)
+            if name in STACKED:
+                self._engines[key] = Stacked(*how, size, *compiled)
+            elif name in COMPILED:
+                self._engines[key] = OneByOneCompiled(*how, None, *compiled)
             else:
-                self._engines[key] = Stacked(*how) if name == "stacked" else OneByOne(*how)
+                self._engines[key] = OneByOne(*how)
         return self._engines[key]
 
     def _can_stack(self, task: Task, say: Callable[[str], object]) -> bool:
@@ -229,7 +232,7 @@ class EngineChoice:
         if self._stackable is None:
             size = self.clients_at_a_time("stacked", task)
             try:
-                engine = Stacked(self.autocast, self.clipping)
+                engine = Stacked(self.autocast, self.clipping, size)
                 engine.check(task.client, task.optimizer, task.load(task.cohort[:size]))
                 self._stackable = True
             except CannotStackError as error:

@@ -1,9 +1,8 @@
-"""``training_step`` as a function of tensors: of one client, or under ``torch.vmap`` of many."""
+"""``training_step`` as a function of tensors."""
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -52,38 +51,6 @@ class Objective:
         finally:
             self.client.draws.start(0)
             self.client.centres = {}
-
-    def stacked(
-        self,
-        tensors: Mapping[str, Mapping[str, Tensor]],
-        batch: Batch,
-        index: int | Tensor,
-        draws: Tensor,
-        centres: Mapping[str, Mapping[str, Tensor]],
-        centre_dims: Mapping[str, int | None],
-    ) -> dict[str, Tensor]:
-        """Return the same of many clients, each [clients].
-
-        Args:
-            tensors: With a leading client dimension.
-            batch: Likewise.
-            index: Which local step it is, the same for all.
-            draws: Keys [clients].
-            centres: Each [clients, ...], or the same for all.
-            centre_dims: 0 or ``None`` for each, accordingly.
-        """
-
-        def one(
-            tensors: Mapping[str, Mapping[str, Tensor]],
-            batch: Batch,
-            draw: Tensor,
-            centres: Mapping[str, Any],
-        ) -> dict[str, Tensor]:
-            return self(tensors, batch, index, draw, centres)
-
-        dims = (0, 0, 0, dict(centre_dims))
-        stacked = torch.vmap(one, in_dims=dims, randomness="error")
-        return stacked(tensors, batch, draws, centres)  # type: ignore[no-any-return]
 
     def _attribute(self, model: str) -> str:
         return f"{model}_model"

@@ -29,19 +29,22 @@ class Program:
         step: The step.
         client: The algorithm.
         size: How many clients are stacked, or ``None`` for one that is not.
+        compiled: Whether the step is compiled.
         mode: ``mode`` of ``torch.compile``.
 
     Attributes:
         leaves: Parameters of each trained model, each a tensor of its own.
-        gradients: Where they are left for an optimizer that is not part of the step.
         totals: Sums over the steps of what ``training_step`` gives.
         centres: What models may be pulled to.
     """
 
-    def __init__(self, step: LocalStep, client: Client, size: int | None, mode: str | None) -> None:
+    def __init__(
+        self, step: LocalStep, client: Client, size: int | None, compiled: bool, mode: str | None
+    ) -> None:
         self.step = step
         self.client = client
         self.size = size
+        self.compiled = compiled
         self.mode = mode
         lead = () if size is None else (size,)
         self.layouts = {model: client.row(model).layout for model in client.trains}
@@ -55,7 +58,6 @@ class Program:
         if size is None:
             self._own_buffers()
         self.momenta: Tensors = {}
-        self.gradients: Tensors = {}
         self.totals: dict[str, Tensor] = {}
         self.centres: dict[str, dict[str, Tensor]] = {}
         self._compiled: Any = None
@@ -102,8 +104,8 @@ class Program:
         for model, layout in self.statistics.items():
             self._copy(self.buffers[model], layout.views(statistics[model]))
 
-    def __call__(self, inputs: dict[str, Any], whole: bool) -> None:
-        """Take a step.
+    def __call__(self, inputs: dict[str, Any], whole: bool) -> Tensors:
+        """Take a step, and return the gradients that are still to be followed.
 
         Args:
             inputs: See :class:`LocalStep`.
@@ -114,47 +116,45 @@ class Program:
         """
         if not self.totals:
             self._prepare(inputs)
-        if not whole:
-            self.step(self._state(), inputs)
-            return
+        if not self.compiled or not whole:
+            return self.step(self._state(), inputs)
         if self._compiled is None:
             self._compiled = self._compile(inputs)
-        self._compiled(self._state(), inputs)
+        return self._compiled(self._state(), inputs)  # type: ignore[no-any-return]
+
+    def outputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return what ``training_step`` gives, without a step."""
+        return self.step.gradients(_clone(self._state()), inputs)[1]
 
     def _state(self) -> dict[str, Any]:
         return {
             "leaves": self.leaves,
             "buffers": self.buffers,
             "momenta": self.momenta,
-            "gradients": self.gradients,
             "totals": self.totals,
         }
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
         """Make room for what the step gives, which one trial shows."""
         found, outputs = self.step.gradients(_clone(self._state()), inputs)
-        zeros = {
-            model: {name: torch.zeros_like(gradient) for name, gradient in group.items()}
-            for model, group in found.items()
+        self.momenta = {
+            model: {name: torch.zeros_like(gradient) for name, gradient in found[model].items()}
+            for model, update in zip(self.client.trains, self.step.updates or [])
+            if update.momentum
         }
-        if self.step.updates is None:
-            self.gradients = zeros
-        else:
-            updates = zip(self.client.trains, self.step.updates)
-            self.momenta = {model: zeros[model] for model, update in updates if update.momentum}
         self.totals = {name: torch.zeros_like(value) for name, value in outputs.items()}
 
     def _compile(self, inputs: dict[str, Any]) -> Any:
         """Trace and compile the step, and see that it does what it does eagerly."""
         eager, compiled = _clone(self._state()), _clone(self._state())
-        self.step(eager, inputs)
+        eager["gradients"] = self.step(eager, inputs)
         try:
             with _trainer_unread(self.client):
                 traced = make_fx(self.step)(_clone(self._state()), _clone(inputs))
             _check_draws(traced)
             with _silent():
                 program = torch.compile(traced, fullgraph=True, dynamic=False, mode=self.mode)
-                program(compiled, inputs)
+                compiled["gradients"] = program(compiled, inputs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

@@ -1,14 +1,17 @@
 """Many clients at once: parameters with a leading client dimension, under ``torch.vmap``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Chunk, Engine, built_anew, new_rows
-from pl_fed.engine.objective import Objective
+from pl_fed.engine.base import Chunk, new_rows
+from pl_fed.engine.program import Program
+from pl_fed.engine.step import options_of
+from pl_fed.engine.stepping import Outside, Stepping, filled
 from pl_fed.types import Batch
 
 ELEMENTWISE = (
@@ -31,10 +34,11 @@ class CannotStackError(RuntimeError):
     """A net, an optimizer or an objective that cannot be run for many clients at once."""
 
 
-class Stacked(Engine):
+class Stacked(Stepping):
     """Runs the clients of a chunk as one stack; they see the same numbers as one by one.
 
-    Clients of unequal size get masked batches; one that has done its steps stands still.
+    Clients of unequal size get masked batches; one that has done its steps stands still. A compiled
+    stack is always of the same size; where there are fewer clients, places stay empty.
     """
 
     def check(self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk) -> None:
@@ -44,14 +48,9 @@ class Stacked(Engine):
             CannotStackError: If ``torch.vmap`` does not take it, or what is masked counts in it.
         """
         check_stackable(client, optimizer)
-        with self.autocast():
-            if torch.is_autocast_enabled(client.device.type):
-                raise CannotStackError("mixed precision has no effect under torch.vmap")
         buffers = {name: (buffer, buffer.clone()) for name, buffer in client.named_buffers()}
         try:
-            stack = _Stack(client, chunk)
-            with self.autocast():
-                one, other = (stack.objectives(each, 0)["loss"] for each in _padded(chunk))
+            one, other = self._losses(client, optimizer, chunk)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # if it is not the stacking, it will come again one by one
@@ -68,93 +67,68 @@ class Stacked(Engine):
                 "samples that `batch.mask` leaves out change what `training_step` returns"
             )
 
-    def run(
-        self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
+    def run_steps(
+        self,
+        program: Program,
+        optimizer: torch.optim.Optimizer,
+        chunk: Chunk,
+        centres: dict[str, Tensor],
     ) -> dict[str, Tensor]:
-        """Train the chunk's rows in place: see :meth:`Engine.run`."""
-        stack = _Stack(client, chunk)
-        leaves = {model: list(group.values()) for model, group in stack.leaves.items()}
-        anew = built_anew(client, optimizer, leaves)
-        totals: dict[str, Tensor] = {}
-        counts = torch.tensor(chunk.batches.steps, device=client.device)
-        for step in range(chunk.batches.max_steps):
-            anew.zero_grad()
-            batch = chunk.batches.at(step)
-            with self.autocast():
-                outputs = stack.objectives(batch, step)
-            outputs["loss"].sum().backward()
-            for parameters in leaves.values():
-                self._clip(parameters)
-            still = _StandStill(stack.rows, chunk.steps, step)
-            anew.step()
-            still.restore()
-            running = counts > step
-            for name, value in outputs.items():
-                value = torch.where(running, value.detach(), 0)
-                totals[name] = totals[name] + value if name in totals else value
-        chunk.rows.update(stack.rows)
-        chunk.on_done(len(chunk.clients))
-        return {name: total / counts for name, total in totals.items()}
+        """Run the chunk's steps."""
+        client, batches, number = program.client, chunk.batches, len(chunk.clients)
+        program.load(chunk.rows, chunk.statistics, centres)
+        ends, each_step = self._inputs(program, optimizer, chunk)
+        outside = Outside.of(program, optimizer)
+        for step in range(batches.max_steps):
+            gradients = program(each_step(step, batches.at(step)), whole=True)
+            if outside is not None:
+                done = {model: _done(steps, step) for model, steps in chunk.steps.items()}
+                outside.step(gradients, done)
+        rows = {model: new_rows(chunk.rows[model]) for model in client.trains}
+        program.write(rows, {})
+        chunk.rows.update(rows)
+        chunk.on_done(number)
+        return {name: total[:number] / ends[-1] for name, total in program.totals.items()}
 
-    def _clip(self, leaves: list[Tensor]) -> None:
-        value = self.clipping.value
-        gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
-        if not value or not gradients:
-            return
-        if self.clipping.algorithm == "value":
-            for gradient in gradients:
-                gradient.clamp_(-value, value)
-            return
-        norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients]
-        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-        factor = (value / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-        for gradient in gradients:
-            gradient.mul_(factor.view(-1, *([1] * (gradient.dim() - 1))))
+    def _inputs(
+        self, program: Program, optimizer: torch.optim.Optimizer, chunk: Chunk
+    ) -> tuple[Tensor, Callable[[int, Batch], dict[str, Any]]]:
+        """Return each model's steps [models + 1, clients], and what makes a step's inputs."""
+        device, steps, size = program.client.device, chunk.batches.max_steps, program.size or 0
+        options = options_of(optimizer, program.example)
+        index = torch.arange(steps, device=device)
+        ends = torch.tensor([*chunk.steps.values(), chunk.batches.steps], device=device)
+        running = index[:, None, None] < filled(ends, (len(ends), size))
+        draws = filled(chunk.draw_keys(program.client.draws).to(device), (size, steps))
 
-
-class _Stack:
-    """The clients of a chunk as one: their rows, and the parameters that are views on them."""
-
-    def __init__(self, client: Client, chunk: Chunk) -> None:
-        self.objective = Objective(client)
-        self.rows = {model: new_rows(chunk.rows[model]) for model in client.trains}
-        for model, row in self.rows.items():
-            row.copy_(chunk.rows[model])
-        self.leaves = {
-            model: {
-                name: view.detach().requires_grad_()
-                for name, view in client.row(model).layout.views(row).items()
+        def inputs(step: int, batch: Batch) -> dict[str, Any]:
+            shape = (size, chunk.batches.width)
+            return {
+                **{name: filled(each, shape) for name, each in batch._asdict().items()},
+                "index": index[step],
+                "draw": draws[:, step],
+                "centres": program.centres,
+                "running": running[step],
+                "options": options[step > 0],
             }
-            for model, row in self.rows.items()
-        }
-        self.keys = chunk.draw_keys(client.draws).to(client.device)
-        layout = client.row(client.trains[0]).layout
-        centres = chunk.centres_like(layout, client.trains)
-        self.centres = {name: layout.views(row) for name, row in centres.items()}
-        self.centre_dims = {name: None if row.dim() == 1 else 0 for name, row in centres.items()}
 
-    def objectives(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        """Return what ``training_step`` gives for every client, each [clients]."""
-        draws, dims = self.keys[:, step], self.centre_dims
-        return self.objective.stacked(self.leaves, batch, step, draws, self.centres, dims)
+        return ends, inputs
+
+    def _losses(
+        self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses of the first minibatches, with one padding and with another."""
+        centres = chunk.centres_like(client.row(client.trains[0]).layout, client.trains)
+        program = self.program(client, optimizer, chunk, centres)
+        with torch.no_grad():
+            program.load(chunk.rows, chunk.statistics, centres)
+            _, inputs = self._inputs(program, optimizer, chunk)
+            one, other = (program.outputs(inputs(0, batch))["loss"] for batch in _padded(chunk))
+        return one, other
 
 
-class _StandStill:
-    """Keeps the rows of clients that have done their steps, while the optimizer moves all."""
-
-    def __init__(self, rows: Mapping[str, Tensor], steps: dict[str, list[int]], step: int) -> None:
-        self.rows = rows
-        self.kept: dict[str, tuple[Tensor, Tensor]] = {}
-        for model, row in rows.items():
-            done = [position for position, count in enumerate(steps[model]) if step >= count]
-            if done:
-                index = torch.tensor(done, device=row.device)
-                self.kept[model] = (index, row[index])
-
-    def restore(self) -> None:
-        """Put back what must not have moved."""
-        for model, (index, before) in self.kept.items():
-            self.rows[model][index] = before
+def _done(steps: list[int], step: int) -> list[int]:
+    return [position for position, count in enumerate(steps) if step >= count]
 
 
 def check_stackable(client: Client, optimizer: torch.optim.Optimizer) -> None:

@@ -30,7 +30,6 @@ class LocalStep:
     - ``leaves``: the parameters;
     - ``buffers``: running statistics and counters, of one client only;
     - ``momenta``: SGD's momentum buffers, zero before the first step;
-    - ``gradients``: where gradients are left for an optimizer that is not part of the step;
     - ``totals``: sums over the steps of what ``training_step`` gives.
 
     The inputs are ``x``, ``y``, ``samples`` and perhaps ``mask`` of a minibatch; ``index``, which
@@ -40,8 +39,7 @@ class LocalStep:
 
     Args:
         client: The algorithm.
-        optimizer: The local optimizer. An SGD becomes part of the step; gradients are left for any
-            other.
+        updates: SGD's, by trained model; ``None`` leaves the update to an optimizer outside.
         clipping: Gradient clipping.
         autocast: Gives the context in which ``training_step`` runs.
         stacked: Whether clients are stacked.
@@ -51,7 +49,7 @@ class LocalStep:
     def __init__(
         self,
         client: Client,
-        optimizer: torch.optim.Optimizer,
+        updates: "list[SgdUpdate] | None",
         clipping: Clipping,
         autocast: Callable[[], AbstractContextManager[Any]],
         stacked: bool,
@@ -63,32 +61,41 @@ class LocalStep:
         self.autocast = autocast
         self.stacked = stacked
         self.centre_dims = dict(centre_dims)
-        self.updates = fused_updates(client, optimizer)
+        self.updates = updates
+        self._used: dict[str, tuple[str, ...]] = {}
         with autocast():
             self.casts = torch.is_autocast_enabled(client.device.type)
 
-    def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> tuple[()]:
-        """Take the step."""
+    def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
+        """Take the step, and return the gradients that are still to be followed."""
         seen = {model: _cloned(group) for model, group in state["buffers"].items()}
         gradients, outputs = self.gradients({**state, "buffers": seen}, inputs)
+        gradients = {model: self._clipped(group) for model, group in gradients.items()}
         for position, model in enumerate(self.trains):
             running = inputs["running"][position]
             _replace(state["buffers"].get(model, {}), seen.get(model, {}), running)
-            clipped = self._clipped(gradients[model])
-            if self.updates is None:
-                _replace(state["gradients"][model], clipped, running)
-                continue
-            options = inputs["options"][position].unbind()
-            leaves, momenta = state["leaves"][model], state["momenta"].get(model, {})
-            update = self.updates[position]
-            moved = {
-                name: update.moved(leaves[name], gradient, momenta.get(name), options)
-                for name, gradient in clipped.items()
-            }
-            _replace(leaves, moved, running)
+            if self.updates is not None:
+                moved = self._moved(position, gradients[model], state, inputs["options"])
+                _replace(state["leaves"][model], moved, running)
         for name, total in state["totals"].items():
             total.add_(torch.where(inputs["running"][-1], outputs[name].detach(), 0))
-        return ()
+        return gradients if self.updates is None else {}
+
+    def _moved(
+        self,
+        position: int,
+        gradients: dict[str, Tensor],
+        state: dict[str, Any],
+        options: Tensor,
+    ) -> dict[str, Tensor]:
+        """Return where the parameters of a model move; its momenta are changed in place."""
+        model, update = self.trains[position], (self.updates or [])[position]
+        leaves, momenta = state["leaves"][model], state["momenta"].get(model, {})
+        numbers = options[position].unbind()
+        return {
+            name: update.moved(leaves[name], gradient, momenta.get(name), numbers)
+            for name, gradient in gradients.items()
+        }
 
     def gradients(
         self, state: dict[str, Any], inputs: dict[str, Any]
@@ -98,21 +105,14 @@ class LocalStep:
         rest: tuple[Any, ...] = (batch, inputs["index"], inputs["draw"], inputs["centres"])
         if not self.stacked:
             return self._of_one(state["leaves"], state["buffers"], *rest)
-        dims = (0, 0, None, 0, self.centre_dims)
+        tensors, dims = (state["leaves"], *rest), (0, 0, None, 0, self.centre_dims)
+        one: Any = self._of_one_in_many
         if self.casts:  # torch.vmap goes past autocast, and so over the casts written out
-            one = make_fx(self._without_buffers)(*_first(state["leaves"], *rest, dims=dims))
-            return torch.vmap(one, in_dims=dims)(state["leaves"], *rest)  # type: ignore[no-any-return]
-        with torch.enable_grad():
-            leaves = _trainable(state["leaves"])
-            outputs = self.objective.stacked(
-                leaves,
-                Batch(**batch),
-                inputs["index"],
-                inputs["draw"],
-                inputs["centres"],
-                self.centre_dims,
-            )
-            return _differentiated(outputs["loss"].sum(), leaves), outputs
+            one = make_fx(self._of_one_alone)(*_first(tensors, dims))
+        elif not self._used:
+            found, _ = self._of_one_alone(*_first(tensors, dims))
+            self._used = {model: tuple(group) for model, group in found.items()}
+        return torch.vmap(one, in_dims=dims)(*tensors)  # type: ignore[no-any-return]
 
     def _of_one(
         self,
@@ -133,8 +133,21 @@ class LocalStep:
             gradients = _differentiated(outputs["loss"], leaves)
         return gradients, {name: value.detach() for name, value in outputs.items()}
 
-    def _without_buffers(self, leaves: Tensors, *rest: Any) -> tuple[Tensors, dict[str, Tensor]]:
+    def _of_one_alone(self, leaves: Tensors, *rest: Any) -> tuple[Tensors, dict[str, Tensor]]:
         return self._of_one(leaves, {}, *rest)
+
+    def _of_one_in_many(
+        self, leaves: Tensors, batch: dict[str, Tensor], *rest: Any
+    ) -> tuple[Tensors, dict[str, Tensor]]:
+        """The same under ``torch.vmap``: a gradient that is taken within it is faster."""
+
+        def loss(used: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+            tensors = {model: {**leaves[model], **group} for model, group in used.items()}
+            outputs = self.objective(tensors, Batch(**batch), *rest)
+            return outputs["loss"], outputs
+
+        used = {model: {n: leaves[model][n] for n in names} for model, names in self._used.items()}
+        return torch.func.grad(loss, has_aux=True)(used)  # type: ignore[no-any-return]
 
     def _clipped(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         value = self.clipping.value
@@ -203,7 +216,7 @@ class SgdUpdate:
         return leaf - rate * gradient
 
 
-def fused_updates(client: Client, optimizer: torch.optim.Optimizer) -> list[SgdUpdate] | None:
+def updates_of(client: Client, optimizer: torch.optim.Optimizer) -> list[SgdUpdate] | None:
     """Return the updates of the trained models' groups, or ``None`` if the optimizer is no SGD."""
     names = [group.get("name") for group in optimizer.param_groups]
     if type(optimizer) is not torch.optim.SGD or names != list(client.trains):
@@ -250,15 +263,13 @@ def _replace(kept: Mapping[str, Tensor], new: Mapping[str, Tensor], running: Ten
         kept[name].copy_(torch.where(_beside(running, kept[name]), tensor, kept[name]))
 
 
-def _first(*trees: Any, dims: tuple[Any, ...]) -> list[Any]:
+def _first(tree: Any, dim: Any) -> Any:
     """Take the first client's out of stacked tensors."""
-
-    def first(tree: Any, dim: Any) -> Any:
-        if isinstance(tree, dict):
-            return {k: first(v, dim[k] if isinstance(dim, dict) else dim) for k, v in tree.items()}
-        return tree if dim is None else tree[0]
-
-    return [first(tree, dim) for tree, dim in zip(trees, dims)]
+    if isinstance(tree, dict):
+        return {k: _first(v, dim[k] if isinstance(dim, dict) else dim) for k, v in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_first(*each) for each in zip(tree, dim))
+    return tree if dim is None else tree[0]
 
 
 def _beside(numbers: Tensor, leaf: Tensor) -> Tensor:

@@ -254,11 +254,10 @@ def test_in_mixed_precision(algorithm):
     data = shared_out(classes([16, 5, 9]))
     kwargs = {"dtype": torch.float32, "autocast": autocast}
     mixed = run_rounds(client, data, **kwargs)
-    with pytest.warns(UserWarning, match="one by one, .* mixed precision has no effect"):
-        stacked = run_rounds(client, data, engine="stacked", **kwargs)
-    assert mixed.distance(stacked) == 0
+    stacked = run_rounds(client, data, engine="stacked", **kwargs)
     full = run_rounds(client, data, dtype=torch.float32)
     assert 0 < mixed.distance(full) < 2e-2
+    assert mixed.distance(stacked) < mixed.distance(full) / 2  # so stacks are cast, too
     assert mixed.w.dtype == torch.float32
 
 
