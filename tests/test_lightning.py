@@ -240,12 +240,15 @@ def test_a_round_has_one_row_with_the_names_of_the_design(tmp_path):
 
 
 def test_log_every_n_steps_counts_rounds(tmp_path):
+    """It says when rows are written, of all rounds: tests/test_logging.py."""
     fit(tmp_path, max_epochs=6, log_every_n_steps=3, check_val_every_n_epoch=2)
     logged = {row["round"]: (row["train/loss"], row["val/global/loss"]) for row in rows(tmp_path)}
     assert {round: [bool(v) for v in values] for round, values in logged.items()} == {
-        "1": [False, True],
+        "0": [True, False],
+        "1": [True, True],
         "2": [True, False],
-        "3": [False, True],
+        "3": [True, True],
+        "4": [True, False],
         "5": [True, True],
     }
 

@@ -55,7 +55,9 @@ CASES = {
     "csv": Case("a row of metrics.csv", 3.0),
     "tqdm": Case("the same, offline W&B, progress bar (TQDM)", 8.0, 1, TQDMProgressBar, True),
     "rich": Case("the same, offline W&B, progress bar (Rich)", 8.0, 1, RichProgressBar, True),
-    "tenth": Case("all three, rows written every 10th round (TQDM)", 8.0, 10, TQDMProgressBar, True),
+    "tenth": Case(
+        "the same with TQDM, rows written every 10th round", 8.0, 10, TQDMProgressBar, True
+    ),
 }
 
 
