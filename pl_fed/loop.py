@@ -6,6 +6,7 @@ of the epoch loop ``_should_check_val_epoch`` and ``_batches_that_stepped``. Bes
 progress counters of the loops, which have no underscore but no documentation either.
 """
 
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from torch import Tensor
 from pl_fed.engine import Clipping
 from pl_fed.federation import Federation
 from pl_fed.loggers import RunCSV, WaitingRows
+
+_BAR_SECONDS = 0.1  # at least, between two moves of the progress bar within a round
 
 
 class FederatedLoop(_FitLoop):
@@ -55,6 +58,7 @@ class FederatedLoop(_FitLoop):
         self._validated = False
         self._metrics: dict[str, Tensor] = {}
         self._waiting: list[WaitingRows] = []
+        self._bar_due = 0.0
 
     # Where a checkpoint left off
 
@@ -246,9 +250,12 @@ class FederatedLoop(_FitLoop):
             )
 
     def _show_progress(self, done: int) -> None:
-        """Move the progress bar on within the round."""
-        bar = self.trainer.progress_bar_callback
-        if bar is not None and getattr(bar, "is_enabled", True) and done < self.max_batches:
+        """Move the progress bar on within the round, if one can see that it moves."""
+        bar, now = self.trainer.progress_bar_callback, time.monotonic()
+        if bar is None or not getattr(bar, "is_enabled", True) or now < self._bar_due:
+            return
+        if done < self.max_batches:
+            self._bar_due = now + _BAR_SECONDS
             module = self.trainer.lightning_module
             bar.on_train_batch_end(self.trainer, module, {}, self._cohort, done - 1)
 
