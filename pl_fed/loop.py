@@ -182,6 +182,8 @@ class FederatedLoop(_FitLoop):
         self._call("on_train_epoch_end", monitoring_callbacks=False)
         connector.on_epoch_end()
         epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        if connector.metrics["log"]:  # it is written at once, and the round's row before it
+            self.write_rows()
         connector.update_train_epoch_metrics()
         epoch._batches_that_stepped = self.epoch_progress.current.processed
         _call_callback_hooks(trainer, "on_train_epoch_end", monitoring_callbacks=True)

@@ -265,6 +265,8 @@ def test_what_users_log_is_in_the_row_of_its_round(tmp_path, every):
         assert trainer.callback_metrics[name] == powers[-1]
     (first, *_) = [metrics for *_, metrics in logger.given if "square" in metrics]
     assert {"train/loss", "round"} <= set(first), "it is in the same row"
+    rows = [(step, "cube" in metrics) for _, step, metrics in logger.given]
+    assert rows == sorted(rows), "which is written before what comes at the end of the round"
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -47,9 +47,8 @@ class RoundMetrics(Callback):
         trainer.callback_metrics.update(metrics)
         trainer.logged_metrics.update(metrics)
         if trainer.progress_bar_callback is not None and "loss" in outputs:
-            trainer.progress_bar_metrics["train/loss"] = float(
-                outputs["loss"]
-            )  # a GPU is waited for
+            loss = float(outputs["loss"])  # a GPU is waited for
+            trainer.progress_bar_metrics["train/loss"] = loss
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log which round was validated."""
