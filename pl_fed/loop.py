@@ -204,8 +204,8 @@ class FederatedLoop(_FitLoop):
         row = {**self._run_round(), "round": float(self.epoch_progress.current.processed)}
         epoch.batch_progress.increment_processed()
         epoch.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-        outputs = {**row, "loss": row["train/loss"]} if "train/loss" in row else row
-        ended = (outputs, cohort, len(cohort) - 1)
+        loss = {"loss": row["train/loss"]} if "train/loss" in row else {}
+        ended = ({**row, **loss}, cohort, len(cohort) - 1)
         self._call("on_train_batch_end", *ended, monitoring_callbacks=False)
         trainer._logger_connector.on_batch_end()
         self._log(row)
