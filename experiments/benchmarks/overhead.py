@@ -3,7 +3,7 @@
 What a round of ``Trainer.fit`` costs beside the local steps, which are left out with all that only
 they ask for: the draw of the cohort, rows for 10 clients of 109,386 parameters, the loop and its
 hooks, checks, aggregation, the server's step, and what is logged. A table of the medians is
-printed.
+printed; the fastest tenth tells more where others use the machine.
 
 ``--profile quiet`` prints where the time of a line goes.
 """
@@ -160,12 +160,12 @@ def main() -> None:
         run(CASES[arguments.profile], arguments.rounds, profiler)
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
         return
-    print("| a round without its local steps | median, ms | mean, ms | at most, ms |")
+    print("| a round without its local steps | median, ms | fastest tenth, ms | at most, ms |")
     print("|---|---|---|---|")
     for case in (CASES[name] for name in arguments.cases):
         times = run(case, arguments.rounds)
-        middle, mean = statistics.median(times), statistics.mean(times)
-        print(f"| {case.name} | {middle:.2f} | {mean:.2f} | {case.target:.0f} |", flush=True)
+        middle, fast = statistics.median(times), statistics.quantiles(times, n=10)[0]
+        print(f"| {case.name} | {middle:.2f} | {fast:.2f} | {case.target:.0f} |", flush=True)
 
 
 if __name__ == "__main__":
