@@ -91,6 +91,7 @@ class Federation:
         self.shuffle = True
         self.rounds = 0.0
         self.is_byzantine = torch.empty(0, dtype=torch.bool)
+        self._cohorts: dict[int, Tensor] = {}  # the last one: both loop and round ask for it
         self._client: Client | None = None
         self._data: ClientData | None = None
         self._moved: ClientData | None = None
@@ -113,6 +114,7 @@ class Federation:
         data = datamodule.clients
         self.sampler.size_of_cohort(data.num_clients)
         self.is_byzantine = draw_byzantine(self.byzantine, data.num_clients, self.seed)
+        self._cohorts = {}
         check_net(client, data)
         if client is not self._client or data is not self._data:
             self._client, self._data, self._moved = client, data, None
@@ -166,9 +168,11 @@ class Federation:
 
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of the clients that take part in a round."""
-        sizes = self.data.train.sizes
-        draw = generator(self.seed, "cohort", round)
-        return self.sampler.sample(len(sizes), sizes, draw)
+        if round not in self._cohorts:
+            sizes = self.data.train.sizes
+            draw = generator(self.seed, "cohort", round)
+            self._cohorts = {round: self.sampler.sample(len(sizes), sizes, draw)}
+        return self._cohorts[round].clone()
 
     def _train(
         self,
@@ -297,7 +301,7 @@ class Federation:
         benign = ~self.is_byzantine[cohort]
         report: dict[str, Tensor | float] = {}
         if benign.any():
-            chosen = benign.to(outputs["loss"].device)
+            chosen = benign.nonzero().flatten().to(outputs["loss"].device)
             report = {f"train/{name}": each[chosen].mean() for name, each in outputs.items()}
         numbers = {"cohort": len(cohort), "byzantine": int((~benign).sum())}
         report |= {f"train/{name}": float(number) for name, number in numbers.items()}

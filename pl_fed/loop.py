@@ -6,6 +6,7 @@ of the epoch loop ``_should_check_val_epoch`` and ``_batches_that_stepped``. Bes
 progress counters of the loops, which have no underscore but no documentation either.
 """
 
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ from torch import Tensor
 
 from pl_fed.engine import Clipping
 from pl_fed.federation import Federation
+from pl_fed.loggers import RunCSV, WaitingRows
+
+_BAR_SECONDS = 0.1  # at least, between two moves of the progress bar within a round
 
 
 class FederatedLoop(_FitLoop):
@@ -53,6 +57,8 @@ class FederatedLoop(_FitLoop):
         self._cohort = torch.empty(0, dtype=torch.int64)
         self._validated = False
         self._metrics: dict[str, Tensor] = {}
+        self._waiting: list[WaitingRows] = []
+        self._bar_due = 0.0
 
     # Where a checkpoint left off
 
@@ -114,9 +120,27 @@ class FederatedLoop(_FitLoop):
         self._cohort = self.federation.draw_cohort(self.epoch_progress.current.processed)
         self.max_batches = len(self._cohort)  # progress bars count the clients of the round
 
+    def run(self) -> None:
+        """Run the rounds, and write the rows of all, whatever happens."""
+        try:
+            super().run()
+        finally:
+            self.write_rows()
+
+    def on_run_end(self) -> None:
+        """End: whoever looks into ``metrics.csv`` then finds all rounds."""
+        self.write_rows()
+        super().on_run_end()
+
     def on_run_start(self) -> None:
         """Hand over the trainer's settings, and begin."""
         prepare(self.trainer, self.federation)
+        self._waiting = [
+            logger.waiting
+            if isinstance(logger, RunCSV)
+            else WaitingRows(logger.log_metrics, logger.save)
+            for logger in self.trainer.loggers
+        ]
         if self.trainer.enable_validation:  # what is wrong with it is said now, not rounds later
             self.trainer.validating = True
             self.epoch_loop.val_loop.setup_data()
@@ -140,6 +164,7 @@ class FederatedLoop(_FitLoop):
             self._train()
             self._validated = False
         if epoch._should_check_val_epoch() and not self._validated:
+            self.write_rows()
             epoch.val_loop.restarting = False
             self.trainer.validating = True
             epoch.val_loop.run()
@@ -157,6 +182,8 @@ class FederatedLoop(_FitLoop):
         self._call("on_train_epoch_end", monitoring_callbacks=False)
         connector.on_epoch_end()
         epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        if connector.metrics["log"]:  # it is written at once, and the round's row before it
+            self.write_rows()
         connector.update_train_epoch_metrics()
         epoch._batches_that_stepped = self.epoch_progress.current.processed
         _call_callback_hooks(trainer, "on_train_epoch_end", monitoring_callbacks=True)
@@ -174,21 +201,22 @@ class FederatedLoop(_FitLoop):
         self._call("on_train_batch_start", cohort, 0)
         epoch.batch_progress.increment_started()
         self.within_round = True
-        report = self._run_round()
+        row = {**self._run_round(), "round": float(self.epoch_progress.current.processed)}
         epoch.batch_progress.increment_processed()
         epoch.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-        ended = (report, cohort, len(cohort) - 1)
+        loss = {"loss": row["train/loss"]} if "train/loss" in row else {}
+        ended = ({**row, **loss}, cohort, len(cohort) - 1)
         self._call("on_train_batch_end", *ended, monitoring_callbacks=False)
         trainer._logger_connector.on_batch_end()
-        trainer._logger_connector.update_train_step_metrics()
+        self._log(row)
         self.within_round = False  # the round's row is written before a checkpoint that holds it
         _call_callback_hooks(trainer, "on_train_batch_end", *ended, monitoring_callbacks=True)
         epoch.batch_progress.increment_completed()
 
     def _run_round(self) -> dict[str, Tensor | float]:
-        """Let the federation run the round; what it reports is the hooks' ``outputs``."""
+        """Let the federation run the round, and return what it reports."""
         with self.trainer.profiler.profile("run_federated_round"), _explained():
-            report = self.federation.run_round(
+            report: dict[str, Tensor | float] = self.federation.run_round(
                 self.epoch_progress.current.processed,
                 self.trainer.optimizers[0],
                 on_server_step=lambda optimizer: self._call("on_before_optimizer_step", optimizer),
@@ -199,7 +227,22 @@ class FederatedLoop(_FitLoop):
         steps = self.epoch_loop.automatic_optimization.optim_progress.optimizer.step
         steps.increment_ready()
         steps.increment_completed()
-        return {**report, "loss": report["train/loss"]} if "train/loss" in report else report
+        return report
+
+    def _log(self, row: dict[str, Tensor | float]) -> None:
+        """Let the round's row wait, with what ``self.log`` was given; write all if it is time."""
+        trainer, connector = self.trainer, self.trainer._logger_connector
+        if trainer.log_every_n_steps:
+            row = {"epoch": row["round"], **row, **connector.metrics["log"]}
+            for rows in self._waiting:
+                rows.add(row, self.epoch_loop._batches_that_stepped)
+        if connector.should_update_logs:
+            self.write_rows()
+
+    def write_rows(self) -> None:
+        """Write the rows of all rounds that are not written yet, to every logger."""
+        for rows in self._waiting:
+            rows.write()
 
     def _call(self, hook: str, *args: Any, monitoring_callbacks: bool | None = None) -> None:
         _call_callback_hooks(self.trainer, hook, *args, monitoring_callbacks=monitoring_callbacks)
@@ -209,9 +252,12 @@ class FederatedLoop(_FitLoop):
             )
 
     def _show_progress(self, done: int) -> None:
-        """Move the progress bar on within the round."""
-        bar = self.trainer.progress_bar_callback
-        if bar is not None and getattr(bar, "is_enabled", True) and done < self.max_batches:
+        """Move the progress bar on within the round, if one can see that it moves."""
+        bar, now = self.trainer.progress_bar_callback, time.monotonic()
+        if bar is None or not getattr(bar, "is_enabled", True) or now < self._bar_due:
+            return
+        if done < self.max_batches:
+            self._bar_due = now + _BAR_SECONDS
             module = self.trainer.lightning_module
             bar.on_train_batch_end(self.trainer, module, {}, self._cohort, done - 1)
 

@@ -15,6 +15,7 @@ from pl_fed.callbacks import LastCheckpoint, PerClient, RoundMetrics, WandbAxis
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.federation import Federation
+from pl_fed.functional.arguments import check_integers
 from pl_fed.loggers import RunCSV
 from pl_fed.loop import FederatedLoop
 from pl_fed.refusals import check_data, check_processes, check_trainer
@@ -37,7 +38,9 @@ class Trainer(LightningTrainer):
         callbacks: See Lightning. Without a ``ModelCheckpoint``, and unless
             ``enable_checkpointing=False``, a :class:`~pl_fed.callbacks.LastCheckpoint` is added.
         plugins: See Lightning.
-        log_every_n_steps: Every how many rounds a row of ``train/*`` is logged; 1 by default.
+        log_every_n_steps: Every how many rounds the rows of all rounds since are written, to
+            ``metrics.csv`` and to every logger; 1 by default. They are also written before a
+            validation, before a checkpoint is saved, and in the end. 0 writes no ``train/*``.
         **kwargs: All else that ``lightning.Trainer`` takes.
 
     Raises:
@@ -74,6 +77,8 @@ class Trainer(LightningTrainer):
                 "Expected trainer argument `barebones` to be False but got True: metrics.csv is"
                 " always written. To save time, turn off checkpoints, progress bar and summary."
             )
+        every = 1 if log_every_n_steps is None else log_every_n_steps
+        check_integers(0, log_every_n_steps=every)
         self.federation = federation
         self.run_dir = _folder(default_root_dir, run_dir)
         others = [] if logger is None or isinstance(logger, bool) else logger
@@ -90,7 +95,7 @@ class Trainer(LightningTrainer):
             logger=[RunCSV(self.run_dir), *loggers],
             callbacks=[RoundMetrics(), WandbAxis(), PerClient(federation, self.run_dir), *given],
             plugins=added,
-            log_every_n_steps=1 if log_every_n_steps is None else log_every_n_steps,
+            log_every_n_steps=every,
             **kwargs,
         )
         check_processes(self)
@@ -153,6 +158,7 @@ class Trainer(LightningTrainer):
                 f" {self.current_epoch}: the one before is kept."
             )
             return
+        self._loop.write_rows()  # a resumed run goes on after the rows up to its checkpoint
         super().save_checkpoint(filepath, weights_only, storage_options)
 
 

@@ -240,12 +240,15 @@ def test_a_round_has_one_row_with_the_names_of_the_design(tmp_path):
 
 
 def test_log_every_n_steps_counts_rounds(tmp_path):
+    """It says when rows are written, of all rounds: tests/test_logging.py."""
     fit(tmp_path, max_epochs=6, log_every_n_steps=3, check_val_every_n_epoch=2)
     logged = {row["round"]: (row["train/loss"], row["val/global/loss"]) for row in rows(tmp_path)}
     assert {round: [bool(v) for v in values] for round, values in logged.items()} == {
-        "1": [False, True],
+        "0": [True, False],
+        "1": [True, True],
         "2": [True, False],
-        "3": [False, True],
+        "3": [True, True],
+        "4": [True, False],
         "5": [True, True],
     }
 
@@ -456,6 +459,13 @@ def shown(output):
     return [(int(epoch), int(n), int(total), rest) for epoch, n, total, rest in found]
 
 
+@pytest.fixture
+def every_move(monkeypatch):
+    """Let the progress bar move with every client."""
+    monkeypatch.setattr("pl_fed.loop._BAR_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("every_move")
 @pytest.mark.parametrize("rounds", [{"max_epochs": 2}, {"max_epochs": None, "max_steps": 2}])
 def test_tqdm_shows_rounds_clients_and_accuracy(tmp_path, capsys, rounds):
     bar = TQDMProgressBar()
@@ -479,6 +489,7 @@ def console():
     rich.reconfigure()
 
 
+@pytest.mark.usefixtures("every_move")
 def test_rich_shows_rounds_clients_and_accuracy(tmp_path, console):
     seen = []
 
@@ -517,8 +528,10 @@ def test_a_bar_of_a_round_that_is_taken_up_again(tmp_path, capsys, console, bar)
     assert len(column(tmp_path, "val/global/loss")) == trainer.current_epoch == 2
 
 
-def test_a_bar_of_ones_own(tmp_path):
+@pytest.mark.parametrize(("seconds", "moves"), [(0.0, [1, 2, 3] * 2), (1e9, [1, 3, 3])])
+def test_a_bar_of_ones_own(tmp_path, monkeypatch, seconds, moves):
     """As in Lightning's documentation: it need not have more than the hooks."""
+    monkeypatch.setattr("pl_fed.loop._BAR_SECONDS", seconds)
     seen = []
 
     class Bar(ProgressBar):
@@ -529,8 +542,8 @@ def test_a_bar_of_ones_own(tmp_path):
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
             seen.append((batch_idx + 1, self.total_train_batches))
 
-    fit(tmp_path, callbacks=[Bar()], max_epochs=1, enable_progress_bar=True)
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    fit(tmp_path, callbacks=[Bar()], max_epochs=2, enable_progress_bar=True)
+    assert seen == [(move, 3) for move in moves]
 
 
 @pytest.mark.parametrize("summary", [ModelSummary, RichModelSummary])

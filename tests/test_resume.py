@@ -326,6 +326,7 @@ TRAINED = {
     "no sanity check, min_epochs": {"num_sanity_val_steps": 0, "min_epochs": 2},
     "states on disk": {"on_disk": True},
     "seldom logged": {"log_every_n_steps": 4, "check_val_every_n_epoch": 2},
+    "logged in the end": {"log_every_n_steps": 100, "check_val_every_n_epoch": 5},
 }
 
 

@@ -7,7 +7,7 @@ from small_federations import classes, seeded, sgd, shared_out
 import pl_fed
 from pl_fed.clients import Ditto
 from pl_fed.models import MLP
-from pl_fed.samplers import All
+from pl_fed.samplers import All, Uniform
 
 
 class Breaks(Ditto):
@@ -51,3 +51,42 @@ def test_an_error_in_the_middle_leaves_models_and_states_as_before_the_round(tmp
     assert torch.equal(client.row("global").data, whole.row("global").data)
     expected = other.store.read("personal", everyone)
     assert torch.equal(federation.store.read("personal", everyone), expected)
+
+
+class Counting(Uniform):
+    """Counts how often it draws."""
+
+    draws = 0
+
+    def sample(self, num_clients, sizes, generator):
+        self.draws += 1
+        return super().sample(num_clients, sizes, generator)
+
+
+def test_a_cohort_is_drawn_once(tmp_path):
+    """The loop shows it to the hooks, which may do with it as they like, and the round takes it."""
+
+    class Scribbles(Ditto):
+        def on_train_batch_start(self, batch, batch_idx):
+            batch.zero_()
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            assert outputs["train/cohort"] == 3
+
+    sampler = Counting(3)
+    client, federation = made(Scribbles)
+    federation.sampler = sampler
+    fit(tmp_path / "a", client, federation, rounds=4)
+    assert sampler.draws <= 5, "one of them for the round after the last"
+    whole, other = made(Ditto)
+    other.sampler = Uniform(3)
+    fit(tmp_path / "b", whole, other, rounds=4)
+    assert torch.equal(client.row("global").data, whole.row("global").data)
+
+
+def test_other_data_have_other_cohorts():
+    client, federation = made(Ditto)
+    federation.setup(client, shared_out(classes([5, 6, 7, 8])), "fit")
+    assert len(federation.draw_cohort(0)) == 4
+    federation.setup(client, shared_out(classes([5, 6])), "fit")
+    assert len(federation.draw_cohort(0)) == 2

@@ -1,16 +1,18 @@
-"""Logs what a round reports."""
+"""What a round reports, for those who watch it."""
 
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from pl_fed.loggers import RunCSV
 
 
 class RoundMetrics(Callback):
-    """Logs ``train/*``, ``time/round`` and ``round`` at every round, and ``round`` with metrics.
+    """Publishes ``train/*``, ``time/round`` and ``round``, and logs ``round`` with metrics.
 
-    How often rows are written is Lightning's ``log_every_n_steps``, in rounds.
+    The loop has the rows of rounds written, as often as Lightning's ``log_every_n_steps`` says.
     """
 
     def __init__(self) -> None:
@@ -37,34 +39,32 @@ class RoundMetrics(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Log the round's report."""
-        for name, value in outputs.items():
-            if name == "loss":  # of Lightning's own, and the same as train/loss
-                continue
-            pl_module.log(
-                name,
-                value,
-                on_step=True,
-                on_epoch=False,
-                prog_bar=name == "train/loss",
-                batch_size=1,
-            )
-        self._log_round(trainer, pl_module, on_step=True)
+        """Let callbacks watch the round's numbers, and the progress bar show its loss.
+
+        ``self.log`` would do the same, in 0.2 ms for each number.
+        """
+        metrics = {name: _as_metric(each) for name, each in outputs.items() if name != "loss"}
+        trainer.callback_metrics.update(metrics)
+        trainer.logged_metrics.update(metrics)
+        if trainer.progress_bar_callback is not None and "loss" in outputs:
+            loss = float(outputs["loss"])  # a GPU is waited for
+            trainer.progress_bar_metrics["train/loss"] = loss
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log which round was validated."""
-        self._log_round(trainer, pl_module, on_step=False)
+        self._log_round(trainer, pl_module)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log after which round was tested."""
-        self._log_round(trainer, pl_module, on_step=False)
+        self._log_round(trainer, pl_module)
 
-    def _log_round(self, trainer: Trainer, pl_module: LightningModule, on_step: bool) -> None:
+    def _log_round(self, trainer: Trainer, pl_module: LightningModule) -> None:
         round = trainer.current_epoch if self._loaded is None else self._loaded
-        pl_module.log(
-            "round",
-            float(round),
-            on_step=on_step,
-            on_epoch=not on_step,
-            batch_size=1,
-        )
+        pl_module.log("round", float(round), batch_size=1)
+
+
+def _as_metric(value: Tensor | float) -> Tensor:
+    """Return a number as Lightning's callbacks expect it."""
+    if isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float64):
+        return value
+    return torch.as_tensor(value, dtype=torch.get_default_dtype())

@@ -1,3 +1,4 @@
 """Loggers of pl_fed's own; any of Lightning's works beside them."""
 
 from pl_fed.loggers.run_csv import RunCSV as RunCSV
+from pl_fed.loggers.waiting_rows import WaitingRows as WaitingRows

@@ -10,6 +10,8 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from pl_fed.loggers.waiting_rows import WaitingRows
+
 
 class RunCSV(Logger):
     """Writes what is logged of a round into one row of ``metrics.csv``.
@@ -19,10 +21,14 @@ class RunCSV(Logger):
 
     Args:
         folder: The run's folder.
+
+    Attributes:
+        waiting: Rows that are written before any other, so that rounds keep their order.
     """
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
+        self.waiting = WaitingRows(self._log)
         self.path = Path(folder) / "metrics.csv"
         self._columns: list[str] = []
         self._row: dict[str, str] = {}  # the current one, which is the last of the file
@@ -47,9 +53,13 @@ class RunCSV(Logger):
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: ``config.yaml`` has them."""
 
-    @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add numbers to the row of a round: of the metric ``round``, or else of the step."""
+        self.waiting.write()
+        self._log(metrics, step)
+
+    @rank_zero_only
+    def _log(self, metrics: Mapping[str, float], step: int | None) -> None:
         if not self._columns:
             self.keep()
         round = str(int(metrics.get("round", step or 0)))
