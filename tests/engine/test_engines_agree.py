@@ -257,7 +257,8 @@ def test_in_mixed_precision(algorithm):
     stacked = run_rounds(client, data, engine="stacked", **kwargs)
     full = run_rounds(client, data, dtype=torch.float32)
     assert 0 < mixed.distance(full) < 2e-2
-    assert mixed.distance(stacked) < mixed.distance(full) / 2  # so stacks are cast, too
+    assert mixed.distance(stacked) < 2e-2
+    assert stacked.distance(full) > mixed.distance(full) / 4  # stacks are cast, too
     assert mixed.w.dtype == torch.float32
 
 
