@@ -27,7 +27,8 @@ class Chunk:
         rows: ``broadcast`` [numel]; for each trained model a row per client [clients, numel], at
             first that before the local steps, perhaps one row that is repeated; in the end that
             after them, in a new tensor; and the client's states.
-        statistics: For each trained model the running statistics [clients, numel], likewise.
+        statistics: For each trained model the running statistics [clients, numel], likewise; and
+            those that engines leave alone, of the broadcast and of models that are not trained.
         on_done: To be called, as clients are done, with how many of the chunk's are.
     """
 

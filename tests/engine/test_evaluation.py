@@ -8,7 +8,7 @@ from torch import nn
 import pl_fed
 from pl_fed.clients import Ditto, FedAvg, Local
 from pl_fed.data import FederatedData
-from pl_fed.engine.evaluation import WorkSpace, evaluate, predict
+from pl_fed.engine.evaluation import Evaluator, WorkSpace
 from pl_fed.metrics import ClientMetrics
 from pl_fed.state import ClientStore
 
@@ -36,10 +36,18 @@ def store_of(client, models=None, seed=5):
     return store
 
 
-def metrics_of(client, data, part, model, store, clients=EVERYONE):
+def evaluator_of(client, store, stacked=None):
+    """An evaluator whose clients begin with what the store has."""
+    names = list(store.defaults)
+    evaluator = Evaluator(client, lambda ids: {name: store.read(name, ids) for name in names})
+    evaluator.stacked = stacked
+    return evaluator
+
+
+def metrics_of(client, data, part, model, store, clients=EVERYONE, stacked=None):
     metrics = ClientMetrics(data.num_clients, data.num_classes)
-    with torch.no_grad(), WorkSpace(client) as space:
-        evaluate(space, data, part, clients, model, store, metrics)
+    with torch.no_grad():
+        evaluator_of(client, store, stacked).evaluate(data, part, clients, {model: metrics})
     return metrics
 
 
@@ -119,8 +127,9 @@ def test_the_models_are_put_back(interrupted):
     store = store_of(client)
     before = {name: value.clone() for name, value in client.state_dict().items()}
     try:
-        with WorkSpace(client) as space:
-            space.load("personal", 2, store)
+        with WorkSpace(client, ("global", "personal")):
+            client.row("personal").data.copy_(store.read("personal", torch.tensor([2]))[0])
+            client.statistics("personal").data.zero_()
             assert not torch.equal(
                 client.personal_model[0].weight, before["personal_model.0.weight"]
             )
@@ -157,8 +166,8 @@ def test_batch_norm_evaluates_with_the_clients_own_statistics():
 def test_predictions_are_each_clients_own_in_its_order(model):
     data, client = doubled(data_of()), Ditto(seeded(mlp))
     store = store_of(client)
-    with torch.no_grad(), WorkSpace(client) as space:
-        tables = predict(space, data, torch.tensor([2, 1]), model, store)
+    with torch.no_grad():
+        tables = evaluator_of(client, store).predict(data, torch.tensor([2, 1]), model)
     assert [table["client"] for table in tables] == [2, 1]
     for table in tables:
         y, outputs = by_hand(client, data, "test", model, store, table["client"])
@@ -172,8 +181,9 @@ def test_a_client_without_test_samples_gets_an_empty_table():
     arrays = classes([1, 1, 4, 4])
     data, client = doubled(data_of(arrays)), Ditto(seeded(mlp))
     assert len(data.test.samples(0)) == 0
-    with torch.no_grad(), WorkSpace(client) as space:
-        (table,) = predict(space, data, torch.tensor([0]), "personal", store_of(client))
+    evaluator = evaluator_of(client, store_of(client))
+    with torch.no_grad():
+        (table,) = evaluator.predict(data, torch.tensor([0]), "personal")
     lengths = {len(table[name]) for name in ("sample", "target", "prediction", "probability")}
     assert lengths == {0}
 
@@ -184,8 +194,8 @@ def test_real_valued_predictions_are_the_outputs():
     data = doubled(data_of(reals(x, y, owner)))
     client = Ditto(seeded(mlp), criterion=nn.MSELoss())
     store = store_of(client)
-    with torch.no_grad(), WorkSpace(client) as space:
-        (table,) = predict(space, data, torch.tensor([2]), "personal", store)
+    with torch.no_grad():
+        (table,) = evaluator_of(client, store).predict(data, torch.tensor([2]), "personal")
     assert "probability" not in table
     outputs = by_hand(client, data, "test", "personal", store, 2)[1]
     torch.testing.assert_close(table["prediction"], outputs)
