@@ -14,7 +14,8 @@ from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.metrics import ClientMetrics
 
-_BATCH = 1024  # samples that a model, or a stack of models, sees at once
+_BATCH = 1024  # samples that a model sees at once
+_STACK_BATCH = 4096  # and a stack of models
 _ROWS_BYTES = 1 << 25  # rows of clients that are loaded at once
 
 
@@ -249,7 +250,7 @@ class _Samples:
             flattened table there is one, int64.
         """
         device, index = self.part.index.device, self.part.index
-        width = max(1, _BATCH // len(self.sizes))
+        width = max(1, _STACK_BATCH // len(self.sizes))
         for first in range(0, int(self.sizes[0]), width):
             left = self.sizes[self.sizes > first] - first
             slots = torch.arange(min(width, int(left[0])))

@@ -265,7 +265,7 @@ def test_stacked_is_one_by_one_whatever_the_sizes_and_pieces(sizes, batch, at_on
     store = store_of(client, len(sizes))
     with pytest.MonkeyPatch.context() as patch:
         plain = metrics_of(client, data, "test", "personal", store, everyone, stacked=False)
-        patch.setattr("pl_fed.engine.evaluation._BATCH", batch)
+        patch.setattr("pl_fed.engine.evaluation._STACK_BATCH", batch)
         row_bytes = client.row("global").data.nbytes
         patch.setattr("pl_fed.engine.evaluation._ROWS_BYTES", at_once * 2 * row_bytes)
         stacked = metrics_of(client, data, "test", "personal", store, everyone, stacked=True)
@@ -285,7 +285,7 @@ def test_batch_norms_are_stacked_with_their_statistics():
 
 
 def test_stacked_predictions_are_in_the_clients_own_order(monkeypatch):
-    monkeypatch.setattr("pl_fed.engine.evaluation._BATCH", 4)
+    monkeypatch.setattr("pl_fed.engine.evaluation._STACK_BATCH", 4)
     data, client = doubled(data_of()), Ditto(seeded(mlp))
     store, asked = store_of(client), torch.tensor([3, 1, 2])
     with torch.no_grad():
