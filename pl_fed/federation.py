@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.attacks import Attack
-from pl_fed.checks import check_finite, check_net, draw_byzantine
+from pl_fed.checks import check_features, check_finite, check_net, draw_byzantine
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
 from pl_fed.engine import Chunk, EngineChoice, EngineName, Task
 from pl_fed.engine.evaluation import Evaluator, WorkSpace
+from pl_fed.engine.features import moved
 from pl_fed.functional.random import generator
 from pl_fed.functional.rows import finite_rows
 from pl_fed.metrics import ClientMetrics
@@ -26,6 +27,8 @@ from pl_fed.samplers import Sampler, Uniform
 from pl_fed.server import Server
 from pl_fed.state import ClientStore
 from pl_fed.types import Batch, ClientContext, RoundContext
+
+_T = TypeVar("_T")
 
 
 class Federation:
@@ -104,7 +107,8 @@ class Federation:
 
         Raises:
             TypeError: If the data is not a :class:`FederatedData`.
-            ValueError: If cohort, byzantine clients or the net's output do not fit the data.
+            ValueError: If cohort, byzantine clients or the net's output do not fit the data, or
+                features are to be kept that cannot be.
         """
         if not isinstance(datamodule, FederatedData):
             raise TypeError(
@@ -115,6 +119,7 @@ class Federation:
         self.sampler.size_of_cohort(data.num_clients)
         self.is_byzantine = draw_byzantine(self.byzantine, data.num_clients, self.seed)
         check_net(client, data)
+        check_features(client, datamodule)
         if client is not self._client or data is not self._data:
             self._client, self._data, self._moved = client, data, None
             self._store, self._saved = None, None
@@ -168,7 +173,7 @@ class Federation:
 
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of the clients that take part in a round."""
-        sizes = self.data.train.sizes
+        sizes = _set_up(self._data).train.sizes
         draw = generator(self.seed, "cohort", round)
         return self.sampler.sample(len(sizes), sizes, draw)
 
@@ -339,18 +344,20 @@ class Federation:
     @property
     def client(self) -> Client:
         """The algorithm that is run."""
-        if self._client is None:
-            raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
-        return self._client
+        return _set_up(self._client)
 
     @property
     def data(self) -> ClientData:
-        """The clients' data, where the client's models are, in their precision."""
+        """The clients' data, where the client's models are, in their precision.
+
+        If the net keeps features, they stand for the inputs: computed when first asked for, by the
+        body of the checkpoint if there is one.
+        """
         row = self.client.row("global").data
-        data = self._moved or self.datamodule.clients
-        if self._moved is None or data.x.device != row.device or data.x.dtype != row.dtype:
-            with torch.inference_mode(False):
-                data = self._moved = data.to(row.device, row.dtype)
+        data = self._moved
+        if data is None or data.x.device != row.device or data.x.dtype != row.dtype:
+            with torch.inference_mode(False), self.engine.autocast():
+                data = self._moved = moved(self.client, _set_up(self._data))
         return data
 
     @property
@@ -362,7 +369,7 @@ class Federation:
                 if model != "global":
                     states[f"{model}_statistics"] = self.client.statistics(model).data
             with torch.inference_mode(False):
-                self._store = ClientStore(self.data.num_clients, states, self.store_folder)
+                self._store = ClientStore(len(self.is_byzantine), states, self.store_folder)
             if self._saved is not None:
                 self._store.load_state_dict(self._saved)
                 self._saved = None
@@ -373,9 +380,7 @@ class Federation:
     @property
     def evaluator(self) -> Evaluator:
         """Runs models on the clients' own data."""
-        if self._evaluator is None:
-            raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
-        return self._evaluator
+        return _set_up(self._evaluator)
 
     def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
         """Return the metrics of ``"val"`` or ``"test"``, by model."""
@@ -421,12 +426,13 @@ class Federation:
         self.engine.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
         self._store, self._saved = None, state["store"]  # loaded where the models will be
+        self._moved = None  # and features by the body that will be loaded
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to fit."""
         layout = self.client.row("global").layout
         shapes = zip(layout.names, layout.shapes)
-        sizes = self.data.train.sizes.tolist()
+        sizes = _set_up(self._data).train.sizes.tolist()
         return {
             "seed": self.seed,
             "algorithm": type(self.client).__name__,
@@ -482,6 +488,12 @@ class _Trained:
             rows = some.new_empty(self.number, *some.shape[1:])
         rows[positions.to(rows.device)] = some
         return rows
+
+
+def _set_up(thing: _T | None) -> _T:
+    if thing is None:
+        raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
+    return thing
 
 
 def _after(done: int, report: Callable[[int], None]) -> Callable[[int], None]:

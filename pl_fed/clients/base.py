@@ -72,7 +72,9 @@ class Client(LightningModule, ABC):
     Args:
         net: Any classifier: a module that turns a batch of inputs into logits [batch, classes].
             Parameters with requires_grad=False are frozen: they exist once, are in no row, and
-            submodules that are frozen as a whole stay in evaluation mode.
+            submodules that are frozen as a whole stay in evaluation mode. If ``net.keep_features``
+            is true, ``net.features(x)`` is computed once for all samples, by what is frozen, and
+            takes the place of the inputs, which the net's forward must allow.
         optimizer: Builds the local optimizer from parameters; built anew each round.
         lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps of a round; or give ``local_epochs``.

@@ -109,7 +109,7 @@ class Evaluator:
         order = data.part(part).sizes[clients].argsort(descending=True, stable=True)
         sorted_rows = {name: rows[name][order] for name in (model, f"{model}_statistics")}
         samples = _Samples(data, part, clients[order])
-        with torch.no_grad(), _evaluating(self.client):
+        with torch.no_grad(), evaluating(self.client):
             for position, index, outputs in self._own(model, sorted_rows, samples):
                 losses = self.client.sample_losses(outputs, data.y[index])
                 sums.add(order.to(position.device)[position], index, outputs, losses)
@@ -287,7 +287,8 @@ class _Sums:
 
 
 @contextmanager
-def _evaluating(client: Client) -> Iterator[None]:
+def evaluating(client: Client) -> Iterator[None]:
+    """Set evaluation mode for a while."""
     training = client.training
     client.eval()
     try:
