@@ -85,6 +85,25 @@ def test_the_body_sees_each_sample_once_and_the_inputs_stay_where_they_were():
     assert not client.global_model.body.training
 
 
+class Dropping(Transfer):
+    def __init__(self):
+        super().__init__(keep_features=True)
+        self.drop = nn.Dropout(0.5)
+
+    def features(self, x):
+        return self.drop(super().features(x))
+
+
+def test_they_are_those_of_evaluation_mode():
+    client, data = FedAvg(seeded(Dropping)), data_of()
+    federation = Federation(All(), seed=0)
+    federation.setup(client, data, "fit")
+    client.train()
+    with torch.no_grad():
+        expected = client.global_model.body(data.clients.x)
+    torch.testing.assert_close(federation.data.x, expected)
+
+
 @pytest.mark.parametrize("precision", ["64-true", "32-true", "bf16-mixed"])
 def test_a_run_that_is_stopped_resumed_tested_and_loaded(tmp_path, precision):
     """All metrics and predictions are those without kept features."""
