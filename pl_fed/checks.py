@@ -52,11 +52,12 @@ def draw_byzantine(byzantine: float | list[int], num_clients: int, seed: int) ->
 
 
 def check_net(client: Client, data: ClientData) -> None:
-    """Build the local optimizer, and run the net and the criterion once, on two samples.
+    """Build the local optimizer, and try models, net and criterion, these on two samples.
 
     Raises:
-        ValueError: If the optimizer refuses its options, the net does not take the inputs, its
-            output does not fit the classes, or the criterion does not take output and targets.
+        ValueError: If the optimizer refuses its options, models or states do not fit together, the
+            net does not take the inputs, its output does not fit the classes, or the criterion does
+            not take output and targets.
     """
     leaves: dict[str, list[Tensor]] = {
         name: list(trainable_parameters(client.model(name)).values()) for name in client.trains
@@ -65,6 +66,15 @@ def check_net(client: Client, data: ClientData) -> None:
         "Expected argument `optimizer` to build a local optimizer but that",
         lambda: client.build_optimizer(leaves),
     )
+    for name in (*client.evaluates(), *client.validates()):
+        client.model(name)  # says so if there is none
+    for name, row in client.states().items():
+        numel = client.row("global").layout.numel
+        if name in client.models and row.numel() != numel:
+            raise ValueError(
+                f"Expected state `{name}`, which fills the model of that name, to be {numel}"
+                f" numbers long but got {row.numel()}: give a part of a model another name."
+            )
     _run_net(client, data)
 
 

@@ -512,3 +512,25 @@ def test_a_model_that_nobody_named_is_refused():
 def test_a_part_that_there_is_not_is_refused():
     with pytest.raises(ValueError, match=r"`parts` to name some of 0.weight, .* but got '7'"):
         OwnParts(seeded(mlp), own=("7",))
+
+
+class ShortState(OwnParts):
+    def states(self):
+        return {"personal": self.row("personal").data[self.own]}
+
+
+class UnknownMetrics(OwnParts):
+    def evaluates(self):
+        return ("global", "hybrid")
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (ShortState, r"state `personal`, .* to be 43 numbers long but got 18: give a part"),
+        (UnknownMetrics, r"Expected a model's name, one of global, personal, but got 'hybrid'"),
+    ],
+)
+def test_models_and_states_that_do_not_fit_are_refused_before_training(kind, match):
+    with pytest.raises(ValueError, match=match):
+        Federation(All(), seed=0).setup(kind(seeded(mlp)), data_of(), "fit")
