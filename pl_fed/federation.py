@@ -237,8 +237,7 @@ class Federation:
         if "global" in client.trains:
             rows["global"] = rows["broadcast"].expand(len(clients), -1)
             rows["global_statistics"] = rows["broadcast_statistics"].expand(len(clients), -1)
-        found = [name for name in rows if name.endswith("_statistics")]
-        statistics = {name.removesuffix("_statistics"): rows.pop(name) for name in found}
+        statistics = {model: rows.pop(f"{model}_statistics") for model in client.trains}
         return Chunk(clients, batches, steps, rows, statistics)
 
     def _begin(
