@@ -9,6 +9,9 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
+from pl_fed.data.module import FederatedData
+from pl_fed.engine.evaluation import evaluating
+from pl_fed.engine.features import features_of, keeps_features
 from pl_fed.functional.random import generator
 from pl_fed.functional.rows import finite_rows, trainable_parameters
 
@@ -49,11 +52,12 @@ def draw_byzantine(byzantine: float | list[int], num_clients: int, seed: int) ->
 
 
 def check_net(client: Client, data: ClientData) -> None:
-    """Build the local optimizer, and run the net and the criterion once, on two samples.
+    """Build the local optimizer, and try models, net and criterion, these on two samples.
 
     Raises:
-        ValueError: If the optimizer refuses its options, the net does not take the inputs, its
-            output does not fit the classes, or the criterion does not take output and targets.
+        ValueError: If the optimizer refuses its options, models or states do not fit together, the
+            net does not take the inputs, its output does not fit the classes, or the criterion does
+            not take output and targets.
     """
     leaves: dict[str, list[Tensor]] = {
         name: list(trainable_parameters(client.model(name)).values()) for name in client.trains
@@ -62,7 +66,48 @@ def check_net(client: Client, data: ClientData) -> None:
         "Expected argument `optimizer` to build a local optimizer but that",
         lambda: client.build_optimizer(leaves),
     )
+    for name in (*client.evaluates(), *client.validates()):
+        client.model(name)  # says so if there is none
+    for name, row in client.states().items():
+        numel = client.row("global").layout.numel
+        if name in client.models and row.numel() != numel:
+            raise ValueError(
+                f"Expected state `{name}`, which fills the model of that name, to be {numel}"
+                f" numbers long but got {row.numel()}: give a part of a model another name."
+            )
     _run_net(client, data)
+
+
+def check_features(client: Client, datamodule: FederatedData) -> None:
+    """Refuse to keep features that are not those of a frozen body, or are not what is trained on.
+
+    Raises:
+        ValueError: If inputs are augmented, or two samples' features need a gradient or give other
+            outputs than the samples themselves.
+    """
+    net, data = client.global_model, datamodule.clients
+    if not keeps_features(net):
+        return
+    name = type(net).__name__
+    if datamodule.augment is not None:
+        raise ValueError(
+            f"Expected argument `augment` to be left out where {name} keeps features but got"
+            f" {datamodule.augment}: features are computed once, of inputs that are not augmented."
+        )
+    example = next(net.parameters())
+    x = data.x[data.train.index[:2]].to(example.device, example.dtype)
+    with evaluating(client):
+        expected = f"Expected `features` of {name}, whose `keep_features` is True, to take inputs"
+        features = _tried(f"{expected} but that", lambda: features_of(net, x))
+        if features.requires_grad:
+            raise ValueError(
+                f"Expected `features` of {name}, whose `keep_features` is True, to need frozen"
+                " parameters only but got some that are trained: set requires_grad=False on them."
+            )
+        expected = f"Expected {name}, whose `keep_features` is True, to take features as it does"
+        outputs = _tried(f"{expected} inputs but that", lambda: net(features))
+        if not torch.allclose(outputs, net(x), rtol=1e-3, atol=1e-5):
+            raise ValueError(f"{expected} inputs but got other outputs for them.")
 
 
 def _run_net(client: Client, data: ClientData) -> None:
@@ -92,7 +137,7 @@ def _run_net(client: Client, data: ClientData) -> None:
 def _tried(expected: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(f"{expected} failed: {reason[0]}") from error
 

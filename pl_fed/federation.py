@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.attacks import Attack
-from pl_fed.checks import check_finite, check_net, draw_byzantine
+from pl_fed.checks import check_features, check_finite, check_net, draw_byzantine
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
 from pl_fed.engine import Chunk, EngineChoice, EngineName, Task
-from pl_fed.engine.evaluation import WorkSpace, evaluate, predict
+from pl_fed.engine.evaluation import Evaluator, WorkSpace
+from pl_fed.engine.features import moved
 from pl_fed.functional.random import generator
 from pl_fed.functional.rows import finite_rows
 from pl_fed.metrics import ClientMetrics
@@ -26,6 +27,8 @@ from pl_fed.samplers import Sampler, Uniform
 from pl_fed.server import Server
 from pl_fed.state import ClientStore
 from pl_fed.types import Batch, ClientContext, RoundContext
+
+_T = TypeVar("_T")
 
 
 class Federation:
@@ -93,6 +96,7 @@ class Federation:
         self.is_byzantine = torch.empty(0, dtype=torch.bool)
         self._cohorts: dict[int, Tensor] = {}  # the last one: both loop and round ask for it
         self._client: Client | None = None
+        self._evaluator: Evaluator | None = None
         self._data: ClientData | None = None
         self._moved: ClientData | None = None
         self._store: ClientStore | None = None
@@ -104,7 +108,8 @@ class Federation:
 
         Raises:
             TypeError: If the data is not a :class:`FederatedData`.
-            ValueError: If cohort, byzantine clients or the net's output do not fit the data.
+            ValueError: If cohort, byzantine clients or the net's output do not fit the data, or
+                features are to be kept that cannot be.
         """
         if not isinstance(datamodule, FederatedData):
             raise TypeError(
@@ -116,15 +121,17 @@ class Federation:
         self.is_byzantine = draw_byzantine(self.byzantine, data.num_clients, self.seed)
         self._cohorts = {}
         check_net(client, data)
+        check_features(client, datamodule)
         if client is not self._client or data is not self._data:
             self._client, self._data, self._moved = client, data, None
             self._store, self._saved = None, None
+            self._evaluator = Evaluator(client, self._begin)
             self.server.reset()
         self.datamodule = datamodule
         self._metrics = {
             part: {
                 model: ClientMetrics(data.num_clients, data.num_classes, ~self.is_byzantine)
-                for model in client.trains
+                for model in client.evaluates()
             }
             for part in ("val", "test")
         }
@@ -169,7 +176,7 @@ class Federation:
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of the clients that take part in a round."""
         if round not in self._cohorts:
-            sizes = self.data.train.sizes
+            sizes = _set_up(self._data).train.sizes
             draw = generator(self.seed, "cohort", round)
             self._cohorts = {round: self.sampler.sample(len(sizes), sizes, draw)}
         return self._cohorts[round].clone()
@@ -183,7 +190,7 @@ class Federation:
     ) -> "_Trained":
         """Run the cohort in chunks."""
         trained, done = _Trained(len(cohort)), 0
-        with WorkSpace(self.client) as kept:
+        with WorkSpace(self.client, {"global", *self.client.trains}) as kept:
             load = partial(self._load, round=round, kept=kept)
             task = Task(self.client, optimizer, cohort, load, self.rounds - round)
             self.engine.settle(task)
@@ -192,8 +199,10 @@ class Federation:
                 chunk = load(clients)
                 chunk.on_done = _after(done, on_clients_done)
                 outputs = self.engine.run(self.client, optimizer, chunk)
-                uploads, states = self._close(chunk, outputs["loss"], round)
-                trained.add(positions, clients, uploads, chunk.statistics, outputs, states)
+                uploads, rows = self._close(chunk, outputs["loss"], round)
+                states = {name: rows[name] for name in self.store.defaults}
+                statistics = rows.get("global_statistics")
+                trained.add(positions, clients, uploads, statistics, outputs, states)
                 done += len(clients)
         return trained
 
@@ -224,32 +233,53 @@ class Federation:
 
     def _load(self, clients: Tensor, round: int, kept: WorkSpace) -> Chunk:
         """Bring together what a chunk of clients is run on."""
-        client, store, steps = self.client, self.store, self._steps(clients)
+        client, steps = self.client, self._steps(clients)
         most = [max(counts) for counts in zip(*steps.values())]
         how = (self._rule, self.seed, round, self._poison(clients, round), self.datamodule.augment)
         batches = Batches(self.data, clients, most, *how)
-        rows = {name: store.read(name, clients) for name in store.defaults}
-        statistics = {}
-        if "personal" in client.trains:
-            statistics["personal"] = rows.pop("personal_statistics")
-        rows["broadcast"] = kept.rows["global"]
+        rows = self._begin(clients, kept.rows["global"], kept.statistics["global"])
         if "global" in client.trains:
-            rows["global"] = kept.rows["global"].expand(len(clients), -1)
-            statistics["global"] = kept.statistics["global"].expand(len(clients), -1)
+            rows["global"] = rows["broadcast"].expand(len(clients), -1)
+            rows["global_statistics"] = rows["broadcast_statistics"].expand(len(clients), -1)
+        statistics = {model: rows.pop(f"{model}_statistics") for model in client.trains}
         return Chunk(clients, batches, steps, rows, statistics)
+
+    def _begin(
+        self, clients: Tensor, broadcast: Tensor | None = None, statistics: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Bring together the rows of clients: what they got, what they keep, and their own models.
+
+        Args:
+            clients: Their ids.
+            broadcast: The global model's row; as it is now by default.
+            statistics: Its running statistics, likewise.
+        """
+        client, store = self.client, self.store
+        if broadcast is None or statistics is None:
+            broadcast, statistics = client.row("global").data, client.statistics("global").data
+        rows = {name: store.read(name, clients) for name in store.defaults}
+        rows |= {"broadcast": broadcast, "broadcast_statistics": statistics}
+        for model in dict.fromkeys((*client.trains, *client.evaluates())):
+            for name, row in ((model, broadcast), (f"{model}_statistics", statistics)):
+                if model != "global" and name not in rows:
+                    rows[name] = row.expand(len(clients), -1).clone()
+        client.begin(rows)
+        return rows
 
     def _close(
         self, chunk: Chunk, losses: Tensor, round: int
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Close the round on the clients; return their uploads, and what they keep."""
-        upload = self.client.end_round(chunk.rows)
-        models = [chunk.rows["personal"]] if "personal" in chunk.rows else []
+        """Close the round on the clients; return their uploads, and their rows in the end."""
+        client, rows = self.client, dict(chunk.rows)
+        rows |= {f"{model}_statistics": row for model, row in chunk.statistics.items()}
+        for model in client.validates():
+            args = (self.data, "val", chunk.clients, model, rows)
+            rows[f"{model}_loss"] = self.evaluator.losses(*args).to(rows[model])
+        upload = client.end_round(rows)
+        models = [rows[model] for model in client.trains if model != "global"]
         sent = [] if upload is None else [upload]
         check_finite(chunk.clients, losses, models + sent, self.is_byzantine, round)
-        states = dict(chunk.rows)
-        if "personal" in chunk.statistics:
-            states["personal_statistics"] = chunk.statistics["personal"]
-        return upload, {name: states[name] for name in self.store.defaults}
+        return upload, rows
 
     def _forge(self, cohort: Tensor, sent: Tensor, losses: Tensor, round: int) -> Tensor:
         """Let the byzantine clients of the cohort replace their uploads."""
@@ -317,18 +347,20 @@ class Federation:
     @property
     def client(self) -> Client:
         """The algorithm that is run."""
-        if self._client is None:
-            raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
-        return self._client
+        return _set_up(self._client)
 
     @property
     def data(self) -> ClientData:
-        """The clients' data, where the client's models are, in their precision."""
+        """The clients' data, where the client's models are, in their precision.
+
+        If the net keeps features, they stand for the inputs: computed when first asked for, by the
+        body of the checkpoint if there is one.
+        """
         row = self.client.row("global").data
-        data = self._moved or self.datamodule.clients
-        if self._moved is None or data.x.device != row.device or data.x.dtype != row.dtype:
-            with torch.inference_mode(False):
-                data = self._moved = data.to(row.device, row.dtype)
+        data = self._moved
+        if data is None or data.x.device != row.device or data.x.dtype != row.dtype:
+            with torch.inference_mode(False), self.engine.autocast():
+                data = self._moved = moved(self.client, _set_up(self._data))
         return data
 
     @property
@@ -336,10 +368,11 @@ class Federation:
         """What the clients keep between rounds."""
         if self._store is None:
             states = dict(self.client.states())
-            if "personal" in self.client.trains:
-                states["personal_statistics"] = self.client.statistics("personal").data
+            for model in self.client.trains:
+                if model != "global":
+                    states[f"{model}_statistics"] = self.client.statistics(model).data
             with torch.inference_mode(False):
-                self._store = ClientStore(self.data.num_clients, states, self.store_folder)
+                self._store = ClientStore(len(self.is_byzantine), states, self.store_folder)
             if self._saved is not None:
                 self._store.load_state_dict(self._saved)
                 self._saved = None
@@ -347,21 +380,27 @@ class Federation:
 
     # Evaluation
 
+    @property
+    def evaluator(self) -> Evaluator:
+        """Runs models on the clients' own data."""
+        return _set_up(self._evaluator)
+
     def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
         """Return the metrics of ``"val"`` or ``"test"``, by model."""
         return self._metrics[part]
 
     def evaluate(self, part: str, clients: Tensor) -> None:
-        """Add clients to the metrics of a part of the data, for each model that is trained."""
-        with WorkSpace(self.client) as space, self.engine.autocast():
-            for model, metrics in self._metrics[part].items():
-                metrics.to(self.data.x.device)
-                evaluate(space, self.data, part, clients, model, self.store, metrics)
+        """Add clients to the metrics of a part of the data, for each model that has any."""
+        metrics = self._metrics[part]
+        for each in metrics.values():
+            each.to(self.data.x.device)
+        with self.engine.autocast():
+            self.evaluator.evaluate(self.data, part, clients, metrics)
 
     def predict(self, clients: Tensor) -> list[dict[str, Any]]:
         """Give each client's predictions on its test data, by its personal model if it has one."""
-        with WorkSpace(self.client) as space, self.engine.autocast():
-            return predict(space, self.data, clients, self.client.trains[-1], self.store)
+        with self.engine.autocast():
+            return self.evaluator.predict(self.data, clients, self.client.evaluates()[-1])
 
     # Stop and resume
 
@@ -390,12 +429,13 @@ class Federation:
         self.engine.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
         self._store, self._saved = None, state["store"]  # loaded where the models will be
+        self._moved = None  # and features by the body that will be loaded
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to fit."""
         layout = self.client.row("global").layout
         shapes = zip(layout.names, layout.shapes)
-        sizes = self.data.train.sizes.tolist()
+        sizes = _set_up(self._data).train.sizes.tolist()
         return {
             "seed": self.seed,
             "algorithm": type(self.client).__name__,
@@ -430,7 +470,7 @@ class _Trained:
         positions: Tensor,
         clients: Tensor,
         uploads: Tensor | None,
-        statistics: Mapping[str, Tensor],
+        statistics: Tensor | None,
         outputs: Mapping[str, Tensor],
         states: dict[str, Tensor],
     ) -> None:
@@ -441,7 +481,7 @@ class _Trained:
         if uploads is not None:
             self.uploads = self._with(self.uploads, positions, uploads)
             known = self.statistics if len(self.statistics) else None
-            some = statistics.get("global", uploads[:, :0])
+            some = uploads[:, :0] if statistics is None else statistics
             self.statistics = self._with(known, positions, some)
 
     def _with(self, rows: Tensor | None, positions: Tensor, some: Tensor) -> Tensor:
@@ -451,6 +491,12 @@ class _Trained:
             rows = some.new_empty(self.number, *some.shape[1:])
         rows[positions.to(rows.device)] = some
         return rows
+
+
+def _set_up(thing: _T | None) -> _T:
+    if thing is None:
+        raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
+    return thing
 
 
 def _after(done: int, report: Callable[[int], None]) -> Callable[[int], None]:

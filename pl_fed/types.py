@@ -24,6 +24,23 @@ class Batch(NamedTuple):
     mask: Tensor | None = None
     samples: Tensor | None = None
 
+    def part(self, which: slice) -> "Batch":
+        """Return some of the samples, such as every second one, with a mask.
+
+        Padding comes last: ``slice(0, None, 2)`` takes the same samples whether or not there is
+        any, which ``slice(0, len(x) // 2)`` does not. A part may be empty; its loss is 0.
+
+        Example:
+            >>> batch = Batch(torch.zeros(3, 1), torch.tensor([5, 6, 7]))
+            >>> batch.part(slice(1, None, 2)).y, batch.part(slice(1, None, 2)).mask
+            (tensor([6]), tensor([True]))
+        """
+        mask = self.mask
+        if mask is None:
+            mask = torch.ones(len(self.y), dtype=torch.bool, device=self.y.device)
+        samples = None if self.samples is None else self.samples[which]
+        return Batch(self.x[which], self.y[which], mask[which], samples)
+
 
 @dataclass(frozen=True)
 class ClientContext:

@@ -1,15 +1,16 @@
-"""The base of every algorithm: a client, with its global and its personal model."""
+"""The base of every algorithm: a client, with its global and its personal models."""
 
 import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from pl_fed.data.batches import LocalWork
 from pl_fed.functional.dropout import Draws, key_dropouts
@@ -59,15 +60,21 @@ class Server(Protocol):
 class Client(LightningModule, ABC):
     """One client: a global and a personal model, and the objective that trains them.
 
-    A new algorithm is a subclass in one file: it says in :attr:`trains` which of the two models its
+    A new algorithm is a subclass in one file: it says in :attr:`trains` which models its
     ``training_step`` trains, and gives that objective. ``training_step`` must be a pure function of
     the parameters, the buffers and the batch of ONE client, as it is also run for many clients at
     once under ``torch.vmap``: no data-dependent Python branches, no ``.item()``.
 
+    A round of a client: its models are filled from what the server sent and from what the client
+    keeps (:meth:`states`, :meth:`begin`); ``training_step`` and the optimizer move them; then
+    :meth:`end_round` says what is kept, and what is sent.
+
     Args:
         net: Any classifier: a module that turns a batch of inputs into logits [batch, classes].
             Parameters with requires_grad=False are frozen: they exist once, are in no row, and
-            submodules that are frozen as a whole stay in evaluation mode.
+            submodules that are frozen as a whole stay in evaluation mode. If ``net.keep_features``
+            is true, ``net.features(x)`` is computed once for all samples, by what is frozen, and
+            takes the place of the inputs, which the net's forward must allow.
         optimizer: Builds the local optimizer from parameters; built anew each round.
         lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps of a round; or give ``local_epochs``.
@@ -78,14 +85,21 @@ class Client(LightningModule, ABC):
     Attributes:
         global_model: The model w, given by the server at the start of a round.
         personal_model: The model v_k that the client keeps; it shares what is frozen.
+        models: Names of all models: these two, and whatever else is trained. The module of model
+            ``"x"`` is ``x_model``.
 
     Raises:
         ValueError: If the net has no trainable parameter, the local work is below 1, or the
             criterion's ``reduction`` is not ``"mean"``.
     """
 
-    trains: ClassVar[tuple[str, ...]] = ("global",)
-    """Which models ``training_step`` trains: of ``"global"``, ``"personal"``."""
+    global_model: nn.Module
+    personal_model: nn.Module
+
+    trains: tuple[str, ...] = ("global",)
+    """Which models ``training_step`` trains: ``"global"``, ``"personal"``, and any further personal
+    ones, such as ``"personal_1"``, which exist because they are named here. Where their number
+    depends on an argument, set it before ``super().__init__``."""
 
     def __init__(
         self,
@@ -107,11 +121,12 @@ class Client(LightningModule, ABC):
         self.lr_scheduler = lr_scheduler
         self.local_work = LocalWork(local_steps, local_epochs or 1)
         self.draws = Draws()
-        key_dropouts(net, self.draws)
         trainable_parameters(net)  # says so if there is none
-        self.global_model = net
-        self.personal_model = copy_trainable(net)
-        key_dropouts(self.personal_model, self.draws)
+        self.models = tuple(dict.fromkeys(("global", "personal", *self.trains)))
+        for name in self.models:
+            model = net if name == "global" else copy_trainable(net)
+            key_dropouts(model, self.draws)
+            self.add_module(f"{name}_model", model)
         self.criterion = nn.CrossEntropyLoss() if criterion is None else criterion
         if getattr(self.criterion, "reduction", None) != "mean":
             raise ValueError(
@@ -139,22 +154,58 @@ class Client(LightningModule, ABC):
             cohort and logged as ``train/<name>``.
         """
 
+    def begin(self, rows: dict[str, Tensor]) -> None:
+        """Fill the personal models of a chunk of clients, before a round and before an evaluation.
+
+        The global model always begins at the broadcast. A personal one begins, before this is
+        called, at the state of its name if there is one, and else at the broadcast.
+
+        Args:
+            rows: ``broadcast`` [numel]; whatever :meth:`states` names, [clients, their length]; and
+                each personal model that is trained or evaluated, by name [clients, numel]: to be
+                written here. Running statistics go beside them, as ``broadcast_statistics`` and
+                ``<model>_statistics``. Which numbers of a row are those of a layer
+                ``self.row(model).layout.positions`` tells.
+        """
+
     def end_round(self, rows: dict[str, Tensor]) -> Tensor | None:
         """Close the round on a chunk of clients, and say what they upload.
 
         Args:
-            rows: ``broadcast`` [numel], the w^t that the round began with; ``global`` and
-                ``personal`` [clients, numel], the models after the local steps; and whatever
-                :meth:`states` names. What is written into states is kept.
+            rows: What :meth:`begin` was given, with the trained models as they are after the local
+                steps, ``global`` [clients, numel] among them, and the losses of :meth:`validates`.
+                What is written into states is kept. If ``global_statistics`` are there at the end,
+                their mean becomes the server's.
 
         Returns:
-            The uploads [clients, numel]: w_k − w^t here; ``None`` if nothing is sent.
+            The uploads [clients, numel], which the server merges and adds to w^t: w_k − w^t here.
+            An algorithm that sends models u_k, whose mean is the next w, returns u_k − w^t too.
+            ``None`` if nothing is sent.
         """
         return rows["global"] - rows["broadcast"] if "global" in self.trains else None
 
     def states(self) -> dict[str, Tensor]:
-        """Return what a client keeps between rounds: for each name the row of a new client."""
-        return {"personal": self.row("personal").data} if "personal" in self.trains else {}
+        """Return what a client keeps between rounds: for each name the row of a new client.
+
+        By default the personal models that are trained. Their running statistics are always kept.
+        """
+        return {name: self.row(name).data for name in self.trains if name != "global"}
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return the models that have metrics, the one that gives predictions last.
+
+        ``"global"`` is evaluated as the server has it; others are a client's own, as :meth:`begin`
+        gives them.
+        """
+        return self.trains
+
+    def validates(self) -> tuple[str, ...]:
+        """Return the models whose losses on a client's validation data end a round.
+
+        :meth:`end_round` finds them as ``<model>_loss`` [clients], NaN where there is no such data:
+        what to choose among candidates by.
+        """
+        return ()
 
     def work(self, model: str) -> LocalWork:
         """Return how long a model is trained in a round."""
@@ -168,7 +219,28 @@ class Client(LightningModule, ABC):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of a model over the samples of a batch that count."""
-        outputs = model(batch.x)
+        return self._mean_loss(model(batch.x), batch)
+
+    def loss_at(self, name: str, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Return the mean loss of a model whose parameters are replaced, as a function of them.
+
+        It is what gradients within an objective are taken of, by ``torch.func.grad``, and they may
+        be differentiated once more::
+
+            gradient = torch.func.grad(lambda at: self.loss_at("global", at, batch))
+            at = self.parameters_of("global")
+            step = {name: at[name] - 0.1 * g for name, g in gradient(at).items()}
+            return self.loss_at("global", step, batch)
+
+        Args:
+            name: The model.
+            parameters: By name, as :meth:`parameters_of` gives them; others stay the model's own.
+            batch: See :meth:`training_step`.
+        """
+        outputs = functional_call(self.model(name), dict(parameters), (batch.x,))
+        return self._mean_loss(outputs, batch)
+
+    def _mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         if batch.mask is None:
             mean: Tensor = self.criterion(outputs, batch.y)
             return mean
@@ -184,9 +256,9 @@ class Client(LightningModule, ABC):
         """Return ‖model − centre‖² over the trainable parameters.
 
         Args:
-            model: ``"global"`` or ``"personal"``.
+            model: The name of a model that is trained.
             centre: ``"broadcast"``, the w^t that the round began with, or the name of a state of
-                :meth:`states`. It is a copy: it does not move with the model.
+                :meth:`states` that is as long. It is a copy: it does not move with the model.
 
         Raises:
             ValueError: If the centre is neither.
@@ -203,17 +275,30 @@ class Client(LightningModule, ABC):
                 row.data, where, row.layout, *row.tensors.values()
             )
             return distance
-        live = dict(self.model(model).named_parameters())  # those of the client under vmap
-        names = row.layout.names
-        return squared_distance([live[name] for name in names], [where[name] for name in names])
+        live = self.parameters_of(model)
+        return squared_distance(list(live.values()), [where[name] for name in live])
 
     def distance_to_broadcast(self) -> Tensor:
         """Return ‖v − w^t‖²: the personal model's distance to what the server sent."""
         return self.squared_distance("personal", "broadcast")
 
     def model(self, name: str) -> nn.Module:
-        """Return the ``"global"`` or the ``"personal"`` model."""
-        return self.global_model if name == "global" else self.personal_model
+        """Return a model by its name.
+
+        Raises:
+            ValueError: If there is none of that name.
+        """
+        if name not in self.models:
+            raise ValueError(
+                f"Expected a model's name, one of {', '.join(self.models)}, but got {name!r}."
+            )
+        model: nn.Module = getattr(self, f"{name}_model")
+        return model
+
+    def parameters_of(self, name: str) -> dict[str, Tensor]:
+        """Return a model's trainable parameters by name: under vmap, those of the one client."""
+        live = dict(self.model(name).named_parameters())
+        return {each: live[each] for each in self.row(name).layout.names}
 
     def row(self, name: str) -> Row:
         """Return the flat row of a model's trainable parameters."""
@@ -276,8 +361,8 @@ class Client(LightningModule, ABC):
     def train(self, mode: bool = True) -> "Client":
         """Set training mode; what is frozen as a whole stays in evaluation mode."""
         super().train(mode)
-        for model in (self.global_model, self.personal_model):
-            for frozen in frozen_modules(model):
+        for name in self.models:
+            for frozen in frozen_modules(self.model(name)):
                 frozen.eval()
         return self
 

@@ -26,7 +26,8 @@ class Chunk:
         steps: For each trained model, how many steps each client takes on it.
         rows: ``broadcast`` [numel]; for each trained model a row per client [clients, numel], at
             first that before the local steps, perhaps one row that is repeated; in the end that
-            after them, in a new tensor; and the client's states.
+            after them, in a new tensor; and what engines leave alone: the client's states, and
+            models that are not trained.
         statistics: For each trained model the running statistics [clients, numel], likewise.
         on_done: To be called, as clients are done, with how many of the chunk's are.
     """
@@ -49,7 +50,7 @@ class Chunk:
         return {
             name: row
             for name, row in self.rows.items()
-            if name == "broadcast" or name not in trains
+            if name not in trains and not name.endswith("_statistics")
         }
 
     def centres_like(self, layout: RowLayout, trains: Iterable[str]) -> dict[str, Tensor]:

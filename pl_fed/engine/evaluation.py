@@ -1,155 +1,323 @@
 """Models on the clients' own data: sums for metrics, and predictions."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.conv import _ConvNd
 
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.metrics import ClientMetrics
-from pl_fed.state import ClientStore
 
 _BATCH = 1024  # samples that a model sees at once
+_STACK_BATCH = 4096  # and a stack of models
+_ROWS_BYTES = 1 << 25  # rows of clients that are loaded at once
 
 
 class WorkSpace:
-    """The client's two models as work space: put back as they were, whatever happens.
+    """Some of the client's models as work space: put back as they were, whatever happens.
 
     Args:
         client: The algorithm.
+        models: Names of those that will be written to.
 
     Attributes:
         rows: Copies of the models' rows as they were, by name.
         statistics: The same of their running statistics.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, models: Iterable[str]) -> None:
         self.client = client
+        self.models = tuple(models)
         self.rows: dict[str, Tensor] = {}
         self.statistics: dict[str, Tensor] = {}
 
     def __enter__(self) -> Self:
-        for name in ("global", "personal"):
+        for name in self.models:
             self.rows[name] = self.client.row(name).data.clone()
             self.statistics[name] = self.client.statistics(name).data.clone()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in ("global", "personal"):
+        for name in self.models:
             self.client.row(name).data.copy_(self.rows[name])
             self.client.statistics(name).data.copy_(self.statistics[name])
 
-    def load(self, model: str, client: int, store: ClientStore) -> None:
-        """Load a client's own model."""
-        one = torch.tensor([client])
-        self.client.row(model).data.copy_(store.read(model, one)[0])
-        statistics = self.client.statistics(model).data
-        if statistics.numel():
-            statistics.copy_(store.read(f"{model}_statistics", one)[0])
 
+class Evaluator:
+    """Runs the server's model and the clients' own on the clients' data.
 
-def evaluate(
-    space: WorkSpace,
-    data: ClientData,
-    part: str,
-    clients: Tensor,
-    model: str,
-    store: ClientStore,
-    metrics: ClientMetrics,
-) -> None:
-    """Add some clients to a model's metrics.
+    The global model sees the samples of many clients at once. Clients' own models are run many at
+    once too, under ``torch.vmap``, where that pays: on a GPU, and on a CPU if no convolution is
+    trained.
 
     Args:
-        space: The client's models.
-        data: The data of the federation.
-        part: ``train``, ``val`` or ``test``.
-        clients: Ids, int64 [clients].
-        model: ``"global"``, which is the same for all, or ``"personal"``.
-        store: Where the clients' own models are.
-        metrics: What to add to.
+        client: The algorithm.
+        begin: Gives the rows of clients, by ids, as they begin a round: see :meth:`Client.begin`.
+
+    Attributes:
+        stacked: Whether clients' own models are run many at once; ``None`` leaves it to the rule.
+            It is set to ``False`` when they turn out not to stack.
     """
-    classes = max(1, data.num_classes)
-    device = data.x.device
-    clients = clients.to(device)
-    correct = torch.zeros(len(clients) * classes, dtype=torch.int64, device=device)
-    count = torch.zeros_like(correct)
-    loss = torch.zeros(len(clients), dtype=torch.float64, device=device)
-    for position, index, outputs in _outputs(space, data, part, clients, model, store):
-        y = data.y[index]
-        loss.index_add_(0, position, space.client.sample_losses(outputs, y).double())
-        if data.num_classes:
-            cell = position * classes + y
-            hit = outputs.argmax(1) == y
-            correct += torch.bincount(cell[hit], minlength=len(correct))
-        else:
-            cell = position
-        count += torch.bincount(cell, minlength=len(count))
-    shape = (len(clients), classes)
-    metrics.update(clients, correct.view(shape), count.view(shape), loss)
 
+    def __init__(self, client: Client, begin: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
+        self.client = client
+        self.stacked: bool | None = None
+        self._begin = begin
 
-def predict(
-    space: WorkSpace,
-    data: ClientData,
-    clients: Tensor,
-    model: str,
-    store: ClientStore,
-) -> list[dict[str, Any]]:
-    """Return each client's predictions on its own test samples.
+    def evaluate(
+        self,
+        data: ClientData,
+        part: str,
+        clients: Tensor,
+        metrics: Mapping[str, ClientMetrics],
+    ) -> None:
+        """Add some clients to the metrics of some models.
 
-    Returns:
-        For each client a dict with ``client`` (id), ``sample`` (ids in the data set), ``target``,
-        and for classes ``prediction`` and ``probability`` (the predicted class's), else
-        ``prediction`` as the net gives it.
-    """
-    tables: list[dict[str, Any]] = []
-    for one in clients.tolist():
-        pieces = list(_outputs(space, data, "test", torch.tensor([one]), model, store))
-        index = torch.cat([index for _, index, _ in pieces]) if pieces else data.test.samples(one)
-        table: dict[str, Any] = {
-            "client": one,
-            "sample": index.cpu(),
-            "target": data.y[index].cpu(),
-        }
-        outputs = torch.cat([outputs for *_, outputs in pieces]).cpu() if pieces else None
-        if outputs is None:
-            table["prediction"] = table["target"][:0]
-            table["probability"] = torch.empty(0)
-        elif data.num_classes:
-            probability, table["prediction"] = outputs.softmax(1).max(1)
-            table["probability"] = probability
-        else:
-            table["prediction"] = outputs
-        tables.append(table)
-    return tables
+        Args:
+            data: The data of the federation.
+            part: ``train``, ``val`` or ``test``.
+            clients: Ids, int64 [clients].
+            metrics: What to add to, by model.
+        """
+        sums = {model: _Sums(len(clients), data) for model in metrics}
+        for model, position, index, outputs in self._outputs(data, part, clients, metrics):
+            losses = self.client.sample_losses(outputs, data.y[index])
+            sums[model].add(position, index, outputs, losses)
+        for model, metric in metrics.items():
+            correct, count, loss = sums[model].tables
+            metric.update(clients.to(loss.device), correct, count, loss)
 
+    def losses(
+        self, data: ClientData, part: str, clients: Tensor, model: str, rows: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Return the mean loss of each client's own model, float64 [clients]; NaN without samples.
 
-def _outputs(
-    space: WorkSpace,
-    data: ClientData,
-    part: str,
-    clients: Tensor,
-    model: str,
-    store: ClientStore,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield (which of the clients, sample, outputs) in batches."""
-    ids = clients.tolist()
-    samples = [data.part(part).samples(one) for one in ids]
-    sizes = torch.tensor([len(index) for index in samples], device=data.x.device)
-    module = space.client.model(model)
-    if model == "global":
-        positions = torch.repeat_interleave(sizes)
-        groups = [(positions, torch.cat(samples) if samples else positions)]
-    else:
-        groups = [
-            (torch.full_like(index, position), index) for position, index in enumerate(samples)
+        Args:
+            data: The data of the federation.
+            part: ``train``, ``val`` or ``test``.
+            clients: Ids, int64 [clients].
+            model: Which model.
+            rows: Holds the model's rows [clients, numel], and its ``<model>_statistics``.
+        """
+        sums = _Sums(len(clients), data)
+        order = data.part(part).sizes[clients].argsort(descending=True, stable=True)
+        sorted_rows = {name: rows[name][order] for name in (model, f"{model}_statistics")}
+        samples = _Samples(data, part, clients[order])
+        with torch.no_grad(), evaluating(self.client):
+            for position, index, outputs in self._own(model, sorted_rows, samples):
+                losses = self.client.sample_losses(outputs, data.y[index])
+                sums.add(order.to(position.device)[position], index, outputs, losses)
+        _, count, loss = sums.tables
+        return loss / count.sum(1)
+
+    def predict(self, data: ClientData, clients: Tensor, model: str) -> list[dict[str, Any]]:
+        """Return each client's predictions on its own test samples.
+
+        Returns:
+            For each client a dict with ``client`` (id), ``sample`` (ids in the data set),
+            ``target``, and for classes ``prediction`` and ``probability`` (the predicted class's),
+            else ``prediction`` as the net gives it.
+        """
+        pieces = list(self._outputs(data, "test", clients, [model]))
+        if not pieces:
+            return [_table(data, one, None) for one in clients.tolist()]
+        order = torch.cat([position for _, position, _, _ in pieces]).argsort(stable=True)
+        outputs = torch.cat([outputs for *_, outputs in pieces])[order]
+        sizes = data.test.sizes[clients].tolist()
+        return [
+            _table(data, one, own if len(own) else None)
+            for one, own in zip(clients.tolist(), outputs.split(sizes))
         ]
-    for position, (positions, index) in enumerate(groups):
-        if len(index) == 0:
-            continue
-        if model != "global":
-            space.load(model, ids[position], store)
-        for each, chosen in zip(positions.split(_BATCH), index.split(_BATCH)):
-            yield each, chosen, module(data.x.index_select(0, chosen))
+
+    def _outputs(
+        self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
+    ) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+        """Yield (model, which of the clients, sample, outputs) in batches."""
+        own = [model for model in models if model != "global"]
+        if "global" in models:
+            samples = _Samples(data, part, clients)
+            module = self.client.model("global")
+            for position, index in samples.joined():
+                yield "global", position, index, module(data.x.index_select(0, index))
+        if not own:
+            return
+        for positions in self._pieces(data.part(part).sizes[clients]):
+            rows = self._begin(clients[positions])
+            samples = _Samples(data, part, clients[positions])
+            positions = positions.to(data.x.device)
+            for model in own:
+                for position, index, outputs in self._own(model, rows, samples):
+                    yield model, positions[position], index, outputs
+
+    def _pieces(self, sizes: Tensor) -> Iterator[Tensor]:
+        """Yield positions of clients that have samples, and that fit into memory together."""
+        row = self.client.row("global").data
+        most = max(1, _ROWS_BYTES // (row.nbytes * len(self.client.models)))
+        order = sizes.argsort(descending=True, stable=True)  # those of equal size are padded least
+        yield from order[: int((sizes > 0).sum())].split(most)
+
+    def _own(
+        self, model: str, rows: Mapping[str, Tensor], samples: "_Samples"
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield (which of the clients, sample, outputs) of a model that each client has its own."""
+        if len(samples.sizes) > 1 and self._stacks(model):
+            stack = self._many_at_once(model, rows, samples)
+            try:
+                first = next(stack)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # if it is not the stacking, it will come again below
+                self.stacked = False
+                reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
+                rank_zero_info(f"Personal models are evaluated one by one, not stacked: {reason}")
+            else:
+                yield first
+                yield from stack
+                return
+        yield from self._one_by_one(model, rows, samples)
+
+    def _stacks(self, model: str) -> bool:
+        device = self.client.device.type
+        if torch.is_autocast_enabled(device):  # which has no effect under vmap
+            return False
+        if self.stacked is None:
+            return device == "cuda" or not trains_convolutions(self.client.model(model))
+        return self.stacked
+
+    def _one_by_one(
+        self, model: str, rows: Mapping[str, Tensor], samples: "_Samples"
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        client = self.client
+        module, row, statistics = client.model(model), client.row(model), client.statistics(model)
+        with WorkSpace(client, [model]):
+            for one in range(len(samples.sizes)):
+                row.data.copy_(rows[model][one])
+                statistics.data.copy_(rows[f"{model}_statistics"][one])
+                for position, index in samples.of(one):
+                    yield position, index, module(samples.data.x.index_select(0, index))
+
+    def _many_at_once(
+        self, model: str, rows: Mapping[str, Tensor], samples: "_Samples"
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        client, x = self.client, samples.data.x
+        module = client.model(model)
+        tensors = client.row(model).layout.views(rows[model])
+        tensors |= client.statistics(model).layout.views(rows[f"{model}_statistics"])
+        stack = torch.vmap(lambda own, x: functional_call(module, own, (x,)), randomness="error")
+        for table, inside in samples.padded():
+            own = {name: tensor[: len(table)] for name, tensor in tensors.items()}
+            inputs = x.index_select(0, table.flatten()).unflatten(0, table.shape)
+            outputs = stack(own, inputs).flatten(0, 1).index_select(0, inside)
+            position = inside.div(table.shape[1], rounding_mode="floor")
+            yield position, table.flatten()[inside], outputs
+
+
+class _Samples:
+    """Where some clients' samples are."""
+
+    def __init__(self, data: ClientData, part: str, clients: Tensor) -> None:
+        self.data = data
+        self.part = data.part(part)
+        self.begins = self.part.offsets[clients]
+        self.sizes = self.part.sizes[clients]
+
+    def joined(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (which of the clients, sample) of all of them, in batches."""
+        index = self.part.index
+        begins = self.begins - (self.sizes.cumsum(0) - self.sizes)
+        places = torch.arange(int(self.sizes.sum())) + begins.repeat_interleave(self.sizes)
+        position = torch.repeat_interleave(self.sizes).to(index.device)
+        for each, chosen in zip(position.split(_BATCH), places.to(index.device).split(_BATCH)):
+            yield each, index[chosen]
+
+    def of(self, one: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the same of one of them."""
+        begin, size = int(self.begins[one]), int(self.sizes[one])
+        for index in self.part.index[begin : begin + size].split(_BATCH):
+            yield torch.full_like(index, one), index
+
+    def padded(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield tables of samples, of clients in descending order of size.
+
+        Yields:
+            Samples [clients, width], those that have none left being left out; and where in the
+            flattened table there is one, int64.
+        """
+        device, index = self.part.index.device, self.part.index
+        width = max(1, _STACK_BATCH // len(self.sizes))
+        for first in range(0, int(self.sizes[0]), width):
+            left = self.sizes[self.sizes > first] - first
+            slots = torch.arange(min(width, int(left[0])))
+            inside = slots < left[:, None]
+            places = (self.begins[: len(left)] + first)[:, None] + slots.minimum(left[:, None] - 1)
+            yield index[places.to(device)], inside.flatten().nonzero().flatten().to(device)
+
+
+class _Sums:
+    """What the metrics of a model are made of, for each of some clients."""
+
+    def __init__(self, clients: int, data: ClientData) -> None:
+        self._data = data
+        self._shape = (clients, max(1, data.num_classes))
+        device = data.x.device
+        self._count = torch.zeros(clients * self._shape[1], dtype=torch.int64, device=device)
+        self._correct = torch.zeros_like(self._count)
+        self._loss = torch.zeros(clients, dtype=torch.float64, device=device)
+
+    def add(self, position: Tensor, index: Tensor, outputs: Tensor, losses: Tensor) -> None:
+        """Add samples, of the clients at these positions."""
+        self._loss.index_add_(0, position, losses.double())
+        cell = position
+        if self._data.num_classes:
+            y = self._data.y[index]
+            cell = position * self._shape[1] + y
+            self._correct.index_add_(0, cell, (outputs.argmax(1) == y).to(torch.int64))
+        self._count.index_add_(0, cell, torch.ones_like(cell))
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Correct samples and samples by class, both [clients, classes], and losses [clients]."""
+        return self._correct.view(self._shape), self._count.view(self._shape), self._loss
+
+
+@contextmanager
+def evaluating(client: Client) -> Iterator[None]:
+    """Set evaluation mode for a while."""
+    training = client.training
+    client.eval()
+    try:
+        yield
+    finally:
+        client.train(training)
+
+
+def trains_convolutions(net: nn.Module) -> bool:
+    """Return whether a net has convolutions that are not frozen.
+
+    With weights of their own for each client they take up to twice as long under vmap on a CPU.
+    """
+    return any(isinstance(layer, _ConvNd) and layer.weight.requires_grad for layer in net.modules())
+
+
+def _table(data: ClientData, client: int, outputs: Tensor | None) -> dict[str, Any]:
+    """The predictions for a client, from the outputs on its test samples."""
+    index = data.test.samples(client)
+    table: dict[str, Any] = {
+        "client": client,
+        "sample": index.cpu(),
+        "target": data.y[index].cpu(),
+    }
+    if outputs is None:
+        table["prediction"] = table["target"][:0]
+        table["probability"] = torch.empty(0)
+    elif data.num_classes:
+        table["probability"], table["prediction"] = outputs.cpu().softmax(1).max(1)
+    else:
+        table["prediction"] = outputs.cpu()
+    return table

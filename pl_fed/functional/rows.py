@@ -69,6 +69,32 @@ class RowLayout:
             )
         }
 
+    def positions(self, *parts: str) -> Tensor:
+        """Return where in a row some of the tensors lie, int64 [their numbers].
+
+        Args:
+            *parts: Names of tensors, or of submodules that hold them.
+
+        Raises:
+            ValueError: If a part holds none.
+
+        Example:
+            >>> net = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
+            >>> RowLayout.of_parameters(net).positions("1")
+            tensor([3, 4])
+        """
+        chosen = torch.zeros(self.numel, dtype=torch.bool)
+        for part in parts:
+            found = [i for i, n in enumerate(self.names) if n == part or n.startswith(f"{part}.")]
+            if not found:
+                raise ValueError(
+                    f"Expected argument `parts` to name some of {', '.join(self.names)}, or what"
+                    f" holds them, but got {part!r}."
+                )
+            for i in found:
+                chosen[self.offsets[i] : self.offsets[i + 1]] = True
+        return chosen.nonzero().flatten()
+
     def pieces(self, row: Tensor) -> list[Tensor]:
         """Return the same of ONE row that has a storage of its own, quickly.
 

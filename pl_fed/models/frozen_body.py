@@ -13,16 +13,20 @@ class FrozenBody(nn.Module):
     """Trains a linear head on the features of a frozen torchvision classifier.
 
     The body has requires_grad=False and stays in evaluation mode: in a federation it exists once,
-    and only the head is uploaded and personalised.
+    and only the head is uploaded and personalised. With ``keep_features`` the body sees each sample
+    once, before the first round, and a round costs what it costs a linear model. Inputs cannot be
+    augmented then, and an attack that changes inputs changes features.
 
     Args:
         architecture: Name of a torchvision classifier, such as ``resnet18``.
         weights: Name of torchvision weights (``DEFAULT`` downloads them), the path of a file with
             the state dict of that architecture, or ``none`` for a random body.
         num_classes: Outputs of the head, at least 1.
+        keep_features: Whether a federation computes the features of all samples once.
 
     Shape:
-        - input: [batch, channels, height, width]; one channel is repeated to three.
+        - input: [batch, channels, height, width]; one channel is repeated to three. Or features,
+          [batch, features], as :meth:`features` gives them.
         - output: logits [batch, num_classes].
 
     Raises:
@@ -35,7 +39,11 @@ class FrozenBody(nn.Module):
     """
 
     def __init__(
-        self, architecture: str = "resnet18", weights: str = "none", num_classes: int = 10
+        self,
+        architecture: str = "resnet18",
+        weights: str = "none",
+        num_classes: int = 10,
+        keep_features: bool = False,
     ) -> None:
         super().__init__()
         check_integers(1, num_classes=num_classes)
@@ -54,10 +62,15 @@ class FrozenBody(nn.Module):
         body.set_submodule(name, nn.Identity())
         self.body = body.requires_grad_(False).eval()
         self.head = nn.Linear(last.in_features, num_classes)
+        self.keep_features = keep_features
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of images."""
+    def features(self, images: Tensor) -> Tensor:
+        """Return what the body makes of images, [batch, features]."""
         if images.shape[1] == 1:
             images = images.expand(-1, 3, -1, -1)
         features: Tensor = self.body(images)
-        return self.head(features)  # type: ignore[no-any-return]
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of images, or of features."""
+        return self.head(x if x.dim() == 2 else self.features(x))  # type: ignore[no-any-return]

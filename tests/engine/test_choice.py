@@ -43,7 +43,7 @@ def task_of(client, cohort, data=None):
     """So many clients of a federation, as the federation hands them to its engine."""
     federation = Federation(All(), seed=0)
     federation.setup(client, data or shared_out(classes([4])), "fit")
-    with WorkSpace(client) as kept:
+    with WorkSpace(client, client.models) as kept:
         chunk = federation._load(torch.zeros(1, dtype=torch.int64), 0, kept)
     return Task(client, client.configure_optimizers(), torch.zeros(cohort), lambda _: chunk, 0)
 

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from small_federations import Given, classes, mlp, reals, seeded, sgd
 from torch import nn
 
 import pl_fed
 from pl_fed.clients import Ditto, FedAvg, Local
 from pl_fed.data import FederatedData
-from pl_fed.engine.evaluation import WorkSpace, evaluate, predict
+from pl_fed.engine.evaluation import Evaluator, WorkSpace, trains_convolutions
 from pl_fed.metrics import ClientMetrics
 from pl_fed.state import ClientStore
 
@@ -23,23 +25,31 @@ def data_of(arrays=None):
     return FederatedData(source, val_fraction=0.2, test_fraction=0.4, seed=0).clients
 
 
-def store_of(client, models=None, seed=5):
+def store_of(client, num_clients=4, seed=5):
     """A store in which every client has a model of its own."""
     client.double().eval()
     defaults = dict(client.states())
     defaults["personal_statistics"] = client.statistics("personal").data
-    store = ClientStore(len(SIZES), defaults)
+    store = ClientStore(num_clients, defaults)
     draw = torch.Generator().manual_seed(seed)
     for name, row in defaults.items():
-        noise = torch.rand(len(SIZES), len(row), generator=draw, dtype=row.dtype)
-        store.write(name, EVERYONE, row + noise)
+        noise = torch.rand(num_clients, len(row), generator=draw, dtype=row.dtype)
+        store.write(name, torch.arange(num_clients), row + noise)
     return store
 
 
-def metrics_of(client, data, part, model, store, clients=EVERYONE):
+def evaluator_of(client, store, stacked=None):
+    """An evaluator whose clients begin with what the store has."""
+    names = list(store.defaults)
+    evaluator = Evaluator(client, lambda ids: {name: store.read(name, ids) for name in names})
+    evaluator.stacked = stacked
+    return evaluator
+
+
+def metrics_of(client, data, part, model, store, clients=EVERYONE, stacked=None):
     metrics = ClientMetrics(data.num_clients, data.num_classes)
-    with torch.no_grad(), WorkSpace(client) as space:
-        evaluate(space, data, part, clients, model, store, metrics)
+    with torch.no_grad():
+        evaluator_of(client, store, stacked).evaluate(data, part, clients, {model: metrics})
     return metrics
 
 
@@ -119,8 +129,9 @@ def test_the_models_are_put_back(interrupted):
     store = store_of(client)
     before = {name: value.clone() for name, value in client.state_dict().items()}
     try:
-        with WorkSpace(client) as space:
-            space.load("personal", 2, store)
+        with WorkSpace(client, ("global", "personal")):
+            client.row("personal").data.copy_(store.read("personal", torch.tensor([2]))[0])
+            client.statistics("personal").data.zero_()
             assert not torch.equal(
                 client.personal_model[0].weight, before["personal_model.0.weight"]
             )
@@ -157,8 +168,8 @@ def test_batch_norm_evaluates_with_the_clients_own_statistics():
 def test_predictions_are_each_clients_own_in_its_order(model):
     data, client = doubled(data_of()), Ditto(seeded(mlp))
     store = store_of(client)
-    with torch.no_grad(), WorkSpace(client) as space:
-        tables = predict(space, data, torch.tensor([2, 1]), model, store)
+    with torch.no_grad():
+        tables = evaluator_of(client, store).predict(data, torch.tensor([2, 1]), model)
     assert [table["client"] for table in tables] == [2, 1]
     for table in tables:
         y, outputs = by_hand(client, data, "test", model, store, table["client"])
@@ -172,8 +183,9 @@ def test_a_client_without_test_samples_gets_an_empty_table():
     arrays = classes([1, 1, 4, 4])
     data, client = doubled(data_of(arrays)), Ditto(seeded(mlp))
     assert len(data.test.samples(0)) == 0
-    with torch.no_grad(), WorkSpace(client) as space:
-        (table,) = predict(space, data, torch.tensor([0]), "personal", store_of(client))
+    evaluator = evaluator_of(client, store_of(client))
+    with torch.no_grad():
+        (table,) = evaluator.predict(data, torch.tensor([0]), "personal")
     lengths = {len(table[name]) for name in ("sample", "target", "prediction", "probability")}
     assert lengths == {0}
 
@@ -184,8 +196,8 @@ def test_real_valued_predictions_are_the_outputs():
     data = doubled(data_of(reals(x, y, owner)))
     client = Ditto(seeded(mlp), criterion=nn.MSELoss())
     store = store_of(client)
-    with torch.no_grad(), WorkSpace(client) as space:
-        (table,) = predict(space, data, torch.tensor([2]), "personal", store)
+    with torch.no_grad():
+        (table,) = evaluator_of(client, store).predict(data, torch.tensor([2]), "personal")
     assert "probability" not in table
     outputs = by_hand(client, data, "test", "personal", store, 2)[1]
     torch.testing.assert_close(table["prediction"], outputs)
@@ -230,3 +242,131 @@ def test_what_a_fit_logs_is_what_its_models_do(tmp_path, kind, precision):
         tolerance = 2e-3 if precision == "bf16-mixed" else 1e-6
         assert float(logged[f"val/{model}/loss"]) == pytest.approx(expected, abs=tolerance)
         assert max(losses) - min(losses) > 0.02  # the wrong client's model would show
+
+
+# Stacked
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=7),
+    batch=st.sampled_from([1, 5, 16, 1024]),
+    at_once=st.integers(1, 8),
+    seed=st.integers(0, 99),
+)
+def test_stacked_is_one_by_one_whatever_the_sizes_and_pieces(sizes, batch, at_once, seed):
+    """Also with clients that have no samples, and in any order of the clients."""
+    arrays = classes(sizes, seed=seed)
+    data = doubled(
+        FederatedData(Given(arrays), val_fraction=0.0, test_fraction=0.4, seed=0).clients
+    )
+    client = Ditto(seeded(lambda: nn.Sequential(mlp(), nn.LayerNorm(3))))
+    everyone = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
+    store = store_of(client, len(sizes))
+    with pytest.MonkeyPatch.context() as patch:
+        plain = metrics_of(client, data, "test", "personal", store, everyone, stacked=False)
+        patch.setattr("pl_fed.engine.evaluation._STACK_BATCH", batch)
+        row_bytes = client.row("global").data.nbytes
+        patch.setattr("pl_fed.engine.evaluation._ROWS_BYTES", at_once * 2 * row_bytes)
+        stacked = metrics_of(client, data, "test", "personal", store, everyone, stacked=True)
+    assert torch.equal(stacked.count, plain.count)
+    assert torch.equal(stacked.correct, plain.correct)
+    torch.testing.assert_close(stacked.loss_sum, plain.loss_sum, rtol=1e-12, atol=1e-12)
+    assert int(plain.count.sum()) == int(data.test.sizes.sum())
+
+
+def test_batch_norms_are_stacked_with_their_statistics():
+    client = Ditto(seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))))
+    store, data = store_of(client), doubled(data_of())
+    plain, stacked = (
+        metrics_of(client, data, "test", "personal", store, stacked=each) for each in (False, True)
+    )
+    torch.testing.assert_close(stacked.loss_sum, plain.loss_sum, rtol=1e-12, atol=1e-12)
+
+
+def test_stacked_predictions_are_in_the_clients_own_order(monkeypatch):
+    monkeypatch.setattr("pl_fed.engine.evaluation._STACK_BATCH", 4)
+    data, client = doubled(data_of()), Ditto(seeded(mlp))
+    store, asked = store_of(client), torch.tensor([3, 1, 2])
+    with torch.no_grad():
+        plain, stacked = (
+            evaluator_of(client, store, each).predict(data, asked, "personal")
+            for each in (False, True)
+        )
+    for one, other in zip(plain, stacked, strict=True):
+        assert one["client"] == other["client"]
+        for name in ("sample", "target", "prediction"):
+            assert torch.equal(one[name], other[name])
+        torch.testing.assert_close(one["probability"], other["probability"])
+
+
+class Branching(nn.Module):
+    """A net with a branch on the data, which vmap refuses."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        outputs = self.net(x)
+        return outputs if float(x.sum()) > -1e9 else -outputs
+
+
+def test_what_vmap_refuses_is_run_one_by_one_and_said_once(caplog):
+    data, client = doubled(data_of()), Ditto(seeded(Branching))
+    store = store_of(client)
+    evaluator = evaluator_of(client, store, stacked=True)
+    metrics = ClientMetrics(data.num_clients, data.num_classes)
+    with caplog.at_level("INFO"), torch.no_grad():
+        for part in ("test", "train"):
+            evaluator.evaluate(data, part, EVERYONE, {"personal": metrics})
+    said = [record for record in caplog.records if "evaluated one by one" in record.message]
+    assert len(said) == 1
+    assert evaluator.stacked is False
+    for one in range(4):
+        expected = 0.0
+        for part in ("test", "train"):
+            y, outputs = by_hand(client, data, part, "personal", store, one)
+            expected += nn.functional.cross_entropy(outputs, y, reduction="sum")
+        torch.testing.assert_close(metrics.loss_sum[one], expected)
+
+
+def test_the_models_are_not_touched_where_they_are_stacked():
+    data, client = doubled(data_of()), Ditto(seeded(mlp))
+    store = store_of(client)
+    version = client.row("personal").data._version
+    metrics_of(client, data, "test", "personal", store, stacked=True)
+    metrics_of(client, data, "test", "global", store)
+    assert client.row("personal").data._version == version
+    metrics_of(client, data, "test", "personal", store, stacked=False)
+    assert client.row("personal").data._version > version
+
+
+@pytest.mark.parametrize(
+    ("make", "stacks"),
+    [
+        (mlp, True),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(3)), False),
+        (lambda: nn.Sequential(nn.Conv1d(1, 2, 1).requires_grad_(False), nn.Linear(4, 3)), True),
+    ],
+)
+def test_convolutions_that_are_trained_do_not_pay_on_a_cpu(make, stacks):
+    assert trains_convolutions(make()) != stacks
+
+
+def test_losses_are_means_and_leave_the_client_in_training():
+    data = doubled(data_of())
+    client = Ditto(seeded(lambda: nn.Sequential(mlp(), nn.Dropout(0.5))))
+    store = store_of(client)
+    client.train()
+    evaluator = evaluator_of(client, store)
+    asked = torch.tensor([1, 2, 0])
+    rows = {name: store.read(name, asked) for name in store.defaults}
+    losses = evaluator.losses(data, "val", asked, "personal", rows)
+    assert client.training
+    assert client.personal_model.training
+    client.eval()
+    assert losses[0].isnan()  # no validation samples
+    for position, one in ((1, 2), (2, 0)):
+        y, outputs = by_hand(client, data, "val", "personal", store, one)
+        torch.testing.assert_close(losses[position], nn.functional.cross_entropy(outputs, y))

@@ -1,0 +1,536 @@
+"""What the contract leaves room for: each a small client, in one file, right and under any engine.
+
+None of these is shipped. Their likes (Per-FedAvg, Ditto's choice of λ, ADMM, tilted losses, FedPer,
+FedRep, FedBN) are to be written later, and must not need more than what is used here.
+"""
+
+import copy
+import functools
+import warnings
+
+import pytest
+import torch
+from small_federations import (
+    HalfSquares,
+    Only,
+    Point,
+    classes,
+    mlp,
+    points,
+    seeded,
+    sgd,
+    shared_out,
+)
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import pl_fed
+from pl_fed import Federation
+from pl_fed.clients import Client, Ditto
+from pl_fed.samplers import All, Uniform
+
+SIZES = [7, 3, 10, 2]  # batches of 4: partial ones, fewer than one, two halves of one sample each
+EVERYONE = torch.arange(4)
+
+
+class Meta(Client):
+    """Per-FedAvg: the loss after a step of one half of the batch, on the other half."""
+
+    alpha = 0.3
+
+    def training_step(self, batch, batch_idx):
+        first, second = batch.part(slice(0, None, 2)), batch.part(slice(1, None, 2))
+        at = self.parameters_of("global")
+        gradient = torch.func.grad(lambda at: self.loss_at("global", at, first))(at)
+        step = {name: at[name] - self.alpha * gradient[name] for name in at}
+        return self.loss_at("global", step, second)
+
+
+class Candidates(Client):
+    """Ditto with several λ at once, each with a model and a learning rate of its own.
+
+    The personal model is the candidate that did best on the client's validation data.
+    """
+
+    def __init__(self, net, lams=(0.0, 0.5, 2.0), lrs=(0.1, 0.05, 0.2), **kwargs):
+        self.names = tuple(f"personal_{i}" for i in range(len(lams)))
+        self.trains = ("global", *self.names)
+        super().__init__(net, **kwargs)
+        self.lams = dict(zip(self.names, lams))
+        self.lrs = dict(zip(self.names, lrs))
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(self.global_model, batch)
+        for name, lam in self.lams.items():
+            loss = loss + self.loss(self.model(name), batch)
+            loss = loss + lam / 2 * self.squared_distance(name)
+        return loss
+
+    def group_options(self, model):
+        return {"lr": self.lrs[model]} if model in self.lrs else {}
+
+    def states(self):
+        return {**super().states(), "choice": torch.zeros(1, dtype=self.row("global").data.dtype)}
+
+    def validates(self):
+        return self.names
+
+    def begin(self, rows):
+        candidates = torch.stack([rows[name] for name in self.names])
+        choice = rows["choice"][:, 0].long()
+        rows["personal"] = candidates[choice, torch.arange(len(choice))]
+
+    def end_round(self, rows):
+        losses = torch.stack([rows[f"{name}_loss"] for name in self.names], 1)
+        best = losses.nan_to_num(0.0).argmin(1, keepdim=True)  # the first, where there is no data
+        rows["choice"] = best.to(rows["choice"])
+        return super().end_round(rows)
+
+    def evaluates(self):
+        return ("global", *self.names, "personal")
+
+
+class ADMM(Client):
+    """θ by gradient steps with a pull to w_i; w_i, π_i and u_i in closed form after them.
+
+    The server's model is the mean of ALL clients' u_i, also of those that take no part: a client
+    sends how u_i changes, and the server's learning rate is the cohort's share of the clients.
+    """
+
+    trains = ("personal",)
+    lam, rho = 0.7, 0.4
+
+    def states(self):
+        row = self.row("global").data
+        return {**super().states(), "w": row, "pi": torch.zeros_like(row), "u": row}
+
+    def training_step(self, batch, batch_idx):
+        pull = self.squared_distance("personal", "w")
+        return self.loss(self.personal_model, batch) + self.lam / 2 * pull
+
+    def end_round(self, rows):
+        w, theta, before = rows["broadcast"], rows["personal"], rows["u"]
+        rows["w"] = (self.rho * w - rows["pi"] + self.lam * theta) / (self.rho + self.lam)
+        rows["pi"] = rows["pi"] + self.rho * (rows["w"] - w)
+        rows["u"] = rows["w"] + rows["pi"] / self.rho
+        return rows["u"] - before
+
+
+class SendsModels(ADMM):
+    """The same, where only the cohort's u_i count: their mean is the server's next model."""
+
+    def end_round(self, rows):
+        super().end_round(rows)
+        return rows["u"] - rows["broadcast"]
+
+
+class Tilted(Client):
+    """A tilted mean over the classes that are in the batch, each with its mean loss."""
+
+    tilt = 2.0
+
+    def training_step(self, batch, batch_idx):
+        outputs = self.global_model(batch.x)
+        losses = self.sample_losses(outputs, batch.y)
+        member = batch.y[:, None] == torch.arange(outputs.shape[1], device=outputs.device)
+        if batch.mask is not None:
+            member = member & batch.mask[:, None]
+        counts = member.sum(0)
+        means = torch.where(member, losses[:, None], 0).sum(0) / counts.clamp(min=1)
+        exponents = torch.where(counts > 0, self.tilt * means, -1e30)
+        number = (counts > 0).sum().clamp(min=1).to(losses.dtype)
+        tilted = (exponents.logsumexp(0) - number.log()) / self.tilt
+        return torch.where(counts.sum() > 0, tilted, 0)
+
+
+class OwnParts(Client):
+    """FedPer: the head is a client's own, the body the server's. A client keeps the head only."""
+
+    trains = ("personal",)
+
+    def __init__(self, net, own=("2",), **kwargs):
+        super().__init__(net, **kwargs)
+        self.own = self.row("personal").layout.positions(*own)
+
+    def states(self):
+        return {"own": self.row("personal").data[self.own]}
+
+    def begin(self, rows):
+        rows["personal"][:, self.own] = rows["own"]
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self.personal_model, batch)
+
+    def end_round(self, rows):
+        rows["own"] = rows["personal"][:, self.own]
+        upload = rows["personal"] - rows["broadcast"]
+        upload[:, self.own] = 0
+        return upload
+
+    def evaluates(self):
+        return ("global", "personal")
+
+
+class Alternating(OwnParts):
+    """FedRep: the first two steps move the head, the others the body."""
+
+    def training_step(self, batch, batch_idx):
+        moves = ("2.weight", "2.bias") if batch_idx < 2 else ("0.weight", "0.bias")
+        at = self.parameters_of("personal")
+        live = {name: p if name in moves else p.detach() for name, p in at.items()}
+        return self.loss_at("personal", live, batch)
+
+
+class SharedStatistics(OwnParts):
+    """The body's running statistics are the server's too."""
+
+    def begin(self, rows):
+        super().begin(rows)
+        rows["personal_statistics"][:] = rows["broadcast_statistics"]
+
+    def end_round(self, rows):
+        rows["global_statistics"] = rows["personal_statistics"]
+        return super().end_round(rows)
+
+
+class TwoPulls(Client):
+    """A pull to the broadcast and one to where the client was a round ago."""
+
+    trains = ("global", "personal")
+
+    def states(self):
+        return {**super().states(), "before": self.row("personal").data}
+
+    def training_step(self, batch, batch_idx):
+        pulls = 0.4 * self.squared_distance("personal", "broadcast")
+        pulls = pulls + 0.3 * self.squared_distance("personal", "before")
+        return self.loss(self.global_model, batch) + self.loss(self.personal_model, batch) + pulls
+
+    def end_round(self, rows):
+        rows["before"] = rows["personal"].clone()
+        return super().end_round(rows)
+
+
+ALL = [Meta, Candidates, ADMM, SendsModels, Tilted, OwnParts, Alternating, TwoPulls]
+
+
+def data_of(sizes=SIZES, batch_size=4, **fractions):
+    return shared_out(classes(sizes, seed=2), batch_size=batch_size, **fractions)
+
+
+def run(client, data, rounds=2, engine="one_by_one", chunk_size=None, sampler=None, lr=1.0):
+    """Rounds on a copy; what there is in the end: w, all states, and the sums of all metrics."""
+    client = copy.deepcopy(client).double()
+    server = functools.partial(torch.optim.SGD, lr=lr)
+    federation = Federation(
+        sampler or All(), engine=engine, chunk_size=chunk_size, seed=0, server_optimizer=server
+    )
+    federation.setup(client, data, "fit")
+    client.train()
+    optimizer = client.configure_optimizers()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Clients are run one by one")
+        for round in range(rounds):
+            federation.run_round(round, optimizer)
+    everyone = torch.arange(data.clients.num_clients)
+    result = {"broadcast": client.row("global").data.clone()}
+    for name in federation.store.defaults:
+        result[name] = federation.store.read(name, everyone)
+    client.eval()
+    federation.evaluator.stacked = engine == "stacked"
+    with torch.no_grad():
+        federation.evaluate("val", everyone)
+    for model, metrics in federation.metrics("val").items():
+        result[f"{model} correct"] = metrics.correct.double()
+        result[f"{model} loss"] = metrics.loss_sum
+    return result
+
+
+def largest_difference(one, other):
+    assert set(one) == set(other)
+    return max(float((one[k] - other[k]).abs().max()) if one[k].numel() else 0.0 for k in one)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_one_by_one_and_stacked_in_any_chunks_agree(kind):
+    client = kind(seeded(mlp), optimizer=sgd(0.1, momentum=0.5), local_epochs=2)
+    data = data_of([9, 5, 12, 4], val_fraction=0.3)
+    first = run(client, data, rounds=3, sampler=Uniform(3))
+    assert all(value.isfinite().all() for value in first.values())
+    for engine, chunk_size in (("one_by_one", 1), ("stacked", None), ("stacked", 2)):
+        again = run(client, data, 3, engine, chunk_size, Uniform(3))
+        assert largest_difference(first, again) < 1e-10
+    assert largest_difference(first, run(client, data, rounds=2, sampler=Uniform(3))) > 1e-4
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_trainer_fits_stops_resumes_and_tests_it(kind, tmp_path):
+    """And what it gives does not depend on the stop."""
+    module = data_of([12, 9, 15, 11], val_fraction=0.3, test_fraction=0.3)
+    found = []
+    for stop in (None, 1):
+        client = kind(seeded(mlp), optimizer=sgd(0.1), local_epochs=1)
+        for epochs in (stop, 3):
+            if epochs is None:
+                continue
+            path = "last" if stop and epochs == 3 else None
+            trainer = pl_fed.Trainer(
+                Federation(Uniform(3), seed=0),
+                run_dir=tmp_path / str(stop),
+                max_epochs=epochs,
+                precision="64-true",
+                accelerator="cpu",
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            trainer.fit(client, module, ckpt_path=path)
+        (metrics,) = trainer.test(client, module, verbose=False)
+        tables = trainer.predict(client, module)
+        found.append((metrics, torch.cat([t["prediction"] for tables in tables for t in tables])))
+    for model in client.evaluates():
+        assert f"test/{model}/accuracy" in found[0][0]
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+
+
+# Each against a computation of its own
+
+
+def test_gradients_of_gradients_are_those_of_the_hessian():
+    """One step: w − η mean over k of (I − α ∇²F₁(w)) ∇F₂(w − α ∇F₁(w))."""
+    sizes = [4, 3, 2]
+    data = data_of(sizes)
+    client = Meta(seeded(lambda: nn.Linear(4, 3)), optimizer=sgd(0.2), local_steps=1)
+    w = client.double().row("global").data.clone()
+    before = w.clone()
+    x, y = data.clients.x.double(), data.clients.y
+    federation = Federation(All(), engine="one_by_one", seed=0)
+    federation.setup(client, data, "fit")
+    seen = {}
+    original = Meta.training_step
+
+    def watched(self, batch, batch_idx):
+        seen[len(seen)] = batch.samples
+        return original(self, batch, batch_idx)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Meta, "training_step", watched)
+        federation.run_round(0, client.train().configure_optimizers())
+    step = torch.zeros_like(w)
+    for samples in seen.values():
+        first, second = samples[0::2], samples[1::2]
+
+        def loss(w, index):
+            return F.cross_entropy(x[index] @ w[:12].view(3, 4).T + w[12:], y[index])
+
+        hessian = torch.autograd.functional.hessian(lambda w, i=first: loss(w, i), w)
+        gradient = torch.autograd.functional.jacobian(lambda w, i=first: loss(w, i), w)
+        there = w - Meta.alpha * gradient
+        outer = torch.autograd.functional.jacobian(lambda w, i=second: loss(w, i), there)
+        step += (torch.eye(15) - Meta.alpha * hessian) @ outer / len(sizes)
+    assert len(seen) == 3
+    torch.testing.assert_close(client.row("global").data, before - 0.2 * step, rtol=0, atol=1e-12)
+
+
+def test_each_candidate_is_ditto_with_its_own_lambda_and_learning_rate():
+    data = data_of()
+    candidates = run(Candidates(seeded(mlp), optimizer=sgd(0.1), local_epochs=2), data)
+    for i, (lam, lr) in enumerate(zip((0.0, 0.5, 2.0), (0.1, 0.05, 0.2))):
+        ditto = Ditto(seeded(mlp), lam, lr, optimizer=sgd(0.1), local_epochs=2)
+        alone = run(ditto, data)
+        torch.testing.assert_close(candidates[f"personal_{i}"], alone["personal"])
+        torch.testing.assert_close(candidates["broadcast"], alone["broadcast"])
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_the_candidate_with_the_lowest_validation_loss_is_the_personal_model(engine):
+    data = data_of([12, 9, 15, 2], val_fraction=0.2)
+    assert data.clients.val.sizes.tolist()[3] == 0
+    client = Candidates(
+        seeded(lambda: nn.Sequential(mlp(), nn.Dropout(0.5))), optimizer=sgd(0.3), local_epochs=4
+    )
+    outcome = run(client, data, engine=engine)
+    losses = torch.stack([outcome[f"personal_{i} loss"] for i in range(3)], 1)
+    assert outcome["choice"][:, 0].tolist() == losses.argmin(1).tolist()
+    assert len(outcome["choice"].unique()) > 1
+    assert torch.equal(outcome["personal loss"], losses.amin(1))
+
+
+@pytest.mark.parametrize("kind", [ADMM, SendsModels])
+def test_closed_forms_after_the_local_work(kind):
+    """Clients whose loss is ½ (θ − y)²; the second takes no part in the first round."""
+    y = torch.tensor([1.0, -2.0, 4.0], dtype=torch.float64)
+    data = points([1.0], [-2.0], [4.0])
+    theta, own, pi, u, w = [torch.zeros(3, dtype=torch.float64) for _ in range(4)] + [
+        torch.zeros(())
+    ]
+    client = kind(Point().double(), criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=2)
+    module = shared_out(data)
+    federation = Federation(
+        Only(0, 2), seed=0, engine="stacked",
+        server_optimizer=functools.partial(torch.optim.SGD, lr=2 / 3 if kind is ADMM else 1.0),
+    )  # fmt: skip
+    federation.setup(client, module, "fit")
+    for round, cohort in enumerate([[0, 2], [1, 2]]):
+        federation.sampler.clients = cohort
+        federation.run_round(round, client.train().configure_optimizers())
+        k = torch.tensor(cohort)
+        for _ in range(2):
+            theta[k] -= 0.1 * (theta[k] - y[k] + 0.7 * (theta[k] - own[k]))
+        own[k] = (0.4 * w - pi[k] + 0.7 * theta[k]) / 1.1
+        pi[k] += 0.4 * (own[k] - w)
+        u[k] = own[k] + pi[k] / 0.4
+        w = u.mean() if kind is ADMM else u[k].mean()
+        assert float(client.row("global").data) == pytest.approx(float(w), abs=1e-12)
+    assert federation.store.read("pi", torch.arange(3))[:, 0].tolist() == pytest.approx(pi.tolist())
+
+
+def test_losses_per_class_are_those_of_a_loop_over_the_classes():
+    client = Tilted(seeded(mlp)).double()
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(6, 4, generator=draw, dtype=torch.float64), torch.tensor([2, 0, 0, 2, 2, 1])
+    mask = torch.tensor([True] * 5 + [False])
+    losses = F.cross_entropy(client.global_model(x), y, reduction="none")
+    means = torch.stack([losses[:5][y[:5] == label].mean() for label in (0, 2)])
+    expected = (2.0 * means).exp().mean().log() / 2.0
+    for batch in (pl_fed.types.Batch(x, y, mask), pl_fed.types.Batch(x[:5], y[:5])):
+        torch.testing.assert_close(client.training_step(batch, 0), expected)
+
+
+def own_loop(steps, which):
+    """Two rounds of FedPer on full batches, by hand; ``which(step)`` names what a step moves."""
+    arrays = classes(SIZES, seed=2)
+    server = seeded(mlp).double()
+    heads = [copy.deepcopy(server[2].state_dict()) for _ in SIZES]
+    for _ in range(2):
+        bodies = []
+        for k, head in enumerate(heads):
+            net = copy.deepcopy(server)
+            net[2].load_state_dict(head)
+            x, y = arrays.x[arrays.client == k].double(), arrays.y[arrays.client == k]
+            for step in range(steps):
+                parameters = [p for layer in which(step) for p in net[layer].parameters()]
+                gradients = torch.autograd.grad(F.cross_entropy(net(x), y), parameters)
+                with torch.no_grad():
+                    for p, g in zip(parameters, gradients):
+                        p -= 0.1 * g
+            heads[k] = copy.deepcopy(net[2].state_dict())
+            bodies.append(net[0].state_dict())
+        mean = {n: torch.stack([body[n] for body in bodies]).mean(0) for n in bodies[0]}
+        server[0].load_state_dict(mean)
+    return server, heads
+
+
+@pytest.mark.parametrize(
+    ("kind", "which"),
+    [(OwnParts, lambda step: (0, 2)), (Alternating, lambda step: (2,) if step < 2 else (0,))],
+)
+def test_a_shared_body_under_heads_that_are_kept(kind, which):
+    client = kind(seeded(mlp), optimizer=sgd(0.1), local_steps=3)
+    outcome = run(client, data_of(batch_size=10))
+    server, heads = own_loop(3, which)
+    assert outcome["own"].shape == (4, 5 * 3 + 3)
+    for row, head in zip(outcome["own"], heads, strict=True):
+        expected = torch.cat([head["weight"].flatten(), head["bias"]])
+        torch.testing.assert_close(row, expected)
+    expected = nn.utils.parameters_to_vector(server.parameters())
+    torch.testing.assert_close(outcome["broadcast"], expected)
+
+
+def test_a_shared_body_is_evaluated_under_each_clients_own_head():
+    """The body being the server's of now, not that of the client's last round."""
+    data = data_of([9, 5, 12, 4], val_fraction=0.4)
+    outcome = run(OwnParts(seeded(mlp), optimizer=sgd(0.5), local_epochs=3), data, sampler=Only(0))
+    for k in EVERYONE.tolist():
+        row = torch.cat([outcome["broadcast"][:25], outcome["own"][k]])
+        net = mlp().double()
+        nn.utils.vector_to_parameters(row, net.parameters())
+        index = data.clients.val.samples(k)
+        outputs = net(data.clients.x[index].double())
+        loss = F.cross_entropy(outputs, data.clients.y[index], reduction="sum").detach()
+        torch.testing.assert_close(outcome["personal loss"][k], loss)
+        assert float(outcome["global loss"][k]) != pytest.approx(float(loss), abs=1e-4) or k != 0
+
+
+def with_batch_norm():
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+
+def test_norm_layers_of_ones_own_have_statistics_of_ones_own():
+    """FedBN: the statistics stay with the client unless an algorithm shares them."""
+    data = data_of([8, 6, 12, 4])
+    client = OwnParts(seeded(with_batch_norm), own=("1",), optimizer=sgd(0.1), local_epochs=2)
+    kept = run(client, data)
+    assert kept["own"].shape == (4, 10)
+    assert len(kept["own"].unique(dim=0)) == len(kept["personal_statistics"].unique(dim=0)) == 4
+    assert largest_difference(kept, run(client, data, chunk_size=1)) == 0
+
+
+def test_running_statistics_of_a_shared_body_are_the_mean_over_the_clients():
+    data = data_of([8, 6, 12, 4])
+    settings = {"optimizer": sgd(0.0), "local_steps": 1}
+    client = SharedStatistics(seeded(with_batch_norm), **settings).double()
+    federation = Federation(All(), engine="one_by_one", seed=0)
+    federation.setup(client, data, "fit")
+    optimizer = client.train().configure_optimizers()
+    start = client.statistics("global").data.clone()
+    federation.run_round(0, optimizer)
+    first = federation.store.read("personal_statistics", EVERYONE)
+    torch.testing.assert_close(client.statistics("global").data, first.mean(0))
+    federation.run_round(1, optimizer)
+    second = federation.store.read("personal_statistics", EVERYONE)
+    assert not torch.equal(first.mean(0), start)
+    assert not torch.equal(second, first)
+    torch.testing.assert_close(client.statistics("global").data, second.mean(0))
+
+
+def test_two_pulls_have_two_centres():
+    """One point: v moves by η (v − y + 0.8 (v − w) + 0.6 (v − before))."""
+    client = TwoPulls(Point().double(), criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=2)
+    outcome = run(client, shared_out(points([3.0])), rounds=2)
+    w = v = before = 0.0
+    for _ in range(2):
+        here = w
+        for _ in range(2):
+            here -= 0.1 * (here - 3.0)
+            v -= 0.1 * ((v - 3.0) + 0.8 * (v - w) + 0.6 * (v - before))
+        w, before = here, v
+    assert float(outcome["personal"]) == pytest.approx(v, abs=1e-12)
+    assert float(outcome["broadcast"]) == pytest.approx(w, abs=1e-12)
+
+
+# What it says to mistakes
+
+
+def test_a_model_that_nobody_named_is_refused():
+    client = Candidates(seeded(mlp))
+    assert client.models == ("global", "personal", "personal_0", "personal_1", "personal_2")
+    with pytest.raises(ValueError, match=r"Expected a model.s name, one of global, .* got .w."):
+        client.model("w")
+
+
+def test_a_part_that_there_is_not_is_refused():
+    with pytest.raises(ValueError, match=r"`parts` to name some of 0.weight, .* but got '7'"):
+        OwnParts(seeded(mlp), own=("7",))
+
+
+class ShortState(OwnParts):
+    def states(self):
+        return {"personal": self.row("personal").data[self.own]}
+
+
+class UnknownMetrics(OwnParts):
+    def evaluates(self):
+        return ("global", "hybrid")
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (ShortState, r"state `personal`, .* to be 43 numbers long but got 18: give a part"),
+        (UnknownMetrics, r"Expected a model's name, one of global, personal, but got 'hybrid'"),
+    ],
+)
+def test_models_and_states_that_do_not_fit_are_refused_before_training(kind, match):
+    with pytest.raises(ValueError, match=match):
+        Federation(All(), seed=0).setup(kind(seeded(mlp)), data_of(), "fit")

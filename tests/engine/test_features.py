@@ -1,0 +1,251 @@
+"""Features that are kept: the same numbers, and a frozen body that sees each sample once."""
+
+import pytest
+import torch
+from small_federations import classes, run_rounds, seeded, sgd, shared_out
+from torch import nn
+from torchvision.transforms import v2
+
+import pl_fed
+from pl_fed import Federation
+from pl_fed.attacks import Attack, RandomLabels
+from pl_fed.clients import Ditto, FedAvg
+from pl_fed.models import FrozenBody
+from pl_fed.samplers import All, Uniform
+
+IMAGES = (2, 4, 4)
+SIZES = [9, 6, 12, 8]
+
+
+class Transfer(nn.Module):
+    """A net of a user's own: a frozen body with BatchNorm and dropout, and a head."""
+
+    def __init__(self, keep_features=False):
+        super().__init__()
+        self.keep_features = keep_features
+        body = nn.Sequential(
+            nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Dropout(0.5), nn.Flatten()
+        )
+        body[1].running_mean += 0.3
+        self.body = body.requires_grad_(False)
+        self.head = nn.Linear(12, 3)
+        self.seen = 0
+
+    def features(self, x):
+        self.seen += len(x)
+        return self.body(x)
+
+    def forward(self, x):
+        return self.head(x if x.dim() == 2 else self.features(x))
+
+
+def data_of(**kwargs):
+    return shared_out(classes(SIZES, IMAGES), **kwargs)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("kind", [FedAvg, Ditto])
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_rounds_are_those_without(kind, engine, dtype, largest):
+    with_labels_at_random = {"attack": RandomLabels(), "byzantine": [2]}
+    plain, kept = (
+        run_rounds(
+            kind(seeded(lambda keep=keep: Transfer(keep)), optimizer=sgd(0.2), local_epochs=2),
+            data_of(),
+            dtype=dtype,
+            engine=engine,
+            sampler=Uniform(3),
+            rounds=4,
+            **with_labels_at_random,
+        )
+        for keep in (False, True)
+    )
+    assert plain.distance(kept) < largest
+    assert plain.reports[0]["train/loss"] != plain.reports[3]["train/loss"]
+
+
+def test_the_body_sees_each_sample_once_and_the_inputs_stay_where_they_were():
+    data = data_of(val_fraction=0.3)
+    client = Ditto(seeded(lambda: Transfer(True)), optimizer=sgd(0.1)).double()
+    federation = Federation(All(), seed=0)
+    federation.setup(client, data, "fit")
+    net = client.global_model
+    net.seen = 0
+    optimizer = client.train().configure_optimizers()
+    for round in range(3):
+        federation.run_round(round, optimizer)
+        with torch.inference_mode():
+            federation.evaluate("val", torch.arange(4))
+    assert net.seen == len(data.clients.x) == sum(SIZES)
+    assert federation.data.x.shape == (sum(SIZES), 12)
+    assert federation.data.x.dtype == torch.float64
+    assert data.clients.x.shape == (sum(SIZES), *IMAGES)
+    assert client.training
+    assert client.global_model.head.training
+    assert not client.global_model.body.training
+
+
+class Dropping(Transfer):
+    def __init__(self):
+        super().__init__(keep_features=True)
+        self.drop = nn.Dropout(0.5)
+
+    def features(self, x):
+        return self.drop(super().features(x))
+
+
+def test_they_are_those_of_evaluation_mode():
+    client, data = FedAvg(seeded(Dropping)), data_of()
+    federation = Federation(All(), seed=0)
+    federation.setup(client, data, "fit")
+    client.train()
+    with torch.no_grad():
+        expected = client.global_model.body(data.clients.x)
+    torch.testing.assert_close(federation.data.x, expected)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "32-true", "bf16-mixed"])
+def test_a_run_that_is_stopped_resumed_tested_and_loaded(tmp_path, precision):
+    """All metrics and predictions are those without kept features."""
+    largest = {"64-true": 1e-10, "32-true": 1e-5, "bf16-mixed": 2e-2}[precision]
+    module = data_of(val_fraction=0.3, test_fraction=0.3)
+    found = []
+    for keep in (False, True):
+        settings = {
+            "run_dir": tmp_path / str(keep), "accelerator": "cpu", "precision": precision,
+            "enable_progress_bar": False, "enable_model_summary": False,
+        }  # fmt: skip
+
+        def make(seed, keep=keep):
+            return Ditto(seeded(lambda: Transfer(keep), seed), optimizer=sgd(0.2), local_epochs=2)
+
+        trainer = pl_fed.Trainer(Federation(Uniform(3), seed=0), max_epochs=2, **settings)
+        trainer.fit(make(0), module)
+        client = make(1)  # another body: that of the checkpoint counts
+        trainer = pl_fed.Trainer(Federation(Uniform(3), seed=0), max_epochs=4, **settings)
+        trainer.fit(client, module, ckpt_path="last")
+        metrics = [dict(trainer.callback_metrics), *trainer.test(client, module, verbose=False)]
+        fresh, trainer = make(2), pl_fed.Trainer(Federation(All(), seed=0), **settings)
+        path = str(tmp_path / str(keep) / "checkpoints" / "last.ckpt")
+        metrics += trainer.test(fresh, module, ckpt_path=path, verbose=False)
+        predictions = trainer.predict(fresh, module, ckpt_path=path)
+        tables = [table for batch in predictions for table in batch]
+        assert metrics[1] == metrics[2]
+        found.append((metrics, torch.cat([table["probability"] for table in tables]).float()))
+    for plain, kept in zip(found[0][0], found[1][0], strict=True):
+        assert set(plain) == set(kept)
+        for name in set(plain) - {"time/round"}:
+            assert float(plain[name]) == pytest.approx(float(kept[name]), abs=largest), name
+    assert (found[0][1] - found[1][1]).abs().max() < largest
+
+
+def test_other_weights_give_other_features(tmp_path):
+    """A federation that has features loads a checkpoint with another body."""
+    module = data_of(val_fraction=0.3, test_fraction=0.3)
+    settings = {
+        "max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False,
+        "enable_model_summary": False, "precision": "64-true",
+    }  # fmt: skip
+
+    def make(seed):
+        return FedAvg(seeded(lambda: Transfer(True), seed), optimizer=sgd(0.2))
+
+    first = pl_fed.Trainer(Federation(All(), seed=0), run_dir=tmp_path / "first", **settings)
+    first.fit(make(0), module)
+    (expected,) = first.test(verbose=False, ckpt_path=None, model=first.lightning_module,
+                             datamodule=module)  # fmt: skip
+    other = pl_fed.Trainer(Federation(All(), seed=0), run_dir=tmp_path / "other", **settings)
+    client = make(1)
+    other.fit(client, module)
+    path = str(tmp_path / "first" / "checkpoints" / "last.ckpt")
+    assert other.test(client, module, verbose=False)[0] != expected
+    assert other.test(client, module, ckpt_path=path, verbose=False)[0] == expected
+
+
+def test_a_resnet():
+    net = FrozenBody("resnet18", num_classes=3, keep_features=True).eval()
+    images = torch.randn(4, 1, 16, 16)
+    features = net.features(images)
+    assert features.shape == (4, 512)
+    assert torch.equal(net(features), net(images))
+    arrays = classes([4, 3], (3, 16, 16))
+    plain, kept = (
+        run_rounds(
+            Ditto(seeded(lambda keep=keep: FrozenBody(num_classes=3, keep_features=keep))),
+            shared_out(arrays),
+            rounds=1,
+        )
+        for keep in (False, True)
+    )
+    assert plain.distance(kept) < 1e-10
+
+
+class Shifted(Attack):
+    """Adds one to what a client trains on."""
+
+    def poison(self, batch, context):
+        assert batch.x.shape[1:] == (12,)
+        return batch._replace(x=batch.x + 1)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_an_attack_on_inputs_sees_features(engine):
+    client = FedAvg(seeded(lambda: Transfer(True)), optimizer=sgd(0.1))
+    honest = run_rounds(client, data_of(), engine=engine)
+    lies = run_rounds(client, data_of(), engine=engine, attack=Shifted(), byzantine=[0])
+    assert honest.distance(lies) > 1e-4
+
+
+# Refusals
+
+
+def refused(net, data, match):
+    client = FedAvg(net)
+    with pytest.raises(ValueError, match=match):
+        Federation(All(), seed=0).setup(client, data, "fit")
+
+
+def test_augmented_inputs_are_refused():
+    data = data_of(augment=[v2.RandomHorizontalFlip()])
+    refused(Transfer(True), data, r"`augment` to be left out where Transfer keeps features but got")
+    Federation(All(), seed=0).setup(FedAvg(Transfer(False)), data, "fit")
+
+
+def test_features_that_are_trained_are_refused():
+    net = Transfer(True)
+    net.body[0].weight.requires_grad_(True)
+    refused(net, data_of(), r"`features` of Transfer.* to need frozen parameters only but got some")
+
+
+class InputsOnly(Transfer):
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+class OtherOutputs(Transfer):
+    def forward(self, x):
+        return self.head(x + 1 if x.dim() == 2 else self.features(x))
+
+
+class Nameless(nn.Module):
+    keep_features = True
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(32, 3))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.parametrize(
+    ("net", "match"),
+    [
+        (InputsOnly, "InputsOnly, whose `keep_features` is True, to take features as it does inp"),
+        (OtherOutputs, "to take features as it does inputs but got other outputs for them"),
+        (Nameless, "Expected `features` of Nameless.* to take inputs but that failed: .*features"),
+    ],
+)
+def test_nets_that_do_not_keep_to_it_are_refused(net, match):
+    made = net() if net is Nameless else net(True)
+    refused(made, data_of(), match)
