@@ -1,5 +1,6 @@
 """The federation: who takes part, who lies, how uploads are merged; and a round, step by step."""
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.attacks import Attack
-from pl_fed.checks import check_finite, check_net, draw_byzantine
+from pl_fed.checks import check_finite, check_net, check_state_memory, draw_byzantine
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
@@ -45,8 +46,10 @@ class Federation:
         chunk_size: Clients that are run at a time; ``None`` takes what suits the engine, and fits
             into memory.
         compile_mode: ``mode`` of ``torch.compile``: ``"reduce-overhead"`` for CUDA graphs, say.
-        store: Folder for memory-mapped client states; ``None`` keeps them in memory, unless they
-            would fill more than half of it.
+        store: Folder for the clients' states, on disk; ``None`` keeps them in memory, and puts only
+            what is beyond ``state_memory`` on disk, into the folder for temporary files.
+        state_memory: Memory for the clients' states: a share of what is free, in (0, 1], or a
+            number of bytes (int).
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
     Raises:
@@ -64,6 +67,7 @@ class Federation:
         chunk_size: int | None = None,
         compile_mode: str | None = None,
         store: str | None = None,
+        state_memory: int | float = 0.5,
         seed: int | None = None,
     ) -> None:
         if isinstance(byzantine, int | float) and not 0 <= byzantine <= 1:
@@ -80,17 +84,20 @@ class Federation:
             raise ValueError(
                 f"Expected argument `chunk_size` to be at least 1 but got {chunk_size}."
             )
+        check_state_memory(state_memory)
         self.sampler = Uniform() if sampler is None else sampler
         self.server = Server(Mean() if aggregator is None else aggregator, server_optimizer)
         self.attack = attack
         self.byzantine = byzantine
         self.engine = EngineChoice(engine, chunk_size, compile_mode)
         self.store_folder = store
+        self.state_memory = state_memory
         self.seed = global_seed() if seed is None else seed
         self.limit_local_steps: int | float | None = None
         self.shuffle = True
         self.rounds = 0.0
         self.is_byzantine = torch.empty(0, dtype=torch.bool)
+        self._byzantine_share = 0.0
         self._client: Client | None = None
         self._data: ClientData | None = None
         self._moved: ClientData | None = None
@@ -113,19 +120,14 @@ class Federation:
         data = datamodule.clients
         self.sampler.size_of_cohort(data.num_clients)
         self.is_byzantine = draw_byzantine(self.byzantine, data.num_clients, self.seed)
+        self._byzantine_share = float(self.is_byzantine.double().mean())
         check_net(client, data)
         if client is not self._client or data is not self._data:
             self._client, self._data, self._moved = client, data, None
             self._store, self._saved = None, None
             self.server.reset()
         self.datamodule = datamodule
-        self._metrics = {
-            part: {
-                model: ClientMetrics(data.num_clients, data.num_classes, ~self.is_byzantine)
-                for model in client.trains
-            }
-            for part in ("val", "test")
-        }
+        self._metrics = {}
 
     # A round
 
@@ -183,7 +185,10 @@ class Federation:
             load = partial(self._load, round=round, kept=kept)
             task = Task(self.client, optimizer, cohort, load, self.rounds - round)
             self.engine.settle(task)
-            for positions in self._chunks(cohort):
+            chunks = self._chunks(cohort)
+            coming = [*(cohort[positions] for positions in chunks[1:]), self._coming(round)]
+            for positions, following in zip(chunks, coming):
+                self.store.prefetch(following)
                 clients = cohort[positions]
                 chunk = load(clients)
                 chunk.on_done = _after(done, on_clients_done)
@@ -217,6 +222,13 @@ class Federation:
     def _rule(self) -> BatchRule:
         module = self.datamodule
         return BatchRule(module.batch_size, module.drop_last, self.shuffle, self.limit_local_steps)
+
+    def _coming(self, round: int) -> Tensor:
+        """Return the clients that the next round begins with, if it pays to know them."""
+        if not self.store.on_disk:
+            return torch.empty(0, dtype=torch.int64)
+        cohort = self.draw_cohort(round + 1)
+        return cohort[self._chunks(cohort)[0]]
 
     def _load(self, clients: Tensor, round: int, kept: WorkSpace) -> Chunk:
         """Bring together what a chunk of clients is run on."""
@@ -305,7 +317,7 @@ class Federation:
 
     def context(self, cohort: Tensor, losses: Tensor, round: int) -> RoundContext:
         """Return what aggregators and attacks may know of a round."""
-        expected = float(self.is_byzantine.double().mean()) * len(cohort)
+        expected = self._byzantine_share * len(cohort)
         return RoundContext(self.seed, round, math.floor(expected + 1e-9), cohort, losses)
 
     # What the clients have
@@ -335,7 +347,9 @@ class Federation:
             if "personal" in self.client.trains:
                 states["personal_statistics"] = self.client.statistics("personal").data
             with torch.inference_mode(False):
-                self._store = ClientStore(self.data.num_clients, states, self.store_folder)
+                self._store = ClientStore(
+                    self.data.num_clients, states, self.store_folder, self.state_memory
+                )
             if self._saved is not None:
                 self._store.load_state_dict(self._saved)
                 self._saved = None
@@ -345,12 +359,20 @@ class Federation:
 
     def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
         """Return the metrics of ``"val"`` or ``"test"``, by model."""
+        if part not in self._metrics:  # tables of all clients
+            data = self.data
+            with torch.inference_mode(False):
+                self._metrics[part] = {
+                    model: ClientMetrics(data.num_clients, data.num_classes, ~self.is_byzantine)
+                    for model in self.client.trains
+                }
         return self._metrics[part]
 
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each model that is trained."""
+        self.store.prefetch(clients)
         with WorkSpace(self.client) as space, self.engine.autocast():
-            for model, metrics in self._metrics[part].items():
+            for model, metrics in self.metrics(part).items():
                 metrics.to(self.data.x.device)
                 evaluate(space, self.data, part, clients, model, self.store, metrics)
 
@@ -391,13 +413,14 @@ class Federation:
         """What must be the same for a checkpoint to fit."""
         layout = self.client.row("global").layout
         shapes = zip(layout.names, layout.shapes)
-        sizes = self.data.train.sizes.tolist()
+        sizes = self.data.train.sizes
+        digest = hashlib.blake2b(sizes.numpy().tobytes(), digest_size=8).hexdigest()
         return {
             "seed": self.seed,
             "algorithm": type(self.client).__name__,
             "net": "; ".join(f"{name} {list(shape)}" for name, shape in shapes),
             "number of clients": len(sizes),
-            "clients' numbers of training samples": sizes,
+            "clients' numbers of training samples": f"{int(sizes.sum())} with digest {digest}",
         }
 
 
