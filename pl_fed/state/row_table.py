@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pl_fed.state._advice import HUGE_PAGES, advise
 from pl_fed.state.disk_rows import DiskRows
 
 _BLOCK_BYTES = 1 << 26
@@ -72,7 +73,8 @@ class RowTable:
             self._grow()
         rows = rows.detach().to(self.default.dtype)
         for number, where, inside in self._parts(places):
-            self._write(number, inside, rows[where.to(rows.device)])
+            all_of_them = len(where) == len(clients)
+            self._write(number, inside, rows if all_of_them else rows[where.to(rows.device)])
         self._places[clients] = places
         self._used = used
 
@@ -132,4 +134,6 @@ class RowTable:
             return
         with torch.inference_mode(False):  # rows made within it could not be written without
             shape = (self._block, self.default.numel())
-            self._blocks.append(torch.empty(shape, dtype=self.default.dtype, device=device))
+            block = torch.empty(shape, dtype=self.default.dtype, device=device)
+        advise(block, HUGE_PAGES)
+        self._blocks.append(block)

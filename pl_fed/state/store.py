@@ -1,20 +1,16 @@
 """The store: what each client keeps between rounds, one row per client and name."""
 
-import ctypes
-import mmap
 import os
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pl_fed.state._advice import PAGE_OUT, advise
 from pl_fed.state.row_table import RowTable
-
-_MADV_PAGEOUT = 21  # of mman.h
 
 
 class ClientStore:
@@ -119,7 +115,7 @@ class ClientStore:
             sizes = [len(rows) for rows in saved["rows"]]
             for clients, rows in zip(saved["clients"].split(sizes), saved["rows"]):
                 self.write(name, clients, rows)
-                _page_out(rows)
+                advise(rows, PAGE_OUT)
 
     def _check_saved(self, name: str, saved: Mapping[str, Any]) -> None:
         if saved["default"].shape != self.defaults[name].shape:
@@ -171,13 +167,3 @@ def _temporary_folder() -> Path:
     """Return a folder for large files: ``/tmp`` itself is in memory on many systems."""
     chosen = os.environ.get("TMPDIR", "/var/tmp")
     return Path(chosen if os.access(chosen, os.W_OK) else tempfile.gettempdir())
-
-
-def _page_out(rows: Tensor) -> None:
-    """Let the system take back the memory of rows of a mapped checkpoint; they are not lost."""
-    begin = -(-rows.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    size = rows.data_ptr() + rows.nbytes - begin
-    if rows.device.type == "cpu" and size > 0:
-        with suppress(OSError, AttributeError):  # another system
-            madvise = ctypes.CDLL(None).madvise
-            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_PAGEOUT)
