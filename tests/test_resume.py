@@ -569,19 +569,19 @@ def test_a_checkpoint_is_streamed(tmp_path, monkeypatch, on_disk):
     store, again = (ClientStore(64, defaults, tmp_path if on_disk else None) for _ in range(2))
     for client in range(64):
         store.write("personal", torch.tensor([client]), torch.full((1, 1 << 18), client + 1.0))
-    peaks, advise = [], pl_fed.state.store.advise
+    peaks, page_out = [], pl_fed.state.store.page_out
 
     def watched_write(self, content):
         peaks.append(resident())
         return write(self, content)
 
-    def watched_advise(rows, advice):
+    def watched_page_out(rows):
         peaks.append(resident())
-        advise(rows, advice)
+        page_out(rows)
 
     write = pl_fed.runs._Stream.write
     monkeypatch.setattr(pl_fed.runs._Stream, "write", watched_write)
-    monkeypatch.setattr(pl_fed.state.store, "advise", watched_advise)
+    monkeypatch.setattr(pl_fed.state.store, "page_out", watched_page_out)
     before = resident()
     AtomicCheckpointIO().save_checkpoint({"federation": {"store": store.state_dict()}}, path)
     loaded = AtomicCheckpointIO().load_checkpoint(path, weights_only=True)

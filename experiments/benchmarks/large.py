@@ -164,7 +164,8 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 def pooled(num_clients: int) -> tuple[Federation, Ditto, Pooled]:
     """Return Ditto with logistic regressions in a federation of some size."""
     data = Pooled(Noise(POOL, (784,)), IID(), num_clients, seed=0)
-    return Federation(Uniform(COHORT), seed=0), Ditto(MLP(784, [], 10), optimizer=sgd), data
+    federation = Federation(Uniform(COHORT), engine="stacked_compiled", seed=0)
+    return federation, Ditto(MLP(784, [], 10), optimizer=sgd), data
 
 
 def rounds() -> None:

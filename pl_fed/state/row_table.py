@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pl_fed.state._advice import HUGE_PAGES, advise
 from pl_fed.state.disk_rows import DiskRows
 
 _BLOCK_BYTES = 1 << 26
@@ -134,6 +133,4 @@ class RowTable:
             return
         with torch.inference_mode(False):  # rows made within it could not be written without
             shape = (self._block, self.default.numel())
-            block = torch.empty(shape, dtype=self.default.dtype, device=device)
-        advise(block, HUGE_PAGES)
-        self._blocks.append(block)
+            self._blocks.append(torch.empty(shape, dtype=self.default.dtype, device=device))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_fed.state._advice import PAGE_OUT, advise
+from pl_fed.state._paging import page_out
 from pl_fed.state.row_table import RowTable
 
 
@@ -115,7 +115,7 @@ class ClientStore:
             sizes = [len(rows) for rows in saved["rows"]]
             for clients, rows in zip(saved["clients"].split(sizes), saved["rows"]):
                 self.write(name, clients, rows)
-                advise(rows, PAGE_OUT)
+                page_out(rows)
 
     def _check_saved(self, name: str, saved: Mapping[str, Any]) -> None:
         if saved["default"].shape != self.defaults[name].shape:
