@@ -75,7 +75,7 @@ class ClientStore:
     def prefetch(self, clients: Tensor) -> None:
         """Let the system fetch the clients' rows from disk while something else is done."""
         for table in self._tables.values():
-            table.prefetch(clients)
+            table.prefetch(clients.cpu())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the defaults and the rows that were written, for a checkpoint.
