@@ -38,6 +38,8 @@ def draw_byzantine(byzantine: float | list[int], num_clients: int, seed: int) ->
     chosen = torch.zeros(num_clients, dtype=torch.bool)
     if isinstance(byzantine, int | float):
         count = math.floor(byzantine * num_clients + 1e-9)
+        if not count:
+            return chosen
         order = torch.randperm(num_clients, generator=generator(seed, "byzantine"))
         chosen[order[:count]] = True
         return chosen
@@ -49,6 +51,20 @@ def draw_byzantine(byzantine: float | list[int], num_clients: int, seed: int) ->
         )
     chosen[byzantine] = True
     return chosen
+
+
+def check_state_memory(memory: int | float) -> None:
+    """Refuse a budget that is neither a share in (0, 1] nor a number of bytes.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is out of range.
+    """
+    expected = "Expected argument `state_memory` to be a share in (0, 1] or a number of bytes (int)"
+    if isinstance(memory, bool) or not isinstance(memory, int | float):
+        raise TypeError(f"{expected} but got {memory!r}.")
+    if memory < 0 or (isinstance(memory, float) and not 0 < memory <= 1):
+        raise ValueError(f"{expected} but got {memory}.")
 
 
 def check_net(client: Client, data: ClientData) -> None:

@@ -1,5 +1,6 @@
 """The federation: who takes part, who lies, how uploads are merged; and a round, step by step."""
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,13 @@ from torch import Tensor
 
 from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.attacks import Attack
-from pl_fed.checks import check_features, check_finite, check_net, draw_byzantine
+from pl_fed.checks import (
+    check_features,
+    check_finite,
+    check_net,
+    check_state_memory,
+    draw_byzantine,
+)
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
@@ -48,8 +55,10 @@ class Federation:
         chunk_size: Clients that are run at a time; ``None`` takes what suits the engine, and fits
             into memory.
         compile_mode: ``mode`` of ``torch.compile``: ``"reduce-overhead"`` for CUDA graphs, say.
-        store: Folder for memory-mapped client states; ``None`` keeps them in memory, unless they
-            would fill more than half of it.
+        store: Folder for the clients' states, on disk; ``None`` keeps them in memory, and puts only
+            what is beyond ``state_memory`` on disk, into the folder for temporary files.
+        state_memory: Memory for the clients' states: a share of what is free, in (0, 1], or a
+            number of bytes (int).
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
     Raises:
@@ -67,6 +76,7 @@ class Federation:
         chunk_size: int | None = None,
         compile_mode: str | None = None,
         store: str | None = None,
+        state_memory: int | float = 0.5,
         seed: int | None = None,
     ) -> None:
         if isinstance(byzantine, int | float) and not 0 <= byzantine <= 1:
@@ -83,18 +93,21 @@ class Federation:
             raise ValueError(
                 f"Expected argument `chunk_size` to be at least 1 but got {chunk_size}."
             )
+        check_state_memory(state_memory)
         self.sampler = Uniform() if sampler is None else sampler
         self.server = Server(Mean() if aggregator is None else aggregator, server_optimizer)
         self.attack = attack
         self.byzantine = byzantine
         self.engine = EngineChoice(engine, chunk_size, compile_mode)
         self.store_folder = store
+        self.state_memory = state_memory
         self.seed = global_seed() if seed is None else seed
         self.limit_local_steps: int | float | None = None
         self.shuffle = True
         self.rounds = 0.0
         self.is_byzantine = torch.empty(0, dtype=torch.bool)
         self._cohorts: dict[int, Tensor] = {}  # the last one: both loop and round ask for it
+        self._byzantine_share = 0.0
         self._client: Client | None = None
         self._evaluator: Evaluator | None = None
         self._data: ClientData | None = None
@@ -120,6 +133,7 @@ class Federation:
         self.sampler.size_of_cohort(data.num_clients)
         self.is_byzantine = draw_byzantine(self.byzantine, data.num_clients, self.seed)
         self._cohorts = {}
+        self._byzantine_share = float(self.is_byzantine.double().mean())
         check_net(client, data)
         check_features(client, datamodule)
         if client is not self._client or data is not self._data:
@@ -128,13 +142,7 @@ class Federation:
             self._evaluator = Evaluator(client, self._begin)
             self.server.reset()
         self.datamodule = datamodule
-        self._metrics = {
-            part: {
-                model: ClientMetrics(data.num_clients, data.num_classes, ~self.is_byzantine)
-                for model in client.evaluates()
-            }
-            for part in ("val", "test")
-        }
+        self._metrics = {}
 
     # A round
 
@@ -194,7 +202,10 @@ class Federation:
             load = partial(self._load, round=round, kept=kept)
             task = Task(self.client, optimizer, cohort, load, self.rounds - round)
             self.engine.settle(task)
-            for positions in self._chunks(cohort):
+            chunks = self._chunks(cohort)
+            coming = [*(cohort[positions] for positions in chunks[1:]), self._coming(round)]
+            for positions, following in zip(chunks, coming):
+                self.store.prefetch(following)
                 clients = cohort[positions]
                 chunk = load(clients)
                 chunk.on_done = _after(done, on_clients_done)
@@ -230,6 +241,13 @@ class Federation:
     def _rule(self) -> BatchRule:
         module = self.datamodule
         return BatchRule(module.batch_size, module.drop_last, self.shuffle, self.limit_local_steps)
+
+    def _coming(self, round: int) -> Tensor:
+        """Return the clients that the next round begins with, if it pays to know them."""
+        if not self.store.on_disk:
+            return torch.empty(0, dtype=torch.int64)
+        cohort = self.draw_cohort(round + 1)
+        return cohort[self._chunks(cohort)[0]]
 
     def _load(self, clients: Tensor, round: int, kept: WorkSpace) -> Chunk:
         """Bring together what a chunk of clients is run on."""
@@ -339,7 +357,7 @@ class Federation:
 
     def context(self, cohort: Tensor, losses: Tensor, round: int) -> RoundContext:
         """Return what aggregators and attacks may know of a round."""
-        expected = float(self.is_byzantine.double().mean()) * len(cohort)
+        expected = self._byzantine_share * len(cohort)
         return RoundContext(self.seed, round, math.floor(expected + 1e-9), cohort, losses)
 
     # What the clients have
@@ -372,7 +390,9 @@ class Federation:
                 if model != "global":
                     states[f"{model}_statistics"] = self.client.statistics(model).data
             with torch.inference_mode(False):
-                self._store = ClientStore(len(self.is_byzantine), states, self.store_folder)
+                self._store = ClientStore(
+                    len(self.is_byzantine), states, self.store_folder, self.state_memory
+                )
             if self._saved is not None:
                 self._store.load_state_dict(self._saved)
                 self._saved = None
@@ -387,11 +407,19 @@ class Federation:
 
     def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
         """Return the metrics of ``"val"`` or ``"test"``, by model."""
+        if part not in self._metrics:  # tables of all clients
+            data = _set_up(self._data)
+            with torch.inference_mode(False):
+                self._metrics[part] = {
+                    model: ClientMetrics(data.num_clients, data.num_classes, ~self.is_byzantine)
+                    for model in self.client.evaluates()
+                }
         return self._metrics[part]
 
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each model that has any."""
-        metrics = self._metrics[part]
+        self.store.prefetch(clients)
+        metrics = self.metrics(part)
         for each in metrics.values():
             each.to(self.data.x.device)
         with self.engine.autocast():
@@ -435,13 +463,14 @@ class Federation:
         """What must be the same for a checkpoint to fit."""
         layout = self.client.row("global").layout
         shapes = zip(layout.names, layout.shapes)
-        sizes = _set_up(self._data).train.sizes.tolist()
+        sizes = _set_up(self._data).train.sizes
+        digest = hashlib.blake2b(sizes.numpy().tobytes(), digest_size=8).hexdigest()
         return {
             "seed": self.seed,
             "algorithm": type(self.client).__name__,
             "net": "; ".join(f"{name} {list(shape)}" for name, shape in shapes),
             "number of clients": len(sizes),
-            "clients' numbers of training samples": sizes,
+            "clients' numbers of training samples": f"{int(sizes.sum())} with digest {digest}",
         }
 
 

@@ -2,14 +2,21 @@
 
 import os
 import re
-from collections.abc import Callable
+import zipfile
 from datetime import datetime
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
 
+from pl_fed.state import DiskRows
+
+_LARGE = 1 << 28  # bytes of a checkpoint that is mapped, and not read as a whole
+_PIECE = 1 << 20
 _LAST = re.compile(r"last(-v\d+)?\.ckpt")
 
 
@@ -63,7 +70,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its place and moves it there, so that a kill leaves the old one.
 
     Lightning's own way goes through the temporary folder, from where a move is a copy if that lies
-    on another disk, and through a second copy in memory.
+    on another disk, and through a second copy in memory. Here clients' states go from where they
+    are to the file, piece by piece, and back: a large checkpoint is mapped when it is loaded.
     """
 
     def save_checkpoint(
@@ -72,8 +80,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Save a checkpoint."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.tmp")
-        _write(temporary, lambda file: torch.save(checkpoint, file))
+        temporary = target.with_name(".ckpt.tmp")  # one for all, so that no kill leaves two
+        with _Stream(temporary.open("wb", buffering=0)) as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, target)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -82,17 +93,36 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Raises:
             ValueError: If it is not one that pl_fed wrote.
         """
-        checkpoint: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
+        if _is_large(Path(path)):
+            kwargs.setdefault("map_location", "cpu")
+            checkpoint: dict[str, Any] = torch.load(path, *args, mmap=True, **kwargs)
+        else:
+            checkpoint = super().load_checkpoint(path, *args, **kwargs)
         if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
             raise ValueError(
                 f"Expected argument `ckpt_path` to be a checkpoint of pl_fed but got {path}, which"
                 " holds no federation."
             )
-        return checkpoint
+        return _with_own_memory(checkpoint)
 
 
-def _write(path: Path, write: Callable[[Any], None]) -> None:
-    with path.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
+def _is_large(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > _LARGE and zipfile.is_zipfile(path)
+
+
+def _with_own_memory(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Copy all but the clients' rows, so that the file is let go of when these are taken over."""
+    store = checkpoint["federation"].pop("store", None)
+    copied: dict[str, Any] = apply_to_collection(checkpoint, Tensor, torch.clone)
+    copied["federation"]["store"] = store
+    return copied
+
+
+class _Stream(BufferedWriter):
+    """A file that lets go of the memory of mapped rows when they are written."""
+
+    def write(self, content: Any) -> int:
+        written = super().write(content)
+        if len(content) > _PIECE:
+            DiskRows.give_back()
+        return written

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from pl_fed.checks import NonFiniteLossError, check_finite, check_net, draw_byzantine
+from pl_fed import Federation
+from pl_fed.checks import (
+    NonFiniteLossError,
+    check_finite,
+    check_net,
+    check_state_memory,
+    draw_byzantine,
+)
 from pl_fed.clients import Ditto
 from pl_fed.data import Arrays, DataSource, FederatedData
 from pl_fed.models import MLP
@@ -54,6 +61,29 @@ def test_ids_are_taken_as_they_are():
 def test_unknown_ids(ids):
     with pytest.raises(ValueError, match=r"`byzantine` to be client ids from 0 to 4 but got \["):
         draw_byzantine(ids, 5, seed=0)
+
+
+# How much memory states may take
+
+
+@pytest.mark.parametrize("memory", [0, 1, 10**12, 0.001, 1.0])
+def test_a_budget_is_a_share_or_bytes(memory):
+    check_state_memory(memory)
+
+
+@pytest.mark.parametrize("memory", [-1, 0.0, -0.5, 1.5, 1e9, math.nan])
+def test_a_budget_out_of_range(memory):
+    words = (
+        rf"`state_memory` to be a share in \(0, 1\] or a number of bytes \(int\) but got {memory}"
+    )
+    with pytest.raises(ValueError, match=words.replace("+", r"\+")):
+        Federation(state_memory=memory)
+
+
+@pytest.mark.parametrize("memory", ["8GB", None, True])
+def test_a_budget_of_another_kind(memory):
+    with pytest.raises(TypeError, match=f"`state_memory` to be a share .* but got {memory!r}"):
+        Federation(state_memory=memory)
 
 
 # Whether the net fits the data

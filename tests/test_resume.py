@@ -4,11 +4,13 @@ import csv
 import functools
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -25,7 +27,9 @@ from lightning.pytorch.cli import ReduceLROnPlateau
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
-import pl_fed
+import pl_fed.runs
+import pl_fed.state.row_table
+import pl_fed.state.store
 from pl_fed.attacks import RandomLabels
 from pl_fed.callbacks import LastCheckpoint
 from pl_fed.cli import main
@@ -34,6 +38,7 @@ from pl_fed.data import Digits, FederatedData
 from pl_fed.partitioners import Shards
 from pl_fed.runs import AtomicCheckpointIO, last_checkpoint, last_run
 from pl_fed.samplers import Uniform
+from pl_fed.state import ClientStore
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
@@ -118,6 +123,7 @@ def make(
     client=Mortal,
     callbacks=(),
     on_disk=False,
+    state_memory=0.5,
     **arguments,
 ):
     """Make the trainer and the client of a run: nothing is shared with those of another run."""
@@ -135,6 +141,7 @@ def make(
         byzantine=[1],
         chunk_size=1,
         store=str(run_dir / "store") if on_disk else None,
+        state_memory=state_memory,
     )
     trainer = pl_fed.Trainer(
         federation,
@@ -516,6 +523,82 @@ def test_a_kill_while_writing_leaves_the_good_checkpoint(tmp_path, monkeypatch):
     AtomicCheckpointIO().save_checkpoint({"round": 2}, path)
     assert torch.load(path, weights_only=True) == {"round": 2}
     assert [each.name for each in tmp_path.iterdir()] == ["last.ckpt"], "what was left is used"
+
+
+def test_a_kill_while_writing_one_leaves_nothing_beside_the_next(tmp_path, monkeypatch):
+    """Checkpoints of each round have names of their own; what a kill leaves is used by the next."""
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=Killed))
+    with pytest.raises(Killed):
+        AtomicCheckpointIO().save_checkpoint({"round": 1}, tmp_path / "round=1.ckpt")
+    monkeypatch.undo()
+    assert not (tmp_path / "round=1.ckpt").exists()
+    AtomicCheckpointIO().save_checkpoint({"round": 2}, tmp_path / "round=2.ckpt")
+    assert [each.name for each in tmp_path.iterdir()] == ["round=2.ckpt"]
+
+
+@pytest.fixture
+def all_is_large(monkeypatch):
+    """Checkpoints are mapped, and states are half in memory and half on disk, in many blocks."""
+    monkeypatch.setattr(pl_fed.runs, "_LARGE", 0)
+    monkeypatch.setattr(pl_fed.runs, "_PIECE", 0)
+    monkeypatch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 1)
+
+
+@pytest.mark.usefixtures("all_is_large")
+def test_a_large_run_is_as_any_other(tmp_path, uninterrupted):
+    """It is killed, and resumed from a mapped checkpoint; all that it ends with is the same."""
+    save, moment = RESUMES["after the training"]
+    size = sum(p.numel() for p in dropout_net().parameters()) * 4
+    again = run_killed(
+        tmp_path / "killed", moment, callbacks=save(), state_memory=3 * size, max_epochs=ROUNDS
+    )
+    whole = run(tmp_path / "whole", callbacks=save())
+    for each in (whole, again):
+        for content in (each["federation"], each["checkpoint"]["federation"]):
+            personal = content["store"]["personal"]
+            assert len(personal["rows"]) == len(personal["clients"]) == 5, "a block for each row"
+    assert list(differences(whole, again)) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_checkpoint_is_streamed(tmp_path, monkeypatch, on_disk):
+    """Saving and loading 64 MB of states takes a few blocks of memory more, not 64 MB."""
+    monkeypatch.setattr(pl_fed.runs, "_LARGE", 0)
+    monkeypatch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 1 << 22)
+    defaults, path = {"personal": torch.zeros(1 << 18)}, tmp_path / "last.ckpt"
+    store, again = (ClientStore(64, defaults, tmp_path if on_disk else None) for _ in range(2))
+    for client in range(64):
+        store.write("personal", torch.tensor([client]), torch.full((1, 1 << 18), client + 1.0))
+    peaks, page_out = [], pl_fed.state.store.page_out
+
+    def watched_write(self, content):
+        peaks.append(resident())
+        return write(self, content)
+
+    def watched_page_out(rows):
+        peaks.append(resident())
+        page_out(rows)
+
+    write = pl_fed.runs._Stream.write
+    monkeypatch.setattr(pl_fed.runs._Stream, "write", watched_write)
+    monkeypatch.setattr(pl_fed.state.store, "page_out", watched_page_out)
+    before = resident()
+    AtomicCheckpointIO().save_checkpoint({"federation": {"store": store.state_dict()}}, path)
+    loaded = AtomicCheckpointIO().load_checkpoint(path, weights_only=True)
+    saved = len(peaks)
+    again.load_state_dict(loaded["federation"]["store"])
+    assert len(peaks) - saved == 16
+    taken = 0 if on_disk else 64 << 20
+    assert max(peaks[:saved]) - before < 16 << 20
+    assert max(peaks[saved:]) - before < taken + (16 << 20)
+    for client in (0, 33, 63):
+        assert float(again.read("personal", torch.tensor([client])).mean()) == client + 1
+
+
+def resident():
+    """Bytes of memory that this process really has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.parametrize("how", ["OnExceptionCheckpoint", "save_on_exception"])

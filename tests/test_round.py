@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from small_federations import classes, seeded, sgd, shared_out
+from small_federations import classes, run_rounds, seeded, sgd, shared_out
 
 import pl_fed
+import pl_fed.state.row_table
 from pl_fed.clients import Ditto
 from pl_fed.models import MLP
 from pl_fed.samplers import All, Uniform
@@ -90,3 +91,35 @@ def test_other_data_have_other_cohorts():
     assert len(federation.draw_cohort(0)) == 4
     federation.setup(client, shared_out(classes([5, 6])), "fit")
     assert len(federation.draw_cohort(0)) == 2
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 5])
+@pytest.mark.parametrize("rows_in_memory", [0, 2, 4])
+def test_where_states_are_changes_no_bit(monkeypatch, chunk_size, rows_in_memory):
+    """Rows in memory, on disk, or some here and some there; the disk's are fetched ahead."""
+    monkeypatch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 1)
+    net = seeded(lambda: MLP(4, [3], 3))
+    size = sum(parameter.numel() for parameter in net.parameters()) * 8
+    client, data = Ditto(net, optimizer=sgd(0.1)), shared_out(classes([5, 6, 7, 8, 9]))
+    settings = {"sampler": Uniform(3), "rounds": 4, "chunk_size": chunk_size}
+    found = run_rounds(client, data, state_memory=rows_in_memory * size, **settings)
+    assert found.distance(run_rounds(client, data, **settings)) == 0
+
+
+def test_what_comes_next_is_fetched_while_clients_are_trained(monkeypatch):
+    """Chunk after chunk of the cohort, and then the first of the next round's."""
+    asked = []
+    monkeypatch.setattr(
+        pl_fed.state.ClientStore, "prefetch", lambda _, clients: asked.append(clients.tolist())
+    )
+    client = Ditto(seeded(lambda: MLP(4, [], 3)), optimizer=sgd(0.1))
+    data = shared_out(classes([5] * 9))
+    run_rounds(client, data, sampler=Uniform(3), rounds=3, chunk_size=2, state_memory=0)
+    federation = pl_fed.Federation(Uniform(3), seed=0)
+    federation.setup(client, data, "fit")
+    cohorts = [federation.draw_cohort(round).tolist() for round in range(4)]
+    coming = [cohort[:2] for cohort in cohorts[1:]]
+    coming[0] = []  # nothing is on disk before the first round ends
+    for cohort, following in zip(cohorts, coming):
+        assert asked[:2] == [cohort[2:], following]
+        del asked[:2]

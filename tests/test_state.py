@@ -1,13 +1,19 @@
 """The store of what clients keep: the same from memory and from disk, and free until written."""
 
 import copy
+import errno
+import io
+import os
 import resource
-import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
-import pl_fed.state
+import pl_fed.state.store
 from pl_fed.state import ClientStore, free_memory
 
 CPU = torch.device("cpu")
@@ -25,7 +31,6 @@ def ids(*clients):
 def test_an_unwritten_client_has_the_default(place):
     default = torch.tensor([1.0, 2.0])
     store = ClientStore(5, {"personal": default}, place)
-    assert store.on_disk == (place is not None)
     assert store.read("personal", ids(0, 4)).tolist() == [[1.0, 2.0]] * 2
     default.zero_()
     assert store.read("personal", ids(3)).tolist() == [[1.0, 2.0]], "the default is a copy"
@@ -100,7 +105,8 @@ def test_state_dict_round_trip_through_a_file(place, tmp_path):
     store = written_store(place)
     torch.save(store.state_dict(), tmp_path / "state.ckpt")
     state = torch.load(tmp_path / "state.ckpt", weights_only=True)
-    assert len(state["a"]["rows"]) == 2, "clients that were never written cost nothing"
+    assert sum(len(rows) for rows in state["a"]["rows"]) == 2, "unwritten clients cost nothing"
+    assert state["a"]["clients"].tolist() == [4, 1], "in the order of their first write"
     again = ClientStore(6, {"a": torch.zeros(3), "b": torch.ones(1).double()})
     again.write("a", ids(5), torch.ones(1, 3))  # is forgotten
     again.load_state_dict(state)
@@ -109,16 +115,23 @@ def test_state_dict_round_trip_through_a_file(place, tmp_path):
         assert torch.equal(again.read(name, everyone), store.read(name, everyone))
 
 
-def test_a_state_dict_does_not_change_with_the_store(place):
+def test_a_state_dict_outlives_what_is_loaded_after_it(place):
     store = written_store(place)
     state = store.state_dict()
     before = copy.deepcopy(state)
-    store.write("a", ids(4), torch.zeros(1, 3))
     other = ClientStore(6, {"a": torch.full((3,), 9.0), "b": torch.zeros(1).double()})
     store.load_state_dict(other.state_dict())
+    assert_same_state(state, before)
+    store.load_state_dict(state)
+    store.load_state_dict(store.state_dict())
+    assert_same_state(store.state_dict(), before)
+
+
+def assert_same_state(state, other):
     for name in ("a", "b"):
-        for key in ("default", "clients", "rows"):
-            assert torch.equal(state[name][key], before[name][key])
+        for key in ("default", "clients"):
+            assert torch.equal(state[name][key], other[name][key])
+        assert torch.equal(torch.cat(state[name]["rows"]), torch.cat(other[name]["rows"]))
 
 
 @pytest.mark.parametrize(
@@ -172,13 +185,13 @@ def resident():
 
 @pytest.mark.skipif(not free_memory(CPU), reason="no /proc")
 def test_what_is_never_written_costs_nothing(place, monkeypatch):
-    monkeypatch.setattr(pl_fed.state, "free_memory", lambda device: 1 << 50)
+    monkeypatch.setattr(pl_fed.state.store, "free_memory", lambda device: 1 << 50)
     before = resident()
     store = ClientStore(1000, {"personal": torch.zeros(1_000_000)}, place)  # 4 GB
-    assert store.on_disk == (place is not None)
     store.write("personal", ids(500), torch.ones(1, 1_000_000))
     assert float(store.read("personal", ids(500)).sum()) == 1e6
     assert float(store.read("personal", ids(499)).sum()) == 0
+    assert store.on_disk == (place is not None)
     assert resident() - before < 100e6
 
 
@@ -201,34 +214,107 @@ def test_two_stores_may_share_a_folder(tmp_path):
 
 @pytest.mark.parametrize(("free", "on_disk"), [(160, False), (159, True), (1 << 40, False)])
 def test_rows_go_to_disk_beyond_half_of_the_free_memory(monkeypatch, tmp_path, free, on_disk):
-    monkeypatch.setattr(pl_fed.state, "free_memory", lambda device: free)
+    monkeypatch.setattr(pl_fed.state.store, "free_memory", lambda device: free)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     store = ClientStore(10, {"a": torch.zeros(1), "b": torch.zeros(1)})  # 80 bytes
+    for name in ("a", "b"):
+        store.write(name, ids(7), torch.ones(1, 1))
+        assert store.read(name, ids(7, 6)).tolist() == [[1.0], [0.0]]
     assert store.on_disk == on_disk
-    store.write("a", ids(7), torch.ones(1, 1))
-    assert store.read("a", ids(7, 6)).tolist() == [[1.0], [0.0]]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("memory", "blocks"), [(0, 0), (79, 1), (120, 3), (0.5, 3), (1.0, 5), (1 << 40, 5)]
+)
+def test_the_budget_is_filled_block_by_block(monkeypatch, tmp_path, memory, blocks):
+    """Rows of 20 bytes in blocks of two, nine of them; 240 bytes are free."""
+    monkeypatch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 40)
+    monkeypatch.setattr(pl_fed.state.store, "free_memory", lambda device: 240)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    store = ClientStore(9, {"a": torch.zeros(5)}, memory=memory)
+    rows = torch.arange(45.0).view(9, 5)
+    order = torch.tensor([3, 8, 0, 5, 1, 7, 2, 6, 4])
+    for clients in order.split(3):
+        store.write("a", clients, rows[clients])
+    assert torch.equal(store.read("a", torch.arange(9)), rows)
+    assert len(store._tables["a"]._blocks) == blocks
+    assert store.on_disk == (blocks < 5)
+
+
+class Model(RuleBasedStateMachine):
+    """A store with rows in memory and on disk against a plain dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 24)
+        self.store = self.new()
+        self.expected = {}
+
+    def new(self):
+        return ClientStore(12, {"a": torch.full((3,), -1.0)}, memory=49)  # two blocks of two rows
+
+    def teardown(self):
+        self.patch.undo()
+
+    @rule(clients=st.lists(st.integers(0, 11), unique=True), value=st.integers(0, 9))
+    def write(self, clients, value):
+        rows = torch.tensor(clients).view(-1, 1) * 10.0 + value + torch.arange(3) / 4
+        self.store.write("a", torch.tensor(clients, dtype=torch.int64), rows)
+        self.expected |= dict(zip(clients, rows.tolist()))
+
+    @rule(clients=st.lists(st.integers(0, 11)))
+    def read(self, clients):
+        self.store.prefetch(torch.tensor(clients, dtype=torch.int64))
+        found = self.store.read("a", torch.tensor(clients, dtype=torch.int64)).tolist()
+        assert found == [self.expected.get(client, [-1.0] * 3) for client in clients]
+
+    @rule()
+    def save_and_load(self):
+        file = io.BytesIO()
+        torch.save(self.store.state_dict(), file)
+        file.seek(0)
+        self.store = self.new()
+        self.store.load_state_dict(torch.load(file, weights_only=True))
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
 
 
 def test_rows_that_do_not_fit_the_device_go_to_the_cpu(monkeypatch):
     """The device "meta" stands for a GPU: it shows where tensors are, and holds nothing."""
     free = {"meta": 0, "cpu": 1 << 40}
-    monkeypatch.setattr(pl_fed.state, "free_memory", lambda device: free[device.type])
+    monkeypatch.setattr(pl_fed.state.store, "free_memory", lambda device: free[device.type])
     store = ClientStore(10, {"a": torch.zeros(1, device="meta")})
-    assert not store.on_disk
     store.write("a", ids(7), torch.ones(1, 1))
-    assert store._rows["a"][7].tolist() == [1.0], "it is in real memory"
+    assert not store.on_disk
+    assert store._tables["a"].pieces()[0].tolist() == [[1.0]], "it is in real memory"
     assert store.read("a", ids(7)).device.type == "meta"
 
 
 def test_a_full_disk_is_said_and_not_died_of(monkeypatch, tmp_path):
     store = ClientStore(10, {"a": torch.zeros(1 << 18)}, tmp_path)
     store.write("a", ids(1), torch.ones(1, 1 << 18))
-    full = shutil.disk_usage(tmp_path)._replace(free=1 << 19)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    with pytest.raises(OSError, match=r"to have 2.0 MiB free but got 0.5: set `store` to a folder"):
-        store.write("a", ids(2, 3), torch.ones(2, 1 << 18))
-    store.write("a", ids(1), torch.zeros(1, 1 << 18))  # its place on disk is there already
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+        with pytest.raises(OSError, match=r"room for 2 rows of 1.0 MiB .*: set `store` to a fol"):
+            store.write("a", ids(2, 3), torch.ones(2, 1 << 18))
+    assert float(store.read("a", ids(2)).sum()) == 0, "nothing was written"
+    store.write("a", ids(2), torch.ones(1, 1 << 18))
+    assert float(store.read("a", ids(1, 2)).sum()) == 1 << 19
+
+
+def test_files_may_be_read_and_written_in_parts(monkeypatch, tmp_path):
+    """The system takes and gives as much as it likes at a time."""
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:7], at))
+    monkeypatch.setattr(os, "preadv", lambda file, to, at: preadv(file, [to[0][:5]], at))
+    store = ClientStore(4, {"a": torch.zeros(9)}, tmp_path)
+    rows = torch.arange(18.0).view(2, 9)
+    store.write("a", ids(3, 1), rows)
+    assert torch.equal(store.read("a", ids(3, 1)), rows)
 
 
 def test_free_memory_is_between_nothing_and_a_petabyte():

@@ -1,5 +1,6 @@
 """All samples as tensors, and which of them are whose."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,10 +23,14 @@ class Part:
     @classmethod
     def of(cls, pieces: list[Tensor]) -> "Part":
         """Join one index tensor per client."""
-        sizes = torch.tensor([0, *(len(piece) for piece in pieces)])
-        return cls(torch.cat(pieces), sizes.cumsum(0))
+        return cls.of_sizes(torch.cat(pieces), torch.tensor([len(piece) for piece in pieces]))
 
-    @property
+    @classmethod
+    def of_sizes(cls, index: Tensor, sizes: Tensor) -> "Part":
+        """Take ids of samples, client after client, and the number of each client's."""
+        return cls(index, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+
+    @cached_property
     def sizes(self) -> Tensor:
         """Number of samples of each client, int64 [clients], on the CPU."""
         return self.offsets.diff()
@@ -38,6 +43,26 @@ class Part:
     def samples(self, client: int) -> Tensor:
         """Ids of one client's samples."""
         return self.index[int(self.offsets[client]) : int(self.offsets[client + 1])]
+
+    def owners(self) -> Tensor:
+        """Whose each entry of ``index`` is, int64 [samples of the part]."""
+        return torch.arange(len(self.sizes)).repeat_interleave(self.sizes)
+
+    def split(self, sizes: Sequence[Tensor]) -> "list[Part]":
+        """Cut each client's samples into pieces, one behind the other.
+
+        Args:
+            sizes: For each piece its size for each client, int64 [clients]; together the client's.
+        """
+        owners = self.owners()
+        positions = torch.arange(len(self.index)) - self.offsets[owners]
+        pieces, begin = [], torch.zeros_like(self.sizes)
+        for size in sizes:
+            end = begin + size
+            inside = (positions >= begin[owners]) & (positions < end[owners])
+            pieces.append(Part.of_sizes(self.index[inside], size))
+            begin = end
+        return pieces
 
 
 @dataclass(frozen=True)

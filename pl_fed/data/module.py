@@ -1,6 +1,5 @@
 """The data of a federation as a LightningDataModule."""
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -12,8 +11,10 @@ from torch import Tensor, nn
 from pl_fed.data.client_data import ClientData, Part
 from pl_fed.data.normalization import normalized
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
-from pl_fed.functional.random import generator, key, seeded_torch
+from pl_fed.functional.random import generator, hashed, key, seeded_torch
 from pl_fed.partitioners.base import Partitioner
+
+_MANY_CLIENTS = 10_000  # beyond, all clients' samples are shuffled by one draw
 
 
 class FederatedData(LightningDataModule):
@@ -45,7 +46,8 @@ class FederatedData(LightningDataModule):
         clients_per_eval_batch: Clients that validation or testing takes at a time: what Lightning
             calls a batch there, and what ``limit_val_batches`` counts.
         predict_clients: Ids of the clients that ``predict`` gives predictions for; all by default.
-        seed: Seed of the partition and the cut; ``None`` takes Lightning's global seed, or 0.
+        seed: Seed of the partition and of the cut, which is drawn for each client by itself, or for
+            all at once if there are more than 10,000; ``None`` takes Lightning's global seed, or 0.
 
     Raises:
         ValueError: If an argument is out of range, or the clients cannot be formed.
@@ -148,15 +150,14 @@ class FederatedData(LightningDataModule):
         return ClientBatches(clients, self.clients_per_eval_batch)
 
     def _share_out(self, arrays: Arrays) -> ClientData:
-        pieces = self._pieces(arrays)
-        self._check_training_data(arrays, [len(piece[0]) for piece in pieces])
-        train, val, test = (Part.of([piece[part] for piece in pieces]) for part in range(3))
+        train, val, test = self._parts(arrays)
+        self._check_training_data(arrays, train.sizes)
         y = arrays.y if arrays.y.is_floating_point() else arrays.y.to(torch.int64)
         x = self._inputs(arrays, train.index)
         return ClientData(x, y, train, val, test, arrays.num_classes)
 
-    def _check_training_data(self, arrays: Arrays, sizes: list[int]) -> None:
-        empty = [client for client, size in enumerate(sizes) if size == 0]
+    def _check_training_data(self, arrays: Arrays, sizes: Tensor) -> None:
+        empty = (sizes == 0).nonzero().flatten().tolist()
         if not empty:
             return
         who, hint = (
@@ -171,12 +172,10 @@ class FederatedData(LightningDataModule):
             f" {len(sizes)} clients, the first being {who}: {hint}."
         )
 
-    def _pieces(self, arrays: Arrays) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def _parts(self, arrays: Arrays) -> tuple[Part, Part, Part]:
         if self.split == "own":
-            return [
-                self._cut(client, samples, test_fraction=self.test_fraction)
-                for client, samples in enumerate(self._owned(arrays, torch.arange(len(arrays))))
-            ]
+            owned = self._owned(arrays, torch.arange(len(arrays)))
+            return self._cut(owned, self.test_fraction)
         if arrays.split is None:
             raise ValueError(
                 "Expected a data set with official parts for `split: official` but got"
@@ -193,32 +192,32 @@ class FederatedData(LightningDataModule):
             )
         owned, owned_test = self._owned_matching(arrays, train, test)
         if len(val):
-            owned_val = self._owned_matching(arrays, train, val)[1]
-            return list(zip(owned, owned_val, owned_test))
-        cut = [self._cut(k, samples, test_fraction=0.0) for k, samples in enumerate(owned)]
-        return [(t, v, test_samples) for (t, v, _), test_samples in zip(cut, owned_test)]
+            return owned, self._owned_matching(arrays, train, val)[1], owned_test
+        cut_train, cut_val, _ = self._cut(owned, test_fraction=0.0)
+        return cut_train, cut_val, owned_test
 
-    def _owned(self, arrays: Arrays, samples: Tensor) -> list[Tensor]:
+    def _owned(self, arrays: Arrays, samples: Tensor) -> Part:
         """Which of the samples each client owns."""
         if self.partitioner is None:
             ids = self._own_ids(arrays)
             sizes = ids[samples].bincount(minlength=int(ids.max()) + 1)
-            return list(samples[ids[samples].argsort(stable=True)].split(sizes.tolist()))
+            return Part.of_sizes(samples[ids[samples].argsort(stable=True)], sizes)
         draw = generator(self.seed, "partition")
-        split = self.partitioner.split(arrays.y[samples], self.num_clients or 0, draw)
-        return [samples[index] for index in split]
+        split = Part.of(self.partitioner.split(arrays.y[samples], self.num_clients or 0, draw))
+        return Part(samples[split.index], split.offsets)
 
-    def _owned_matching(
-        self, arrays: Arrays, train: Tensor, other: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _owned_matching(self, arrays: Arrays, train: Tensor, other: Tensor) -> tuple[Part, Part]:
         """The same for an official part, in each client's own mix of classes."""
         if self.partitioner is None:
             return self._owned(arrays, train), self._owned(arrays, other)
         draw = generator(self.seed, "partition")
-        split, matching = self.partitioner.split_matching(
+        split = self.partitioner.split_matching(
             arrays.y[train], arrays.y[other], self.num_clients or 0, draw
         )
-        return [train[index] for index in split], [other[index] for index in matching]
+        owned, matching = (Part.of(each) for each in split)
+        return Part(train[owned.index], owned.offsets), Part(
+            other[matching.index], matching.offsets
+        )
 
     def _own_ids(self, arrays: Arrays) -> Tensor:
         if arrays.client is None:
@@ -235,15 +234,34 @@ class FederatedData(LightningDataModule):
             )
         return ids
 
-    def _cut(
-        self, client: int, samples: Tensor, test_fraction: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Cut one client's samples at random into train, val and test."""
-        order = torch.randperm(len(samples), generator=generator(self.seed, "cut", client))
-        test = math.floor(len(samples) * test_fraction + 0.5)
-        val = math.floor(len(samples) * self.val_fraction + 0.5)
-        shuffled = samples[order]
-        return shuffled[test + val :], shuffled[test : test + val], shuffled[:test]
+    def _cut(self, owned: Part, test_fraction: float) -> tuple[Part, Part, Part]:
+        """Cut each client's samples at random into train, val and test."""
+        shuffled = Part(owned.index[self._order(owned)], owned.offsets)
+        test, val = (
+            (owned.sizes.double() * share + 0.5).floor().long()
+            for share in (test_fraction, self.val_fraction)
+        )
+        in_order = shuffled.split([test, val, owned.sizes - test - val])
+        return in_order[2], in_order[1], in_order[0]
+
+    def _order(self, owned: Part) -> Tensor:
+        """A random order of each client's samples: its own draw, or one for all if they are many.
+
+        Returns:
+            Positions in ``owned.index``, client after client.
+        """
+        if len(owned.sizes) > _MANY_CLIENTS:
+            counters = torch.arange(len(owned.index))
+            order = hashed(key(self.seed, "cut"), counters).argsort()
+            return order[owned.owners()[order].argsort(stable=True)]
+        return torch.cat(
+            [
+                begin + torch.randperm(size, generator=generator(self.seed, "cut", client))
+                for client, (begin, size) in enumerate(
+                    zip(owned.offsets.tolist(), owned.sizes.tolist())
+                )
+            ]
+        )
 
     def _inputs(self, arrays: Arrays, train: Tensor) -> Tensor:
         x = arrays.x.to(torch.float32)
@@ -274,14 +292,15 @@ class ClientBatches:
     """
 
     def __init__(self, clients: Sequence[int], size: int) -> None:
-        ids = torch.tensor(list(clients), dtype=torch.int64)
-        self.batches = ids.split(size) if len(ids) else ()
+        self.clients = clients
+        self.size = size
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return -(-len(self.clients) // self.size)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.batches)
+        for begin in range(0, len(self.clients), self.size):
+            yield torch.tensor(self.clients[begin : begin + self.size], dtype=torch.int64)
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ import math
 from itertools import chain
 
 import pytest
+import scipy.stats
 import torch
 from torch import nn
 from torchvision.transforms import v2
@@ -93,6 +94,52 @@ def test_the_seed_decides_all(split):
 
     assert parts(1) == parts(1)
     assert parts(1) != parts(2)
+
+
+def test_a_small_federation_is_cut_as_ever():
+    """Part of what a seed means: these numbers are those of the first release."""
+    dataset = numbered(12, classes=1, client=torch.arange(12) % 2)
+    clients = shared_out(dataset, val_fraction=0.2, test_fraction=0.3)
+    assert clients.train.index.tolist() == [0, 4, 10, 11, 5, 1]
+    assert clients.val.index.tolist() == [2, 9]
+    assert clients.test.index.tolist() == [6, 8, 3, 7]
+
+
+@pytest.fixture
+def many(monkeypatch):
+    monkeypatch.setattr("pl_fed.data.module._MANY_CLIENTS", 1)
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("split", ["own", "official"])
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_many_clients_get_the_same_samples_in_another_order(monkeypatch, split, partitioned):
+    draw = torch.Generator().manual_seed(0)
+    owner, part = (torch.randint(n, (300,), generator=draw) for n in (9, 2))
+    dataset = numbered(300, client=owner, split=part * 2)
+    arguments = (IID(), 9) if partitioned else ()
+    found = shared_out(dataset, *arguments, split=split)
+    other = shared_out(dataset, *arguments, split=split, seed=1)
+    monkeypatch.undo()
+    expected = shared_out(dataset, *arguments, split=split)
+    for name in PARTS:
+        assert torch.equal(found.part(name).sizes, expected.part(name).sizes)
+    everything = [sorted(chain(*each)) for each in zip(*(ids(found, part) for part in PARTS))]
+    assert everything == [
+        sorted(chain(*each)) for each in zip(*(ids(expected, part) for part in PARTS))
+    ]
+    assert ids(found, "train") != ids(expected, "train")
+    assert ids(found, "train") != ids(other, "train")
+
+
+@pytest.mark.usefixtures("many")
+def test_many_clients_have_every_order_equally_often():
+    dataset = numbered(3 * 4000, client=torch.arange(3 * 4000) // 3)
+    clients = shared_out(dataset, val_fraction=0.0, test_fraction=0.0)
+    orders = clients.train.index.view(4000, 3) % 3
+    counts = (orders * torch.tensor([9, 3, 1])).sum(1).unique(return_counts=True)[1]
+    assert len(counts) == 6
+    assert scipy.stats.chisquare(counts.numpy()).pvalue > 0.01
 
 
 def test_the_seed_draws_the_partition_and_each_cut():

@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import pl_fed.samplers._distinct
 from pl_fed.samplers import All, BySize, Uniform
 
 DRAWS = 6000
@@ -61,3 +65,93 @@ def test_by_size_never_takes_a_client_without_samples():
 def test_by_size_wants_a_size_for_each_client():
     with pytest.raises(ValueError, match=r"shape \[4\] but got \[3\]"):
         BySize(2).sample(4, torch.ones(3), torch.Generator())
+
+
+# Few of many clients, which are not all looked at
+
+
+@pytest.fixture
+def few_of_many(monkeypatch):
+    monkeypatch.setattr(pl_fed.samplers._distinct, "_MANY_CLIENTS", 10)
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data(), seed=st.integers(0, 2**31), sampler=st.sampled_from([Uniform, BySize]))
+def test_few_of_many_are_distinct_and_ascending(data, seed, sampler):
+    num_clients = data.draw(st.integers(10_001, 30_000))
+    cohort_size = data.draw(st.integers(1, num_clients // 10))
+    sizes = torch.randint(0, 9, (num_clients,), generator=torch.Generator().manual_seed(seed))
+    cohort = sampler(cohort_size).sample(num_clients, sizes, torch.Generator().manual_seed(seed))
+    assert cohort.dtype == torch.int64
+    assert cohort.shape == (cohort_size,)
+    assert (cohort.diff() > 0).all()
+    assert 0 <= int(cohort[0]) <= int(cohort[-1]) < num_clients
+    assert sampler is Uniform or (sizes[cohort] > 0).all()
+
+
+def test_few_of_many_at_once():
+    """A million clients, but not a million numbers are drawn: the generator has hardly moved."""
+    generator = torch.Generator().manual_seed(0)
+    assert len(Uniform(100).sample(1_000_000, torch.empty(0), generator)) == 100
+    other = torch.Generator().manual_seed(0)
+    torch.randint(1_000_000, (200,), generator=other)
+    assert torch.equal(generator.get_state(), other.get_state())
+
+
+def pairs(sampler, sizes, draws=6_000):
+    """How often each pair is the cohort, in draws from one generator."""
+    generator, counts = torch.Generator().manual_seed(0), torch.zeros(len(sizes), len(sizes))
+    for _ in range(draws):
+        first, second = sampler.sample(len(sizes), sizes, generator).tolist()
+        counts[first, second] += 1
+    return counts
+
+
+@pytest.mark.usefixtures("few_of_many")
+def test_uniform_takes_every_pair_of_many_equally_often():
+    above = torch.triu_indices(20, 20, 1)
+    found = pairs(Uniform(2), torch.ones(20))[above[0], above[1]]
+    assert int(found.sum()) == 6_000, "the first is below the second"
+    assert scipy.stats.chisquare(found.numpy()).pvalue > 0.01
+
+
+@pytest.mark.usefixtures("few_of_many")
+@pytest.mark.parametrize("large", [3, 10**6], ids=["drawn", "looked at"])
+def test_by_size_takes_each_pair_of_many_in_the_closed_form(large):
+    sizes = torch.tensor([large, 0, *range(1, 19)])
+    p = sizes.double() / sizes.sum()
+    # One of them first, the other among the rest: p_i p_j / (1 − p_i) + p_j p_i / (1 − p_j).
+    wanted = p[:, None] * p / (1 - p[:, None]) + p[:, None] * p / (1 - p)
+    chosen = (wanted.triu(1) > 0).nonzero().unbind(1)
+    found = pairs(BySize(2), sizes)
+    assert int(found[chosen].sum()) == 6_000
+    wanted, found = wanted[chosen] * 6_000, found[chosen].double()
+    seldom = wanted < 5
+    wanted = torch.cat([wanted[~seldom], wanted[seldom].sum().view(1) + 1e-9])
+    found = torch.cat([found[~seldom], found[seldom].sum().view(1) + 1e-9])
+    test = scipy.stats.chisquare(
+        found.numpy(), wanted.numpy() * (found.sum() / wanted.sum()).item()
+    )
+    assert test.pvalue > 0.01
+
+
+@pytest.mark.usefixtures("few_of_many")
+def test_by_size_of_many_without_samples():
+    with pytest.raises(ValueError, match=r"clients with samples \(0\) but got 2"):
+        BySize(2).sample(20, torch.zeros(20, dtype=torch.int64), torch.Generator())
+    sampler, sizes = BySize(2), torch.tensor([0] * 18 + [1, 5])
+    assert sampler.sample(20, sizes, torch.Generator()).tolist() == [18, 19]
+    assert sampler.sample(20, sizes.flip(0), torch.Generator()).tolist() == [0, 1], "others' sizes"
+    with pytest.raises(ValueError, match=r"clients with samples \(1\) but got 2"):
+        sampler.sample(20, torch.tensor([0] * 19 + [5]), torch.Generator())
+
+
+def test_small_federations_are_drawn_as_ever():
+    """Part of what a seed means: these numbers are those of the first release."""
+
+    def drawn(sampler, sizes):
+        return sampler.sample(len(sizes), sizes, torch.Generator().manual_seed(5))[:3].tolist()
+
+    assert drawn(Uniform(3), torch.ones(10_000)) == [517, 3411, 4871]
+    assert drawn(Uniform(1001), torch.ones(10_009)) == [2, 21, 24]
+    assert drawn(BySize(3), torch.arange(10_000)) == [1871, 8100, 8121]

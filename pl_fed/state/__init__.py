@@ -1,0 +1,6 @@
+"""What clients keep between rounds: in memory, and beyond a budget on disk."""
+
+from pl_fed.state.disk_rows import DiskRows as DiskRows
+from pl_fed.state.row_table import RowTable as RowTable
+from pl_fed.state.store import ClientStore as ClientStore
+from pl_fed.state.store import free_memory as free_memory

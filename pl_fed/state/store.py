@@ -1,0 +1,169 @@
+"""The store: what each client keeps between rounds, one row per client and name."""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_fed.state._paging import page_out
+from pl_fed.state.row_table import RowTable
+
+
+class ClientStore:
+    """Rows of tensors by client id and name: in memory, and beyond a budget on disk.
+
+    A client that was never written reads as the default and costs nothing.
+
+    Args:
+        num_clients: Number of clients.
+        defaults: For each name the row, shape [numel], that a client has before it is written.
+        directory: Folder for files that hold all rows, which nothing is left of when the process
+            ends. ``None`` keeps rows in memory as long as they are within the budget: on the
+            defaults' device, then on the CPU. What is beyond goes to the folder for temporary
+            files (``TMPDIR``, or ``/var/tmp``).
+        memory: The budget: a share of what is free now, in (0, 1], or so many bytes (int), of each
+            device. It is used in blocks of rows, up to 64 MiB each.
+
+    Example:
+        >>> store = ClientStore(3, {"personal": torch.zeros(2)})
+        >>> store.write("personal", torch.tensor([1]), torch.ones(1, 2))
+        >>> store.read("personal", torch.tensor([0, 1])).tolist()
+        [[0.0, 0.0], [1.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        defaults: Mapping[str, Tensor],
+        directory: str | Path | None = None,
+        memory: int | float = 0.5,
+    ) -> None:
+        self.num_clients = num_clients
+        with torch.inference_mode(False):  # rows made within it could not be written without
+            self.defaults = {name: row.detach().clone() for name, row in defaults.items()}
+        self._directory = None if directory is None else Path(directory)
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        devices = [*(row.device for row in self.defaults.values()), torch.device("cpu")]
+        self._budget = {
+            each: memory if isinstance(memory, int) else int(memory * free_memory(each))
+            for each in dict.fromkeys(devices if directory is None else [])
+        }
+        self._tables = self._new_tables()
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether some rows are on disk."""
+        return any(table.disk is not None for table in self._tables.values())
+
+    def read(self, name: str, clients: Tensor) -> Tensor:
+        """Return copies of the clients' rows, shape [clients, numel], on the default's device."""
+        return self._tables[name].read(clients.cpu())
+
+    def write(self, name: str, clients: Tensor, rows: Tensor) -> None:
+        """Keep the clients' rows, shape [clients, numel].
+
+        Raises:
+            OSError: If they go to a disk, and it is full.
+        """
+        self._tables[name].write(clients.cpu(), rows)
+
+    def prefetch(self, clients: Tensor) -> None:
+        """Let the system fetch the clients' rows from disk while something else is done."""
+        for table in self._tables.values():
+            table.prefetch(clients.cpu())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the defaults and the rows that were written, for a checkpoint.
+
+        Most rows are not copied: save them before the store changes.
+
+        Returns:
+            For each name ``default``, ``clients`` [n] in the order of their first write, and
+            ``rows``, a list of tensors [rows, numel] that have n rows together.
+        """
+        return {
+            name: {
+                "default": self.defaults[name].cpu().clone(),
+                "clients": table.clients(),
+                "rows": table.pieces(),
+            }
+            for name, table in self._tables.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: If names, lengths of rows or clients differ from this store's; it is then
+                left as it was.
+        """
+        if set(state) != set(self.defaults):
+            raise ValueError(
+                f"Expected argument `state` to hold {sorted(self.defaults)} but got"
+                f" {sorted(state)}."
+            )
+        for name, saved in state.items():
+            self._check_saved(name, saved)
+        self._tables = self._new_tables()
+        for name, saved in state.items():
+            self.defaults[name].copy_(saved["default"])
+            sizes = [len(rows) for rows in saved["rows"]]
+            for clients, rows in zip(saved["clients"].split(sizes), saved["rows"]):
+                self.write(name, clients, rows)
+                page_out(rows)
+
+    def _check_saved(self, name: str, saved: Mapping[str, Any]) -> None:
+        if saved["default"].shape != self.defaults[name].shape:
+            raise ValueError(
+                f"Expected argument `state` to hold rows of {self.defaults[name].numel()}"
+                f" numbers for {name!r} but got {saved['default'].numel()}."
+            )
+        last = int(saved["clients"].max()) if len(saved["clients"]) else 0
+        if last >= self.num_clients:
+            raise ValueError(
+                f"Expected argument `state` to hold clients from 0 to {self.num_clients - 1} for"
+                f" {name!r} but got {last}."
+            )
+
+    def _new_tables(self) -> dict[str, RowTable]:
+        left = dict(self._budget)
+
+        def room(size: int) -> torch.device | None:
+            """Return the device for a block; the first that has room."""
+            for device, free in left.items():
+                if size <= free:
+                    left[device] -= size
+                    return device
+            return None
+
+        with torch.inference_mode(False):  # what is made within it could not be written without
+            return {
+                name: RowTable(self.num_clients, row, room, self._folder)
+                for name, row in self.defaults.items()
+            }
+
+    def _folder(self) -> Path:
+        return _temporary_folder() if self._directory is None else self._directory
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free bytes of a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo") as lines:
+            values = dict(line.split(":", 1) for line in lines)
+        return int(values["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _temporary_folder() -> Path:
+    """Return a folder for large files: ``/tmp`` itself is in memory on many systems."""
+    chosen = os.environ.get("TMPDIR", "/var/tmp")
+    return Path(chosen if os.access(chosen, os.W_OK) else tempfile.gettempdir())
