@@ -95,10 +95,12 @@ class Case:
         )
 
     def as_text(self) -> str:
+        """Return it as JSON, for another process."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> "Case":
+        """Return the case that :meth:`as_text` gave."""
         values = json.loads(text)
         return cls(**{**values, "shape": tuple(values["shape"])})
 
@@ -122,7 +124,7 @@ class Noise(DataSource):
 
 
 def shipped_nets() -> dict[str, Case]:
-    """Return a case for each net of ``pl_fed.models``, with the inputs that its defaults ask for."""
+    """Return a case for each net of ``pl_fed.models``, on inputs that its defaults ask for."""
     cases = {}
     for name, kind in inspect.getmembers(models, inspect.isclass):
         defaults = {each.name: each.default for each in inspect.signature(kind).parameters.values()}

@@ -2,15 +2,14 @@
 
 import logging
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
 from cases import LAM, LR, Case
 from lightning.pytorch import Callback
+from settings import Settings
 
 import pl_fed
 from pl_fed.clients import Client, Ditto, FedAvg
@@ -41,7 +40,7 @@ class Rounds(Callback):
 
 
 def fit(
-    case: Case, data: FederatedData, engine: str, device: str, processes: int, between: Between
+    case: Case, data: FederatedData, settings: Settings, processes: int, between: Between
 ) -> None:
     """Fit until ``between`` says that it is enough."""
     for kept in ("lightning.pytorch", "lightning.fabric"):
@@ -50,11 +49,11 @@ def fit(
     sampler = Uniform(case.cohort) if case.cohort else All()
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl_fed.Trainer(
-            pl_fed.Federation(sampler, engine=engine, seed=0),
-            callbacks=[Rounds(between, partial(now, device))],
+            pl_fed.Federation(sampler, engine=settings.engine, seed=0),
+            callbacks=[Rounds(between, settings.now)],
             default_root_dir=folder,
             max_epochs=10**9,
-            accelerator=device,
+            accelerator=settings.device,
             devices=processes,
             strategy="ddp" if processes > 1 else "auto",
             limit_val_batches=0,
@@ -75,10 +74,3 @@ def client_of(case: Case) -> Client:
 
 def sgd(params: Iterable[Any]) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=LR)
-
-
-def now(device: str) -> float:
-    """Return the time in seconds, after all that a GPU was given is done."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()

@@ -4,7 +4,6 @@
 each. This file is also what those processes run.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -12,51 +11,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import torch
 from by_hand import ByHand
 from cases import Case
-from fit import fit, now
+from fit import fit
+from settings import Settings
 from torch import distributed
 
 from pl_fed.data.client_data import ClientData
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM = 2  # turns that are left out
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to time.
-
-    Attributes:
-        engine: Of the federation.
-        device: ``cpu`` or ``cuda``.
-        seconds: For each case, without the rounds that warm up.
-        warmup: Rounds of pl_fed before the first turn: it may measure and compile in them.
-        turns: At least.
-    """
-
-    engine: str = "auto"
-    device: str = "cpu"
-    seconds: float = 10.0
-    warmup: int = 16
-    turns: int = 9
-
-    @classmethod
-    def add_to(cls, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--engine", default=cls.engine, help="of the federation")
-        parser.add_argument("--device", default=cls.device, choices=["cpu", "cuda"])
-        parser.add_argument("--seconds", type=float, default=cls.seconds, help="for each row")
-        parser.add_argument("--warmup", type=int, default=cls.warmup, help="rounds left out")
-        parser.add_argument("--turns", type=int, default=cls.turns, help="at least")
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> "Settings":
-        return cls(**{name: getattr(arguments, name) for name in cls.__dataclass_fields__})
 
 
 def race(
@@ -124,7 +93,7 @@ class Turns:
         if agreed(enough and time.perf_counter() > self.until, self.settings.device):
             return False
         for name, run in self.others.items():
-            self.times[name].append(timed(run, self.settings.device))
+            self.times[name].append(timed(run, self.settings))
         agreed(True, self.settings.device)  # all processes begin the next round together
         return True
 
@@ -140,10 +109,10 @@ class Turns:
         return {name: times[WARM:whole] for name, times in self.times.items()}
 
 
-def timed(run: Callable[[], None], device: str) -> float:
-    started = now(device)
+def timed(run: Callable[[], None], settings: Settings) -> float:
+    started = settings.now()
     run()
-    return now(device) - started
+    return settings.now() - started
 
 
 def agreed(decision: bool, device: str) -> bool:
@@ -187,7 +156,7 @@ def work(case: Case, settings: Settings, names: list[str]) -> dict:
     data = case.data()
     clients = data.clients.to(torch.device(settings.device), torch.float32)
     turns = Turns(settings, rivals(case, clients, names, notes))
-    begun = partial(fit, case, data, settings.engine, settings.device, processes)
+    begun = partial(fit, case, data, settings, processes)
     try:
         begun(turns.between)
     except ValueError as error:

@@ -7,8 +7,8 @@ stays empty). They take turns, round by round, in processes of their own with on
 clock of a round of pl_fed runs from its start to the start of the next. Medians are printed.
 
 ``--rows cnn mlp`` runs some rows only, ``--engine stacked`` another engine, ``--save`` writes
-``results.md`` and ``targets.csv``. ``--device cuda`` puts all on a GPU and adds rows of 100 and 1000
-stacked clients (untested: written without a GPU at hand).
+``results.md`` and ``targets.csv``. ``--device cuda`` puts all on a GPU and adds rows of 100 and
+1000 stacked clients (untested: written without a GPU at hand).
 """
 
 import argparse
@@ -17,8 +17,9 @@ import sys
 from dataclasses import dataclass
 
 from cases import NETS, STACKED, TARGETS, Case
-from race import Settings, race
+from race import race
 from report import machine, save, save_rows, table
+from settings import Settings
 
 NEVER_SLOWER = 1 / 1.03
 
