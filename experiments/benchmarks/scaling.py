@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from cases import NETS, TARGETS, Case
+from cases import NETS, Case
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from race import race
@@ -41,7 +41,10 @@ GROUPS: dict[str, list[tuple[Case, int]]] = {
     ],
     "processes": [
         (case, processes)
-        for case in (Case("MLP, cohort of 100", clients=100, **FEW, **MLP), TARGETS["cnn"])
+        for case in (
+            Case("MLP, cohort of 100", clients=100, **FEW, **MLP),
+            Case("pfl's CNN, cohort of 10", "PflCNN", (3, 32, 32), steps=5),
+        )
         for processes in (1, 2)
     ],
     "nets": [
@@ -137,12 +140,12 @@ def measure(
     steps = case.in_round * case.steps
     gflops, gbytes = (1e-9 * each * steps / seconds for each in (flops, moved))
     return row | {
-        "round_ms": 1e3 * seconds,
-        "client_step_us": 1e6 * seconds / steps,
-        "gflops": gflops,
-        "share_of_matrix_rate": gflops / rates[0] / processes,
-        "gbytes": gbytes,
-        "share_of_copy_rate": gbytes / rates[1] / processes,
+        "round_ms": round(1e3 * seconds, 4),
+        "client_step_us": round(1e6 * seconds / steps, 4),
+        "gflops": round(gflops, 4),
+        "share_of_matrix_rate": round(gflops / rates[0] / processes, 6),
+        "gbytes": round(gbytes, 4),
+        "share_of_copy_rate": round(gbytes / rates[1] / processes, 6),
     }
 
 
