@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
@@ -117,15 +118,13 @@ def compare(case: Case, before: Path, settings: Settings) -> list[str]:
 
 @contextmanager
 def source_of(revision: str) -> Iterator[Path]:
-    """Check a revision out beside the working tree, for a while."""
-    git = ["git", "-C", str(ROOT), "worktree"]
+    """Unpack a revision into a temporary folder, for a while."""
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), revision], check=True)
-        try:
-            yield tree
-        finally:
-            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+        packed, tree = Path(folder) / "tree.tar", Path(folder) / "tree"
+        subprocess.run(["git", "-C", str(ROOT), "archive", "-o", str(packed), revision], check=True)
+        with tarfile.open(packed) as archive:
+            archive.extractall(tree, filter="data")
+        yield tree
 
 
 def main() -> None:

@@ -41,15 +41,16 @@ class Rounds(Callback):
 
 def fit(
     case: Case, data: FederatedData, settings: Settings, processes: int, between: Between
-) -> None:
-    """Fit until ``between`` says that it is enough."""
+) -> str:
+    """Fit until ``between`` says that it is enough; return the engine that was used."""
     for kept in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(kept).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore")
     sampler = Uniform(case.cohort) if case.cohort else All()
+    federation = pl_fed.Federation(sampler, engine=settings.engine, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl_fed.Trainer(
-            pl_fed.Federation(sampler, engine=settings.engine, seed=0),
+            federation,
             callbacks=[Rounds(between, settings.now)],
             default_root_dir=folder,
             max_epochs=10**9,
@@ -63,6 +64,7 @@ def fit(
             enable_model_summary=False,
         )
         trainer.fit(client_of(case), data)
+    return str(getattr(federation.engine, "current", settings.engine))
 
 
 def client_of(case: Case) -> Client:

@@ -12,8 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from by_hand import ByHand
@@ -30,7 +30,7 @@ WARM = 2  # turns that are left out
 
 def race(
     case: Case, settings: Settings, against: Sequence[str] = (), processes: int = 1
-) -> dict[str, list[float]]:
+) -> dict[str, Any]:
     """Return the seconds of the rounds, turn by turn, for ``pl_fed`` and each of ``against``.
 
     Args:
@@ -40,7 +40,7 @@ def race(
         processes: That share a round.
 
     Returns:
-        By name; a name is missing that cannot take part. ``note`` says why.
+        By name; a name is missing that cannot take part, ``note`` says why. ``engine`` is pl_fed's.
     """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "times.json"
@@ -156,15 +156,15 @@ def work(case: Case, settings: Settings, names: list[str]) -> dict:
     data = case.data()
     clients = data.clients.to(torch.device(settings.device), torch.float32)
     turns = Turns(settings, rivals(case, clients, names, notes))
-    begun = partial(fit, case, data, settings, processes)
+    engine = ""
     try:
-        begun(turns.between)
+        engine = fit(case, data, settings, processes, turns.between)
     except ValueError as error:
         if "processes" not in str(error):
             raise
         notes.append(f"pl_fed: {error}")
         turns.alone()
-    return {**turns.result(), "note": " ".join(notes)}
+    return {**turns.result(), "engine": engine, "note": " ".join(notes)}
 
 
 def main() -> None:

@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--save", action="store_true", help="write results.md, .csv and .png")
     Settings.add_to(parser)
-    parser.set_defaults(seconds=3.0, turns=5, warmup=12)
+    parser.set_defaults(seconds=3.0, turns=5)
     arguments = parser.parse_args()
     settings = Settings.of(arguments)
     torch.set_num_threads(1)

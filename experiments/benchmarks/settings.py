@@ -17,7 +17,7 @@ class Settings:
         clock: ``wall``; or ``cpu``, the time that the process itself computes: what remains
             comparable on a machine that others load, as long as it is one process on a CPU.
         seconds: For each case, without the rounds that warm up.
-        warmup: Rounds of pl_fed before the first turn: it may measure and compile in them.
+        warmup: Rounds of pl_fed before the first turn; compiling falls into them.
         turns: At least.
     """
 
@@ -25,7 +25,7 @@ class Settings:
     device: str = "cpu"
     clock: str = "wall"
     seconds: float = 10.0
-    warmup: int = 16
+    warmup: int = 5
     turns: int = 9
 
     @classmethod

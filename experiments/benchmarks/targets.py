@@ -61,13 +61,14 @@ HEADER = [
     "pfl / pl_fed",
     "target",
     "reached",
+    "engine",
 ]
 
 
 def measure(name: str, row: Row, settings: Settings) -> tuple[list[str], list[dict[str, object]]]:
     """Return a line of the table, and the numbers behind it."""
     times = race(row.case, settings, row.against, row.processes)
-    note = times.pop("note")
+    note, engine = times.pop("note"), times.pop("engine")
     if note:
         print(f"{name}: {note}", file=sys.stderr)
     medians = {who: 1e3 * statistics.median(each) for who, each in times.items()}
@@ -79,6 +80,7 @@ def measure(name: str, row: Row, settings: Settings) -> tuple[list[str], list[di
         *(f"{medians[who]:.2f}" if who in medians else "–" for who in (*BOTH, "pl_fed")),
         *(f"{faster[who]:.2f}" if who in faster else "–" for who in BOTH),
         *judged(row, faster),
+        engine or "–",
     ]
     return line, [numbers(name, who, each) for who, each in times.items()]
 
