@@ -1,0 +1,154 @@
+"""What is timed: federations on random data, given by plain values, so that processes can be told.
+
+``TARGETS`` are those of the table of targets, ``NETS`` the shipped nets.
+"""
+
+import inspect
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed import models
+from pl_fed.data import FederatedData
+from pl_fed.data.source import Arrays, DataSource
+from pl_fed.functional.rows import frozen_modules
+
+LR, LAM = 0.01, 1.0
+
+
+class PflCNN(nn.Module):
+    """The CNN of pfl-research's CIFAR-10 benchmark: 1,626,442 parameters.
+
+    Shape:
+        [batch, 3, 32, 32] → logits [batch, 10].
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+            nn.Flatten(),
+            nn.Linear(64 * 14 * 14, 128),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(128, 10),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        return self.layers(x)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A federation.
+
+    Attributes:
+        title: What it is called in a table.
+        net: Name of a class of ``pl_fed.models``, or of this module.
+        shape: Of one input.
+        clients: Registered.
+        cohort: Of them in a round; 0 takes all.
+        steps: Minibatch steps of a round.
+        batch_size: Samples in a minibatch.
+        samples: Of each client; 0 takes a few more than the steps need.
+        ditto: Ditto instead of FedAvg.
+        options: Arguments of the net.
+    """
+
+    title: str
+    net: str
+    shape: tuple[int, ...]
+    clients: int = 10
+    cohort: int = 0
+    steps: int = 10
+    batch_size: int = 10
+    samples: int = 0
+    ditto: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def in_round(self) -> int:
+        """Clients that take part in a round."""
+        return self.cohort or self.clients
+
+    def build(self) -> nn.Module:
+        """Return a new net in training mode, what is frozen as a whole in evaluation mode."""
+        kind = PflCNN if self.net == "PflCNN" else getattr(models, self.net)
+        net = kind(**self.options).train()
+        for frozen in frozen_modules(net):
+            frozen.eval()
+        return net
+
+    def data(self) -> FederatedData:
+        """Return the clients' data."""
+        return FederatedData(
+            Noise(self), batch_size=self.batch_size, val_fraction=0, test_fraction=0
+        )
+
+    def as_text(self) -> str:
+        """Return it as JSON, for another process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> "Case":
+        """Return the case that :meth:`as_text` gave."""
+        values = json.loads(text)
+        return cls(**{**values, "shape": tuple(values["shape"])})
+
+
+class Noise(DataSource):
+    """Random inputs and classes."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def load(self) -> Arrays:
+        """Return the samples."""
+        case = self.case
+        draw = torch.Generator().manual_seed(0)
+        each = case.samples or case.batch_size * case.steps + 7
+        x = torch.randn(case.clients * each, *case.shape, generator=draw)
+        with torch.no_grad():
+            classes = case.build().eval()(x[:1]).shape[1]
+        y = torch.randint(classes, (len(x),), generator=draw)
+        return Arrays(x, y, torch.arange(case.clients).repeat_interleave(each), num_classes=classes)
+
+
+def shipped_nets() -> dict[str, Case]:
+    """Return a case for each net of ``pl_fed.models``, on inputs that its defaults ask for."""
+    cases = {}
+    for name, kind in inspect.getmembers(models, inspect.isclass):
+        defaults = {each.name: each.default for each in inspect.signature(kind).parameters.values()}
+        size, channels = defaults.get("image_size", 32), defaults.get("in_channels", 3)
+        features = defaults.get("in_features")
+        shape = (features,) if features else (channels, size, size)
+        cases[name] = Case(f"FedAvg, {name}, 10 × 5 steps of 10", name, shape, steps=5)
+    return cases
+
+
+_LOGISTIC = {"net": "LogisticRegression", "shape": (784,), "steps": 5}
+_MLP = {"net": "MLP", "shape": (784,)}
+_CNN = Case("FedAvg, pfl's CNN, 50 × 5 steps of 10", "PflCNN", (3, 32, 32), clients=50, steps=5)
+
+TARGETS = {
+    "logistic-10": Case("FedAvg, logistic regression 784×10, 10 × 5 steps of 10", **_LOGISTIC),
+    "logistic-100": Case("the same, 100 × 5 steps of 10", **_LOGISTIC, clients=100),
+    "mlp": Case("FedAvg, MLP 784-128-64-10, 10 × 10 steps of 10", **_MLP),
+    "ditto": Case("Ditto, the same", **_MLP, ditto=True),
+    "cnn": _CNN,
+}
+NETS = shipped_nets()
+STACKED = {
+    f"stacked-{n}": Case(f"FedAvg, MLP 784-128-64-10, {n} × 10 steps of 10", **_MLP, clients=n)
+    for n in (100, 1000)
+}
+CASES = {**TARGETS, **NETS, **STACKED}

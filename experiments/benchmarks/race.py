@@ -1,0 +1,178 @@
+"""Rounds of pl_fed, of the loop by hand and of pfl-research, in turn, in processes of their own.
+
+:func:`race` starts them: each case gets fresh processes, as a user's run does, with one thread
+each. This file is also what those processes run.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from by_hand import ByHand
+from cases import Case
+from fit import fit
+from settings import Settings
+from torch import distributed
+
+from pl_fed.data.client_data import ClientData
+
+ROOT = Path(__file__).resolve().parents[2]
+WARM = 2  # turns that are left out
+
+
+def race(
+    case: Case, settings: Settings, against: Sequence[str] = (), processes: int = 1
+) -> dict[str, Any]:
+    """Return the seconds of the rounds, turn by turn, for ``pl_fed`` and each of ``against``.
+
+    Args:
+        case: What to run.
+        settings: How to time.
+        against: Of ``hand``, ``pfl``.
+        processes: That share a round.
+
+    Returns:
+        By name; a name is missing that cannot take part, ``note`` says why. ``engine`` is pl_fed's.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "times.json"
+        worker = [__file__, case.as_text(), json.dumps(asdict(settings)), ",".join(against)]
+        launcher = [sys.executable]
+        if processes > 1:
+            launcher += ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+            launcher += ["--standalone"]
+        done = subprocess.run(
+            [*launcher, *worker, str(result)],
+            env=environment(ROOT, settings.device),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if not result.exists():
+            raise RuntimeError(f"The processes of {case.title!r} failed:\n{done.stderr[-4000:]}")
+        return json.loads(result.read_text())
+
+
+def environment(tree: Path, device: str) -> dict[str, str]:
+    """Return the environment of a process that runs a source tree's pl_fed on one thread."""
+    own = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": device}
+    return {**os.environ, **own}
+
+
+class Turns:
+    """Keeps the times; between two rounds of pl_fed it lets each of the others run one."""
+
+    def __init__(self, settings: Settings, others: dict[str, Callable[[], None]]) -> None:
+        self.settings, self.others = settings, others
+        self.times: dict[str, list[float]] = {name: [] for name in others}
+        self.warmup = settings.warmup
+        self.until = 0.0
+
+    def between(self, seconds: float | None) -> bool:
+        """Note the round that is done, and say whether to go on."""
+        if self.warmup > 0:
+            self.warmup -= 1
+            return True
+        if not self.until:
+            self.until = time.perf_counter() + self.settings.seconds
+        else:
+            self.times.setdefault("pl_fed", []).append(seconds)
+        return self.turn("pl_fed")
+
+    def turn(self, reference: str) -> bool:
+        """Let the others run a round each, unless it is enough."""
+        enough = len(self.times.get(reference, [])) >= self.settings.turns + WARM
+        if agreed(enough and time.perf_counter() > self.until, self.settings.device):
+            return False
+        for name, run in self.others.items():
+            self.times[name].append(timed(run, self.settings))
+        agreed(True, self.settings.device)  # all processes begin the next round together
+        return True
+
+    def alone(self) -> None:
+        """Let the others run without pl_fed."""
+        self.until = time.perf_counter() + self.settings.seconds
+        while self.others and self.turn(next(iter(self.others))):
+            pass
+
+    def result(self) -> dict[str, list[float]]:
+        """Return the times of the turns that are whole, without those that warm up."""
+        whole = min(map(len, self.times.values()), default=0)
+        return {name: times[WARM:whole] for name, times in self.times.items()}
+
+
+def timed(run: Callable[[], None], settings: Settings) -> float:
+    started = settings.now()
+    run()
+    return settings.now() - started
+
+
+def agreed(decision: bool, device: str) -> bool:
+    """Return the first process's decision; wait for all."""
+    if not distributed.is_initialized():
+        return decision
+    told = torch.tensor(float(decision), device=device)
+    distributed.broadcast(told, 0)
+    distributed.barrier()
+    return bool(told)
+
+
+def rivals(case: Case, data: ClientData, names: list[str], notes: list[str]) -> dict:
+    """Build those that take part beside pl_fed."""
+    found = {}
+    if "pfl" in names:  # first: importing it joins the group of processes
+        try:
+            from by_pfl import ByPfl
+        except ImportError as error:
+            notes.append(f"pfl-research cannot be imported ({error}): pip install pfl==0.6.0")
+        else:
+            found["pfl"] = ByPfl(case, data).round
+    if "hand" in names:
+        join()
+        found["hand"] = ByHand(case, data).round
+    return dict(sorted(found.items()))
+
+
+def join() -> None:
+    """Join the group of processes that torchrun has started."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():
+        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+
+
+def work(case: Case, settings: Settings, names: list[str]) -> dict:
+    """Run a case in this process, or in this process's share."""
+    torch.set_num_threads(1)
+    processes, notes = int(os.environ.get("WORLD_SIZE", 1)), []
+    if settings.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    data = case.data()
+    clients = data.clients.to(torch.device(settings.device), torch.float32)
+    turns = Turns(settings, rivals(case, clients, names, notes))
+    engine = ""
+    try:
+        engine = fit(case, data, settings, processes, turns.between)
+    except ValueError as error:
+        if "processes" not in str(error):
+            raise
+        notes.append(f"pl_fed: {error}")
+        turns.alone()
+    return {**turns.result(), "engine": engine, "note": " ".join(notes)}
+
+
+def main() -> None:
+    case, settings, names, result = sys.argv[1:]
+    found = work(Case.from_text(case), Settings(**json.loads(settings)), names.split(","))
+    if int(os.environ.get("RANK", 0)) == 0:
+        Path(result).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
