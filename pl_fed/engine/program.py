@@ -215,7 +215,7 @@ def _empty(layout: RowLayout, lead: tuple[int, ...], like: Tensor) -> dict[str, 
 def _clone(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {name: _clone(each) for name, each in tree.items()}
-    return tree.clone()
+    return tree.clone() if isinstance(tree, Tensor) else tree
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -105,7 +105,7 @@ class Stacked(Stepping):
             shape = (size, chunk.batches.width)
             return {
                 **{name: filled(each, shape) for name, each in batch._asdict().items()},
-                "index": index[step],
+                "index": index[step] if program.step.traced else step,
                 "draw": draws[:, step],
                 "centres": program.centres,
                 "running": running[step],

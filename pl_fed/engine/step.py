@@ -33,9 +33,9 @@ class LocalStep:
     - ``totals``: sums over the steps of what ``training_step`` gives.
 
     The inputs are ``x``, ``y``, ``samples`` and perhaps ``mask`` of a minibatch; ``index``, which
-    step it is (a scalar); ``draw``, the key of the layers' draws; ``centres``; ``running``,
-    whether the client still trains each model, and, last, any of them [models + 1]; and
-    ``options``, SGD's numbers, see :func:`options_of`.
+    step it is: a scalar tensor where the step is traced, else an int; ``draw``, the key of the
+    layers' draws; ``centres``; ``running``, whether the client still trains each model, and, last,
+    any of them [models + 1]; and ``options``, SGD's numbers, see :func:`options_of`.
 
     Args:
         client: The algorithm.
@@ -43,6 +43,7 @@ class LocalStep:
         clipping: Gradient clipping.
         autocast: Gives the context in which ``training_step`` runs.
         stacked: Whether clients are stacked.
+        compiled: Whether it is to be compiled: all steps are then the same.
         centre_dims: Of stacked clients: 0 for each centre that is a client's own, else ``None``.
     """
 
@@ -54,6 +55,7 @@ class LocalStep:
         autocast: Callable[[], AbstractContextManager[Any]],
         stacked: bool,
         centre_dims: Mapping[str, int | None],
+        compiled: bool = False,
     ) -> None:
         self.objective = Objective(client)
         self.trains = client.trains
@@ -62,9 +64,11 @@ class LocalStep:
         self.stacked = stacked
         self.centre_dims = dict(centre_dims)
         self.updates = updates
+        self._one: Callable[..., Any] | None = None
         self._used: dict[str, tuple[str, ...]] = {}
         with autocast():
             self.casts = torch.is_autocast_enabled(client.device.type)
+        self.traced = compiled or self.casts
 
     def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
         """Take the step, and return the gradients that are still to be followed."""
@@ -106,13 +110,11 @@ class LocalStep:
         if not self.stacked:
             return self._of_one(state["leaves"], state["buffers"], *rest)
         tensors, dims = (state["leaves"], *rest), (0, 0, None, 0, self.centre_dims)
-        one: Any = self._of_one_in_many
-        if self.casts:  # torch.vmap goes past autocast, and so over the casts written out
-            one = make_fx(self._of_one_alone)(*_first(tensors, dims))
-        elif not self._used:
-            found, _ = self._of_one_alone(*_first(tensors, dims))
-            self._used = {model: tuple(group) for model, group in found.items()}
-        return torch.vmap(one, in_dims=dims)(*tensors)  # type: ignore[no-any-return]
+        if not self.traced:
+            return self._of_all(tensors, dims)
+        if self._one is None:
+            self._one = self._one_for_many(*_first(tensors, dims))
+        return torch.vmap(self._one, in_dims=dims)(*tensors)  # type: ignore[no-any-return]
 
     def _of_one(
         self,
@@ -133,13 +135,39 @@ class LocalStep:
             gradients = _differentiated(outputs["loss"], leaves)
         return gradients, {name: value.detach() for name, value in outputs.items()}
 
+    def _of_all(
+        self, tensors: tuple[Any, ...], dims: tuple[Any, ...]
+    ) -> tuple[Tensors, dict[str, Tensor]]:
+        """Stack the objective, and differentiate what it gives for all clients together."""
+
+        def one(leaves: Tensors, batch: dict[str, Tensor], *rest: Any) -> dict[str, Tensor]:
+            return self.objective(leaves, Batch(**batch), *rest)
+
+        with torch.enable_grad():
+            leaves = _trainable(tensors[0])
+            outputs = torch.vmap(one, in_dims=dims)(leaves, *tensors[1:])
+            return _differentiated(outputs["loss"].sum(), leaves), outputs
+
+    def _one_for_many(self, *tensors: Any) -> Callable[..., tuple[Tensors, dict[str, Tensor]]]:
+        """Return what gives gradients and outputs of one client, and may be stacked.
+
+        Args:
+            *tensors: Those of one client.
+        """
+        if self.casts:  # torch.vmap goes past autocast, and so over the casts written out
+            traced: Callable[..., Any] = make_fx(self._of_one_alone)(*tensors)
+            return traced
+        found, _ = self._of_one_alone(*tensors)
+        self._used = {model: tuple(group) for model, group in found.items()}
+        return self._of_one_in_many
+
     def _of_one_alone(self, leaves: Tensors, *rest: Any) -> tuple[Tensors, dict[str, Tensor]]:
         return self._of_one(leaves, {}, *rest)
 
     def _of_one_in_many(
         self, leaves: Tensors, batch: dict[str, Tensor], *rest: Any
     ) -> tuple[Tensors, dict[str, Tensor]]:
-        """The same under ``torch.vmap``: a gradient that is taken within it is faster."""
+        """The same, differentiable under ``torch.vmap``: products within it are faster."""
 
         def loss(used: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
             tensors = {model: {**leaves[model], **group} for model, group in used.items()}

@@ -87,7 +87,7 @@ class Stepping(Engine):
             (chunk.batches.width, data.x.shape[1:], data.y.shape[1:], data.y.dtype),
             (own.device, own.dtype, *dims.items()),
             (type(optimizer), *(updates or ())),
-            *(plain_attributes(client) if self.compiled else ()),
+            *(plain_attributes(client) if self.compiled or self._casts(client) else ()),
         )
         if signature not in self._programs:
             if len(self._programs) == _MOST_PROGRAMS:
@@ -95,9 +95,14 @@ class Stepping(Engine):
                     "shapes, options or attributes of the client change from round to round"
                 )
             stacked = self.size is not None
-            step = LocalStep(client, updates, self.clipping, self.autocast, stacked, dims)
+            how = (self.clipping, self.autocast, stacked, dims, self.compiled)
+            step = LocalStep(client, updates, *how)
             self._programs[signature] = Program(step, client, self.size, self.compiled, self.mode)
         return self._programs[signature]
+
+    def _casts(self, client: Client) -> bool:
+        with self.autocast():
+            return torch.is_autocast_enabled(client.device.type)
 
 
 class Outside:
