@@ -34,7 +34,7 @@ from pl_fed.clients import Client
 from pl_fed.data import FederatedData
 from pl_fed.federation import Federation
 from pl_fed.messages import sentence
-from pl_fed.runs import last_checkpoint, last_run, new_folder
+from pl_fed.runs import is_first_process, last_checkpoint, last_run, new_folder
 from pl_fed.trainer import Trainer
 
 _MOST_CLASSES = 12
@@ -94,14 +94,16 @@ class FederatedCLI(LightningCLI):
         config = self.config[self.subcommand]
         root = config.trainer.default_root_dir or "runs"
         resumes = self.subcommand == "fit" and config.ckpt_path == "last"
-        self.run_dir = last_run(root) if resumes else new_folder(root)
+        if is_first_process():  # it chooses the folder, and writes into it
+            self.run_dir = last_run(root) if resumes else new_folder(root)
         self._asked_for = self.config
         self.config = copy.deepcopy(self.config)
         config = self.config[self.subcommand]
         if config.ckpt_path == "last" and not resumes:
             config.ckpt_path = str(last_checkpoint(last_run(root)))
         for logger in _entries(config.trainer.logger):
-            _place(logger, self.run_dir)
+            if self.run_dir is not None:
+                _place(logger, self.run_dir)
         super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
@@ -111,8 +113,8 @@ class FederatedCLI(LightningCLI):
         self.trainer_class = Trainer
         trainer = super().instantiate_trainer(federation=federation, run_dir=self.run_dir, **kwargs)
         added: list[Callback] = [Summary(federation, self.run_dir)]
-        if self.subcommand == "predict" and self.run_dir is not None:
-            added.append(Predictions(self.run_dir))
+        if self.subcommand == "predict":
+            added.append(Predictions(self.run_dir or Path()))
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks.extend(added)
         return trainer

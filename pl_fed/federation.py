@@ -14,6 +14,7 @@ from torch import Tensor
 from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.attacks import Attack
 from pl_fed.checks import (
+    NonFiniteLossError,
     check_features,
     check_finite,
     check_net,
@@ -30,12 +31,16 @@ from pl_fed.engine.features import moved
 from pl_fed.functional.random import generator
 from pl_fed.functional.rows import finite_rows
 from pl_fed.metrics import ClientMetrics
+from pl_fed.processes import Processes
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.server import Server
+from pl_fed.sharing import Guests, Sharing, at_home, collected
 from pl_fed.state import ClientStore
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 _T = TypeVar("_T")
+
+_FINITE = "finite uploads"  # beside what training_step gives
 
 
 class Federation:
@@ -59,7 +64,13 @@ class Federation:
             what is beyond ``state_memory`` on disk, into the folder for temporary files.
         state_memory: Memory for the clients' states: a share of what is free, in (0, 1], or a
             number of bytes (int).
+        gather_memory: With several processes, bytes of uploads (cohort × parameters × their size)
+            up to which each of them brings all uploads together; beyond, each merges a slice of the
+            coordinates where the aggregator can. A mean takes neither way: it adds up.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
+
+    Attributes:
+        processes: The processes that share the work; the trainer says which they are.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -77,6 +88,7 @@ class Federation:
         compile_mode: str | None = None,
         store: str | None = None,
         state_memory: int | float = 0.5,
+        gather_memory: int = 1 << 20,
         seed: int | None = None,
     ) -> None:
         if isinstance(byzantine, int | float) and not 0 <= byzantine <= 1:
@@ -94,6 +106,10 @@ class Federation:
                 f"Expected argument `chunk_size` to be at least 1 but got {chunk_size}."
             )
         check_state_memory(state_memory)
+        if gather_memory < 0:
+            raise ValueError(
+                f"Expected argument `gather_memory` to be at least 0 but got {gather_memory}."
+            )
         self.sampler = Uniform() if sampler is None else sampler
         self.server = Server(Mean() if aggregator is None else aggregator, server_optimizer)
         self.attack = attack
@@ -101,6 +117,8 @@ class Federation:
         self.engine = EngineChoice(engine, chunk_size, compile_mode)
         self.store_folder = store
         self.state_memory = state_memory
+        self.gather_memory = gather_memory
+        self.processes = Processes()
         self.seed = global_seed() if seed is None else seed
         self.limit_local_steps: int | float | None = None
         self.shuffle = True
@@ -169,17 +187,23 @@ class Federation:
         """
         started = time.perf_counter()
         cohort = self.draw_cohort(round)
-        trained = self._train(cohort, round, optimizer, on_clients_done)
-        losses = trained.outputs["loss"]
-        report = self._report(cohort, trained.outputs)
-        if trained.uploads is not None:
-            sent = self._forge(cohort, trained.uploads, losses, round)
-            statistics = trained.statistics
-            report |= self._merge(cohort, sent, statistics, losses, round, on_server_step)
-        for clients, states in trained.states:  # a round happens as a whole, or not at all
-            for name, rows in states.items():
-                self.store.write(name, clients, rows)
+        sharing = self._share(cohort)
+        with self.processes.together(NonFiniteLossError):
+            trained = self._train(sharing, round, optimizer, on_clients_done)
+        outputs = sharing.joined(trained.outputs, self.data.x.device)
+        finite, losses = outputs.pop(_FINITE, None), outputs["loss"]
+        report = self._report(cohort, outputs)
+        if finite is not None:
+            report |= self._merge(sharing, trained, finite, losses, round, on_server_step)
+        sharing.keep(self.store, trained.states)  # a round happens as a whole, or not at all
         return {**report, "time/round": time.perf_counter() - started}
+
+    def _share(self, cohort: Tensor) -> Sharing:
+        """Share a cohort out over the processes, by the steps that its clients take."""
+        if self.processes.size == 1:
+            return Sharing.alone(cohort)
+        steps = torch.tensor(list(self._steps(cohort).values()), dtype=torch.float64)
+        return Sharing.by_work(self.processes, cohort, steps.sum(0))
 
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of the clients that take part in a round."""
@@ -191,30 +215,33 @@ class Federation:
 
     def _train(
         self,
-        cohort: Tensor,
+        sharing: Sharing,
         round: int,
         optimizer: torch.optim.Optimizer,
         on_clients_done: Callable[[int], None],
     ) -> "_Trained":
-        """Run the cohort in chunks."""
+        """Run this process's clients in chunks."""
+        cohort, guests = sharing.clients, sharing.fetch(self.store)
         trained, done = _Trained(len(cohort)), 0
         with WorkSpace(self.client, {"global", *self.client.trains}) as kept:
-            load = partial(self._load, round=round, kept=kept)
+            load = partial(self._load, round=round, kept=kept, guests=guests)
             task = Task(self.client, optimizer, cohort, load, self.rounds - round)
             self.engine.settle(task)
-            chunks = self._chunks(cohort)
+            chunks = self._chunks(cohort) if len(cohort) else ()
             coming = [*(cohort[positions] for positions in chunks[1:]), self._coming(round)]
             for positions, following in zip(chunks, coming):
                 self.store.prefetch(following)
                 clients = cohort[positions]
                 chunk = load(clients)
-                chunk.on_done = _after(done, on_clients_done)
+                chunk.on_done = _after(done, on_clients_done, len(sharing.cohort) / len(cohort))
                 outputs = self.engine.run(self.client, optimizer, chunk)
                 uploads, rows = self._close(chunk, outputs["loss"], round)
                 states = {name: rows[name] for name in self.store.defaults}
                 statistics = rows.get("global_statistics")
                 trained.add(positions, clients, uploads, statistics, outputs, states)
                 done += len(clients)
+        if trained.uploads is not None:
+            trained.outputs[_FINITE] = finite_rows(trained.uploads)
         return trained
 
     def _chunks(self, cohort: Tensor) -> tuple[Tensor, ...]:
@@ -249,13 +276,13 @@ class Federation:
         cohort = self.draw_cohort(round + 1)
         return cohort[self._chunks(cohort)[0]]
 
-    def _load(self, clients: Tensor, round: int, kept: WorkSpace) -> Chunk:
+    def _load(self, clients: Tensor, round: int, kept: WorkSpace, guests: Guests) -> Chunk:
         """Bring together what a chunk of clients is run on."""
         client, steps = self.client, self._steps(clients)
         most = [max(counts) for counts in zip(*steps.values())]
         how = (self._rule, self.seed, round, self._poison(clients, round), self.datamodule.augment)
         batches = Batches(self.data, clients, most, *how)
-        rows = self._begin(clients, kept.rows["global"], kept.statistics["global"])
+        rows = self._begin(clients, kept.rows["global"], kept.statistics["global"], guests)
         if "global" in client.trains:
             rows["global"] = rows["broadcast"].expand(len(clients), -1)
             rows["global_statistics"] = rows["broadcast_statistics"].expand(len(clients), -1)
@@ -263,7 +290,11 @@ class Federation:
         return Chunk(clients, batches, steps, rows, statistics)
 
     def _begin(
-        self, clients: Tensor, broadcast: Tensor | None = None, statistics: Tensor | None = None
+        self,
+        clients: Tensor,
+        broadcast: Tensor | None = None,
+        statistics: Tensor | None = None,
+        guests: Guests | None = None,
     ) -> dict[str, Tensor]:
         """Bring together the rows of clients: what they got, what they keep, and their own models.
 
@@ -271,11 +302,12 @@ class Federation:
             clients: Their ids.
             broadcast: The global model's row; as it is now by default.
             statistics: Its running statistics, likewise.
+            guests: Rows of clients that are at home elsewhere.
         """
-        client, store = self.client, self.store
+        client, store, guests = self.client, self.store, guests or Guests()
         if broadcast is None or statistics is None:
             broadcast, statistics = client.row("global").data, client.statistics("global").data
-        rows = {name: store.read(name, clients) for name in store.defaults}
+        rows = {name: guests.read(store, name, clients) for name in store.defaults}
         rows |= {"broadcast": broadcast, "broadcast_statistics": statistics}
         for model in dict.fromkeys((*client.trains, *client.evaluates())):
             for name, row in ((model, broadcast), (f"{model}_statistics", statistics)):
@@ -299,40 +331,58 @@ class Federation:
         check_finite(chunk.clients, losses, models + sent, self.is_byzantine, round)
         return upload, rows
 
-    def _forge(self, cohort: Tensor, sent: Tensor, losses: Tensor, round: int) -> Tensor:
-        """Let the byzantine clients of the cohort replace their uploads."""
-        byzantine = self.is_byzantine[cohort].to(sent.device)
-        if self.attack is None or not byzantine.any():
-            return sent
-        context = self.context(cohort, losses, round)
-        sent[byzantine] = self.attack.forge(sent[~byzantine], sent[byzantine], context).to(sent)
-        return sent
-
     def _merge(
         self,
-        cohort: Tensor,
-        uploads: Tensor,
-        statistics: Tensor,
+        sharing: Sharing,
+        trained: "_Trained",
+        finite: Tensor,
         losses: Tensor,
         round: int,
         on_server_step: Callable[[torch.optim.Optimizer], None],
     ) -> dict[str, Tensor | float]:
         """Leave out broken uploads, and let the server merge the rest and step."""
-        finite = finite_rows(uploads)
+        uploads, statistics, mine = *self._sent(trained), sharing.mine
+        if self._forges(sharing.cohort):  # attackers may look at all uploads
+            uploads = self._forge(sharing.cohort, sharing.gathered(uploads), losses, round)
+            sharing, finite = Sharing.alone(sharing.cohort), finite_rows(uploads)
         rejected = float((~finite).sum())
         if rejected:
-            uploads, statistics, losses = uploads[finite], statistics[finite], losses[finite]
-            cohort = cohort[finite.cpu()]
-        if not len(uploads):
+            uploads, losses = uploads[finite[sharing.mine.to(finite.device)]], losses[finite]
+            statistics = statistics[finite[mine.to(finite.device)]]
+            sharing = sharing.of(finite.cpu())
+        if not len(sharing.cohort):
             return {"train/rejected": rejected}
-        weights = self.data.train.sizes[cohort].to(uploads.device)
-        context = self.context(cohort, losses, round)
+        weights = self.data.train.sizes[sharing.cohort].to(uploads.device)
+        context = self.context(sharing.cohort, losses, round)
         row = self.client.row("global").data
-        update = self.server.step(row, uploads, weights, context, on_server_step)
-        if statistics.numel():
-            known = self.client.statistics("global").data
-            known += (statistics - known).mean(0)  # constants stay as they are, bit for bit
+        merge = partial(sharing.merged, gather_memory=self.gather_memory)
+        update = self.server.step(row, uploads, weights, context, on_server_step, merge)
+        known = self.client.statistics("global").data
+        if statistics.shape[1]:  # constants stay as they are, bit for bit
+            known += self.processes.sum((statistics - known).sum(0)) / len(sharing.cohort)
         return {"train/update_norm": update.norm(), "train/rejected": rejected}
+
+    def _sent(self, trained: "_Trained") -> tuple[Tensor, Tensor]:
+        """Return the uploads and the running statistics, of no client if it has none to train."""
+        if trained.uploads is not None:
+            return trained.uploads, trained.statistics
+        row, statistics = self.client.row("global").data, self.client.statistics("global").data
+        width = statistics.numel() if "global" in self.client.trains else 0
+        return row.expand(0, -1), row.new_empty(0, width)
+
+    def _forges(self, cohort: Tensor) -> bool:
+        """Whether byzantine clients of a cohort replace their uploads."""
+        forges = self.attack is not None and type(self.attack).forge is not Attack.forge
+        return forges and bool(self.is_byzantine[cohort].any())
+
+    def _forge(self, cohort: Tensor, sent: Tensor, losses: Tensor, round: int) -> Tensor:
+        """Let the byzantine clients of the cohort replace their uploads."""
+        attack, byzantine = self.attack, self.is_byzantine[cohort].to(sent.device)
+        if attack is None:
+            return sent
+        context = self.context(cohort, losses, round)
+        sent[byzantine] = attack.forge(sent[~byzantine], sent[byzantine], context).to(sent)
+        return sent
 
     def _poison(self, clients: Tensor, round: int) -> dict[int, Callable[[Batch], Batch]]:
         """Return, by id, what the byzantine clients among these do to their batches."""
@@ -394,7 +444,7 @@ class Federation:
                     len(self.is_byzantine), states, self.store_folder, self.state_memory
                 )
             if self._saved is not None:
-                self._store.load_state_dict(self._saved)
+                self._store.load_state_dict(at_home(self.processes, self._saved))
                 self._saved = None
         return self._store
 
@@ -417,7 +467,11 @@ class Federation:
         return self._metrics[part]
 
     def evaluate(self, part: str, clients: Tensor) -> None:
-        """Add clients to the metrics of a part of the data, for each model that has any."""
+        """Add clients to the metrics of a part of the data, for each model that has any.
+
+        Of the clients, each process adds those that are at home there.
+        """
+        clients = clients[self.processes.at_home(clients)]
         self.store.prefetch(clients)
         metrics = self.metrics(part)
         for each in metrics.values():
@@ -427,8 +481,13 @@ class Federation:
 
     def predict(self, clients: Tensor) -> list[dict[str, Any]]:
         """Give each client's predictions on its test data, by its personal model if it has one."""
+        home = clients[self.processes.at_home(clients)]
         with self.engine.autocast():
-            return self.evaluator.predict(self.data, clients, self.client.evaluates()[-1])
+            mine = self.evaluator.predict(self.data, home, self.client.evaluates()[-1])
+        if self.processes.size == 1:
+            return mine
+        everyones = {one["client"]: one for each in self.processes.everyones(mine) for one in each}
+        return [everyones[client] for client in clients.tolist()]
 
     # Stop and resume
 
@@ -437,7 +496,7 @@ class Federation:
         return {
             "identity": self._identity(),
             "engine": self.engine.state_dict(),
-            "store": self.store.state_dict(),
+            "store": collected(self.processes, self.store.state_dict()),
             "server": self.server.state_dict(self.client.row("global").data),
         }
 
@@ -475,15 +534,15 @@ class Federation:
 
 
 class _Trained:
-    """What a cohort's local work gives, put together from chunks.
+    """What the local work of this process's clients gives, put together from chunks.
 
     Args:
-        number: Clients in the cohort.
+        number: Of how many clients.
 
     Attributes:
-        uploads: Shape [cohort, numel]; ``None`` if nothing is sent.
-        statistics: Running statistics of the global model, [cohort, their number].
-        outputs: What ``training_step`` gave, each [cohort].
+        uploads: Shape [clients, numel]; ``None`` if nothing is sent.
+        statistics: Running statistics of the global model, [clients, their number].
+        outputs: What ``training_step`` gave, each [clients]; and which uploads are finite.
         states: What clients keep: ids and rows by name, for each chunk.
     """
 
@@ -528,9 +587,15 @@ def _set_up(thing: _T | None) -> _T:
     return thing
 
 
-def _after(done: int, report: Callable[[int], None]) -> Callable[[int], None]:
-    """Report how many clients of the cohort are done by how many of a chunk are."""
-    return lambda more: report(done + more)
+def _after(done: int, report: Callable[[int], None], others: float) -> Callable[[int], None]:
+    """Report how many clients of the cohort are done by how many of a chunk are.
+
+    Args:
+        done: Clients of this process that were done before the chunk.
+        report: Called with the number.
+        others: Clients of all processes for each of this one's, which are taken to be as fast.
+    """
+    return lambda more: report(round((done + more) * others))
 
 
 def _short(value: object) -> str:

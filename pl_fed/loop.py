@@ -1,11 +1,14 @@
 """The loop: one round is one epoch. The only file that names Lightning's internals (2.6).
 
 Private names that it needs, and that ``tests/test_lightning.py`` holds: ``_FitLoop``;
-``_call_callback_hooks`` and ``_call_lightning_module_hook``; the trainer's ``_logger_connector``;
+``_call_callback_hooks`` and ``_call_lightning_module_hook``; the trainer's ``_logger_connector``
+and ``_signal_connector``;
 of the epoch loop ``_should_check_val_epoch`` and ``_batches_that_stepped``. Besides, it moves the
 progress counters of the loops, which have no underscore but no documentation either.
 """
 
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -46,6 +49,7 @@ class FederatedLoop(_FitLoop):
     Attributes:
         within_round: Whether clients are ahead of the server, or the server of ``metrics.csv``, so
             that no checkpoint can be saved.
+        ends_together: Whether all processes are about to end the run, after the same round.
     """
 
     def __init__(self, trainer: Trainer, federation: Federation) -> None:
@@ -54,6 +58,7 @@ class FederatedLoop(_FitLoop):
         self.epoch_loop = replaced.epoch_loop
         self.federation = federation
         self.within_round = False
+        self.ends_together = False
         self._cohort = torch.empty(0, dtype=torch.int64)
         self._validated = False
         self._metrics: dict[str, Tensor] = {}
@@ -92,7 +97,7 @@ class FederatedLoop(_FitLoop):
         saved = {name: value.to(device) for name, value in self._metrics.items()}
         self.trainer.callback_metrics.update(saved)
         self._metrics = {}
-        self.within_round = False
+        self.within_round = self.ends_together = False
 
     def _settle(self) -> None:
         """Set counters as they are between two hooks: a checkpoint is saved within one."""
@@ -112,6 +117,22 @@ class FederatedLoop(_FitLoop):
     def done(self) -> bool:
         """Whether to stop; a round that was begun is finished first."""
         return not self._unfinished and bool(super().done)
+
+    def _note_sigterm(self) -> None:
+        """Only note a SIGTERM and pass it on: Lightning's handler broadcasts it from within.
+
+        A handler may run between any two calls that processes make together, or while others wait
+        in one: they would wait for each other for ever. What is noted is agreed on after the round.
+        """
+        signals, launcher = self.trainer._signal_connector, self.trainer.strategy.launcher
+
+        def note(signum: Any, _: Any) -> None:
+            if not signals.received_sigterm and launcher is not None:
+                launcher.kill(signum)
+            signals.received_sigterm = True
+
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, note)
 
     # A round
 
@@ -141,6 +162,10 @@ class FederatedLoop(_FitLoop):
             else WaitingRows(logger.log_metrics, logger.save)
             for logger in self.trainer.loggers
         ]
+        if self.trainer.world_size > 1:
+            self._note_sigterm()
+        # local steps are the clients' own: without its wrapper, DDP has no hooks on gradients
+        self.trainer.strategy.model = self.trainer.lightning_module
         if self.trainer.enable_validation:  # what is wrong with it is said now, not rounds later
             self.trainer.validating = True
             self.epoch_loop.val_loop.setup_data()
@@ -188,7 +213,8 @@ class FederatedLoop(_FitLoop):
         epoch._batches_that_stepped = self.epoch_progress.current.processed
         _call_callback_hooks(trainer, "on_train_epoch_end", monitoring_callbacks=True)
         self.epoch_progress.increment_completed()
-        if trainer.received_sigterm:
+        if trainer.strategy.reduce_boolean_decision(trainer.received_sigterm, all=False):
+            self.ends_together = True
             raise SIGTERMException
 
     def _train(self) -> None:

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     ThroughputMonitor,
 )
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pl_fed.clients.base import Client
@@ -130,13 +130,30 @@ def check_settings(trainer: Any) -> None:
         )
 
 
-def check_processes(trainer: Any) -> None:
-    """Refuse several processes, before any is started."""
-    if not isinstance(trainer.strategy, SingleDeviceStrategy):
+def check_processes(trainer: Any, sync_batchnorm: bool = False) -> None:
+    """Refuse strategies that a round cannot use, before any process is started.
+
+    Args:
+        trainer: The trainer.
+        sync_batchnorm: What it was given so.
+    """
+    strategy = trainer.strategy
+    name = type(strategy).__name__
+    if not isinstance(strategy, SingleDeviceStrategy) and type(strategy) is not DDPStrategy:
         raise ValueError(
-            "Expected trainer arguments `devices`, `num_nodes` and `strategy` to be of a single"
-            f" process but got {type(trainer.strategy).__name__} with {trainer.world_size}: several"
-            " processes are not supported yet."
+            f"Expected trainer argument `strategy` to be auto or ddp but got {name}: processes"
+            " share the clients of a round, and each holds whole models."
+        )
+    launcher = strategy.launcher
+    if launcher is not None and "MultiProcessing" in type(launcher).__name__:
+        raise ValueError(
+            "Expected trainer argument `strategy` to be ddp but got one that spawns or forks: its"
+            " processes end with each fit, and the clients' states with them. Run it as a script."
+        )
+    if sync_batchnorm and trainer.world_size > 1:
+        raise ValueError(
+            "Expected trainer argument `sync_batchnorm` to be False but got True: a local step is"
+            " of one client, whose batches are its own."
         )
 
 

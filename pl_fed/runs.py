@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
@@ -18,6 +20,15 @@ from pl_fed.state import DiskRows
 _LARGE = 1 << 28  # bytes of a checkpoint that is mapped, and not read as a whole
 _PIECE = 1 << 20
 _LAST = re.compile(r"last(-v\d+)?\.ckpt")
+
+
+def is_first_process() -> bool:
+    """Return whether this is the process of a run that writes files, even before it has a trainer.
+
+    A launcher (Lightning's own, torchrun, SLURM) says so in the environment.
+    """
+    node = os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK") or "0"
+    return int(rank_zero_only.rank or 0) == 0 and int(node) == 0  # type: ignore[attr-defined]
 
 
 def new_folder(root: str | Path) -> Path:
@@ -88,11 +99,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         os.replace(temporary, target)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load a checkpoint.
+        """Load a checkpoint: in every process the one that the first is to load.
 
         Raises:
             ValueError: If it is not one that pl_fed wrote.
         """
+        if dist.is_available() and dist.is_initialized():
+            chosen = [str(path)]
+            dist.broadcast_object_list(chosen)
+            path = chosen[0]
         if _is_large(Path(path)):
             kwargs.setdefault("map_location", "cpu")
             checkpoint: dict[str, Any] = torch.load(path, *args, mmap=True, **kwargs)

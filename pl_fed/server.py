@@ -11,6 +11,8 @@ from torch import Tensor
 from pl_fed.aggregators import Aggregator
 from pl_fed.types import RoundContext
 
+Merge = Callable[[Aggregator, Tensor, Tensor, RoundContext], Tensor]
+
 
 class Server:
     """Merges uploads by an aggregator and takes them for a negative gradient.
@@ -58,6 +60,7 @@ class Server:
         weights: Tensor,
         context: RoundContext,
         before: Callable[[torch.optim.Optimizer], None],
+        merge: Merge = lambda aggregator, *what: aggregator(*what),
     ) -> Tensor:
         """Merge the uploads, and move the global model along them.
 
@@ -67,12 +70,13 @@ class Server:
             weights: Training samples of each [n].
             context: The round.
             before: Called when the gradient is set, before the step.
+            merge: How the aggregator is called, where the uploads lie in several processes.
 
         Returns:
             The merged update [numel].
         """
-        update: Tensor = self.aggregator(uploads, weights, context)
         optimizer = self.optimizer(row)
+        update = merge(self.aggregator, uploads, weights, context)
         (copy,) = optimizer.param_groups[0]["params"]
         copy.data.copy_(row)
         copy.grad = -update.to(copy)

@@ -1,5 +1,6 @@
 """Lightning's Trainer, whose epochs are rounds of a federation."""
 
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,15 @@ from pl_fed.federation import Federation
 from pl_fed.functional.arguments import check_integers
 from pl_fed.loggers import RunCSV
 from pl_fed.loop import FederatedLoop
+from pl_fed.processes import Processes, watched
 from pl_fed.refusals import check_data, check_processes, check_trainer
-from pl_fed.runs import AtomicCheckpointIO, last_checkpoint, last_run, new_folder
+from pl_fed.runs import (
+    AtomicCheckpointIO,
+    is_first_process,
+    last_checkpoint,
+    last_run,
+    new_folder,
+)
 
 
 class Trainer(LightningTrainer):
@@ -27,6 +35,10 @@ class Trainer(LightningTrainer):
 
     ``trainer.fit(client, data)``, ``validate``, ``test`` and ``predict`` are Lightning's own. A
     round is an epoch and a step: ``max_epochs`` or ``max_steps`` is the number of rounds.
+
+    With several devices, nodes, or processes of a launcher (``strategy="ddp"``), the processes
+    share the clients of each round. Results do not depend on their number. Each loads the data;
+    the first chooses the run's folder, and writes all files.
 
     Args:
         federation: The federation.
@@ -44,7 +56,7 @@ class Trainer(LightningTrainer):
         **kwargs: All else that ``lightning.Trainer`` takes.
 
     Raises:
-        ValueError: If ``barebones`` or several processes are asked for.
+        ValueError: If ``barebones`` is asked for, or a strategy that a round cannot use.
 
     Example:
         >>> import tempfile, torch, pl_fed
@@ -98,7 +110,11 @@ class Trainer(LightningTrainer):
             log_every_n_steps=every,
             **kwargs,
         )
-        check_processes(self)
+        check_processes(self, bool(kwargs.get("sync_batchnorm")))
+        federation.processes = Processes(self.global_rank, self.world_size)
+        federation.engine.agreed = federation.processes.first
+        if self.world_size > 1:  # what is logged is the same in all of them
+            warnings.filterwarnings("ignore", ".*recommended to use .*sync_dist=True")
         self._loop = self.fit_loop = FederatedLoop(self, federation)
         if self.max_epochs in (None, -1) and self.max_steps >= 0:
             self.fit_loop.max_epochs = self.max_steps
@@ -131,7 +147,7 @@ class Trainer(LightningTrainer):
         """
         check_trainer(self, model)
         check_data(datamodule)
-        if ckpt_path == "last":
+        if ckpt_path == "last" and is_first_process():
             ckpt_path = last_checkpoint(self.run_dir)
             if ckpt_path is None:
                 raise FileNotFoundError(
@@ -139,7 +155,11 @@ class Trainer(LightningTrainer):
                     f" {self.run_dir} but found none: to resume the latest run, make the trainer"
                     ' with run_dir="last".'
                 )
-        super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path, weights_only=weights_only)
+        elif ckpt_path == "last":
+            ckpt_path = self.run_dir / "last.ckpt"  # the first process says which
+        settings: dict[str, Any] = {"ckpt_path": ckpt_path, "weights_only": weights_only}
+        with watched(self.federation.processes):
+            super().fit(model, datamodule=datamodule, **settings)
 
     def save_checkpoint(
         self,
@@ -150,9 +170,11 @@ class Trainer(LightningTrainer):
         """Save a checkpoint: see ``lightning.Trainer.save_checkpoint``.
 
         In the middle of a round, which ends with the hooks ``on_train_batch_end``, none is written,
-        and a warning says so: the clients that are done would be ahead of the server.
+        and a warning says so: the clients that are done would be ahead of the server. Every process
+        must call it; so none is written either when one of several has failed.
         """
-        if self._loop.within_round:
+        alone = self.interrupted and self.world_size > 1 and not self._loop.ends_together
+        if self._loop.within_round or alone:
             rank_zero_warn(
                 f"No checkpoint is written to {filepath} in the middle of round"
                 f" {self.current_epoch}: the one before is kept."
@@ -163,6 +185,8 @@ class Trainer(LightningTrainer):
 
 
 def _folder(root: str | Path, run_dir: str | Path | None) -> Path:
+    if run_dir in (None, "last") and not is_first_process():
+        return Path(root)  # where nothing is written
     if run_dir is None:
         return new_folder(root)
     if str(run_dir) == "last":

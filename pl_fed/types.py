@@ -1,5 +1,6 @@
 """The small frozen records that the floors of pl_fed hand to each other."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,6 +70,8 @@ class RoundContext:
         num_byzantine: How many byzantine uploads the server expects among those it merges.
         clients: Ids of the clients whose uploads are given, int64 [n].
         losses: Mean training loss of each of them in this round, [n].
+        sum: Adds up a tensor over the slices of the coordinates that an aggregator is given one of
+            at a time; the identity where it is given all of them.
     """
 
     seed: int = 0
@@ -76,3 +79,4 @@ class RoundContext:
     num_byzantine: int = 0
     clients: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
+    sum: Callable[[Tensor], Tensor] = lambda part: part

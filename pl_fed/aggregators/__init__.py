@@ -1,5 +1,7 @@
 """Aggregators: the uploads of a round in, one row out."""
 
 from pl_fed.aggregators.base import Aggregator as Aggregator
+from pl_fed.aggregators.krum import Krum as Krum
 from pl_fed.aggregators.mean import Mean as Mean
 from pl_fed.aggregators.median import Median as Median
+from pl_fed.aggregators.trimmed_mean import TrimmedMean as TrimmedMean

@@ -1,6 +1,7 @@
 """What every aggregator keeps to."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -15,6 +16,9 @@ class Aggregator(nn.Module, ABC):
     float32 row. Memory from round to round is buffers, so that a checkpoint carries it.
 
     The federation removes uploads with NaN or Inf before the aggregator sees the rest.
+
+    Where several processes train the clients, all uploads are brought together in each of them,
+    unless the aggregator says how it can do with less: by :attr:`shards` or :meth:`mass`.
 
     Shape:
         - ``uploads``: [n, d], one row for each client.
@@ -37,6 +41,13 @@ class Aggregator(nn.Module, ABC):
         tensor([1., 2.])
     """
 
+    shards: ClassVar[bool] = False
+    """Whether it may be given any slice of the coordinates of all uploads, in any order.
+
+    It gives that slice of the result then, provided that whatever it adds up over the coordinates
+    goes through ``context.sum``. It has no memory by coordinate.
+    """
+
     @abstractmethod
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Merge uploads [n, d] of clients that have ``weights`` [n] samples into one row [d]."""
@@ -48,6 +59,14 @@ class Aggregator(nn.Module, ABC):
         Up to so many, whatever they hold, the result stays within the range of the honest rows,
         coordinate by coordinate.
         """
+
+    def mass(self, weights: Tensor) -> float | None:
+        """Return how much uploads of these weights count, if merging can be done in parts.
+
+        It can where the merge of all uploads is the mean of the merges of any parts of them,
+        weighted by the parts' masses, as with means. ``None`` says that it cannot.
+        """
+        return None
 
     def require_uploads(self, uploads: Tensor, smallest: int = 1) -> None:
         """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""

@@ -57,6 +57,10 @@ class Mean(Aggregator):
             return weighted_mean(uploads, weights)
         return uploads.mean(dim=0, dtype=merging_dtype(uploads))
 
+    def mass(self, weights: Tensor) -> float:
+        """Return the number of clients, or of their samples."""
+        return float(weights.double().sum()) if self.weighting == "samples" else len(weights)
+
     def max_byzantine(self, num_uploads: int) -> int:
         """Return 0: the mean has no breakdown point."""
         return 0

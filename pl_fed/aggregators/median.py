@@ -34,6 +34,8 @@ class Median(Aggregator):
         tensor([2., 0.])
     """
 
+    shards = True
+
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Merge uploads [n, d] into their median [d]."""
         self.require_uploads(uploads)

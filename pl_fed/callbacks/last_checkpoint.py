@@ -46,7 +46,7 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the round if it is time."""
         started = time.monotonic()
-        if started >= self._due:
+        if trainer.strategy.reduce_boolean_decision(started >= self._due, all=False):
             super().on_train_epoch_end(trainer, pl_module)
             self._due = started + (time.monotonic() - started) / self.share
 

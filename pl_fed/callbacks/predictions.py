@@ -22,7 +22,8 @@ class Predictions(Callback):
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the file."""
         header = ["client", "sample", "target", "prediction", "probability"]
-        self.path.write_text(",".join(header) + "\n")
+        if trainer.is_global_zero:
+            self.path.write_text(",".join(header) + "\n")
 
     def on_predict_batch_end(
         self,
@@ -34,6 +35,8 @@ class Predictions(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Add the rows of some clients."""
+        if not trainer.is_global_zero:
+            return
         with self.path.open("a", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             for table in outputs:
@@ -41,7 +44,8 @@ class Predictions(Callback):
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say where the file is."""
-        Console().print(f"The predictions are in {self.path}", soft_wrap=True)
+        if trainer.is_global_zero:
+            Console().print(f"The predictions are in {self.path}", soft_wrap=True)
 
 
 def _rows(table: dict[str, Any]) -> Iterator[list[Any]]:

@@ -117,6 +117,10 @@ class FederatedData(LightningDataModule):
             self._clients = self._share_out(self.dataset.load())
         return self._clients
 
+    def prepare_data(self) -> None:
+        """Load the data in one process of a node first: it may have to be fetched."""
+        _ = self.clients
+
     def setup(self, stage: str | None = None) -> None:
         """Load the data and share it out."""
         wanted = self.predict_clients or []

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_COLUMNS = 1 << 14  # that are widened to float64 at a time
+
 
 def merging_dtype(rows: Tensor) -> torch.dtype:
     """Return the type to merge rows in: their own, or float32 where that is wider.
@@ -97,3 +99,48 @@ def coordinate_median(rows: Tensor) -> Tensor:
         return ordered[middle].clone()  # a view would keep all n rows alive
     # halved before they are added, for the sum of two large values may overflow
     return 0.5 * ordered[middle - 1] + 0.5 * ordered[middle]
+
+
+def squared_distances(products: Tensor) -> Tensor:
+    """Return the squared distances between rows, given all their products.
+
+    Args:
+        products: The Gram matrix, symmetric, [n, n].
+
+    Returns:
+        Symmetric, shape [n, n], not negative, 0 on the diagonal; infinite where it overflows.
+
+    Example:
+        >>> rows = torch.tensor([[0.0, 3.0], [4.0, 0.0]])
+        >>> squared_distances(rows @ rows.T)
+        tensor([[ 0., 25.],
+                [25.,  0.]])
+    """
+    norms = products.diagonal()
+    distances = (norms[:, None] + norms - 2 * products).clamp(min=0)
+    distances = torch.where(distances.isnan(), torch.inf, distances)
+    upper = distances.triu(1)  # the two halves of a matrix product may differ in the last bit
+    return upper + upper.T
+
+
+def gram_matrix(rows: Tensor) -> Tensor:
+    """Return the products of all pairs of rows, in float64.
+
+    A few columns at a time are widened, so that no second copy of the rows is needed.
+
+    Args:
+        rows: Shape [n, d].
+
+    Returns:
+        Shape [n, n].
+
+    Example:
+        >>> gram_matrix(torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
+        tensor([[5., 2.],
+                [2., 1.]], dtype=torch.float64)
+    """
+    products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for piece in rows.detach().split(_COLUMNS, dim=1):
+        wide = piece.double()
+        products.addmm_(wide, wide.T)
+    return products
