@@ -7,6 +7,8 @@ arguments, needs more uploads, or breaks a law on purpose is named in the three 
 import importlib
 import inspect
 import pkgutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import hypothesis.extra.numpy as arrays
 import numpy as np
@@ -19,8 +21,12 @@ import pl_fed.aggregators
 from pl_fed.aggregators import Aggregator
 from pl_fed.types import RoundContext
 
-ARGUMENTS = {"Mean": [{}, {"weighting": "samples"}]}
-SMALLEST = {}  # name -> fewest uploads, where that is more than 1
+ARGUMENTS = {
+    "Krum": [{}, {"num_selected": 3}],
+    "Mean": [{}, {"weighting": "samples"}],
+    "TrimmedMean": [{}, {"num_trimmed": 2}],
+}
+SMALLEST = {"Krum": 3, "TrimmedMean": 5}  # name -> fewest uploads, where that is more than 1
 EXEMPT = {"permutation": set(), "translation": set(), "scaling": set()}  # law -> names
 
 
@@ -219,3 +225,62 @@ def test_a_restored_memory_goes_on_alike(kind, arguments, tmp_path):
     restored = make(kind, arguments)
     restored.load_state_dict(torch.load(tmp_path / "memory.pt", weights_only=True))
     assert torch.equal(merge(restored, uploads(3)), merge(running, uploads(3)))
+
+
+class AddedUp:
+    """What stands for processes that add up what each of them has of the coordinates."""
+
+    def __init__(self, size):
+        self.parts = []
+        self.barrier = threading.Barrier(size, timeout=20)
+
+    def __call__(self, part):
+        self.parts.append(part)
+        self.barrier.wait()
+        return torch.stack(self.parts).sum(0)
+
+
+def merge_slices(kind, arguments, uploads, cuts, order):
+    """Merge slices of the coordinates in threads, each with its own aggregator."""
+    slices = uploads[order].tensor_split(cuts, dim=1)
+    now, weights = context(len(uploads)), torch.arange(1, len(uploads) + 1)
+    added = AddedUp(len(slices))
+    moved = RoundContext(1, 0, 0, now.clients[order], now.losses[order], added)
+
+    def one(piece):
+        return make(kind, arguments)(piece, weights[order], moved)
+
+    with ThreadPoolExecutor(len(slices)) as threads:
+        return torch.cat(list(threads.map(one, slices)))
+
+
+SHARDS = [param for param in ALL if param.values[0].shards]
+
+
+@pytest.mark.parametrize(("kind", "arguments"), SHARDS)
+@pytest.mark.parametrize("cuts", [(100,), (1, 7, 250), (299, 300)], ids=str)
+def test_slices_of_the_coordinates_are_merged_alike(kind, arguments, cuts):
+    draw = torch.Generator().manual_seed(0)
+    uploads = torch.randn(9, 300, generator=draw, dtype=torch.float64)
+    merged = merge_slices(kind, arguments, uploads, cuts, torch.randperm(9, generator=draw))
+    expected = merge(make(kind, arguments), uploads)
+    torch.testing.assert_close(merged, expected, rtol=1e-12, atol=1e-12)
+
+
+@every
+@quick
+@given(uploads=rows(), cut=st.integers(1, 8))
+def test_parts_are_merged_by_their_mass(kind, arguments, uploads, cut):
+    aggregator, weights = make(kind, arguments), torch.arange(1, len(uploads) + 1)
+    if aggregator.mass(weights) is None or cut >= len(uploads):
+        return
+    parts = [(uploads[:cut], weights[:cut]), (uploads[cut:], weights[cut:])]
+    merged = sum(aggregator.mass(own) * merge(aggregator, part, own) for part, own in parts)
+    expected = merge(aggregator, uploads, weights)
+    torch.testing.assert_close(merged / aggregator.mass(weights), expected, rtol=1e-12, atol=1e-10)
+
+
+def test_there_is_something_to_merge_in_slices_and_in_parts():
+    assert {param.values[0].__name__ for param in SHARDS} >= {"Krum", "Median", "TrimmedMean"}
+    assert make(pl_fed.aggregators.Mean, {}).mass(torch.tensor([2, 5])) == 2
+    assert make(pl_fed.aggregators.Mean, {"weighting": "samples"}).mass(torch.tensor([2, 5])) == 7

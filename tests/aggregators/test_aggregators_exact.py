@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from pl_fed.aggregators import Aggregator, Mean, Median
+from pl_fed.aggregators import Aggregator, Krum, Mean, Median, TrimmedMean
 from pl_fed.types import RoundContext
 
 UPLOADS = torch.tensor([[1.0, 10.0], [2.0, -4.0], [6.0, 0.0]])
@@ -62,6 +62,127 @@ def test_against_numpy(n):
     for aggregator, expected in by_hand.items():
         merged = aggregator(uploads, samples, ROUND).double()
         assert_close(merged, torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
+
+
+def numpy_krum(rows, clients, byzantine, selected):
+    """The paper, word for word."""
+    n = len(rows)
+    scores = []
+    for i in range(n):
+        others = sorted(((rows[i] - rows[j]) ** 2).sum() for j in range(n) if j != i)
+        scores.append((sum(others[: n - byzantine - 2]), clients[i], i))
+    return rows[[i for *_, i in sorted(scores)[:selected]]].mean(axis=0)
+
+
+@pytest.mark.parametrize(("n", "byzantine"), [(3, 0), (7, 2), (7, 4), (20, 6), (20, 17)])
+@pytest.mark.parametrize("selected", [1, 2, 3])
+def test_krum_against_numpy(n, byzantine, selected):
+    uploads = random_uploads(n)
+    clients = torch.randperm(n, generator=torch.Generator().manual_seed(1))
+    expected = numpy_krum(uploads.double().numpy(), clients.tolist(), byzantine, selected)
+    expects = RoundContext(num_byzantine=byzantine, clients=clients)
+    told = RoundContext(num_byzantine=0, clients=clients)
+    for merged in (
+        Krum(selected)(uploads, torch.ones(n), expects),
+        Krum(selected, byzantine)(uploads, torch.ones(n), told),
+    ):
+        assert_close(merged.double(), torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
+
+
+def test_krum_by_hand():
+    """Neighbours: n − f − 2 = 2. Scores 5, 2, 5, 130, ...: the middle one of the three."""
+    uploads = torch.tensor([[0.0], [1.0], [2.0], [10.0], [20.0]])
+    context = RoundContext(num_byzantine=1, clients=torch.arange(5))
+    assert Krum()(uploads, torch.ones(5), context).tolist() == [1.0]
+    assert Krum(num_selected=3)(uploads, torch.ones(5), context).tolist() == [1.0]
+
+
+def test_of_equal_scores_krum_takes_the_smallest_client():
+    """With one neighbour, two mutual nearest neighbours have the same score, always."""
+    uploads = torch.tensor([[5.0], [0.0], [1.0]])
+    for clients, expected in (([0, 8, 3], 1.0), ([0, 3, 8], 0.0)):
+        context = RoundContext(num_byzantine=0, clients=torch.tensor(clients))
+        assert Krum()(uploads, torch.ones(3), context).tolist() == [expected]
+
+
+@pytest.mark.parametrize("largest", [1e18, 1e30, 3e38])
+def test_krum_withstands_uploads_as_large_as_they_get(largest):
+    uploads = torch.cat([random_uploads(5), torch.full((2, 257), largest)])
+    uploads[5] *= -1
+    context = RoundContext(num_byzantine=2, clients=torch.arange(7))
+    clean = RoundContext(num_byzantine=0, clients=torch.arange(5))
+    merged = Krum()(uploads, torch.ones(7), context)
+    assert torch.equal(merged, Krum()(uploads[:5], torch.ones(5), clean))
+
+
+def test_krum_tells_neighbours_apart_that_are_far_from_the_origin():
+    """In float32 the products of such rows would have lost their differences."""
+    uploads = 1000 + torch.tensor([[0.0, 0.0], [0.125, 0.0], [0.25, 0.25], [9.0, 9.0]])
+    context = RoundContext(num_byzantine=1, clients=torch.tensor([3, 2, 1, 0]))
+    assert Krum()(uploads, torch.ones(4), context).tolist() == [1000.125, 1000.0]
+
+
+def test_many_coordinates_are_added_up():
+    uploads = random_uploads(6, 40_000)
+    uploads[0, -1] = 1e4  # beyond the columns that are taken at a time
+    context = RoundContext(num_byzantine=1, clients=torch.arange(6))
+    expected = numpy_krum(uploads.double().numpy(), range(6), 1, 1)
+    merged = Krum()(uploads, torch.ones(6), context)
+    assert_close(merged.double(), torch.from_numpy(expected), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("n", "byzantine"), [(3, 1), (10, 8), (1, 0)])
+def test_too_few_uploads_for_krum_are_an_error_that_names_the_numbers(n, byzantine):
+    context = RoundContext(num_byzantine=byzantine, clients=torch.arange(n))
+    message = rf"at least {byzantine + 3} rows for Krum.* f = {byzantine}, but got {n}"
+    with pytest.raises(ValueError, match=message):
+        Krum()(torch.zeros(n, 2), torch.ones(n), context)
+
+
+def test_more_to_select_than_there_are_is_an_error():
+    with pytest.raises(ValueError, match=r"n at least 4 for Krum but got shape \[3, 2\]"):
+        Krum(num_selected=4)(torch.zeros(3, 2), torch.ones(3), ROUND)
+
+
+@pytest.mark.parametrize(("n", "trimmed"), [(1, 0), (3, 1), (4, 1), (10, 4), (50, 10)])
+def test_trimmed_mean_against_numpy(n, trimmed):
+    uploads = random_uploads(n)
+    expected = np.sort(uploads.double().numpy(), axis=0)[trimmed : n - trimmed].mean(axis=0)
+    expects = RoundContext(num_byzantine=trimmed)
+    for aggregator, context in ((TrimmedMean(trimmed), ROUND), (TrimmedMean(), expects)):
+        merged = aggregator(uploads, torch.ones(n), context).double()
+        assert_close(merged, torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
+
+
+def test_trimmed_mean_by_hand():
+    merged = TrimmedMean(1)(torch.cat([UPLOADS, UPLOADS * 3]), torch.ones(6), ROUND)
+    assert merged.tolist() == [4.25, 0.0 + (10 - 4) / 4]
+
+
+@pytest.mark.parametrize(("n", "trimmed"), [(2, 1), (4, 2), (10, 5)])
+def test_too_few_uploads_to_trim_are_an_error_that_names_the_numbers(n, trimmed):
+    message = rf"more than {2 * trimmed} rows.* {trimmed} values at each end, but got {n}"
+    with pytest.raises(ValueError, match=message):
+        TrimmedMean(trimmed)(torch.zeros(n, 2), torch.ones(n), ROUND)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (Krum, "num_selected", 0),
+        (Krum, "num_byzantine", -1),
+        (TrimmedMean, "num_trimmed", -1),
+    ],
+)
+def test_numbers_out_of_range_are_refused(kind, name, value):
+    with pytest.raises(ValueError, match=f"Expected argument `{name}` to be at least"):
+        kind(**{name: value})
+
+
+@pytest.mark.parametrize(("n", "most"), [(0, 0), (4, 1), (5, 2), (9, 2)])
+def test_the_trimmed_mean_withstands_what_it_trims(n, most):
+    assert TrimmedMean(2).max_byzantine(n) == most
+    assert TrimmedMean().max_byzantine(n) == 0
 
 
 @pytest.mark.parametrize(("n", "most"), [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (9, 4), (10, 4)])

@@ -1,0 +1,63 @@
+"""Work that is shared out: all of it, fairly, and at home where that is fair."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pl_fed.functional.balance import balanced
+
+quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+
+
+def load(work, owners, parts):
+    return torch.zeros(parts, dtype=torch.float64).index_add_(0, owners, work.double())
+
+
+@st.composite
+def pieces(draw):
+    parts = draw(st.integers(1, 5))
+    number = st.lists(st.integers(1, 30), min_size=0, max_size=20)
+    work = torch.tensor(draw(number), dtype=torch.int64)
+    homes = [draw(st.integers(0, parts - 1)) for _ in work]
+    return work, torch.tensor(homes, dtype=torch.int64), parts
+
+
+def test_what_is_fair_stays_at_home():
+    homes = torch.tensor([0, 1, 0, 1, 2, 2])
+    assert torch.equal(balanced(torch.ones(6), homes, parts=3), homes)
+
+
+def test_the_piece_that_fits_best_is_moved():
+    """From loads of 15 and 3 the 5 moves, which leaves 10 and 8, and then the 1."""
+    work, homes = torch.tensor([1, 9, 5, 3]), torch.tensor([0, 0, 0, 1])
+    assert balanced(work, homes, parts=2).tolist() == [1, 0, 1, 1]
+
+
+def test_one_piece_is_left_where_it_is():
+    assert balanced(torch.tensor([7]), torch.tensor([1]), parts=4).tolist() == [1]
+
+
+def test_nothing_to_do():
+    assert balanced(torch.ones(0), torch.ones(0, dtype=torch.int64), parts=2).tolist() == []
+
+
+@quick
+@given(shared=pieces())
+def test_no_part_has_more_than_a_piece_too_much(shared):
+    work, homes, parts = shared
+    before = homes.clone()
+    owners = balanced(work, homes, parts)
+    assert torch.equal(homes, before), "the input is not changed"
+    assert owners.shape == homes.shape
+    assert ((owners >= 0) & (owners < parts)).all()
+    done, at_home = load(work, owners, parts), load(work, homes, parts)
+    assert done.max() <= at_home.max()
+    largest = work.max() if len(work) else 0
+    assert done.max() <= max(1.02 * done.mean(), done.min() + largest)
+
+
+@quick
+@given(shared=pieces(), factor=st.sampled_from([0.5, 2.0, 1024.0]))
+def test_the_unit_of_work_does_not_matter(shared, factor):
+    work, homes, parts = shared
+    assert torch.equal(balanced(work * factor, homes, parts), balanced(work, homes, parts))

@@ -1,0 +1,285 @@
+"""Results do not depend on the number of processes; nor does a run's end on which of them dies."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+from lightning.pytorch.strategies import DDPStrategy
+
+import pl_fed
+from pl_fed.processes import LostProcessError, Processes, watched
+from pl_fed.runs import is_first_process, last_checkpoint
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
+]
+
+STOPPED = "BatchNorm, in shards"  # which scenario is stopped, and resumed elsewhere
+BOTH = ["Ditto", "Median in shards", "diverges"]
+ONLY_IN_FOUR = [
+    "multi-Krum in shards, float32",
+    "forged",
+    "broken uploads",
+    "BatchNorm, in shards",
+    "all at home in one process",
+    "fewer clients than processes",
+    "nothing is sent",
+]
+NAMES = {2: [name for name in worlds.SCENARIOS if name not in ONLY_IN_FOUR], 4: BOTH + ONLY_IN_FOUR}
+RUNS = [(size, name) for size, names in NAMES.items() for name in names]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("worlds")
+
+
+def stop(folder):
+    return {"name": STOPPED, "folder": folder, "rounds": 2}
+
+
+def resume(stopped):
+    path = stopped / "run" / "checkpoints" / "last.ckpt"
+    return {"name": STOPPED, "folder": stopped / "resumed", "resumes": path}
+
+
+@pytest.fixture(scope="module")
+def alone(root):
+    """What one process leads to, by scenario."""
+    worlds.run(**stop(root / "stopped by 1"))
+    names = worlds.SCENARIOS
+    return {name: worlds.run(name, root / "1" / str(i)) for i, name in enumerate(names)}
+
+
+@pytest.fixture(scope="module")
+def together(root, alone):
+    """What each of 2 and of 4 processes ends with, by their number."""
+    ended = {}
+    for size, names in NAMES.items():
+        folder = root / str(size)
+        folder.mkdir()
+        jobs = {name: {"name": name, "folder": folder / name} for name in names}
+        if size == 2:
+            jobs["stopped"] = stop(root / "stopped by 2")
+            jobs["1 to 2"] = resume(root / "stopped by 1")
+        else:
+            jobs["2 to 4"] = resume(root / "stopped by 2")
+        ended[size] = worlds.start(size, size // 2, jobs, folder)
+        assert not [failed for each in ended[size] if (failed := each.get("failed"))]
+    return ended
+
+
+def close(one, other, tolerance):
+    """Compare nests of dicts, lists and tensors."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            close(one[name], other[name], tolerance)
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other):
+            close(a, b, tolerance)
+    elif isinstance(one, torch.Tensor):
+        torch.testing.assert_close(
+            one, other, rtol=tolerance, atol=tolerance, equal_nan=True, check_device=False
+        )
+    else:
+        assert one == other
+
+
+def agrees(alone, processes, tolerance=1e-10):
+    """Whether processes end with what one ends with, and all with the same bits."""
+    size = len(processes)
+    for rank, mine in enumerate(processes):
+        for what, expected in alone.items():
+            if what == "held":
+                assert mine[what] == [k for k in expected if k % size == rank], "only its own"
+            elif what != "store" or rank == 0:
+                close(expected, mine[what], tolerance)
+        for what in mine.keys() - {"held", "store"}:
+            close(processes[0][what], mine[what], 0.0)
+
+
+@pytest.mark.parametrize(("size", "name"), RUNS)
+def test_as_in_one_process(alone, together, size, name):
+    tolerance = 1e-5 if worlds.SCENARIOS[name]["precision"] == "32-true" else 1e-10
+    agrees(alone[name], [each[name] for each in together[size]], tolerance)
+
+
+@pytest.mark.parametrize(("size", "name"), RUNS)
+def test_the_same_rows_are_written(alone, together, root, size, name):
+    place = root / "1" / str(list(worlds.SCENARIOS).index(name)) / "run"
+    for file in ("metrics.csv", "per_client.csv"):
+        if name == "diverges":
+            assert not (place / file).exists() or file == "metrics.csv"
+            continue
+        one, other = (rows(folder / file) for folder in (place, root / str(size) / name / "run"))
+        assert one.keys() == other.keys()
+        for column in one.keys() - {"time/round"}:
+            assert one[column] == pytest.approx(other[column], rel=1e-5, abs=1e-6, nan_ok=True)
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        table = list(csv.DictReader(file))
+    return {name: [float(row[name] or "nan") for row in table] for name in table[0]}
+
+
+def test_a_client_that_diverges_ends_all_processes_by_the_same_error(alone, together):
+    expected = alone["diverges"]["error"]
+    assert "round 0 client 5" in expected
+    for size in (2, 4):
+        assert [each["diverges"]["error"] for each in together[size]] == [expected] * size
+
+
+@pytest.mark.parametrize("name", ["Median", "TrimmedMean", "Krum"])
+def test_in_shards_or_gathered_is_the_same(together, name):
+    for each in together[2]:
+        close(each[name]["client"], each[f"{name} in shards"]["client"], 1e-12)
+
+
+def test_a_stopped_run_is_resumed_by_any_number_of_processes(alone, together, root):
+    expected = alone[STOPPED]
+    agrees(expected, [each["1 to 2"] for each in together[2]])
+    agrees(expected, [each["2 to 4"] for each in together[4]])
+    agrees(expected, [worlds.run(**resume(root / "stopped by 2"))])
+
+
+def test_a_checkpoint_of_two_processes_is_that_of_one(together, root):
+    one, two = (
+        torch.load(root / f"stopped by {n}" / "run" / "checkpoints" / "last.ckpt") for n in (1, 2)
+    )
+    close(one["federation"], two["federation"], 1e-12)
+    close(one["state_dict"], two["state_dict"], 1e-12)
+
+
+# A run from the command line, and its end
+
+
+CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
+
+
+def command(root, devices, rounds, *more):
+    """Start what a user starts."""
+    arguments = [
+        *("fit", "--config", str(CONFIG), "--trainer.default_root_dir", str(root)),
+        *("--trainer.max_epochs", str(rounds), "--trainer.enable_progress_bar", "false"),
+        *("--trainer.check_val_every_n_epoch", "100", *more),
+    ]
+    if devices > 1:
+        arguments += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "pl_fed", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=CONFIG.parent.parent,
+    )
+
+
+def wait_for_rounds(root, process):
+    """Wait until a checkpoint is written."""
+    until = time.monotonic() + 100
+    before = {path: path.stat().st_mtime_ns for path in root.glob("*/checkpoints/last.ckpt")}
+    while time.monotonic() < until and process.poll() is None:
+        for path in root.glob("*/checkpoints/last.ckpt"):
+            if before.get(path) != path.stat().st_mtime_ns:
+                return
+        time.sleep(0.05)
+    raise AssertionError(process.communicate(timeout=1)[0])
+
+
+def children(process):
+    found = Path(f"/proc/{process.pid}/task").glob("*/children")
+    return [int(child) for path in found for child in path.read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_asked_to_end_then_killed_then_resumed(tmp_path):
+    """One run, by two processes, by two again, and by one to its end: in one folder."""
+    process = command(tmp_path, 2, 100_000)
+    wait_for_rounds(tmp_path, process)
+    process.terminate()
+    assert "No checkpoint is written" not in process.communicate(timeout=60)[0]
+    (folder,) = tmp_path.iterdir()
+    rounds = torch.load(last_checkpoint(folder), weights_only=True)["global_step"]
+    assert rows(folder / "metrics.csv")["round"][-1] == rounds - 1, "the round is ended and saved"
+
+    process = command(tmp_path, 2, 100_000, "--ckpt_path", "last")
+    wait_for_rounds(tmp_path, process)
+    (child,) = children(process)
+    os.kill(child, signal.SIGKILL)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode != 0
+    assert "error: Expected all 2 processes to go on" in output or f"PID {child}" in output
+
+    rounds = torch.load(last_checkpoint(folder), weights_only=True)["global_step"]
+    process = command(tmp_path, 1, rounds + 2, "--ckpt_path", "last")
+    output = process.communicate(timeout=100)[0]
+    assert process.returncode == 0, output
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    metrics = rows(folder / "metrics.csv")
+    assert metrics["round"] == list(range(rounds + 3))  # the last row is the test's
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_the_others_end_when_the_first_is_killed(tmp_path):
+    process = command(tmp_path, 2, 100_000)
+    wait_for_rounds(tmp_path, process)
+    process.kill()
+    output = process.communicate(timeout=60)[0]  # to the end of what the child says
+    assert "Expected all 2 processes to go on but process 1 lost touch" in output
+    assert output.count("distributed_backend=gloo") == 1
+
+
+# What is said, and what is refused
+
+
+def test_an_error_of_the_backend_is_one_sentence():
+    message = r"^Expected all 2 processes to go on but process 1"
+    with pytest.raises(LostProcessError, match=message), watched(Processes(1, 2)):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+
+
+def test_other_errors_are_left_alone():
+    with pytest.raises(RuntimeError, match=r"^mine"), watched(Processes(1, 2)):
+        raise RuntimeError("mine")
+    with pytest.raises(RuntimeError, match=r"^gloo"), watched(Processes()):
+        raise RuntimeError("gloo")
+
+
+class Other(DDPStrategy):
+    """Stands for a strategy that shards models, as DeepSpeed's does."""
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"strategy": Other()}, "`strategy` to be auto or ddp but got Other"),
+        ({"strategy": "ddp_spawn"}, "`strategy` to be ddp but got one that spawns"),
+        ({"strategy": "ddp", "sync_batchnorm": True}, "`sync_batchnorm` to be False"),
+    ],
+    ids=["another strategy", "spawn", "sync_batchnorm"],
+)
+def test_refused(tmp_path, how, message):
+    with pytest.raises(ValueError, match=f"^Expected trainer argument {message}"):
+        pl_fed.Trainer(
+            pl_fed.Federation(), run_dir=tmp_path, accelerator="cpu", devices=2, logger=False, **how
+        )
+
+
+@pytest.mark.parametrize("name", ["NODE_RANK", "GROUP_RANK"])
+def test_the_first_process_of_another_node_is_not_the_first(monkeypatch, name):
+    monkeypatch.delenv("NODE_RANK", raising=False)
+    assert is_first_process()
+    monkeypatch.setenv(name, "1")
+    assert not is_first_process()

@@ -1,0 +1,203 @@
+"""Small federations that are run by Trainers in several processes, as torchrun would start them."""
+
+import copy
+import functools
+import os
+import socket
+import traceback
+
+import torch
+from small_federations import Given, Only, classes, seeded
+from torch import multiprocessing, nn
+
+import pl_fed
+from pl_fed import sharing
+from pl_fed.aggregators import Krum, Mean, Median, TrimmedMean
+from pl_fed.attacks import Attack, RandomLabels
+from pl_fed.checks import NonFiniteLossError
+from pl_fed.clients import Ditto, FedAvg, Local
+from pl_fed.data import FederatedData
+from pl_fed.samplers import All, Uniform
+
+SIZES = [9, 30, 12, 60, 15, 21, 45, 10, 33]
+ROUNDS = 3
+
+
+class Opposite(Attack):
+    """Forges what the honest ones are not."""
+
+    def forge(self, honest, own, context):
+        return -honest.mean(0).expand_as(own) * (1 + context.losses.sum())
+
+
+class Breaks(Attack):
+    """Poisons its data so that its own training breaks."""
+
+    def poison(self, batch, context):
+        return batch._replace(x=batch.x / 0)
+
+
+class Frail(FedAvg):
+    """One of its clients, whose samples are known, gets a loss that is none."""
+
+    def training_step(self, batch, batch_idx):
+        begin = sum(SIZES[:5])
+        broken = ((batch.samples >= begin) & (batch.samples < begin + SIZES[5])).any()
+        return super().training_step(batch, batch_idx) * torch.where(broken, torch.nan, 1.0)
+
+
+def small_net():
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 3))
+
+
+def batch_norm_net():
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def frozen_net():
+    net = small_net()
+    net[0].requires_grad_(False)
+    return net
+
+
+def attacked(**how):
+    return {"sampler": Uniform(7), "attack": RandomLabels(redraw=True), "byzantine": 0.3, **how}
+
+
+def in_shards(aggregator):
+    return attacked(aggregator=aggregator, gather_memory=0)
+
+
+def settings(net=small_net, client=Ditto, lr=0.1, precision="64-true", **federation):
+    return locals()
+
+
+SCENARIOS = {
+    "Ditto": settings(server_optimizer=functools.partial(torch.optim.Adam, lr=0.01)),
+    "float32, by samples": settings(precision="32-true", aggregator=Mean("samples")),
+    "Median": settings(**attacked(aggregator=Median())),
+    "Median in shards": settings(**in_shards(Median())),
+    "TrimmedMean": settings(**attacked(aggregator=TrimmedMean(1))),
+    "TrimmedMean in shards": settings(**in_shards(TrimmedMean(1))),
+    "Krum": settings(**attacked(aggregator=Krum())),
+    "Krum in shards": settings(**in_shards(Krum())),
+    "multi-Krum in shards, float32": settings(precision="32-true", **in_shards(Krum(3))),
+    "forged": settings(aggregator=Median(), gather_memory=0, attack=Opposite(), byzantine=[1, 4]),
+    "broken uploads": settings(net=batch_norm_net, attack=Breaks(), byzantine=[3, 4]),
+    "all uploads broken": settings(attack=Breaks(), byzantine=list(range(9)), sampler=All()),
+    "BatchNorm": settings(net=batch_norm_net),
+    "BatchNorm, in shards": settings(net=batch_norm_net, **in_shards(Median())),
+    "all at home in one process": settings(net=batch_norm_net, sampler=Only(0, 4, 8)),
+    "fewer clients than processes": settings(sampler=Only(3)),
+    "nothing is sent": settings(client=Local),
+    "a frozen part, nothing is kept": settings(net=frozen_net, client=FedAvg),
+    "stacked": settings(engine="stacked", chunk_size=2),
+    "diverges": settings(client=Frail, sampler=All()),
+}
+
+PREDICTED = ("Ditto",)
+
+
+def make(name, folder, rounds, processes, nodes):
+    how = copy.deepcopy(SCENARIOS[name])
+    net, kind, lr, precision = (how.pop(key) for key in ("net", "client", "lr", "precision"))
+    options = {"lam": 0.5} if kind is Ditto else {}
+    client = kind(
+        seeded(net),
+        optimizer=functools.partial(torch.optim.SGD, lr=lr, momentum=0.5),
+        local_epochs=2,
+        **options,
+    )
+    data = FederatedData(Given(classes(SIZES)), batch_size=5, drop_last=True, seed=0)
+    given = how.pop("federation")
+    federation = pl_fed.Federation(given.pop("sampler", None) or Uniform(5), seed=0, **given)
+    trainer = pl_fed.Trainer(
+        federation,
+        default_root_dir=folder,
+        run_dir=folder / "run",
+        accelerator="cpu",
+        devices=processes // nodes,
+        num_nodes=nodes,
+        strategy="ddp" if processes > 1 else "auto",
+        precision=precision,
+        max_epochs=rounds,
+        check_val_every_n_epoch=3,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    return trainer, client, data
+
+
+def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
+    """Run a scenario, and return all that it leads to: the same in whatever process."""
+    trainer, client, data = make(name, folder, rounds, processes, nodes)
+    try:
+        trainer.fit(client, data, ckpt_path=resumes)
+    except NonFiniteLossError as error:
+        return {"error": str(error)}
+    trainer.test(client, data, verbose=False)
+    metrics, store = trainer.federation.metrics("test"), trainer.federation.store
+    state = trainer.federation.state_dict()
+    predictions = trainer.predict(client, data) if name in PREDICTED else []
+    return {
+        "client": client.state_dict(),
+        "store": state["store"],
+        "server": state["server"],
+        "metrics": {model: each.compute() for model, each in metrics.items()},
+        "per client": {model: each.per_client() for model, each in metrics.items()},
+        "logged": {k: v for k, v in trainer.callback_metrics.items() if k != "time/round"},
+        "predictions": [
+            [one["client"], one["prediction"]] for batch in predictions for one in batch
+        ],
+        "held": sorted(
+            {k for each in store.state_dict().values() for k in each["clients"].tolist()}
+        ),
+    }
+
+
+def start(size, nodes, jobs, folder):
+    """Run jobs, dicts of arguments by name, in processes; return what each process got.
+
+    The machine stands for so many nodes, each with its share of the processes.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["worlds"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [
+        context.Process(target=_work, args=(rank, size, nodes, port, jobs, folder))
+        for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(200)
+        if process.is_alive():
+            process.kill()
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def _work(rank, size, nodes, port, jobs, folder):
+    torch.set_num_threads(1)
+    local, sharing._PIECE = size // nodes, 400  # bytes: so that there are several
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank % local),
+        GROUP_RANK=str(rank // local),
+        WORLD_SIZE=str(size),
+        LOCAL_WORLD_SIZE=str(local),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    from lightning.pytorch.utilities import rank_zero_only
+
+    rank_zero_only.rank = rank  # as it would be, had it been imported by torchrun
+    outcomes = {}
+    try:
+        for name, arguments in jobs.items():
+            outcomes[name] = run(**arguments, processes=size, nodes=nodes)
+    except BaseException:
+        outcomes["failed"] = traceback.format_exc()
+    torch.save(outcomes, folder / f"{rank}.pt")
