@@ -4,6 +4,11 @@ Each client's states live at home, with the process ``id % size``. Where the hom
 cohort are uneven, clients are trained elsewhere: their rows travel there before the local work and
 back after it. So a process holds the rows of its own clients only, on any number of nodes, and
 nothing travels for algorithms without states.
+
+Measured on one node (two processes, gloo, Ditto with a CNN of 1,626,442 parameters, 20 clients):
+32 ms of a round of 1,499 ms go there and back, waiting included; a memory-mapped file that both
+share moves rows in half the time. Rows travel nevertheless: it works on several nodes, each process
+needs room for its own clients only, and what is left to gain is a hundredth of the round.
 """
 
 from collections.abc import Iterable, Mapping
