@@ -142,7 +142,7 @@ def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
     predictions = trainer.predict(client, data) if name in PREDICTED else []
     return {
         "client": client.state_dict(),
-        "store": state["store"],
+        "store": {name: in_order(rows) for name, rows in state["store"].items() if rows},
         "server": state["server"],
         "metrics": {model: each.compute() for model, each in metrics.items()},
         "per client": {model: each.per_client() for model, each in metrics.items()},
@@ -154,6 +154,13 @@ def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
             {k for each in store.state_dict().values() for k in each["clients"].tolist()}
         ),
     }
+
+
+def in_order(saved):
+    """A store's rows by client: they lie in the order in which they were first written."""
+    order = saved["clients"].argsort()
+    rows = torch.cat([saved["default"].expand(0, -1), *saved["rows"]])
+    return {"clients": saved["clients"][order], "rows": rows[order]}
 
 
 def start(size, nodes, jobs, folder):
