@@ -13,7 +13,7 @@ from pl_fed.data.module import FederatedData
 from pl_fed.engine.evaluation import evaluating
 from pl_fed.engine.features import features_of, keeps_features
 from pl_fed.functional.random import generator
-from pl_fed.functional.rows import finite_rows, trainable_parameters
+from pl_fed.functional.rows import trainable_parameters
 
 
 class NonFiniteLossError(RuntimeError):
@@ -171,23 +171,20 @@ def _check_outputs(outputs: object, samples: int, num_classes: int) -> None:
 
 
 def check_finite(
-    clients: Tensor, losses: Tensor, rows: list[Tensor], is_byzantine: Tensor, round: int
+    clients: Tensor, finite: Tensor, losses: Tensor, is_byzantine: Tensor, round: int
 ) -> None:
     """Stop a run in which a benign client has diverged.
 
     Args:
         clients: Ids [clients].
+        finite: Whether their losses, models and uploads are finite, bool [clients].
         losses: Their losses [clients].
-        rows: Models or uploads [clients, numel].
         is_byzantine: Which of all clients may diverge as they like.
         round: The round.
 
     Raises:
         NonFiniteLossError: With the round, the client and the likely cause.
     """
-    finite = losses.isfinite()
-    for each in rows:
-        finite = finite & finite_rows(each)
     broken = ~finite.cpu() & ~is_byzantine[clients]
     if broken.any():
         loss = float(losses[broken.to(losses.device)][0])

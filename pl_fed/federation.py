@@ -124,6 +124,7 @@ class Federation:
         self.shuffle = True
         self.rounds = 0.0
         self.is_byzantine = torch.empty(0, dtype=torch.bool)
+        self._room: Tensor | None = None
         self._cohorts: dict[int, Tensor] = {}  # the last one: both loop and round ask for it
         self._byzantine_share = 0.0
         self._client: Client | None = None
@@ -222,7 +223,7 @@ class Federation:
     ) -> "_Trained":
         """Run this process's clients in chunks."""
         cohort, guests = sharing.clients, sharing.fetch(self.store)
-        trained, done = _Trained(len(cohort)), 0
+        trained, done = _Trained(len(cohort), self._room), 0
         with WorkSpace(self.client, {"global", *self.client.trains}) as kept:
             load = partial(self._load, round=round, kept=kept, guests=guests)
             task = Task(self.client, optimizer, cohort, load, self.rounds - round)
@@ -235,13 +236,12 @@ class Federation:
                 chunk = load(clients)
                 chunk.on_done = _after(done, on_clients_done, len(sharing.cohort) / len(cohort))
                 outputs = self.engine.run(self.client, optimizer, chunk)
-                uploads, rows = self._close(chunk, outputs["loss"], round)
+                uploads, rows = self._close(chunk, outputs, round)
                 states = {name: rows[name] for name in self.store.defaults}
                 statistics = rows.get("global_statistics")
                 trained.add(positions, clients, uploads, statistics, outputs, states)
                 done += len(clients)
-        if trained.uploads is not None:
-            trained.outputs[_FINITE] = finite_rows(trained.uploads)
+        self._room = trained.uploads
         return trained
 
     def _chunks(self, cohort: Tensor) -> tuple[Tensor, ...]:
@@ -317,18 +317,27 @@ class Federation:
         return rows
 
     def _close(
-        self, chunk: Chunk, losses: Tensor, round: int
+        self, chunk: Chunk, outputs: dict[str, Tensor], round: int
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Close the round on the clients; return their uploads, and their rows in the end."""
+        """Close the round on the clients; return their uploads, and their rows in the end.
+
+        Which uploads are finite goes to the outputs of the local steps.
+        """
         client, rows = self.client, dict(chunk.rows)
         rows |= {f"{model}_statistics": row for model, row in chunk.statistics.items()}
         for model in client.validates():
             args = (self.data, "val", chunk.clients, model, rows)
             rows[f"{model}_loss"] = self.evaluator.losses(*args).to(rows[model])
         upload = client.end_round(rows)
-        models = [rows[model] for model in client.trains if model != "global"]
-        sent = [] if upload is None else [upload]
-        check_finite(chunk.clients, losses, models + sent, self.is_byzantine, round)
+        losses = outputs["loss"]
+        finite = losses.isfinite()
+        for model in client.trains:
+            if model != "global":
+                finite = finite & finite_rows(rows[model])
+        if upload is not None:
+            outputs[_FINITE] = finite_rows(upload)
+            finite = finite & outputs[_FINITE]
+        check_finite(chunk.clients, finite, losses, self.is_byzantine, round)
         return upload, rows
 
     def _merge(
@@ -538,6 +547,8 @@ class _Trained:
 
     Args:
         number: Of how many clients.
+        room: Where uploads were put in the round before: memory that is used once more, as new
+            memory of that size would be given by the system page by page.
 
     Attributes:
         uploads: Shape [clients, numel]; ``None`` if nothing is sent.
@@ -546,8 +557,9 @@ class _Trained:
         states: What clients keep: ids and rows by name, for each chunk.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, room: Tensor | None) -> None:
         self.number = number
+        self.room = room
         self.uploads: Tensor | None = None
         self.statistics = torch.empty(0)
         self.outputs: dict[str, Tensor] = {}
@@ -567,7 +579,8 @@ class _Trained:
             self.outputs[name] = self._with(self.outputs.get(name), positions, values)
         self.states.append((clients, states))
         if uploads is not None:
-            self.uploads = self._with(self.uploads, positions, uploads)
+            known = self._room_for(uploads) if self.uploads is None else self.uploads
+            self.uploads = self._with(known, positions, uploads)
             known = self.statistics if len(self.statistics) else None
             some = uploads[:, :0] if statistics is None else statistics
             self.statistics = self._with(known, positions, some)
@@ -577,8 +590,19 @@ class _Trained:
             if len(some) == self.number and positions.equal(torch.arange(self.number)):
                 return some
             rows = some.new_empty(self.number, *some.shape[1:])
-        rows[positions.to(rows.device)] = some
+        first, last = int(positions[0]), int(positions[0]) + len(positions)
+        if positions.equal(torch.arange(first, last)):
+            rows[first:last] = some
+        else:
+            rows[positions.to(rows.device)] = some
         return rows
+
+    def _room_for(self, uploads: Tensor) -> Tensor | None:
+        """Return the room of the round before, if it is needed and fits."""
+        room, shape = self.room, (self.number, *uploads.shape[1:])
+        if room is None or len(uploads) == self.number or room.shape != shape:
+            return None
+        return room if room.dtype == uploads.dtype and room.device == uploads.device else None
 
 
 def _set_up(thing: _T | None) -> _T:

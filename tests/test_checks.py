@@ -16,6 +16,7 @@ from pl_fed.checks import (
 )
 from pl_fed.clients import Ditto
 from pl_fed.data import Arrays, DataSource, FederatedData
+from pl_fed.functional.rows import finite_rows
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
 
@@ -196,7 +197,8 @@ def finite_check(losses, rows, byzantine=()):
     is_byzantine = torch.zeros(6, dtype=torch.bool)
     is_byzantine[list(byzantine)] = True
     clients = torch.tensor([5, 0, 3])
-    check_finite(clients, torch.tensor(losses), [torch.tensor(rows)], is_byzantine, round=7)
+    losses, finite = torch.tensor(losses), finite_rows(torch.tensor(rows))
+    check_finite(clients, finite & losses.isfinite(), losses, is_byzantine, round=7)
 
 
 GOOD_ROWS = [[1.0], [2.0], [3.0]]

@@ -13,7 +13,8 @@ class Aggregator(nn.Module, ABC):
 
     An aggregator never changes its input and does not depend on the order of the rows, unless its
     docstring says why it does. It computes in float32 at least: bf16 and half uploads give a
-    float32 row. Memory from round to round is buffers, so that a checkpoint carries it.
+    float32 row. Memory from round to round is buffers, so that a checkpoint carries it, and copies:
+    the next round's uploads take the place of this one's.
 
     The federation removes uploads with NaN or Inf before the aggregator sees the rest.
 

@@ -32,7 +32,7 @@ STACKED = ("stacked", "stacked_compiled")
 _EAGER_PAYS, _COMPILING_PAYS = 10.0, 60.0  # seconds of local work for which measuring pays
 
 _ROWS_BYTES = 1 << 23  # rows that are run one by one before the next clients' are loaded
-_STACK_BYTES = 10 << 20  # rows of a stack on a CPU: what a cache holds is fastest
+_STACK_BYTES = 5 << 20  # rows of a stack on a CPU: what a cache holds is fastest
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
