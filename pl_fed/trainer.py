@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
-from pl_fed.callbacks import LastCheckpoint, PerClient, RoundMetrics, WandbAxis
+from pl_fed.callbacks import EngineReport, LastCheckpoint, PerClient, RoundMetrics, WandbAxis
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.federation import Federation
@@ -105,7 +105,13 @@ class Trainer(LightningTrainer):
         super().__init__(
             default_root_dir=str(self.run_dir),
             logger=[RunCSV(self.run_dir), *loggers],
-            callbacks=[RoundMetrics(), WandbAxis(), PerClient(federation, self.run_dir), *given],
+            callbacks=[
+                RoundMetrics(),
+                WandbAxis(),
+                PerClient(federation, self.run_dir),
+                EngineReport(federation, self.run_dir),
+                *given,
+            ],
             plugins=added,
             log_every_n_steps=every,
             **kwargs,

@@ -1,5 +1,6 @@
 """What watches a federation, one concern a callback."""
 
+from pl_fed.callbacks.engine_report import EngineReport as EngineReport
 from pl_fed.callbacks.last_checkpoint import LastCheckpoint as LastCheckpoint
 from pl_fed.callbacks.per_client import PerClient as PerClient
 from pl_fed.callbacks.predictions import Predictions as Predictions

@@ -1,0 +1,52 @@
+"""Which engine ran the clients, and what was measured: ``engine.json``, and in every logger."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from pl_fed.federation import Federation
+
+
+class EngineReport(Callback):
+    """Tells after the first round by which engine it was run, and whenever that changes.
+
+    Loggers get it among the hyperparameters.
+
+    Args:
+        federation: The federation.
+        folder: The run's folder; ``None`` writes no file.
+    """
+
+    def __init__(self, federation: Federation, folder: Path | None = None) -> None:
+        self.federation = federation
+        self.folder = folder
+        self._told: str | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin anew."""
+        self._told = None
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Tell what is new."""
+        engine = self.federation.engine
+        if engine.current == self._told or not trainer.is_global_zero:
+            return
+        self._told = engine.current
+        report = {
+            "engine": engine.current,
+            "clients_at_a_time": engine.size,
+            "microseconds_per_step": {n: round(1e6 * s.step) for n, s in engine.speeds.items()},
+        }
+        if self.folder is not None:
+            (self.folder / "engine.json").write_text(json.dumps(report, indent=1) + "\n")
+        for logger in trainer.loggers:
+            logger.log_hyperparams({"engine": report})
