@@ -226,7 +226,8 @@ class Federation:
         trained, done = _Trained(len(cohort), self._room), 0
         with WorkSpace(self.client, {"global", *self.client.trains}) as kept:
             load = partial(self._load, round=round, kept=kept, guests=guests)
-            task = Task(self.client, optimizer, cohort, load, self.rounds - round)
+            rounds = self.rounds - round
+            task = Task(self.client, optimizer, cohort, load, rounds, self._steps)
             self.engine.settle(task)
             chunks = self._chunks(cohort) if len(cohort) else ()
             coming = [*(cohort[positions] for positions in chunks[1:]), self._coming(round)]

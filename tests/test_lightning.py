@@ -598,14 +598,15 @@ class Watched(Ditto):
 )
 def test_limits_of_the_local_steps(tmp_path, limits, steps):
     client = client_of(Watched, local_steps=4)
-    fit(tmp_path, client, max_epochs=1, **limits)
+    fit(tmp_path, client, federation={"engine": "one_by_one"}, max_epochs=1, **limits)
     assert len(client.batches) == 3 * steps
 
 
 @pytest.mark.parametrize(("overfit", "same"), [(0.0, False), (2, True), (1.0, True)])
 def test_overfit_batches_takes_the_same_batches_in_each_round(tmp_path, overfit, same):
     client = client_of(Watched)
-    fit(tmp_path, client, federation={"sampler": OnlyOne()}, overfit_batches=overfit)
+    only = {"sampler": OnlyOne(), "engine": "one_by_one"}  # "auto" looks at the first ones, too
+    fit(tmp_path, client, federation=only, overfit_batches=overfit)
     rounds = [client.batches[begin : begin + 2] for begin in (0, 2, 4)]
     assert (rounds[0] == rounds[1] == rounds[2]) is same
 
@@ -770,7 +771,8 @@ def ends_with(folder, **arguments):
     client = client_of()
     trainer = fit(folder, client, **arguments)
     kept = [{k: v for k, v in row.items() if k != "time/round"} for row in rows(folder)]
-    return client.state_dict(), trainer.federation.store.state_dict()["personal"]["rows"], kept
+    personal = trainer.federation.store.read("personal", torch.arange(6))
+    return client.state_dict(), personal, kept
 
 
 def test_a_sanity_check_changes_nothing(tmp_path):

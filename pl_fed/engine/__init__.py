@@ -8,6 +8,6 @@ from pl_fed.engine.choice import EngineName as EngineName
 from pl_fed.engine.choice import Task as Task
 from pl_fed.engine.one_by_one import OneByOne as OneByOne
 from pl_fed.engine.one_by_one_compiled import OneByOneCompiled as OneByOneCompiled
-from pl_fed.engine.program import CannotCompileError as CannotCompileError
 from pl_fed.engine.stacked import CannotStackError as CannotStackError
 from pl_fed.engine.stacked import Stacked as Stacked
+from pl_fed.engine.tracing import CannotCompileError as CannotCompileError

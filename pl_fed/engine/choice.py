@@ -17,8 +17,8 @@ from pl_fed.engine.base import Chunk, Clipping, Engine
 from pl_fed.engine.measuring import Candidate, Notebook, Speed, described, machine, measure
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
-from pl_fed.engine.program import CannotCompileError
 from pl_fed.engine.stacked import CannotStackError, Stacked
+from pl_fed.engine.tracing import CannotCompileError
 from pl_fed.state import free_memory
 
 EngineName = Literal["auto", "one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
@@ -28,6 +28,12 @@ eagerly, or with local steps that ``torch.compile`` has compiled; ``auto``: what
 EAGER = ("one_by_one", "stacked")
 COMPILED = ("one_by_one_compiled", "stacked_compiled")
 STACKED = ("stacked", "stacked_compiled")
+
+_INSTEAD = {
+    "stacked_compiled": "stacked",
+    "stacked": "one_by_one",  # in mixed precision it is traced, too
+    "one_by_one_compiled": "one_by_one",
+}
 
 _EAGER_PAYS, _COMPILING_PAYS = 10.0, 60.0  # seconds of local work for which measuring pays
 
@@ -47,6 +53,7 @@ class Task:
         cohort: The clients that this process runs in the coming round.
         load: Makes a chunk of some of them.
         rounds: How many rounds are to be run; 0 if that is not known.
+        steps: Gives, for each trained model, how many steps each of some clients takes.
     """
 
     client: Client
@@ -54,6 +61,7 @@ class Task:
     cohort: Tensor
     load: Callable[[Tensor], Chunk]
     rounds: float
+    steps: Callable[[Tensor], dict[str, list[int]]]
 
     @cached_property
     def example(self) -> Chunk:
@@ -100,7 +108,6 @@ class EngineChoice:
         self._client: Client | None = None
         self._engines: dict[Any, Engine] = {}
         self._stackable: bool | None = None
-        self._restored: Mapping[str, Any] = {}
 
     @property
     def stacks(self) -> bool:
@@ -110,8 +117,9 @@ class EngineChoice:
     def settle(self, task: Task) -> None:
         """Settle how a round is run, and all that follow it, before it is."""
         keep_freed_memory()
-        if self._client is not task.client:
+        if self._client is not None and self._client is not task.client:
             self._begin(task.client)
+        self._client = task.client
         if self.current is None:
             self.current = self.agreed(self._fastest(task) if len(task.cohort) else None)
         if not len(task.cohort):
@@ -130,7 +138,7 @@ class EngineChoice:
         try:
             return self._engine(name, self.size or 1).run(client, optimizer, chunk)
         except CannotCompileError as error:
-            self.current = name.removesuffix("_compiled")
+            self.current = _INSTEAD[name]
             _say_eager(error)
         return self.run(client, optimizer, chunk)
 
@@ -152,34 +160,34 @@ class EngineChoice:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run must run alike to give the same numbers, bit for bit."""
-        return {"engine": self.current, "size": self.size}
+        return {"asked": self.name, "engine": self.current, "size": self.size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on as a checkpoint did, as far as no other engine or chunk size is asked for."""
-        self._restored = state
-        self._client = None
+        self._begin(None)
+        alike = self.name in ("auto", state["asked"])
+        if alike:
+            self.current = state["engine"]
+        if self.chunk_size is None and (alike or self.name == state["engine"]):
+            self.size = state["size"]
 
-    def _begin(self, client: Client) -> None:
-        """Forget what was found out of another client, and take over what was saved of this one."""
+    def _begin(self, client: Client | None) -> None:
+        """Forget what was found out of another client."""
         self._client, self._engines, self._stackable = client, {}, None
         self.current, self.size = None if self.name == "auto" else self.name, self.chunk_size
-        saved, self._restored = self._restored, {}
-        if saved and self.name == "auto":
-            self.current = saved["engine"]
-        if saved and self.chunk_size is None and self.name in ("auto", saved["engine"]):
-            self.size = saved["size"]
 
     def _fastest(self, task: Task) -> str:
         """Time the engines, as far as there is enough to do, and return the fastest."""
         default = "stacked" if task.client.device.type == "cuda" else "one_by_one"
-        steps = task.rounds * sum(task.load(task.cohort).batches.steps)
+        steps = task.rounds * sum(max(each) for each in zip(*task.steps(task.cohort).values()))
         if not steps:
             return default
         shape, notebook = self._shape(task), Notebook()
-        self.speeds = notebook.read(shape)
+        found = notebook.read(shape)
+        self.speeds = {name: found[name] for name in EAGER + COMPILED if name in found}
         if not self.speeds:
             self.speeds = self._measure(task, steps, default)
-            if self.speeds.keys() > set(EAGER):
+            if self.speeds.keys() & set(COMPILED):
                 notebook.write(shape, self.speeds)
         if not self.speeds:
             return default
@@ -197,7 +205,7 @@ class EngineChoice:
         names: tuple[str, ...] = EAGER if step * steps > _EAGER_PAYS else ()
         if step * steps > _COMPILING_PAYS:
             names += COMPILED
-        if not self._can_stack(task, lambda _: None):
+        if names and not self._can_stack(task, lambda _: None):
             names = tuple(name for name in names if name not in STACKED)
         candidates = {name: self._candidate(name, task) for name in names}
         speeds, failed = measure(candidates, step, CannotCompileError)

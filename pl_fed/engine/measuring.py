@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,8 @@ class Notebook:
         """Return what was measured for a shape; nothing if nothing was, or is to be read."""
         try:
             found = self._pages()[_key(shape)]["speeds"]
-            return {name: Speed(**speed) for name, speed in found.items()}
-        except (KeyError, TypeError, AttributeError):
+            return {n: Speed(float(s["step"]), float(s["setup"])) for n, s in found.items()}
+        except (KeyError, TypeError, ValueError, AttributeError):
             return {}
 
     def write(self, shape: Mapping[str, Any], speeds: Mapping[str, Speed]) -> None:
@@ -119,7 +120,8 @@ class Notebook:
             temporary.write_text(json.dumps(pages, indent=1))
             os.replace(temporary, self.path)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
 
     def _pages(self) -> dict[str, Any]:
         try:

@@ -1,25 +1,25 @@
 """A local step that is traced and compiled, and the tensors that it runs on."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from numbers import Number
+from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pl_fed.clients.base import Client
 from pl_fed.engine.step import LocalStep, Tensors
+from pl_fed.engine.tracing import CannotCompileError, trace
+from pl_fed.functional.random import seeded_torch
 from pl_fed.functional.rows import RowLayout, counters
 
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = (Number, str, type(None))
+_NOT_READ = {*vars(LightningModule()), "_rows"} - {"training"}  # what does not change a step
 _TOLERANCE = {True: 5e-2, False: 1e-3}  # of mixed precision, and without; relative
-
-
-class CannotCompileError(RuntimeError):
-    """A step that cannot be compiled, or not so that it gives the same numbers."""
 
 
 class Program:
@@ -115,11 +115,11 @@ class Program:
             CannotCompileError: If it cannot be.
         """
         if not self.totals:
-            self._prepare(inputs)
+            self._tried(self._prepare, inputs)
         if not self.compiled or not whole:
             return self.step(self._state(), inputs)
         if self._compiled is None:
-            self._compiled = self._compile(inputs)
+            self._compiled = self._tried(self._compile, inputs)
         return self._compiled(self._state(), inputs)  # type: ignore[no-any-return]
 
     def outputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
@@ -133,6 +133,19 @@ class Program:
             "momenta": self.momenta,
             "totals": self.totals,
         }
+
+    def _tried(self, function: Callable[[dict[str, Any]], Any], inputs: dict[str, Any]) -> Any:
+        """Do what a step by itself would not, and leave torch's generators as they were."""
+        with seeded_torch(self.client.device):
+            if not self.compiled:
+                return function(inputs)
+            try:
+                return function(inputs)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # if it is not the compiling, it will come again eagerly
+                first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+                raise CannotCompileError(first.rstrip(".")) from error
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
         """Make room for what the step gives, which one trial shows."""
@@ -148,18 +161,11 @@ class Program:
         """Trace and compile the step, and see that it does what it does eagerly."""
         eager, compiled = _clone(self._state()), _clone(self._state())
         eager["gradients"] = self.step(eager, inputs)
-        try:
-            with _trainer_unread(self.client):
-                traced = make_fx(self.step)(_clone(self._state()), _clone(inputs))
-            _check_draws(traced)
-            with _silent():
-                program = torch.compile(traced, fullgraph=True, dynamic=False, mode=self.mode)
-                compiled["gradients"] = program(compiled, inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            first, *_ = str(error).strip().splitlines() or [type(error).__name__]
-            raise CannotCompileError(first.rstrip(".")) from error
+        traced = trace(self.client, self.step, _clone(self._state()), _clone(inputs))
+        _check_draws(traced)
+        with _silent():
+            program = torch.compile(traced, fullgraph=True, dynamic=False, mode=self.mode)
+            compiled["gradients"] = program(compiled, inputs)
         for one, other in zip(_tensors(eager), _tensors(compiled), strict=True):
             if not _close(one, other, _TOLERANCE[self.step.casts]):
                 raise CannotCompileError("a compiled step gave other numbers than an eager one")
@@ -190,18 +196,18 @@ class Program:
 def plain_attributes(client: Client) -> Iterator[object]:
     """Yield what Python code of the client and its modules may read besides tensors.
 
-    Numbers, strings, and collections of them; and the identities of tensors that are neither
-    parameters nor buffers.
+    Numbers and strings; the identities of tensors that are neither parameters nor buffers; and how
+    anything else, such as a list or a dataclass, is printed.
     """
     for module in client.modules():
         for name, value in vars(module).items():
-            if name.startswith("_"):
+            if name in _NOT_READ:
                 continue
-            if type(value) in _PLAIN:
+            if isinstance(value, _PLAIN):
                 yield name, value
             elif isinstance(value, Tensor):
                 yield name, id(value)
-            elif isinstance(value, list | tuple | set | dict):
+            else:
                 yield name, repr(value)
 
 
@@ -237,25 +243,6 @@ def _check_draws(traced: GraphModule) -> None:
     for node in traced.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise CannotCompileError(f"it draws from torch's own generator ({node.target})")
-
-
-@contextmanager
-def _trainer_unread(client: Client) -> Iterator[None]:
-    """Refuse reading the trainer, whose numbers would be those of the first round for ever."""
-    try:
-        trainer = client.trainer
-    except RuntimeError:  # there is none
-        trainer = None
-    client.trainer = _Unreadable()  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        client.trainer = trainer
-
-
-class _Unreadable:
-    def __getattr__(self, name: str) -> NoReturn:
-        raise CannotCompileError(f"`training_step` reads the trainer ({name})")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pl_fed.engine.base import Chunk, new_rows
 from pl_fed.engine.program import Program
 from pl_fed.engine.step import options_of
 from pl_fed.engine.stepping import Outside, Stepping, filled
+from pl_fed.functional.random import seeded_torch
 from pl_fed.types import Batch
 
 ELEMENTWISE = (
@@ -50,7 +51,8 @@ class Stacked(Stepping):
         check_stackable(client, optimizer)
         buffers = {name: (buffer, buffer.clone()) for name, buffer in client.named_buffers()}
         try:
-            one, other = self._losses(client, optimizer, chunk)
+            with seeded_torch(client.device):
+                one, other = self._losses(client, optimizer, chunk)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # if it is not the stacking, it will come again one by one

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import Clipping
 from pl_fed.engine.objective import Objective
+from pl_fed.engine.tracing import trace
 from pl_fed.types import Batch
 
 Tensors = dict[str, dict[str, Tensor]]
@@ -145,7 +145,8 @@ class LocalStep:
 
         with torch.enable_grad():
             leaves = _trainable(tensors[0])
-            outputs = torch.vmap(one, in_dims=dims)(leaves, *tensors[1:])
+            with self.autocast():
+                outputs = torch.vmap(one, in_dims=dims)(leaves, *tensors[1:])
             return _differentiated(outputs["loss"].sum(), leaves), outputs
 
     def _one_for_many(self, *tensors: Any) -> Callable[..., tuple[Tensors, dict[str, Tensor]]]:
@@ -155,8 +156,7 @@ class LocalStep:
             *tensors: Those of one client.
         """
         if self.casts:  # torch.vmap goes past autocast, and so over the casts written out
-            traced: Callable[..., Any] = make_fx(self._of_one_alone)(*tensors)
-            return traced
+            return trace(self.objective.client, self._of_one_alone, *tensors)
         found, _ = self._of_one_alone(*tensors)
         self._used = {model: tuple(group) for model, group in found.items()}
         return self._of_one_in_many
@@ -171,7 +171,8 @@ class LocalStep:
 
         def loss(used: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
             tensors = {model: {**leaves[model], **group} for model, group in used.items()}
-            outputs = self.objective(tensors, Batch(**batch), *rest)
+            with self.autocast():
+                outputs = self.objective(tensors, Batch(**batch), *rest)
             return outputs["loss"], outputs
 
         used = {model: {n: leaves[model][n] for n in names} for model, names in self._used.items()}

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import Chunk, Clipping, Engine, built_anew
-from pl_fed.engine.program import CannotCompileError, Program, plain_attributes
+from pl_fed.engine.program import Program, plain_attributes
 from pl_fed.engine.step import LocalStep, Tensors, updates_of
+from pl_fed.engine.tracing import CannotCompileError
 
 _MOST_PROGRAMS = 4  # of one client: what changes from round to round is not worth compiling
 
@@ -90,7 +91,9 @@ class Stepping(Engine):
             *(plain_attributes(client) if self.compiled or self._casts(client) else ()),
         )
         if signature not in self._programs:
-            if len(self._programs) == _MOST_PROGRAMS:
+            if len(self._programs) == _MOST_PROGRAMS and not self.compiled:
+                self._programs.clear()
+            elif len(self._programs) == _MOST_PROGRAMS:
                 raise CannotCompileError(
                     "shapes, options or attributes of the client change from round to round"
                 )

@@ -45,7 +45,8 @@ def task_of(client, cohort, data=None):
     federation.setup(client, data or shared_out(classes([4])), "fit")
     with WorkSpace(client, client.models) as kept:
         chunk = federation._load(torch.zeros(1, dtype=torch.int64), 0, kept)
-    return Task(client, client.configure_optimizers(), torch.zeros(cohort), lambda _: chunk, 0)
+    optimizer, cohort = client.configure_optimizers(), torch.zeros(cohort)
+    return Task(client, optimizer, cohort, lambda _: chunk, 0, federation._steps)
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "stacked", "auto"])

@@ -1,0 +1,67 @@
+"""Traces of ``training_step``, and what may not be in it then."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pl_fed.clients.base import Client
+
+
+class CannotCompileError(RuntimeError):
+    """A step that cannot be compiled, or not so that it gives the same numbers."""
+
+
+def trace(client: Client, function: Callable[..., Any], *tensors: Any) -> GraphModule:
+    """Return a function of tensors as a graph, in which numbers of Python are constants.
+
+    Args:
+        client: The algorithm that it runs.
+        function: The function.
+        *tensors: What it is tried on.
+
+    Raises:
+        CannotCompileError: If it reads what would be the same for ever then: the trainer, or a
+            number out of a tensor.
+    """
+    with _trainer_unread(client), _NumbersUnread():
+        graph: GraphModule = make_fx(function)(*tensors)
+    return graph
+
+
+@contextmanager
+def _trainer_unread(client: Client) -> Iterator[None]:
+    """Refuse reading the trainer, whose numbers would be those of the first round for ever."""
+    try:
+        trainer = client.trainer
+    except RuntimeError:  # there is none
+        trainer = None
+    client.trainer = _Unreadable()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        client.trainer = trainer
+
+
+class _Unreadable:
+    def __getattr__(self, name: str) -> NoReturn:
+        raise CannotCompileError(f"`training_step` reads the trainer ({name})")
+
+
+class _NumbersUnread(TorchDispatchMode):
+    """Refuses numbers that are taken out of tensors which are no inputs of the step."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise CannotCompileError("`training_step` takes a number out of a tensor (.item())")
+        return func(*args, **(kwargs or {}))
