@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +21,19 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Run traced steps as they are, as to compile one takes seconds.
+
+    Gives the graphs that would have been compiled.
+    """
+    graphs = []
+
+    def keep(graph, **_):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", keep)
+    return graphs

@@ -1,4 +1,4 @@
-"""One by one and stacked give the same numbers, whatever the net, the optimizer and the chunks."""
+"""All engines give the same numbers, whatever the net, the optimizer and the chunks."""
 
 import warnings
 
@@ -15,6 +15,7 @@ from pl_fed import Federation
 from pl_fed.attacks import FlippedLabels, RandomLabels
 from pl_fed.clients import Ditto, FedAvg, Local
 from pl_fed.engine import Clipping
+from pl_fed.engine.choice import COMPILED, EAGER
 from pl_fed.samplers import All, Uniform
 
 SIZES = [7, 3, 10, 1]  # batches of 4: a partial last one, fewer than one, three, a single sample
@@ -122,19 +123,22 @@ OPTIMIZERS = {
     "ASGD": lambda p: torch.optim.ASGD(p, lr=0.05),
 }
 
+ENGINES = (*EAGER, *COMPILED)
+
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 @pytest.fixture(autouse=True)
-def no_silent_fallback():
-    """Let a test fail in which stacked clients end up one by one."""
+def no_silent_fallback(uncompiled):
+    """Let a test fail in which stacked clients end up one by one, or traced steps eager."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Clients are run one by one")
+        warnings.filterwarnings("error", "Local steps run eagerly")
         yield
 
 
-def agree(client, data, chunks=(None, 1, 2, 3), largest=1e-10, **kwargs):
-    """Run both engines with several sizes of chunk, and return what the first led to."""
+def agree(client, data, chunks=(None, 1, 2, 3), largest=1e-10, traced=True, **kwargs):
+    """Run the engines with several sizes of chunk, and return what the first led to."""
     first = run_rounds(client, data, engine="one_by_one", **kwargs)
     assert first.w.isfinite().all()
     for chunk_size in chunks:
@@ -142,6 +146,9 @@ def agree(client, data, chunks=(None, 1, 2, 3), largest=1e-10, **kwargs):
         assert first.distance(same) == 0
         stacked = run_rounds(client, data, engine="stacked", chunk_size=chunk_size, **kwargs)
         assert first.distance(stacked) <= largest
+    for engine in COMPILED if traced else ():
+        same = run_rounds(client, data, engine=engine, chunk_size=chunks[-1], **kwargs)
+        assert first.distance(same) <= largest
     return first
 
 
@@ -161,7 +168,8 @@ def test_for_every_net(net, algorithm):
 def test_for_every_elementwise_optimizer(optimizer):
     for algorithm in ("FedAvg", "Ditto, r > s", "Ditto, r < s"):
         client = ALGORITHMS[algorithm](seeded(mlp), optimizer=OPTIMIZERS[optimizer])
-        agree(client, shared_out(classes(SIZES)), chunks=(None, 3))
+        traced = algorithm == "Ditto, r > s"
+        agree(client, shared_out(classes(SIZES)), chunks=(None, 3), traced=traced)
 
 
 @each_algorithm
@@ -176,7 +184,7 @@ def test_with_clipping(clipping, algorithm):
 def test_clipping_holds_for_each_model_of_each_client():
     """One step of SGD with learning rate 1 moves a model by the norm that is left."""
     client = Ditto(seeded(mlp), lam=0.0, optimizer=sgd(1.0), local_steps=1)
-    for engine in ("one_by_one", "stacked"):
+    for engine in ENGINES:
         settings = {"engine": engine, "clipping": Clipping(0.01), "rounds": 1}
         outcome = run_rounds(client, shared_out(classes([4, 4])), **settings)
         moved = outcome.v - client.row("personal").data.double()
@@ -211,8 +219,7 @@ def test_with_poisoned_labels_on_some_clients(attack, augment):
     assert poisoned.w.isfinite().all()
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
-@given(
+ANY = given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     batch_size=st.integers(1, 10),
     steps=st.tuples(*[st.one_of(st.none(), st.integers(1, 5))] * 2),
@@ -220,7 +227,21 @@ def test_with_poisoned_labels_on_some_clients(attack, augment):
     drop_last=st.booleans(),
     chunk_size=st.integers(1, 4),
 )
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@ANY
 def test_for_any_sizes_and_any_work(sizes, batch_size, steps, epochs, drop_last, chunk_size):
+    any_agree(sizes, batch_size, steps, epochs, drop_last, chunk_size, traced=False)
+
+
+@settings(max_examples=5, deadline=None, derandomize=True, database=None)
+@ANY
+def test_for_any_sizes_and_any_work_traced(sizes, batch_size, steps, epochs, drop_last, chunk_size):
+    any_agree(sizes, batch_size, steps, epochs, drop_last, chunk_size, traced=True)
+
+
+def any_agree(sizes, batch_size, steps, epochs, drop_last, chunk_size, traced):
     (r, s), (r_epochs, s_epochs) = steps, epochs
     client = Ditto(
         seeded(NETS["dropout"][0]),
@@ -232,7 +253,7 @@ def test_for_any_sizes_and_any_work(sizes, batch_size, steps, epochs, drop_last,
         personal_epochs=None if s else s_epochs,
     )
     data = shared_out(classes(sizes), batch_size, drop_last=drop_last)
-    agree(client, data, chunks=(chunk_size,), rounds=1)
+    agree(client, data, chunks=(chunk_size,), rounds=1, traced=traced)
 
 
 @each_algorithm
@@ -254,11 +275,12 @@ def test_in_mixed_precision(algorithm):
     data = shared_out(classes([16, 5, 9]))
     kwargs = {"dtype": torch.float32, "autocast": autocast}
     mixed = run_rounds(client, data, **kwargs)
-    stacked = run_rounds(client, data, engine="stacked", **kwargs)
     full = run_rounds(client, data, dtype=torch.float32)
     assert 0 < mixed.distance(full) < 2e-2
-    assert mixed.distance(stacked) < 2e-2
-    assert stacked.distance(full) > mixed.distance(full) / 4  # stacks are cast, too
+    for engine in ENGINES:
+        other = run_rounds(client, data, engine=engine, chunk_size=2, **kwargs)
+        assert mixed.distance(other) < 2e-2
+        assert other.distance(full) > mixed.distance(full) / 4  # all are cast
     assert mixed.w.dtype == torch.float32
 
 
@@ -286,11 +308,11 @@ class Reporting(FedAvg):
 def test_what_a_client_reports_is_averaged_over_steps_and_cohort():
     data = shared_out(classes([8, 4]))  # two steps and one: the means of the step are 1/2 and 0
     client = Reporting(seeded(mlp), optimizer=sgd(0.1))
-    outcomes = [run_rounds(client, data, engine=name) for name in ("one_by_one", "stacked")]
+    outcomes = [run_rounds(client, data, engine=name) for name in ENGINES]
     for outcome in outcomes:
         assert float(outcome.reports[0]["train/step"]) == 0.25
     norms = [float(outcome.reports[1]["train/norm"]) for outcome in outcomes]
-    assert norms[0] == pytest.approx(norms[1], abs=1e-12)
+    assert norms == pytest.approx(norms[:1] * len(ENGINES), abs=1e-12)
     assert norms[0] > 0.5
 
 
@@ -322,7 +344,7 @@ def test_for_a_client_with_states_of_its_own():
     assert anchored.distance(run_rounds(plain, data, rounds=3)) > 1e-4
 
 
-@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_a_client_writes_into_its_states_is_kept(engine):
     client = Anchored(seeded(mlp), optimizer=sgd(0.1)).double()
     federation = Federation(Uniform(2), engine=engine, seed=0)
@@ -339,7 +361,7 @@ def test_what_a_client_writes_into_its_states_is_kept(engine):
 def test_the_client_is_left_as_it_was():
     client = ALGORITHMS["Ditto, r > s"](seeded(NETS["dropout"][0]), optimizer=sgd(0.1)).double()
     before = {name: value.clone() for name, value in client.state_dict().items()}
-    for engine in ("one_by_one", "stacked"):
+    for engine in ENGINES:
         run_on_the_client_itself(client, engine)
         assert all(parameter.grad is None for parameter in client.parameters())
         assert (client.centres, client.draws.key) == ({}, 0)

@@ -1,0 +1,70 @@
+"""All engines give the same numbers, over every net and every client that a walk finds.
+
+A new net is covered when its smallest arguments stand in the table; a new client at once.
+"""
+
+import importlib
+import inspect
+import pkgutil
+import warnings
+
+import pytest
+from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from torch import nn
+
+import pl_fed.clients
+import pl_fed.models
+from pl_fed.clients import Client, Ditto
+
+ENGINES = ("one_by_one_compiled", "stacked", "stacked_compiled")
+SIZES = [5, 2, 3]
+SMALLEST = {  # arguments, and the shape of a sample
+    "LogisticRegression": ({"in_features": 6}, (6,)),
+    "MLP": ({"in_features": 6, "hidden": [5, 4]}, (6,)),
+    "DittoFashionCNN": ({"image_size": 4}, (1, 4, 4)),
+    "DittoFemnistCNN": ({"image_size": 4}, (1, 4, 4)),
+    "DittoCelebaCNN": ({"image_size": 16}, (3, 16, 16)),
+    "FlameCNN": ({"image_size": 4, "dropout": 0.3}, (3, 4, 4)),
+    "FlameFemnistCNN": ({"image_size": 4}, (1, 4, 4)),
+    "FedTiltCNN": ({"image_size": 4, "widths": [4, 6]}, (3, 4, 4)),
+    "FrozenBody": ({"architecture": "shufflenet_v2_x0_5"}, (3, 32, 32)),
+}
+MIXING = {"DittoCelebaCNN"}  # BatchNorm: in no stack
+ARGUMENTS = {"Ditto": {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05}}
+
+
+def walk(package, parent):
+    """The classes that a package ships."""
+    for entry in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        for name, member in vars(importlib.import_module(entry.name)).items():
+            own = inspect.isclass(member) and member.__module__ == entry.name
+            public = own and not name.startswith("_")
+            if public and issubclass(member, parent) and not inspect.isabstract(member):
+                yield pytest.param(member, id=name)
+
+
+def agree(client, data, mixing=False):
+    first = run_rounds(client, data)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Local steps run eagerly")
+        warnings.filterwarnings("ignore" if mixing else "error", "Clients are run one by one")
+        for engine in ENGINES:
+            assert first.distance(run_rounds(client, data, engine=engine, chunk_size=2)) <= 1e-10
+    return first
+
+
+@pytest.mark.parametrize("kind", walk(pl_fed.models, nn.Module))
+def test_every_net(uncompiled, kind):
+    arguments, shape = SMALLEST[kind.__name__]
+    net = seeded(lambda: kind(num_classes=3, **arguments))
+    client = Ditto(net, lam=0.3, optimizer=sgd(0.02, momentum=0.5), local_steps=2)
+    outcome = agree(client, shared_out(classes(SIZES, shape)), kind.__name__ in MIXING)
+    assert outcome.distance(run_rounds(client, shared_out(classes(SIZES, shape)), rounds=1)) > 0
+
+
+@pytest.mark.parametrize("kind", walk(pl_fed.clients, Client))
+def test_every_client(uncompiled, kind):
+    options = {"optimizer": sgd(0.1, weight_decay=0.01), "local_epochs": 2}
+    client = kind(seeded(mlp), **options, **ARGUMENTS.get(kind.__name__, {}))
+    agree(client, shared_out(classes(SIZES)))
+    assert len(uncompiled) == 2
