@@ -156,7 +156,9 @@ def client_with(step, net=mlp):
             return step(self, super().training_step(batch, batch_idx), batch_idx)
 
     criterion = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 1.5]))
-    return Changed(seeded(net), sgd(0.1), local_epochs=2, criterion=criterion)
+    client = Changed(seeded(net), sgd(0.1), local_epochs=2, criterion=criterion)
+    client.register_buffer("power", torch.tensor(1.5))
+    return client
 
 
 def identity(client, loss, batch_idx):
@@ -170,7 +172,7 @@ REFUSED = {
     "a branch on the step": (lambda c, loss, i: loss * 3 if i == 1 else loss, mlp),
     "a table of steps": (lambda c, loss, i: loss * {0: 1.0, 1: 2.0}.get(int(i), 3.0), mlp),
     "a key of a dict": (lambda c, loss, i: loss * {k: k + 1 for k in range(9)}[i], mlp),
-    "a number out of a buffer": (lambda c, loss, i: loss * float(c.criterion.weight[0]), mlp),
+    "a number out of a buffer": (lambda c, loss, i: loss * float(c.power), mlp),
 }
 
 
