@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,7 +72,10 @@ def test_command(folder, arguments, real_data):
         return
     if "last" in arguments:
         main(["fit", *arguments[1:3], *SHORT])
-    main([*arguments, *SHORT])
+    if "ddp" in arguments:  # processes are started by the command that runs
+        subprocess.run([sys.executable, "-m", "pl_fed", *arguments, *SHORT], check=True)
+    else:
+        main([*arguments, *SHORT])
     assert list(folder.glob("runs/*/*/per_client.csv"))
 
 
