@@ -3,8 +3,9 @@
 For each row the same federation is run by pl_fed (``Trainer(...).fit``, without validation, a row
 of metrics every 1000 rounds), by a loop written by hand, and by pfl-research 0.6 where that is
 installed (``pip install pfl==0.6.0`` into an environment that has pl_fed; without it its column
-stays empty). They take turns, round by round, in processes of their own with one thread each; the
-clock of a round of pl_fed runs from its start to the start of the next. Medians are printed.
+stays empty). They take turns, short rounds in blocks of 0.1 s, in processes of their own with one
+thread each; the clock of a round of pl_fed runs from its start to the start of the next. Medians
+are printed.
 
 ``--rows cnn mlp`` runs some rows only, ``--engine stacked`` another engine, ``--save`` writes
 ``results.md`` and ``targets.csv``. ``--device cuda`` puts all on a GPU and adds rows of 100 and

@@ -84,6 +84,8 @@ def measure(
             setups[name] = candidate.seconds(chunk)
         except fails as error:
             failed.append(error)
+        except torch.OutOfMemoryError:
+            continue  # it is no candidate
     best = dict.fromkeys(setups, math.inf)
     for name in [*setups] * _TIMES:
         best[name] = min(best[name], candidates[name].seconds_per_step(most[name]))

@@ -137,6 +137,20 @@ def test_what_cannot_be_compiled_is_left_out_and_said_once(clock, monkeypatch):
     assert tuple(engine.speeds) == EAGER
 
 
+def test_what_does_not_fit_into_memory_is_left_out(clock, monkeypatch):
+    run = Stacked.run
+
+    def full(self, *args):
+        if self.compiled:
+            raise torch.OutOfMemoryError("no room")
+        return run(self, *args)
+
+    monkeypatch.setattr(Stacked, "run", full)
+    engine = settled()
+    assert "stacked_compiled" not in engine.speeds
+    assert engine.current in engine.speeds
+
+
 def net_with_batch_norm():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
