@@ -13,7 +13,6 @@ from pl_fed.functional.random import hashed, key, seeded_torch
 from pl_fed.types import Batch
 
 _GATHER_BYTES = 1 << 20  # a client's round up to this size is gathered at once: it stays in cache
-_STACK_BYTES = 1 << 24  # the same of a stack of clients
 _LAST = torch.iinfo(torch.int64).max  # sorts behind every random number
 
 
@@ -144,10 +143,8 @@ class Batches:
         """
         table, masks = self._table
         index = table[step]
-        if self._gathered is None:
-            x, y = self._stacked_rows(index)
-        else:
-            x, y = (each[step] for each in self._gathered)
+        x, y = self._rows(index.flatten())
+        x, y = x.unflatten(0, index.shape), y.unflatten(0, index.shape)
         for position in range(len(self.clients)) if self.augment else self._poisoned:
             if step < self.steps[position]:
                 size = self._batch_sizes(position)[step]
@@ -155,18 +152,6 @@ class Batches:
                 batch = self._augmented(batch, position, step)
                 x[position, :size], y[position, :size] = batch.x, batch.y
         return Batch(x, y, masks[step], index)
-
-    @cached_property
-    def _gathered(self) -> tuple[Tensor, Tensor] | None:
-        """The samples of all steps, [steps, clients, batch, ...], if they are few."""
-        table, _ = self._table
-        if table.numel() * self._sample_bytes > _STACK_BYTES:
-            return None
-        return self._stacked_rows(table)
-
-    def _stacked_rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = self._rows(index.flatten())
-        return x.unflatten(0, index.shape), y.unflatten(0, index.shape)
 
     @cached_property
     def _poisoned(self) -> list[int]:
