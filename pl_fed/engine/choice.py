@@ -4,7 +4,7 @@ import ctypes
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -160,11 +160,14 @@ class EngineChoice:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run must run alike to give the same numbers, bit for bit."""
-        return {"asked": self.name, "engine": self.current, "size": self.size}
+        speeds = {name: asdict(speed) for name, speed in self.speeds.items()}
+        found = {"engine": self.current, "size": self.size, "speeds": speeds}
+        return {"asked": self.name, **found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on as a checkpoint did, as far as no other engine or chunk size is asked for."""
         self._begin(None)
+        self.speeds = {name: Speed(**speed) for name, speed in state["speeds"].items()}
         alike = self.name in ("auto", state["asked"])
         if alike:
             self.current = state["engine"]

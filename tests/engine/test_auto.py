@@ -324,14 +324,16 @@ def a_state(federation):
 def test_a_choice_is_saved_and_taken_up():
     choice = EngineChoice()
     choice.current, choice.size = "stacked_compiled", 7
+    choice.speeds = {"stacked_compiled": Speed(2e-5, setup=4.0)}
     other = EngineChoice()
     other.load_state_dict(choice.state_dict())
     assert (other.current, other.size, other.stacks) == ("stacked_compiled", 7, True)
     assert other.state_dict() == choice.state_dict()
+    assert other.speeds == choice.speeds
 
 
 def test_what_is_asked_for_wins_over_what_was_saved():
-    state = {"asked": "auto", "engine": "stacked", "size": 7}
+    state = {"asked": "auto", "engine": "stacked", "size": 7, "speeds": {}}
     for name, chunk_size, expected in (
         ("auto", None, ("stacked", 7)),
         ("auto", 3, ("stacked", 3)),
@@ -346,7 +348,7 @@ def test_what_is_asked_for_wins_over_what_was_saved():
 
 def test_an_engine_that_was_given_up_is_not_tried_again():
     """The numbers of a run that was stopped would be others."""
-    state = {"asked": "stacked_compiled", "engine": "stacked", "size": 7}
+    state = {"asked": "stacked_compiled", "engine": "stacked", "size": 7, "speeds": {}}
     choice = EngineChoice("stacked_compiled")
     choice.load_state_dict(state)
     assert (choice.current, choice.size) == ("stacked", 7)
@@ -397,8 +399,9 @@ def test_a_run_that_is_resumed_at_its_end_keeps_its_engine(clock, tmp_path):
     fit(tmp_path, 2)
     engine, *_ = fit(tmp_path, 2, resume=True)
     assert (engine.current, engine.size) == ("stacked", 3)
-    content = torch.load(tmp_path / "checkpoint.ckpt")
-    assert content["federation"]["engine"] == {"asked": "auto", "engine": "stacked", "size": 3}
+    saved = torch.load(tmp_path / "checkpoint.ckpt")["federation"]["engine"]
+    assert saved.pop("speeds")["stacked"] == {"step": 50.0, "setup": 150.0}
+    assert saved == {"asked": "auto", "engine": "stacked", "size": 3}
 
 
 def test_the_cohorts_rows_are_not_loaded_to_count_its_steps(clock, monkeypatch):
