@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import json
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ class Recording(Logger):
         self.given, self.saves, self.rounds = [], 0, rounds
 
     def log_hyperparams(self, *args, **kwargs):
-        pass
+        self.hyperparams = args
 
     def log_metrics(self, metrics, step=None):
         self.given.append((self.rounds(), step, dict(metrics)))
@@ -70,7 +71,7 @@ def make(folder, every, **arguments):
     client = arguments.pop("client", Ditto)
     quiet = {"enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl_fed.Trainer(
-        pl_fed.Federation(Uniform(3), seed=0),
+        pl_fed.Federation(Uniform(3), engine=arguments.pop("engine", "auto"), seed=0),
         run_dir=folder,
         log_every_n_steps=every,
         accelerator="cpu",
@@ -340,3 +341,21 @@ def test_waiting_rows_of_metrics_csv_come_first(tmp_path):
     logger.waiting.add({"a": torch.tensor(0.5), "round": 0.0}, 0)
     logger.log_metrics({"b": 2.0}, step=1)
     assert (tmp_path / "metrics.csv").read_text() == "round,a,b\n0,0.5,\n1,,2\n"
+
+
+def test_loggers_and_a_file_tell_how_clients_were_run(tmp_path):
+    """After the first round, and once more when the engine changes."""
+    recording, told = Recording(), []
+    file = tmp_path / "engine.json"
+
+    class GivesUp(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            told.append(json.loads(file.read_text())["engine"])
+            trainer.federation.engine.current = "one_by_one"
+
+    fit(tmp_path, 1, logger=recording, callbacks=[GivesUp()], engine="stacked")
+    assert told == ["stacked"] + ["one_by_one"] * (len(told) - 1)
+    assert len(told) > 1
+    report = {"engine": "one_by_one", "clients_at_a_time": 3, "microseconds_per_step": {}}
+    assert recording.hyperparams == ({"engine": report},)
+    assert json.loads(file.read_text()) == report

@@ -46,7 +46,7 @@ class EngineReport(Callback):
             "clients_at_a_time": engine.size,
             "microseconds_per_step": {n: round(1e6 * s.step) for n, s in engine.speeds.items()},
         }
-        if self.folder is not None:
+        if self.folder is not None and not getattr(trainer, "fast_dev_run", False):
             (self.folder / "engine.json").write_text(json.dumps(report, indent=1) + "\n")
         for logger in trainer.loggers:
             logger.log_hyperparams({"engine": report})
