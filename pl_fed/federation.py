@@ -242,7 +242,7 @@ class Federation:
                 statistics = rows.get("global_statistics")
                 trained.add(positions, clients, uploads, statistics, outputs, states)
                 done += len(clients)
-        self._room = trained.uploads
+        self._room = trained.room
         return trained
 
     def _chunks(self, cohort: Tensor) -> tuple[Tensor, ...]:
@@ -259,11 +259,9 @@ class Federation:
 
     def _steps(self, clients: Tensor) -> dict[str, list[int]]:
         """Return how many steps each client takes on each model that is trained."""
-        sizes = self.data.train.sizes[clients].tolist()
-        return {
-            model: [self._rule.count(self.client.work(model), size) for size in sizes]
-            for model in self.client.trains
-        }
+        sizes, rule = self.data.train.sizes[clients].tolist(), self._rule
+        work = {model: self.client.work(model) for model in self.client.trains}
+        return {model: [rule.count(each, size) for size in sizes] for model, each in work.items()}
 
     @property
     def _rule(self) -> BatchRule:
@@ -552,6 +550,7 @@ class _Trained:
             memory of that size would be given by the system page by page.
 
     Attributes:
+        room: Where they are put in this round; ``None`` if one chunk gave them all.
         uploads: Shape [clients, numel]; ``None`` if nothing is sent.
         statistics: Running statistics of the global model, [clients, their number].
         outputs: What ``training_step`` gave, each [clients]; and which uploads are finite.
@@ -582,6 +581,7 @@ class _Trained:
         if uploads is not None:
             known = self._room_for(uploads) if self.uploads is None else self.uploads
             self.uploads = self._with(known, positions, uploads)
+            self.room = None if self.uploads is uploads else self.uploads
             known = self.statistics if len(self.statistics) else None
             some = uploads[:, :0] if statistics is None else statistics
             self.statistics = self._with(known, positions, some)
