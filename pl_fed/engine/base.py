@@ -121,6 +121,12 @@ class Engine(ABC):
         """
 
 
+def casts(autocast: Callable[[], AbstractContextManager[Any]], device: torch.device) -> bool:
+    """Return whether a context is one of mixed precision on a device."""
+    with autocast():
+        return torch.is_autocast_enabled(device.type)
+
+
 def new_rows(like: Tensor) -> Tensor:
     """Return rows to be written, [clients, numel], where ``like`` may be one that is repeated."""
     return torch.empty_like(like, memory_format=torch.contiguous_format)

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Chunk, Clipping, Engine
+from pl_fed.engine.base import Chunk, Clipping, Engine, casts
 from pl_fed.engine.measuring import Candidate, Notebook, Speed, described, machine, measure
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
@@ -133,7 +133,7 @@ class EngineChoice:
     def run(
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
-        """Train the chunk's rows in place, as was settled: see :meth:`Engine.run`."""
+        """Train the chunk's rows, as was settled: see :meth:`Engine.run`."""
         name = self.current or "one_by_one"
         try:
             return self._engine(name, self.size or 1).run(client, optimizer, chunk)
@@ -254,8 +254,6 @@ class EngineChoice:
     def _shape(self, task: Task) -> dict[str, Any]:
         """Return all that the speed of an engine depends on."""
         row, batches = task.client.row("global"), task.example.batches
-        with self.autocast():
-            mixed = torch.is_autocast_enabled(row.data.device.type)
         return {
             **machine(row.data.device),
             "client": type(task.client).__name__,
@@ -268,7 +266,7 @@ class EngineChoice:
             "chunk": self.chunk_size,
             "optimizer": type(task.optimizer).__name__,
             "clipping": str(self.clipping),
-            "mixed": mixed,
+            "mixed": casts(self.autocast, row.data.device),
         }
 
 

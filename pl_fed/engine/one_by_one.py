@@ -16,7 +16,7 @@ class OneByOne(Engine):
     def run(
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
-        """Train the chunk's rows in place: see :meth:`Engine.run`."""
+        """Train the chunk's rows: see :meth:`Engine.run`."""
         batches, models = chunk.batches, _LiveModels(client, chunk)
         leaves = {model: list(client.row(model).tensors.values()) for model in client.trains}
         centres = chunk.centres(client.trains)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.step import LocalStep, Tensors
+from pl_fed.engine.step import LocalStep, Tensors, cloned
 from pl_fed.engine.tracing import CannotCompileError, trace
 from pl_fed.functional.random import seeded_torch
 from pl_fed.functional.rows import RowLayout, counters
@@ -124,7 +124,7 @@ class Program:
 
     def outputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return what ``training_step`` gives, without a step."""
-        return self.step.gradients(_clone(self._state()), inputs)[1]
+        return self.step.gradients(cloned(self._state()), inputs)[1]
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -149,7 +149,7 @@ class Program:
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
         """Make room for what the step gives, which one trial shows."""
-        found, outputs = self.step.gradients(_clone(self._state()), inputs)
+        found, outputs = self.step.gradients(cloned(self._state()), inputs)
         self.momenta = {
             model: {name: torch.zeros_like(gradient) for name, gradient in found[model].items()}
             for model, update in zip(self.client.trains, self.step.updates or [])
@@ -159,9 +159,9 @@ class Program:
 
     def _compile(self, inputs: dict[str, Any]) -> Any:
         """Trace and compile the step, and see that it does what it does eagerly."""
-        eager, compiled = _clone(self._state()), _clone(self._state())
+        eager, compiled = cloned(self._state()), cloned(self._state())
         eager["gradients"] = self.step(eager, inputs)
-        traced = trace(self.client, self.step, _clone(self._state()), _clone(inputs))
+        traced = trace(self.client, self.step, cloned(self._state()), cloned(inputs))
         _check_draws(traced)
         with _silent():
             program = torch.compile(traced, fullgraph=True, dynamic=False, mode=self.mode)
@@ -216,12 +216,6 @@ def _empty(layout: RowLayout, lead: tuple[int, ...], like: Tensor) -> dict[str, 
         name: torch.zeros(*lead, *shape, dtype=like.dtype, device=like.device)
         for name, shape in zip(layout.names, layout.shapes)
     }
-
-
-def _clone(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {name: _clone(each) for name, each in tree.items()}
-    return tree.clone() if isinstance(tree, Tensor) else tree
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Clipping
+from pl_fed.engine.base import Clipping, casts
 from pl_fed.engine.objective import Objective
 from pl_fed.engine.tracing import trace
 from pl_fed.types import Batch
@@ -66,13 +66,12 @@ class LocalStep:
         self.updates = updates
         self._one: Callable[..., Any] | None = None
         self._used: dict[str, tuple[str, ...]] = {}
-        with autocast():
-            self.casts = torch.is_autocast_enabled(client.device.type)
+        self.casts = casts(autocast, client.device)
         self.traced = compiled or self.casts
 
     def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
         """Take the step, and return the gradients that are still to be followed."""
-        seen = {model: _cloned(group) for model, group in state["buffers"].items()}
+        seen = cloned(state["buffers"])
         gradients, outputs = self.gradients({**state, "buffers": seen}, inputs)
         gradients = {model: self._clipped(group) for model, group in gradients.items()}
         for position, model in enumerate(self.trains):
@@ -282,8 +281,11 @@ def _differentiated(loss: Tensor, leaves: Tensors) -> Tensors:
     }
 
 
-def _cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+def cloned(tree: Any) -> Any:
+    """Return a copy of nested dicts of tensors, and of whatever else is in them."""
+    if isinstance(tree, dict):
+        return {name: cloned(each) for name, each in tree.items()}
+    return tree.clone() if isinstance(tree, Tensor) else tree
 
 
 def _replace(kept: Mapping[str, Tensor], new: Mapping[str, Tensor], running: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Chunk, Clipping, Engine, built_anew
+from pl_fed.engine.base import Chunk, Clipping, Engine, built_anew, casts
 from pl_fed.engine.program import Program, plain_attributes
 from pl_fed.engine.step import LocalStep, Tensors, updates_of
 from pl_fed.engine.tracing import CannotCompileError
@@ -84,11 +84,12 @@ class Stepping(Engine):
         own, data = client.row(client.trains[0]).data, chunk.batches.data
         dims = {name: None if row.dim() == 1 else 0 for name, row in centres.items()}
         updates = updates_of(client, optimizer) if self.compiled else None
+        traced = self.compiled or casts(self.autocast, client.device)
         signature = (
             (chunk.batches.width, data.x.shape[1:], data.y.shape[1:], data.y.dtype),
             (own.device, own.dtype, *dims.items()),
             (type(optimizer), *(updates or ())),
-            *(plain_attributes(client) if self.compiled or self._casts(client) else ()),
+            *(plain_attributes(client) if traced else ()),
         )
         if signature not in self._programs:
             if len(self._programs) == _MOST_PROGRAMS and not self.compiled:
@@ -102,10 +103,6 @@ class Stepping(Engine):
             step = LocalStep(client, updates, *how)
             self._programs[signature] = Program(step, client, self.size, self.compiled, self.mode)
         return self._programs[signature]
-
-    def _casts(self, client: Client) -> bool:
-        with self.autocast():
-            return torch.is_autocast_enabled(client.device.type)
 
 
 class Outside:
