@@ -3,7 +3,8 @@
 import os
 
 import pytest
-import torch
+
+from pl_fed.engine import program
 
 
 @pytest.fixture(scope="session")
@@ -31,9 +32,9 @@ def uncompiled(monkeypatch):
     """
     graphs = []
 
-    def keep(graph, **_):
+    def keep(graph, *_, **__):
         graphs.append(graph)
         return graph
 
-    monkeypatch.setattr(torch, "compile", keep)
+    monkeypatch.setattr(program, "compile_graph", keep)
     return graphs

@@ -60,16 +60,16 @@ class OneByOneCompiled(Stepping):
         options = options_of(optimizer, program.example)
         index = torch.arange(batches.max_steps, device=device)
         ends = torch.tensor([*chunk.steps.values(), batches.steps], device=device)
-        running = index[:, None, None] < ends
+        running = index[:, None] < ends.T.contiguous()[:, None]
         draws = chunk.draw_keys(program.client.draws).to(device)
 
         def inputs(position: int, step: int, batch: Batch) -> dict[str, Any]:
             return {
-                **{name: each for name, each in batch._asdict().items() if each is not None},
+                **{n: each.contiguous() for n, each in batch._asdict().items() if each is not None},
                 "index": index[step],
                 "draw": draws[position, step],
                 "centres": program.centres,
-                "running": running[step, :, position],
+                "running": running[position, step],
                 "options": options[step > 0],
             }
 

@@ -12,9 +12,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from pl_fed import Federation
+from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Ditto, FedAvg
+from pl_fed.engine import program
 from pl_fed.engine.choice import COMPILED, STACKED
-from pl_fed.samplers import All
+from pl_fed.samplers import All, Uniform
 
 SAYING = "Local steps run eagerly, as they cannot be compiled"
 SIZES = [7, 3, 10, 1]  # with batches of 4, the first client has a whole one
@@ -104,6 +106,43 @@ def test_draws_of_compiled_dropout_are_bit_equal():
     assert kept[0][0] != kept[0][1]
 
 
+@each_compiled
+def test_whatever_the_cohort_is_inputs_lie_as_they_were_compiled_for(
+    monkeypatch, uncompiled, engine
+):
+    taken, takes = [], program.CompiledStep.takes
+
+    def noted(step, inputs):
+        taken.append(takes(step, inputs))
+        return taken[-1]
+
+    monkeypatch.setattr(program.CompiledStep, "takes", noted)
+    data = shared_out(classes([4, 8, 8, 16, 24, 12]))
+    how = {"sampler": Uniform(3), "rounds": 5, "engine": engine}
+    run_rounds(FedAvg(seeded(dropout_net), sgd(0.1)), data, **how)
+    assert len(taken) > 20
+    assert all(taken)
+
+
+class Transposed(RandomLabels):
+    """Byzantine clients whose inputs lie otherwise."""
+
+    def poison(self, batch, context):
+        """Give inputs of another order in memory, and other labels."""
+        other = batch.x.T.contiguous().T
+        assert other.stride() != batch.x.stride()
+        return super().poison(batch._replace(x=other), context)
+
+
+@each_compiled
+def test_what_an_attack_gives_may_lie_otherwise(uncompiled, engine):
+    data = shared_out(classes([8, 8, 8]))
+    how = {"attack": Transposed(), "byzantine": [1]}
+    eager = run_rounds(FedAvg(seeded(mlp), sgd(0.1)), data, **how)
+    compiled = run_rounds(FedAvg(seeded(mlp), sgd(0.1)), data, engine=engine, **how)
+    assert eager.distance(compiled) <= 1e-10
+
+
 # What cannot be compiled
 
 
@@ -112,7 +151,7 @@ def test_without_a_compiler_it_says_so_once(monkeypatch, engine):
     def none(*_, **__):
         raise RuntimeError("No working C++ compiler found.\nA page of advice")
 
-    monkeypatch.setattr(torch, "compile", none)
+    monkeypatch.setattr(program, "compile_graph", none)
     client, data = FedAvg(seeded(mlp), sgd(0.1)), shared_out(classes(SIZES))
     with saying(f"{SAYING}: No working C++ compiler found."):
         outcome = run_rounds(client, data, rounds=3, engine=engine, chunk_size=2)
@@ -122,15 +161,15 @@ def test_without_a_compiler_it_says_so_once(monkeypatch, engine):
 
 @each_compiled
 def test_a_compiled_step_with_other_numbers_is_noticed(monkeypatch, engine):
-    def wrong(graph, **_):
-        def program(state, inputs):
-            gradients = graph(state, inputs)
-            next(iter(state["leaves"]["global"].values())).mul_(1.1)
+    def wrong(graph, *_, **__):
+        def run(weight, *tensors):
+            gradients = graph(weight, *tensors)
+            weight.mul_(1.1)
             return gradients
 
-        return program
+        return run
 
-    monkeypatch.setattr(torch, "compile", wrong)
+    monkeypatch.setattr(program, "compile_graph", wrong)
     client, data = FedAvg(seeded(mlp), sgd(0.1)), shared_out(classes(SIZES))
     with saying(f"{SAYING}: a compiled step gave other numbers than an eager one"):
         outcome = run_rounds(client, data, engine=engine)
