@@ -84,7 +84,7 @@ def check_net(client: Client, data: ClientData) -> None:
     )
     for name in (*client.evaluates(), *client.validates()):
         client.model(name)  # says so if there is none
-    for name, row in client.states().items():
+    for name, row in {**client.states(), **client.server_states()}.items():
         numel = client.row("global").layout.numel
         if name in client.models and row.numel() != numel:
             raise ValueError(

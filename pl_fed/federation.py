@@ -4,6 +4,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,11 +37,13 @@ from pl_fed.samplers import Sampler, Uniform
 from pl_fed.server import Server
 from pl_fed.sharing import Guests, Sharing, at_home, collected
 from pl_fed.state import ClientStore
-from pl_fed.types import Batch, ClientContext, RoundContext
+from pl_fed.types import Batch, ClientContext, Population, RoundContext
 
 _T = TypeVar("_T")
 
 _FINITE = "finite uploads"  # beside what training_step gives
+_START = "losses at the start"
+_PROPOSES = "proposes "  # and the name of a state of the server
 
 
 class Federation:
@@ -149,10 +152,12 @@ class Federation:
                 f" {type(datamodule).__name__}."
             )
         data = datamodule.clients
-        self.sampler.size_of_cohort(data.num_clients)
         self.is_byzantine = draw_byzantine(self.byzantine, data.num_clients, self.seed)
         self._cohorts = {}
         self._byzantine_share = float(self.is_byzantine.double().mean())
+        sizes = data.train.sizes
+        cohort = self.sampler.size_of_cohort(data.num_clients)
+        client.population = Population(data.num_clients, cohort, int(sizes.sum()))
         check_net(client, data)
         check_features(client, datamodule)
         if client is not self._client or data is not self._data:
@@ -160,6 +165,7 @@ class Federation:
             self._store, self._saved = None, None
             self._evaluator = Evaluator(client, self._begin)
             self.server.reset()
+        client.check(self)
         self.datamodule = datamodule
         self._metrics = {}
 
@@ -193,9 +199,15 @@ class Federation:
             trained = self._train(sharing, round, optimizer, on_clients_done)
         outputs = sharing.joined(trained.outputs, self.data.x.device)
         finite, losses = outputs.pop(_FINITE, None), outputs["loss"]
+        start = outputs.pop(_START, losses[:0])
+        proposed = [name for name in outputs if name.startswith(_PROPOSES)]
+        for name in proposed:
+            del outputs[name]
         report = self._report(cohort, outputs)
         if finite is not None:
-            report |= self._merge(sharing, trained, finite, losses, round, on_server_step)
+            context = replace(self.context(cohort, losses, round), start_losses=start)
+            names = [name.removeprefix(_PROPOSES) for name in proposed]
+            report |= self._merge(sharing, trained, finite, context, names, on_server_step)
         sharing.keep(self.store, trained.states)  # a round happens as a whole, or not at all
         return {**report, "time/round": time.perf_counter() - started}
 
@@ -224,6 +236,7 @@ class Federation:
         """Run this process's clients in chunks."""
         cohort, guests = sharing.clients, sharing.fetch(self.store)
         trained, done = _Trained(len(cohort), self._room), 0
+        start = self._start_losses(cohort, round)
         with WorkSpace(self.client, {"global", *self.client.trains}) as kept:
             load = partial(self._load, round=round, kept=kept, guests=guests)
             rounds = self.rounds - round
@@ -238,9 +251,12 @@ class Federation:
                 chunk.on_done = _after(done, on_clients_done, len(sharing.cohort) / len(cohort))
                 outputs = self.engine.run(self.client, optimizer, chunk)
                 uploads, rows = self._close(chunk, outputs, round)
+                if start is not None:
+                    outputs[_START] = start[positions.to(start.device)]
                 states = {name: rows[name] for name in self.store.defaults}
-                statistics = rows.get("global_statistics")
-                trained.add(positions, clients, uploads, statistics, outputs, states)
+                proposals = self._proposals(rows)
+                outputs |= {f"{_PROPOSES}{name}": outputs["loss"] for name in proposals}
+                trained.add(positions, clients, uploads, proposals, outputs, states)
                 done += len(clients)
         self._room = trained.room
         return trained
@@ -307,7 +323,8 @@ class Federation:
         if broadcast is None or statistics is None:
             broadcast, statistics = client.row("global").data, client.statistics("global").data
         rows = {name: guests.read(store, name, clients) for name in store.defaults}
-        rows |= {"broadcast": broadcast, "broadcast_statistics": statistics}
+        rows |= {"broadcast": broadcast, "broadcast_statistics": statistics, **self.server_states}
+        rows["samples"] = self.data.train.sizes[clients, None].to(broadcast)
         for model in dict.fromkeys((*client.trains, *client.evaluates())):
             for name, row in ((model, broadcast), (f"{model}_statistics", statistics)):
                 if model != "global" and name not in rows:
@@ -335,60 +352,69 @@ class Federation:
                 finite = finite & finite_rows(rows[model])
         if upload is not None:
             outputs[_FINITE] = finite_rows(upload)
+            for proposal in self._proposals(rows).values():
+                outputs[_FINITE] = outputs[_FINITE] & finite_rows(proposal)
             finite = finite & outputs[_FINITE]
         check_finite(chunk.clients, finite, losses, self.is_byzantine, round)
         return upload, rows
+
+    def _proposals(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what clients propose for what the server keeps, each [clients, length]."""
+        found = {name: rows.get(name) for name in ("global_statistics", *self.server.states)}
+        return {
+            n: row for n, row in found.items() if row is not None and row.dim() == 2 and row.numel()
+        }
+
+    def _start_losses(self, clients: Tensor, round: int) -> Tensor | None:
+        """Return the loss of w^t over all training data of each client, if one asks for it."""
+        if not self.server.aggregator.needs_start_losses or not len(clients):
+            return None
+        with self.engine.autocast():
+            return self.evaluator.start_losses(self.data, clients, self._poison(clients, round))
 
     def _merge(
         self,
         sharing: Sharing,
         trained: "_Trained",
         finite: Tensor,
-        losses: Tensor,
-        round: int,
+        context: RoundContext,
+        proposed: list[str],
         on_server_step: Callable[[torch.optim.Optimizer], None],
     ) -> dict[str, Tensor | float]:
         """Leave out broken uploads, and let the server merge the rest and step."""
-        uploads, statistics, mine = *self._sent(trained), sharing.mine
+        row, mine = self.client.row("global").data, sharing.mine
+        uploads = row.expand(0, -1) if trained.uploads is None else trained.uploads
+        proposals = trained.proposals
         if self._forges(sharing.cohort):  # attackers may look at all uploads
-            uploads = self._forge(sharing.cohort, sharing.gathered(uploads), losses, round)
+            uploads = self._forge(sharing.gathered(uploads), context)
             sharing, finite = Sharing.alone(sharing.cohort), finite_rows(uploads)
         rejected = float((~finite).sum())
         if rejected:
-            uploads, losses = uploads[finite[sharing.mine.to(finite.device)]], losses[finite]
-            statistics = statistics[finite[mine.to(finite.device)]]
-            sharing = sharing.of(finite.cpu())
+            uploads = uploads[finite[sharing.mine.to(finite.device)]]
+            proposals = {n: each[finite[mine.to(finite.device)]] for n, each in proposals.items()}
+            sharing, context = sharing.of(finite.cpu()), self._expecting(context.of(finite))
         if not len(sharing.cohort):
             return {"train/rejected": rejected}
         weights = self.data.train.sizes[sharing.cohort].to(uploads.device)
-        context = self.context(sharing.cohort, losses, round)
-        row = self.client.row("global").data
         merge = partial(sharing.merged, gather_memory=self.gather_memory)
         update = self.server.step(row, uploads, weights, context, on_server_step, merge)
-        known = self.client.statistics("global").data
-        if statistics.shape[1]:  # constants stay as they are, bit for bit
-            known += self.processes.sum((statistics - known).sum(0)) / len(sharing.cohort)
+        statistics = self.client.statistics("global").data
+        for name, known in {"global_statistics": statistics, **self.server_states}.items():
+            if name in proposed:  # constants stay as they are, bit for bit
+                change = proposals.get(name, known.expand(0, -1)) - known
+                known += self.processes.sum(change.sum(0)) / len(sharing.cohort)
         return {"train/update_norm": update.norm(), "train/rejected": rejected}
-
-    def _sent(self, trained: "_Trained") -> tuple[Tensor, Tensor]:
-        """Return the uploads and the running statistics, of no client if it has none to train."""
-        if trained.uploads is not None:
-            return trained.uploads, trained.statistics
-        row, statistics = self.client.row("global").data, self.client.statistics("global").data
-        width = statistics.numel() if "global" in self.client.trains else 0
-        return row.expand(0, -1), row.new_empty(0, width)
 
     def _forges(self, cohort: Tensor) -> bool:
         """Whether byzantine clients of a cohort replace their uploads."""
         forges = self.attack is not None and type(self.attack).forge is not Attack.forge
         return forges and bool(self.is_byzantine[cohort].any())
 
-    def _forge(self, cohort: Tensor, sent: Tensor, losses: Tensor, round: int) -> Tensor:
+    def _forge(self, sent: Tensor, context: RoundContext) -> Tensor:
         """Let the byzantine clients of the cohort replace their uploads."""
-        attack, byzantine = self.attack, self.is_byzantine[cohort].to(sent.device)
+        attack, byzantine = self.attack, self.is_byzantine[context.clients].to(sent.device)
         if attack is None:
             return sent
-        context = self.context(cohort, losses, round)
         sent[byzantine] = attack.forge(sent[~byzantine], sent[byzantine], context).to(sent)
         return sent
 
@@ -415,8 +441,12 @@ class Federation:
 
     def context(self, cohort: Tensor, losses: Tensor, round: int) -> RoundContext:
         """Return what aggregators and attacks may know of a round."""
-        expected = self._byzantine_share * len(cohort)
-        return RoundContext(self.seed, round, math.floor(expected + 1e-9), cohort, losses)
+        return self._expecting(RoundContext(self.seed, round, 0, cohort, losses))
+
+    def _expecting(self, context: RoundContext) -> RoundContext:
+        """Say how many byzantine uploads are to be expected among so many."""
+        expected = self._byzantine_share * len(context.clients)
+        return replace(context, num_byzantine=math.floor(expected + 1e-9))
 
     # What the clients have
 
@@ -438,6 +468,17 @@ class Federation:
             with torch.inference_mode(False), self.engine.autocast():
                 data = self._moved = moved(self.client, _set_up(self._data))
         return data
+
+    @property
+    def server_states(self) -> dict[str, Tensor]:
+        """What the server keeps beside the global model, where that is."""
+        server, row = self.server, self.client.row("global").data
+        with torch.inference_mode(False):
+            if not server.states:
+                first = self.client.server_states()
+                server.states = {name: each.detach().clone() for name, each in first.items()}
+            server.states = {name: each.to(row) for name, each in server.states.items()}
+        return server.states
 
     @property
     def store(self) -> ClientStore:
@@ -552,7 +593,7 @@ class _Trained:
     Attributes:
         room: Where they are put in this round; ``None`` if one chunk gave them all.
         uploads: Shape [clients, numel]; ``None`` if nothing is sent.
-        statistics: Running statistics of the global model, [clients, their number].
+        proposals: What is proposed for what the server keeps, by name [clients, length].
         outputs: What ``training_step`` gave, each [clients]; and which uploads are finite.
         states: What clients keep: ids and rows by name, for each chunk.
     """
@@ -561,7 +602,7 @@ class _Trained:
         self.number = number
         self.room = room
         self.uploads: Tensor | None = None
-        self.statistics = torch.empty(0)
+        self.proposals: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
         self.states: list[tuple[Tensor, dict[str, Tensor]]] = []
 
@@ -570,7 +611,7 @@ class _Trained:
         positions: Tensor,
         clients: Tensor,
         uploads: Tensor | None,
-        statistics: Tensor | None,
+        proposals: Mapping[str, Tensor],
         outputs: Mapping[str, Tensor],
         states: dict[str, Tensor],
     ) -> None:
@@ -582,9 +623,8 @@ class _Trained:
             known = self._room_for(uploads) if self.uploads is None else self.uploads
             self.uploads = self._with(known, positions, uploads)
             self.room = None if self.uploads is uploads else self.uploads
-            known = self.statistics if len(self.statistics) else None
-            some = uploads[:, :0] if statistics is None else statistics
-            self.statistics = self._with(known, positions, some)
+            for name, some in proposals.items():
+                self.proposals[name] = self._with(self.proposals.get(name), positions, some)
 
     def _with(self, rows: Tensor | None, positions: Tensor, some: Tensor) -> Tensor:
         if rows is None:

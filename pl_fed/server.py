@@ -24,6 +24,9 @@ class Server:
         aggregator: Merges the uploads.
         optimizer: Builds the optimizer of the global model's flat row.
 
+    Attributes:
+        states: What the algorithm has the server keep, by name: see :meth:`Client.server_states`.
+
     Raises:
         ValueError: If it cannot be built.
     """
@@ -35,10 +38,12 @@ class Server:
         self._optimizer_class = self._class_of_optimizer()
         self._optimizer: torch.optim.Optimizer | None = None
         self._pending: Mapping[str, Any] | None = None
+        self.states: dict[str, Tensor] = {}
 
     def reset(self) -> None:
-        """Forget what the aggregator and the optimizer remember."""
+        """Forget what the aggregator and the optimizer remember, and the states."""
         self.aggregator = copy.deepcopy(self._new_aggregator)
+        self.states = {}
         self._optimizer = None
         self._pending = None
 
@@ -93,6 +98,7 @@ class Server:
             "optimizer class": self._optimizer_class,
             "aggregator": self.aggregator.state_dict(),
             "aggregator class": type(self.aggregator).__name__,
+            "states": dict(self.states),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -117,6 +123,7 @@ class Server:
             ) from error
         self._optimizer = None
         self._pending = state["optimizer"]
+        self.states = dict(state["states"])
 
     def _class_of_optimizer(self) -> str:
         try:

@@ -198,7 +198,7 @@ class Sharing:
         if not mass:
             aggregator.require_uploads(uploads, 0)
             return self.processes.sum(uploads.new_zeros(uploads.shape[1]))
-        own = self._context(context, self.mine)
+        own = context.of(self.mine)
         part: Tensor = aggregator(uploads, weights[mine], own)
         return self.processes.sum(part * (mass / whole))
 
@@ -210,7 +210,7 @@ class Sharing:
         width = -(-numel // size)
         shard = self._exchanged(uploads, width)
         order = self.owners.argsort(stable=True)
-        context = replace(self._context(context, order), sum=self.processes.sum)
+        context = replace(context.of(order), sum=self.processes.sum)
         merged = aggregator(shard, weights[order.to(weights.device)], context)
         return self.processes.gather(merged, width)[:numel]
 
@@ -229,10 +229,6 @@ class Sharing:
                 [count * here.shape[1] for count in counts],
             ).view(here.shape)
         return shard
-
-    def _context(self, context: RoundContext, chosen: Tensor) -> RoundContext:
-        losses = context.losses[chosen.to(context.losses.device)]
-        return replace(context, clients=context.clients[chosen], losses=losses)
 
 
 class Guests:

@@ -1,7 +1,7 @@
 """The small frozen records that the floors of pl_fed hand to each other."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -44,6 +44,21 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Population:
+    """Of how many clients a federation is.
+
+    Attributes:
+        clients: How many there are.
+        cohort: How many take part in a round.
+        samples: How many training samples they have together.
+    """
+
+    clients: int = 1
+    cohort: int = 1
+    samples: int = 1
+
+
+@dataclass(frozen=True)
 class ClientContext:
     """What a data attack may know of the byzantine client whose batch it poisons.
 
@@ -69,7 +84,9 @@ class RoundContext:
         round: The round, from 0.
         num_byzantine: How many byzantine uploads the server expects among those it merges.
         clients: Ids of the clients whose uploads are given, int64 [n].
-        losses: Mean training loss of each of them in this round, [n].
+        losses: Mean training loss of each of them over its local steps, [n].
+        start_losses: Mean loss of w^t, which the round began with, over all training data of each,
+            [n]; empty unless the aggregator's ``needs_start_losses`` asks for it.
         sum: Adds up a tensor over the slices of the coordinates that an aggregator is given one of
             at a time; the identity where it is given all of them.
     """
@@ -79,4 +96,13 @@ class RoundContext:
     num_byzantine: int = 0
     clients: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
+    start_losses: Tensor = field(default_factory=lambda: torch.empty(0))
     sum: Callable[[Tensor], Tensor] = lambda part: part
+
+    def of(self, chosen: Tensor) -> "RoundContext":
+        """Return what is known of some of the clients, by a mask or by their positions."""
+        here = chosen.to(self.losses.device)
+        start = self.start_losses[here] if len(self.start_losses) else self.start_losses
+        return replace(
+            self, clients=self.clients[chosen.cpu()], losses=self.losses[here], start_losses=start
+        )

@@ -49,6 +49,9 @@ class Aggregator(nn.Module, ABC):
     goes through ``context.sum``. It has no memory by coordinate.
     """
 
+    needs_start_losses: ClassVar[bool] = False
+    """Whether it looks at ``context.start_losses``: another pass over the cohort's data."""
+
     @abstractmethod
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Merge uploads [n, d] of clients that have ``weights`` [n] samples into one row [d]."""

@@ -29,7 +29,7 @@ from pl_fed.functional.rows import (
     trainable_parameters,
 )
 from pl_fed.metrics import ClientMetrics
-from pl_fed.types import Batch
+from pl_fed.types import Batch, Population
 
 if TYPE_CHECKING:
     from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -136,6 +136,7 @@ class Client(LightningModule, ABC):
             )
         self.sample_criterion = copy.deepcopy(self.criterion)
         setattr(self.sample_criterion, "reduction", "none")  # noqa: B010 (for mypy)
+        self.population = Population()
         self.centres: Mapping[str, Any] = {}
         self._rows: dict[str, Row] = {}
 
@@ -161,11 +162,13 @@ class Client(LightningModule, ABC):
         called, at the state of its name if there is one, and else at the broadcast.
 
         Args:
-            rows: ``broadcast`` [numel]; whatever :meth:`states` names, [clients, their length]; and
-                each personal model that is trained or evaluated, by name [clients, numel]: to be
-                written here. Running statistics go beside them, as ``broadcast_statistics`` and
-                ``<model>_statistics``. Which numbers of a row are those of a layer
-                ``self.row(model).layout.positions`` tells.
+            rows: ``broadcast`` [numel]; whatever :meth:`states` names, [clients, their length], and
+                whatever :meth:`server_states` names, [their length]; ``samples`` [clients, 1], the
+                number of training samples; and each personal model that is trained or evaluated, by
+                name [clients, numel]: to be written here. Running statistics go beside them, as
+                ``broadcast_statistics`` and ``<model>_statistics``. Which numbers of a row are
+                those of a layer ``self.row(model).layout.positions`` tells. Rows that are added
+                here are there in ``training_step`` and at the end of the round, too.
         """
 
     def end_round(self, rows: dict[str, Tensor]) -> Tensor | None:
@@ -175,7 +178,8 @@ class Client(LightningModule, ABC):
             rows: What :meth:`begin` was given, with the trained models as they are after the local
                 steps, ``global`` [clients, numel] among them, and the losses of :meth:`validates`.
                 What is written into states is kept. If ``global_statistics`` are there at the end,
-                their mean becomes the server's.
+                their mean becomes the server's; so does that of a server state, if there is a row
+                for each client in the end, [clients, its length].
 
         Returns:
             The uploads [clients, numel], which the server merges and adds to w^t: w_k − w^t here.
@@ -190,6 +194,24 @@ class Client(LightningModule, ABC):
         By default the personal models that are trained. Their running statistics are always kept.
         """
         return {name: self.row(name).data for name in self.trains if name != "global"}
+
+    def server_states(self) -> dict[str, Tensor]:
+        """Return what the server keeps beside the global model: for each name its first row.
+
+        Clients get them with the broadcast, and each of the cohort may propose what they become:
+        see :meth:`end_round`. The mean of the proposals is taken whatever the aggregator is.
+        """
+        return {}
+
+    def check(self, federation: Any) -> None:
+        """Refuse a federation that the algorithm does not fit, before anything is trained.
+
+        Args:
+            federation: The :class:`pl_fed.Federation`; :attr:`population` is known by now.
+
+        Raises:
+            ValueError: If it does not.
+        """
 
     def evaluates(self) -> tuple[str, ...]:
         """Return the models that have metrics, the one that gives predictions last.
@@ -263,13 +285,7 @@ class Client(LightningModule, ABC):
         Raises:
             ValueError: If the centre is neither.
         """
-        row = self.row(model)
-        if centre not in self.centres:
-            raise ValueError(
-                f"Expected argument `centre` to be one of {', '.join(self.centres)} but got"
-                f" {centre!r}."
-            )
-        where = self.centres[centre]
+        row, where = self.row(model), self._centre(centre)
         if isinstance(where, Tensor):
             distance: Tensor = RowDistance.apply(  # type: ignore[no-untyped-call]
                 row.data, where, row.layout, *row.tensors.values()
@@ -281,6 +297,49 @@ class Client(LightningModule, ABC):
     def distance_to_broadcast(self) -> Tensor:
         """Return ‖v − w^t‖²: the personal model's distance to what the server sent."""
         return self.squared_distance("personal", "broadcast")
+
+    def inner_product(self, model: str, centre: str) -> Tensor:
+        """Return ⟨model, centre⟩ over the trainable parameters: a term whose gradient is a row.
+
+        Args:
+            model: See :meth:`squared_distance`, as for the rest.
+            centre: A row as long as the model.
+        """
+        where = self.tensors_at(centre)
+        return torch.stack(
+            [(p * where[n]).sum() for n, p in self.parameters_of(model).items()]
+        ).sum()
+
+    def kept(self, name: str) -> Tensor:
+        """Return, within ``training_step``, a row that :meth:`begin` was given: the ONE client's.
+
+        Args:
+            name: That of a state, of a server state, ``"broadcast"``, ``"samples"``, or of a row
+                that :meth:`begin` added.
+
+        Returns:
+            Shape [its length]. It does not move with the models.
+
+        Raises:
+            ValueError: If there is none of that name.
+        """
+        where = self._centre(name)
+        if isinstance(where, Tensor):
+            return where
+        return torch.cat([tensor.flatten() for tensor in where.values()])
+
+    def tensors_at(self, name: str) -> dict[str, Tensor]:
+        """Return the same of a row as long as a model, cut into parameters: see :meth:`loss_at`."""
+        where = self._centre(name)
+        return self.row("global").layout.views(where) if isinstance(where, Tensor) else dict(where)
+
+    def _centre(self, name: str) -> Any:
+        if name not in self.centres:
+            raise ValueError(
+                f"Expected argument `centre` to be one of {', '.join(self.centres)} but got"
+                f" {name!r}."
+            )
+        return self.centres[name]
 
     def model(self, name: str) -> nn.Module:
         """Return a model by its name.

@@ -13,7 +13,6 @@ from pl_fed.clients.base import Client
 from pl_fed.data.batches import Batches
 from pl_fed.functional.dropout import Draws
 from pl_fed.functional.random import hashed, key
-from pl_fed.functional.rows import RowLayout
 
 
 @dataclass
@@ -46,17 +45,12 @@ class Chunk:
         return Chunk(self.clients, batches, steps, dict(self.rows), dict(self.statistics))
 
     def centres(self, trains: Iterable[str]) -> dict[str, Tensor]:
-        """Rows that a model may be pulled to: all but the live models."""
+        """Rows that ``training_step`` may read: all but the live models."""
         return {
             name: row
             for name, row in self.rows.items()
             if name not in trains and not name.endswith("_statistics")
         }
-
-    def centres_like(self, layout: RowLayout, trains: Iterable[str]) -> dict[str, Tensor]:
-        """Return those of a model's length."""
-        centres = self.centres(trains)
-        return {name: row for name, row in centres.items() if row.shape[-1] == layout.numel}
 
     def draw_keys(self, draws: Draws) -> Tensor:
         """Return keys of the draws that the clients' layers make in each step.

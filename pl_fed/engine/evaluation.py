@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.metrics import ClientMetrics
+from pl_fed.types import Batch
 
 _BATCH = 1024  # samples that a model sees at once
 _STACK_BATCH = 4096  # and a stack of models
@@ -115,6 +116,35 @@ class Evaluator:
                 sums.add(order.to(position.device)[position], index, outputs, losses)
         _, count, loss = sums.tables
         return loss / count.sum(1)
+
+    def start_losses(
+        self, data: ClientData, clients: Tensor, poison: Mapping[int, Callable[[Batch], Batch]]
+    ) -> Tensor:
+        """Return the mean loss of the global model over each client's training data.
+
+        Args:
+            data: The data of the federation.
+            clients: Ids, int64 [clients].
+            poison: What byzantine clients do to their data, by id.
+
+        Returns:
+            float64 [clients].
+        """
+        module, samples = self.client.model("global"), _Samples(data, "train", clients)
+        sums = torch.zeros(len(clients), dtype=torch.float64, device=data.x.device)
+        with torch.no_grad(), evaluating(self.client):
+            for position, index in samples.joined():
+                outputs = module(data.x.index_select(0, index))
+                losses = self.client.sample_losses(outputs, data.y[index])
+                sums.index_add_(0, position, losses.double())
+            for one, client in enumerate(clients.tolist()):
+                if client in poison:
+                    sums[one] = 0
+                    for _, index in samples.of(one):
+                        batch = poison[client](Batch(data.x[index], data.y[index], None, index))
+                        losses = self.client.sample_losses(module(batch.x), batch.y)
+                        sums[one] += losses.double().sum()
+        return sums / samples.sizes.to(sums.device)
 
     def predict(self, data: ClientData, clients: Tensor, model: str) -> list[dict[str, Any]]:
         """Return each client's predictions on its own test samples.

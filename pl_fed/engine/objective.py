@@ -37,7 +37,7 @@ class Objective:
             batch: The minibatch.
             index: Which local step it is: ``batch_idx``.
             draw: The key under which the client's layers draw.
-            centres: What models may be pulled to, by name: each a dict of tensors.
+            centres: Rows of the round by name; those of a model's length as a dict of tensors.
         """
         named = {
             f"client.{self._attribute(model)}.{name}": tensor

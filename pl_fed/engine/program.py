@@ -38,7 +38,8 @@ class Program:
     Attributes:
         leaves: Parameters of each trained model, each a tensor of its own.
         totals: Sums over the steps of what ``training_step`` gives.
-        centres: What models may be pulled to.
+        centres: What ``training_step`` may read: rows as long as a model, cut into its tensors by
+            name, so that models may be pulled to them; and others as they are.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Program:
             self._own_buffers()
         self.momenta: Tensors = {}
         self.totals: dict[str, Tensor] = {}
-        self.centres: dict[str, dict[str, Tensor]] = {}
+        self.centres: dict[str, Any] = {}
         self._compiled: CompiledStep | None = None
 
     @property
@@ -82,7 +83,7 @@ class Program:
             rows: For each trained model the clients' rows [clients, numel], at most as many as
                 there is room for; or one row [numel], where clients are not stacked.
             statistics: Likewise.
-            centres: Rows [clients, numel] or [numel].
+            centres: Rows [clients, length], or [length] that is all clients'.
         """
         for model, layout in self.layouts.items():
             self._copy(layout.views(rows[model]), self.leaves[model])
@@ -93,6 +94,10 @@ class Program:
         layout = self.layouts[self.client.trains[0]]
         for name, row in centres.items():
             lead = (self.size,) if self.size is not None and row.dim() == 2 else ()
+            if row.shape[-1] != layout.numel:
+                kept = self.centres.setdefault(name, row.new_zeros(*lead, row.shape[-1]))
+                _fill(kept, row)
+                continue
             if name not in self.centres:
                 self.centres[name] = _empty(layout, lead, row)
             self._copy(layout.views(row), self.centres[name])
@@ -187,13 +192,9 @@ class Program:
                 self.counters.append((own, buffer))
 
     def _copy(self, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
-        """Copy by name as many clients as both have."""
+        """Copy by name."""
         for name in sources.keys() & targets.keys():
-            source, target = sources[name], targets[name]
-            if source.dim() == target.dim() > 0 and len(source) != len(target):
-                fewer = min(len(source), len(target))
-                source, target = source[:fewer], target[:fewer]
-            target.copy_(source)
+            _fill(targets[name], sources[name])
 
 
 class CompiledStep:
@@ -265,6 +266,14 @@ def plain_attributes(client: Client) -> Iterator[object]:
                 yield name, id(value)
             else:
                 yield name, repr(value)
+
+
+def _fill(target: Tensor, source: Tensor) -> None:
+    """Copy as many clients as both have."""
+    if source.dim() == target.dim() > 0 and len(source) != len(target):
+        fewer = min(len(source), len(target))
+        source, target = source[:fewer], target[:fewer]
+    target.copy_(source)
 
 
 def _empty(layout: RowLayout, lead: tuple[int, ...], like: Tensor) -> dict[str, Tensor]:

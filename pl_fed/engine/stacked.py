@@ -121,7 +121,7 @@ class Stacked(Stepping):
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> tuple[Tensor, Tensor]:
         """Return the losses of the first minibatches, with one padding and with another."""
-        centres = chunk.centres_like(client.row(client.trains[0]).layout, client.trains)
+        centres = chunk.centres(client.trains)
         program = self.program(client, optimizer, chunk, centres)
         with torch.no_grad():
             program.load(chunk.rows, chunk.statistics, centres)

@@ -56,7 +56,7 @@ class Stepping(Engine):
         Raises:
             CannotCompileError: If the step cannot be compiled; the rows are as they were.
         """
-        centres = chunk.centres_like(client.row(client.trains[0]).layout, client.trains)
+        centres = chunk.centres(client.trains)
         program = self.program(client, optimizer, chunk, centres)
         with torch.no_grad():
             return self.run_steps(program, optimizer, chunk, centres)
