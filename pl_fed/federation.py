@@ -325,6 +325,7 @@ class Federation:
         rows = {name: guests.read(store, name, clients) for name in store.defaults}
         rows |= {"broadcast": broadcast, "broadcast_statistics": statistics, **self.server_states}
         rows["samples"] = self.data.train.sizes[clients, None].to(broadcast)
+        rows["validation_samples"] = self.data.val.sizes[clients, None].to(broadcast)
         for model in dict.fromkeys((*client.trains, *client.evaluates())):
             for name, row in ((model, broadcast), (f"{model}_statistics", statistics)):
                 if model != "global" and name not in rows:

@@ -163,8 +163,9 @@ class Client(LightningModule, ABC):
 
         Args:
             rows: ``broadcast`` [numel]; whatever :meth:`states` names, [clients, their length], and
-                whatever :meth:`server_states` names, [their length]; ``samples`` [clients, 1], the
-                number of training samples; and each personal model that is trained or evaluated, by
+                whatever :meth:`server_states` names, [their length]; ``samples`` and
+                ``validation_samples`` [clients, 1], the numbers of samples to train on and to
+                validate with; and each personal model that is trained or evaluated, by
                 name [clients, numel]: to be written here. Running statistics go beside them, as
                 ``broadcast_statistics`` and ``<model>_statistics``. Which numbers of a row are
                 those of a layer ``self.row(model).layout.positions`` tells. Rows that are added
@@ -314,8 +315,8 @@ class Client(LightningModule, ABC):
         """Return, within ``training_step``, a row that :meth:`begin` was given: the ONE client's.
 
         Args:
-            name: That of a state, of a server state, ``"broadcast"``, ``"samples"``, or of a row
-                that :meth:`begin` added.
+            name: That of a state, of a server state, ``"broadcast"``, ``"samples"``,
+                ``"validation_samples"``, or of a row that :meth:`begin` added.
 
         Returns:
             Shape [its length]. It does not move with the models.
