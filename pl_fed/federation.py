@@ -345,6 +345,7 @@ class Federation:
         for model in client.validates():
             args = (self.data, "val", chunk.clients, model, rows)
             rows[f"{model}_loss"] = self.evaluator.losses(*args).to(rows[model])
+        rows |= {f"mean_{name}": values for name, values in outputs.items()}
         upload = client.end_round(rows)
         losses = outputs["loss"]
         finite = losses.isfinite()

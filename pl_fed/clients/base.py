@@ -178,6 +178,8 @@ class Client(LightningModule, ABC):
         Args:
             rows: What :meth:`begin` was given, with the trained models as they are after the local
                 steps, ``global`` [clients, numel] among them, and the losses of :meth:`validates`.
+                What ``training_step`` gave is there as ``mean_<name>`` [clients], the mean over the
+                steps (``mean_loss``, at least).
                 What is written into states is kept. If ``global_statistics`` are there at the end,
                 their mean becomes the server's; so does that of a server state, if there is a row
                 for each client in the end, [clients, its length].
