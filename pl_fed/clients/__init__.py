@@ -1,6 +1,13 @@
 """The algorithms, one file each: what a client computes, keeps and sends."""
 
+from pl_fed.clients.apfl import APFL as APFL
 from pl_fed.clients.base import Client as Client
 from pl_fed.clients.ditto import Ditto as Ditto
+from pl_fed.clients.ditto_choice import DittoChoice as DittoChoice
 from pl_fed.clients.fedavg import FedAvg as FedAvg
+from pl_fed.clients.fedprox import FedProx as FedProx
+from pl_fed.clients.finetuning import Finetuning as Finetuning
 from pl_fed.clients.local import Local as Local
+from pl_fed.clients.mapper import Mapper as Mapper
+from pl_fed.clients.per_fedavg import PerFedAvg as PerFedAvg
+from pl_fed.clients.pulled import Pulled as Pulled

@@ -18,10 +18,31 @@ from torch import nn
 import pl_fed.clients
 from pl_fed import Federation
 from pl_fed.clients import Client
+from pl_fed.engine.base import as_outputs
 from pl_fed.samplers import Uniform
 from pl_fed.types import Batch
 
-ARGUMENTS = {"Ditto": [{}, {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05}]}
+ARGUMENTS = {
+    "APFL": [{}, {"alpha": 0.3, "alpha_lr": 0.1}],
+    "Ditto": [
+        {},
+        {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05},
+        {"regularizer": "fisher", "lam": 5.0, "global_mu": 0.1},
+        {"regularizer": "kl"},
+    ],
+    "DittoChoice": [{}, {"lams": [0.1, 0.5], "lam": 0.5, "regularizer": "kl"}],
+    "Finetuning": [
+        {},
+        {"lam": 0.5, "finetune_steps": 3, "finetune_lr": 0.05},
+        {"finetune_epochs": 2, "regularizer": "fisher", "lam": 5.0},
+    ],
+    "Mapper": [{}, {"lams": [0.5, 0.9]}],
+    "PerFedAvg": [
+        {},
+        {"hessian": "exact", "local_steps": 4},
+        {"hessian": "none", "adaptation_lr": 0.2, "local_steps": 4},
+    ],
+}
 SIZES = [7, 3, 10, 1]
 
 
@@ -105,7 +126,7 @@ def test_the_gradient_falls_on_what_it_trains(kind, arguments):
     assert loss.shape == ()
     assert loss.isfinite()
     for name, gradient in gradients.items():
-        model = name.split("_")[0]
+        model = name.split("_model.")[0]
         assert (gradient is not None) == (model in client.trains), name
         assert gradient is None or gradient.any(), name
 
@@ -191,9 +212,13 @@ def test_the_engines_agree(kind, arguments):
 def test_the_end_of_a_round_gives_rows_and_leaves_the_broadcast_alone(kind, arguments):
     client = ready(kind, arguments)
     numel = client.row("global").layout.numel
-    rows = {"broadcast": torch.randn(numel, dtype=torch.float64)}
-    names = {*client.trains, *client.states()}
-    rows |= {name: torch.randn(3, numel, dtype=torch.float64) for name in sorted(names)}
+    rows = {"broadcast": torch.randn(numel, dtype=torch.float64), **client.server_states()}
+    rows |= {name: row.repeat(3, 1) for name, row in client.states().items()}
+    rows |= {name: torch.randn(3, numel, dtype=torch.float64) for name in client.trains}
+    rows |= {f"{name}_loss": torch.rand(3, dtype=torch.float64) for name in client.validates()}
+    rows |= {name: torch.full((3, 1), 5.0) for name in ("samples", "validation_samples")}
+    outputs = as_outputs(client.training_step(batch(), 0))
+    rows |= {f"mean_{name}": value.detach().repeat(3) for name, value in outputs.items()}
     broadcast = rows["broadcast"].clone()
     upload = client.end_round(rows)
     assert torch.equal(rows["broadcast"], broadcast)

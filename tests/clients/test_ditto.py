@@ -68,7 +68,7 @@ def test_two_clients_one_step_on_w_and_two_on_v(engine):
 class PulledToTheLiveModel(Ditto):
     """The mistake of several known implementations: the pull follows w_k as it is trained."""
 
-    def distance_to_broadcast(self):
+    def squared_distance(self, model, centre="broadcast"):
         live = self.global_model.value.detach()
         return (self.personal_model.value - live).square().sum()
 

@@ -18,7 +18,8 @@ from pl_fed.clients import Client, Ditto
 
 ENGINES = ("one_by_one_compiled", "stacked", "stacked_compiled")
 SIZES = [5, 2, 3]
-SMALLEST = {  # arguments, and the shape of a sample
+SMALLEST = {  # arguments, and the shape of a sample; three classes where there may be so many
+    "LinearSVM": ({"in_features": 6}, (6,)),
     "LogisticRegression": ({"in_features": 6}, (6,)),
     "MLP": ({"in_features": 6, "hidden": [5, 4]}, (6,)),
     "DittoFashionCNN": ({"image_size": 4}, (1, 4, 4)),
@@ -30,7 +31,15 @@ SMALLEST = {  # arguments, and the shape of a sample
     "FrozenBody": ({"architecture": "shufflenet_v2_x0_5"}, (3, 32, 32)),
 }
 MIXING = {"DittoCelebaCNN"}  # BatchNorm: in no stack
-ARGUMENTS = {"Ditto": {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05}}
+ARGUMENTS = {
+    "APFL": [{"alpha": 0.4, "alpha_lr": 0.1}],
+    "Ditto": [
+        {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05},
+        {"regularizer": "fisher", "global_mu": 0.5},
+        {"regularizer": "kl"},
+    ],
+    "PerFedAvg": [{}, {"hessian": "exact"}],
+}
 
 
 def walk(package, parent):
@@ -56,15 +65,24 @@ def agree(client, data, mixing=False):
 @pytest.mark.parametrize("kind", walk(pl_fed.models, nn.Module))
 def test_every_net(uncompiled, kind):
     arguments, shape = SMALLEST[kind.__name__]
-    net = seeded(lambda: kind(num_classes=3, **arguments))
+    three = "num_classes" in inspect.signature(kind).parameters
+    net = seeded(lambda: kind(**({"num_classes": 3} if three else {}), **arguments))
     client = Ditto(net, lam=0.3, optimizer=sgd(0.02, momentum=0.5), local_steps=2)
-    outcome = agree(client, shared_out(classes(SIZES, shape)), kind.__name__ in MIXING)
-    assert outcome.distance(run_rounds(client, shared_out(classes(SIZES, shape)), rounds=1)) > 0
+    data = shared_out(classes(SIZES, shape, num_classes=3 if three else 2))
+    outcome = agree(client, data, kind.__name__ in MIXING)
+    assert outcome.distance(run_rounds(client, data, rounds=1)) > 0
 
 
-@pytest.mark.parametrize("kind", walk(pl_fed.clients, Client))
-def test_every_client(uncompiled, kind):
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        pytest.param(*param.values, arguments, id=f"{param.id}{list(arguments.values())}")
+        for param in walk(pl_fed.clients, Client)
+        for arguments in ARGUMENTS.get(param.id, [{}])
+    ],
+)
+def test_every_client(uncompiled, kind, arguments):
     options = {"optimizer": sgd(0.1, weight_decay=0.01), "local_epochs": 2}
-    client = kind(seeded(mlp), **options, **ARGUMENTS.get(kind.__name__, {}))
+    client = kind(seeded(mlp), **options, **arguments)
     agree(client, shared_out(classes(SIZES)))
     assert len(uncompiled) == 2

@@ -1,0 +1,87 @@
+"""APFL: a mixture of a client's own model and the global one.
+
+Y. Deng, M. M. Kamani and M. Mahdavi. "Adaptive personalized federated learning". arXiv 2003.13461
+(v3, 2020).
+
+Client k has v_k, and the mixture v̄_k = α_k v_k + (1 − α_k) w. At each local step (Algorithm 1) w_k
+moves by the gradient of f_k(w_k), and v_k by that of f_k(v̄_k) with respect to v_k, which is
+α_k ∇f_k(v̄_k); w_k goes to the server, as in FedAvg. α_k is adapted by gradient descent, too:
+∂f_k(v̄_k) / ∂α_k = ⟨v_k − w_k, ∇f_k(v̄_k)⟩.
+
+Departs from the paper: α_k moves once a round, by the mean of this derivative over the local steps,
+and stays in [0, 1]. In the paper it moves at every step; in the authors' code at the first of each
+round, with a term 0.02 α_k beside the derivative that the paper does not have. v_k begins at w⁰.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.functional.arguments import check_nonnegative
+from pl_fed.types import Batch
+
+
+class APFL(Client):
+    """Each client's personal model is α v_k + (1 − α) w: α = 0 is FedAvg, 1 trains local models.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        alpha: α in [0, 1]; where it is adapted, its first value.
+        alpha_lr: Learning rate of α, >= 0; 0 leaves it as it is. The adapting costs a forward and a
+            backward pass a step.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+
+    Raises:
+        ValueError: If ``alpha`` is out of range, or ``alpha_lr`` negative or infinite.
+    """
+
+    trains = ("global", "local")
+
+    def __init__(
+        self, net: nn.Module, alpha: float = 0.5, alpha_lr: float = 0.0, **kwargs: Any
+    ) -> None:
+        super().__init__(net, **kwargs)
+        check_nonnegative(alpha_lr=alpha_lr)
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"Expected argument `alpha` to be in [0, 1] but got {alpha}.")
+        self.alpha = alpha
+        self.alpha_lr = alpha_lr
+
+    def states(self) -> dict[str, Tensor]:
+        """Return v_k, and α_k."""
+        return {**super().states(), "alpha": self.row("global").data.new_tensor([self.alpha])}
+
+    def begin(self, rows: dict[str, Tensor]) -> None:
+        """Mix the personal model, from v_k and what the server has."""
+        alpha = rows["alpha"]
+        rows["personal"] = alpha * rows["local"] + (1 - alpha) * rows["broadcast"]
+        rows["personal_statistics"] = rows["local_statistics"].clone()  # those of the mixture
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Return f_k(w) + f_k(α v + (1 − α) w), where the second moves v alone."""
+        w = {name: each.detach() for name, each in self.parameters_of("global").items()}
+        v = self.parameters_of("local")
+
+        def mixed_loss(alpha: Tensor, v: dict[str, Tensor]) -> Tensor:
+            mixed = {name: alpha * v[name] + (1 - alpha) * w[name] for name in v}
+            return self.loss_at("local", mixed, batch)
+
+        alpha = self.kept("alpha")[0]
+        loss = self.loss(self.global_model, batch) + mixed_loss(alpha, v)
+        if not self.alpha_lr:
+            return loss
+        still = {name: each.detach() for name, each in v.items()}
+        return {"loss": loss, "alpha_gradient": torch.func.grad(mixed_loss)(alpha, still)}
+
+    def end_round(self, rows: dict[str, Tensor]) -> Tensor | None:
+        """Adapt α, and upload w_k − w^t."""
+        if self.alpha_lr:
+            step = self.alpha_lr * rows["mean_alpha_gradient"][:, None]
+            rows["alpha"] = (rows["alpha"] - step.to(rows["alpha"])).clamp(0, 1)
+        return super().end_round(rows)
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return the global model, and the mixtures."""
+        return ("global", "personal")

@@ -1,0 +1,99 @@
+"""Ditto whose clients choose their own λ.
+
+T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
+personalization". ICML 2021. arXiv 2012.04221. Appendix D.2: each device takes the best of three λ
+by its own validation data: of {0.05, 0.1, 0.2} under strong attacks (model replacement, or more
+than half of the devices), of {0.1, 1, 2} otherwise; a device with fewer than 4 validation samples
+takes 0.1 under strong attacks, and 1 otherwise. Of devices with 4 or 5 samples the paper says
+nothing; here they choose.
+
+Each client trains a personal model for each λ, all along, and the one with the lowest loss on its
+validation data at the end of its last round is its personal model. The paper does not say when a
+device chooses, or by what; its reference code has a single model, which at each local step is moved
+by the λ that gives the lowest validation loss. That is not offered: no local step sees validation
+data here.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.ditto import Ditto
+from pl_fed.functional.arguments import check_integers, check_nonnegative
+
+
+class DittoChoice(Ditto):
+    """Ditto with a personal model for each λ, of which a client takes what validates best.
+
+    Args:
+        net: See :class:`Ditto`, as for all that is not named here.
+        lams: The λ to choose from, each >= 0; the paper's are {0.1, 1, 2}, and {0.05, 0.1, 0.2}
+            under strong attacks.
+        lam: λ of clients that have too little validation data, one of ``lams``; 1 in the paper, and
+            0.1 under strong attacks.
+        min_validation: So many validation samples are enough, >= 1; 4 in the paper.
+        **kwargs: See :class:`Ditto`.
+
+    Raises:
+        ValueError: If a λ is negative or infinite, there are none or one twice, ``lam`` is none of
+            them, or ``min_validation`` below 1.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        lams: Sequence[float] = (0.1, 1.0, 2.0),
+        lam: float = 1.0,
+        min_validation: int = 4,
+        **kwargs: Any,
+    ) -> None:
+        check_integers(1, min_validation=min_validation)
+        for each in lams:
+            check_nonnegative(lams=each)
+        if not lams or len(set(lams)) < len(lams):
+            raise ValueError(f"Expected argument `lams` to be different numbers but got {lams}.")
+        if lam not in lams:
+            raise ValueError(f"Expected argument `lam` to be one of {lams} but got {lam}.")
+        self.candidates = tuple(f"personal_{i}" for i in range(len(lams)))
+        self.trains = ("global", *self.candidates)
+        super().__init__(net, lam, **kwargs)
+        self.candidate_lams = tuple(lams)
+        self.min_validation = min_validation
+
+    def lams(self) -> dict[str, float]:
+        """Return λ of each candidate."""
+        return dict(zip(self.candidates, self.candidate_lams))
+
+    def states(self) -> dict[str, Tensor]:
+        """Return the candidates, and which of them is chosen: at first that of ``lam``."""
+        return {**super().states(), "choice": self.row("global").data.new_tensor([self._fallback])}
+
+    def begin(self, rows: dict[str, Tensor]) -> None:
+        """Make the chosen candidate the personal model."""
+        choice = rows["choice"][:, 0].long()
+        for suffix in ("", "_statistics"):
+            candidates = torch.stack([rows[f"{name}{suffix}"] for name in self.candidates])
+            chosen = torch.arange(len(choice), device=choice.device)
+            rows[f"personal{suffix}"] = candidates[choice, chosen]
+
+    def validates(self) -> tuple[str, ...]:
+        """Return the candidates."""
+        return self.candidates
+
+    def end_round(self, rows: dict[str, Tensor]) -> Tensor | None:
+        """Choose a candidate, and upload w_k − w^t."""
+        losses = torch.stack([rows[f"{name}_loss"] for name in self.candidates], 1)
+        best = losses.nan_to_num(torch.inf).argmin(1, keepdim=True)
+        enough = rows["validation_samples"] >= self.min_validation
+        rows["choice"] = torch.where(enough, best, self._fallback).to(rows["choice"])
+        return super().end_round(rows)
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return the global model, and the chosen candidate."""
+        return ("global", "personal")
+
+    @property
+    def _fallback(self) -> int:
+        return self.candidate_lams.index(self.lam)

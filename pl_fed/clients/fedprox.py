@@ -1,0 +1,41 @@
+"""FedProx: local problems that hold on to the global model.
+
+T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar and V. Smith. "Federated optimization in
+heterogeneous networks". MLSys 2020. arXiv 1812.06127.
+
+In round t a client minimises h_k(w; w^t) = F_k(w) + μ/2 ‖w − w^t‖² inexactly (equation 2,
+Algorithm 2); the server averages, as in FedAvg. The paper draws clients in proportion to their
+samples and takes the plain mean: ``samplers.BySize`` with ``aggregators.Mean``.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.functional.arguments import check_nonnegative
+from pl_fed.types import Batch
+
+
+class FedProx(Client):
+    """FedAvg with a proximal term; μ = 0 is FedAvg.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        mu: μ >= 0; the paper takes the best of 0.001, 0.01, 0.1 and 1.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+
+    Raises:
+        ValueError: If ``mu`` is negative or infinite.
+    """
+
+    trains = ("global",)
+
+    def __init__(self, net: nn.Module, mu: float = 0.01, **kwargs: Any) -> None:
+        super().__init__(net, **kwargs)
+        check_nonnegative(mu=mu)
+        self.mu = mu
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return F_k(w) + μ/2 ‖w − w^t‖² on the minibatch."""
+        return self.loss(self.global_model, batch) + self.mu / 2 * self.squared_distance("global")

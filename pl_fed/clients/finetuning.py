@@ -1,0 +1,83 @@
+"""Finetuning: a global model first, and from it a personal one for each client.
+
+T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
+personalization". ICML 2021. arXiv 2012.04221. Section 3.2 and Appendix D.1: the solver of Ditto's
+objective that first obtains w*, and then minimises h_k(·; w*) = F_k(v) + λ/2 ‖v − w*‖² from w* for
+each client. With λ = 0 it is the baseline "finetuning" of Tables 2 and 8; with ``regularizer``
+``"fisher"`` and ``"kl"`` the baselines EWC and SKL (Appendix C.2).
+T. Yu, E. Bagdasaryan and V. Shmatikov. "Salvaging federated learning by local adaptation". arXiv
+2002.04758, from which these come.
+
+Every evaluation finetunes the global model of the moment; nothing personal is kept.
+
+Departs from the paper: the Fisher information is estimated anew by each minibatch, and once before
+the finetuning in the reference code. This also takes max(⌊i n_k / b⌋, i) steps of minibatches of b,
+which ``finetune_epochs`` of i equals where a client has a minibatch or more.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from pl_fed.clients.base import check_work
+from pl_fed.clients.pulled import Pulled, Regularizer
+from pl_fed.data.batches import LocalWork
+from pl_fed.functional.arguments import check_nonnegative
+from pl_fed.types import Batch
+
+
+class Finetuning(Pulled):
+    """FedAvg, and before each evaluation every client's own model, trained from the global one.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        lam: λ ≥ 0, the strength of the pull to the global model; 0 is plain finetuning.
+        finetune_epochs: Passes over the client's training data; 0 leaves the global model as it
+            is. 1 if ``finetune_steps`` are not given either; the paper takes 50.
+        finetune_steps: The same, counted in minibatch steps.
+        finetune_lr: Learning rate of the finetuning; the optimizer's own by default.
+        regularizer: What v is pulled by: ``"l2"``, ``"fisher"`` or ``"kl"``; see :class:`Pulled`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+
+    Raises:
+        ValueError: If ``lam`` or ``finetune_lr`` is negative or infinite, the finetuning is
+            negative or counted twice, or ``regularizer`` unknown.
+    """
+
+    trains = ("global",)
+
+    def __init__(
+        self,
+        net: nn.Module,
+        lam: float = 0.0,
+        finetune_epochs: int | None = None,
+        finetune_steps: int | None = None,
+        finetune_lr: float | None = None,
+        regularizer: Regularizer = "l2",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, lam, regularizer, **kwargs)
+        check_nonnegative(finetune_lr=finetune_lr)
+        self.finetune_lr = finetune_lr
+        self.adaptation_work: LocalWork | None = None
+        if {finetune_epochs, finetune_steps} != {0, None}:
+            check_work(finetune_steps, finetune_epochs, prefix="finetune")
+            self.adaptation_work = LocalWork(finetune_steps, finetune_epochs or 1)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return F_k(w) on the minibatch."""
+        return self.loss(self.global_model, batch)
+
+    def adaptation_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return F_k(v) + λ/2 ‖v − w‖² on the minibatch."""
+        return self.pulled_loss(batch, {"personal": self.lam})
+
+    def group_options(self, model: str) -> dict[str, Any]:
+        """Give the finetuning a learning rate of its own, if it has one."""
+        if model == "personal" and self.finetune_lr is not None:
+            return {"lr": self.finetune_lr}
+        return {}
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return the global model, and what it becomes on each client's data."""
+        return ("global", "personal")

@@ -1,0 +1,107 @@
+"""MAPPER: the best of several mixtures of a client's own model and the global one.
+
+Y. Mansour, M. Mohri, J. Ro and A. T. Suresh. "Three approaches for personalization with
+applications to federated learning". arXiv 2002.10619 (section 5, model interpolation).
+
+In each round client k minimises f_k(λ v + (1 − λ) w^t) over its own v, for each λ of a few; takes
+the λ and the v with the lowest loss; and minimises f_k(λ v + (1 − λ) w) over w, whose change it
+sends. Its personal model is the mixture.
+
+How it is run: a candidate of λ is the mixture u = λ v + (1 − λ) w^t itself, and a step of SGD on v
+is one on u with λ² times its gradient; v is read off in the end. Beside it goes a w of its own,
+trained by f_k(u + (1 − λ)(w − w^t)). The client sends the w of the candidate that it takes.
+
+Departs from the paper: v and w take a step on each minibatch, in turn, instead of one after the
+other; λ is chosen by the client's validation data, not by its training data, and is the middle one
+without any; parameters are mixed, and not outputs, as in the reference code of Ditto's baseline of
+this name, where v is kept from round to round, too. (That code sends the last client's change only,
+and takes a single step on w.)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.types import Batch
+
+
+class Mapper(Client):
+    """Each client's personal model is λ v_k + (1 − λ) w, with the λ that validates best.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        lams: The λ to choose from, each in (0, 1]: 1 trains local models. Of each there are two
+            models in training.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+            The optimizer is meant to be SGD, with or without momentum: another moves the mixtures
+            in its own way.
+
+    Raises:
+        ValueError: If a λ is out of range, or there are none, or one twice.
+    """
+
+    def __init__(
+        self, net: nn.Module, lams: Sequence[float] = (0.25, 0.5, 0.75), **kwargs: Any
+    ) -> None:
+        if not lams or len(set(lams)) < len(lams) or not all(0 < lam <= 1 for lam in lams):
+            raise ValueError(
+                f"Expected argument `lams` to be different numbers in (0, 1] but got {lams}."
+            )
+        self.mixtures = tuple(f"personal_{i}" for i in range(len(lams)))
+        self.centrals = tuple(f"central_{i}" for i in range(len(lams)))
+        self.trains = (*self.mixtures, *self.centrals)
+        super().__init__(net, **kwargs)
+        self.lams = tuple(lams)
+
+    def states(self) -> dict[str, Tensor]:
+        """Return v_k, and which λ is chosen: at first the middle one."""
+        row = self.row("global").data
+        return {"local": row, "choice": row.new_tensor([len(self.lams) // 2])}
+
+    def begin(self, rows: dict[str, Tensor]) -> None:
+        """Mix the candidates, and the personal model."""
+        v, w = rows["local"], rows["broadcast"]
+        for name, lam in zip(self.mixtures, self.lams):
+            rows[name] = lam * v + (1 - lam) * w
+        rows["personal"] = self._chosen(rows, self.mixtures)
+        statistics = [f"{name}_statistics" for name in self.mixtures]
+        rows["personal_statistics"] = self._chosen(rows, statistics)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return Σ over λ of λ² f_k(u) + f_k(u + (1 − λ)(w − w^t)), where the second moves w."""
+        centre = self.tensors_at("broadcast")
+        losses = []
+        for mixture, central, lam in zip(self.mixtures, self.centrals, self.lams):
+            u, w = self.parameters_of(mixture), self.parameters_of(central)
+            there = {n: u[n].detach() + (1 - lam) * (w[n] - centre[n]) for n in u}
+            losses.append(lam**2 * self.loss(self.model(mixture), batch))
+            losses.append(self.loss_at(central, there, batch))
+        return sum(losses[1:], losses[0])
+
+    def validates(self) -> tuple[str, ...]:
+        """Return the mixtures."""
+        return self.mixtures
+
+    def end_round(self, rows: dict[str, Tensor]) -> Tensor | None:
+        """Choose λ, keep its v, and upload the change of its w."""
+        w = rows["broadcast"]
+        losses = torch.stack([rows[f"{name}_loss"] for name in self.mixtures], 1)
+        best = losses.nan_to_num(torch.inf).argmin(1, keepdim=True)
+        some = rows["validation_samples"] > 0
+        rows["choice"] = torch.where(some, best, len(self.lams) // 2).to(rows["choice"])
+        lam = w.new_tensor(self.lams)[rows["choice"].long()]
+        rows["local"] = (self._chosen(rows, self.mixtures) - (1 - lam) * w) / lam
+        return self._chosen(rows, self.centrals) - w
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return the global model, and the mixtures that are chosen."""
+        return ("global", "personal")
+
+    def _chosen(self, rows: dict[str, Tensor], names: Sequence[str]) -> Tensor:
+        """Return each client's chosen one of several rows, [clients, length]."""
+        choice = rows["choice"][:, 0].long()
+        clients = torch.arange(len(choice), device=choice.device)
+        return torch.stack([rows[name] for name in names])[choice, clients]

@@ -1,0 +1,127 @@
+"""Per-FedAvg: a global model that is good after a step on a client's own data.
+
+A. Fallah, A. Mokhtari and A. Ozdaglar. "Personalized federated learning with theoretical
+guarantees: A model-agnostic meta-learning approach". NeurIPS 2020. arXiv 2002.07948.
+
+The objective (equation 3): the mean over clients of F_k(w) = f_k(w − α ∇f_k(w)). A local step
+(Algorithm 1, lines 6 to 8) takes w to w − β (I − α ∇²f_k(w; D″)) ∇f_k(w̃; D′), where
+w̃ = w − α ∇f_k(w; D), of three independent batches. HF (section 5, equation 16) replaces the product
+of the Hessian with a vector u by (∇f_k(w + δ u) − ∇f_k(w − δ u)) / (2 δ), FO leaves it out.
+
+The three batches are parts of the minibatch: D′ has its first sample and every third from there on,
+D those after these, D″ the rest. A part that is empty, in a minibatch of one or two samples, has
+gradient 0.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.data.batches import LocalWork
+from pl_fed.functional.arguments import check_integers, check_nonnegative
+from pl_fed.types import Batch
+
+Hessian = Literal["difference", "exact", "none"]
+Tensors = dict[str, Tensor]
+
+
+class PerFedAvg(Client):
+    """Meta-learning by federated averaging; a client's own model is a step away from the global.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here. It must not have running
+            statistics (BatchNorm).
+        adaptation_lr: α >= 0, the learning rate of the step on a client's own data.
+        hessian: How the Hessian's product with a vector is found: ``"difference"`` of two
+            gradients (HF), ``"exact"``, or ``"none"`` at all (FO).
+        difference: δ > 0 of HF.
+        adaptation_steps: Steps on a client's own data before an evaluation, >= 1; 1 in the paper.
+        **kwargs: ``optimizer`` (its learning rate is β), ``lr_scheduler``, ``local_steps`` (τ),
+            ``local_epochs``, ``criterion``.
+
+    Raises:
+        ValueError: If an argument is out of range, or the net has running statistics.
+    """
+
+    trains = ("global",)
+
+    def __init__(
+        self,
+        net: nn.Module,
+        adaptation_lr: float = 0.01,
+        hessian: Hessian = "difference",
+        difference: float = 1e-3,
+        adaptation_steps: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, **kwargs)
+        check_nonnegative(adaptation_lr=adaptation_lr, difference=difference)
+        check_integers(1, adaptation_steps=adaptation_steps)
+        if difference == 0:
+            raise ValueError("Expected argument `difference` to be above 0 but got 0.")
+        if hessian not in get_args(Hessian):
+            raise ValueError(
+                "Expected argument `hessian` to be one of difference, exact and none but got"
+                f" {hessian!r}."
+            )
+        if self.statistics("global").layout.numel:
+            raise ValueError(
+                "Expected argument `net` to have no running statistics but got"
+                f" {', '.join(self.statistics('global').layout.names)}: a step goes through"
+                " several points, and none of them is the model's."
+            )
+        self.adaptation_lr = adaptation_lr
+        self.hessian = hessian
+        self.difference = difference
+        self.adaptation_work: LocalWork | None = LocalWork(steps=adaptation_steps)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return f_k(w̃; D′), with the gradient (I − α ∇²f_k(w; D″)) ∇f_k(w̃; D′)."""
+        outer, inner, third = (batch.part(slice(i, None, 3)) for i in range(3))
+        live = self.parameters_of("global")
+        w = {name: parameter.detach() for name, parameter in live.items()}
+        adapted = _moved(w, self._gradient(w, inner), -self.adaptation_lr)
+        direction = self._gradient(adapted, outer)
+        if self.hessian != "none":
+            product = self._hessian_product(w, direction, third)
+            direction = _moved(direction, product, -self.adaptation_lr)
+        value = self.loss_at("global", adapted, outer).detach()
+        linear = _dot(live, direction)
+        return value + (linear - linear.detach())
+
+    def adaptation_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return f_k(v) on the minibatch."""
+        return self.loss(self.personal_model, batch)
+
+    def group_options(self, model: str) -> dict[str, Any]:
+        """Take the step on a client's own data with learning rate α."""
+        return {"lr": self.adaptation_lr} if model == "personal" else {}
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return the global model, and what it becomes on each client's data."""
+        return ("global", "personal")
+
+    def _gradient(self, at: Tensors, batch: Batch) -> Tensors:
+        found: Tensors = torch.func.grad(lambda at: self.loss_at("global", at, batch))(at)
+        return found
+
+    def _hessian_product(self, w: Tensors, u: Tensors, batch: Batch) -> Tensors:
+        """Return ∇²f_k(w) u on a batch."""
+        if self.hessian == "exact":
+            found: Tensors = torch.func.grad(lambda at: _dot(self._gradient(at, batch), u))(w)
+            return found
+        ahead, behind = (
+            self._gradient(_moved(w, u, sign * self.difference), batch) for sign in (1, -1)
+        )
+        return {name: (ahead[name] - behind[name]) / (2 * self.difference) for name in w}
+
+
+def _moved(at: Mapping[str, Tensor], along: Mapping[str, Tensor], by: float) -> Tensors:
+    return {name: at[name] + by * along[name] for name in at}
+
+
+def _dot(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([(one[name] * other[name]).sum() for name in one]).sum()

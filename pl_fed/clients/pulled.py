@@ -1,0 +1,109 @@
+"""What algorithms share whose personal models are pulled to what the server sent.
+
+T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
+personalization". ICML 2021. arXiv 2012.04221. Section 3.1 names distances other than the squared
+one, and Appendix C.2 gives them: elastic weight consolidation, λ/2 Σ_j F_jj (v_j − w_j)², where F
+is the empirical Fisher information at w, estimated by a batch; and λ/2 (KL(f(v) ‖ f(w)) +
+KL(f(w) ‖ f(v))), where f gives the probabilities of the classes.
+"""
+
+from abc import ABC
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pl_fed.clients.base import Client
+from pl_fed.functional.arguments import check_nonnegative
+from pl_fed.functional.divergences import (
+    diagonal_fisher,
+    symmetrized_divergence,
+    weighted_squared_distance,
+)
+from pl_fed.types import Batch
+
+Regularizer = Literal["l2", "fisher", "kl"]
+
+
+class Pulled(Client, ABC):
+    """A client with models that are pulled to the broadcast w^t: F_k(v) + λ/2 R(v, w^t).
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        lam: λ >= 0, the strength of the pull.
+        regularizer: R: ``"l2"`` is ‖v − w^t‖²; ``"fisher"`` weighs the squares of the differences
+            by the diagonal of the empirical Fisher information at w^t, the mean over the minibatch
+            of each sample's squared gradient; ``"kl"`` is the symmetrized Kullback-Leibler
+            divergence of the predicted classes on the minibatch. For the last two, w^t is in
+            evaluation mode. They cost more: a gradient for each sample, or a forward pass.
+        **kwargs: See :class:`Client`.
+
+    Raises:
+        ValueError: If ``lam`` is negative or infinite, or ``regularizer`` is none of these.
+    """
+
+    def __init__(
+        self, net: nn.Module, lam: float = 1.0, regularizer: Regularizer = "l2", **kwargs: Any
+    ) -> None:
+        super().__init__(net, **kwargs)
+        check_nonnegative(lam=lam)
+        if regularizer not in get_args(Regularizer):
+            raise ValueError(
+                "Expected argument `regularizer` to be one of l2, fisher and kl but got"
+                f" {regularizer!r}."
+            )
+        self.lam = lam
+        self.regularizer = regularizer
+
+    def pulled_loss(self, batch: Batch, lams: Mapping[str, float]) -> Tensor:
+        """Return Σ over models of F_k(v) + λ/2 R(v, w^t) on the minibatch.
+
+        Args:
+            batch: See :meth:`training_step`.
+            lams: λ of each of the models, by name.
+        """
+        centre = self._of_the_centre(batch)
+        losses = []
+        for model, lam in lams.items():
+            outputs = self.model(model)(batch.x)
+            pull = self._distance(model, outputs, centre, batch)
+            losses.append(self._mean_loss(outputs, batch) + lam / 2 * pull)
+        return sum(losses[1:], losses[0])
+
+    def _of_the_centre(self, batch: Batch) -> Any:
+        """Return what R needs of w^t: the same for all that is pulled to it."""
+        if self.regularizer == "l2":
+            return None
+        net, centre = self.model("global"), self.tensors_at("broadcast")
+        with _evaluating(net):
+            if self.regularizer == "kl":
+                return functional_call(net, centre, (batch.x,)).detach()
+
+            def sample_loss(at: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+                outputs = functional_call(net, dict(at), (x[None],))
+                return self.sample_losses(outputs, y[None])[0]
+
+            return diagonal_fisher(sample_loss, centre, batch.x, batch.y, batch.mask)
+
+    def _distance(self, model: str, outputs: Tensor, centre: Any, batch: Batch) -> Tensor:
+        """Return R(v, w^t), given v's outputs."""
+        if self.regularizer == "kl":
+            return symmetrized_divergence(outputs, centre, batch.mask)
+        if self.regularizer == "fisher":
+            live = self.parameters_of(model)
+            return weighted_squared_distance(live, self.tensors_at("broadcast"), centre)
+        return self.squared_distance(model)
+
+
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
+    """Set evaluation mode for a while, and each module back to its own."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
