@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
+from pl_fed.adaptation import Adaptation
 from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.attacks import Attack
 from pl_fed.checks import (
@@ -70,6 +71,10 @@ class Federation:
         gather_memory: With several processes, bytes of uploads (cohort × parameters × their size)
             up to which each of them brings all uploads together; beyond, each merges a slice of the
             coordinates where the aggregator can. A mean takes neither way: it adds up.
+        model_selection: By what data each client takes the better one of its own model and the
+            global one, the ``hybrid`` model (FLAME, section IV): its ``"validation"`` data, or, as
+            in the paper's experiments, its ``"test"`` data, which tells more than can be known and
+            gives metrics of the name ``hybrid_by_test_data``; ``None`` for neither.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
     Attributes:
@@ -92,6 +97,7 @@ class Federation:
         store: str | None = None,
         state_memory: int | float = 0.5,
         gather_memory: int = 1 << 20,
+        model_selection: Literal["validation", "test"] | None = "validation",
         seed: int | None = None,
     ) -> None:
         if isinstance(byzantine, int | float) and not 0 <= byzantine <= 1:
@@ -108,6 +114,11 @@ class Federation:
             raise ValueError(
                 f"Expected argument `chunk_size` to be at least 1 but got {chunk_size}."
             )
+        if model_selection not in ("validation", "test", None):
+            raise ValueError(
+                'Expected argument `model_selection` to be "validation", "test" or None but got'
+                f" {model_selection!r}."
+            )
         check_state_memory(state_memory)
         if gather_memory < 0:
             raise ValueError(
@@ -121,6 +132,7 @@ class Federation:
         self.store_folder = store
         self.state_memory = state_memory
         self.gather_memory = gather_memory
+        self.model_selection = model_selection
         self.processes = Processes()
         self.seed = global_seed() if seed is None else seed
         self.limit_local_steps: int | float | None = None
@@ -132,6 +144,7 @@ class Federation:
         self._byzantine_share = 0.0
         self._client: Client | None = None
         self._evaluator: Evaluator | None = None
+        self._adaptation: Adaptation | None = None
         self._data: ClientData | None = None
         self._moved: ClientData | None = None
         self._store: ClientStore | None = None
@@ -163,10 +176,14 @@ class Federation:
         if client is not self._client or data is not self._data:
             self._client, self._data, self._moved = client, data, None
             self._store, self._saved = None, None
-            self._evaluator = Evaluator(client, self._begin)
+            self._adaptation = None
+            self._evaluator = Evaluator(client, self._begin_evaluation)
             self.server.reset()
         client.check(self)
         self.datamodule = datamodule
+        if client.adaptation_work is not None:
+            how = (self.seed, self._poison, datamodule.augment)
+            self._adaptation = Adaptation(client, *how)
         self._metrics = {}
 
     # A round
@@ -331,6 +348,15 @@ class Federation:
                 if model != "global" and name not in rows:
                     rows[name] = row.expand(len(clients), -1).clone()
         client.begin(rows)
+        return rows
+
+    def _begin_evaluation(self, clients: Tensor) -> dict[str, Tensor]:
+        """Bring together the rows of clients that are to be evaluated."""
+        if self._adaptation is None:
+            return self._begin(clients)
+        with torch.inference_mode(False):
+            rows = self._begin(clients)
+            self._adaptation.run(self.data, clients, rows, self._rule, self.engine)
         return rows
 
     def _close(
@@ -511,11 +537,23 @@ class Federation:
         if part not in self._metrics:  # tables of all clients
             data = _set_up(self._data)
             with torch.inference_mode(False):
+                models = self.client.evaluates()
                 self._metrics[part] = {
                     model: ClientMetrics(data.num_clients, data.num_classes, ~self.is_byzantine)
-                    for model in self.client.evaluates()
+                    for model in (*models, *self._hybrid(part))
                 }
         return self._metrics[part]
+
+    def _hybrid(self, part: str) -> dict[str, str]:
+        """Return under what name the better model of each client has metrics, and by what data."""
+        models, data = self.client.evaluates(), _set_up(self._data)
+        if len(models) < 2 or "global" not in models:
+            return {}
+        if self.model_selection == "validation" and int(data.val.sizes.sum()):
+            return {"hybrid": "val"}
+        if self.model_selection == "test" and part == "test":
+            return {"hybrid_by_test_data": "test"}
+        return {}
 
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each model that has any.
@@ -528,7 +566,7 @@ class Federation:
         for each in metrics.values():
             each.to(self.data.x.device)
         with self.engine.autocast():
-            self.evaluator.evaluate(self.data, part, clients, metrics)
+            self.evaluator.evaluate(self.data, part, clients, metrics, self._hybrid(part))
 
     def predict(self, clients: Tensor) -> list[dict[str, Any]]:
         """Give each client's predictions on its test data, by its personal model if it has one."""

@@ -1,10 +1,14 @@
-"""FedAvg, local training and Ditto on real Fashion-MNIST, clean and with 20 % label poisoning.
+"""All algorithms on real Fashion-MNIST under one setting, clean and with 20 % label poisoning.
 
 PL_FED_DATA=../data python experiments/fashion_mnist/run.py
 
-100 clients with two classes each, MLP 784-128-64-10, 10 clients a round, 50 rounds, CPU, one
-thread. Each run is ``python -m pl_fed fit`` with the shipped configs. Resumable: a run whose row is
-in results.csv is not run again. Writes results.csv and, from it, table.md.
+100 clients with two classes each, MLP 784-128-64-10, 10 clients a round, 50 rounds, CPU, one thread
+a process. Each run is ``python -m pl_fed fit`` with the shipped configs, hyperparameters and all:
+nothing is tuned here. Resumable: a run whose row is in results.csv is not run again. Writes
+results.csv and, from it, table.md and accuracy_spread.png.
+
+``--only FedAvg Ditto`` runs some algorithms, ``--seeds 0 1 2`` these seeds, ``--at-once 2`` so many
+runs at a time.
 """
 
 import argparse
@@ -15,84 +19,152 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-METRICS = ["accuracy", "accuracy_std", "accuracy_worst10"]
-ALGORITHMS = {"FedAvg": ["fedavg"], "local": ["local"], "Ditto": ["ditto"]}
+METRICS = ["accuracy", "accuracy_std", "accuracy_worst10", "class_std_mean"]
+MODELS = ("global", "personal", "hybrid")
 SETTINGS = {"clean": [], "20 % poisoned": ["label_poisoning"]}
+ALGORITHMS = {"FedAvg": "fedavg", "local": "local", "Ditto": "ditto"}
+Row = dict[str, str]
 
 
-def run(algorithm: str, setting: str, seed: int) -> dict[str, str]:
+def run(algorithm: str, setting: str, seed: int) -> Row:
     """Run one federation; return its row."""
-    configs = ["fashion_mnist", *ALGORITHMS[algorithm], *SETTINGS[setting]]
+    configs = ["fashion_mnist", ALGORITHMS[algorithm], *SETTINGS[setting]]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pl_fed", "fit"]
         for name in configs:
             command += ["--config", str(ROOT / "configs" / f"{name}.yaml")]
         command += ["--seed_everything", str(seed), "--trainer.accelerator", "cpu"]
         command += ["--trainer.default_root_dir", folder, "--trainer.enable_progress_bar", "false"]
+        command += ["--trainer.check_val_every_n_epoch", "50"]
         started = time.perf_counter()
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run(command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         seconds = time.perf_counter() - started
+        row = {"algorithm": algorithm, "setting": setting, "seed": str(seed)}
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "Error" in line] or ["?"]
+            return {**row, "seconds": f"{seconds:.1f}", "failed": lines[-1]}
         (file,) = Path(folder).glob("*/metrics.csv")
-        with file.open(newline="") as lines:
-            last = list(csv.DictReader(lines))[-1]
-    row = {"algorithm": algorithm, "setting": setting, "seed": str(seed)}
-    for model in ("global", "personal"):
+        with file.open(newline="") as lines_of_file:
+            last = list(csv.DictReader(lines_of_file))[-1]
+    for model in MODELS:
         for metric in METRICS:
             row[f"{model}_{metric}"] = last.get(f"test/{model}/{metric}", "")
-    return {**row, "seconds": f"{seconds:.1f}"}
+    return {**row, "seconds": f"{seconds:.1f}", "failed": ""}
 
 
-def table(rows: list[dict[str, str]]) -> str:
+def found(rows: Iterable[Row], algorithm: str, setting: str, column: str) -> list[float]:
+    """Return a column's values of an algorithm in a setting, one for each seed."""
+    chosen = [r for r in rows if (r["algorithm"], r["setting"]) == (algorithm, setting)]
+    return [float(row[column]) for row in chosen if row.get(column)]
+
+
+def table(rows: list[Row]) -> str:
     """Return the rows as a table: means over seeds."""
     lines = [
-        "| | | accuracy | spread (std) | worst 10 % | seconds |",
-        "|---|---|---|---|---|---|",
+        "| | | accuracy | spread (std) | worst 10 % | spread within clients | seconds |",
+        "|---|---|---|---|---|---|---|",
     ]
     for setting in SETTINGS:
         for algorithm in ALGORITHMS:
-            found = [r for r in rows if (r["algorithm"], r["setting"]) == (algorithm, setting)]
-            for model in ("global", "personal"):
-                if not found or not found[0][f"{model}_accuracy"]:
-                    continue
-                cells = []
-                for metric in METRICS:
-                    values = [float(row[f"{model}_{metric}"]) for row in found]
-                    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                    cells.append(f"{statistics.mean(values):.3f} ± {spread:.3f}")
-                seconds = statistics.median(float(row["seconds"]) for row in found)
-                name = f"{algorithm}, {model}"
-                lines.append(f"| {setting} | {name} | {' | '.join(cells)} | {seconds:.0f} |")
-    return "\n".join(lines) + "\n"
+            seconds = found(rows, algorithm, setting, "seconds")
+            for model in MODELS:
+                columns = [found(rows, algorithm, setting, f"{model}_{m}") for m in METRICS]
+                if columns[0]:
+                    cells = " | ".join(_cell(values) for values in columns)
+                    middle = statistics.median(seconds)
+                    lines.append(f"| {setting} | {algorithm}, {model} | {cells} | {middle:.0f} |")
+    failures = [f"- {r['algorithm']}, {r['setting']}: {r['failed']}" for r in rows if r["failed"]]
+    return "\n".join([*lines, *([""] if failures else []), *failures]) + "\n"
+
+
+def _cell(values: list[float]) -> str:
+    if not values:
+        return "–"
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{spread}"
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Draw each algorithm's best model: accuracy against spread, one panel a setting."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(SETTINGS), figsize=(13, 6), sharex=True, sharey=True)
+    for panel, setting in zip(panels, SETTINGS):
+        for algorithm in ALGORITHMS:
+            for model, marker in (("global", "o"), ("personal", "^")):
+                accuracy = found(rows, algorithm, setting, f"{model}_accuracy")
+                spread = found(rows, algorithm, setting, f"{model}_accuracy_std")
+                if accuracy:
+                    at = (statistics.mean(spread), statistics.mean(accuracy))
+                    colour = "tab:blue" if model == "global" else "tab:orange"
+                    panel.plot(*at, marker, color=colour, markersize=6)
+                    panel.annotate(
+                        algorithm, at, xytext=(4, 3), textcoords="offset points", fontsize=7
+                    )
+        panel.set_title(setting)
+        panel.set_xlabel("spread over clients (std of accuracy)")
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("mean accuracy over clients")
+    for marker, colour, model in (("o", "tab:blue", "global"), ("^", "tab:orange", "personal")):
+        panels[0].plot([], [], marker, color=colour, label=f"{model} model")
+    panels[0].legend(loc="lower left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def read(results: Path) -> list[Row]:
+    """Return the rows that there are."""
+    if not results.exists():
+        return []
+    with results.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(results: Path, rows: list[Row]) -> None:
+    """Write them, in a fixed order."""
+    names, settings = list(ALGORITHMS), list(SETTINGS)
+    rows.sort(key=lambda r: (r["seed"], settings.index(r["setting"]), names.index(r["algorithm"])))
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with results.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def main() -> None:
-    """Run what is missing, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    seeds = parser.parse_args().seeds
+    """Run what is missing, and write table and plot."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--only", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
+    parser.add_argument("--at-once", type=int, default=2)
+    asked = parser.parse_args()
     results = HERE / "results.csv"
-    rows: list[dict[str, str]] = []
-    if results.exists():
-        with results.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+    rows = read(results)
     done = {(row["algorithm"], row["setting"], int(row["seed"])) for row in rows}
-    for seed in seeds:
-        for setting in SETTINGS:
-            for algorithm in ALGORITHMS:
-                if (algorithm, setting, seed) in done:
-                    continue
-                rows.append(run(algorithm, setting, seed))
-                with results.open("w", newline="") as file:
-                    writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-                    writer.writeheader()
-                    writer.writerows(rows)
-                print(rows[-1], flush=True)
+    wanted = [
+        (algorithm, setting, seed)
+        for seed in asked.seeds
+        for setting in SETTINGS
+        for algorithm in asked.only
+        if (algorithm, setting, seed) not in done
+    ]
+    with ThreadPoolExecutor(asked.at_once) as pool:
+        for future in as_completed([pool.submit(run, *each) for each in wanted]):
+            rows.append(future.result())
+            write(results, rows)
+            print(rows[-1], flush=True)
     (HERE / "table.md").write_text(table(rows))
+    plot(rows, HERE / "accuracy_spread.png")
     print(table(rows))
 
 

@@ -4,6 +4,7 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -85,6 +86,9 @@ class Client(LightningModule, ABC):
     Attributes:
         global_model: The model w, given by the server at the start of a round.
         personal_model: The model v_k that the client keeps; it shares what is frozen.
+        adaptation_work: How long the personal model is trained by :meth:`adaptation_step` before
+            each evaluation; ``None``, the default, if it is not.
+        population: Of how many clients it is one; known from :meth:`check` on.
         models: Names of all models: these two, and whatever else is trained. The module of model
             ``"x"`` is ``x_model``.
 
@@ -136,6 +140,7 @@ class Client(LightningModule, ABC):
             )
         self.sample_criterion = copy.deepcopy(self.criterion)
         setattr(self.sample_criterion, "reduction", "none")  # noqa: B010 (for mypy)
+        self.adaptation_work: LocalWork | None = None
         self.population = Population()
         self.centres: Mapping[str, Any] = {}
         self._rows: dict[str, Row] = {}
@@ -154,6 +159,21 @@ class Client(LightningModule, ABC):
             The loss; or a dict with ``loss`` and scalars that are averaged over the steps and the
             cohort and logged as ``train/<name>``.
         """
+
+    def adaptation_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Return the objective by which the personal model is adapted before each evaluation.
+
+        It begins as :meth:`begin` gives it, at the global model as a rule, is trained by the local
+        optimizer on the client's training data for :attr:`adaptation_work`, and is not kept.
+
+        Args:
+            batch: See :meth:`training_step`, as for the rest.
+            batch_idx: Which step it is, from 0.
+        """
+        raise NotImplementedError(
+            f"Expected {type(self).__name__} to define `adaptation_step`, as its"
+            " `adaptation_work` is given."
+        )
 
     def begin(self, rows: dict[str, Tensor]) -> None:
         """Fill the personal models of a chunk of clients, before a round and before an evaluation.
@@ -241,6 +261,14 @@ class Client(LightningModule, ABC):
         return {}
 
     # What an algorithm builds on
+
+    def adapter(self) -> "Client":
+        """Return the same client, on the same models, as one whose step is the adaptation's."""
+        adapter, work = copy.copy(self), self.adaptation_work or self.local_work
+        adapter.trains = ("personal",)
+        adapter.training_step = MethodType(type(self).adaptation_step, adapter)  # type: ignore[method-assign]
+        adapter.work = lambda _: work  # type: ignore[assignment, method-assign]
+        return adapter
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of a model over the samples of a batch that count."""

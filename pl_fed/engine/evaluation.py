@@ -15,6 +15,7 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.metrics import ClientMetrics
 from pl_fed.types import Batch
 
+_Tables = tuple[Tensor, Tensor, Tensor]
 _BATCH = 1024  # samples that a model sees at once
 _STACK_BATCH = 4096  # and a stack of models
 _ROWS_BYTES = 1 << 25  # rows of clients that are loaded at once
@@ -77,6 +78,7 @@ class Evaluator:
         part: str,
         clients: Tensor,
         metrics: Mapping[str, ClientMetrics],
+        hybrid: Mapping[str, str] | None = None,
     ) -> None:
         """Add some clients to the metrics of some models.
 
@@ -85,14 +87,32 @@ class Evaluator:
             part: ``train``, ``val`` or ``test``.
             clients: Ids, int64 [clients].
             metrics: What to add to, by model.
+            hybrid: By what part of the data the better one of a client's last model and the global
+                one is found, for each name in the metrics that stands for it.
         """
-        sums = {model: _Sums(len(clients), data) for model in metrics}
-        for model, position, index, outputs in self._outputs(data, part, clients, metrics):
+        hybrid = hybrid or {}
+        models = [model for model in metrics if model not in hybrid]
+        tables = self._tables(data, part, clients, models)
+        pair = ["global", models[-1]]
+        for name, judge in hybrid.items():
+            judged = tables if judge == part else self._tables(data, judge, clients, pair)
+            other = _better(*(judged[model] for model in pair))
+            pairs = zip(*(tables[model] for model in pair))
+            tables[name] = tuple(_chosen(other, *each) for each in pairs)  # type: ignore[assignment]
+        for model, metric in metrics.items():
+            correct, count, loss = tables[model]
+            metric.update(clients.to(loss.device), correct, count, loss)
+
+    def _tables(
+        self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
+    ) -> "dict[str, _Tables]":
+        """Return what the metrics of some models are made of."""
+        models = list(models)
+        sums = {model: _Sums(len(clients), data) for model in models}
+        for model, position, index, outputs in self._outputs(data, part, clients, models):
             losses = self.client.sample_losses(outputs, data.y[index])
             sums[model].add(position, index, outputs, losses)
-        for model, metric in metrics.items():
-            correct, count, loss = sums[model].tables
-            metric.update(clients.to(loss.device), correct, count, loss)
+        return {model: each.tables for model, each in sums.items()}
 
     def losses(
         self, data: ClientData, part: str, clients: Tensor, model: str, rows: Mapping[str, Tensor]
@@ -311,9 +331,23 @@ class _Sums:
         self._count.index_add_(0, cell, torch.ones_like(cell))
 
     @property
-    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+    def tables(self) -> "_Tables":
         """Correct samples and samples by class, both [clients, classes], and losses [clients]."""
         return self._correct.view(self._shape), self._count.view(self._shape), self._loss
+
+
+def _better(one: _Tables, other: _Tables) -> Tensor:
+    """Return for which clients the other model is at least as good: by accuracy, then by loss.
+
+    So it is where there is no data to tell.
+    """
+    (right, _, loss), (rights, _, losses) = one, other
+    lead = rights.sum(1) - right.sum(1)  # 0 where targets are real values
+    return (lead > 0) | ((lead == 0) & (losses <= loss))
+
+
+def _chosen(other: Tensor, one: Tensor, another: Tensor) -> Tensor:
+    return torch.where(other if one.dim() == 1 else other[:, None], another, one)
 
 
 @contextmanager

@@ -60,12 +60,12 @@ class OneByOneCompiled(Stepping):
         options = options_of(optimizer, program.example)
         index = torch.arange(batches.max_steps, device=device)
         ends = torch.tensor([*chunk.steps.values(), batches.steps], device=device)
-        running = index[:, None] < ends.T.contiguous()[:, None]
+        running = index[:, None] < ends.T[:, None]
         draws = chunk.draw_keys(program.client.draws).to(device)
 
         def inputs(position: int, step: int, batch: Batch) -> dict[str, Any]:
             return {
-                **{n: each.contiguous() for n, each in batch._asdict().items() if each is not None},
+                **{name: each for name, each in batch._asdict().items() if each is not None},
                 "index": index[step],
                 "draw": draws[position, step],
                 "centres": program.centres,

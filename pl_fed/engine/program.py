@@ -222,8 +222,8 @@ class CompiledStep:
         inputs: dict[str, Any],
         mode: str | None,
     ) -> None:
-        inputs = cloned(inputs)
         tensors, structure = tree_flatten((cloned(state), inputs))
+        tensors = [each.contiguous() for each in tensors]
 
         def flat(*tensors: Tensor) -> list[Tensor]:
             gradients = step(*tree_unflatten(tensors, structure))
@@ -234,20 +234,21 @@ class CompiledStep:
         _check_draws(traced)
         options = list_mode_options(mode) if mode else None
         self._run = compile_graph(traced, tensors, options=options)
-        self._layouts = _layouts(inputs)
+        self._kinds = _kinds(inputs)
 
     def takes(self, inputs: dict[str, Any]) -> bool:
-        """Return whether inputs lie in memory as those that it is compiled for."""
-        return _layouts(inputs) == self._layouts
+        """Return whether inputs are of the shapes and dtypes that it is compiled for."""
+        return _kinds(inputs) == self._kinds
 
     def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
         """Take a step."""
-        gradients = self._run(*_tensors(state), *_tensors(inputs))
+        given = [each.contiguous() for each in _tensors(inputs)]  # as it is compiled for
+        gradients = self._run(*_tensors(state), *given)
         return tree_unflatten(gradients, self._gradients)  # type: ignore[no-any-return]
 
 
-def _layouts(inputs: dict[str, Any]) -> list[Any]:
-    return [(each.dtype, each.shape, each.stride()) for each in _tensors(inputs)]
+def _kinds(inputs: dict[str, Any]) -> list[Any]:
+    return [(each.dtype, each.shape) for each in _tensors(inputs)]
 
 
 def plain_attributes(client: Client) -> Iterator[object]:

@@ -102,14 +102,13 @@ class Stacked(Stepping):
         ends = torch.tensor([*chunk.steps.values(), chunk.batches.steps], device=device)
         running = index[:, None, None] < filled(ends, (len(ends), size))
         draws = filled(chunk.draw_keys(program.client.draws).to(device), (size, steps))
-        draws = draws.T.contiguous()
 
         def inputs(step: int, batch: Batch) -> dict[str, Any]:
             shape = (size, chunk.batches.width)
             return {
                 **{name: filled(each, shape) for name, each in batch._asdict().items()},
                 "index": index[step] if program.step.traced else step,
-                "draw": draws[step],
+                "draw": draws[:, step],
                 "centres": program.centres,
                 "running": running[step],
                 "options": options[step > 0],

@@ -64,6 +64,11 @@ TRUE = {  # engine, client, shape of a sample
         lambda: Ditto(seeded(dropout_net), 0.5, optimizer=sgd(0.1), personal_epochs=2),
         (4,),
     ),
+    "Ditto with dropout, one by one": (
+        "one_by_one_compiled",
+        lambda: Ditto(seeded(dropout_net), 0.5, optimizer=sgd(0.1), local_epochs=3),
+        (4,),
+    ),
     "FedAvg with BatchNorm, one by one": (
         "one_by_one_compiled",
         lambda: FedAvg(seeded(batch_norm_net), sgd(0.1), local_epochs=2),
@@ -107,7 +112,7 @@ def test_draws_of_compiled_dropout_are_bit_equal():
 
 
 @each_compiled
-def test_whatever_the_cohort_is_inputs_lie_as_they_were_compiled_for(
+def test_whatever_the_cohort_is_inputs_are_as_they_were_compiled_for(
     monkeypatch, uncompiled, engine
 ):
     taken, takes = [], program.CompiledStep.takes

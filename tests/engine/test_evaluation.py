@@ -370,3 +370,75 @@ def test_losses_are_means_and_leave_the_client_in_training():
     for position, one in ((1, 2), (2, 0)):
         y, outputs = by_hand(client, data, "val", "personal", store, one)
         torch.testing.assert_close(losses[position], nn.functional.cross_entropy(outputs, y))
+
+
+# The better one of two models
+
+
+def hybrid_of(client, data, store, part, judge):
+    names = ("global", "personal", "hybrid")
+    metrics = {name: ClientMetrics(data.num_clients, data.num_classes) for name in names}
+    with torch.no_grad():
+        evaluator_of(client, store).evaluate(data, part, EVERYONE, metrics, {"hybrid": judge})
+    return {name: metric.per_client() for name, metric in metrics.items()}
+
+
+@pytest.mark.parametrize("part", ["val", "test"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_hybrid_model_is_for_each_client_the_one_that_does_better_on_validation_data(
+    part, seed
+):
+    data, client = doubled(data_of()), Ditto(seeded(mlp))
+    store = store_of(client, seed=seed)
+    judged, found = (hybrid_of(client, data, store, each, "val") for each in ("val", part))
+    for one in range(4):
+        own, common = ({k: v[one] for k, v in judged[m].items()} for m in ("personal", "global"))
+        lead = own["accuracy"] - common["accuracy"]
+        better = lead > 0 or (lead == 0 and own["loss"] <= common["loss"])
+        takes = "personal" if better or own["samples"] == 0 else "global"
+        for name, values in found["hybrid"].items():
+            assert values[one].equal(found[takes][name][one]) or values[one].isnan()
+
+
+def test_it_may_be_chosen_by_test_data_and_is_never_worse_then():
+    data, client = doubled(data_of()), Ditto(seeded(mlp))
+    found = hybrid_of(client, data, store_of(client), "test", "test")
+    best = torch.maximum(found["personal"]["accuracy"], found["global"]["accuracy"])
+    assert found["hybrid"]["accuracy"].equal(best)
+
+
+def test_hybrid_real_valued_targets_are_judged_by_their_loss():
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 4, generator=draw), torch.randn(30, 3, generator=draw)
+    owner = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
+    data = doubled(data_of(reals(x, y, owner)))
+    client = Ditto(seeded(mlp), criterion=nn.MSELoss())
+    found = hybrid_of(client, data, store_of(client), "test", "test")
+    best = torch.minimum(found["personal"]["loss"], found["global"]["loss"])
+    assert found["hybrid"]["loss"].equal(best)
+
+
+@pytest.mark.parametrize(
+    ("kind", "selection", "fraction", "expected"),
+    [
+        (Ditto, "validation", 0.2, {"val": {"hybrid"}, "test": {"hybrid"}}),
+        (Ditto, "test", 0.2, {"val": set(), "test": {"hybrid_by_test_data"}}),
+        (Ditto, "validation", 0.0, {"val": set(), "test": set()}),
+        (Ditto, None, 0.2, {"val": set(), "test": set()}),
+        (FedAvg, "validation", 0.2, {"val": set(), "test": set()}),
+        (Local, "validation", 0.2, {"val": set(), "test": set()}),
+    ],
+)
+def test_which_hybrid_models_there_are(kind, selection, fraction, expected):
+    federation = pl_fed.Federation(model_selection=selection, seed=0)
+    arrays = classes([40] * 10, seed=3)
+    data = FederatedData(Given(arrays), val_fraction=fraction, test_fraction=0.4, seed=0)
+    client = kind(seeded(mlp))
+    federation.setup(client, data, "fit")
+    for part, names in expected.items():
+        assert set(federation.metrics(part)) - set(client.evaluates()) == names
+
+
+def test_an_unknown_selection_is_refused():
+    with pytest.raises(ValueError, match='`model_selection` to be "validation", "test" or None'):
+        pl_fed.Federation(model_selection="oracle")

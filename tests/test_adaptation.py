@@ -1,0 +1,142 @@
+"""Personal models that are trained before each evaluation."""
+
+import pytest
+import torch
+from small_federations import HalfSquares, Point, classes, mlp, points, seeded, sgd, shared_out
+from torch import nn
+
+import pl_fed
+from pl_fed import Federation
+from pl_fed.attacks import RandomLabels
+from pl_fed.clients import Client, FedAvg
+from pl_fed.data.batches import LocalWork
+from pl_fed.samplers import All, Uniform
+
+OBSERVED = ([1.0, 3.0], [4.0, 8.0, 6.0])
+
+
+class Adapted(FedAvg):
+    """The global model, trained a little more by each client before it is evaluated."""
+
+    def __init__(self, net, lam=0.0, adaptation=None, **kwargs):
+        super().__init__(net, **kwargs)
+        self.lam = lam
+        self.adaptation_work = adaptation or LocalWork(steps=1)
+
+    def adaptation_step(self, batch, batch_idx):
+        return self.loss(self.personal_model, batch) + self.lam / 2 * self.distance_to_broadcast()
+
+    def evaluates(self):
+        return ("global", "personal")
+
+
+def federation_of(client, data, **settings):
+    federation = Federation(All(), **{"seed": 0, "engine": "one_by_one", **settings})
+    federation.setup(client, data, "fit")
+    return federation
+
+
+def losses(federation, client, part="val"):
+    """Each client's loss by its own model, as Lightning evaluates: in inference mode."""
+    client.eval()
+    for metrics in federation.metrics(part).values():
+        metrics.reset()
+    with torch.inference_mode():
+        federation.evaluate(part, torch.arange(federation.data.num_clients))
+    assert not client.training
+    return federation.metrics(part)["personal"].per_client()["loss"]
+
+
+def point_federation(steps=1, lam=0.0, start=10.0):
+    """Clients estimate their own mean; all their data is validation data as well."""
+    data = shared_out(points(*OBSERVED), batch_size=8)
+    clients = data.clients
+    object.__setattr__(clients, "val", clients.train)
+    net = Point(start=start).double()
+    kwargs = {"optimizer": sgd(0.25), "criterion": HalfSquares(), "local_steps": 1}
+    client = Adapted(net, lam, LocalWork(steps=steps), **kwargs)
+    return client, federation_of(client, data)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("lam", [0.0, 0.5])
+def test_a_point_goes_towards_each_clients_mean_and_is_held_back(steps, lam):
+    """v ← v − η (v − mean_k + λ (v − w)): from w, each time anew."""
+    client, federation = point_federation(steps, lam)
+    expected = []
+    for own in OBSERVED:
+        v = w = 10.0
+        for _ in range(steps):
+            v -= 0.25 * (v - sum(own) / len(own) + lam * (v - w))
+        expected.append(sum((v - y) ** 2 / 2 for y in own) / len(own))
+    for _ in range(2):
+        found = losses(federation, client)
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    assert float(client.row("global").data) == float(client.row("personal").data) == 10.0
+
+
+def net():
+    return nn.Sequential(nn.Dropout(0.3), *mlp())
+
+
+@pytest.mark.parametrize("engine", ["stacked", "stacked_compiled", "one_by_one_compiled"])
+@pytest.mark.parametrize("chunk_size", [None, 1, 3])
+def test_engines_and_chunks_agree(uncompiled, engine, chunk_size):
+    data = shared_out(classes([12, 7, 20, 9]), val_fraction=0.4)
+    client = Adapted(seeded(net), adaptation=LocalWork(epochs=2), optimizer=sgd(0.1)).double()
+    first = losses(federation_of(client, data), client)
+    federation = federation_of(client, data, engine=engine, chunk_size=chunk_size)
+    torch.testing.assert_close(losses(federation, client), first, rtol=0, atol=1e-10)
+
+
+def test_a_byzantine_client_adapts_to_what_it_has_been_made_of():
+    data = shared_out(classes([30, 30]), val_fraction=0.3)
+    client = Adapted(seeded(mlp), adaptation=LocalWork(epochs=3), optimizer=sgd(0.5)).double()
+    honest = losses(federation_of(client, data), client)
+    federation = federation_of(client, data, attack=RandomLabels(), byzantine=[1])
+    poisoned = losses(federation, client)
+    assert poisoned[0] == honest[0]
+    assert poisoned[1] != honest[1]
+
+
+def fitted(folder, module, *epochs):
+    """The test metrics and predictions of a run that is stopped and resumed."""
+    for rounds in epochs:
+        client = Adapted(seeded(mlp), adaptation=LocalWork(epochs=2), optimizer=sgd(0.1))
+        trainer = pl_fed.Trainer(
+            Federation(Uniform(3), seed=0),
+            run_dir=folder,
+            max_epochs=rounds,
+            precision="64-true",
+            accelerator="cpu",
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(client, module, ckpt_path=None if rounds == epochs[0] else "last")
+    (metrics,) = trainer.test(client, module, verbose=False)
+    return metrics, [table for tables in trainer.predict(client, module) for table in tables]
+
+
+def test_a_trainer_fits_resumes_tests_and_predicts_it(tmp_path):
+    module = shared_out(classes([12, 9, 15, 11]), val_fraction=0.3, test_fraction=0.3)
+    metrics, tables = fitted(tmp_path / "whole", module, 3)
+    right = torch.cat([table["prediction"] == table["target"] for table in tables])
+    accuracy = float(right.double().mean())
+    assert metrics["test/personal/accuracy_weighted"] == pytest.approx(accuracy, abs=1e-6)
+    assert metrics["test/personal/loss"] != metrics["test/global/loss"]
+    assert metrics == fitted(tmp_path / "resumed", module, 1, 3)[0]
+
+
+def test_without_a_step_it_says_so():
+    class Forgotten(Client):
+        def training_step(self, batch, batch_idx):
+            return self.loss(self.global_model, batch)
+
+        def evaluates(self):
+            return ("global", "personal")
+
+    client = Forgotten(seeded(mlp)).double()
+    client.adaptation_work = LocalWork(steps=1)
+    federation = federation_of(client, shared_out(classes([9, 9]), val_fraction=0.3))
+    with pytest.raises(NotImplementedError, match="Forgotten to define `adaptation_step`"):
+        losses(federation, client)
