@@ -40,6 +40,8 @@ def shortened(config: Path, folder: Path) -> list[str]:
         ]
     if "mnist" in " ".join(command(config)) and "PL_FED_DATA" not in os.environ:
         pytest.skip("PL_FED_DATA does not name a folder with the real data")
+    if "finetune_epochs" in config.read_text():  # of all clients, before each evaluation
+        return ["--model.finetune_epochs", "null", "--model.finetune_steps", "1"]
     return []
 
 
