@@ -5,6 +5,7 @@ v + η (y − v + λ (w^t − v)).
 """
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from small_federations import (
 
 import pl_fed
 from pl_fed import Federation
+from pl_fed.aggregators import Median
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.samplers import All
 from pl_fed.types import Batch
@@ -192,6 +194,28 @@ def test_w_is_that_of_fedavg(engine):
     client = Ditto(seeded(mlp), lam=3.0, optimizer=optimizer, local_epochs=2, personal_steps=1)
     found, expected = (run_rounds(each, data, 3, engine=engine) for each in (client, plain))
     assert torch.equal(found.w, expected.w)
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        {"aggregator": Median()},
+        {"server_optimizer": functools.partial(torch.optim.Adam, lr=0.05)},
+        {"server_optimizer": functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9)},
+    ],
+    ids=["median", "Adam", "momentum"],
+)
+def test_any_server_may_find_the_global_model(server):
+    """Section 3.2, "Modularity": w is FedAvg's under the same server, and v is pulled to it."""
+    data = shared_out(classes([7, 3, 10]))
+    plain = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_epochs=2)
+    client = Ditto(seeded(mlp), lam=3.0, optimizer=sgd(0.1), local_epochs=2)
+    found, expected, usual = (
+        run_rounds(each, data, 3, **how)
+        for each, how in ((client, server), (plain, server), (client, {}))
+    )
+    assert torch.equal(found.w, expected.w)
+    assert (found.v - usual.v).abs().max() > 1e-3
 
 
 @each_engine

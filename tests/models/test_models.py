@@ -20,6 +20,7 @@ from pl_fed.models import (
     FedTiltCNN,
     FlameCNN,
     FlameFemnistCNN,
+    LinearSVM,
     LogisticRegression,
 )
 
@@ -28,8 +29,17 @@ def medical_mnist():
     return FlameCNN(num_classes=6, image_size=28, dropout=0.5, first_bias=False)
 
 
+def moved_svm():
+    """One that has left its start, where all scores are 0."""
+    net = LinearSVM(20, bias=True)
+    for parameter in net.parameters():
+        nn.init.normal_(parameter)
+    return net
+
+
 # How a net is made, the shape of one sample, number of classes, number of parameters.
 NETS = [
+    (moved_svm, (4, 5), 2, 21),
     (LogisticRegression, (1, 28, 28), 10, 7_850),
     (MLP, (1, 28, 28), 10, 109_386),
     (lambda: MLP(hidden=[300, 100]), (784,), 10, 266_610),
@@ -156,6 +166,7 @@ def test_image_sizes_and_channels():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: LinearSVM(0), "`in_features` to be at least 1 but got 0"),
         (lambda: LogisticRegression(0), "`in_features` to be at least 1 but got 0"),
         (lambda: MLP(num_classes=0), "`num_classes` to be at least 1 but got 0"),
         (lambda: MLP(hidden=[5, -1]), "`hidden` to be at least 1 but got -1"),

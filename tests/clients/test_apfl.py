@@ -1,0 +1,134 @@
+"""APFL's mixtures, worked by hand on points; FedAvg and local training at their ends."""
+
+import pytest
+import torch
+from personal_models import trained, validated_by_training
+from small_federations import (
+    HalfSquares,
+    Only,
+    Point,
+    classes,
+    mlp,
+    points,
+    seeded,
+    sgd,
+    shared_out,
+)
+from torch import nn
+
+from pl_fed.clients import APFL, FedAvg, Local
+
+Y = (1.0, 5.0)
+each_engine = pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+
+
+def by_hand(alpha, rounds, steps=2, lr=0.25, alpha_lr=0.0, start=2.0):
+    """w, and each client's v, α and mixture."""
+    w, v, alphas = start, [start] * 2, [alpha] * 2
+    for _ in range(rounds):
+        ends = []
+        for k, y in enumerate(Y):
+            here, slopes = w, []
+            for _ in range(steps):
+                mixed = alphas[k] * v[k] + (1 - alphas[k]) * here
+                slopes.append((v[k] - here) * (mixed - y))
+                here -= lr * (here - y)
+                v[k] -= lr * alphas[k] * (mixed - y)
+            alphas[k] = min(1.0, max(0.0, alphas[k] - alpha_lr * sum(slopes) / steps))
+            ends.append(here)
+        w = sum(ends) / 2
+    return w, v, alphas, [a * each + (1 - a) * w for a, each in zip(alphas, v)]
+
+
+@each_engine
+@pytest.mark.parametrize("alpha_lr", [0.0, 0.3, 50.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_two_clients_on_points(engine, alpha, alpha_lr):
+    """α goes down its derivative (v − w)(v̄ − y), the mean over the steps, and stays in [0, 1]."""
+    data = validated_by_training(shared_out(points(*[[y] for y in Y])))
+    client = APFL(
+        Point(start=2.0), alpha, alpha_lr, optimizer=sgd(0.25), criterion=HalfSquares(),
+        local_steps=2,
+    )  # fmt: skip
+    found = trained(client, data, 3, engine=engine)
+    w, v, alphas, mixtures = by_hand(alpha, 3, alpha_lr=alpha_lr)
+    assert found.w.item() == pytest.approx(w, abs=1e-12)
+    assert found.kept["local"].flatten().tolist() == pytest.approx(v, abs=1e-12)
+    assert found.kept["alpha"].flatten().tolist() == pytest.approx(alphas, abs=1e-12)
+    losses = [(mixed - y) ** 2 / 2 for mixed, y in zip(mixtures, Y)]
+    assert found.metrics["personal"]["loss"].tolist() == pytest.approx(losses, abs=1e-12)
+
+
+SETTINGS = {"optimizer": sgd(0.1, momentum=0.9), "local_epochs": 2}
+
+
+def data_of():
+    return shared_out(classes([9, 5, 12]), val_fraction=0.3)
+
+
+@each_engine
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+def test_w_is_that_of_fedavg(engine, alpha):
+    plain = trained(FedAvg(seeded(mlp), **SETTINGS), data_of(), 3, engine=engine)
+    found = trained(APFL(seeded(mlp), alpha, **SETTINGS), data_of(), 3, engine=engine)
+    assert torch.equal(found.w, plain.w)
+    if alpha == 0:
+        torch.testing.assert_close(
+            found.metrics["personal"]["loss"], plain.metrics["global"]["loss"], rtol=1e-12, atol=0
+        )
+
+
+@each_engine
+def test_with_all_of_its_own_it_is_local_training(engine):
+    alone = trained(Local(seeded(mlp), **SETTINGS), data_of(), 3, engine=engine)
+    found = trained(APFL(seeded(mlp), 1.0, **SETTINGS), data_of(), 3, engine=engine)
+    torch.testing.assert_close(found.kept["local"], alone.kept["personal"], rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        found.metrics["personal"]["loss"], alone.metrics["personal"]["loss"], rtol=1e-10, atol=0
+    )
+
+
+def test_a_client_that_is_not_drawn_mixes_its_old_model_with_the_new_global_one():
+    data = data_of()
+    found = trained(APFL(seeded(mlp), 0.4, 0.1, **SETTINGS), data, 3, sampler=Only(1))
+    rows = found.federation._begin(torch.arange(3))
+    first = APFL(seeded(mlp)).double().row("global").data
+    assert torch.equal(found.kept["local"][0], first)
+    assert found.kept["alpha"][[0, 2], 0].tolist() == [0.4, 0.4]
+    assert found.kept["alpha"][1, 0] != 0.4
+    torch.testing.assert_close(rows["personal"][0], 0.4 * first + 0.6 * found.w)
+
+
+def test_a_client_learns_how_far_the_others_help():
+    """Where all clients have the same data, and where one has data of its own."""
+    arrays = classes([40, 40, 40], seed=1)
+    arrays.y[80:] = (arrays.x[80:, 0] > 0).long()
+    arrays.y[:80] = 2 * (arrays.x[:80, 1] > 0).long()
+    client = APFL(seeded(mlp), 0.5, 0.2, optimizer=sgd(0.2), local_epochs=2)
+    alphas = trained(client, shared_out(arrays, batch_size=10), 20).kept["alpha"][:, 0]
+    assert alphas[2] > 0.8 > alphas[:2].max()
+
+
+def with_batch_norm():
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+
+def test_statistics_of_the_mixture_are_those_that_training_gave_it():
+    data = shared_out(classes([9, 6, 12]), batch_size=16)
+    found = trained(APFL(seeded(with_batch_norm), 0.4, **SETTINGS), data)
+    rows = found.federation._begin(torch.arange(3))
+    assert torch.equal(rows["personal_statistics"], found.kept["local_statistics"])
+    assert len(rows["personal_statistics"].unique(dim=0)) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"alpha": 1.1}, r"`alpha` to be in \[0, 1\] but got 1.1"),
+        ({"alpha": float("nan")}, r"`alpha` to be in \[0, 1\] but got nan"),
+        ({"alpha_lr": -1.0}, "`alpha_lr` to be at least 0, and finite, but got -1.0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong, match):
+    with pytest.raises(ValueError, match=match):
+        APFL(Point(), **wrong)

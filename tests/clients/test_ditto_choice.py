@@ -1,0 +1,111 @@
+"""Ditto's clients choose λ by their own validation data: against a choice made anew."""
+
+import pytest
+import torch
+from personal_models import trained
+from small_federations import Only, classes, mlp, seeded, sgd, shared_out
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from pl_fed.clients import Ditto, DittoChoice
+from pl_fed.samplers import All
+
+SIZES = [30, 24, 12, 8, 40, 16, 4, 26]  # with a quarter for validation: 7 6 3 2 10 4 1 6, about
+LAMS = (0.0, 0.5, 3.0)
+
+
+def data_of(**kwargs):
+    return shared_out(classes(SIZES, seed=4), val_fraction=0.25, **kwargs)
+
+
+def choosing(net=mlp, **kwargs):
+    settings = {"lams": LAMS, "lam": 0.5, "optimizer": sgd(0.3), "local_epochs": 4, **kwargs}
+    return DittoChoice(seeded(net), **settings)
+
+
+def validation_losses(rows, data):
+    """By plain torch: each client's loss with each candidate, [clients, candidates]; 0 for none."""
+    losses = torch.zeros(len(SIZES), len(rows), dtype=torch.float64)
+    net = mlp().double()
+    for k in range(len(SIZES)):
+        index = data.clients.val.samples(k)
+        for i, candidates in enumerate(rows):
+            nn.utils.vector_to_parameters(candidates[k], net.parameters())
+            if len(index):
+                outputs = net(data.clients.x[index].double())
+                losses[k, i] = cross_entropy(outputs, data.clients.y[index]).detach()
+    return losses
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("enough", [1, 4, 6])
+def test_who_has_enough_validation_data_takes_what_validates_best(engine, enough):
+    data = data_of()
+    found = trained(choosing(min_validation=enough), data, engine=engine)
+    rows = [found.kept[f"personal_{i}"] for i in range(3)]
+    losses = validation_losses(rows, data)
+    sizes = data.clients.val.sizes
+    assert {1, 4, 6} <= set(sizes.tolist())  # on both sides of each bound, and at it
+    expected = torch.where(sizes >= enough, losses.argmin(1), 1)
+    assert found.kept["choice"][:, 0].tolist() == expected.tolist()
+    assert len(set(expected[sizes >= enough].tolist())) > 1
+    chosen = losses.gather(1, expected[:, None])[:, 0]
+    measured = found.metrics["personal"]["loss"][sizes > 0]
+    torch.testing.assert_close(measured, chosen[sizes > 0])
+
+
+def test_each_candidate_is_ditto_with_its_lambda():
+    found = trained(choosing(personal_lr=0.1, personal_steps=3), data_of())
+    for i, lam in enumerate(LAMS):
+        settings = {"optimizer": sgd(0.3), "local_epochs": 4}
+        alone = Ditto(seeded(mlp), lam, personal_lr=0.1, personal_steps=3, **settings)
+        expected = trained(alone, data_of())
+        torch.testing.assert_close(found.kept[f"personal_{i}"], expected.kept["personal"])
+        torch.testing.assert_close(found.w, expected.w)
+
+
+def test_a_single_candidate_is_ditto():
+    found = trained(choosing(lams=[0.5]), data_of(), 3)
+    settings = {"optimizer": sgd(0.3), "local_epochs": 4}
+    expected = trained(Ditto(seeded(mlp), 0.5, **settings), data_of(), 3)
+    assert torch.equal(found.w, expected.w)
+    assert torch.equal(found.kept["personal_0"], expected.kept["personal"])
+    for model in ("global", "personal"):
+        assert torch.equal(found.metrics[model]["loss"], expected.metrics[model]["loss"])
+
+
+def test_a_choice_holds_until_the_next_round_of_a_client():
+    client = choosing()
+    first = trained(client, data_of(), 1, sampler=All())
+    only = trained(client, data_of(), 3, sampler=Only(0, 3))
+    choice = only.kept["choice"][:, 0]
+    assert choice[[1, 2, 4, 5, 6, 7]].tolist() == [1.0] * 6  # that of `lam`, before any round
+    assert choice[3] == 1
+    assert first.kept["choice"][:, 0].tolist() != [1.0] * 8
+
+
+def with_batch_norm():
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+
+def test_statistics_are_those_of_the_choice():
+    found = trained(choosing(with_batch_norm, min_validation=1), data_of(batch_size=64))
+    rows = found.federation._begin(torch.arange(len(SIZES)))
+    for k, choice in enumerate(found.kept["choice"][:, 0].long().tolist()):
+        for suffix in ("", "_statistics"):
+            assert torch.equal(rows[f"personal{suffix}"][k], rows[f"personal_{choice}{suffix}"][k])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"lams": []}, r"`lams` to be different numbers but got \[\]"),
+        ({"lams": [1.0, 1.0]}, r"`lams` to be different numbers but got \[1.0, 1.0\]"),
+        ({"lams": [-1.0, 1.0]}, "`lams` to be at least 0, and finite, but got -1.0"),
+        ({"lam": 0.3}, r"`lam` to be one of \(0.1, 1.0, 2.0\) but got 0.3"),
+        ({"min_validation": 0}, "`min_validation` to be at least 1 but got 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong, match):
+    with pytest.raises(ValueError, match=match):
+        DittoChoice(mlp(), **wrong)

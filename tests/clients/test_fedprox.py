@@ -1,0 +1,83 @@
+"""FedProx: held back by μ, which makes FedAvg of it where it is 0."""
+
+import pytest
+import torch
+from small_federations import (
+    HalfSquares,
+    Point,
+    classes,
+    mlp,
+    points,
+    run_rounds,
+    seeded,
+    sgd,
+    shared_out,
+)
+
+from pl_fed.clients import Ditto, FedAvg, FedProx
+
+each_engine = pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+
+
+@each_engine
+@pytest.mark.parametrize("mu", [0.0, 0.5, 3.0])
+def test_a_point_goes_towards_its_data_and_is_held_back(engine, mu):
+    """w_k ← w_k − η (w_k − y_k + μ (w_k − w^t)), three times; the server takes the mean."""
+    observed = [1.0, 4.0]
+    client = FedProx(
+        Point(start=2.0), mu, optimizer=sgd(0.25), criterion=HalfSquares(), local_steps=3
+    )
+    found = run_rounds(client, shared_out(points(*[[y] for y in observed])), 2, engine=engine)
+    w = 2.0
+    for _ in range(2):
+        ends = []
+        for y in observed:
+            here = w
+            for _ in range(3):
+                here -= 0.25 * (here - y + mu * (here - w))
+            ends.append(here)
+        w = sum(ends) / 2
+    assert float(found.w) == pytest.approx(w, abs=1e-12)
+
+
+@each_engine
+def test_without_mu_it_is_fedavg_to_the_last_bit(engine):
+    data = shared_out(classes([7, 3, 10]))
+    settings = {"optimizer": sgd(0.1, momentum=0.9), "local_epochs": 2}
+    plain, prox = (
+        run_rounds(kind(seeded(mlp), **settings, **more), data, 3, engine=engine)
+        for kind, more in ((FedAvg, {}), (FedProx, {"mu": 0.0}))
+    )
+    assert torch.equal(plain.w, prox.w)
+
+
+@each_engine
+def test_it_is_a_solver_of_the_global_model_under_ditto(engine):
+    """Ditto's w is FedProx's, and v_k is pulled to it."""
+    data = shared_out(classes([7, 3, 10]))
+    settings = {"optimizer": sgd(0.1, momentum=0.9), "local_epochs": 2}
+    prox = run_rounds(FedProx(seeded(mlp), 0.7, **settings), data, 3, engine=engine)
+    ditto = Ditto(seeded(mlp), lam=0.3, global_mu=0.7, **settings)
+    found = run_rounds(ditto, data, 3, engine=engine)
+    torch.testing.assert_close(found.w, prox.w, rtol=0, atol=1e-14)
+    plain = run_rounds(Ditto(seeded(mlp), lam=0.3, **settings), data, 3, engine=engine)
+    assert not torch.allclose(found.w, plain.w)
+    assert not torch.allclose(found.v, plain.v)
+
+
+def test_a_large_mu_holds_the_clients_at_the_global_model():
+    data = shared_out(classes([7, 3, 10]))
+    reports = [
+        run_rounds(FedProx(seeded(mlp), mu, optimizer=sgd(0.02), local_epochs=5), data, 1).reports
+        for mu in (0.0, 1.0, 10.0)
+    ]
+    norms = [float(each[0]["train/update_norm"]) for each in reports]
+    assert norms[0] > norms[1] > 2 * norms[2] > 0
+
+
+@pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf")])
+def test_a_mu_that_makes_no_sense_is_refused(mu):
+    with pytest.raises(ValueError, match=f"`mu` to be at least 0, and finite, but got {mu}"):
+        FedProx(Point(), mu)
+    with pytest.raises(ValueError, match=f"`global_mu` to be at least 0, .* but got {mu}"):
+        Ditto(Point(), global_mu=mu)

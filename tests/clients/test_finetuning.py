@@ -1,0 +1,100 @@
+"""Finetuning: a global model as FedAvg's, and what it becomes on each client's data."""
+
+import pytest
+import torch
+from personal_models import trained, validated_by_training
+from small_federations import HalfSquares, Point, classes, mlp, points, seeded, sgd, shared_out
+
+from pl_fed.clients import Ditto, FedAvg, Finetuning
+
+OBSERVED = ([1.0, 3.0], [4.0, 8.0, 6.0], [-2.0])
+
+
+def own_data():
+    return validated_by_training(shared_out(points(*OBSERVED), batch_size=8))
+
+
+def point(lr=0.25, local_steps=1, kind=Finetuning, **kwargs):
+    settings = {"optimizer": sgd(lr), "criterion": HalfSquares(), "local_steps": local_steps}
+    return kind(Point(start=10.0), **settings, **kwargs)
+
+
+def losses_at(models):
+    """Each client's mean loss on its own data by a model of its own."""
+    means = [sum((v - y) ** 2 / 2 for y in own) / len(own) for v, own in zip(models, OBSERVED)]
+    return torch.tensor(means, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("regularizer", ["l2", "fisher"])
+@pytest.mark.parametrize("lam", [0.0, 0.5])
+def test_a_point_is_finetuned_from_the_global_one(engine, regularizer, lam):
+    """v ← v − η (v − ȳ + λ F (v − w)), where F is 1, or the mean of the squares of w − y."""
+    client = point(lam=lam, regularizer=regularizer, finetune_steps=3, finetune_lr=0.01)
+    found = trained(client, own_data(), 2, engine=engine)
+    w = float(found.w)
+    models = []
+    for own in OBSERVED:
+        v, mean = w, sum(own) / len(own)
+        weight = 1 if regularizer == "l2" else sum((w - y) ** 2 for y in own) / len(own)
+        for _ in range(3):
+            v -= 0.01 * (v - mean + lam * weight * (v - w))
+        models.append(v)
+    torch.testing.assert_close(found.metrics["personal"]["loss"], losses_at(models))
+    torch.testing.assert_close(found.metrics["global"]["loss"], losses_at([w] * 3))
+    assert found.kept == {}
+
+
+@pytest.mark.parametrize("nothing", [{"finetune_epochs": 0}, {"finetune_steps": 0}])
+def test_no_finetuning_is_the_global_model(nothing):
+    data = shared_out(classes([12, 9, 15]), val_fraction=0.3)
+    client = Finetuning(seeded(mlp), lam=0.3, optimizer=sgd(0.1), **nothing)
+    metrics = trained(client, data).metrics
+    for name, values in metrics["global"].items():
+        torch.testing.assert_close(values, metrics["personal"][name], rtol=1e-12, atol=0)
+    some = Finetuning(seeded(mlp), optimizer=sgd(0.1), finetune_epochs=1)
+    moved = trained(some, data).metrics["personal"]["loss"]
+    assert not torch.equal(moved, metrics["personal"]["loss"])
+
+
+def test_w_is_that_of_fedavg():
+    data = shared_out(classes([7, 3, 10]), val_fraction=0.3)
+    settings = {"optimizer": sgd(0.1, momentum=0.9), "local_epochs": 2}
+    plain = trained(FedAvg(seeded(mlp), **settings), data, 3)
+    tuned = trained(Finetuning(seeded(mlp), lam=2.0, finetune_epochs=3, **settings), data, 3)
+    assert torch.equal(plain.w, tuned.w)
+    assert plain.metrics["global"]["loss"].equal(tuned.metrics["global"]["loss"])
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(2, 4), (None, 2)])
+def test_epochs_and_steps_count_the_same_work_and_one_epoch_is_the_default(epochs, steps):
+    """Four training samples in minibatches of two."""
+    data = shared_out(classes([8, 8]), batch_size=2, val_fraction=0.5)
+    settings = {"optimizer": sgd(0.1), "local_steps": 1}
+    counted = {} if epochs is None else {"finetune_epochs": epochs}
+    one = trained(Finetuning(seeded(mlp), **counted, **settings), data).metrics
+    other = trained(Finetuning(seeded(mlp), finetune_steps=steps, **settings), data).metrics
+    assert torch.equal(one["personal"]["loss"], other["personal"]["loss"])
+
+
+def test_both_of_dittos_solvers_find_the_same_solution():
+    """Section 3.2: v_k* = (ȳ_k + λ w*) / (1 + λ), where w* is the mean of the ȳ_k."""
+    means = [sum(own) / len(own) for own in OBSERVED]
+    solved = [(mean + 0.5 * sum(means) / 3) / 1.5 for mean in means]
+    after = trained(point(lam=0.5, finetune_steps=60), own_data(), 60)
+    joint = trained(point(lam=0.5, kind=Ditto), own_data(), 200)
+    for found in (after, joint):
+        torch.testing.assert_close(found.metrics["personal"]["loss"], losses_at(solved))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"finetune_lr": -1.0}, "`finetune_lr` to be at least 0, and finite, but got -1.0"),
+        ({"finetune_steps": -1}, "`finetune_steps` to be at least 1 but got -1"),
+        ({"finetune_epochs": 1, "finetune_steps": 0}, "only one of `finetune_steps` and"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong, match):
+    with pytest.raises(ValueError, match=match):
+        Finetuning(Point(), **wrong)

@@ -1,0 +1,159 @@
+"""Per-FedAvg's step, against Hessians written out, and against automatic meta-gradients."""
+
+import pytest
+import torch
+from personal_models import trained, validated_by_training
+from small_federations import (
+    HalfSquares,
+    Point,
+    classes,
+    mlp,
+    points,
+    run_rounds,
+    seeded,
+    sgd,
+    shared_out,
+)
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from pl_fed.clients import FedAvg, PerFedAvg
+from pl_fed.types import Batch
+
+ALPHA = 0.4
+
+
+def batch_of(size, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, 4, generator=draw, dtype=torch.float64)
+    return Batch(x, torch.randint(3, (size,), generator=draw))
+
+
+def linear(**kwargs):
+    return PerFedAvg(seeded(lambda: nn.Linear(4, 3)), **{"adaptation_lr": ALPHA, **kwargs}).double()
+
+
+def loss_at(w, batch, which):
+    outputs = batch.x[which] @ w[:12].view(3, 4).T + w[12:]
+    return cross_entropy(outputs, batch.y[which])
+
+
+def derivatives(w, batch, which):
+    """The gradient, and the Hessian; zeros on an empty part."""
+    if not len(batch.y[which]):
+        return torch.zeros_like(w), w.new_zeros(15, 15)
+
+    def loss(w):
+        return loss_at(w, batch, which)
+
+    gradient = torch.autograd.functional.jacobian(loss, w)
+    return gradient, torch.autograd.functional.hessian(loss, w)
+
+
+def stepped(client, batch):
+    client.zero_grad()
+    loss = client.training_step(batch, 0)
+    loss.backward()
+    return loss.item(), torch.cat([p.grad.flatten() for p in client.global_model.parameters()])
+
+
+@pytest.mark.parametrize("size", [9, 7, 4, 2, 1])
+@pytest.mark.parametrize(
+    ("hessian", "tolerance"), [("exact", 1e-12), ("none", 1e-12), ("difference", 1e-6)]
+)
+def test_a_step_is_that_of_the_paper(size, hessian, tolerance):
+    """(I − α ∇²f(w; D″)) ∇f(w − α ∇f(w; D); D′), where a part is empty in small minibatches."""
+    client, batch = linear(hessian=hessian), batch_of(size)
+    outer, inner, third = (slice(i, None, 3) for i in range(3))
+    w = client.row("global").data.clone()
+    there = w - ALPHA * derivatives(w, batch, inner)[0]
+    expected = derivatives(there, batch, outer)[0]
+    if hessian != "none":
+        expected = expected - ALPHA * derivatives(w, batch, third)[1] @ expected
+    value, gradient = stepped(client, batch)
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=tolerance)
+    assert value == pytest.approx(loss_at(there, batch, outer).item(), rel=1e-12)
+
+
+def test_with_one_batch_for_all_it_is_the_gradient_of_what_is_left_after_a_step():
+    """MAML: ∇ of f(w − α ∇f(w)), which automatic differentiation gives."""
+    batch = batch_of(5)
+    threefold = Batch(batch.x.repeat_interleave(3, 0), batch.y.repeat_interleave(3))
+    client = linear(hessian="exact")
+    w = client.row("global").data.clone().requires_grad_()
+    everything = slice(None)
+    (inner,) = torch.autograd.grad(loss_at(w, batch, everything), w, create_graph=True)
+    (expected,) = torch.autograd.grad(loss_at(w - ALPHA * inner, batch, everything), w)
+    torch.testing.assert_close(stepped(client, threefold)[1], expected, rtol=0, atol=1e-12)
+
+
+def test_the_difference_is_more_exact_the_smaller_it_is():
+    exact = stepped(linear(hessian="exact"), batch_of(9))[1]
+    errors = [
+        float((stepped(linear(difference=delta), batch_of(9))[1] - exact).norm())
+        for delta in (1.0, 0.1, 0.01)
+    ]
+    assert errors[0] > 50 * errors[1] > 2500 * errors[2] > 0  # of the second order
+
+
+def test_with_no_step_to_come_it_is_fedavg_on_a_third_of_the_minibatch():
+    """Three equal samples in each minibatch, so that a third of it is as good as the whole."""
+    arrays = classes([4, 4])
+    arrays.x[:], arrays.y[:] = arrays.x[:1], arrays.y[:1]
+    data = shared_out(arrays)
+    for hessian in ("difference", "exact", "none"):
+        client = PerFedAvg(seeded(mlp), 0.0, hessian, optimizer=sgd(0.1), local_steps=3)
+        plain = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=3)
+        found, expected = run_rounds(client, data), run_rounds(plain, data)
+        torch.testing.assert_close(found.w, expected.w, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_client_is_evaluated_after_steps_of_its_own(engine, steps):
+    """v ← v − α (v − ȳ), whatever the learning rate of the rounds is."""
+    observed = ([1.0, 3.0], [4.0, 8.0, 6.0])
+    data = validated_by_training(shared_out(points(*observed), batch_size=8))
+    client = PerFedAvg(
+        Point(start=10.0), ALPHA, adaptation_steps=steps, optimizer=sgd(0.05),
+        criterion=HalfSquares(), local_steps=1,
+    )  # fmt: skip
+    found = trained(client, data, engine=engine)
+    expected = []
+    for own in observed:
+        mean = sum(own) / len(own)
+        v = mean + (float(found.w) - mean) * (1 - ALPHA) ** steps
+        expected.append(sum((v - y) ** 2 / 2 for y in own) / len(own))
+    losses = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(found.metrics["personal"]["loss"], losses)
+
+
+def test_rounds_find_what_is_best_after_a_step():
+    """½ (w − α (w − y) − y)² has the gradient (1 − α)² (w − y), and y has the mean 3."""
+    data = shared_out(points([1.0] * 3, [5.0] * 3))
+    client = PerFedAvg(
+        Point(start=9.0), ALPHA, optimizer=sgd(0.5), criterion=HalfSquares(), local_steps=1
+    )
+    found = run_rounds(client, data, 2)
+    assert found.w.item() == pytest.approx(3 + 6 * (1 - 0.5 * (1 - ALPHA) ** 2) ** 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"adaptation_lr": -1.0}, "`adaptation_lr` to be at least 0, and finite, but got -1.0"),
+        ({"difference": 0.0}, "`difference` to be above 0 but got 0"),
+        ({"difference": -1e-3}, "`difference` to be at least 0, and finite, but got -0.001"),
+        ({"hessian": "hf"}, "`hessian` to be one of difference, exact and none but got 'hf'"),
+        ({"adaptation_steps": 0}, "`adaptation_steps` to be at least 1 but got 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong, match):
+    with pytest.raises(ValueError, match=match):
+        PerFedAvg(Point(), **wrong)
+
+
+def test_running_statistics_are_refused():
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    with pytest.raises(ValueError, match=r"`net` to have no running .* but got 1.running_mean"):
+        PerFedAvg(net)

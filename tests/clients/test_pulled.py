@@ -1,0 +1,126 @@
+"""The pulls that Ditto and Finetuning offer, against float64 formulas and finite differences."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from torch import nn
+
+from pl_fed.clients import Ditto, Finetuning, Local
+from pl_fed.types import Batch
+
+INPUTS, CLASSES = 4, 3
+
+
+def softmax(z):
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def probabilities(row, x):
+    """Of a linear layer whose row is its weight, then its bias."""
+    weight, bias = np.split(row, [INPUTS * CLASSES])
+    return softmax(x @ weight.reshape(CLASSES, INPUTS).T + bias)
+
+
+def fisher(row, x, y):
+    """The mean of the samples' squared gradients: (p − e_y) xᵀ, and p − e_y for the bias."""
+    residual = probabilities(row, x) - np.eye(CLASSES)[y]
+    weights = np.square(residual[:, :, None] * x[:, None, :]).mean(0)
+    return np.concatenate([weights.ravel(), np.square(residual).mean(0)])
+
+
+def objective(v, w, x, y, lam, regularizer):
+    p, q = probabilities(v, x), probabilities(w, x)
+    loss = -np.log(p[np.arange(len(y)), y]).mean()
+    if regularizer == "l2":
+        return loss + lam / 2 * np.square(v - w).sum()
+    if regularizer == "fisher":
+        return loss + lam / 2 * (fisher(w, x, y) * np.square(v - w)).sum()
+    divergence = (p * np.log(p / q)).sum(1) + (q * np.log(q / p)).sum(1)
+    return loss + lam / 2 * divergence.mean()
+
+
+def slope(function, at, step=1e-6):
+    ways = step * np.eye(len(at))
+    return np.array([(function(at + way) - function(at - way)) / (2 * step) for way in ways])
+
+
+@pytest.mark.parametrize("regularizer", ["l2", "fisher", "kl"])
+@given(seed=st.integers(0, 2**16), size=st.integers(1, 6), lam=st.floats(0, 20))
+@settings(max_examples=15, deadline=None)
+def test_value_and_gradient_are_those_of_the_formula(regularizer, seed, size, lam):
+    draw = np.random.default_rng(seed)
+    x, y = draw.normal(size=(size, INPUTS)), draw.integers(CLASSES, size=size)
+    v, w = draw.normal(size=(2, INPUTS * CLASSES + CLASSES))
+    client = Ditto(nn.Linear(INPUTS, CLASSES), lam=lam, regularizer=regularizer).double()
+    client.row("personal").data.copy_(torch.tensor(v))
+    client.row("global").data.copy_(torch.tensor(draw.normal(size=len(w))))  # it has moved on
+    client.centres = {"broadcast": torch.tensor(w)}
+    batch = Batch(torch.tensor(x), torch.tensor(y))
+    loss = client.pulled_loss(batch, {"personal": lam})
+    assert loss.item() == pytest.approx(objective(v, w, x, y, lam, regularizer), rel=1e-9)
+    loss.backward()
+    gradient = torch.cat([p.grad.flatten() for p in client.personal_model.parameters()])
+    expected = slope(lambda at: objective(at, w, x, y, lam, regularizer), v)
+    np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-4, atol=1e-6)
+    assert all(p.grad is None for p in client.global_model.parameters())
+
+
+@pytest.mark.parametrize("regularizer", ["fisher", "kl"])
+def test_where_the_model_is_its_centre_there_is_no_pull(regularizer):
+    data = shared_out(classes([7, 3, 10]), batch_size=16)
+    settings = {"optimizer": sgd(0.1), "local_steps": 1}
+    ditto = Ditto(seeded(mlp), lam=50.0, regularizer=regularizer, **settings)
+    local = Local(seeded(mlp), **settings)
+    found, expected = (run_rounds(client, data, 1) for client in (ditto, local))
+    torch.testing.assert_close(found.v, expected.v, rtol=0, atol=1e-14)
+    later = [run_rounds(client, data, 2).v for client in (ditto, local)]
+    assert (later[0] - later[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("regularizer", ["fisher", "kl"])
+def test_the_centre_drops_nothing_out_and_is_left_in_training_mode(regularizer):
+    net = nn.Sequential(nn.Linear(INPUTS, 5), nn.Dropout(0.5), nn.Linear(5, CLASSES))
+    client = Ditto(net, lam=1.0, regularizer=regularizer).double().train()
+    client.centres = {"broadcast": client.row("global").data.clone()}
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(6, INPUTS, generator=draw, dtype=torch.float64)
+    batch = Batch(x, torch.arange(6) % CLASSES)
+    found = []
+    for key in (1, 2):
+        client.draws.start(key)
+        assert client.global_model(x).equal(client.global_model(x)) is False
+        found.append(client._of_the_centre(batch))
+    assert all(module.training for module in client.global_model.modules())
+    if regularizer == "fisher":
+        assert all(torch.equal(each, found[1][name]) for name, each in found[0].items())
+    else:
+        torch.testing.assert_close(found[0], client.global_model.eval()(x))
+        assert torch.equal(*found)
+
+
+def test_a_larger_lambda_leaves_predictions_nearer_to_the_global_models():
+    data = shared_out(classes([12, 9, 15]), batch_size=16)
+    x = data.clients.x.double()
+    distances = []
+    for lam in (0.0, 1.0, 20.0):
+        client = Ditto(seeded(mlp), lam, regularizer="kl", optimizer=sgd(0.1), local_steps=1)
+        client.personal_work = type(client.local_work)(steps=30)
+        outcome = run_rounds(client, data, 2)
+        net, other = mlp().double(), mlp().double()
+        nn.utils.vector_to_parameters(outcome.w, other.parameters())
+        nn.utils.vector_to_parameters(outcome.v[0], net.parameters())
+        difference = net(x).softmax(1) - other(x).softmax(1)
+        distances.append(difference.detach().abs().mean().item())
+    assert distances[0] > 1.3 * distances[1] > 2 * distances[2]
+
+
+@pytest.mark.parametrize("kind", [Ditto, Finetuning])
+def test_an_unknown_regularizer_is_refused(kind):
+    with pytest.raises(ValueError, match=r"`regularizer` to be one of l2, .* but got 'l1'"):
+        kind(mlp(), regularizer="l1")
+    with pytest.raises(ValueError, match=r"`lam` to be at least 0, and finite, but got -1"):
+        kind(mlp(), lam=-1)

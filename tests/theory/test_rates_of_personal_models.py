@@ -1,0 +1,132 @@
+"""Ditto's personal models inherit the rate of the global one (Li et al., ICML 2021, section 3.2).
+
+Theorem 1 (Theorem 10): if every F_k is strongly convex and smooth, and ‖w^t − w*‖² falls as g(t),
+then ‖v_k^t − v_k*‖² ≤ C g(t), where v_k* minimises h_k(·; w*). Corollary 1: g(t) = O(1/t) under
+FedAvg with decaying steps.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from small_federations import HalfSquares, Point, reals, sgd, shared_out
+from torch import nn
+
+from pl_fed import Federation
+from pl_fed.clients import Ditto
+from pl_fed.samplers import All
+
+DEVICES, SAMPLES, INPUTS = 5, 12, 3
+
+
+def quadratic_world():
+    """Linear regression: for each device A_k and b_k of F_k(w) = ½ wᵀ A_k w − b_kᵀ w + constant."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(DEVICES, SAMPLES, INPUTS)) * [1.0, 0.8, 0.7]
+    truth = draw.normal(size=(DEVICES, INPUTS)) + 2
+    y = np.einsum("kni,ki->kn", x, truth) + 0.3 * draw.normal(size=(DEVICES, SAMPLES))
+    owner = np.repeat(np.arange(DEVICES), SAMPLES)
+    arrays = reals(x.reshape(-1, INPUTS), y.reshape(-1, 1), owner)
+    curvature = np.einsum("kni,knj->kij", x, x) / SAMPLES
+    return arrays, curvature, np.einsum("kni,kn->ki", x, y) / SAMPLES
+
+
+def errors(client, data, rounds, best_w, best_v, **settings):
+    """‖w^t − w*‖², and the mean and the largest ‖v_k^t − v_k*‖², after each round."""
+    federation = Federation(All(), seed=0, engine="stacked", **settings)
+    federation.setup(client.double(), data, "fit")
+    optimizer = client.train().configure_optimizers()
+    schedule = None
+    if isinstance(optimizer, dict):
+        optimizer, schedule = optimizer["optimizer"], optimizer["lr_scheduler"]["scheduler"]
+        optimizer._opt_called = True
+    everyone, found = torch.arange(data.clients.num_clients), []
+    for round in range(rounds):
+        federation.run_round(round, optimizer)
+        if schedule is not None:
+            schedule.step()
+        w = client.row("global").data.numpy()
+        v = federation.store.read("personal", everyone).numpy()
+        of_v = np.square(v - best_v).sum(1)
+        found.append((np.square(w - best_w).sum(), of_v.mean(), of_v.max()))
+    return np.array(found).T
+
+
+def fixed_point(curvature, pulls, steps, lr, mu):
+    """Where w stands still under FedAvg or FedProx of full batches: w^{t+1} = M w^t + c."""
+    identity = np.eye(INPUTS)
+    matrix, constant = np.zeros((INPUTS, INPUTS)), np.zeros(INPUTS)
+    for a, b in zip(curvature, pulls):
+        here, there = identity, np.zeros(INPUTS)
+        for _ in range(steps):
+            here = here - lr * (a @ here + mu * (here - identity))
+            there = there - lr * (a @ there - b + mu * there)
+        matrix, constant = matrix + here / DEVICES, constant + there / DEVICES
+    return np.linalg.solve(identity - matrix, constant)
+
+
+@pytest.mark.parametrize(
+    ("steps", "mu", "server"),
+    [
+        (1, 0.0, {}),
+        (3, 0.0, {}),
+        (3, 2.0, {}),
+        (1, 0.0, {"server_optimizer": functools.partial(torch.optim.SGD, lr=0.7, momentum=0.5)}),
+    ],
+    ids=["gradient descent", "FedAvg", "FedProx", "momentum at the server"],
+)
+@pytest.mark.parametrize("lam", [0.1, 5.0])
+def test_a_linear_rate_is_inherited(steps, mu, server, lam):
+    """With full batches w^t falls geometrically; so do all v_k, with the same factor."""
+    arrays, curvature, pulls = quadratic_world()
+    net = nn.Linear(INPUTS, 1, bias=False)
+    nn.init.zeros_(net.weight)
+    client = Ditto(
+        net, lam, global_mu=mu, optimizer=sgd(0.2), local_steps=steps, criterion=HalfSquares(),
+        personal_lr=1 / (lam + 3), personal_steps=12,
+    )  # fmt: skip
+    best_w = fixed_point(curvature, pulls, steps, 0.2, mu)
+    best_v = np.linalg.solve(
+        curvature + lam * np.eye(INPUTS), (pulls + lam * best_w)[..., None]
+    )[..., 0]  # fmt: skip
+    data = shared_out(arrays, batch_size=SAMPLES)
+    of_w, _, of_v = errors(client, data, 40, best_w, best_v, **server)
+    assert of_w[-1] < 1e-2 * of_w[0]
+    assert (of_v / of_w)[10:40].max() < 3.0  # C
+    rate_w, rate_v = (np.log(each[39] / each[20]) / 19 for each in (of_w, of_v))
+    assert rate_v == pytest.approx(rate_w, rel=0.05)
+
+
+def test_a_rate_of_one_over_t_is_inherited():
+    """Point estimation of 100 numbers at once, a sample a step: noise that falls with the steps.
+
+    η_t = 1 / (t + 1) for w makes the mean of the samples of it, and Lemma 13's is
+    2 / ((t + 1)(μ + λ)) for v. The error of the global model after T rounds is that of K T draws,
+    σ² / (K T), and that of v_k lies within a constant of 1/T.
+    """
+    lam, devices, numbers, rounds = 0.5, 40, 100, 200
+    draw = np.random.default_rng(1)
+    means = draw.normal(size=(devices, 1, numbers))
+    y = means + draw.normal(size=(devices, SAMPLES, numbers))
+    owner = np.repeat(np.arange(devices), SAMPLES)
+    arrays = reals(np.zeros((len(owner), 1)), y.reshape(-1, numbers), owner)
+    own = y.mean(1)
+    best_w = own.mean(0)
+    client = Ditto(
+        Point(numbers), lam, optimizer=sgd(1.0), personal_lr=2 / (1 + lam), local_steps=1,
+        criterion=HalfSquares(),
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda t: 1 / (t + 1)
+        ),
+    )  # fmt: skip
+    data = shared_out(arrays, batch_size=1)
+    of_w, of_v, _ = errors(client, data, rounds, best_w, (own + lam * best_w) / (1 + lam))
+    t = np.arange(1, rounds + 1)
+    np.testing.assert_allclose(
+        of_w[50:] * t[50:], ((y - own[:, None]) ** 2).mean(1).mean(0).sum() / devices, rtol=0.35
+    )
+    constant = (of_v / of_w)[20:]
+    assert constant.max() < 2 * constant.min()
+    slope = np.polyfit(np.log(t[20:]), np.log(of_v[20:]), 1)[0]
+    assert slope == pytest.approx(-1, abs=0.15)
