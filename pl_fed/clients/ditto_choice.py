@@ -27,6 +27,8 @@ from pl_fed.functional.arguments import check_integers, check_nonnegative
 class DittoChoice(Ditto):
     """Ditto with a personal model for each λ, of which a client takes what validates best.
 
+    All of them are kept: memory and local work on personal models are those of Ditto for each λ.
+
     Args:
         net: See :class:`Ditto`, as for all that is not named here.
         lams: The λ to choose from, each >= 0; the paper's are {0.1, 1, 2}, and {0.05, 0.1, 0.2}

@@ -5,7 +5,9 @@ heterogeneous networks". MLSys 2020. arXiv 1812.06127.
 
 In round t a client minimises h_k(w; w^t) = F_k(w) + μ/2 ‖w − w^t‖² inexactly (equation 2,
 Algorithm 2); the server averages, as in FedAvg. The paper draws clients in proportion to their
-samples and takes the plain mean: ``samplers.BySize`` with ``aggregators.Mean``.
+samples and takes the plain mean: ``samplers.BySize`` with ``aggregators.Mean``. There some clients
+do less work than others, how much being a property of the system; here all do the work they are
+told to.
 """
 
 from typing import Any

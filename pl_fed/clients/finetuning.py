@@ -4,9 +4,9 @@ T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learnin
 personalization". ICML 2021. arXiv 2012.04221. Section 3.2 and Appendix D.1: the solver of Ditto's
 objective that first obtains w*, and then minimises h_k(·; w*) = F_k(v) + λ/2 ‖v − w*‖² from w* for
 each client. With λ = 0 it is the baseline "finetuning" of Tables 2 and 8; with ``regularizer``
-``"fisher"`` and ``"kl"`` the baselines EWC and SKL (Appendix C.2).
-T. Yu, E. Bagdasaryan and V. Shmatikov. "Salvaging federated learning by local adaptation". arXiv
-2002.04758, from which these come.
+``"fisher"`` and ``"kl"`` the baselines EWC and SKL (Appendix C.2). The former is that of T. Yu,
+E. Bagdasaryan and V. Shmatikov, "Salvaging federated learning by local adaptation", arXiv
+2002.04758.
 
 Every evaluation finetunes the global model of the moment; nothing personal is kept.
 
@@ -35,7 +35,8 @@ class Finetuning(Pulled):
         finetune_epochs: Passes over the client's training data; 0 leaves the global model as it
             is. 1 if ``finetune_steps`` are not given either; the paper takes 50.
         finetune_steps: The same, counted in minibatch steps.
-        finetune_lr: Learning rate of the finetuning; the optimizer's own by default.
+        finetune_lr: Learning rate of the finetuning; the optimizer's own by default, as it is
+            before any schedule.
         regularizer: What v is pulled by: ``"l2"``, ``"fisher"`` or ``"kl"``; see :class:`Pulled`.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
 

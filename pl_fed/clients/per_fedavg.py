@@ -3,10 +3,10 @@
 A. Fallah, A. Mokhtari and A. Ozdaglar. "Personalized federated learning with theoretical
 guarantees: A model-agnostic meta-learning approach". NeurIPS 2020. arXiv 2002.07948.
 
-The objective (equation 3): the mean over clients of F_k(w) = f_k(w − α ∇f_k(w)). A local step
-(Algorithm 1, lines 6 to 8) takes w to w − β (I − α ∇²f_k(w; D″)) ∇f_k(w̃; D′), where
-w̃ = w − α ∇f_k(w; D), of three independent batches. HF (section 5, equation 16) replaces the product
-of the Hessian with a vector u by (∇f_k(w + δ u) − ∇f_k(w − δ u)) / (2 δ), FO leaves it out.
+The objective: the mean over clients of F_k(w) = f_k(w − α ∇f_k(w)). A local step (Algorithm 1)
+takes w to w − β (I − α ∇²f_k(w; D″)) ∇f_k(w̃; D′), where w̃ = w − α ∇f_k(w; D), of three independent
+batches. HF replaces the product of the Hessian with a vector u by
+(∇f_k(w + δ u; D″) − ∇f_k(w − δ u; D″)) / (2 δ), FO leaves it out.
 
 The three batches are parts of the minibatch: D′ has its first sample and every third from there on,
 D those after these, D″ the rest. A part that is empty, in a minibatch of one or two samples, has

@@ -6,6 +6,7 @@ personalization". ICML 2021. arXiv 2012.04221. Appendix C.1: linear SVM, 100 fea
 The loss (as in the reference code) is the mean of max(0, 1 − y s) + 0.01 ‖w‖², where y = ±1, and
 the first w is 0. As two logits −s and s, ``torch.nn.MultiMarginLoss(margin=2)`` is this hinge
 exactly: (max(0, 2 − 2 y s)) / 2; ``weight_decay=0.02`` of ``torch.optim.SGD`` is the other term.
+Stacked clients work, but torch runs this criterion one client at a time.
 
 Departs from the reference code: a score of 0 is predicted as the first class, there as neither.
 """

@@ -173,6 +173,25 @@ def test_padding_behind_the_mask_changes_nothing(kind, arguments, garbage):
 
 
 @every
+def test_the_adaptation_is_pure_and_padding_changes_nothing_in_it(kind, arguments):
+    client = ready(kind, arguments)
+    if client.adaptation_work is None:
+        pytest.skip("adapts nothing")
+    adapter, plain = client.adapter(), batch(5)
+    before = copy.deepcopy(client.state_dict())
+    expected, gradients = loss_of(adapter, plain)
+    gradients = {name: g.clone() for name, g in gradients.items() if g is not None}
+    assert {name.split("_model.")[0] for name in gradients} == {"personal"}
+    x = torch.cat([plain.x, torch.full((3, 4), 1e3, dtype=torch.float64)])
+    y = torch.cat([plain.y, torch.tensor([0, 2, 2])])
+    loss, others = loss_of(adapter, Batch(x, y, torch.arange(8) < 5, torch.arange(8)))
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(others[name], gradient, rtol=1e-10, atol=1e-12)
+    assert all(torch.equal(value, before[n]) for n, value in client.state_dict().items())
+
+
+@every
 def test_a_client_with_nothing_left_has_a_finite_loss(kind, arguments):
     client = ready(kind, arguments)
     given = batch(3)._replace(mask=torch.zeros(3, dtype=torch.bool))

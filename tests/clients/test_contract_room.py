@@ -499,6 +499,35 @@ def test_two_pulls_have_two_centres():
     assert float(outcome["broadcast"]) == pytest.approx(w, abs=1e-12)
 
 
+class Reporting(Client):
+    """Sees, when a round is closed, what its steps gave, and how much data it validates with."""
+
+    def states(self):
+        return {"seen": torch.zeros(3)}
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(self.global_model, batch)
+        return {"loss": loss, "step": torch.ones_like(loss.detach()) * batch_idx}
+
+    def end_round(self, rows):
+        each = (rows["mean_loss"], rows["mean_step"], rows["validation_samples"][:, 0])
+        rows["seen"] = torch.stack([one.to(rows["seen"]) for one in each], 1)
+        return super().end_round(rows)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_what_the_steps_gave_is_there_when_a_round_is_closed(engine):
+    """The mean over each client's own steps: 0, 1, 2, ... of them."""
+    data = data_of([9, 5, 12, 2], val_fraction=0.3)
+    client = Reporting(seeded(mlp), optimizer=sgd(0.1), local_epochs=2)
+    seen = run(client, data, engine=engine)["seen"]
+    steps = [2 * -(-n // 4) for n in data.clients.train.sizes.tolist()]
+    assert seen[:, 1].tolist() == [(n - 1) / 2 for n in steps]
+    assert seen[:, 2].tolist() == data.clients.val.sizes.tolist()
+    assert len(set(steps)) > 1
+    assert seen[:, 0].gt(0).all()
+
+
 # What it says to mistakes
 
 

@@ -98,3 +98,16 @@ def test_both_of_dittos_solvers_find_the_same_solution():
 def test_what_makes_no_sense_is_refused(wrong, match):
     with pytest.raises(ValueError, match=match):
         Finetuning(Point(), **wrong)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "stacked_compiled", "one_by_one_compiled"])
+@pytest.mark.parametrize("regularizer", ["fisher", "kl"])
+def test_engines_and_chunks_agree(uncompiled, engine, regularizer):
+    data = shared_out(classes([12, 7, 20, 9]), val_fraction=0.4)
+    settings = {"optimizer": sgd(0.1), "local_steps": 1, "finetune_epochs": 2}
+    client = Finetuning(seeded(mlp), lam=2.0, regularizer=regularizer, **settings)
+    first = trained(client, data, 1).metrics["personal"]["loss"]
+    again = trained(client, data, 1, engine=engine, chunk_size=3).metrics["personal"]["loss"]
+    torch.testing.assert_close(again, first, rtol=0, atol=1e-10)
+    plain = trained(Finetuning(seeded(mlp), **settings), data, 1).metrics["personal"]["loss"]
+    assert (plain - first).abs().max() > 1e-3
