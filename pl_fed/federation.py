@@ -12,7 +12,6 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from pl_fed.adaptation import Adaptation
 from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.attacks import Attack
 from pl_fed.checks import (
@@ -28,6 +27,7 @@ from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
 from pl_fed.engine import Chunk, EngineChoice, EngineName, Task
+from pl_fed.engine.adaptation import Adaptation
 from pl_fed.engine.evaluation import Evaluator, WorkSpace
 from pl_fed.engine.features import moved
 from pl_fed.functional.random import generator
