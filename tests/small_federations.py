@@ -36,6 +36,19 @@ class Only(Sampler):
         return torch.tensor(self.clients)
 
 
+class Cohorts(Sampler):
+    """Draws the cohorts that are given, round after round; each of the same size."""
+
+    def __init__(self, *cohorts):
+        self.cohorts = list(cohorts)
+
+    def size_of_cohort(self, num_clients):
+        return len(self.cohorts[0])
+
+    def sample(self, num_clients, sizes, generator):
+        return torch.tensor(self.cohorts.pop(0) if len(self.cohorts) > 1 else self.cohorts[0])
+
+
 def classes(sizes, shape=(4,), num_classes=3, seed=0):
     """Random samples of random classes, so many for each client."""
     draw = torch.Generator().manual_seed(seed)

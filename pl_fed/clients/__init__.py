@@ -7,3 +7,4 @@ from pl_fed.clients.fedbn import FedBN as FedBN
 from pl_fed.clients.fedper import FedPer as FedPer
 from pl_fed.clients.fedrep import FedRep as FedRep
 from pl_fed.clients.local import Local as Local
+from pl_fed.clients.scaffold import Scaffold as Scaffold
