@@ -9,4 +9,5 @@ from pl_fed.clients.fedrep import FedRep as FedRep
 from pl_fed.clients.l2sgd import L2SGD as L2SGD
 from pl_fed.clients.local import Local as Local
 from pl_fed.clients.mean_regularized import MeanRegularized as MeanRegularized
+from pl_fed.clients.mocha import Mocha as Mocha
 from pl_fed.clients.scaffold import Scaffold as Scaffold
