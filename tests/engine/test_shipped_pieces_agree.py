@@ -30,7 +30,12 @@ SMALLEST = {  # arguments, and the shape of a sample
     "FrozenBody": ({"architecture": "shufflenet_v2_x0_5"}, (3, 32, 32)),
 }
 MIXING = {"DittoCelebaCNN"}  # BatchNorm: in no stack
-ARGUMENTS = {"Ditto": {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05}}
+ARGUMENTS = {
+    "Ditto": {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05},
+    "FedBN": {"own": ["0.bias"]},
+    "FedRep": {"head_epochs": 3},
+    "Scaffold": {"control": "start"},
+}
 
 
 def walk(package, parent):
