@@ -12,7 +12,6 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from pl_fed.adaptation import Adaptation
 from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.attacks import Attack
 from pl_fed.checks import (
@@ -28,6 +27,7 @@ from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
 from pl_fed.engine import Chunk, EngineChoice, EngineName, Task
+from pl_fed.engine.adaptation import Adaptation
 from pl_fed.engine.evaluation import Evaluator, WorkSpace
 from pl_fed.engine.features import moved
 from pl_fed.functional.random import generator
@@ -255,7 +255,7 @@ class Federation:
         trained, done = _Trained(len(cohort), self._room), 0
         start = self._start_losses(cohort, round)
         with WorkSpace(self.client, {"global", *self.client.trains}) as kept:
-            load = partial(self._load, round=round, kept=kept, guests=guests)
+            load = partial(self._load, round=round, kept=kept, guests=guests, optimizer=optimizer)
             rounds = self.rounds - round
             task = Task(self.client, optimizer, cohort, load, rounds, self._steps)
             self.engine.settle(task)
@@ -308,13 +308,21 @@ class Federation:
         cohort = self.draw_cohort(round + 1)
         return cohort[self._chunks(cohort)[0]]
 
-    def _load(self, clients: Tensor, round: int, kept: WorkSpace, guests: Guests) -> Chunk:
+    def _load(
+        self,
+        clients: Tensor,
+        round: int,
+        kept: WorkSpace,
+        guests: Guests,
+        optimizer: torch.optim.Optimizer,
+    ) -> Chunk:
         """Bring together what a chunk of clients is run on."""
         client, steps = self.client, self._steps(clients)
         most = [max(counts) for counts in zip(*steps.values())]
         how = (self._rule, self.seed, round, self._poison(clients, round), self.datamodule.augment)
         batches = Batches(self.data, clients, most, *how)
-        rows = self._begin(clients, kept.rows["global"], kept.statistics["global"], guests)
+        sent = (kept.rows["global"], kept.statistics["global"])
+        rows = self._begin(clients, *sent, guests, _work(steps, optimizer, sent[0]))
         if "global" in client.trains:
             rows["global"] = rows["broadcast"].expand(len(clients), -1)
             rows["global_statistics"] = rows["broadcast_statistics"].expand(len(clients), -1)
@@ -327,6 +335,7 @@ class Federation:
         broadcast: Tensor | None = None,
         statistics: Tensor | None = None,
         guests: Guests | None = None,
+        work: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Bring together the rows of clients: what they got, what they keep, and their own models.
 
@@ -335,6 +344,7 @@ class Federation:
             broadcast: The global model's row; as it is now by default.
             statistics: Its running statistics, likewise.
             guests: Rows of clients that are at home elsewhere.
+            work: Rows about the local work, if a round begins.
         """
         client, store, guests = self.client, self.store, guests or Guests()
         if broadcast is None or statistics is None:
@@ -343,6 +353,8 @@ class Federation:
         rows |= {"broadcast": broadcast, "broadcast_statistics": statistics, **self.server_states}
         rows["samples"] = self.data.train.sizes[clients, None].to(broadcast)
         rows["validation_samples"] = self.data.val.sizes[clients, None].to(broadcast)
+        rows["client"] = clients[:, None].to(broadcast.device)
+        rows |= work or {}
         for model in dict.fromkeys((*client.trains, *client.evaluates())):
             for name, row in ((model, broadcast), (f"{model}_statistics", statistics)):
                 if model != "global" and name not in rows:
@@ -690,6 +702,19 @@ def _set_up(thing: _T | None) -> _T:
     if thing is None:
         raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
     return thing
+
+
+def _work(
+    steps: Mapping[str, list[int]], optimizer: torch.optim.Optimizer, like: Tensor
+) -> dict[str, Tensor]:
+    """Return for each trained model how many steps clients take, and their learning rate."""
+    rows = {
+        f"{model}_steps": torch.tensor(counts, dtype=torch.int64, device=like.device)[:, None]
+        for model, counts in steps.items()
+    }
+    for group in optimizer.param_groups:
+        rows[f"{group['name']}_lr"] = like.new_tensor([float(group.get("lr", math.nan))])
+    return rows
 
 
 def _after(done: int, report: Callable[[int], None], others: float) -> Callable[[int], None]:

@@ -36,6 +36,19 @@ class Only(Sampler):
         return torch.tensor(self.clients)
 
 
+class Cohorts(Sampler):
+    """Draws the cohorts that are given, round after round; each of the same size."""
+
+    def __init__(self, *cohorts):
+        self.cohorts = list(cohorts)
+
+    def size_of_cohort(self, num_clients):
+        return len(self.cohorts[0])
+
+    def sample(self, num_clients, sizes, generator):
+        return torch.tensor(self.cohorts.pop(0) if len(self.cohorts) > 1 else self.cohorts[0])
+
+
 def classes(sizes, shape=(4,), num_classes=3, seed=0):
     """Random samples of random classes, so many for each client."""
     draw = torch.Generator().manual_seed(seed)
@@ -66,18 +79,26 @@ def seeded(make, seed=0):
 
 @dataclass
 class Outcome:
-    """What rounds led to: w, the rows of all v_k, their running statistics, and the reports."""
+    """What rounds led to.
+
+    These are w, and the rows of all v_k as they are evaluated; the running statistics of both; the
+    reports; and what clients and the server keep, by name.
+    """
 
     w: torch.Tensor
     v: torch.Tensor
     w_statistics: torch.Tensor
     v_statistics: torch.Tensor
     reports: list
+    states: dict
+    server_states: dict
 
     def distance(self, other):
         """The largest difference of any number."""
         pairs = [(self.w, other.w), (self.v, other.v)]
         pairs += [(self.w_statistics, other.w_statistics), (self.v_statistics, other.v_statistics)]
+        mine, others = ({**each.states, **each.server_states} for each in (self, other))
+        pairs += [(mine[name], others[name]) for name in mine.keys() & others.keys()]
         pairs += [(r["train/loss"], s["train/loss"]) for r, s in zip(self.reports, other.reports)]
         return max(float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs)
 
@@ -112,17 +133,16 @@ def run_rounds(
         if schedule is not None:
             schedule.step()
     everyone = torch.arange(data.clients.num_clients)
-    kept = [
-        federation.store.read(name, everyone) if name in federation.store.defaults else None
-        for name in ("personal", "personal_statistics")
-    ]
+    rows = federation._begin(everyone)
     nothing = torch.empty(0, dtype=dtype)
     return Outcome(
         client.row("global").data.clone(),
-        *[nothing if kept[0] is None else kept[0]],
+        rows.get("personal", nothing),
         client.statistics("global").data.clone(),
-        *[nothing if kept[1] is None else kept[1]],
+        rows.get("personal_statistics", nothing),
         reports,
+        {name: federation.store.read(name, everyone) for name in federation.store.defaults},
+        {name: row.clone() for name, row in federation.server_states.items()},
     )
 
 

@@ -185,11 +185,14 @@ class Client(LightningModule, ABC):
             rows: ``broadcast`` [numel]; whatever :meth:`states` names, [clients, their length], and
                 whatever :meth:`server_states` names, [their length]; ``samples`` and
                 ``validation_samples`` [clients, 1], the numbers of samples to train on and to
-                validate with; and each personal model that is trained or evaluated, by
-                name [clients, numel]: to be written here. Running statistics go beside them, as
-                ``broadcast_statistics`` and ``<model>_statistics``. Which numbers of a row are
-                those of a layer ``self.row(model).layout.positions`` tells. Rows that are added
-                here are there in ``training_step`` and at the end of the round, too.
+                validate with; ``client`` [clients, 1], the ids, int64; and each personal model that
+                is trained or evaluated, by name [clients, numel]: to be written here. Running
+                statistics go beside them, as ``broadcast_statistics`` and ``<model>_statistics``.
+                Which numbers of a row are those of a layer ``self.row(model).layout.positions``
+                tells. Before a round, and not before an evaluation, there are ``<model>_steps``
+                [clients, 1], int64: how many steps a trained model is about to take, and
+                ``<model>_lr`` [1], its learning rate. Rows that are added here are there in
+                ``training_step`` and at the end of the round, too.
         """
 
     def end_round(self, rows: dict[str, Tensor]) -> Tensor | None:
@@ -346,7 +349,8 @@ class Client(LightningModule, ABC):
 
         Args:
             name: That of a state, of a server state, ``"broadcast"``, ``"samples"``,
-                ``"validation_samples"``, or of a row that :meth:`begin` added.
+                ``"validation_samples"``, ``"client"``, ``"<model>_steps"``, ``"<model>_lr"``, or of
+                a row that :meth:`begin` added.
 
         Returns:
             Shape [its length]. It does not move with the models.

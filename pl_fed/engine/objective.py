@@ -16,10 +16,14 @@ class Objective:
 
     Args:
         client: The algorithm; it is left as it was.
+
+    Attributes:
+        read: Names of the rows that were read.
     """
 
     def __init__(self, client: Client) -> None:
         self.client = client
+        self.read: set[str] = set()
         self._module = _TrainingStep(client)
 
     def __call__(
@@ -45,7 +49,7 @@ class Objective:
             for name, tensor in group.items()
         }
         self.client.draws.start(draw)
-        self.client.centres = centres
+        self.client.centres = _Noted(centres, self.read)
         try:
             return functional_call(self._module, named, (batch, index))  # type: ignore[no-any-return]
         finally:
@@ -54,6 +58,18 @@ class Objective:
 
     def _attribute(self, model: str) -> str:
         return f"{model}_model"
+
+
+class _Noted(dict[str, Any]):
+    """Rows by name, and a note of those that are read."""
+
+    def __init__(self, rows: Mapping[str, Any], read: set[str]) -> None:
+        super().__init__(rows)
+        self.read = read
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
 
 
 class _TrainingStep(nn.Module):

@@ -93,6 +93,8 @@ class Program:
             counter.copy_(value)
         layout = self.layouts[self.client.trains[0]]
         for name, row in centres.items():
+            if self.totals and name not in self.centres:
+                continue  # it is not read
             lead = (self.size,) if self.size is not None and row.dim() == 2 else ()
             if row.shape[-1] != layout.numel:
                 kept = self.centres.setdefault(name, row.new_zeros(*lead, row.shape[-1]))
@@ -158,8 +160,12 @@ class Program:
                 raise CannotCompileError(first.rstrip(".")) from error
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
-        """Make room for what the step gives, which one trial shows."""
+        """Make room for what one trial of the step gives, and forget rows that it does not read."""
         found, outputs = self.step.gradients(cloned(self._state()), inputs)
+        # in mixed precision the step has been traced, with all of them
+        for name in set() if self.step.casts else self.centres.keys() - self.step.objective.read:
+            del self.centres[name]
+            del self.step.centre_dims[name]
         self.momenta = {
             model: {name: torch.zeros_like(gradient) for name, gradient in found[model].items()}
             for model, update in zip(self.client.trains, self.step.updates or [])

@@ -5,22 +5,26 @@ or that is to be tried with other arguments too, is named in the table.
 """
 
 import copy
+import functools
 import importlib
 import inspect
 import pkgutil
+from dataclasses import replace
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from small_federations import classes, run_rounds, seeded, sgd, shared_out
+from small_federations import Cohorts, Only, classes, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
 import pl_fed.clients
 from pl_fed import Federation
 from pl_fed.clients import Client
+from pl_fed.data.batches import BatchRule
 from pl_fed.engine.base import as_outputs
-from pl_fed.samplers import Uniform
-from pl_fed.types import Batch
+from pl_fed.engine.objective import Objective
+from pl_fed.samplers import All, Uniform
+from pl_fed.types import Batch, Population
 
 ARGUMENTS = {
     "APFL": [{}, {"alpha": 0.3, "alpha_lr": 0.1}],
@@ -31,18 +35,34 @@ ARGUMENTS = {
         {"regularizer": "kl"},
     ],
     "DittoChoice": [{}, {"lams": [0.1, 0.5], "lam": 0.5, "regularizer": "kl"}],
+    "FedPer": [{}, {"own": ["0.weight", "1"]}],
+    "FedRep": [{}, {"own": ["0", "4.bias"], "head_steps": 3}, {"own": []}],
+    "FedBN": [{}, {"own": ["1.bias"]}],
     "Finetuning": [
         {},
         {"lam": 0.5, "finetune_steps": 3, "finetune_lr": 0.05},
         {"finetune_epochs": 2, "regularizer": "fisher", "lam": 5.0},
     ],
+    "L2SGD": [{"lam": 0.5}, {"lam": 100.0}],
     "Mapper": [{}, {"lams": [0.5, 0.9]}],
+    "MeanRegularized": [{"lam": 0.5}, {"mean": "cohort"}],
+    "Mocha": [{}, {"lam": 0.003, "decay": 0.1, "epsilon": 0.1, "sigma": 2.0}],
     "PerFedAvg": [
         {},
         {"hessian": "exact", "local_steps": 4},
         {"hessian": "none", "adaptation_lr": 0.2, "local_steps": 4},
     ],
+    "Scaffold": [{"optimizer": sgd(0.1)}, {"optimizer": sgd(0.1), "control": "start"}],
 }
+HELD = {  # models that an objective holds in place on purpose, as other numbers, in some steps
+    "FedRep": {0: ("personal",), 3: ("head",)},  # head and body take turns
+    "APFL": dict.fromkeys((0, 3), ("global",)),  # it is mixed into what the other is trained by
+    "Mapper": dict.fromkeys((0, 3), ("personal_0", "personal_1", "personal_2")),  # likewise
+    "Scaffold": {0: ("slope",), 3: ("slope",)},  # it sums up gradients at w^t
+}
+BY_HAND = {"PerFedAvg"}  # gives gradients that are not those of the loss that it reports
+SPLITS = {"PerFedAvg"}  # its minibatches into parts, so that their order counts
+TAKES_TURNS = {"FedRep"}  # parts of its models are trained in some of the steps, others never
 SIZES = [7, 3, 10, 1]
 
 
@@ -52,7 +72,8 @@ def found():
             own = inspect.isclass(member) and member.__module__ == entry.name
             if own and issubclass(member, Client) and not inspect.isabstract(member):
                 for arguments in ARGUMENTS.get(name, [{}]):
-                    yield pytest.param(member, arguments, id=f"{name}{list(arguments.values())}")
+                    said = [value for value in arguments.values() if not callable(value)]
+                    yield pytest.param(member, arguments, id=f"{name}{said}")
 
 
 ALL = list(found())
@@ -71,15 +92,45 @@ def make(kind, arguments, **kwargs):
     return kind(seeded(net), **settings)
 
 
+def rows_of(client, clients=3):
+    """The rows with which clients begin a round that have been in one before."""
+    client.population = Population(clients, clients, 5 * clients)
+    draw = torch.Generator().manual_seed(3)
+
+    def moved(row, *shape):
+        return row + 0.1 * torch.randn(*shape, len(row), generator=draw, dtype=row.dtype)
+
+    w, statistics = moved(client.row("global").data), client.statistics("global").data
+    rows = {name: moved(row, clients) for name, row in client.states().items()}
+    rows |= {name: moved(row) for name, row in client.server_states().items()}
+    rows |= {"broadcast": w, "broadcast_statistics": statistics}
+    for name in ("samples", "validation_samples"):
+        rows[name] = torch.full((clients, 1), 5.0, dtype=w.dtype)
+    rows["client"] = torch.arange(clients)[:, None]
+    for model in client.trains:
+        steps = BatchRule(5).count(client.work(model), 5)
+        rows[f"{model}_steps"] = torch.full((clients, 1), steps)
+        rows[f"{model}_lr"] = torch.tensor([0.1], dtype=w.dtype)
+    for model in {*client.trains, *client.evaluates()} - {"global"}:
+        rows.setdefault(model, w.expand(clients, -1).clone())
+        rows[f"{model}_statistics"] = statistics.expand(clients, -1).clone()
+    client.begin(rows)
+    return rows
+
+
 def ready(kind, arguments):
     """A client in the middle of a round: models that have moved, and centres to be pulled to."""
     client = make(kind, arguments).double().train()
-    draw = torch.Generator().manual_seed(3)
-    rows = {"broadcast": client.row("global").data.clone(), **client.states()}
+    rows = rows_of(client)
+    draw = torch.Generator().manual_seed(4)
     for model in ("global", "personal"):
         row = client.row(model).data
         row += 0.1 * torch.randn(len(row), generator=draw, dtype=row.dtype)
-    client.centres = {name: row for name, row in rows.items() if name not in client.trains}
+    client.centres = {
+        name: row if row.dim() == 1 else row[0]
+        for name, row in rows.items()
+        if name not in client.trains and not name.endswith("_statistics")
+    }
     client.draws.start(11)
     return client
 
@@ -90,11 +141,11 @@ def batch(size=5, seed=0):
     return Batch(x, torch.randint(3, (size,), generator=draw), None, torch.arange(size))
 
 
-def loss_of(client, batch):
+def loss_of(client, batch, step=0):
     """The loss at the beginning of a step, and the gradients of all parameters."""
     client.zero_grad()
     client.draws.start(11)
-    outputs = client.training_step(batch, 0)
+    outputs = client.training_step(batch, step)
     loss = outputs if isinstance(outputs, torch.Tensor) else outputs["loss"]
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in client.named_parameters()}
@@ -126,9 +177,36 @@ def test_the_gradient_falls_on_what_it_trains(kind, arguments):
     assert loss.shape == ()
     assert loss.isfinite()
     for name, gradient in gradients.items():
-        model = name.split("_model.")[0]
-        assert (gradient is not None) == (model in client.trains), name
-        assert gradient is None or gradient.any(), name
+        model = name.partition("_model.")[0]
+        if kind.__name__ in TAKES_TURNS:
+            assert gradient is None or model in client.trains, name
+        else:
+            assert (gradient is not None) == (model in client.trains), name
+            assert gradient is None or gradient.any(), name
+
+
+@every
+@pytest.mark.parametrize("step", [0, 3])
+def test_the_gradient_is_that_of_finite_differences(kind, arguments, step):
+    if kind.__name__ in BY_HAND:
+        pytest.skip("its own tests have it")
+    client = ready(kind, arguments)
+    centres, objective, given = client.centres, Objective(client), batch()
+    held = HELD.get(kind.__name__, {}).get(step, ()) if len(client.trains) > 1 else ()
+    leaves = {
+        (model, name): p.detach().clone().requires_grad_(model not in held)
+        for model in client.trains
+        for name, p in client.parameters_of(model).items()
+    }
+
+    def loss(*tensors):
+        models = {model: {} for model in client.trains}
+        for (model, name), tensor in zip(leaves, tensors, strict=True):
+            models[model][name] = tensor
+        return objective(models, given, step, 11, centres)["loss"]
+
+    assert any(leaf.requires_grad for leaf in leaves.values())
+    assert torch.autograd.gradcheck(loss, tuple(leaves.values()), rtol=1e-6, atol=1e-7)
 
 
 @every
@@ -213,6 +291,7 @@ def test_it_trains_and_uploads_finite_numbers(kind, arguments, engine):
         assert not torch.equal(outcome.w, client.row("global").data.double())
     if "personal" in client.trains:
         assert outcome.v.isfinite().all()
+    if any(len(row) for row in client.states().values()) and "personal" in client.trains:
         assert len(outcome.v.unique(dim=0)) == len(SIZES)
     losses = [float(report["train/loss"]) for report in outcome.reports]
     assert losses[-1] < losses[0]
@@ -229,18 +308,24 @@ def test_the_engines_agree(kind, arguments):
 
 @every
 def test_the_end_of_a_round_gives_rows_and_leaves_the_broadcast_alone(kind, arguments):
-    client = ready(kind, arguments)
+    client = make(kind, arguments).double()
     numel = client.row("global").layout.numel
-    rows = {"broadcast": torch.randn(numel, dtype=torch.float64), **client.server_states()}
-    rows |= {name: row.repeat(3, 1) for name, row in client.states().items()}
-    rows |= {name: torch.randn(3, numel, dtype=torch.float64) for name in client.trains}
-    rows |= {f"{name}_loss": torch.rand(3, dtype=torch.float64) for name in client.validates()}
-    rows |= {name: torch.full((3, 1), 5.0) for name in ("samples", "validation_samples")}
-    outputs = as_outputs(client.training_step(batch(), 0))
+    rows = rows_of(client)
+    draw = torch.Generator().manual_seed(5)
+    for model in client.trains:
+        rows[model] = torch.randn(3, numel, generator=draw, dtype=torch.float64)
+    for model in client.validates():
+        rows[f"{model}_loss"] = torch.rand(3, generator=draw, dtype=torch.float64)
+    outputs = as_outputs(ready(kind, arguments).training_step(batch(), 0))
     rows |= {f"mean_{name}": value.detach().repeat(3) for name, value in outputs.items()}
     broadcast = rows["broadcast"].clone()
+    lengths = {name: (3, len(row)) for name, row in client.states().items()}
     upload = client.end_round(rows)
     assert torch.equal(rows["broadcast"], broadcast)
+    for name, shape in lengths.items():
+        assert rows[name].shape == shape
+    for name, row in client.server_states().items():
+        assert rows[name].shape in {row.shape, (3, *row.shape)}
     if upload is not None:
         assert upload.shape == (3, numel)
         assert upload.isfinite().all()
@@ -250,14 +335,15 @@ def test_the_end_of_a_round_gives_rows_and_leaves_the_broadcast_alone(kind, argu
 def test_states_are_rows_and_the_same_at_every_call(kind, arguments):
     client = make(kind, arguments)
     first, second = client.states(), client.states()
-    assert ("personal" in first) == ("personal" in client.trains)
+    if set(client.trains) - {"global"}:
+        assert first or client.server_states()
     for name, row in first.items():
         assert row.dim() == 1
         assert torch.equal(row, second[name])
 
 
 @every
-def test_states_survive_a_stop(kind, arguments):
+def test_states_survive_a_stop(kind, arguments, tmp_path):
     """Three rounds are one round, a checkpoint taken into a new federation, and two rounds."""
     data = shared_out(classes(SIZES))
 
@@ -271,15 +357,17 @@ def test_states_survive_a_stop(kind, arguments):
     def rows(client, federation):
         everyone = torch.arange(len(SIZES))
         names = sorted(federation.store.defaults)
-        return [client.row("global").data, *(federation.store.read(n, everyone) for n in names)]
+        kept = [federation.store.read(name, everyone) for name in names]
+        return [client.row("global").data, *kept, *federation.server_states.values()]
 
     client, federation, optimizer = begin()
     federation.run_round(0, optimizer)
-    saved = copy.deepcopy((client.state_dict(), federation.state_dict()))
+    torch.save((client.state_dict(), federation.state_dict()), tmp_path / "saved")
     for round in (1, 2):
         federation.run_round(round, optimizer)
     expected = rows(client, federation)
 
+    saved = torch.load(tmp_path / "saved", weights_only=True)
     client, federation, optimizer = begin()
     client.load_state_dict(saved[0])
     federation.load_state_dict(saved[1])
@@ -293,14 +381,66 @@ def test_states_survive_a_stop(kind, arguments):
 def test_a_client_does_not_depend_on_those_beside_it(kind, arguments):
     """What client 0 keeps after a round is the same, whoever else takes part."""
     client, data = make(kind, arguments), shared_out(classes(SIZES))
-    if "personal" not in client.trains:
-        pytest.skip("keeps nothing")
     together = run_rounds(client, data, rounds=1)
+    names = [name for name, rows in together.states.items() if rows.numel()]
+    if not names:
+        pytest.skip("keeps nothing")
     changed = classes(SIZES)
     changed.x[SIZES[0] :] += 1.0
     apart = run_rounds(client, shared_out(changed), rounds=1)
-    assert torch.equal(together.v[0], apart.v[0])
-    assert not torch.equal(together.v[1], apart.v[1])
+    for name in names:
+        assert torch.equal(together.states[name][0], apart.states[name][0]), name
+    assert any(not together.states[n][1].equal(apart.states[n][1]) for n in names)
+
+
+@every
+@each_engine
+def test_a_client_that_takes_no_part_keeps_what_it_has(kind, arguments, engine):
+    """To the bit; and whoever takes part keeps something else."""
+    client, data = make(kind, arguments), shared_out(classes(SIZES))
+    before, after = (
+        run_rounds(client, data, rounds, engine=engine, sampler=Cohorts((0, 1, 3), (0, 1, 2)))
+        for rounds in (1, 2)
+    )
+    names = [name for name, rows in before.states.items() if rows.numel()]
+    for name in names:
+        assert torch.equal(before.states[name][3], after.states[name][3]), name
+    for k in (0, 1, 2) if names else ():
+        assert any(not before.states[n][k].equal(after.states[n][k]) for n in names)
+
+
+@every
+@pytest.mark.parametrize("cohort", [None, (0, 2)])
+def test_the_order_of_the_clients_does_not_matter(kind, arguments, cohort):
+    """Ids and data permuted together permute the results; of full batches, as draws go by id."""
+    if kind.__name__ in SPLITS:
+        pytest.skip("what it takes to be a part goes by id, too")
+    order = torch.tensor([2, 0, 3, 1])
+    arrays = classes(SIZES)
+    other = replace(arrays, client=order.argsort()[arrays.client])
+    settings = {"optimizer": sgd(0.1, momentum=0.5), "local_steps": 3, **arguments}
+    client = kind(seeded(smooth), **settings)
+
+    def run(arrays, clients):
+        sampler = All() if clients is None else Only(*sorted(clients))
+        return run_rounds(client, shared_out(arrays, batch_size=10), rounds=3, sampler=sampler)
+
+    there = cohort and [int(order.argsort()[k]) for k in cohort]
+    first, second = run(arrays, cohort), run(other, there)
+    close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-9)
+    close(second.w, first.w)
+    if len(first.v):
+        close(second.v, first.v[order])
+    for name, rows in first.states.items():
+        close(second.states[name], rows[order])
+    for one, two in zip(first.reports, second.reports, strict=True):
+        close(one["train/loss"], two["train/loss"])
+
+
+def smooth():
+    """The net without dropout, whose draws go by the client's id."""
+    parts = list(net())
+    return nn.Sequential(*parts[:3], nn.Identity(), parts[4])
 
 
 @every

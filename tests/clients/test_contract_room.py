@@ -27,6 +27,7 @@ from torch.nn import functional as F  # noqa: N812
 import pl_fed
 from pl_fed import Federation
 from pl_fed.clients import Client, Ditto
+from pl_fed.data.batches import LocalWork
 from pl_fed.samplers import All, Uniform
 
 SIZES = [7, 3, 10, 2]  # batches of 4: partial ones, fewer than one, two halves of one sample each
@@ -526,6 +527,49 @@ def test_what_the_steps_gave_is_there_when_a_round_is_closed(engine):
     assert seen[:, 2].tolist() == data.clients.val.sizes.tolist()
     assert len(set(steps)) > 1
     assert seen[:, 0].gt(0).all()
+
+
+class Counted(Client):
+    """Moves by 1 in its steps up to the one given by its id, whatever the learning rate."""
+
+    trains = ("global", "personal")
+
+    def begin(self, rows):
+        self.seen = {k: rows.get(k) for k in ("client", "personal_steps", "personal_lr")}
+
+    def training_step(self, batch, batch_idx):
+        moves = (batch_idx < self.kept("client")[0]) & (batch_idx < self.kept("personal_steps")[0])
+        way = torch.where(moves, -self.personal_model.value.sum() / self.kept("personal_lr")[0], 0)
+        return way + self.loss(self.global_model, batch)
+
+    def work(self, model):
+        return self.local_work if model == "global" else LocalWork(3)
+
+    def group_options(self, model):
+        return {"lr": 0.25} if model == "personal" else {}
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked", "stacked_compiled"])
+def test_a_client_knows_its_id_its_steps_and_its_learning_rate(uncompiled, engine):
+    """Of both rounds: the rate is halved in the second, and the rows follow it."""
+    data = shared_out(points([1.0] * 9, [0.0], [0.0] * 9, [0.0], [0.0] * 9))
+    client = Counted(Point().double(), criterion=HalfSquares(), optimizer=sgd(0.5))
+    federation = Federation(Only(0, 1, 2, 4), seed=0, engine=engine, chunk_size=2)
+    federation.setup(client, data, "fit")
+    optimizer = client.train().configure_optimizers()
+    for round in range(2):
+        federation.run_round(round, optimizer)
+        assert client.seen["client"].dtype == torch.int64
+        assert client.seen["personal_steps"].tolist() == [[3], [3]]
+        assert client.seen["personal_lr"].tolist() == [0.25 / 2**round]
+        for group in optimizer.param_groups:
+            group["lr"] /= 2
+    moved = federation.store.read("personal", torch.arange(5)).flatten()
+    assert moved.tolist() == [0.0, 2.0, 4.0, 0.0, 6.0]  # 3 steps at most
+    federation.evaluate("val", torch.arange(5))
+    federation._begin(torch.arange(5))
+    assert client.seen["client"].tolist() == [[0], [1], [2], [3], [4]]
+    assert client.seen["personal_steps"] is None
 
 
 # What it says to mistakes

@@ -43,9 +43,9 @@ def task_of(client, cohort, data=None):
     """So many clients of a federation, as the federation hands them to its engine."""
     federation = Federation(All(), seed=0)
     federation.setup(client, data or shared_out(classes([4])), "fit")
-    with WorkSpace(client, client.models) as kept:
-        chunk = federation._load(torch.zeros(1, dtype=torch.int64), 0, kept, {})
     optimizer, cohort = client.configure_optimizers(), torch.zeros(cohort)
+    with WorkSpace(client, client.models) as kept:
+        chunk = federation._load(torch.zeros(1, dtype=torch.int64), 0, kept, {}, optimizer)
     return Task(client, optimizer, cohort, lambda _: chunk, 0, federation._steps)
 
 

@@ -38,7 +38,10 @@ ARGUMENTS = {
         {"regularizer": "fisher", "global_mu": 0.5},
         {"regularizer": "kl"},
     ],
+    "FedBN": [{"own": ["0.bias"]}],
+    "FedRep": [{"head_epochs": 3}],
     "PerFedAvg": [{}, {"hessian": "exact"}],
+    "Scaffold": [{"control": "start"}],
 }
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
-from pl_fed.engine import Chunk, EngineChoice, Task
+from pl_fed.engine.base import Chunk
+from pl_fed.engine.choice import EngineChoice, Task
 from pl_fed.engine.evaluation import WorkSpace
 from pl_fed.functional.random import key
 from pl_fed.types import Batch
@@ -60,7 +61,7 @@ class Adaptation:
             rule: How samples become minibatches.
             like: How a round's local steps are run.
         """
-        training = self._adapter.training
+        training = self.client.training
         leaves = {"personal": list(self.client.row("personal").tensors.values())}
         optimizer = self._adapter.build_optimizer(leaves)
         self._adapter.train()
@@ -81,7 +82,7 @@ class Adaptation:
                     statistics = chunk.statistics["personal"]
                     rows["personal_statistics"][positions] = statistics
         finally:
-            self._adapter.train(training)
+            self.client.train(training)
 
     def _settled(self, like: EngineChoice, task: Task) -> EngineChoice:
         """Return the engine: the one of the rounds, if it is known."""

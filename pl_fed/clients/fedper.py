@@ -1,0 +1,122 @@
+"""FedPer: a shared body under a head of one's own.
+
+M. G. Arivazhagan, V. Aggarwal, A. K. Singh and S. Choudhary. "Federated learning with
+personalization layers". 2019. arXiv 1912.00818.
+
+The model of client k is (W_B, W_Pk): base layers, which the server averages (Algorithm 1), and
+personalization layers, which stay with the client and are trained with the base by the same steps
+(Algorithm 2).
+
+Departs from the paper: a client begins with the head of the first global model, not with a random
+one of its own; and the server's mean is that of the aggregator, uniform unless it says otherwise,
+where the paper weighs by samples.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.functional.rows import RowLayout, trainable_parameters
+from pl_fed.types import Batch
+
+
+class FedPer(Client):
+    """A net of which some parts are each client's own, and the others are everyone's.
+
+    A client keeps, and never sends, its own parts: their parameters and their running statistics.
+    Running statistics of the other parts are averaged as their parameters are. The net that the
+    server has is no model to be used: its own parts are as they were at first.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        own: Names of submodules or parameters of ``net`` that are a client's own, such as
+            ``["layers.5"]``. ``None`` is the last module with trainable parameters, the head; none
+            of them makes it FedAvg, and all of them local training.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+
+    Raises:
+        ValueError: If ``own`` names what the net does not have, or nothing is named and the net has
+            one such module only.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        >>> FedPer(net).own, FedPer(net, own=["0.weight"]).own
+        (('2',), ('0.weight',))
+    """
+
+    trains: tuple[str, ...] = ("personal",)
+
+    def __init__(self, net: nn.Module, own: Sequence[str] | None = None, **kwargs: Any) -> None:
+        super().__init__(net, **kwargs)
+        self.own = own_parts(net, own)
+        self.own_places = places(RowLayout.of_parameters(net), self.own)
+        self.own_statistics = places(RowLayout.of_buffers(net), self.own)
+
+    def states(self) -> dict[str, Tensor]:
+        """Return what a client keeps: its own parts only."""
+        return {"own": self.row("personal").data[self.own_places]}
+
+    def begin(self, rows: dict[str, Tensor]) -> None:
+        """Put the client's own parts into the model that the server sent."""
+        rows["personal"][:, self.own_places] = rows["own"]
+        statistics = rows["personal_statistics"]
+        kept = statistics[:, self.own_statistics]
+        statistics[:] = rows["broadcast_statistics"]
+        statistics[:, self.own_statistics] = kept
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return F_k(W_B, W_Pk) on the minibatch."""
+        return self.loss(self.personal_model, batch)
+
+    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+        """Keep one's own parts, and send how the others have changed."""
+        rows["own"] = rows["personal"][:, self.own_places]
+        shared = rows["personal_statistics"].clone()
+        shared[:, self.own_statistics] = rows["broadcast_statistics"][self.own_statistics]
+        rows["global_statistics"] = shared
+        upload = rows["personal"] - rows["broadcast"]
+        upload[:, self.own_places] = 0
+        return upload
+
+
+def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the parts of a net that are a client's own.
+
+    Args:
+        net: The net.
+        own: Their names; ``None`` for the last module with trainable parameters.
+
+    Raises:
+        ValueError: If the net has none of such a name, or only one such module.
+    """
+    names = list(trainable_parameters(net))
+    if own is None:
+        modules = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+        if len(modules) == 1:
+            raise ValueError(
+                "Expected argument `own` to be given where the net has only one module with"
+                f" trainable parameters, as {type(net).__name__} has, but got None."
+            )
+        return (modules[-1],)
+    names += RowLayout.of_buffers(net).names
+    for part in own:
+        if not any(belongs(name, [part]) for name in names):
+            raise ValueError(
+                f"Expected argument `own` to name some of {', '.join(names)}, or modules that hold"
+                f" them, but got {part!r}."
+            )
+    return tuple(own)
+
+
+def places(layout: RowLayout, parts: Sequence[str]) -> Tensor:
+    """Return where in a row the tensors of some parts lie, int64; of parts without any, nothing."""
+    names = [name for name in layout.names if belongs(name, parts)]
+    return layout.positions(*names) if names else torch.empty(0, dtype=torch.int64)
+
+
+def belongs(name: str, parts: Sequence[str]) -> bool:
+    """Return whether a tensor is one of some parts, or lies in one of them."""
+    return any(name == part or name.startswith(f"{part}.") for part in parts)

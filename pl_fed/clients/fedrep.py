@@ -1,0 +1,108 @@
+"""FedRep: first the head of one's own, then the shared body.
+
+L. Collins, H. Hassani, A. Mokhtari and S. Shakkottai. "Exploiting shared representations for
+personalized federated learning". ICML 2021. arXiv 2102.07078.
+
+Algorithm 1: in a round each client of the cohort takes τ steps on its head h_i under the body φ^t
+that it was sent, then steps on the body under the head that it has now, and sends the body.
+
+Departs from the paper: both begin at the first global model, and the body may take several steps,
+as in the paper's experiments.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.base import check_work
+from pl_fed.clients.fedper import FedPer, belongs, own_parts
+from pl_fed.data.batches import LocalWork
+from pl_fed.types import Batch
+
+
+class FedRep(FedPer):
+    """Local work in two parts: on one's own head, and then on the shared body.
+
+    Head and body are two models of the same net, of which only the one's own and only the other's
+    shared parts are trained, so that the local optimizer (its momentum, say) has no say in the part
+    whose turn it is not. But weight decay pulls the body in all steps.
+
+    Args:
+        net: See :class:`FedPer`, as for all that is not named here.
+        own: Names of the parts that make the head; ``None`` is the last module with trainable
+            parameters. With none of them it is FedAvg.
+        head_steps: τ, minibatch steps on the head in a round; or give ``head_epochs``. As much work
+            as on the body by default.
+        head_epochs: The same, counted in passes over the client's data.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``criterion``; ``local_steps`` or
+            ``local_epochs``, the work on the body, counted as that on the head is.
+
+    Raises:
+        ValueError: If the work is below 1, or counted in two ways; and as :class:`FedPer`.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        own: Sequence[str] | None = None,
+        head_steps: int | None = None,
+        head_epochs: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_work(head_steps, head_epochs, prefix="head")
+        self.trains = ("head", "personal") if own_parts(net, own) else ("personal",)
+        super().__init__(net, own, **kwargs)
+        body = self.local_work
+        if head_steps is None and head_epochs is None:
+            head_steps, head_epochs = body.steps, body.epochs
+        if (head_steps is None) != (body.steps is None):
+            raise ValueError(
+                "Expected arguments `head_steps` and `local_steps`, or `head_epochs` and"
+                f" `local_epochs`, to be given together but got {head_steps or head_epochs}"
+                f" {'epochs' if head_steps is None else 'steps'} on the head and"
+                f" {body.steps or body.epochs} {'epochs' if body.steps is None else 'steps'} on"
+                " the body."
+            )
+        self.head_work = LocalWork(head_steps, head_epochs or 1)
+
+    def begin(self, rows: dict[str, Tensor]) -> None:
+        """Begin with the body that the server sent, and with the head that was kept."""
+        super().begin(rows)
+        if "head" in self.trains:
+            rows["head"][:, self.own_places] = rows["own"]
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return F_k(φ, h_k), which falls on the head in the first τ steps, then on the body."""
+        if "head" not in self.trains:
+            return self.loss(self.personal_model, batch)
+        turn_of_head = batch_idx < self.kept("head_steps")[0]
+        head, body = self.parameters_of("head"), self.parameters_of("personal")
+        at = {
+            name: torch.where(turn_of_head, head[name], head[name].detach())
+            if belongs(name, self.own)
+            else torch.where(turn_of_head, body[name].detach(), body[name])
+            for name in body
+        }
+        return self.loss_at("personal", at, batch)
+
+    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+        """Keep the head, and send how the body has changed."""
+        if "head" in self.trains:
+            rows["personal"][:, self.own_places] = rows["head"][:, self.own_places]
+        return super().end_round(rows)
+
+    def work(self, model: str) -> LocalWork:
+        """Return τ for the head; the body stands still so long, and takes its own steps then."""
+        if "head" not in self.trains:
+            return self.local_work
+        if model == "head":
+            return self.head_work
+        if self.head_work.steps is None or self.local_work.steps is None:
+            return LocalWork(None, self.head_work.epochs + self.local_work.epochs)
+        return LocalWork(self.head_work.steps + self.local_work.steps)
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return the personal model: the shared body under the client's head."""
+        return ("personal",)

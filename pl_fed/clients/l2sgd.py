@@ -1,0 +1,75 @@
+"""L2SGD: personal models that are drawn to their mean now and then.
+
+F. Hanzely and P. Richtárik. "Federated learning of a mixture of global and local models". 2020.
+arXiv 2002.05516.
+
+The objective (2): min over x_1, ..., x_n of 1/n Σ f_i(x_i) + λ/(2n) Σ ‖x_i − x̄‖², x̄ their mean.
+Algorithm 1 (L2GD) takes, with probability 1 − p, a step on all f_i, and with probability p one on
+the penalty, the only one that communicates; with α its step size::
+
+    x_i ← x_i − η ∇f_i(x_i),  η = α / (n (1 − p))    or    x_i ← (1 − β) x_i + β x̄,  β = αλ / (np)
+
+Here a round is a step on the penalty and the steps on f_i up to the next: (1 − p) / p of them are
+to be expected, so with K local steps β = ηλK, and at most 1.
+
+Departs from the paper: K is fixed, not drawn; the gradients are of minibatches, without the control
+variates of L2SGD+; and only the cohort moves, where in the paper all clients do. x̄ is the mean of
+the models of all clients nevertheless, each as it was left.
+"""
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.types import Batch
+
+
+class L2SGD(Client):
+    """A personal model per client; the global model is the mean of them all.
+
+    A client sends by how much it moves that mean: with ``aggregators.Mean`` and a server learning
+    rate of 1, their defaults, the global model is the mean of all clients' personal models after
+    each round, also of those that took no part in it.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        lam: λ ≥ 0: 0 trains local models; 1 / (ηK) or more begins each round at the mean.
+        **kwargs: ``optimizer``, whose learning rate is η; ``lr_scheduler``; ``local_steps`` (K) or
+            ``local_epochs``; ``criterion``.
+
+    Raises:
+        ValueError: If ``lam`` is negative or infinite.
+    """
+
+    trains = ("personal",)
+
+    def __init__(self, net: nn.Module, lam: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(net, **kwargs)
+        if not 0 <= lam < math.inf:
+            raise ValueError(
+                f"Expected argument `lam` to be at least 0, and finite, but got {lam}."
+            )
+        self.lam = lam
+
+    def begin(self, rows: dict[str, Tensor]) -> None:
+        """Take the step on the penalty, before a round: x_i ← (1 − β) x_i + β x̄."""
+        if "personal_steps" not in rows:  # an evaluation
+            return
+        beta = (self.lam * rows["personal_lr"] * rows["personal_steps"]).clamp(max=1)
+        rows["before"] = rows["personal"]
+        rows["personal"] = rows["personal"] + beta * (rows["broadcast"] - rows["personal"])
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return f_i(x_i) on the minibatch."""
+        return self.loss(self.personal_model, batch)
+
+    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+        """Send what the mean over the cohort turns into the change of the mean over all clients."""
+        share = self.population.cohort / self.population.clients
+        return share * (rows["personal"] - rows["before"])
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return both: the mean, and the client's own."""
+        return ("global", "personal")

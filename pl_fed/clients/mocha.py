@@ -1,0 +1,157 @@
+"""MOCHA: tasks that learn how they are related.
+
+V. Smith, C.-K. Chiang, M. Sanjabi and A. Talwalkar. "Federated multi-task learning". NeurIPS 2017.
+arXiv 1705.10467.
+
+The objective (1), with the probabilistic prior of appendix B.1 (Zhang and Yeung, UAI 2010) for the
+relations, W = [w_1, ..., w_m] being the clients' models::
+
+    min over W, Ω of  Σ_k F_k(w_k) + λ₁/2 tr(W Ω Wᵀ) + λ₂/2 ‖W‖²,   tr(Ω⁻¹) = 1
+
+In turn: the clients move W with Ω fixed, and Ω⁻¹ = (WᵀW + εI)^½ / tr(WᵀW + εI)^½, which is the best
+one for W up to the ε that keeps it invertible. Client k's share of the middle term, all others
+being as they are, is a pull to a mixture of their models::
+
+    σ′λ₁Ω_kk/2 ‖v − c_k‖²,   c_k = w_k − Σ_j Ω_kj w_j / (σ′Ω_kk)
+
+With σ′ = 1 it is exact; the clients move at the same time, and a larger σ′ makes that safe, as in
+the subproblems (4).
+
+Departs from the paper: a client takes minibatch (sub)gradient steps on its subproblem instead of
+dual coordinate ascent, so any loss and any local optimizer will do; F_k is a mean over samples; and
+the regulariser is a half of the paper's.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.types import Batch
+
+
+class Mocha(Client):
+    """A model per client, pulled to those of related clients; the relations are learned.
+
+    For convex nets, such as :class:`pl_fed.models.LogisticRegression`, whose parameters mean the
+    same in all clients. The server has all models, and each client is sent its pull. The global
+    model is the mean of them (with ``aggregators.Mean`` and a server learning rate of 1).
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        lam: λ₁ ≥ 0, the strength of the pull; 0 leaves the clients to themselves.
+        decay: λ₂ ≥ 0, the strength of the pull to 0.
+        epsilon: ε > 0: the smaller it is, the harder unrelated directions are pulled, up to
+            λ₁ tr(WᵀW + εI)^½ / ε^½, which the learning rate has to go with.
+        sigma: σ′ ≥ 1.
+        max_numbers: The largest m · d, clients times parameters, that is taken: the server keeps
+            as many numbers, and each client of the cohort proposes as many.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+
+    Raises:
+        ValueError: If an argument is out of range; and before training, if m · d is.
+    """
+
+    trains = ("personal",)
+
+    def __init__(
+        self,
+        net: nn.Module,
+        lam: float = 0.01,
+        decay: float = 0.0,
+        epsilon: float = 0.01,
+        sigma: float = 1.0,
+        max_numbers: int = 1_000_000,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, **kwargs)
+        for name, value, least in (("lam", lam, 0), ("decay", decay, 0), ("sigma", sigma, 1)):
+            if not least <= value < math.inf:
+                raise ValueError(
+                    f"Expected argument `{name}` to be at least {least}, and finite, but got"
+                    f" {value}."
+                )
+        if not 0 < epsilon < math.inf:
+            raise ValueError(
+                f"Expected argument `epsilon` to be greater than 0, and finite, but got {epsilon}."
+            )
+        self.lam = lam
+        self.decay = decay
+        self.epsilon = epsilon
+        self.sigma = sigma
+        self.max_numbers = max_numbers
+
+    def check(self, federation: Any) -> None:
+        """Refuse more clients and parameters than the server is to keep."""
+        clients, numel = self.population.clients, self.row("global").layout.numel
+        if clients * numel > self.max_numbers:
+            raise ValueError(
+                f"Expected argument `max_numbers` ({self.max_numbers}) to be at least the number of"
+                f" clients times that of parameters but got {clients} times {numel}: the server"
+                " keeps all models, so Mocha is for small nets, as convex ones are."
+            )
+
+    def states(self) -> dict[str, Tensor]:
+        """Return nothing: the models are with the server."""
+        return {}
+
+    def server_states(self) -> dict[str, Tensor]:
+        """Return W, one model behind the other."""
+        return {"models": self.row("global").data.repeat(self.population.clients)}
+
+    def begin(self, rows: dict[str, Tensor]) -> None:
+        """Take the clients' models out of W, and find what they are pulled to, and how hard."""
+        models = rows["models"].view(self.population.clients, -1)
+        clients = rows["client"][:, 0]
+        rows["personal"] = models[clients]
+        if "personal_steps" not in rows:  # an evaluation
+            return
+        relation = relations(models, self.epsilon)[clients]
+        strength = relation.gather(1, clients[:, None])
+        rows["strength"] = self.sigma * strength
+        rows["centre"] = models[clients] - relation @ models / rows["strength"]
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return F_k(v) + σ′λ₁Ω_kk/2 ‖v − c_k‖² + λ₂/2 ‖v‖² on the minibatch."""
+        loss = self.loss(self.personal_model, batch)
+        pull = self.lam / 2 * self.kept("strength")[0] * self.squared_distance("personal", "centre")
+        norm = sum(p.square().sum() for p in self.parameters_of("personal").values())
+        return loss + pull + self.decay / 2 * norm
+
+    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+        """Propose W with one's own model renewed, so often that the mean renews the cohort's."""
+        clients, cohort = rows["client"], self.population.cohort
+        models = rows["models"].view(self.population.clients, -1)
+        change = rows["personal"] - models[clients[:, 0]]
+        proposed = models.repeat(len(clients), 1, 1)
+        proposed[torch.arange(len(clients)), clients[:, 0]] += cohort * change
+        rows["models"] = proposed.flatten(1)
+        return cohort / self.population.clients * change
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return both: the mean, and the client's own."""
+        return ("global", "personal")
+
+
+def relations(models: Tensor, epsilon: float) -> Tensor:
+    """Return Ω, the inverse of (WᵀW + εI)^½ over its trace, in float64 by way.
+
+    Args:
+        models: Wᵀ, shape [m, d].
+        epsilon: ε > 0.
+
+    Returns:
+        Shape [m, m], symmetric and positive definite; m on the diagonal and 0 elsewhere if the
+        models are 0.
+
+    Example:
+        >>> relations(torch.zeros(2, 3), 0.01).tolist()
+        [[2.0, 0.0], [0.0, 2.0]]
+    """
+    wide = models.double()
+    values, vectors = torch.linalg.eigh(wide @ wide.T)
+    roots = (values.clamp(min=0) + epsilon).sqrt()
+    relation: Tensor = vectors * (roots.sum() / roots) @ vectors.T
+    return relation.to(models)

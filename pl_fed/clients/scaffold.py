@@ -1,0 +1,123 @@
+"""SCAFFOLD: control variates against the drift of clients.
+
+S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich and A. T. Suresh. "SCAFFOLD:
+Stochastic controlled averaging for federated learning". ICML 2020. arXiv 1910.06378.
+
+Algorithm 1: client i keeps c_i, the server c, zeros at first. From y_i = x, K local steps::
+
+    y_i ← y_i − η_l (g_i(y_i) − c_i + c)
+    c_i⁺ = ∇f_i(x)  (option I)    or    c_i − c + (x − y_i) / (K η_l)  (option II)
+    x ← x + η_g mean(y_i − x),    c ← c + |S| / N · mean(c_i⁺ − c_i)
+
+The means are over the cohort S; N is the number of clients, and η_g the server's learning rate.
+
+Departs from the paper: K and η_l are those of each client and round, so clients may have unequal
+work and schedules. Option I's gradient is the mean over the minibatches of one pass, each of which
+counts as much, as a local step does.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.data.batches import LocalWork
+from pl_fed.functional.rows import trainable_parameters
+from pl_fed.types import Batch
+
+
+class Scaffold(Client):
+    """FedAvg whose local gradients are corrected by c − c_i.
+
+    The local optimizer is plain SGD: c_i is read off the way that it goes. Weight decay is taken
+    for a part of f_i. The mean of the control variates is uniform, and is not the aggregator's.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        control: Where c_i comes from. ``"path"``: the mean gradient along the local steps (option
+            II, which the paper's experiments take); ``"start"``: the gradient at x, which costs as
+            much as another model (option I).
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+
+    Raises:
+        ValueError: If ``control`` is neither; and before training, if the local optimizer is not
+            SGD, or has momentum.
+    """
+
+    def __init__(
+        self, net: nn.Module, control: Literal["path", "start"] = "path", **kwargs: Any
+    ) -> None:
+        if control not in ("path", "start"):
+            raise ValueError(
+                f"Expected argument `control` to be 'path' or 'start' but got {control!r}."
+            )
+        self.trains = ("global", "slope") if control == "start" else ("global",)
+        super().__init__(net, **kwargs)
+        self.control = control
+
+    def check(self, federation: Any) -> None:
+        """Refuse a local optimizer whose steps are not the learning rate times the gradient."""
+        leaves: dict[str, list[Tensor]] = {
+            name: list(trainable_parameters(self.model(name)).values()) for name in self.trains
+        }
+        optimizer = self.build_optimizer(leaves)
+        first, name = optimizer.param_groups[0], type(optimizer).__name__
+        wrong = {each: first[each] for each in ("momentum", "maximize") if first.get(each)}
+        if type(optimizer) is not torch.optim.SGD or wrong:
+            given = ", ".join(f"{option}={value}" for option, value in wrong.items())
+            raise ValueError(
+                "Expected argument `optimizer` to build a torch.optim.SGD without momentum, off"
+                f" whose steps control variates can be read, but got {name}({given})."
+            )
+
+    def states(self) -> dict[str, Tensor]:
+        """Return c_i, zero at first."""
+        return {"own_control": torch.zeros_like(self.row("global").data)}
+
+    def server_states(self) -> dict[str, Tensor]:
+        """Return c, zero at first."""
+        return {"control": torch.zeros_like(self.row("global").data)}
+
+    def begin(self, rows: dict[str, Tensor]) -> None:
+        """Give c − c_i to the local steps."""
+        rows["correction"] = rows["control"] - rows["own_control"]
+        rows["offset"] = (rows["correction"] @ rows["broadcast"])[:, None]
+        if "slope" in self.trains:
+            rows["slope"].zero_()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return f_i(y) + ⟨y − x, c − c_i⟩ on the minibatch."""
+        loss = self.loss(self.global_model, batch)
+        loss = loss + self.inner_product("global", "correction") - self.kept("offset")[0]
+        return loss if self.control == "path" else loss + self._slope_at_start(batch)
+
+    def _slope_at_start(self, batch: Batch) -> Tensor:
+        """Return 0, whose gradient is that of f_i at x and falls on the slope, which sums it up."""
+        start, slope = self.tensors_at("broadcast"), self.parameters_of("slope")
+        at = {name: start[name] + (s - s.detach()) for name, s in slope.items()}
+        loss = self.loss_at("slope", at, batch)
+        return loss - loss.detach()
+
+    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+        """Renew c_i, propose c + |S| / N (c_i⁺ − c_i), and send y_i − x."""
+        change, known = rows["global"] - rows["broadcast"], rows["own_control"]
+        if self.control == "path":
+            taken, steps, lr = change, rows["global_steps"], rows["global_lr"]
+        else:
+            taken, steps, lr = rows["slope"], rows["slope_steps"], rows["slope_lr"]
+        control = -taken / (steps * torch.where(lr == 0, 1, lr))
+        if self.control == "path":
+            control = control - rows["correction"]
+        rows["own_control"] = torch.where(lr == 0, known, control)  # no step, no news
+        share = self.population.cohort / self.population.clients
+        rows["control"] = rows["control"] + share * (rows["own_control"] - known)
+        return change
+
+    def work(self, model: str) -> LocalWork:
+        """Return one pass over the data for the gradient at x."""
+        return LocalWork() if model == "slope" else self.local_work
+
+    def group_options(self, model: str) -> dict[str, Any]:
+        """Let the gradient at x be summed, whatever the optimizer's options are."""
+        return {"lr": 1.0, "weight_decay": 0.0} if model == "slope" else {}

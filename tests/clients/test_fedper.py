@@ -1,0 +1,154 @@
+"""FedPer against a loop over modules; what leaves a client, and what does not."""
+
+import by_hand
+import pytest
+import torch
+from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
+from torch import nn
+
+from pl_fed import Federation
+from pl_fed.clients import FedAvg, FedBN, FedPer, Local
+from pl_fed.clients.fedper import belongs
+from pl_fed.models import LogisticRegression
+
+SIZES = [7, 3, 10, 2]  # minibatches of 4: one to three in a pass
+EVERYONE = torch.arange(len(SIZES))
+ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
+
+
+def data_of(sizes=SIZES):
+    return shared_out(classes(sizes, seed=2), batch_size=4)
+
+
+def norm_net():
+    norms = nn.BatchNorm1d(5), nn.BatchNorm1d(4, affine=False)
+    linear = nn.Linear(4, 5), nn.Linear(5, 4), nn.Linear(4, 3)
+    return nn.Sequential(linear[0], norms[0], nn.Tanh(), linear[1], norms[1], linear[2])
+
+
+def simulated(net, own, rounds, cohort=EVERYONE, momentum=0.0):
+    """What is own of each client, and the server's net, after rounds of two passes."""
+    data, server = data_of(), seeded(net).double()
+
+    def is_own(name):
+        return belongs(name, own)
+
+    kept = [server.state_dict() for _ in SIZES]
+    for _ in range(rounds):
+        nets = []
+        for k in cohort.tolist():
+            start = by_hand.mixed(server, kept[k], is_own)
+            batches, steps = by_hand.minibatches(data, k, 4), 2 * by_hand.per_pass(data, k, 4)
+            optimizer = sgd(0.1, momentum=momentum)
+            end = by_hand.trained(start, batches, steps, lambda name: True, optimizer)
+            kept[k] = end.state_dict()
+            nets.append(end)
+        server = by_hand.mean_of(nets, server, is_own)
+    return [by_hand.mixed(server, state, is_own) for state in kept], server
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("own", "momentum"), [(["2"], 0.0), (["0.weight", "2.bias"], 0.0), (["2"], 0.9)]
+)
+def test_against_a_loop_over_modules(uncompiled, engine, own, momentum):
+    """The third client takes no part: its body is the server's nevertheless."""
+    cohort = torch.tensor([0, 1, 3])
+    nets, server = simulated(mlp, own, 3, cohort, momentum)
+    client = FedPer(seeded(mlp), own, optimizer=sgd(0.1, momentum=momentum), local_epochs=2)
+    settings = {"sampler": Only(0, 1, 3), "shuffle": False, "engine": engine, "chunk_size": 2}
+    found = run_rounds(client, data_of(), rounds=3, **settings)
+    torch.testing.assert_close(found.w, by_hand.row(server))
+    torch.testing.assert_close(found.v, torch.stack([by_hand.row(net) for net in nets]))
+    mine = torch.stack([by_hand.row(net, lambda name: belongs(name, own)) for net in nets])
+    torch.testing.assert_close(found.states["own"], mine)
+    assert torch.equal(found.v[2, :20], found.v[0, :20]) == (own == ["2"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"), [(FedPer, ("5",)), (FedPer, ("3", "4")), (FedBN, ("1", "4"))]
+)
+def test_running_statistics_go_with_the_layers(kind, own):
+    """Those of shared layers are averaged, those of one's own layers stay."""
+    sizes = SIZES
+    nets, server = simulated(norm_net, own, 2)
+    settings = {} if kind is FedBN else {"own": own}
+    client = kind(seeded(norm_net), optimizer=sgd(0.1), local_epochs=2, **settings)
+    assert client.own == own
+    found = run_rounds(client, data_of(), rounds=2, shuffle=False)
+    torch.testing.assert_close(found.w, by_hand.row(server))
+    torch.testing.assert_close(found.w_statistics, by_hand.statistics(server))
+    torch.testing.assert_close(found.v, torch.stack([by_hand.row(net) for net in nets]))
+    expected = torch.stack([by_hand.statistics(net) for net in nets])
+    torch.testing.assert_close(found.v_statistics, expected)
+    start = by_hand.statistics(seeded(norm_net).double())
+    shared = [n for n, _ in server.named_buffers() if "running" in n and not belongs(n, own)]
+    assert torch.equal(found.w_statistics, start) == (not shared)
+    different = len(found.v_statistics.unique(dim=0))
+    assert different == (1 if own == ("5",) else len(sizes))
+
+
+@pytest.mark.parametrize(("own", "is_own"), [(None, lambda n: n.startswith("2.")), (["0"], None)])
+def test_own_parts_never_leave_the_client(own, is_own):
+    """Uploads are zero there, to the bit, and the server's are as they were at first."""
+    is_own = is_own or (lambda n: n.startswith("0."))
+    uploads = []
+    client = FedPer(seeded(mlp), own, optimizer=sgd(0.1), local_epochs=2)
+    end_round = client.end_round
+
+    def watched(rows):
+        upload = end_round(rows)
+        uploads.append(upload.clone())
+        return upload
+
+    client.end_round = watched
+    federation = Federation(Only(0, 2), seed=0, engine="stacked")
+    federation.setup(client, data_of(), "fit")
+    first = client.row("global").data.clone()
+    for round in range(2):
+        federation.run_round(round, client.train().configure_optimizers())
+    mask = torch.cat(
+        [torch.full((p.numel(),), is_own(n)) for n, p in client.global_model.named_parameters()]
+    )
+    for upload in uploads:
+        assert not upload[:, mask].any()
+        assert upload[:, ~mask].any()
+    assert torch.equal(client.row("global").data[mask], first[mask])
+    assert not torch.equal(client.row("global").data[~mask], first[~mask])
+
+
+def test_with_nothing_of_ones_own_it_is_fedavg():
+    settings = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2}
+    found = run_rounds(FedPer(seeded(mlp), [], **settings), data_of())
+    assert torch.equal(found.w, run_rounds(FedAvg(seeded(mlp), **settings), data_of()).w)
+    assert torch.equal(found.v, found.w.expand(4, -1))
+
+
+def test_with_everything_of_ones_own_it_is_local_training():
+    settings = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2}
+    found = run_rounds(FedPer(seeded(mlp), ["0", "2"], **settings), data_of())
+    assert torch.equal(found.v, run_rounds(Local(seeded(mlp), **settings), data_of()).v)
+    assert torch.equal(found.w, FedPer(seeded(mlp)).double().row("global").data)
+
+
+def test_a_frozen_head_is_no_part_and_the_last_one_that_is_trained_is_taken():
+    net = seeded(lambda: nn.Sequential(mlp(), nn.Linear(3, 3)))
+    net[1].requires_grad_(False)
+    assert FedPer(net).own == ("0.2",)
+
+
+def test_metrics_are_those_of_the_body_under_ones_own_head():
+    assert FedPer(seeded(mlp)).evaluates() == ("personal",)
+
+
+@pytest.mark.parametrize("own", [["3"], ["0", "2.weights"], ["1"]])
+def test_names_that_there_are_not_are_refused(own):
+    match = rf"`own` to name some of 0.weight, 0.bias, 2.weight, .* but got '{own[-1]}'"
+    with pytest.raises(ValueError, match=match):
+        FedPer(seeded(mlp), own)
+
+
+def test_a_net_that_is_all_head_has_to_be_told_apart():
+    with pytest.raises(ValueError, match=r"`own` to be given .*, as LogisticRegression has, but"):
+        FedPer(LogisticRegression(4, 3))
+    assert FedPer(LogisticRegression(4, 3), own=["layers.1.bias"]).own == ("layers.1.bias",)

@@ -1,0 +1,142 @@
+"""FedRep against a loop that trains the head, then the body, with an optimizer for each."""
+
+import by_hand
+import pytest
+import torch
+from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
+
+from pl_fed import Federation
+from pl_fed.clients import FedAvg, FedPer, FedRep
+from pl_fed.clients.fedper import belongs
+from pl_fed.data.batches import LocalWork
+
+SIZES = [7, 3, 10, 2]  # minibatches of 4: one to three in a pass
+ENGINES = ["one_by_one", "stacked", "stacked_compiled", "one_by_one_compiled"]
+
+
+def data_of(sizes=SIZES):
+    return shared_out(classes(sizes, seed=2), batch_size=4)
+
+
+def adam(params):
+    return torch.optim.Adam(params, lr=0.01)
+
+
+def simulated(own, rounds, head, body, optimizer, cohort):
+    """``head`` and ``body`` give the number of steps of a client with so many in a pass."""
+    data, server = data_of(), seeded(mlp).double()
+
+    def is_own(name):
+        return belongs(name, own)
+
+    kept = [server.state_dict() for _ in SIZES]
+    for _ in range(rounds):
+        nets = []
+        for k in cohort:
+            net = by_hand.mixed(server, kept[k], is_own)
+            batches, one = by_hand.minibatches(data, k, 4), by_hand.per_pass(data, k, 4)
+            net = by_hand.trained(net, batches, head(one), is_own, optimizer)
+            net = by_hand.trained(net, batches, body(one), lambda n: not is_own(n), optimizer)
+            kept[k] = net.state_dict()
+            nets.append(net)
+        server = by_hand.mean_of(nets, server, is_own)
+    return [by_hand.mixed(server, state, is_own) for state in kept], server
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("own", "work", "head", "body"),
+    [
+        (["2"], {"head_epochs": 2, "local_epochs": 1}, lambda n: 2 * n, lambda n: n),
+        (["0", "2.bias"], {"head_steps": 3, "local_steps": 2}, lambda n: 3, lambda n: 2),
+        (["2"], {"local_steps": 2}, lambda n: 2, lambda n: 2),
+    ],
+)
+def test_first_the_head_then_the_body(uncompiled, engine, momentum, own, work, head, body):
+    """The head's momentum does not move it on when it is the body's turn."""
+    optimizer = sgd(0.1, momentum=momentum)
+    nets, server = simulated(own, 2, head, body, optimizer, [0, 2, 3])
+    client = FedRep(seeded(mlp), own, optimizer=optimizer, **work)
+    settings = {"sampler": Only(0, 2, 3), "shuffle": False, "engine": engine, "chunk_size": 2}
+    found = run_rounds(client, data_of(), rounds=2, **settings)
+    torch.testing.assert_close(found.w, by_hand.row(server))
+    torch.testing.assert_close(found.v, torch.stack([by_hand.row(net) for net in nets]))
+
+
+def test_the_head_is_adams_own():
+    """The body's Adam counts steps that it stands still in, and no more: after one step of each
+    part the head is that of Adam alone, and the body has moved by Adam's first step, corrected for
+    two: 0.1 g / 0.19 over √(0.001 g² / 0.001999)."""
+    client = FedRep(seeded(mlp), optimizer=adam, head_steps=1, local_steps=1)
+    found = run_rounds(client, data_of([4]), rounds=1, shuffle=False)
+    start = by_hand.row(seeded(mlp).double())
+    torch.testing.assert_close(found.v[0, 25:], run_alone()[25:])
+    step = 0.01 * (0.1 / 0.19) / (0.001 / 0.001999) ** 0.5
+    moved = (found.v[0, :25] - start[:25]).abs()
+    torch.testing.assert_close(moved, torch.full_like(moved, step), rtol=1e-3, atol=1e-6)
+
+
+def run_alone():
+    """One client, one Adam step on the head."""
+    data, net = data_of([4]), seeded(mlp).double()
+    batches = by_hand.minibatches(data, 0, 4)
+    return by_hand.row(by_hand.trained(net, batches, 1, lambda n: belongs(n, ["2"]), adam))
+
+
+def test_without_a_head_it_is_fedavg():
+    settings = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2}
+    client = FedRep(seeded(mlp), [], head_epochs=3, **settings)
+    found = run_rounds(client, data_of())
+    assert torch.equal(found.w, run_rounds(FedAvg(seeded(mlp), **settings), data_of()).w)
+
+
+def test_it_is_not_fedper():
+    settings = {"optimizer": sgd(0.1), "local_steps": 2}
+    one = run_rounds(FedRep(seeded(mlp), **settings), data_of())
+    assert one.distance(run_rounds(FedPer(seeded(mlp), **settings), data_of())) > 1e-3
+
+
+def test_the_head_never_leaves_the_client():
+    client = FedRep(seeded(mlp), optimizer=sgd(0.1), head_epochs=2)
+    federation = Federation(Only(1, 2), seed=0, engine="stacked")
+    federation.setup(client, data_of(), "fit")
+    first = client.row("global").data.clone()
+    federation.run_round(0, client.train().configure_optimizers())
+    moved = client.row("global").data != first
+    assert moved[:25].all()
+    assert not moved[25:].any()
+    own = federation.store.read("own", torch.arange(4))
+    assert torch.equal(own[[0, 3]], first[25:].expand(2, -1))
+    assert not torch.equal(own[1], own[2])
+
+
+@pytest.mark.parametrize(
+    ("given", "head", "personal"),
+    [
+        ({}, LocalWork(None, 1), LocalWork(None, 2)),
+        ({"local_epochs": 2}, LocalWork(None, 2), LocalWork(None, 4)),
+        ({"local_steps": 3}, LocalWork(3), LocalWork(6)),
+        ({"head_steps": 5, "local_steps": 1}, LocalWork(5), LocalWork(6)),
+        ({"head_epochs": 10}, LocalWork(None, 10), LocalWork(None, 11)),
+    ],
+)
+def test_the_work_on_the_body_follows_that_on_the_head(given, head, personal):
+    client = FedRep(seeded(mlp), **given)
+    assert (client.work("head"), client.work("personal")) == (head, personal)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"head_steps": 0}, "`head_steps` to be at least 1 but got 0"),
+        ({"head_epochs": -1}, "`head_epochs` to be at least 1 but got -1"),
+        ({"head_steps": 1, "head_epochs": 1}, "only one of `head_steps` and `head_epochs` but got"),
+        ({"head_steps": 5}, "given together but got 5 steps on the head and 1 epochs on the body"),
+        ({"head_epochs": 2, "local_steps": 3}, "got 2 epochs on the head and 3 steps on the body"),
+        ({"own": ["7"]}, "`own` to name some of"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong, match):
+    with pytest.raises(ValueError, match=match):
+        FedRep(seeded(mlp), **wrong)

@@ -1,0 +1,92 @@
+"""L2SGD against dense simulations that know all models at all times."""
+
+import pytest
+import torch
+from small_federations import (
+    Cohorts,
+    HalfSquares,
+    Point,
+    classes,
+    mlp,
+    points,
+    run_rounds,
+    seeded,
+    sgd,
+    shared_out,
+)
+
+from pl_fed.clients import L2SGD, FedAvg, Local
+from pl_fed.samplers import Uniform
+
+Y = torch.tensor([1.0, -2.0, 4.0, 9.0], dtype=torch.float64)
+DATA = shared_out(points(*[[float(y)] * n for y, n in zip(Y, (1, 5, 2, 9))]))  # 1, 2, 1, 3 steps
+ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
+
+
+def halved(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("lam", [0.0, 0.7, 5.0])
+def test_against_a_dense_simulation(uncompiled, engine, lam):
+    """With a changing cohort, unequal work, and a learning rate that is halved.
+
+    The global model is the mean of all models after each round, those of 0 and 3 included, which
+    take no part in the first or in the second.
+    """
+    steps, x, eta = torch.tensor([1, 2, 1, 3]), torch.zeros_like(Y), 0.2
+    cohorts = [(1, 2, 3), (0, 1, 2), (0, 1, 3)]
+    for round, cohort in enumerate(cohorts):
+        mean = x.mean()
+        for k in cohort:
+            x[k] += min(1.0, eta * lam * int(steps[k])) * (mean - x[k])
+            for _ in range(steps[k]):
+                x[k] -= eta * (x[k] - Y[k])
+        eta /= 2
+        client = L2SGD(
+            Point(), lam, criterion=HalfSquares(), optimizer=sgd(0.2), lr_scheduler=halved
+        )
+        settings = {"engine": engine, "chunk_size": 2, "sampler": Cohorts(*cohorts)}
+        found = run_rounds(client, DATA, rounds=round + 1, **settings)
+        torch.testing.assert_close(found.v[:, 0], x, rtol=0, atol=1e-13)
+        torch.testing.assert_close(found.w[0], x.mean(), rtol=0, atol=1e-13)
+        torch.testing.assert_close(found.states["personal"], found.v, rtol=0, atol=0)
+
+
+def test_the_global_model_stays_the_mean_of_nets():
+    client = L2SGD(seeded(mlp), 0.5, optimizer=sgd(0.1, momentum=0.5), local_epochs=2)
+    found = run_rounds(client, shared_out(classes([7, 3, 10, 2, 5])), 12, sampler=Uniform(2))
+    torch.testing.assert_close(found.w, found.v.mean(0), rtol=0, atol=1e-12)
+    assert len(found.v.unique(dim=0)) == 5
+
+
+@pytest.mark.parametrize("lam", [0.5, 2.0])
+def test_it_ends_between_ones_own_and_the_mean(lam):
+    """K = 1: x_i − ȳ = (1 − η)(1 − ηλ)(x_i − ȳ) + η (y_i − ȳ), so (y_i − ȳ) / (1 + λ − ηλ):
+    the minimum of the paper's objective, (y_i + λȳ) / (1 + λ), up to η."""
+    client = L2SGD(Point(), lam, criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=1)
+    found = run_rounds(client, DATA, rounds=250)
+    expected = Y.mean() + (Y - Y.mean()) / (1 + lam - 0.1 * lam)
+    torch.testing.assert_close(found.v[:, 0], expected, rtol=0, atol=1e-9)
+
+
+def test_without_a_penalty_it_is_local_training():
+    data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
+    found = run_rounds(L2SGD(seeded(mlp), 0.0, **settings), data, 3)
+    expected = run_rounds(Local(seeded(mlp), **settings), data, 3)
+    assert torch.equal(found.v, expected.v)
+    torch.testing.assert_close(found.w, expected.v.mean(0), rtol=0, atol=1e-14)
+
+
+def test_under_a_large_penalty_it_is_fedavg():
+    data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
+    found = run_rounds(L2SGD(seeded(mlp), 10.0, **settings), data, 3)
+    expected = run_rounds(FedAvg(seeded(mlp), **settings), data, 3)
+    torch.testing.assert_close(found.w, expected.w, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("lam", [-1.0, float("nan"), float("inf")])
+def test_what_makes_no_sense_is_refused(lam):
+    with pytest.raises(ValueError, match=f"`lam` to be at least 0, and finite, but got {lam}"):
+        L2SGD(seeded(mlp), lam)

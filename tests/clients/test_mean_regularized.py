@@ -1,0 +1,96 @@
+"""Mean-regularised learning against dense simulations on points."""
+
+import pytest
+import torch
+from small_federations import (
+    Cohorts,
+    HalfSquares,
+    Point,
+    classes,
+    mlp,
+    points,
+    run_rounds,
+    seeded,
+    sgd,
+    shared_out,
+)
+
+from pl_fed.clients import Ditto, Local, MeanRegularized
+from pl_fed.samplers import Uniform
+
+Y = torch.tensor([1.0, -2.0, 4.0, 9.0], dtype=torch.float64)
+DATA = shared_out(points(*[[float(y)] for y in Y]))
+ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("mean", ["clients", "cohort"])
+def test_against_a_dense_simulation(uncompiled, engine, mean):
+    theta, w, cohorts = torch.zeros_like(Y), torch.zeros(()), [(1, 2, 3), (0, 1, 2), (0, 1, 3)]
+    for cohort in cohorts:
+        chosen = torch.tensor(cohort)
+        for _ in range(3):
+            here = theta[chosen]
+            theta[chosen] = here - 0.1 * (here - Y[chosen] + 0.7 * (here - w))
+        w = theta.mean() if mean == "clients" else theta[chosen].mean()
+    client = MeanRegularized(
+        Point(), 0.7, mean, criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=3
+    )
+    settings = {"engine": engine, "chunk_size": 2, "sampler": Cohorts(*cohorts)}
+    found = run_rounds(client, DATA, rounds=3, **settings)
+    torch.testing.assert_close(found.v[:, 0], theta, rtol=0, atol=1e-13)
+    torch.testing.assert_close(found.w[0], w, rtol=0, atol=1e-13)
+
+
+def test_it_ends_between_ones_own_and_the_mean():
+    """At (y_i + λȳ) / (1 + λ), whatever the number of local steps."""
+    client = MeanRegularized(
+        Point(), 2.0, criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=4
+    )
+    found = run_rounds(client, DATA, rounds=200)
+    torch.testing.assert_close(found.v[:, 0], (Y + 2 * Y.mean()) / 3, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.w[0], Y.mean(), rtol=0, atol=1e-9)
+
+
+def test_the_global_model_stays_the_mean_of_all_clients():
+    data, settings = shared_out(classes([7, 3, 10, 2, 5])), {"optimizer": sgd(0.1)}
+    found = run_rounds(MeanRegularized(seeded(mlp), **settings), data, 12, sampler=Uniform(2))
+    torch.testing.assert_close(found.w, found.v.mean(0), rtol=0, atol=1e-12)
+    other = MeanRegularized(seeded(mlp), mean="cohort", **settings)
+    other = run_rounds(other, data, 12, sampler=Uniform(2))
+    assert (other.w - other.v.mean(0)).abs().max() > 1e-3
+
+
+def test_of_a_full_cohort_both_means_are_one():
+    data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1)}
+    one, two = (
+        run_rounds(MeanRegularized(seeded(mlp), mean=mean, **settings), data, 3)
+        for mean in ("clients", "cohort")
+    )
+    torch.testing.assert_close(one.w, two.w, rtol=0, atol=1e-14)
+    torch.testing.assert_close(one.v, two.v, rtol=0, atol=1e-14)
+
+
+def test_without_a_pull_it_is_local_training():
+    data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
+    found = run_rounds(MeanRegularized(seeded(mlp), 0.0, **settings), data, 3)
+    assert torch.equal(found.v, run_rounds(Local(seeded(mlp), **settings), data, 3).v)
+
+
+def test_in_the_first_round_the_personal_models_are_dittos():
+    data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
+    found = run_rounds(MeanRegularized(seeded(mlp), 0.5, **settings), data, 1)
+    assert torch.equal(found.v, run_rounds(Ditto(seeded(mlp), 0.5, **settings), data, 1).v)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"lam": -1.0}, "`lam` to be at least 0, and finite, but got -1.0"),
+        ({"lam": float("nan")}, "`lam` to be at least 0, and finite, but got nan"),
+        ({"mean": "all"}, "`mean` to be 'clients' or 'cohort' but got 'all'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong, match):
+    with pytest.raises(ValueError, match=match):
+        MeanRegularized(seeded(mlp), **wrong)

@@ -1,0 +1,210 @@
+"""MOCHA against numpy, scipy's matrix roots, and the minimum of its objective."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.optimize
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_federations import (
+    Cohorts,
+    HalfSquares,
+    Only,
+    Point,
+    classes,
+    mlp,
+    points,
+    reals,
+    run_rounds,
+    seeded,
+    sgd,
+    shared_out,
+)
+from torch import nn
+
+from pl_fed import Federation
+from pl_fed.clients import Local, Mocha
+from pl_fed.clients.mocha import relations
+from pl_fed.samplers import Uniform
+
+SIZES = [7, 3, 10, 2]
+ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
+
+
+def line():
+    net = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(net.weight)
+    return net
+
+
+def regressions(slopes, sizes=SIZES):
+    draw = np.random.default_rng(1)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    x = draw.normal(size=(len(owner), 3))
+    return reals(x, (x * np.array(slopes)[owner]).sum(1, keepdims=True), owner)
+
+
+SLOPES = [[1.0, 2.0, 0.0], [1.1, 1.8, 0.1], [-1.0, 0.5, 2.0], [0.0, -1.0, 1.0]]
+
+
+def omega_of(models, epsilon):
+    root = scipy.linalg.sqrtm(models @ models.T + epsilon * np.eye(len(models))).real
+    return np.linalg.inv(root / np.trace(root))
+
+
+def parts(data):
+    found = []
+    for k in range(len(data.clients.train.sizes)):
+        index = data.clients.train.samples(k)
+        found.append((data.clients.x[index].numpy(), data.clients.y[index].numpy()[:, 0]))
+    return found
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(
+    seed=st.integers(0, 999),
+    clients=st.integers(1, 6),
+    numbers=st.integers(1, 8),
+    epsilon=st.floats(0.01, 2),
+)
+def test_the_relations_are_those_of_scipys_roots(seed, clients, numbers, epsilon):
+    models = np.random.default_rng(seed).normal(size=(clients, numbers))
+    found = relations(torch.from_numpy(models), epsilon).numpy()
+    np.testing.assert_allclose(found, omega_of(models, epsilon), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(np.trace(np.linalg.inv(found)), 1, rtol=1e-6)
+    assert np.linalg.eigvalsh(found).min() > 0
+
+
+def test_the_relations_are_the_best_ones():
+    """No other Ω⁻¹ of trace 1 has a smaller tr(Ω (WᵀW + εI)), which is tr(WᵀW + εI)^½ squared."""
+    draw = np.random.default_rng(0)
+    models, epsilon = draw.normal(size=(4, 3)), 0.1
+    gram = models @ models.T + epsilon * np.eye(4)
+    least = np.trace(relations(torch.from_numpy(models), epsilon).numpy() @ gram)
+    assert least == pytest.approx(np.sqrt(np.linalg.eigvalsh(gram)).sum() ** 2)
+    for _ in range(50):
+        other = draw.normal(size=(4, 4))
+        other = other @ other.T + 0.01 * np.eye(4)
+        assert np.trace(np.linalg.inv(other / np.trace(other)) @ gram) >= least
+
+
+def test_who_is_alike_is_pulled_together_and_who_is_opposite_apart():
+    omega = relations(torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.1]]), 0.01)
+    assert omega[0, 1] < 0 < omega[0, 2]
+    assert torch.equal(relations(torch.zeros(3, 2), 0.1), 3 * torch.eye(3))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("decay", "sigma"), [(0.0, 1.0), (0.3, 2.0)])
+def test_against_a_dense_simulation(uncompiled, engine, decay, sigma):
+    """W, Ω and the subproblems (4), for a cohort that changes."""
+    data, cohorts = (
+        shared_out(regressions(SLOPES), batch_size=10),
+        [(0, 1, 2), (0, 2, 3), (1, 2, 3)],
+    )
+    lam, epsilon, rate, steps = 0.2, 0.1, 0.05, 3
+    models, samples = np.zeros((4, 3)), parts(data)
+    for cohort in cohorts:
+        omega, before = omega_of(models, epsilon), models.copy()
+        for k in cohort:
+            x, y = samples[k]
+            v = before[k].copy()
+            for _ in range(steps):
+                pull = omega[k] @ before + sigma * omega[k, k] * (v - before[k])
+                v -= rate * (x.T @ (x @ v - y) / len(x) + lam * pull + decay * v)
+            models[k] = v
+    client = Mocha(
+        line(), lam, decay, epsilon, sigma,
+        criterion=HalfSquares(), optimizer=sgd(rate), local_steps=steps,
+    )  # fmt: skip
+    how = {"engine": engine, "chunk_size": 2, "sampler": Cohorts(*cohorts)}
+    found = run_rounds(client, data, rounds=3, **how)
+    np.testing.assert_allclose(found.v.numpy(), models, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found.w.numpy(), models.mean(0), rtol=0, atol=1e-10)
+    kept = found.server_states["models"].view(4, 3)
+    assert torch.equal(kept, found.v)
+
+
+def test_it_ends_at_the_minimum_of_its_objective():
+    """Σ F_k + λ₁/2 (tr (WᵀW + εI)^½)² + λ₂/2 ‖W‖²: what is left of (1) at the best Ω."""
+    data, lam, decay, epsilon = shared_out(regressions(SLOPES), batch_size=10), 0.1, 0.05, 0.1
+    samples = parts(data)
+
+    def objective(flat):
+        models = flat.reshape(4, 3)
+        fit = sum(((x @ w - y) ** 2).mean() / 2 for (x, y), w in zip(samples, models))
+        gram = models @ models.T + epsilon * np.eye(4)
+        roots = np.sqrt(np.linalg.eigvalsh(gram)).sum()
+        return fit + lam / 2 * roots**2 + decay / 2 * (models**2).sum()
+
+    best = scipy.optimize.minimize(objective, np.zeros(12), tol=1e-12, method="BFGS")
+    client = Mocha(
+        line(), lam, decay, epsilon,
+        criterion=HalfSquares(), optimizer=sgd(0.05), local_steps=2,
+    )  # fmt: skip
+    found = run_rounds(client, data, rounds=600, engine="stacked").v.numpy()
+    assert objective(found.flatten()) == pytest.approx(best.fun, rel=1e-6)
+    np.testing.assert_allclose(found.flatten(), best.x, rtol=0, atol=1e-3)
+
+
+def test_few_samples_are_helped_by_clients_that_are_alike():
+    """Client 1, with four noisy samples, is like client 0, which has many: over three draws."""
+    slopes, sizes = [[1.0, 2.0, -1.0], [1.0, 2.0, -1.0], [-2.0, 1.0, 0.0]], [60, 4, 60]
+    left = {0.0: 0.0, 0.05: 0.0}
+    for seed in range(3):
+        arrays = regressions(slopes, sizes)
+        draw = np.random.default_rng(seed)
+        arrays.y.add_(torch.from_numpy(2 * draw.normal(size=arrays.y.shape)))
+        for lam in left:
+            client = Mocha(line(), lam, criterion=HalfSquares(), optimizer=sgd(0.05), local_steps=5)
+            found = run_rounds(client, shared_out(arrays, batch_size=60), 100, engine="stacked")
+            left[lam] += float((found.v[1] - torch.tensor(slopes[1])).norm())
+    assert left[0.05] < 0.7 * left[0.0]
+
+
+def test_without_a_pull_it_is_local_training():
+    data, how = shared_out(classes(SIZES)), {"optimizer": sgd(0.1, momentum=0.5)}
+    found = run_rounds(Mocha(seeded(mlp), 0.0, **how), data, 3, sampler=Uniform(2))
+    expected = run_rounds(Local(seeded(mlp), **how), data, 3, sampler=Uniform(2))
+    torch.testing.assert_close(found.v, expected.v, rtol=0, atol=1e-13)
+    torch.testing.assert_close(found.w, found.v.mean(0), rtol=0, atol=1e-13)
+
+
+def test_models_of_clients_that_take_no_part_stay_to_the_bit():
+    client = Mocha(seeded(mlp), optimizer=sgd(0.1))
+    data = shared_out(classes(SIZES))
+    one = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)))
+    two = run_rounds(client, data, 2, sampler=Cohorts((0, 1, 2), (1, 2, 3)))
+    same = (one.v == two.v).all(1)
+    assert same.tolist() == [True, False, False, False]
+
+
+def test_too_many_clients_and_parameters_are_refused():
+    client = Mocha(seeded(mlp), max_numbers=171)  # of 43 parameters
+    match = r"`max_numbers` \(171\) to be at least .* but got 4 times 43"
+    with pytest.raises(ValueError, match=match):
+        Federation(Only(0), seed=0).setup(client, shared_out(classes(SIZES)), "fit")
+    client.max_numbers = 172
+    Federation(Only(0), seed=0).setup(client, shared_out(classes(SIZES)), "fit")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"lam": -1.0}, "`lam` to be at least 0, and finite, but got -1.0"),
+        ({"decay": float("nan")}, "`decay` to be at least 0, and finite, but got nan"),
+        ({"sigma": 0.5}, "`sigma` to be at least 1, and finite, but got 0.5"),
+        ({"epsilon": 0.0}, "`epsilon` to be greater than 0, and finite, but got 0.0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong, match):
+    with pytest.raises(ValueError, match=match):
+        Mocha(seeded(mlp), **wrong)
+
+
+def test_a_single_client_is_pulled_to_zero():
+    """m = 1: Ω = 1, so that F(v) + λ₁/2 v² has its minimum at y / (1 + λ₁)."""
+    client = Mocha(Point(), 0.5, criterion=HalfSquares(), optimizer=sgd(0.2), local_steps=5)
+    found = run_rounds(client, shared_out(points([3.0])), rounds=30)
+    assert found.v.item() == pytest.approx(2.0, abs=1e-9)

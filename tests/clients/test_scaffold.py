@@ -1,0 +1,209 @@
+"""SCAFFOLD against Algorithm 1 in numpy, on linear regressions with unlike clients."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from small_federations import (
+    Cohorts,
+    HalfSquares,
+    Only,
+    Point,
+    classes,
+    mlp,
+    points,
+    reals,
+    run_rounds,
+    seeded,
+    sgd,
+    shared_out,
+)
+from torch import nn
+
+from pl_fed import Federation
+from pl_fed.clients import FedAvg, Scaffold
+from pl_fed.types import Batch
+
+SIZES = [7, 3, 10, 2]
+ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
+each_control = pytest.mark.parametrize("control", ["path", "start"])
+
+
+def regressions(sizes=SIZES):
+    """Samples whose inputs and slopes differ from client to client."""
+    draw = np.random.default_rng(1)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    scales = np.linspace(0.5, 1.5, len(sizes))[owner, None]
+    x = draw.normal(size=(len(owner), 2)) * scales
+    slopes = draw.normal(size=(len(sizes), 2))[owner] * 3
+    return reals(x, (x * slopes).sum(1, keepdims=True), owner)
+
+
+def line():
+    return nn.Linear(2, 1, bias=False)
+
+
+def start():
+    return seeded(line).double().weight.detach().numpy()[0].copy()
+
+
+def gradient(w, x, y):
+    """Of the mean of ½ (⟨w, x⟩ − y)²."""
+    return x.T @ (x @ w - y) / len(x)
+
+
+def algorithm_1(data, cohorts, rates, control, passes=2, server_lr=1.0, decay=0.0, batch=4):
+    """Every letter as in the paper; the client's own minibatches, in their order."""
+    minibatches = []
+    for k in range(len(data.clients.train.sizes)):
+        index = data.clients.train.samples(k)
+        x, y = data.clients.x[index].numpy(), data.clients.y[index].numpy()[:, 0]
+        starts = range(0, len(x), batch)
+        minibatches.append([(x[i : i + batch], y[i : i + batch]) for i in starts])
+    number, x = len(minibatches), start()
+    c, c_i = np.zeros(2), np.zeros((number, 2))
+    for cohort, rate in zip(cohorts, rates):
+        dy, dc = np.zeros(2), np.zeros(2)
+        for i in cohort:
+            y, steps = x.copy(), passes * len(minibatches[i])
+            for one in minibatches[i] * passes:
+                y -= rate * (gradient(y, *one) + decay * y - c_i[i] + c)
+            if control == "start":
+                new = np.mean([gradient(x, *one) for one in minibatches[i]], 0)
+            else:
+                new = c_i[i] - c + (x - y) / (steps * rate)
+            dy, dc = dy + (y - x) / len(cohort), dc + (new - c_i[i]) / len(cohort)
+            c_i[i] = new
+        x, c = x + server_lr * dy, c + len(cohort) / number * dc
+    return x, c, c_i
+
+
+def halved(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+
+@each_control
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("server_lr", "decay"), [(1.0, 0.0), (0.7, 0.1)])
+def test_against_algorithm_1(uncompiled, control, engine, server_lr, decay):
+    """Clients of one to three steps a pass, a learning rate that is halved, a changing cohort."""
+    data, cohorts = shared_out(regressions(), batch_size=4), [(0, 1, 3), (0, 2, 3), (1, 2, 3)]
+    client = Scaffold(
+        seeded(line),
+        control,
+        criterion=HalfSquares(),
+        optimizer=sgd(0.2, weight_decay=decay),
+        lr_scheduler=halved,
+        local_epochs=2,
+    )
+    settings = {"server_optimizer": functools.partial(torch.optim.SGD, lr=server_lr)}
+    settings |= {"engine": engine, "chunk_size": 2, "shuffle": False, "sampler": Cohorts(*cohorts)}
+    found = run_rounds(client, data, rounds=3, **settings)
+    rates = (0.2, 0.1, 0.05)
+    w, c, c_i = algorithm_1(data, cohorts, rates, control, server_lr=server_lr, decay=decay)
+    np.testing.assert_allclose(found.w.numpy(), w, rtol=1e-10)
+    np.testing.assert_allclose(found.server_states["control"].numpy(), c, rtol=1e-10)
+    np.testing.assert_allclose(found.states["own_control"].numpy(), c_i, rtol=1e-10)
+    np.testing.assert_allclose(c, c_i.mean(0), rtol=1e-10)  # as the paper remarks
+
+
+@each_control
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_the_first_round_is_fedavg(control, engine):
+    settings = {"optimizer": sgd(0.1, weight_decay=0.1), "local_epochs": 2}
+    data = shared_out(classes(SIZES))
+    found = run_rounds(Scaffold(seeded(mlp), control, **settings), data, 1, engine=engine)
+    expected = run_rounds(FedAvg(seeded(mlp), **settings), data, 1, engine=engine)
+    assert torch.equal(found.w, expected.w)
+    torch.testing.assert_close(
+        found.reports[0]["train/loss"], expected.reports[0]["train/loss"], rtol=0, atol=1e-12
+    )
+    assert found.states["own_control"].any(1).all()
+    second = run_rounds(Scaffold(seeded(mlp), control, **settings), data, 2, engine=engine)
+    assert (second.w - run_rounds(FedAvg(seeded(mlp), **settings), data, 2).w).abs().max() > 1e-4
+
+
+@each_control
+def test_it_converges_where_fedavg_stalls(control):
+    """Many local steps on unlike quadratics: FedAvg's fixed point is not the minimum."""
+    data = shared_out(regressions(), batch_size=10)
+    hessian, linear = np.zeros((2, 2)), np.zeros(2)
+    for k in range(len(SIZES)):
+        index = data.clients.train.samples(k)
+        x, y = data.clients.x[index].numpy(), data.clients.y[index].numpy()[:, 0]
+        hessian, linear = hessian + x.T @ x / len(x), linear + x.T @ y / len(x)
+    best = np.linalg.solve(hessian, linear)
+    settings = {"criterion": HalfSquares(), "optimizer": sgd(0.2), "local_steps": 10}
+    left = []
+    for client in (Scaffold(seeded(line), control, **settings), FedAvg(seeded(line), **settings)):
+        found = run_rounds(client, data, rounds=150)
+        left.append(np.abs(found.w.numpy() - best).max())
+    assert left[0] < 1e-4
+    assert left[1] > 0.05
+
+
+@each_control
+def test_the_controls_are_the_gradients_at_the_minimum_in_the_end(control):
+    """Of ½ (w − y)², with a cohort of two of three: w = mean y, c_i = w − y_i, c = 0."""
+    client = Scaffold(Point(), control, criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=3)
+    data, cohorts = shared_out(points([0.0], [3.0], [9.0])), [(0, 1), (1, 2), (0, 2)] * 70
+    found = run_rounds(client, data, rounds=210, sampler=Cohorts(*cohorts))
+    assert found.w.tolist() == pytest.approx([4.0], abs=1e-6)
+    assert found.states["own_control"].flatten().tolist() == pytest.approx([4, 1, -5], abs=1e-5)
+    assert found.server_states["control"].tolist() == pytest.approx([0.0], abs=1e-6)
+
+
+@each_control
+def test_a_learning_rate_of_zero_teaches_nothing(control):
+    def warm_up(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda round: float(round > 0))
+
+    settings = {"optimizer": sgd(0.1), "lr_scheduler": warm_up, "local_steps": 2}
+    client = Scaffold(seeded(mlp), control, **settings)
+    one, two = (run_rounds(client, shared_out(classes(SIZES)), rounds) for rounds in (1, 2))
+    assert not one.states["own_control"].any()
+    assert not one.server_states["control"].any()
+    assert two.states["own_control"].isfinite().all()
+    assert two.states["own_control"].any()
+
+
+@each_control
+def test_the_reported_loss_is_the_corrected_one(control):
+    """F(y) + (y − x)(c − c_i) = ½ (2 − 7)² + (2 − 1) (4 − 3), whatever the slope is."""
+    client = Scaffold(Point(), control, criterion=HalfSquares(), optimizer=sgd(0.1))
+    client.row("global").data.fill_(2.0)
+    rows = {
+        "broadcast": torch.tensor([1.0]),
+        "control": torch.tensor([4.0]),
+        "own_control": torch.tensor([[3.0]]),
+    }
+    if control == "start":
+        rows["slope"] = torch.tensor([[5.0]])
+    client.begin(rows)
+    client.centres = {n: r if r.dim() == 1 else r[0] for n, r in rows.items() if n != "slope"}
+    loss = client.training_step(Batch(torch.zeros(1, 1), torch.tensor([[7.0]])), 0)
+    assert loss.item() == 12.5 + 1.0
+    loss.backward()
+    assert client.global_model.value.grad.tolist() == [-5.0 + 1.0]
+    if control == "start":
+        assert client.slope_model.value.grad.tolist() == [1.0 - 7.0]  # at x, not at y
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "got"),
+    [
+        (sgd(0.1, momentum=0.9), r"SGD\(momentum=0.9\)"),
+        (sgd(0.1, maximize=True), r"SGD\(maximize=True\)"),
+        (lambda params: torch.optim.Adam(params, lr=0.1), r"Adam\(\)"),
+    ],
+)
+def test_optimizers_whose_steps_are_no_gradients_are_refused(optimizer, got):
+    client = Scaffold(seeded(mlp), optimizer=optimizer)
+    with pytest.raises(ValueError, match=f"`optimizer` to build a .* but got {got}"):
+        Federation(seed=0, sampler=Only(0)).setup(client, shared_out(classes(SIZES)), "fit")
+
+
+def test_another_control_is_refused():
+    with pytest.raises(ValueError, match="`control` to be 'path' or 'start' but got 'middle'"):
+        Scaffold(seeded(mlp), "middle")
