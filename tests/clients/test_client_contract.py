@@ -36,7 +36,7 @@ ARGUMENTS = {
     "Scaffold": [{"optimizer": sgd(0.1)}, {"optimizer": sgd(0.1), "control": "start"}],
 }
 HELD = {  # models that an objective holds in place on purpose, as other numbers, in some steps
-    "FedRep": {0: ("personal",), 3: ("head",)},  # head and body take turns
+    "FedRep": {0: ("personal",)},  # it is the head's turn
     "Scaffold": {0: ("slope",), 3: ("slope",)},  # it sums up gradients at w^t
 }
 TAKES_TURNS = {"FedRep"}  # parts of its models are trained in some of the steps, others never
