@@ -15,7 +15,7 @@ from pl_fed import sharing
 from pl_fed.aggregators import Krum, Mean, Median, TrimmedMean
 from pl_fed.attacks import Attack, RandomLabels
 from pl_fed.checks import NonFiniteLossError
-from pl_fed.clients import Ditto, FedAvg, Local
+from pl_fed.clients import Ditto, FedAvg, FedRep, Local, Mocha
 from pl_fed.data import FederatedData
 from pl_fed.samplers import All, Uniform
 
@@ -90,6 +90,8 @@ SCENARIOS = {
     "all at home in one process": settings(net=batch_norm_net, sampler=Only(0, 4, 8)),
     "fewer clients than processes": settings(sampler=Only(3)),
     "nothing is sent": settings(client=Local),
+    "parts are kept": settings(net=batch_norm_net, client=FedRep),
+    "the server keeps all models": settings(client=Mocha),
     "a frozen part, nothing is kept": settings(net=frozen_net, client=FedAvg),
     "stacked": settings(engine="stacked", chunk_size=2),
     "diverges": settings(client=Frail, sampler=All()),

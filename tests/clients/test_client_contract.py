@@ -55,9 +55,9 @@ ARGUMENTS = {
     "Scaffold": [{"optimizer": sgd(0.1)}, {"optimizer": sgd(0.1), "control": "start"}],
 }
 HELD = {  # models that an objective holds in place on purpose, as other numbers, in some steps
-    "FedRep": {0: ("personal",), 3: ("head",)},  # head and body take turns
     "APFL": dict.fromkeys((0, 3), ("global",)),  # it is mixed into what the other is trained by
     "Mapper": dict.fromkeys((0, 3), ("personal_0", "personal_1", "personal_2")),  # likewise
+    "FedRep": {0: ("personal",)},  # it is the head's turn
     "Scaffold": {0: ("slope",), 3: ("slope",)},  # it sums up gradients at w^t
 }
 BY_HAND = {"PerFedAvg"}  # gives gradients that are not those of the loss that it reports
