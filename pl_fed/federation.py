@@ -165,8 +165,8 @@ class Federation:
             self._store, self._saved = None, None
             self._evaluator = Evaluator(client, self._begin)
             self.server.reset()
-        client.check(self)
         self.datamodule = datamodule
+        client.check(self)
         self._metrics = {}
 
     # A round
