@@ -1,5 +1,7 @@
 """Checks of arguments, in the one sentence form."""
 
+import math
+
 
 def check_integers(minimum: int, **arguments: int) -> None:
     """Raise ``TypeError`` or ``ValueError`` unless each argument is an integer >= ``minimum``."""
@@ -9,4 +11,13 @@ def check_integers(minimum: int, **arguments: int) -> None:
         if value < minimum:
             raise ValueError(
                 f"Expected argument `{name}` to be at least {minimum} but got {value}."
+            )
+
+
+def check_positive(**arguments: float) -> None:
+    """Raise ``ValueError`` unless each argument is a finite number above 0."""
+    for name, value in arguments.items():
+        if not 0 < value < math.inf:
+            raise ValueError(
+                f"Expected argument `{name}` to be above 0, and finite, but got {value}."
             )

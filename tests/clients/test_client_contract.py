@@ -21,8 +21,23 @@ from pl_fed.clients import Client
 from pl_fed.samplers import Uniform
 from pl_fed.types import Batch
 
-ARGUMENTS = {"Ditto": [{}, {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05}]}
+ARGUMENTS = {
+    "Ditto": [{}, {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05}],
+    "FLAME": [
+        {},
+        {"lam": 0.3, "weights": "samples", "pull_to": "broadcast", "lagged_global": True},
+        {"rho": 0.5, "weights": "samples", "tolerance": 1e-3, "optimizer": sgd(0.1)},
+    ],
+    "FedADMM": [{}, {"rho": 0.3, "weights": "samples"}],
+    "LpProj": [{"dimensions": 7}, {"dimensions": 60, "weights": "samples"}],
+    "PFedMe": [{}, {"lam": 2.0, "personal_steps": 2, "personal_lr": 0.1}],
+    "PFedMeEpochs": [{}, {"lam": 0.5, "eta": 2.0}],
+}
 SIZES = [7, 3, 10, 1]
+
+
+def named(arguments):
+    return [name if callable(value) else value for name, value in arguments.items()]
 
 
 def found():
@@ -31,7 +46,7 @@ def found():
             own = inspect.isclass(member) and member.__module__ == entry.name
             if own and issubclass(member, Client) and not inspect.isabstract(member):
                 for arguments in ARGUMENTS.get(name, [{}]):
-                    yield pytest.param(member, arguments, id=f"{name}{list(arguments.values())}")
+                    yield pytest.param(member, arguments, id=f"{name}{named(arguments)}")
 
 
 ALL = list(found())
@@ -55,6 +70,7 @@ def ready(kind, arguments):
     client = make(kind, arguments).double().train()
     draw = torch.Generator().manual_seed(3)
     rows = {"broadcast": client.row("global").data.clone(), **client.states()}
+    rows |= {"samples": torch.ones(1, dtype=torch.float64), **client.server_states()}
     for model in ("global", "personal"):
         row = client.row(model).data
         row += 0.1 * torch.randn(len(row), generator=draw, dtype=row.dtype)
@@ -192,8 +208,10 @@ def test_the_end_of_a_round_gives_rows_and_leaves_the_broadcast_alone(kind, argu
     client = ready(kind, arguments)
     numel = client.row("global").layout.numel
     rows = {"broadcast": torch.randn(numel, dtype=torch.float64)}
-    names = {*client.trains, *client.states()}
-    rows |= {name: torch.randn(3, numel, dtype=torch.float64) for name in sorted(names)}
+    rows |= {"samples": torch.ones(3, 1, dtype=torch.float64), **client.server_states()}
+    lengths = {name: numel for name in client.trains}
+    lengths |= {name: len(row) for name, row in client.states().items()}
+    rows |= {n: torch.randn(3, lengths[n], dtype=torch.float64) for n in sorted(lengths)}
     broadcast = rows["broadcast"].clone()
     upload = client.end_round(rows)
     assert torch.equal(rows["broadcast"], broadcast)

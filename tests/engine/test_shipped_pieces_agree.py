@@ -30,7 +30,12 @@ SMALLEST = {  # arguments, and the shape of a sample
     "FrozenBody": ({"architecture": "shufflenet_v2_x0_5"}, (3, 32, 32)),
 }
 MIXING = {"DittoCelebaCNN"}  # BatchNorm: in no stack
-ARGUMENTS = {"Ditto": {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05}}
+ARGUMENTS = {
+    "Ditto": {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05},
+    "FLAME": {"weights": "samples", "tolerance": 0.01, "optimizer": sgd(0.1)},
+    "FedADMM": {"weights": "samples"},
+    "LpProj": {"dimensions": 5},
+}
 
 
 def walk(package, parent):
@@ -65,6 +70,6 @@ def test_every_net(uncompiled, kind):
 @pytest.mark.parametrize("kind", walk(pl_fed.clients, Client))
 def test_every_client(uncompiled, kind):
     options = {"optimizer": sgd(0.1, weight_decay=0.01), "local_epochs": 2}
-    client = kind(seeded(mlp), **options, **ARGUMENTS.get(kind.__name__, {}))
+    client = kind(seeded(mlp), **{**options, **ARGUMENTS.get(kind.__name__, {})})
     agree(client, shared_out(classes(SIZES)))
     assert len(uncompiled) == 2
