@@ -85,15 +85,25 @@ def test_two_steps_by_hand(engine):
     assert after(client, data, 2, engine=engine)["personal"].tolist() == [[1 + (7 - 0) / 2]]
 
 
-def test_momentum_is_that_of_w_alone():
-    """In the first step there is none to carry on; θ_i takes its steps exactly in any case."""
-    how = {"personal_steps": 2, "personal_lr": 0.1, "lam": 2.0}
-    one, other = (
-        after(pfedme(optimizer=sgd(0.05, **options), steps=1, **how), DATA, 1)
-        for options in ({}, {"momentum": 0.9, "weight_decay": 0.1})
-    )
-    close(other["personal"], one["personal"])
-    close(other["w"], one["w"] - 0.05 * 0.1)  # w = 1 decays
+@each_engine
+def test_momentum_and_weight_decay_are_those_of_w_alone(engine):
+    """θ_i takes its steps exactly, in any case."""
+    lam, eta, rate = 2.0, 0.05, 0.1
+    sent, ends = [], []
+    for i in range(5):
+        local, theta, velocity = np.ones(3), np.ones(3), 0.0
+        for _ in range(4):
+            for _ in range(3):
+                theta = theta - rate * (PROBLEM.gradient(i, theta) + lam * (theta - local))
+            velocity = 0.9 * velocity + lam * (local - theta) + 0.1 * local
+            local = local - eta * velocity
+        sent.append(local)
+        ends.append(theta)
+    optimizer = sgd(eta, momentum=0.9, weight_decay=0.1)
+    client = pfedme(optimizer=optimizer, lam=lam, personal_steps=3, personal_lr=rate)
+    found = after(client, DATA, 1, engine=engine)
+    close(found["personal"], ends)
+    close(found["w"], np.mean(sent, axis=0))
 
 
 def test_it_goes_to_the_minimiser_of_the_moreau_envelopes():
