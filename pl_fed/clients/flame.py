@@ -31,10 +31,10 @@ before it); line 11 means ∇f_i; the bound in (17) is on the squared norm of α
 w_i)), as written there, though the step (55)-(56) in the proof of Lemma 1 needs it without α_i.
 """
 
-import warnings
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.clients.admm import ADMM
@@ -188,11 +188,10 @@ class FLAME(ADMM):
         for alpha in self.alpha(sizes).unique().tolist():
             violated = violated_conditions(self.lam, self.rho, alpha, self.smoothness)
             if violated:
-                warnings.warn(
+                rank_zero_warn(
                     f"Theorem 1 does not cover FLAME with lam = {self.lam:g}, rho = {self.rho:g},"
                     f" alpha = {alpha:g} and smoothness = {self.smoothness:g}: it asks for"
-                    f" {', and for '.join(violated)}.",
-                    stacklevel=2,
+                    f" {', and for '.join(violated)}."
                 )
                 return
 
