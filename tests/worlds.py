@@ -1,10 +1,10 @@
 """Small federations that are run by Trainers in several processes, as torchrun would start them."""
 
 import copy
-import functools
 import os
 import socket
 import traceback
+from functools import partial
 
 import torch
 from small_federations import Given, Only, classes, seeded
@@ -15,7 +15,7 @@ from pl_fed import sharing
 from pl_fed.aggregators import Krum, Mean, Median, TrimmedMean
 from pl_fed.attacks import Attack, RandomLabels
 from pl_fed.checks import NonFiniteLossError
-from pl_fed.clients import Ditto, FedAvg, FedRep, Local, Mocha
+from pl_fed.clients import FLAME, Ditto, FedAvg, FedRep, Local, LpProj, Mocha
 from pl_fed.data import FederatedData
 from pl_fed.samplers import All, Uniform
 
@@ -73,7 +73,7 @@ def settings(net=small_net, client=Ditto, lr=0.1, precision="64-true", **federat
 
 
 SCENARIOS = {
-    "Ditto": settings(server_optimizer=functools.partial(torch.optim.Adam, lr=0.01)),
+    "Ditto": settings(server_optimizer=partial(torch.optim.Adam, lr=0.01)),
     "float32, by samples": settings(precision="32-true", aggregator=Mean("samples")),
     "Median": settings(**attacked(aggregator=Median())),
     "Median in shards": settings(**in_shards(Median())),
@@ -94,6 +94,8 @@ SCENARIOS = {
     "the server keeps all models": settings(client=Mocha),
     "a frozen part, nothing is kept": settings(net=frozen_net, client=FedAvg),
     "stacked": settings(engine="stacked", chunk_size=2),
+    "FLAME": settings(client=partial(FLAME, weights="samples", lagged_global=True)),
+    "Lp-Proj in shards": settings(client=partial(LpProj, dimensions=9), **in_shards(Median())),
     "diverges": settings(client=Frail, sampler=All()),
 }
 
@@ -106,7 +108,7 @@ def make(name, folder, rounds, processes, nodes):
     options = {"lam": 0.5} if kind is Ditto else {}
     client = kind(
         seeded(net),
-        optimizer=functools.partial(torch.optim.SGD, lr=lr, momentum=0.5),
+        optimizer=partial(torch.optim.SGD, lr=lr, momentum=0.5),
         local_epochs=2,
         **options,
     )

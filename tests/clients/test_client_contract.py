@@ -53,6 +53,15 @@ ARGUMENTS = {
         {"hessian": "none", "adaptation_lr": 0.2, "local_steps": 4},
     ],
     "Scaffold": [{"optimizer": sgd(0.1)}, {"optimizer": sgd(0.1), "control": "start"}],
+    "FLAME": [
+        {},
+        {"lam": 0.3, "weights": "samples", "pull_to": "broadcast", "lagged_global": True},
+        {"rho": 0.5, "weights": "samples", "tolerance": 1e-3, "optimizer": sgd(0.1)},
+    ],
+    "FedADMM": [{}, {"rho": 0.3, "weights": "samples"}],
+    "LpProj": [{"dimensions": 7}, {"dimensions": 60, "weights": "samples"}],
+    "PFedMe": [{}, {"lam": 2.0, "personal_steps": 2, "personal_lr": 0.1}],
+    "PFedMeEpochs": [{}, {"lam": 0.5, "eta": 2.0}],
 }
 HELD = {  # models that an objective holds in place on purpose, as other numbers, in some steps
     "APFL": dict.fromkeys((0, 3), ("global",)),  # it is mixed into what the other is trained by
@@ -64,6 +73,10 @@ BY_HAND = {"PerFedAvg"}  # gives gradients that are not those of the loss that i
 SPLITS = {"PerFedAvg"}  # its minibatches into parts, so that their order counts
 TAKES_TURNS = {"FedRep"}  # parts of its models are trained in some of the steps, others never
 SIZES = [7, 3, 10, 1]
+
+
+def named(arguments):
+    return [name if callable(value) else value for name, value in arguments.items()]
 
 
 def found():
