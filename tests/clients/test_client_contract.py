@@ -7,6 +7,7 @@ or that is to be tried with other arguments too, is named in the table.
 import copy
 import importlib
 import inspect
+import math
 import pkgutil
 
 import pytest
@@ -21,7 +22,15 @@ from pl_fed.clients import Client
 from pl_fed.samplers import Uniform
 from pl_fed.types import Batch
 
-ARGUMENTS = {"Ditto": [{}, {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05}]}
+ARGUMENTS = {
+    "Ditto": [{}, {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05}],
+    "FedTilt": [
+        {},
+        {"tau": 2.0, "lam": 5.0, "mu": 0.3, "personal_lr": 0.05},
+        {"tau": 1.0, "lam": -0.5},
+        {"tau": math.inf},
+    ],
+}
 SIZES = [7, 3, 10, 1]
 
 

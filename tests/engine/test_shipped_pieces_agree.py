@@ -30,7 +30,10 @@ SMALLEST = {  # arguments, and the shape of a sample
     "FrozenBody": ({"architecture": "shufflenet_v2_x0_5"}, (3, 32, 32)),
 }
 MIXING = {"DittoCelebaCNN"}  # BatchNorm: in no stack
-ARGUMENTS = {"Ditto": {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05}}
+ARGUMENTS = {
+    "Ditto": {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05},
+    "FedTilt": {"tau": 2.0, "lam": -3.0, "mu": 0.3, "personal_lr": 0.05},
+}
 
 
 def walk(package, parent):
