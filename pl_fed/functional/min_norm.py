@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-_TOLERANCE = 1e-14  # of differences of the gradient, relative to n and the largest product
+_TOLERANCE = 1e-14  # of differences of the gradient, of products up to 1, for each of n vectors
 
 
 def min_norm_weights(products: Tensor, low: float, high: float) -> Tensor:
@@ -30,8 +30,8 @@ def min_norm_weights(products: Tensor, low: float, high: float) -> Tensor:
     """
     n = len(products)
     given, products = products, products.cpu()
+    products = products / products.abs().max().clamp(min=torch.finfo(products.dtype).tiny)
     weights = products.new_full((n,), 1 / n)
-    small = _TOLERANCE * n * float(products.abs().max())
     free = torch.full((n,), low < high)
     for _ in range(10 * n if low < high else 0):  # n, as a rule
         moving = free.nonzero()[:, 0]
@@ -49,7 +49,7 @@ def min_norm_weights(products: Tensor, low: float, high: float) -> Tensor:
         gradient = products @ weights
         gain = gradient - gradient[moving].mean()  # by less weight, or at the lower bound by more
         gain = torch.where(weights <= low, -gain, gain).masked_fill(free, -torch.inf)
-        if gain.max() <= small:
+        if gain.max() <= _TOLERANCE * n:
             break
         free[gain.argmax()] = True
     return weights.to(given)
@@ -64,4 +64,4 @@ def _step_to_minimum(products: Tensor, gradient: Tensor) -> Tensor:
     system[:n, :n], system[n, :n], system[:n, n] = products, 1, 1
     right = torch.cat([-gradient, gradient.new_zeros(1)])
     solution: Tensor = torch.linalg.lstsq(system, right[:, None], driver="gelsd").solution
-    return solution[:n, 0]
+    return solution[:n, 0] - solution[:n, 0].mean()
