@@ -43,7 +43,7 @@ def shortened(config: Path, folder: Path) -> list[str]:
         pytest.skip("PL_FED_DATA does not name a folder with the real data")
     if "finetune_epochs" in config.read_text():  # of all clients, before each evaluation
         return ["--model.finetune_epochs", "null", "--model.finetune_steps", "1"]
-    return []
+    return ["--model.local_epochs", "1"] if "fedtilt" in config.name else []
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=[path.stem for path in CONFIGS])

@@ -12,10 +12,10 @@ from torch import multiprocessing, nn
 
 import pl_fed
 from pl_fed import sharing
-from pl_fed.aggregators import Krum, Mean, Median, TrimmedMean
+from pl_fed.aggregators import QFFL, Krum, Mean, Median, Term, TiltedMean, TrimmedMean
 from pl_fed.attacks import Attack, RandomLabels
 from pl_fed.checks import NonFiniteLossError
-from pl_fed.clients import FLAME, Ditto, FedAvg, FedRep, Local, LpProj, Mocha
+from pl_fed.clients import FLAME, Ditto, FedAvg, FedRep, FedTilt, Local, LpProj, Mocha
 from pl_fed.data import FederatedData
 from pl_fed.samplers import All, Uniform
 
@@ -82,6 +82,9 @@ SCENARIOS = {
     "Krum": settings(**attacked(aggregator=Krum())),
     "Krum in shards": settings(**in_shards(Krum())),
     "multi-Krum in shards, float32": settings(precision="32-true", **in_shards(Krum(3))),
+    "Term, poisoned": settings(**attacked(aggregator=Term(2.0))),
+    "QFFL in shards, poisoned": settings(**in_shards(QFFL(2.0, lipschitz=10.0))),
+    "FedTilt, tilted in shards": settings(client=FedTilt, **in_shards(TiltedMean(2.0))),
     "forged": settings(aggregator=Median(), gather_memory=0, attack=Opposite(), byzantine=[1, 4]),
     "broken uploads": settings(net=batch_norm_net, attack=Breaks(), byzantine=[3, 4]),
     "all uploads broken": settings(attack=Breaks(), byzantine=list(range(9)), sampler=All()),

@@ -11,6 +11,7 @@ from pl_fed.clients.fedbn import FedBN as FedBN
 from pl_fed.clients.fedper import FedPer as FedPer
 from pl_fed.clients.fedprox import FedProx as FedProx
 from pl_fed.clients.fedrep import FedRep as FedRep
+from pl_fed.clients.fedtilt import FedTilt as FedTilt
 from pl_fed.clients.finetuning import Finetuning as Finetuning
 from pl_fed.clients.flame import FLAME as FLAME
 from pl_fed.clients.l2sgd import L2SGD as L2SGD

@@ -8,6 +8,7 @@ import copy
 import functools
 import importlib
 import inspect
+import math
 import pkgutil
 from dataclasses import replace
 
@@ -62,6 +63,12 @@ ARGUMENTS = {
     "LpProj": [{"dimensions": 7}, {"dimensions": 60, "weights": "samples"}],
     "PFedMe": [{}, {"lam": 2.0, "personal_steps": 2, "personal_lr": 0.1}],
     "PFedMeEpochs": [{}, {"lam": 0.5, "eta": 2.0}],
+    "FedTilt": [
+        {},
+        {"tau": 2.0, "lam": 5.0, "mu": 0.3, "personal_lr": 0.05},
+        {"tau": 1.0, "lam": -0.5},
+        {"tau": math.inf},
+    ],
 }
 HELD = {  # models that an objective holds in place on purpose, as other numbers, in some steps
     "APFL": dict.fromkeys((0, 3), ("global",)),  # it is mixed into what the other is trained by

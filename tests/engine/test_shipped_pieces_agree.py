@@ -45,6 +45,7 @@ ARGUMENTS = {
     "FLAME": [{"weights": "samples", "tolerance": 0.01, "optimizer": sgd(0.1)}],
     "FedADMM": [{"weights": "samples"}],
     "LpProj": [{"dimensions": 5}],
+    "FedTilt": [{"tau": 2.0, "lam": -3.0, "mu": 0.3, "personal_lr": 0.05}],
 }
 
 
