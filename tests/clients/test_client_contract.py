@@ -76,7 +76,7 @@ HELD = {  # models that an objective holds in place on purpose, as other numbers
     "FedRep": {0: ("personal",)},  # it is the head's turn
     "Scaffold": {0: ("slope",), 3: ("slope",)},  # it sums up gradients at w^t
 }
-BY_HAND = {"PerFedAvg"}  # gives gradients that are not those of the loss that it reports
+BY_HAND = {"PerFedAvg", "PFedMe"}  # gives gradients that are not those of the loss that it reports
 SPLITS = {"PerFedAvg"}  # its minibatches into parts, so that their order counts
 TAKES_TURNS = {"FedRep"}  # parts of its models are trained in some of the steps, others never
 SIZES = [7, 3, 10, 1]

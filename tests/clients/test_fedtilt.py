@@ -197,7 +197,7 @@ def test_where_v_is_what_is_sent_it_is_fedprox():
             solved.append(row_of(descended(w, prox, 0.1, 4)))
         w = set_to(w, torch.stack(solved).mean(0))
     torch.testing.assert_close(outcome.w, row_of(w), rtol=0, atol=1e-12)
-    torch.testing.assert_close(outcome.v, torch.stack(solved), rtol=0, atol=1e-12)
+    torch.testing.assert_close(outcome.states["personal"], torch.stack(solved), rtol=0, atol=1e-12)
 
 
 # The objective

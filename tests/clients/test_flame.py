@@ -295,7 +295,7 @@ def test_the_lagged_global_model_is_that_before_the_servers_step(engine):
         with torch.no_grad():
             federation.evaluate("val", torch.arange(5))
         metrics = federation.metrics("val")
-        assert tuple(metrics) == ("global", "lagged_global", "personal")
+        assert tuple(metrics) == ("global", "lagged_global", "personal", "hybrid")
         losses.append([metrics[name].loss_sum.clone() for name in ("global", "lagged_global")])
     for (now, _), (_, later) in itertools.pairwise(losses):
         torch.testing.assert_close(now, later)
