@@ -322,7 +322,11 @@ class Federation:
         how = (self._rule, self.seed, round, self._poison(clients, round), self.datamodule.augment)
         batches = Batches(self.data, clients, most, *how)
         sent = (kept.rows["global"], kept.statistics["global"])
-        rows = self._begin(clients, *sent, guests, _work(steps, optimizer, sent[0]))
+        work = _work(steps, optimizer, sent[0])
+        if client.reads_validation:
+            x, y = self.data.padded("val", clients)
+            work |= {"validation_x": x.flatten(1), "validation_y": y.flatten(1)}
+        rows = self._begin(clients, *sent, guests, work)
         if "global" in client.trains:
             rows["global"] = rows["broadcast"].expand(len(clients), -1)
             rows["global_statistics"] = rows["broadcast_statistics"].expand(len(clients), -1)

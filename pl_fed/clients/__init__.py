@@ -5,6 +5,7 @@ from pl_fed.clients.apfl import APFL as APFL
 from pl_fed.clients.base import Client as Client
 from pl_fed.clients.ditto import Ditto as Ditto
 from pl_fed.clients.ditto_choice import DittoChoice as DittoChoice
+from pl_fed.clients.ditto_greedy import DittoGreedy as DittoGreedy
 from pl_fed.clients.fedadmm import FedADMM as FedADMM
 from pl_fed.clients.fedavg import FedAvg as FedAvg
 from pl_fed.clients.fedbn import FedBN as FedBN

@@ -105,6 +105,9 @@ class Client(LightningModule, ABC):
     ones, such as ``"personal_1"``, which exist because they are named here. Where their number
     depends on an argument, set it before ``super().__init__``."""
 
+    reads_validation = False
+    """Whether ``training_step`` reads the client's validation data, by :meth:`validation_batch`."""
+
     def __init__(
         self,
         net: nn.Module,
@@ -363,6 +366,19 @@ class Client(LightningModule, ABC):
         if isinstance(where, Tensor):
             return where
         return torch.cat([tensor.flatten() for tensor in where.values()])
+
+    def validation_batch(self, batch: Batch) -> Batch:
+        """Return, within ``training_step``, all validation data of the client: see its mask.
+
+        It is not attacked and not augmented. :attr:`reads_validation` must be true.
+
+        Args:
+            batch: A minibatch, whose samples have the same shape.
+        """
+        x = self.kept("validation_x").unflatten(0, (-1, *batch.x.shape[1:]))
+        y = self.kept("validation_y").unflatten(0, (-1, *batch.y.shape[1:]))
+        mask = torch.arange(len(y), device=y.device) < self.kept("validation_samples")[0]
+        return Batch(x, y, mask)
 
     def tensors_at(self, name: str) -> dict[str, Tensor]:
         """Return the same of a row as long as a model, cut into parameters: see :meth:`loss_at`."""

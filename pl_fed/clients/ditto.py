@@ -74,12 +74,16 @@ class Ditto(Pulled):
         """Return λ of each personal model that is trained, by name."""
         return {"personal": self.lam}
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return F_k(w) + F_k(v) + λ/2 ‖v − w^t‖² on the minibatch."""
-        global_loss = self.loss(self.global_model, batch)
+        return self.global_loss(batch) + self.pulled_loss(batch, self.lams())
+
+    def global_loss(self, batch: Batch) -> Tensor:
+        """Return F_k(w), and FedProx's term if there is μ, on the minibatch."""
+        loss = self.loss(self.global_model, batch)
         if self.global_mu:
-            global_loss = global_loss + self.global_mu / 2 * self.squared_distance("global")
-        return global_loss + self.pulled_loss(batch, self.lams())
+            loss = loss + self.global_mu / 2 * self.squared_distance("global")
+        return loss
 
     def work(self, model: str) -> LocalWork:
         """Return r for w, and s for v."""

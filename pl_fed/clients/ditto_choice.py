@@ -9,9 +9,8 @@ nothing; here they choose.
 
 Each client trains a personal model for each λ, all along, and the one with the lowest loss on its
 validation data at the end of its last round is its personal model. The paper does not say when a
-device chooses, or by what; its reference code has a single model, which at each local step is moved
-by the λ that gives the lowest validation loss. That is not offered: no local step sees validation
-data here.
+device chooses, or by what; its reference code chooses λ anew for each local step, which is
+:class:`pl_fed.clients.DittoGreedy`.
 """
 
 from collections.abc import Sequence
@@ -52,10 +51,7 @@ class DittoChoice(Ditto):
         **kwargs: Any,
     ) -> None:
         check_integers(1, min_validation=min_validation)
-        for each in lams:
-            check_nonnegative(lams=each)
-        if not lams or len(set(lams)) < len(lams):
-            raise ValueError(f"Expected argument `lams` to be different numbers but got {lams}.")
+        check_lams(lams)
         if lam not in lams:
             raise ValueError(f"Expected argument `lam` to be one of {lams} but got {lam}.")
         self.candidates = tuple(f"personal_{i}" for i in range(len(lams)))
@@ -99,3 +95,15 @@ class DittoChoice(Ditto):
     @property
     def _fallback(self) -> int:
         return self.candidate_lams.index(self.lam)
+
+
+def check_lams(lams: Sequence[float]) -> None:
+    """Refuse candidates of λ that are none, not different, negative or infinite.
+
+    Raises:
+        ValueError: If they are.
+    """
+    for each in lams:
+        check_nonnegative(lams=each)
+    if not lams or len(set(lams)) < len(lams):
+        raise ValueError(f"Expected argument `lams` to be different numbers but got {lams}.")

@@ -77,7 +77,7 @@ class Pulled(Client, ABC):
         if self.regularizer == "l2":
             return None
         net, centre = self.model("global"), self.tensors_at("broadcast")
-        with _evaluating(net):
+        with evaluation_mode(net):
             if self.regularizer == "kl":
                 return functional_call(net, centre, (batch.x,)).detach()
 
@@ -98,7 +98,7 @@ class Pulled(Client, ABC):
 
 
 @contextmanager
-def _evaluating(net: nn.Module) -> Iterator[None]:
+def evaluation_mode(net: nn.Module) -> Iterator[None]:
     """Set evaluation mode for a while, and each module back to its own."""
     modes = [(module, module.training) for module in net.modules()]
     net.eval()

@@ -95,6 +95,22 @@ class ClientData:
         part: Part = getattr(self, name)
         return part
 
+    def padded(self, part: str, clients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a part's samples of some clients, as many rows for each as the largest client has.
+
+        Args:
+            part: ``train``, ``val`` or ``test``.
+            clients: Ids, int64 [clients].
+
+        Returns:
+            Inputs [clients, samples, ...] and targets [clients, samples, ...]. Beyond a client's
+            own there are whatever samples of other clients.
+        """
+        chosen = self.part(part)
+        places = chosen.offsets[clients, None] + torch.arange(chosen.largest)
+        index = chosen.index[places.clamp_(max=len(chosen.index) - 1).to(chosen.index.device)]
+        return self.x[index], self.y[index]
+
     def to(self, device: torch.device, dtype: torch.dtype) -> "ClientData":
         """Return the data on a device, with inputs (and real targets) of the given dtype."""
         y = self.y.to(device, dtype) if self.y.is_floating_point() else self.y.to(device)

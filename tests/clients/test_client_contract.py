@@ -36,6 +36,7 @@ ARGUMENTS = {
         {"regularizer": "kl"},
     ],
     "DittoChoice": [{}, {"lams": [0.1, 0.5], "lam": 0.5, "regularizer": "kl"}],
+    "DittoGreedy": [{}, {"lams": [0.1, 0.5], "lam": 0.5, "min_validation": 1}],
     "FedPer": [{}, {"own": ["0.weight", "1"]}],
     "FedRep": [{}, {"own": ["0", "4.bias"], "head_steps": 3}, {"own": []}],
     "FedBN": [{}, {"own": ["1.bias"]}],
@@ -127,6 +128,9 @@ def rows_of(client, clients=3):
     for name in ("samples", "validation_samples"):
         rows[name] = torch.full((clients, 1), 5.0, dtype=w.dtype)
     rows["client"] = torch.arange(clients)[:, None]
+    if client.reads_validation:
+        x, y = torch.randn(clients, 5 * 4, generator=draw, dtype=w.dtype), torch.arange(5) % 3
+        rows |= {"validation_x": x, "validation_y": y.repeat(clients, 1)}
     for model in client.trains:
         steps = BatchRule(5).count(client.work(model), 5)
         rows[f"{model}_steps"] = torch.full((clients, 1), steps)

@@ -1,0 +1,94 @@
+"""Ditto whose clients choose λ anew for each local step.
+
+T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
+personalization". ICML 2021. arXiv 2012.04221. Appendix D.2 lets each device choose λ by its own
+validation data, and does not say when.
+
+As in the reference code: a step is tried with each λ, v − η (∇F_k(v) + λ (v − w^t)), and that with
+the lowest loss on the client's validation data is taken. As in the paper, and not in that code: a
+client with fewer than 4 validation samples has a fixed λ.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.ditto import Ditto
+from pl_fed.clients.ditto_choice import check_lams
+from pl_fed.clients.pulled import evaluation_mode
+from pl_fed.functional.arguments import check_integers
+from pl_fed.types import Batch
+
+
+class DittoGreedy(Ditto):
+    """Ditto whose λ is, in each local step, the one after which the validation loss is lowest.
+
+    Args:
+        net: See :class:`Ditto`, as for all that is not named here. It must not have running
+            statistics (BatchNorm).
+        lams: The λ to choose from, each >= 0; the reference code's are {0.1, 1, 2}.
+        lam: λ >= 0 of clients that have too little validation data; 1 in the paper, and 0.1 under
+            strong attacks.
+        min_validation: So many validation samples are enough, >= 1; 4 in the paper.
+        **kwargs: See :class:`Ditto`, without ``regularizer``. The optimizer is meant to be SGD
+            without momentum: λ is tried by a step of it, at the learning rate of v.
+
+    Raises:
+        ValueError: If a λ is negative or infinite, there are none or one twice, or
+            ``min_validation`` below 1, or the net has running statistics.
+    """
+
+    reads_validation = True
+
+    def __init__(
+        self,
+        net: nn.Module,
+        lams: Sequence[float] = (0.1, 1.0, 2.0),
+        lam: float = 1.0,
+        min_validation: int = 4,
+        **kwargs: Any,
+    ) -> None:
+        check_integers(1, min_validation=min_validation)
+        check_lams(lams)
+        super().__init__(net, lam, **kwargs)
+        if self.regularizer != "l2":
+            raise ValueError(
+                f"Expected argument `regularizer` to be l2 but got {self.regularizer!r}: a step is"
+                " tried with the gradient of the squared distance."
+            )
+        if self.statistics("global").layout.numel:
+            raise ValueError(
+                "Expected argument `net` to have no running statistics but got"
+                f" {', '.join(self.statistics('global').layout.names)}: steps are tried that are"
+                " not taken."
+            )
+        self.candidate_lams = tuple(lams)
+        self.min_validation = min_validation
+
+    def begin(self, rows: dict[str, Tensor]) -> None:
+        """Let the steps know the candidates."""
+        rows["lams"] = rows["broadcast"].new_tensor(self.candidate_lams)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Return F_k(w) + F_k(v) + λ/2 ‖v − w^t‖² on the minibatch, and the λ that is taken."""
+        lam = self._best_lam(batch)
+        pull = lam / 2 * self.squared_distance("personal")
+        loss = self.global_loss(batch) + self.loss(self.personal_model, batch) + pull
+        return {"loss": loss, "lam": lam}
+
+    def _best_lam(self, batch: Batch) -> Tensor:
+        """Return the λ whose step gives the lowest loss on the client's validation data."""
+        v = {name: each.detach() for name, each in self.parameters_of("personal").items()}
+        gradient = torch.func.grad(lambda at: self.loss_at("personal", at, batch))(v)
+        centre, rate = self.tensors_at("broadcast"), self.kept("personal_lr")[0]
+        validation, losses = self.validation_batch(batch), []
+        with evaluation_mode(self.personal_model):
+            for lam in self.candidate_lams:
+                there = {n: v[n] - rate * (gradient[n] + lam * (v[n] - centre[n])) for n in v}
+                losses.append(self.loss_at("personal", there, validation))
+        lams = self.kept("lams")
+        best = torch.arange(len(lams), device=lams.device) == torch.stack(losses).argmin()
+        enough = self.kept("validation_samples")[0] >= self.min_validation
+        return torch.where(enough, torch.where(best, lams, 0).sum(), self.lam)

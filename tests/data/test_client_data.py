@@ -1,0 +1,26 @@
+"""Clients' samples as tables."""
+
+import pytest
+import torch
+from small_federations import classes, shared_out
+
+
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_samples_of_some_clients_are_padded_to_the_largest_of_all(part):
+    data = shared_out(classes([30, 24, 4, 40]), val_fraction=0.25, test_fraction=0.25).clients
+    clients = torch.tensor([3, 0, 2])
+    x, y = data.padded(part, clients)
+    largest = int(data.part(part).sizes.max())
+    assert x.shape == (3, largest, 4)
+    assert y.shape == (3, largest)
+    for position, client in enumerate(clients.tolist()):
+        index = data.part(part).samples(client)
+        assert torch.equal(x[position, : len(index)], data.x[index])
+        assert torch.equal(y[position, : len(index)], data.y[index])
+
+
+def test_where_nobody_has_any_the_table_is_empty():
+    data = shared_out(classes([3, 4])).clients
+    x, y = data.padded("val", torch.tensor([1, 0]))
+    assert x.shape == (2, 0, 4)
+    assert y.shape == (2, 0)
