@@ -179,8 +179,8 @@ class Federation:
             self._adaptation = None
             self._evaluator = Evaluator(client, self._begin_evaluation)
             self.server.reset()
-        client.check(self)
         self.datamodule = datamodule
+        client.check(self)
         if client.adaptation_work is not None:
             how = (self.seed, self._poison, datamodule.augment)
             self._adaptation = Adaptation(client, *how)

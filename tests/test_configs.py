@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import wandb
 
 from pl_fed.cli import main
@@ -42,7 +43,7 @@ def shortened(config: Path, folder: Path) -> list[str]:
         pytest.skip("PL_FED_DATA does not name a folder with the real data")
     if "finetune_epochs" in config.read_text():  # of all clients, before each evaluation
         return ["--model.finetune_epochs", "null", "--model.finetune_steps", "1"]
-    return []
+    return ["--model.local_epochs", "1"] if "fedtilt" in config.name else []
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=[path.stem for path in CONFIGS])
@@ -57,3 +58,16 @@ def test_config_runs(config, tmp_path, monkeypatch):
     assert (run / "checkpoints" / "last.ckpt").is_file()
     for name in ("config.yaml", "metrics.csv", "per_client.csv"):
         assert (run / name).read_text().count("\n") > 1, name
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedadagrad", "fedavgm", "fedyogi"])
+def test_server_optimizers_run_without_any_download(name, tmp_path, monkeypatch):
+    """On top of the quickstart's algorithm, as of any other."""
+    monkeypatch.chdir(ROOT)
+    files = ("--config", "configs/quickstart.yaml", "--config", f"configs/{name}.yaml")
+    main(["fit", *files, *SHORT, "--trainer.default_root_dir", str(tmp_path)])
+    (checkpoint,) = tmp_path.glob("*/checkpoints/last.ckpt")
+    saved = torch.load(checkpoint, weights_only=True)["federation"]["server"]
+    expected = {"fedadam": "Adam", "fedadagrad": "Adagrad", "fedavgm": "SGD", "fedyogi": "Yogi"}
+    assert saved["optimizer class"] == expected[name]
+    assert saved["optimizer"]["state"]

@@ -1,10 +1,10 @@
 """Small federations that are run by Trainers in several processes, as torchrun would start them."""
 
 import copy
-import functools
 import os
 import socket
 import traceback
+from functools import partial
 
 import torch
 from small_federations import Given, Only, classes, seeded
@@ -12,10 +12,10 @@ from torch import multiprocessing, nn
 
 import pl_fed
 from pl_fed import sharing
-from pl_fed.aggregators import Krum, Mean, Median, TrimmedMean
+from pl_fed.aggregators import QFFL, Krum, Mean, Median, Term, TiltedMean, TrimmedMean
 from pl_fed.attacks import Attack, RandomLabels
 from pl_fed.checks import NonFiniteLossError
-from pl_fed.clients import Ditto, FedAvg, Local
+from pl_fed.clients import FLAME, Ditto, FedAvg, FedRep, FedTilt, Local, LpProj, Mocha
 from pl_fed.data import FederatedData
 from pl_fed.samplers import All, Uniform
 
@@ -73,7 +73,7 @@ def settings(net=small_net, client=Ditto, lr=0.1, precision="64-true", **federat
 
 
 SCENARIOS = {
-    "Ditto": settings(server_optimizer=functools.partial(torch.optim.Adam, lr=0.01)),
+    "Ditto": settings(server_optimizer=partial(torch.optim.Adam, lr=0.01)),
     "float32, by samples": settings(precision="32-true", aggregator=Mean("samples")),
     "Median": settings(**attacked(aggregator=Median())),
     "Median in shards": settings(**in_shards(Median())),
@@ -82,6 +82,9 @@ SCENARIOS = {
     "Krum": settings(**attacked(aggregator=Krum())),
     "Krum in shards": settings(**in_shards(Krum())),
     "multi-Krum in shards, float32": settings(precision="32-true", **in_shards(Krum(3))),
+    "Term, poisoned": settings(**attacked(aggregator=Term(2.0))),
+    "QFFL in shards, poisoned": settings(**in_shards(QFFL(2.0, lipschitz=10.0))),
+    "FedTilt, tilted in shards": settings(client=FedTilt, **in_shards(TiltedMean(2.0))),
     "forged": settings(aggregator=Median(), gather_memory=0, attack=Opposite(), byzantine=[1, 4]),
     "broken uploads": settings(net=batch_norm_net, attack=Breaks(), byzantine=[3, 4]),
     "all uploads broken": settings(attack=Breaks(), byzantine=list(range(9)), sampler=All()),
@@ -90,8 +93,12 @@ SCENARIOS = {
     "all at home in one process": settings(net=batch_norm_net, sampler=Only(0, 4, 8)),
     "fewer clients than processes": settings(sampler=Only(3)),
     "nothing is sent": settings(client=Local),
+    "parts are kept": settings(net=batch_norm_net, client=FedRep),
+    "the server keeps all models": settings(client=Mocha),
     "a frozen part, nothing is kept": settings(net=frozen_net, client=FedAvg),
     "stacked": settings(engine="stacked", chunk_size=2),
+    "FLAME": settings(client=partial(FLAME, weights="samples", lagged_global=True)),
+    "Lp-Proj in shards": settings(client=partial(LpProj, dimensions=9), **in_shards(Median())),
     "diverges": settings(client=Frail, sampler=All()),
 }
 
@@ -104,7 +111,7 @@ def make(name, folder, rounds, processes, nodes):
     options = {"lam": 0.5} if kind is Ditto else {}
     client = kind(
         seeded(net),
-        optimizer=functools.partial(torch.optim.SGD, lr=lr, momentum=0.5),
+        optimizer=partial(torch.optim.SGD, lr=lr, momentum=0.5),
         local_epochs=2,
         **options,
     )

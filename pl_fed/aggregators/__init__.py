@@ -1,7 +1,11 @@
 """Aggregators: the uploads of a round in, one row out."""
 
 from pl_fed.aggregators.base import Aggregator as Aggregator
+from pl_fed.aggregators.fedmgda import FedMGDA as FedMGDA
 from pl_fed.aggregators.krum import Krum as Krum
 from pl_fed.aggregators.mean import Mean as Mean
 from pl_fed.aggregators.median import Median as Median
+from pl_fed.aggregators.q_ffl import QFFL as QFFL
+from pl_fed.aggregators.term import Term as Term
+from pl_fed.aggregators.tilted_mean import TiltedMean as TiltedMean
 from pl_fed.aggregators.trimmed_mean import TrimmedMean as TrimmedMean

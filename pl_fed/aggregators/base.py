@@ -79,3 +79,13 @@ class Aggregator(nn.Module, ABC):
                 f"Expected argument `uploads` to be of shape [n, d] with n at least {smallest} "
                 f"for {type(self).__name__} but got shape {list(uploads.shape)}."
             )
+
+    def require_start_losses(self, uploads: Tensor, context: RoundContext) -> Tensor:
+        """Return ``context.start_losses``, or raise ``ValueError`` if there is not one for each."""
+        losses = context.start_losses
+        if losses.shape != uploads.shape[:1] or not losses.isfinite().all():
+            raise ValueError(
+                "Expected `context.start_losses` to be finite numbers, one for each of the"
+                f" {len(uploads)} uploads, for {type(self).__name__} but got {losses.tolist()}."
+            )
+        return losses

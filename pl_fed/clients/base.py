@@ -236,7 +236,8 @@ class Client(LightningModule, ABC):
         """Refuse a federation that the algorithm does not fit, before anything is trained.
 
         Args:
-            federation: The :class:`pl_fed.Federation`; :attr:`population` is known by now.
+            federation: The :class:`pl_fed.Federation`, with its ``datamodule``; :attr:`population`
+                is known by now.
 
         Raises:
             ValueError: If it does not.

@@ -80,7 +80,7 @@ class FedRep(FedPer):
         turn_of_head = batch_idx < self.kept("head_steps")[0]
         head, body = self.parameters_of("head"), self.parameters_of("personal")
         at = {
-            name: torch.where(turn_of_head, head[name], head[name].detach())
+            name: head[name]  # which stands still after its turn
             if belongs(name, self.own)
             else torch.where(turn_of_head, body[name].detach(), body[name])
             for name in body

@@ -1,7 +1,7 @@
 """Mean-regularised multi-task learning: personal models, pulled to their mean.
 
-T. Evgeniou and M. Pontil. "Regularized multi-task learning". KDD 2004. In the federated form that
-Ditto's paper (arXiv 2012.04221, section 3) and others compare with: in round t::
+T. Evgeniou and M. Pontil. "Regularized multi-task learning". KDD 2004. In a federated form, which
+Ditto's paper (arXiv 2012.04221, section 2) tells itself apart from: in round t::
 
     θ_i ← local steps on f_i(θ_i) + λ/2 ‖θ_i − w^t‖², from the θ_i that was kept
     w^{t+1} ← mean of θ_i

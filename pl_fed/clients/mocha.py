@@ -3,7 +3,7 @@
 V. Smith, C.-K. Chiang, M. Sanjabi and A. Talwalkar. "Federated multi-task learning". NeurIPS 2017.
 arXiv 1705.10467.
 
-The objective (1), with the probabilistic prior of appendix B.1 (Zhang and Yeung, UAI 2010) for the
+The objective (1), with the probabilistic prior of appendix B (Zhang and Yeung, UAI 2010) for the
 relations, W = [w_1, ..., w_m] being the clients' models::
 
     min over W, Ω of  Σ_k F_k(w_k) + λ₁/2 tr(W Ω Wᵀ) + λ₂/2 ‖W‖²,   tr(Ω⁻¹) = 1

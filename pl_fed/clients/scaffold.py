@@ -36,8 +36,8 @@ class Scaffold(Client):
     Args:
         net: See :class:`Client`, as for all that is not named here.
         control: Where c_i comes from. ``"path"``: the mean gradient along the local steps (option
-            II, which the paper's experiments take); ``"start"``: the gradient at x, which costs as
-            much as another model (option I).
+            II, which costs nothing); ``"start"``: the gradient at x (option I), which costs as much
+            as to train another model.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
 
     Raises:

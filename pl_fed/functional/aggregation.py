@@ -48,13 +48,29 @@ def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
             "Expected argument `weights` to be at least 0 and not all 0 "
             f"but got {weights.tolist()}."
         )
+    return weighted_sum(rows, weights.double() / weights.double().sum())
+
+
+def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ_k weights_k · rows_k.
+
+    Args:
+        rows: Shape [n, d].
+        weights: Any numbers, [n].
+
+    Returns:
+        Shape [d].
+
+    Example:
+        >>> weighted_sum(torch.tensor([[1.0], [5.0]]), torch.tensor([3, -1]))
+        tensor([-2.])
+    """
     dtype = merging_dtype(rows)
-    shares = (weights.double() / weights.double().sum()).to(dtype)
     merged = torch.zeros(rows.shape[1], dtype=dtype, device=rows.device)
-    # Row by row: as fast as `shares @ rows`, which would obey the user's float32_matmul_precision
+    # Row by row: as fast as `weights @ rows`, which would obey the user's float32_matmul_precision
     # (bf16 products), and ten times as fast as a sum of products, which writes [n, d] once more.
-    for row, share in zip(rows, shares, strict=True):
-        merged.addcmul_(row, share)
+    for row, weight in zip(rows, weights.to(dtype), strict=True):
+        merged.addcmul_(row, weight)
     return merged
 
 
@@ -144,3 +160,22 @@ def gram_matrix(rows: Tensor) -> Tensor:
         wide = piece.double()
         products.addmm_(wide, wide.T)
     return products
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Return the squared norm of each row, in float64, as :func:`gram_matrix` would.
+
+    Args:
+        rows: Shape [n, d].
+
+    Returns:
+        Shape [n].
+
+    Example:
+        >>> squared_norms(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+        tensor([25.,  1.], dtype=torch.float64)
+    """
+    norms = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+    for piece in rows.detach().split(_COLUMNS, dim=1):
+        norms += piece.double().square().sum(1)
+    return norms

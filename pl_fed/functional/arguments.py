@@ -21,3 +21,12 @@ def check_nonnegative(**arguments: float | None) -> None:
             raise ValueError(
                 f"Expected argument `{name}` to be at least 0, and finite, but got {value}."
             )
+
+
+def check_positive(**arguments: float) -> None:
+    """Raise ``ValueError`` unless each argument is a finite number above 0."""
+    for name, value in arguments.items():
+        if not 0 < value < math.inf:
+            raise ValueError(
+                f"Expected argument `{name}` to be above 0, and finite, but got {value}."
+            )

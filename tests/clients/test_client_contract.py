@@ -8,6 +8,7 @@ import copy
 import functools
 import importlib
 import inspect
+import math
 import pkgutil
 from dataclasses import replace
 
@@ -54,17 +55,36 @@ ARGUMENTS = {
         {"hessian": "none", "adaptation_lr": 0.2, "local_steps": 4},
     ],
     "Scaffold": [{"optimizer": sgd(0.1)}, {"optimizer": sgd(0.1), "control": "start"}],
+    "FLAME": [
+        {},
+        {"lam": 0.3, "weights": "samples", "pull_to": "broadcast", "lagged_global": True},
+        {"rho": 0.5, "weights": "samples", "tolerance": 1e-3, "optimizer": sgd(0.1)},
+    ],
+    "FedADMM": [{}, {"rho": 0.3, "weights": "samples"}],
+    "LpProj": [{"dimensions": 7}, {"dimensions": 60, "weights": "samples"}],
+    "PFedMe": [{}, {"lam": 2.0, "personal_steps": 2, "personal_lr": 0.1}],
+    "PFedMeEpochs": [{}, {"lam": 0.5, "eta": 2.0}],
+    "FedTilt": [
+        {},
+        {"tau": 2.0, "lam": 5.0, "mu": 0.3, "personal_lr": 0.05},
+        {"tau": 1.0, "lam": -0.5},
+        {"tau": math.inf},
+    ],
 }
 HELD = {  # models that an objective holds in place on purpose, as other numbers, in some steps
-    "FedRep": {0: ("personal",), 3: ("head",)},  # head and body take turns
     "APFL": dict.fromkeys((0, 3), ("global",)),  # it is mixed into what the other is trained by
     "Mapper": dict.fromkeys((0, 3), ("personal_0", "personal_1", "personal_2")),  # likewise
+    "FedRep": {0: ("personal",)},  # it is the head's turn
     "Scaffold": {0: ("slope",), 3: ("slope",)},  # it sums up gradients at w^t
 }
-BY_HAND = {"PerFedAvg"}  # gives gradients that are not those of the loss that it reports
+BY_HAND = {"PerFedAvg", "PFedMe"}  # gives gradients that are not those of the loss that it reports
 SPLITS = {"PerFedAvg"}  # its minibatches into parts, so that their order counts
 TAKES_TURNS = {"FedRep"}  # parts of its models are trained in some of the steps, others never
 SIZES = [7, 3, 10, 1]
+
+
+def named(arguments):
+    return [name if callable(value) else value for name, value in arguments.items()]
 
 
 def found():

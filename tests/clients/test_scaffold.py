@@ -21,6 +21,7 @@ from small_federations import (
 )
 from torch import nn
 
+import pl_fed
 from pl_fed import Federation
 from pl_fed.clients import FedAvg, Scaffold
 from pl_fed.types import Batch
@@ -188,6 +189,36 @@ def test_the_reported_loss_is_the_corrected_one(control):
     assert client.global_model.value.grad.tolist() == [-5.0 + 1.0]
     if control == "start":
         assert client.slope_model.value.grad.tolist() == [1.0 - 7.0]  # at x, not at y
+
+
+@each_control
+@pytest.mark.filterwarnings("ignore:.*exists and is not empty")
+def test_a_run_that_is_stopped_and_resumed_ends_the_same(control, tmp_path):
+    """By a trainer, with a learning rate that is halved: controls and rates go on."""
+    found = []
+    for name, stops in (("whole", (3,)), ("halves", (1, 3))):
+        for epochs in stops:
+            client = Scaffold(
+                seeded(mlp), control, optimizer=sgd(0.2), lr_scheduler=halved, local_epochs=2
+            )
+            federation = Federation(Only(0, 2), seed=0)
+            trainer = pl_fed.Trainer(
+                federation,
+                run_dir=tmp_path / name,
+                max_epochs=epochs,
+                precision="64-true",
+                accelerator="cpu",
+                limit_val_batches=0,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            resumed = "last" if epochs != stops[0] else None
+            trainer.fit(client, shared_out(classes(SIZES)), ckpt_path=resumed)
+        own = federation.store.read("own_control", torch.arange(4))
+        found.append((client.row("global").data, federation.server_states["control"], own))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+        assert one.any()
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,10 @@ ARGUMENTS = {
     "FedRep": [{"head_epochs": 3}],
     "PerFedAvg": [{}, {"hessian": "exact"}],
     "Scaffold": [{"control": "start"}],
+    "FLAME": [{"weights": "samples", "tolerance": 0.01, "optimizer": sgd(0.1)}],
+    "FedADMM": [{"weights": "samples"}],
+    "LpProj": [{"dimensions": 5}],
+    "FedTilt": [{"tau": 2.0, "lam": -3.0, "mu": 0.3, "personal_lr": 0.05}],
 }
 
 
@@ -86,6 +90,6 @@ def test_every_net(uncompiled, kind):
 )
 def test_every_client(uncompiled, kind, arguments):
     options = {"optimizer": sgd(0.1, weight_decay=0.01), "local_epochs": 2}
-    client = kind(seeded(mlp), **options, **arguments)
+    client = kind(seeded(mlp), **{**options, **arguments})
     agree(client, shared_out(classes(SIZES)))
     assert len(uncompiled) == 2

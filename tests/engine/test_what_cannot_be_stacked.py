@@ -189,7 +189,6 @@ def test_a_live_model_is_no_centre(engine, centre):
     client = Aliased(seeded(mlp), optimizer=sgd())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(
-            ValueError, match=f"`centre` to be one of broadcast, .* but got '{centre}'"
-        ):
+        match = f"`centre` to be one of broadcast, .* but got '{centre}'"
+        with pytest.raises(ValueError, match=match):
             run_rounds(client, shared_out(classes(SIZES)), engine=engine)

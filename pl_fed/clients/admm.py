@@ -1,0 +1,106 @@
+"""What the ADMM algorithms share: each client has a copy of the global model, with a dual variable.
+
+S. Zhu et al. "On ADMM in heterogeneous federated learning: Personalization, robustness, and
+fairness". arXiv 2407.16397, equations (9)-(14). The copies w_i are to equal w, for which client i
+pays with its dual π_i and a penalty ρ. What it sends is u_i = w_i + π_i / ρ, and the server's next
+model is the mean of ALL m clients' last u_i (14), also of those that take no part in the round.
+That mean is the plain one whatever the weights α_i of the losses are: these act in the w_i and π_i.
+"""
+
+from abc import ABC
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.aggregators import Mean
+from pl_fed.clients.base import Client
+from pl_fed.functional.arguments import check_positive
+
+
+class ADMM(Client, ABC):
+    """Consensus by ADMM: a base class.
+
+    If all clients take part in each round, a client uploads u_i − w^t. Else it uploads how its u_i
+    changed, times cohort / clients: the mean of that over the cohort, added to w^t, leaves the mean
+    of the last u_i of all clients, as long as the server's optimizer is SGD with learning rate 1.
+    Robust aggregators, and attacks, then work on those changes instead of the u_i; and a change
+    that is rejected or forged is missing in w, or stays in it, until the end.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        rho: The penalty ρ > 0.
+        weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
+            training samples.
+        **kwargs: See :class:`Client`.
+
+    Raises:
+        ValueError: If an argument is out of range, or the server's mean is one by samples.
+    """
+
+    trains = ("personal",)
+
+    def __init__(
+        self,
+        net: nn.Module,
+        rho: float = 0.1,
+        weights: Literal["uniform", "samples"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, **kwargs)
+        check_positive(rho=rho)
+        if weights not in ("uniform", "samples"):
+            raise ValueError(
+                f"Expected argument `weights` to be 'uniform' or 'samples' but got {weights!r}."
+            )
+        self.rho = rho
+        self.weights = weights
+
+    def alpha(self, samples: Tensor) -> Tensor:
+        """Return α_i of clients with so many samples, a tensor of the same shape."""
+        if self.weights == "uniform":
+            return torch.full_like(samples, 1 / self.population.clients)
+        return samples / self.population.samples
+
+    def closed_forms(
+        self, rows: dict[str, Tensor], theta: Tensor, w: Tensor, stiffness: Tensor
+    ) -> Tensor:
+        """Replace w_i (row ``local``) and π_i (``dual``) by (12) and (13), and return the upload.
+
+        Args:
+            rows: See :meth:`Client.end_round`.
+            theta: What the w_i are pulled to, [clients, length].
+            w: w^t, [length].
+            stiffness: λ α_i, [clients, 1].
+        """
+        before = rows["local"] + rows["dual"] / self.rho
+        numerator = stiffness * theta + self.rho * w - rows["dual"]
+        rows["local"] = numerator / (stiffness + self.rho)
+        rows["dual"] = rows["dual"] + self.rho * (rows["local"] - w)
+        return self.upload(rows["local"] + rows["dual"] / self.rho, before, w)
+
+    def upload(self, u: Tensor, before: Tensor, w: Tensor) -> Tensor:
+        """Return what makes the server's w the mean of all clients' last u_i.
+
+        Args:
+            u: u_i^(t+1), [clients, length].
+            before: u_i^t, likewise.
+            w: w^t, [length].
+        """
+        if self.population.cohort == self.population.clients:
+            return u - w
+        return self.population.cohort / self.population.clients * (u - before)
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return the global model too, although no local step trains it."""
+        return ("global", *self.trains)
+
+    def check(self, federation: Any) -> None:
+        """Refuse a mean that counts samples: (14) counts clients."""
+        aggregator = federation.server.aggregator
+        if isinstance(aggregator, Mean) and aggregator.weighting != "uniform":
+            raise ValueError(
+                f"Expected argument `weighting` of Mean to be 'uniform' for {type(self).__name__},"
+                " whose server takes the plain mean of what clients send, but got"
+                f" {aggregator.weighting!r}; weigh the clients' losses by `weights` instead."
+            )

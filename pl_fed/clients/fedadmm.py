@@ -1,0 +1,69 @@
+"""FedADMM: one global model by ADMM, with a dual variable per client.
+
+Y. Gong, Y. Li and N. M. Freris. "FedADMM: A robust federated deep learning framework with
+adaptivity to system heterogeneity". ICDE 2022. arXiv 2204.03529. S. Zhou and G. Y. Li. "Federated
+learning via inexact ADMM". TPAMI 2023. arXiv 2204.10607. As FLAME's paper has it (S. Zhu et al.,
+arXiv 2407.16397, section IV-E): its problem (9) for λ → ∞, where θ_i = w_i, is (19)::
+
+    min Σ_i α_i f_i(w_i)   such that w_i = w for all i
+
+In a round a client takes steps on α_i f_i(w_i) + ⟨π_i, w_i − w^t⟩ + ρ/2 ‖w_i − w^t‖² from its own
+w_i, then π_i ← π_i + ρ (w_i − w^t), and it sends u_i = w_i + π_i / ρ, whose mean over all clients
+is the next w. Note the α_i in the objective: a learning rate of FedAvg's corresponds to one that is
+1 / α_i times as large here.
+
+The limit is one of solutions, and not of rounds: FLAME with a large λ comes to FedADMM's w up to
+O(1/λ), but takes O(λ) rounds to it, as each of them moves θ_i and w_i in turn, where FedADMM moves
+both as one.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.admm import ADMM
+from pl_fed.types import Batch
+
+
+class FedADMM(ADMM):
+    """FedADMM. The client's w_i is the model ``personal``; see :class:`ADMM` for what is uploaded.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        rho: The penalty ρ > 0.
+        weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
+            training samples.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        rho: float = 0.1,
+        weights: Literal["uniform", "samples"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, rho, weights, **kwargs)
+
+    def states(self) -> dict[str, Tensor]:
+        """Return w_i, π_i (``dual``) and u_i (``sent``)."""
+        start = self.row("global").data
+        return {**super().states(), "dual": torch.zeros_like(start), "sent": start}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return α_i f_i(w_i) + ⟨π_i, w_i − w^t⟩ + ρ/2 ‖w_i − w^t‖² on the minibatch."""
+        alpha = self.alpha(self.kept("samples")).squeeze()
+        loss = alpha * self.loss(self.personal_model, batch)
+        price = self.inner_product("personal", "dual") - self.kept("dual") @ self.kept("broadcast")
+        return loss + price + self.rho / 2 * self.distance_to_broadcast()
+
+    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+        """Update π_i, and upload u_i."""
+        w, before = rows["broadcast"], rows["sent"]
+        rows["dual"] = rows["dual"] + self.rho * (rows["personal"] - w)
+        rows["sent"] = rows["personal"] + rows["dual"] / self.rho
+        return self.upload(rows["sent"], before, w)

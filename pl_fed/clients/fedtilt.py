@@ -1,0 +1,117 @@
+"""FedTilt: a personal model per client, fair to its classes, by losses that are tilted twice.
+
+B. Zhang, L. Mares De La Cruz and B. Wang. "FedTilt: Towards Multi-Level Fairness-Preserving and
+Robust Federated Learning".
+
+The local objective (equation 11, footnote 3)::
+
+    L_n(v_n, w) = R_n(τ, λ; v_n) + μ/2 ‖v_n − w‖²
+    R_n  = (1/τ) log( Σ_k |D_k| e^{τ R_nk} / |D_n| )          over the classes k of client n
+    R_nk = (1/λ) log( mean over z in D_k of e^{λ l(z; v_n)} )  over the samples of a class
+
+In round t a client takes steps on R_n from w^t, which gives w_n, and on L_n(·; w^t) from its v_n
+(Algorithm 1). The server moves w by the tilted mean of the squared distances to the w_n (equation
+10): :class:`pl_fed.aggregators.TiltedMean`; at q = 0 that is the plain mean.
+
+Departs from the paper, where it says too little or two things:
+
+- Algorithm 1 (lines 14 and 15) steps from w^t and from the kept v_n at each minibatch, so that only
+  the last one would count. Here both go on from where the minibatch before left them; the pull is
+  to w^t throughout.
+- w_n is trained by the tilted loss without a pull (line 14). Section III-D has the server merge the
+  v_n, Algorithm 1 and equation 10 the w_n: here it is the w_n.
+- The classes of a minibatch are those that are in it, and |D_k| counts its samples. With a large λ
+  and τ and small minibatches, one sample drives each step.
+- The softmax that the paper gives its nets belongs to the loss.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.functional.losses import sample_weights
+from pl_fed.functional.tilted import tilted_loss
+from pl_fed.types import Batch
+
+
+class FedTilt(Client):
+    """FedTilt's client. Its server takes :class:`pl_fed.aggregators.TiltedMean`, or a mean (q = 0).
+
+    With τ = λ = 0 it is Ditto, whose λ is the μ here.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        tau: τ, the tilt over a client's classes: 0 weighs them by their samples, a positive one
+            attends to the worst class, a negative one to the best; ∞ and −∞ to it alone.
+        lam: λ, the same over the samples of a class: a negative one disregards outliers.
+        mu: μ ≥ 0, the strength of the pull to w^t.
+        personal_lr: η₂, the learning rate of v; the optimizer's own, η₁, by default.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's
+            E, of w and of v), ``criterion``. Weights of classes, where the criterion has them,
+            count as so many samples.
+
+    Raises:
+        ValueError: If a tilt is NaN, ``mu`` or ``personal_lr`` is negative or infinite, or the
+            data has no classes.
+    """
+
+    trains = ("global", "personal")
+
+    def __init__(
+        self,
+        net: nn.Module,
+        tau: float = 0.0,
+        lam: float = 0.0,
+        mu: float = 0.01,
+        personal_lr: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, **kwargs)
+        for name, tilt in (("tau", tau), ("lam", lam)):
+            if math.isnan(tilt):
+                raise ValueError(f"Expected argument `{name}` to be a number but got {tilt}.")
+        for name, value in (("mu", mu), ("personal_lr", personal_lr)):
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(
+                    f"Expected argument `{name}` to be at least 0, and finite, but got {value}."
+                )
+        self.tau = tau
+        self.lam = lam
+        self.mu = mu
+        self.personal_lr = personal_lr
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return R_n(w) + R_n(v) + μ/2 ‖v − w^t‖² on the minibatch."""
+        global_loss = self.tilted_loss(self.global_model, batch)
+        personal_loss = self.tilted_loss(self.personal_model, batch)
+        return global_loss + personal_loss + self.mu / 2 * self.distance_to_broadcast()
+
+    def tilted_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return R_n(τ, λ) of a model over the samples of a batch that count."""
+        outputs = model(batch.x)
+        losses = self.sample_losses(outputs, batch.y)
+        weights = sample_weights(self.criterion, batch.y)
+        weights = torch.ones_like(losses) if weights is None else weights.to(losses.dtype)
+        losses = losses / torch.where(weights > 0, weights, 1)  # they carry their weights already
+        if batch.mask is not None:
+            weights = torch.where(batch.mask, weights, 0)
+        return tilted_loss(losses, batch.y, outputs.shape[1], self.tau, self.lam, weights)
+
+    def group_options(self, model: str) -> dict[str, Any]:
+        """Give v a learning rate of its own, if it has one."""
+        if model == "personal" and self.personal_lr is not None:
+            return {"lr": self.personal_lr}
+        return {}
+
+    def check(self, federation: Any) -> None:
+        """Refuse data whose samples have no class each."""
+        targets = federation.data.y
+        if targets.is_floating_point() or targets.dim() != 1:
+            raise ValueError(
+                "Expected argument `dataset` to give a class id for each sample, as FedTilt tilts"
+                f" over classes, but got targets of {targets.dtype} and shape"
+                f" {list(targets.shape)}."
+            )

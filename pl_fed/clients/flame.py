@@ -1,0 +1,218 @@
+"""FLAME: personal and global models by the alternating direction method of multipliers.
+
+S. Zhu, J. Zeng, S. Wang, Y. Sun, X. Li, Y. Yao and Z. Peng. "On ADMM in heterogeneous federated
+learning: Personalization, robustness, and fairness". arXiv 2407.16397.
+
+The problem (9): min Σ_i α_i (f_i(θ_i) + λ/2 ‖θ_i − w_i‖²) such that w_i = w for all i. Algorithm 1,
+for each client of the cohort of round t::
+
+    θ_i ← θ_i − η (∇f_i(θ_i) + λ (θ_i − w_i))        H passes, from its own θ_i       (11), line 12
+    w_i ← (λ α_i θ_i + ρ w − π_i) / (λ α_i + ρ)                                       (12), line 14
+    π_i ← π_i + ρ (w_i − w)                                                           (13), line 15
+    u_i ← w_i + π_i / ρ                                                               line 16
+
+and w is the mean of the u_i of all clients (14). The start is θ_i = w_i = u_i = w^0 and π_i = 0, so
+that π_i = λ α_i (θ_i − w_i) at all times (Lemma 3): that follows from (12) and (13) alone, however
+θ_i was found. If ρ = λ α_i for all i, as in all of the paper's experiments, u_i is θ_i, and w the
+mean of the θ_i.
+
+Departs from the paper: as in the reference code, the server merges at the end of a round instead of
+at the beginning of the next.
+
+As in the reference code, by options: ``pull_to="broadcast"`` pulls θ_i to w^t instead of to the
+client's own w_i^t (with ρ = λ α_i this is mean-regularised multi-task learning, and pFedMe with a
+server step η λ = 1); its momentum of 0.5 and its additional term 0.01 θ_i are the optimizer's
+``momentum`` and ``weight_decay``; ``lagged_global`` evaluates the global model of the round before.
+The code alone, and not this, updates w_i and π_i after each of the H local epochs; for H = 1 it is
+the same.
+
+Slips of the paper that are put right here: θ_i^(t+1) is the last iterate (line 13 takes the one
+before it); line 11 means ∇f_i; the bound in (17) is on the squared norm of α_i (∇f_i + λ (θ_i −
+w_i)), as written there, though the step (55)-(56) in the proof of Lemma 1 needs it without α_i.
+"""
+
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+
+from pl_fed.clients.admm import ADMM
+from pl_fed.functional.arguments import check_positive
+from pl_fed.functional.rows import copy_trainable
+from pl_fed.types import Batch
+
+
+class FLAME(ADMM):
+    """FLAME (Algorithm 1). θ_i is the model ``personal``; see :class:`ADMM` for what is uploaded.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        lam: λ > 0, the strength of the pull.
+        rho: The penalty ρ > 0.
+        weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
+            training samples. The server's mean is the plain one in both cases (14).
+        pull_to: ``"own"`` pulls θ_i to the client's own w_i, as the paper has it; ``"broadcast"``
+            to w^t, as the reference code does.
+        tolerance: ε^0 > 0 of (17): θ_i stands still once ‖α_i (∇f_i(θ_i) + λ (θ_i − w_i))‖² is at
+            most ε_i, which begins there and is multiplied by ``decay`` in each round in which the
+            client takes part, before its first step. The gradient is that of the minibatch at hand:
+            it is ∇f_i where a batch holds all of a client's data. The local work is the most that
+            is done; ``train/solved`` is the share of steps in which θ_i stood still. It takes a
+            second gradient in each step. ``None`` does all of the local work.
+        decay: υ in (0, 1) of (18), the same for all clients.
+        smoothness: The Lipschitz constant L of the ∇f_i, if it is known: what Theorem 1 asks of ρ,
+            λ and α_i is checked then, and a warning names what is violated.
+        lagged_global: Whether to evaluate, as model ``lagged_global``, the w^t that the last round
+            began with, too; its running statistics are those of now.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's
+            H), ``criterion``.
+
+    Raises:
+        ValueError: If an argument is out of range; if there is a ``tolerance``, and the optimizer
+            moves a model without a gradient: only SGD without momentum and weight decay does not.
+
+    Example:
+        >>> from pl_fed.models import LogisticRegression
+        >>> FLAME(LogisticRegression(4, 2), lam=1.0, rho=0.1).evaluates()
+        ('global', 'personal')
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        lam: float = 1.0,
+        rho: float = 0.1,
+        weights: Literal["uniform", "samples"] = "uniform",
+        pull_to: Literal["own", "broadcast"] = "own",
+        tolerance: float | None = None,
+        decay: float = 0.9,
+        smoothness: float | None = None,
+        lagged_global: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, rho, weights, **kwargs)
+        given = {"lam": lam, "tolerance": tolerance, "smoothness": smoothness}
+        check_positive(**{name: value for name, value in given.items() if value is not None})
+        if not 0 < decay < 1:
+            raise ValueError(f"Expected argument `decay` to be between 0 and 1 but got {decay}.")
+        if pull_to not in ("own", "broadcast"):
+            raise ValueError(
+                f"Expected argument `pull_to` to be 'own' or 'broadcast' but got {pull_to!r}."
+            )
+        self.lam = lam
+        self.centre = "local" if pull_to == "own" else "broadcast"
+        self.tolerance = tolerance
+        self.decay = decay
+        self.smoothness = smoothness
+        self.lagged_global = lagged_global
+        if lagged_global:
+            self.models = (*self.models, "lagged_global")
+            self.add_module("lagged_global_model", copy_trainable(net))
+
+    def states(self) -> dict[str, Tensor]:
+        """Return θ_i, w_i (``local``), π_i (``dual``); ε_i (``tolerance``) if there is one."""
+        start = self.row("global").data
+        states = {**super().states(), "local": start, "dual": torch.zeros_like(start)}
+        if self.tolerance is not None:
+            states["tolerance"] = start.new_full((1,), self.tolerance)
+        return states
+
+    def server_states(self) -> dict[str, Tensor]:
+        """Return the global model of the round before, if it is evaluated."""
+        return {"lagged": self.row("global").data} if self.lagged_global else {}
+
+    def begin(self, rows: dict[str, Tensor]) -> None:
+        """Fill in the global model of the round before."""
+        if self.lagged_global:
+            rows["lagged_global"] = rows["lagged"].expand_as(rows["personal"])
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Return f_i(θ_i) + λ/2 ‖θ_i − w_i‖² on the minibatch."""
+        loss = self.loss(self.personal_model, batch)
+        loss = loss + self.lam / 2 * self.squared_distance("personal", self.centre)
+        if self.tolerance is None:
+            return loss
+        solved = self._solved(batch).to(loss.dtype)
+        value = loss.detach()
+        return {"loss": value + (1 - solved) * (loss - value), "solved": solved}
+
+    def _solved(self, batch: Batch) -> Tensor:
+        """Return whether (17) holds, a bool scalar."""
+        at = {name: p.detach() for name, p in self.parameters_of("personal").items()}
+        slopes = torch.func.grad(lambda at: self.loss_at("personal", at, batch))(at)
+        centre = self.tensors_at(self.centre)
+        gradients = [slopes[name] + self.lam * (at[name] - centre[name]) for name in at]
+        square = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+        alpha, tolerance = self.alpha(self.kept("samples")), self.kept("tolerance")
+        return (alpha.square() * square <= self.decay * tolerance).squeeze()
+
+    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+        """Update w_i and π_i, and upload u_i."""
+        w = rows["broadcast"]
+        if self.tolerance is not None:
+            rows["tolerance"] = self.decay * rows["tolerance"]
+        if self.lagged_global:
+            rows["lagged"] = w.expand_as(rows["personal"])
+        return self.closed_forms(rows, rows["personal"], w, self.lam * self.alpha(rows["samples"]))
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return the global, the personal, and perhaps the lagged global model."""
+        return ("global", *(["lagged_global"] if self.lagged_global else []), "personal")
+
+    def build_optimizer(self, leaves: Any) -> torch.optim.Optimizer:
+        """Build the local optimizer, which must leave a model alone that has no gradient.
+
+        Raises:
+            ValueError: If there is a tolerance, and it does not.
+        """
+        optimizer = super().build_optimizer(leaves)
+        options = optimizer.param_groups[0]
+        still = type(optimizer) is torch.optim.SGD
+        still = still and not options["momentum"] and not options["weight_decay"]
+        if self.tolerance is not None and not still:
+            raise ValueError(
+                "Expected argument `optimizer` to build torch.optim.SGD without momentum and weight"
+                " decay, as a model is to stand still when `tolerance` is reached, but got"
+                f" {type(optimizer).__name__} with momentum {options.get('momentum', 'of its own')}"
+                f" and weight decay {options.get('weight_decay', 'of its own')}."
+            )
+        return optimizer
+
+    def check(self, federation: Any) -> None:
+        """Refuse a mean by samples, and warn of what Theorem 1 does not allow."""
+        super().check(federation)
+        if self.smoothness is None:
+            return
+        sizes = federation.datamodule.clients.train.sizes.unique().double()
+        for alpha in self.alpha(sizes).unique().tolist():
+            violated = violated_conditions(self.lam, self.rho, alpha, self.smoothness)
+            if violated:
+                rank_zero_warn(
+                    f"Theorem 1 does not cover FLAME with lam = {self.lam:g}, rho = {self.rho:g},"
+                    f" alpha = {alpha:g} and smoothness = {self.smoothness:g}: it asks for"
+                    f" {', and for '.join(violated)}."
+                )
+                return
+
+
+def violated_conditions(lam: float, rho: float, alpha: float, smoothness: float) -> list[str]:
+    """Return which conditions of Theorem 1 (and Lemma 1) do not hold, with their numbers.
+
+    Example:
+        >>> violated_conditions(lam=0.28, rho=0.112, alpha=0.1, smoothness=0.1)
+        []
+        >>> violated_conditions(lam=1.0, rho=0.1, alpha=0.1, smoothness=0.1)[0]
+        'λ²α²(1 + ρ)/ρ² − (λα + ρ)/2 < 0, but it is 1'
+    """
+    stiffness = lam * alpha
+    descent = stiffness**2 * (1 + rho) / rho**2 - (stiffness + rho) / 2
+    error = (1 - rho**2) / rho**2 * stiffness**2 - (smoothness * alpha + rho) / 2
+    found = []
+    if not descent < 0:
+        found.append(f"λ²α²(1 + ρ)/ρ² − (λα + ρ)/2 < 0, but it is {descent:.4g}")
+    if not rho >= stiffness:
+        found.append(f"ρ ≥ λα, but λα is {stiffness:.4g}")
+    if not error > 0:
+        found.append(f"(1 − ρ²)/ρ² λ²α² − (Lα + ρ)/2 > 0, but it is {error:.4g}")
+    return found

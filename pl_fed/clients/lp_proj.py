@@ -1,0 +1,104 @@
+"""Lp-Proj-2 by ADMM: what clients share is a random projection of their models.
+
+S. Lin, Y. Han, X. Li and Z. Zhang. "Personalized federated learning towards communication
+efficiency, robustness and fairness". NeurIPS 2022 (Lp-Proj). S. Zhu et al. "On ADMM in
+heterogeneous federated learning: Personalization, robustness, and fairness". arXiv 2407.16397,
+appendix C, Algorithm 2, is what is done here. As FLAME, but w, w_i, π_i and u_i have few numbers,
+and the projection P θ_i takes the place of θ_i::
+
+    θ_i ← θ_i − η (∇f_i(θ_i) + λ Pᵀ (P θ_i − w_i))                                         line 12
+    w_i ← (λ α_i P θ_i + ρ w − π_i) / (λ α_i + ρ)                                   (186), line 14
+
+P is the sparse one of :class:`~pl_fed.functional.projection.SparseProjection`, the same for all
+clients and rounds. Neither paper says which P; c P in the place of P is c² λ and c² ρ in the place
+of λ and ρ.
+
+The server's model is Pᵀ w in the place of w, and what a client uploads is Pᵀ of its change: rows as
+long as the net, from which P gives the short ones back, as P Pᵀ = I. Lengths and angles are the
+same, so that rules which look at these alone (means, norm clipping, Krum, the geometric median) do
+what they would do to the short rows; coordinate-wise ones do not. What a forged upload has outside
+of the span of P's rows is not seen by any client. As in the paper, the global model is of no use by
+itself, and is not evaluated.
+
+Slips of the paper: line 4 uploads z_i where u_i is meant, and line 13 takes the last but one
+iterate.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.admm import ADMM
+from pl_fed.functional.arguments import check_integers, check_positive
+from pl_fed.functional.projection import SparseProjection
+from pl_fed.types import Batch
+
+
+class LpProj(ADMM):
+    """ADMM-based Lp-Proj-2. θ_i is the model ``personal``; see :class:`ADMM` for what is uploaded.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        dimensions: d_sub, how many numbers a model is projected to: from 1 to its parameters.
+        lam: λ > 0, the strength of the pull, which acts in the span of P's rows only.
+        rho: The penalty ρ > 0.
+        weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
+            training samples.
+        projection_seed: Seed of P.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's
+            H), ``criterion``.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        dimensions: int,
+        lam: float = 1.0,
+        rho: float = 0.1,
+        weights: Literal["uniform", "samples"] = "uniform",
+        projection_seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, rho, weights, **kwargs)
+        check_positive(lam=lam)
+        check_integers(1, dimensions=dimensions)
+        numel = self.row("global").layout.numel
+        if dimensions > numel:
+            raise ValueError(
+                "Expected argument `dimensions` to be at most the number of trainable parameters,"
+                f" {numel}, but got {dimensions}."
+            )
+        self.lam = lam
+        self.projection = SparseProjection(numel, dimensions, projection_seed)
+
+    def states(self) -> dict[str, Tensor]:
+        """Return θ_i, w_i (``local``) and π_i (``dual``), the last two of few numbers."""
+        start = self.row("global").data
+        local = self.projection(start)
+        return {**super().states(), "local": local, "dual": torch.zeros_like(local)}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return f_i(θ_i) + λ/2 ‖P θ_i − w_i‖² on the minibatch."""
+        live = self.parameters_of("personal")
+        still = {name: p.detach() for name, p in live.items()}
+        theta = torch.cat([p.flatten() for p in still.values()])
+        apart: Tensor = self.projection(theta) - self.kept("local")
+        # Pᵀ (P θ − w_i), by hand: autograd's way back through a gather would add up one by one
+        slope = self.row("personal").layout.views(self.projection.lifted(apart))
+        moved = torch.stack([(slope[n] * (live[n] - still[n])).sum() for n in live]).sum()
+        return self.loss(self.personal_model, batch) + self.lam * (apart.square().sum() / 2 + moved)
+
+    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+        """Update w_i and π_i, and upload u_i, all of few numbers until they are sent."""
+        theta, w = self.projection(rows["personal"]), self.projection(rows["broadcast"])
+        stiffness = self.lam * self.alpha(rows["samples"])
+        change: Tensor = self.projection.lifted(self.closed_forms(rows, theta, w, stiffness))
+        return change
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return the personal model alone."""
+        return self.trains

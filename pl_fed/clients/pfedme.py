@@ -1,0 +1,111 @@
+"""pFedMe: personal models by Moreau envelopes.
+
+C. T. Dinh, N. H. Tran and T. D. Nguyen. "Personalized federated learning with Moreau envelopes".
+NeurIPS 2020. arXiv 2006.08848. The problem: min over w of Σ_i F_i(w) / N, where F_i(w) is the least
+f_i(θ_i) + λ/2 ‖θ_i − w‖² over θ_i. Algorithm 1, in each of R local rounds::
+
+    θ_i ← about the minimiser of f_i(θ) + λ/2 ‖θ − w_i‖² on a new minibatch, by K gradient steps
+    w_i ← w_i − η λ (w_i − θ_i)
+
+from w_i = w^t. The server moves by w ← (1 − β) w + β (mean of the cohort's w_i): β is the learning
+rate of the federation's server optimizer.
+
+As in the reference code, the K steps go on from where θ_i is, which is w^t when a round begins.
+
+Departs from the paper: clients outside of the cohort do not train, as what they would compute is
+never sent. See :class:`~pl_fed.clients.PFedMeEpochs` for pFedMe as FLAME's paper compares with it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.functional.arguments import check_integers, check_positive
+from pl_fed.functional.losses import squared_distance
+from pl_fed.types import Batch
+
+
+class PFedMe(Client):
+    """pFedMe (Algorithm 1). w_i is the model ``global``, and θ_i the model ``personal``.
+
+    The optimizer is that of w_i: SGD, whose learning rate is η. Its schedule, were there one, would
+    act on θ_i too, and is refused. Gradient clipping clips what θ_i moves by in K steps.
+
+    Args:
+        net: See :class:`Client`, as for all that is not named here.
+        lam: λ > 0, the strength of the pull.
+        personal_steps: K, the gradient steps on θ_i in a local round.
+        personal_lr: Their learning rate.
+        **kwargs: ``optimizer``, ``local_steps`` (the paper's R), ``local_epochs``, ``criterion``.
+
+    Raises:
+        ValueError: If an argument is out of range, or the optimizer is not SGD.
+    """
+
+    trains = ("global", "personal")
+
+    def __init__(
+        self,
+        net: nn.Module,
+        lam: float = 15.0,
+        personal_steps: int = 5,
+        personal_lr: float = 0.01,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net, **kwargs)
+        check_positive(lam=lam, personal_lr=personal_lr)
+        check_integers(1, personal_steps=personal_steps)
+        if self.lr_scheduler is not None:
+            raise ValueError(
+                "Expected argument `lr_scheduler` to be None, as it would scale the steps of both"
+                f" models, but got {self.lr_scheduler!r}."
+            )
+        self.lam = lam
+        self.personal_steps = personal_steps
+        self.personal_lr = personal_lr
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Take K steps on θ_i, and return what a step on w_i descends, λ/2 ‖w_i − θ_i‖².
+
+        The optimizer, of learning rate 1 for θ_i, is given the difference to where they lead. What
+        is logged as the loss is f_i(θ_i) + λ/2 ‖θ_i − w_i‖² after the steps.
+        """
+        w, live = self.parameters_of("global"), self.parameters_of("personal")
+        centre = {name: p.detach() for name, p in w.items()}
+        before = {name: p.detach() for name, p in live.items()}
+        gradient = torch.func.grad(lambda at: self.loss_at("personal", at, batch))
+        first = torch.as_tensor(batch_idx, device=self.row("global").data.device) == 0
+        theta = {name: torch.where(first, centre[name], before[name]) for name in live}
+        for _ in range(self.personal_steps):
+            slope = gradient(theta)
+            theta = {
+                name: at - self.personal_lr * (slope[name] + self.lam * (at - centre[name]))
+                for name, at in theta.items()
+            }
+        there = [p.detach() for p in theta.values()]
+        pull = self.lam / 2 * squared_distance(list(w.values()), there)
+        moves = [((live[n] - before[n]) * (before[n] - p)).sum() for n, p in zip(live, there)]
+        value = self.loss_at("personal", dict(zip(theta, there)), batch).detach()
+        return {"loss": value + pull + torch.stack(moves).sum()}
+
+    def group_options(self, model: str) -> dict[str, Any]:
+        """Let θ_i go where its K steps lead."""
+        exactly = {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
+        return {**exactly, "nesterov": False} if model == "personal" else {}
+
+    def build_optimizer(self, leaves: Mapping[str, list[Tensor]]) -> torch.optim.Optimizer:
+        """Build the local optimizer.
+
+        Raises:
+            ValueError: If it is not SGD.
+        """
+        optimizer = super().build_optimizer(leaves)
+        if type(optimizer) is not torch.optim.SGD:
+            raise ValueError(
+                "Expected argument `optimizer` to build torch.optim.SGD but got"
+                f" {type(optimizer).__name__}."
+            )
+        return optimizer

@@ -1,0 +1,367 @@
+"""The aggregators that are fair to clients: closed forms, the papers' formulas, and real rounds."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
+from torch.nn import functional as F  # noqa: N812
+from torch.testing import assert_close
+
+from pl_fed import Federation
+from pl_fed.aggregators import QFFL, FedMGDA, Mean, Term, TiltedMean
+from pl_fed.attacks import RandomLabels
+from pl_fed.clients import FedAvg
+from pl_fed.samplers import All, Uniform
+from pl_fed.types import Batch, ClientContext, RoundContext
+
+quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def random_uploads(n, d=5, seed=0, shift=0.0):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=draw, dtype=torch.float64) + shift
+
+
+def context(losses):
+    losses = torch.as_tensor(losses, dtype=torch.float64)
+    return RoundContext(clients=torch.arange(len(losses)), start_losses=losses)
+
+
+def merged(aggregator, uploads, losses=None):
+    losses = torch.ones(len(uploads)) if losses is None else losses
+    return aggregator(uploads, torch.arange(1, len(uploads) + 1), context(losses))
+
+
+drawn_uploads = st.builds(
+    random_uploads, st.integers(1, 8), st.integers(1, 6), st.integers(0, 999), st.floats(-3, 3)
+)
+
+drawn_tilts = st.floats(0.01, 5) | st.floats(-5, -0.01)
+
+
+@quick
+@given(drawn_uploads)
+def test_without_tilt_they_are_the_mean_bit_for_bit(uploads):
+    expected = merged(Mean(), uploads)
+    for aggregator in (TiltedMean(q=0.0), Term(t=0.0), QFFL(q=0.0)):
+        assert torch.equal(merged(aggregator, uploads), expected)
+        assert torch.equal(merged(aggregator, uploads.float()), merged(Mean(), uploads.float()))
+        assert aggregator.mass(torch.ones(3)) == 3
+    for aggregator in (TiltedMean(q=1.0), Term(t=1.0), QFFL(q=1.0), FedMGDA(0.0)):
+        assert aggregator.mass(torch.ones(3)) is None
+
+
+@quick
+@given(drawn_uploads, st.lists(st.floats(0, 10), min_size=8, max_size=8), st.sampled_from([1, -1]))
+def test_small_tilts_are_nearly_the_mean(uploads, losses, sign):
+    losses, expected = torch.tensor(losses[: len(uploads)]), merged(Mean(), uploads)
+    for aggregator in (TiltedMean(q=sign * 1e-9), Term(t=sign * 1e-9)):
+        assert_close(merged(aggregator, uploads, losses), expected, rtol=0, atol=1e-6)
+    assert_close(merged(QFFL(q=1e-9), uploads, losses + 0.1), expected, rtol=0, atol=1e-5)
+
+
+# FedTilt's server
+
+
+@quick
+@given(drawn_uploads, st.just(0.0) | drawn_tilts, st.integers(1, 4), st.floats(0.05, 0.5))
+def test_tilted_mean_is_descent_on_the_tilted_distance(uploads, q, steps, lr):
+    """By autograd, on equation 10 with its distances in units of their mean at w^t."""
+    unit = uploads.square().sum(1).mean()
+    w = torch.zeros(uploads.shape[1], dtype=torch.float64, requires_grad=True)
+    for _ in range(steps):
+        distances = (w - uploads).square().sum(1)
+        tilt = q / unit
+        objective = distances.mean()
+        if q:
+            most = (tilt * distances).max().detach()
+            objective = ((tilt * distances - most).exp().mean().log() + most) / tilt
+        (gradient,) = torch.autograd.grad(objective, w)
+        w = (w - lr * gradient).detach().requires_grad_()
+    found = merged(TiltedMean(q, steps, lr), uploads)
+    assert_close(found, w.detach(), rtol=1e-9, atol=1e-11)
+
+
+def test_tilted_mean_by_hand():
+    """Squared distances 1 and 3, their mean 2: weights e^{q/2} and e^{3q/2}."""
+    uploads = torch.tensor([[1.0, 0.0], [0.0, math.sqrt(3)]], dtype=torch.float64)
+    q = 2 * math.log(2)
+    assert merged(TiltedMean(q), uploads).tolist() == pytest.approx([1 / 5, 4 / 5 * math.sqrt(3)])
+    half = merged(TiltedMean(q, lr=0.25), uploads)
+    assert half.tolist() == pytest.approx([1 / 10, 2 / 5 * math.sqrt(3)])
+    assert merged(TiltedMean(steps=2, lr=0.25), uploads)[0].item() == pytest.approx(3 / 8)
+
+
+def test_infinite_tilts_of_the_server_take_the_farthest_and_the_nearest():
+    uploads = torch.tensor([[3.0, 0.0], [0.0, 5.0], [-1.0, 1.0]], dtype=torch.float64)
+    assert torch.equal(merged(TiltedMean(math.inf), uploads), uploads[1])
+    assert torch.equal(merged(TiltedMean(-math.inf), uploads), uploads[2])
+    assert_close(merged(TiltedMean(500.0), uploads), uploads[1])
+    assert_close(merged(TiltedMean(-500.0), uploads), uploads[2])
+    assert_close(merged(TiltedMean(math.inf), -uploads.repeat(2, 1)), -uploads[1])
+
+
+def test_many_small_steps_end_in_the_middle_of_those_that_are_farthest_apart():
+    """The centre of the smallest ball around points of which two are at its ends."""
+    uploads = torch.tensor([[4.0, 1.0], [-2.0, 1.0], [1.0, 2.0], [0.0, 1.0]], dtype=torch.float64)
+    centre = merged(TiltedMean(math.inf, steps=5_000, lr=4e-3), uploads)
+    assert_close(centre, torch.tensor([1.0, 1.0], dtype=torch.float64), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("length", [1e-25, 1e-3, 1e6, 1e25])
+def test_how_long_the_updates_are_does_not_saturate_the_tilt(length):
+    uploads = random_uploads(6, 1000)
+    expected = merged(TiltedMean(3.0, steps=2), uploads) * length
+    assert_close(merged(TiltedMean(3.0, steps=2), uploads * length), expected)
+    narrow = merged(TiltedMean(3.0, steps=2), (uploads * length).float()).double()
+    assert_close(narrow / length, expected / length, rtol=1e-4, atol=1e-4)
+
+
+def test_equal_models_are_left_where_they_are():
+    assert torch.equal(merged(TiltedMean(5.0), torch.zeros(3, 4)), torch.zeros(4))
+
+
+# By losses
+
+
+@quick
+@given(drawn_uploads, st.floats(-3, 3), st.integers(0, 99))
+def test_term_by_its_formula(uploads, t, seed):
+    losses = 3 * torch.rand(len(uploads), generator=torch.Generator().manual_seed(seed)).double()
+    powers = (t * losses).exp()
+    expected = powers / powers.sum() @ uploads
+    assert_close(merged(Term(t), uploads, losses), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_term_does_not_overflow_and_reaches_its_limits():
+    uploads, losses = random_uploads(4), [9990.0, 1e4, 2.0, 1e4]
+    worst = uploads[[1, 3]].mean(0)
+    for t in (200.0, 1e6, math.inf):
+        assert_close(merged(Term(t), uploads, losses), worst)
+        assert_close(merged(Term(-t), uploads, losses), uploads[2])
+
+
+def test_afl_is_all_weight_on_the_worst_client():
+    uploads = random_uploads(3)
+    assert torch.equal(merged(Term(math.inf), uploads, [0.5, 0.9, 0.7]), uploads[1])
+
+
+@quick
+@given(drawn_uploads, st.floats(0.01, 6), st.floats(0.1, 100), st.integers(0, 99))
+def test_q_ffl_by_its_formula(uploads, q, lipschitz, seed):
+    """Algorithm 2, in the paper's signs."""
+    draw = torch.Generator().manual_seed(seed)
+    losses = 0.1 + 3 * torch.rand(len(uploads), generator=draw, dtype=torch.float64)
+    delta_w = -lipschitz * uploads
+    delta = losses[:, None] ** q * delta_w
+    h = q * losses ** (q - 1) * delta_w.square().sum(1) + lipschitz * losses**q
+    expected = -delta.sum(0) / h.sum()
+    assert_close(merged(QFFL(q, lipschitz), uploads, losses), expected, rtol=1e-10, atol=1e-14)
+
+
+def test_q_ffl_with_losses_of_any_size():
+    uploads = random_uploads(4)
+    for losses in ([0.0, 1.0, 2.0, 0.0], [1e4, 1e3, 1.0, 1e-8], [0.0] * 4):
+        for q in (0.1, 1.0, 5.0, 300.0):
+            assert merged(QFFL(q), uploads, losses).isfinite().all()
+    one = uploads[1] / (1 + 300 * uploads[1].square().sum() / 1e4)
+    assert_close(merged(QFFL(300.0), uploads, [1.0, 1e4, 2.0, 0.0]), one)
+
+
+@pytest.mark.parametrize("aggregator", [Term(), QFFL()])
+@pytest.mark.parametrize("losses", [[], [1.0], [1.0, math.nan], [math.inf, 1.0]], ids=str)
+def test_losses_that_do_not_fit_are_refused(aggregator, losses):
+    name = type(aggregator).__name__
+    match = rf"one for each of the 2 uploads, for {name} but got \["
+    with pytest.raises(ValueError, match=match):
+        merged(aggregator, random_uploads(2), losses)
+
+
+def test_negative_losses_are_refused_by_q_ffl():
+    with pytest.raises(ValueError, match=r"at least 0 for QFFL, .* but got \[1.0, -0.5\]"):
+        merged(QFFL(), random_uploads(2), [1.0, -0.5])
+
+
+# FedMGDA+
+
+
+@quick
+@given(drawn_uploads)
+def test_fedmgda_without_room_is_the_mean_of_the_directions(uploads):
+    expected = F.normalize(uploads).mean(0)
+    assert_close(merged(FedMGDA(0.0), uploads), expected, rtol=1e-10, atol=1e-12)
+
+
+@quick
+@given(drawn_uploads, st.sampled_from([0.05, 0.1, 0.5, 1.0, math.inf]))
+def test_fedmgda_against_scipy(uploads, epsilon):
+    directions = F.normalize(uploads).numpy()
+    n = len(directions)
+    found = minimize(
+        lambda x: float(((x @ directions) ** 2).sum()),
+        [1 / n] * n,
+        jac=lambda x: 2 * directions @ (x @ directions),
+        bounds=[(max(0.0, 1 / n - epsilon), min(1.0, 1 / n + epsilon))] * n,
+        constraints={"type": "eq", "fun": lambda x: x.sum() - 1},
+        method="SLSQP",
+        options={"ftol": 1e-15, "maxiter": 500},
+    )
+    expected = torch.from_numpy(found.x @ directions)
+    assert_close(merged(FedMGDA(epsilon), uploads), expected, rtol=0, atol=1e-5)
+
+
+def test_fedmgda_by_hand():
+    """Directions e₁ and e₂, of which two are equal: half and half, or as near as 1/3 ± ε allows."""
+    uploads = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 4.0]], dtype=torch.float64)
+    assert merged(FedMGDA(1.0), uploads).tolist() == pytest.approx([0.5, 0.5])
+    assert merged(FedMGDA(0.1), uploads).tolist() == pytest.approx([1 / 3 + 0.1, 2 / 3 - 0.1])
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("length", [1e-30, 1e-3, 1e30])
+def test_fedmgda_reads_directions_only(epsilon, length):
+    uploads = random_uploads(5, 40, shift=0.5)
+    expected = merged(FedMGDA(epsilon), uploads)
+    lengths = length * torch.arange(1.0, 6.0, dtype=torch.float64)
+    assert_close(merged(FedMGDA(epsilon), uploads * lengths[:, None]), expected)
+    narrow = merged(FedMGDA(epsilon), (uploads * length).float())
+    assert_close(narrow, expected.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_upload_of_zero_has_no_direction():
+    uploads = torch.tensor([[0.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
+    assert merged(FedMGDA(0.0), uploads).tolist() == [0.5, 0.0]
+    assert merged(FedMGDA(1.0), uploads).norm() < 1e-14
+    assert merged(FedMGDA(0.1), torch.zeros(3, 2)).tolist() == [0.0, 0.0]
+
+
+def test_its_direction_makes_every_loss_smaller():
+    """Clients of which the mean direction would harm one."""
+    uploads = torch.tensor([[1.0, 0.2], [1.0, 0.3], [1.0, 0.1], [-0.9, 1.0]], dtype=torch.float64)
+    assert (F.normalize(uploads) @ merged(FedMGDA(0.0), uploads) < 0).any()
+    assert (F.normalize(uploads) @ merged(FedMGDA(1.0), uploads) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (TiltedMean, {"q": math.nan}),
+        (TiltedMean, {"steps": 0}),
+        (TiltedMean, {"lr": 0.0}),
+        (TiltedMean, {"lr": math.inf}),
+        (Term, {"t": math.nan}),
+        (QFFL, {"q": -0.1}),
+        (QFFL, {"q": math.inf}),
+        (QFFL, {"lipschitz": 0.0}),
+        (FedMGDA, {"epsilon": -0.1}),
+        (FedMGDA, {"epsilon": math.nan}),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(kind, wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=rf"Expected argument `{name}` to be .* but got {value}\."):
+        kind(**wrong)
+
+
+# In rounds
+
+SIZES = [7, 3, 10, 2]
+
+
+class Watched(Term):
+    """Keeps what it was given."""
+
+    def forward(self, uploads, weights, context):
+        self.given = (uploads.clone(), context)
+        return super().forward(uploads, weights, context)
+
+
+def client(lr=0.2):
+    return FedAvg(seeded(mlp), optimizer=sgd(lr), local_steps=2)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("redraw", [False, True])
+def test_clients_count_by_the_loss_of_the_broadcast_on_their_own_labels(engine, redraw):
+    """Byzantine ones on the labels that they poison; against a loop over clients and samples."""
+    arrays, attack = classes(SIZES), RandomLabels(redraw=redraw)
+    data, one = shared_out(arrays), client().double()
+    federation = Federation(
+        Only(3, 0, 2), Watched(2.0), attack=attack, byzantine=[0, 3], engine=engine,
+        chunk_size=2, seed=5,
+    )  # fmt: skip
+    federation.setup(one, data, "fit")
+    optimizer = one.train().configure_optimizers()
+    for round in range(2):
+        before = [p.detach().clone() for p in one.global_model.parameters()]
+        expected = []
+        for k in (3, 0, 2):
+            index = data.clients.train.samples(k)
+            batch = Batch(data.clients.x[index].double(), data.clients.y[index], None, index)
+            if k != 2:
+                batch = attack.poison(batch, ClientContext(5, round, k, 3))
+                assert not torch.equal(batch.y, data.clients.y[index])
+            expected.append(F.cross_entropy(one.global_model(batch.x), batch.y).item())
+        w = torch.cat([p.flatten() for p in before])
+        federation.run_round(round, optimizer)
+        uploads, context = federation.server.aggregator.given
+        assert context.clients.tolist() == [3, 0, 2]
+        assert context.start_losses.tolist() == pytest.approx(expected, abs=1e-12)
+        powers = (2 * torch.tensor(expected, dtype=torch.float64)).exp()
+        step = powers / powers.sum() @ uploads
+        assert_close(one.row("global").data, w + step, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_federations_without_tilt_are_fedavg_exactly(engine):
+    data = shared_out(classes(SIZES))
+    settings = {"rounds": 3, "sampler": Uniform(3), "engine": engine}
+    expected = run_rounds(client(), data, aggregator=Mean(), **settings)
+    for aggregator in (TiltedMean(0.0), Term(0.0), QFFL(0.0)):
+        assert torch.equal(
+            run_rounds(client(), data, aggregator=aggregator, **settings).w, expected.w
+        )
+
+
+def test_one_step_of_term_is_one_of_gradient_descent_on_the_tilted_loss():
+    """w − η ∇ (1/t) log mean_k e^{t F_k(w)}, with full batches and one local step."""
+    arrays, t = classes(SIZES), 3.0
+    net = seeded(mlp).double()
+    own = [F.cross_entropy(net(arrays.x[arrays.client == k].double()), arrays.y[arrays.client == k])
+           for k in range(4)]  # fmt: skip
+    objective = (t * torch.stack(own)).exp().mean().log() / t
+    gradients = torch.autograd.grad(objective, list(net.parameters()))
+    expected = torch.cat([(p - 0.2 * g).flatten() for p, g in zip(net.parameters(), gradients)])
+    one = FedAvg(seeded(mlp), optimizer=sgd(0.2), local_steps=1)
+    outcome = run_rounds(one, shared_out(arrays, batch_size=10), 1, aggregator=Term(t))
+    assert_close(outcome.w, expected.detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("aggregator", [Term(20.0), QFFL(5.0, lipschitz=5.0), FedMGDA(1.0)])
+def test_they_are_fairer_than_the_mean(aggregator):
+    """A client whose labels contradict those of the other three is served better."""
+    arrays = classes([10, 10, 10, 10], num_classes=2)
+    y = (arrays.x[:, 0] > 0).long()
+    arrays.y[:] = torch.where(arrays.client == 3, 1 - y, y)
+
+    def losses(aggregator, rounds=40):
+        outcome = run_rounds(
+            FedAvg(seeded(lambda: mlp(num_classes=2)), optimizer=sgd(0.2), local_steps=1),
+            shared_out(arrays, batch_size=10), rounds, sampler=All(), aggregator=aggregator,
+        )  # fmt: skip
+        net = seeded(lambda: mlp(num_classes=2)).double()
+        torch.nn.utils.vector_to_parameters(outcome.w, net.parameters())
+        own = [
+            F.cross_entropy(
+                net(arrays.x[arrays.client == k].double()), arrays.y[arrays.client == k]
+            )
+            for k in range(4)
+        ]
+        return torch.stack(own).detach()
+
+    assert losses(aggregator).max() < 0.8 * losses(Mean()).max()

@@ -1,0 +1,65 @@
+"""Rounds without a Trainer, and all that there is after each of them."""
+
+import copy
+import warnings
+
+import torch
+
+from pl_fed import Federation
+from pl_fed.samplers import All
+
+
+def after_each_round(client, data, rounds, sampler=None, **settings):
+    """Yield, after each round, what there is by name.
+
+    ``w``, the server's model; ``cohort``, who took part; ``report``, what was logged; and each
+    state of the clients [clients, length] and of the server [length].
+    """
+    client = copy.deepcopy(client).double()
+    federation = Federation(sampler or All(), **{"seed": 0, "engine": "stacked", **settings})
+    federation.setup(client, data, "fit")
+    client.train()
+    optimizer = client.configure_optimizers()
+    everyone = torch.arange(data.clients.num_clients)
+    for round in range(rounds):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Local steps run eagerly")
+            warnings.filterwarnings("error", "Clients are run one by one")
+            report = federation.run_round(round, optimizer)
+        kept = {n: federation.store.read(n, everyone) for n in federation.store.defaults}
+        kept |= {n: row.clone() for n, row in federation.server_states.items()}
+        kept |= {"w": client.row("global").data.clone(), "report": report}
+        yield {**kept, "cohort": federation.draw_cohort(round)}
+
+
+def after(client, data, rounds, sampler=None, **settings):
+    """Return what there is after the last of them."""
+    *_, last = after_each_round(client, data, rounds, sampler, **settings)
+    return last
+
+
+def cohorts(data, rounds, sampler=None, seed=0):
+    """Return who takes part in each round, as lists."""
+    federation = Federation(sampler or All(), seed=seed)
+    federation._data = data.clients
+    return [federation.draw_cohort(round).tolist() for round in range(rounds)]
+
+
+def engines_agree(client, data, rounds, graphs, sampler, tolerance=1e-11):
+    """Hold that all that there is in the end does not depend on engine and chunks; return it.
+
+    ``graphs`` is the fixture ``uncompiled``: of each compiled engine there is one.
+    """
+    first = after(client, data, rounds, sampler, engine="one_by_one")
+    for engine, chunk_size in (
+        ("one_by_one", 1),
+        ("one_by_one_compiled", None),
+        ("stacked", None),
+        ("stacked", 1),
+        ("stacked_compiled", 2),
+    ):
+        again = after(client, data, rounds, sampler, engine=engine, chunk_size=chunk_size)
+        for name in first.keys() - {"report", "cohort"}:
+            torch.testing.assert_close(again[name], first[name], rtol=tolerance, atol=tolerance)
+    assert len(graphs) == 2
+    return first
