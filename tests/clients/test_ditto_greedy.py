@@ -3,11 +3,21 @@
 import pytest
 import torch
 from personal_models import trained
-from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import (
+    HalfSquares,
+    Point,
+    classes,
+    mlp,
+    run_rounds,
+    seeded,
+    sgd,
+    shared_out,
+)
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from pl_fed.clients import Ditto, DittoGreedy
+from pl_fed.types import Batch
 
 SIZES = [30, 24, 12, 8, 40, 16, 3]
 LAMS = (0.0, 0.5, 3.0)
@@ -68,6 +78,22 @@ def test_each_step_takes_the_lambda_that_validates_best_after_it(uncompiled, eng
     torch.testing.assert_close(found.v, v, rtol=0, atol=1e-10)
     mean = sum(sum(each[4:]) for each in taken) / (4 * len(SIZES))
     assert float(found.reports[-1]["train/lam"]) == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(("rate", "best"), [(0.3, 0.5), (0.15, 3.0)])
+def test_a_step_is_tried_at_the_learning_rate_that_it_has(rate, best):
+    """v = y = 10, w^t = 0: the steps lead to 8.5 or 1, or at half the rate to 9.25 or 5.5."""
+    client = DittoGreedy(Point(start=10.0), [0.5, 3.0], 0.5, criterion=HalfSquares())
+    client.centres = {
+        "broadcast": torch.tensor([0.0]),
+        "lams": torch.tensor([0.5, 3.0]),
+        "personal_lr": torch.tensor([rate]),
+        "validation_samples": torch.tensor([4.0]),
+        "validation_x": torch.zeros(5),
+        "validation_y": torch.tensor([6.0, 6.0, 6.0, 6.0, 1e6]),
+    }
+    batch = Batch(torch.zeros(2, 1), torch.full((2, 1), 10.0))
+    assert client.training_step(batch, 0)["lam"].item() == best
 
 
 def test_a_single_lambda_is_ditto():
