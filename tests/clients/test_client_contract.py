@@ -20,6 +20,8 @@ from torch import nn
 
 import pl_fed.clients
 from pl_fed import Federation
+from pl_fed.aggregators import QFFL, FedMGDA, Krum, Median, Term, TiltedMean, TrimmedMean
+from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Client
 from pl_fed.data.batches import BatchRule
 from pl_fed.engine.base import as_outputs
@@ -499,3 +501,23 @@ def test_all_optimizers_group_by_model(kind, arguments):
     for group in groups:
         expected = [p for p in client.model(group["name"]).parameters() if p.requires_grad]
         assert all(a is b for a, b in zip(group["params"], expected, strict=True))
+
+
+class Forged(RandomLabels):
+    """Poisons the labels, and turns the uploads round."""
+
+    def forge(self, honest, own, context):
+        """Give the opposite of the own uploads, larger."""
+        return -10 * own
+
+
+@every
+@pytest.mark.parametrize("aggregator", [Median, TrimmedMean, Krum, Term, QFFL, FedMGDA, TiltedMean])
+def test_it_goes_with_any_aggregator_under_attack(kind, arguments, aggregator):
+    client = make(kind, arguments)
+    data = shared_out(classes([9, 8, 12, 10, 7, 11]))
+    how = {"aggregator": aggregator(), "attack": Forged(), "byzantine": [2]}
+    outcome = run_rounds(client, data, rounds=2, sampler=Uniform(5), **how)
+    assert outcome.w.isfinite().all()
+    assert outcome.v.isfinite().all()
+    assert {float(report["train/rejected"]) for report in outcome.reports} == {0.0}
