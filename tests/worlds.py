@@ -15,7 +15,19 @@ from pl_fed import sharing
 from pl_fed.aggregators import QFFL, Krum, Mean, Median, Term, TiltedMean, TrimmedMean
 from pl_fed.attacks import Attack, RandomLabels
 from pl_fed.checks import NonFiniteLossError
-from pl_fed.clients import FLAME, Ditto, FedAvg, FedRep, FedTilt, Local, LpProj, Mocha
+from pl_fed.clients import (
+    FLAME,
+    Ditto,
+    DittoChoice,
+    FedAvg,
+    FedRep,
+    FedTilt,
+    Finetuning,
+    Local,
+    LpProj,
+    Mocha,
+    Scaffold,
+)
 from pl_fed.data import FederatedData
 from pl_fed.samplers import All, Uniform
 
@@ -68,7 +80,7 @@ def in_shards(aggregator):
     return attacked(aggregator=aggregator, gather_memory=0)
 
 
-def settings(net=small_net, client=Ditto, lr=0.1, precision="64-true", **federation):
+def settings(net=small_net, client=Ditto, lr=0.1, momentum=0.5, precision="64-true", **federation):
     return locals()
 
 
@@ -95,6 +107,9 @@ SCENARIOS = {
     "nothing is sent": settings(client=Local),
     "parts are kept": settings(net=batch_norm_net, client=FedRep),
     "the server keeps all models": settings(client=Mocha),
+    "the server keeps a control": settings(client=Scaffold, momentum=0.0),
+    "adapted before evaluations": settings(client=partial(Finetuning, finetune_steps=3, lam=0.3)),
+    "a choice of λ": settings(client=DittoChoice),
     "a frozen part, nothing is kept": settings(net=frozen_net, client=FedAvg),
     "stacked": settings(engine="stacked", chunk_size=2),
     "FLAME": settings(client=partial(FLAME, weights="samples", lagged_global=True)),
@@ -107,11 +122,12 @@ PREDICTED = ("Ditto",)
 
 def make(name, folder, rounds, processes, nodes):
     how = copy.deepcopy(SCENARIOS[name])
-    net, kind, lr, precision = (how.pop(key) for key in ("net", "client", "lr", "precision"))
+    net, kind, precision = (how.pop(key) for key in ("net", "client", "precision"))
+    step = {key: how.pop(key) for key in ("lr", "momentum")}
     options = {"lam": 0.5} if kind is Ditto else {}
     client = kind(
         seeded(net),
-        optimizer=partial(torch.optim.SGD, lr=lr, momentum=0.5),
+        optimizer=partial(torch.optim.SGD, **step),
         local_epochs=2,
         **options,
     )
