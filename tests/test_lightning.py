@@ -232,7 +232,8 @@ def test_a_round_has_one_row_with_the_names_of_the_design(tmp_path):
     assert [row["round"] for row in rows(tmp_path)] == ["0", "1"]
     numbers = "accuracy accuracy_std accuracy_var accuracy_worst10 accuracy_best10 accuracy_jain"
     numbers += " accuracy_weighted loss loss_var class_std_mean class_std_std"
-    evaluated = {f"val/{m}/{name}" for m in ("global", "personal") for name in numbers.split()}
+    models = ("global", "personal", "hybrid")
+    evaluated = {f"val/{model}/{name}" for model in models for name in numbers.split()}
     trained = {f"train/{n}" for n in ("loss", "cohort", "byzantine", "rejected", "update_norm")}
     for row in rows(tmp_path):
         assert set(row) == {"round", "time/round"} | trained | evaluated
