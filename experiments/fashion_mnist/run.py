@@ -84,8 +84,8 @@ def run(algorithm: str, setting: str, seed: int) -> Row:
         seconds = time.perf_counter() - started
         row = {"algorithm": algorithm, "setting": setting, "seed": str(seed)}
         if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "Error" in line] or ["?"]
-            return {**row, "seconds": f"{seconds:.1f}", "failed": lines[-1]}
+            last_line = (done.stderr.strip().splitlines() or ["?"])[-1]
+            return {**row, "seconds": f"{seconds:.1f}", "failed": last_line}
         (file,) = Path(folder).glob("*/metrics.csv")
         with file.open(newline="") as lines_of_file:
             last = list(csv.DictReader(lines_of_file))[-1]
@@ -128,34 +128,40 @@ def _cell(values: list[float]) -> str:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Draw each algorithm's best model: accuracy against spread, one panel a setting."""
+    """Draw accuracy against spread: personal models above, global ones of all others below."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, len(SETTINGS), figsize=(13, 6), sharex=True, sharey=True)
-    for panel, setting in zip(panels, SETTINGS):
-        for algorithm in ALGORITHMS:
-            for model, marker in (("global", "o"), ("personal", "^")):
+    figure, panels = plt.subplots(2, len(SETTINGS), figsize=(14, 12), sharex="row", sharey="row")
+    for column, setting in enumerate(SETTINGS):
+        for row, model in enumerate(("personal", "global")):
+            panel, points = panels[row][column], []
+            for algorithm in ALGORITHMS:
                 accuracy = found(rows, algorithm, setting, f"{model}_accuracy")
-                spread = found(rows, algorithm, setting, f"{model}_accuracy_std")
-                if accuracy:
-                    at = (statistics.mean(spread), statistics.mean(accuracy))
-                    colour = "tab:blue" if model == "global" else "tab:orange"
-                    panel.plot(*at, marker, color=colour, markersize=6)
-                    panel.annotate(
-                        algorithm, at, xytext=(4, 3), textcoords="offset points", fontsize=7
-                    )
-        panel.set_title(setting)
-        panel.set_xlabel("spread over clients (std of accuracy)")
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("mean accuracy over clients")
-    for marker, colour, model in (("o", "tab:blue", "global"), ("^", "tab:orange", "personal")):
-        panels[0].plot([], [], marker, color=colour, label=f"{model} model")
-    panels[0].legend(loc="lower left")
+                own = found(rows, algorithm, setting, "personal_accuracy")
+                if accuracy and (model == "personal" or not own):
+                    spread = found(rows, algorithm, setting, f"{model}_accuracy_std")
+                    points.append((statistics.mean(accuracy), statistics.mean(spread), algorithm))
+            points.sort(reverse=True)
+            for place, (accuracy, spread, algorithm) in enumerate(points):
+                panel.plot(spread, accuracy, "^" if model == "personal" else "o", color="tab:blue")
+                panel.annotate(
+                    algorithm,
+                    (spread, accuracy),
+                    xytext=(1.02, 1 - (place + 0.5) / len(points)),
+                    textcoords="axes fraction",
+                    fontsize=7,
+                    va="center",
+                    arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "gray"},
+                )
+            panel.set_title(f"{model} models, {setting}")
+            panel.set_xlabel("spread over clients (std of accuracy)")
+            panel.set_ylabel("mean accuracy over clients")
+            panel.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
 
 
 def read(results: Path) -> list[Row]:
