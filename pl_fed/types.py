@@ -57,6 +57,11 @@ class Population:
     cohort: int = 1
     samples: int = 1
 
+    @property
+    def share(self) -> float:
+        """Which share of the clients takes part in a round."""
+        return self.cohort / self.clients
+
 
 @dataclass(frozen=True)
 class ClientContext:

@@ -13,12 +13,11 @@ With u_k = w_k − w^t and s_k = F_k^q / Σ_j F_j^q the L cancels once, and no p
 F_k is the loss of w^t over all training data of client k.
 """
 
-import math
-
 from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
 from pl_fed.functional.aggregation import merging_dtype, squared_norms, weighted_sum
+from pl_fed.functional.arguments import check_nonnegative, check_positive
 from pl_fed.functional.tilted import tilted_weights
 from pl_fed.types import RoundContext
 
@@ -54,12 +53,8 @@ class QFFL(Aggregator):
 
     def __init__(self, q: float = 1.0, lipschitz: float = 1.0) -> None:
         super().__init__()
-        if not 0 <= q < math.inf:
-            raise ValueError(f"Expected argument `q` to be at least 0, and finite, but got {q}.")
-        if not 0 < lipschitz < math.inf:
-            raise ValueError(
-                f"Expected argument `lipschitz` to be above 0, and finite, but got {lipschitz}."
-            )
+        check_nonnegative(q=q)
+        check_positive(lipschitz=lipschitz)
         self.q = q
         self.lipschitz = lipschitz
 

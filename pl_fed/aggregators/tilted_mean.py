@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
 from pl_fed.functional.aggregation import gram_matrix, merging_dtype, weighted_sum
-from pl_fed.functional.arguments import check_integers
+from pl_fed.functional.arguments import check_integers, check_positive
 from pl_fed.functional.tilted import tilted_weights
 from pl_fed.types import RoundContext
 
@@ -66,8 +66,7 @@ class TiltedMean(Aggregator):
         check_integers(1, steps=steps)
         if math.isnan(q):
             raise ValueError(f"Expected argument `q` to be a number but got {q}.")
-        if not 0 < lr < math.inf:
-            raise ValueError(f"Expected argument `lr` to be above 0, and finite, but got {lr}.")
+        check_positive(lr=lr)
         self.q = q
         self.steps = steps
         self.lr = lr

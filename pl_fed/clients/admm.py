@@ -89,7 +89,7 @@ class ADMM(Client, ABC):
         """
         if self.population.cohort == self.population.clients:
             return u - w
-        return self.population.cohort / self.population.clients * (u - before)
+        return self.population.share * (u - before)
 
     def evaluates(self) -> tuple[str, ...]:
         """Return the global model too, although no local step trains it."""

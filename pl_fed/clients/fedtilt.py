@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.functional.arguments import check_nonnegative
 from pl_fed.functional.losses import sample_weights
 from pl_fed.functional.tilted import tilted_loss
 from pl_fed.types import Batch
@@ -73,11 +74,7 @@ class FedTilt(Client):
         for name, tilt in (("tau", tau), ("lam", lam)):
             if math.isnan(tilt):
                 raise ValueError(f"Expected argument `{name}` to be a number but got {tilt}.")
-        for name, value in (("mu", mu), ("personal_lr", personal_lr)):
-            if value is not None and not 0 <= value < math.inf:
-                raise ValueError(
-                    f"Expected argument `{name}` to be at least 0, and finite, but got {value}."
-                )
+        check_nonnegative(mu=mu, personal_lr=personal_lr)
         self.tau = tau
         self.lam = lam
         self.mu = mu

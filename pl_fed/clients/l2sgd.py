@@ -17,12 +17,12 @@ variates of L2SGD+; and only the cohort moves, where in the paper all clients do
 the models of all clients nevertheless, each as it was left.
 """
 
-import math
 from typing import Any
 
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.functional.arguments import check_nonnegative
 from pl_fed.types import Batch
 
 
@@ -47,10 +47,7 @@ class L2SGD(Client):
 
     def __init__(self, net: nn.Module, lam: float = 1.0, **kwargs: Any) -> None:
         super().__init__(net, **kwargs)
-        if not 0 <= lam < math.inf:
-            raise ValueError(
-                f"Expected argument `lam` to be at least 0, and finite, but got {lam}."
-            )
+        check_nonnegative(lam=lam)
         self.lam = lam
 
     def begin(self, rows: dict[str, Tensor]) -> None:
@@ -67,8 +64,7 @@ class L2SGD(Client):
 
     def end_round(self, rows: dict[str, Tensor]) -> Tensor:
         """Send what the mean over the cohort turns into the change of the mean over all clients."""
-        share = self.population.cohort / self.population.clients
-        return share * (rows["personal"] - rows["before"])
+        return self.population.share * (rows["personal"] - rows["before"])
 
     def evaluates(self) -> tuple[str, ...]:
         """Return both: the mean, and the client's own."""

@@ -9,12 +9,12 @@ Ditto's paper (arXiv 2012.04221, section 2) tells itself apart from: in round t:
 Departs from the paper: it solves kernel machines at once; here are nets, rounds and a cohort.
 """
 
-import math
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.functional.arguments import check_nonnegative
 from pl_fed.types import Batch
 
 
@@ -44,10 +44,7 @@ class MeanRegularized(Client):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, **kwargs)
-        if not 0 <= lam < math.inf:
-            raise ValueError(
-                f"Expected argument `lam` to be at least 0, and finite, but got {lam}."
-            )
+        check_nonnegative(lam=lam)
         if mean not in ("clients", "cohort"):
             raise ValueError(
                 f"Expected argument `mean` to be 'clients' or 'cohort' but got {mean!r}."
@@ -69,8 +66,7 @@ class MeanRegularized(Client):
         """Send θ_i − w^t; or by how much the client moves the mean over all."""
         if self.mean == "cohort":
             return rows["personal"] - rows["broadcast"]
-        share = self.population.cohort / self.population.clients
-        return share * (rows["personal"] - rows["before"])
+        return self.population.share * (rows["personal"] - rows["before"])
 
     def evaluates(self) -> tuple[str, ...]:
         """Return both: the mean, and the client's own."""

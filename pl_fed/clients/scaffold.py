@@ -110,7 +110,7 @@ class Scaffold(Client):
         if self.control == "path":
             control = control - rows["correction"]
         rows["own_control"] = torch.where(lr == 0, known, control)  # no step, no news
-        share = self.population.cohort / self.population.clients
+        share = self.population.share
         rows["control"] = rows["control"] + share * (rows["own_control"] - known)
         return change
 
