@@ -53,7 +53,32 @@ yaml.SafeDumper.add_multi_representer(
 )
 
 
-class FederatedCLI(LightningCLI):
+class SectionsCLI(LightningCLI):
+    """LightningCLI with the sections model, data, federation and trainer.
+
+    Args:
+        **how: What else LightningCLI takes.
+    """
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(
+            Client,
+            FederatedData,
+            trainer_class=LightningTrainer,
+            seed_everything_default=0,
+            parser_class=Parser,
+            subclass_mode_model=True,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            **how,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the section ``federation``."""
+        parser.add_class_arguments(Federation, "federation", sub_configs=True)
+
+
+class FederatedCLI(SectionsCLI):
     """``python -m pl_fed {fit,validate,test,predict} --config x.yaml``.
 
     Args:
@@ -64,25 +89,13 @@ class FederatedCLI(LightningCLI):
         self.run_dir: Path | None = None
         try:
             super().__init__(
-                Client,
-                FederatedData,
                 save_config_callback=SaveAndLogConfig,
                 save_config_kwargs={"overwrite": True},
-                trainer_class=LightningTrainer,
-                seed_everything_default=0,
-                parser_class=Parser,
-                subclass_mode_model=True,
-                auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,
                 args=args,
             )
         except BaseException:
             _discard(self.run_dir)
             raise
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the section ``federation``."""
-        parser.add_class_arguments(Federation, "federation", sub_configs=True)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments, and look at the checkpoint before Lightning reads it."""
@@ -130,7 +143,7 @@ class FederatedCLI(LightningCLI):
         self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
 
 
-class PartitionCLI(LightningCLI):
+class PartitionCLI(SectionsCLI):
     """``python -m pl_fed partition --config x.yaml``: who has which samples; nothing is trained.
 
     Args:
@@ -140,32 +153,16 @@ class PartitionCLI(LightningCLI):
     def __init__(self, args: ArgsType = None) -> None:
         self.folder: Path | None = None
         try:
-            self._run(args)
+            super().__init__(save_config_callback=None, run=False, args=args)
+            self._show()
         except BaseException:
             _discard(self.folder)
             raise
 
-    def _run(self, args: ArgsType) -> None:
-        super().__init__(
-            Client,
-            FederatedData,
-            save_config_callback=None,
-            trainer_class=LightningTrainer,
-            seed_everything_default=0,
-            parser_class=Parser,
-            subclass_mode_model=True,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            run=False,
-            args=args,
-        )
+    def _show(self) -> None:
         self.split = Split(self.datamodule.clients)
         self.split.show()
         self._save(Path(self.trainer.default_root_dir))
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the section ``federation``, so that whole configs are taken."""
-        parser.add_class_arguments(Federation, "federation", sub_configs=True)
 
     def instantiate_classes(self) -> None:
         """Make everything, with the loggers writing into a new folder."""

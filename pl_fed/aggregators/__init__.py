@@ -11,6 +11,7 @@ from pl_fed.aggregators.centered_clipping import CenteredClipping as CenteredCli
 from pl_fed.aggregators.chain import Chain as Chain
 from pl_fed.aggregators.clipping import Clipping as Clipping
 from pl_fed.aggregators.counting import Counting as Counting
+from pl_fed.aggregators.counting import Expecting as Expecting
 from pl_fed.aggregators.dnc import DnC as DnC
 from pl_fed.aggregators.fedmgda import FedMGDA as FedMGDA
 from pl_fed.aggregators.fltrust import FLTrust as FLTrust

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from torch import Tensor
 
 from pl_fed.aggregators.base import PreAggregator, Prepared
+from pl_fed.aggregators.counting import Expecting
 from pl_fed.functional.aggregation import shortened, squared_norms
-from pl_fed.functional.arguments import check_integers
 from pl_fed.types import RoundContext
 
 
-class AdaptiveClipping(PreAggregator):
+class AdaptiveClipping(Expecting, PreAggregator):
     """Shorten as many of the longest uploads as may be byzantine; ``"clipped"`` counts them.
 
     Args:
@@ -42,15 +42,9 @@ class AdaptiveClipping(PreAggregator):
 
     shards = True
 
-    def __init__(self, num_byzantine: int | None = None) -> None:
-        super().__init__()
-        if num_byzantine is not None:
-            check_integers(0, num_byzantine=num_byzantine)
-        self.num_byzantine = num_byzantine
-
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Prepared:
         """Shorten the longest of uploads [n, d]."""
-        byzantine = context.num_byzantine if self.num_byzantine is None else self.num_byzantine
+        byzantine = self.expected(context)
         self.require_uploads(uploads, byzantine + 1)
         n = len(uploads)
         norms = context.sum(squared_norms(uploads)).sqrt()

@@ -65,7 +65,7 @@ class Aggregator(nn.Module, ABC):
     def __call__(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Call :meth:`forward`, and refuse a result that is not finite."""
         merged: Tensor = super().__call__(uploads, weights, context)
-        if not merged.isfinite().all():
+        if not finite_rows(merged[None]).all():
             raise self.overflow(uploads)
         return merged
 
