@@ -8,8 +8,10 @@ import contextlib
 import csv
 import logging
 import multiprocessing
+import multiprocessing.connection
 import os
 import shutil
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +36,7 @@ class Fitted:
         last: The row of the test in metrics.csv, by column.
         rounds: All rows of metrics.csv.
         clients: The rows of per_client.csv.
-        seconds: How long it took; of the last part, if it was killed in between.
+        seconds: Its processor time; of the last part, if it was killed in between.
     """
 
     last: Row
@@ -81,22 +83,35 @@ def fit(config: Config, folder: Path) -> Fitted:
     arguments = ["fit", "--config", str(file)]
     if any(last_checkpoint(run) for run in folder.iterdir() if run.is_dir()):
         arguments += ["--ckpt_path", "last"]
-    started = time.perf_counter()
+    started = time.process_time()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         run = Path(FederatedCLI(arguments).run_dir or folder)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     rounds, clients = read(run / "metrics.csv"), read(run / "per_client.csv")
     return Fitted(rounds[-1], rounds, clients, seconds)
 
 
 def quiet() -> None:
-    """Make a process say nothing of each run, and use one thread."""
+    """Make a process of the pool say nothing of each run, use one thread, and end with its parent.
+
+    A worker whose parent was killed would go on, beside those of the next try.
+    """
     import torch
+
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _end_with(sentinel: int) -> None:
+    """Wait for another process to end, and end."""
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
 
 
 def work(
