@@ -3,10 +3,14 @@
 python -m experiments.fedtilt.report
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
+from experiments.fedtilt.run import SWEEP, SWEPT, job
 from experiments.grid import Row, read
 from experiments.tables import Comparison, markdown
 
@@ -34,13 +38,17 @@ class Results:
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = list(rows)
 
-    def values(self, setting: str, method: str, column: str, split: str) -> list[float]:
-        """Return a column's values in points, one for each seed."""
-        asked = (setting, method, split)
+    def values(
+        self, setting: str, method: str, column: str, split: str, arguments: str | None = None
+    ) -> list[float]:
+        """Return a column's values in points, one for each seed; of the table's own arguments."""
+        arguments = arguments or job(setting, split, method, 0).key[3]
+        asked = (setting, method, split, arguments)
+        names = ("setting", "method", "split", "arguments")
         return [
             100 * float(row[column])
             for row in self.rows
-            if (row["setting"], row["method"], row["split"]) == asked and row.get(column)
+            if tuple(row[name] for name in names) == asked and row.get(column)
         ]
 
 
@@ -86,6 +94,49 @@ def orders(results: Results, paper: Sequence[Row], split: str) -> str:
     )
 
 
+def draw_sweep(results: Results, path: Path) -> None:
+    """Draw accuracy and the three spreads over τ and λ."""
+    figure = Figure(figsize=(15, 3.4 * len(SWEPT)), layout="constrained")
+    panels = figure.subplots(len(SWEPT), len(METRICS), squeeze=False)
+    lams, taus = SWEEP["lam"], SWEEP["tau"]
+    for row, setting in zip(panels, SWEPT):
+        for axes, (metric, title) in zip(row, METRICS.items()):
+            cells = []
+            for lam in lams:
+                for tau in taus:
+                    one = job(setting, "whole classes", "FedTilt", 0, lam=lam, tau=tau).key
+                    values = results.values(
+                        setting, "FedTilt", f"personal_{metric}", one[1], one[3]
+                    )
+                    cells.append(statistics.mean(values) if values else math.nan)
+            grid = [cells[i * len(taus) : (i + 1) * len(taus)] for i in range(len(lams))]
+            best = "viridis" if metric == "accuracy" else "viridis_r"
+            axes.imshow(grid, cmap=best, aspect="auto")
+            middle = statistics.median(v for v in cells if v == v)
+            for i, line in enumerate(grid):
+                for j, value in enumerate(line):
+                    dark = (value < middle) == (metric == "accuracy")
+                    axes.text(
+                        j, i, f"{value:.2f}", ha="center", va="center", fontsize=8,
+                        color="white" if dark else "black",
+                    )  # fmt: skip
+            axes.set_xticks(range(len(taus)), [f"{t:g}" for t in taus])
+            axes.set_yticks(range(len(lams)), [f"{each:g}" for each in lams])
+            axes.set(xlabel="τ", ylabel="λ", title=f"{setting}: {title}")
+    figure.savefig(path, dpi=120)
+
+
+def chosen() -> str:
+    """Say by what Ditto's λ was chosen."""
+    rows = read(HERE / "select.csv")
+    said = [
+        f"{row['setting'].split('/')[0]} {row['arguments'].removeprefix('lam=')}:"
+        f" {float(row['personal_validation']):.4f}"
+        for row in rows
+    ]
+    return "; ".join(said)
+
+
 def write(folder: Path = HERE) -> None:
     """Write tables.md and the pictures."""
     results = Results(read(folder / "results.csv"))
@@ -105,6 +156,12 @@ def write(folder: Path = HERE) -> None:
         )
     )
     parts = [table(results, paper, condition, split) for condition in TITLES]
+    own = [table(results, paper, condition, "own 20 %") for condition in TITLES]
+    if any(own):
+        note = "# Tested on 20 % of each client's own samples instead\n"
+        parts += [note, *own]
+    if any(r["method"] == "FedTilt" and r["setting"] in SWEPT for r in results.rows):
+        draw_sweep(results, folder / "tilts.png")
     (folder / "tables.md").write_text(
         head + "\n".join([*filter(None, parts), orders(results, paper, split)])
     )

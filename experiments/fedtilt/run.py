@@ -1,10 +1,15 @@
 """FedTilt's Tables II, III and VII: clean data, random corruptions, Gaussian noise.
 
 PL_FED_DATA=../data python -m experiments.fedtilt.run
+
+``... run select`` chooses Ditto's λ by validation data, ``... run sweep`` runs FedTilt over τ and
+λ, ``... run split`` another test split.
 """
 
 import argparse
-from collections.abc import Mapping
+import importlib
+import itertools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +48,13 @@ SPLITS: dict[str, Config] = {
         "test_fraction": 0.2,
     },
 }
+DITTO_LAM = 0.1  # the best of LAMS by validation: see select.csv
+LAMS = (0.01, 0.1, 1.0)
+SWEEP = {"tau": (-1.0, 0.0, 1.0, 10.0, 50.0), "lam": (-10.0, 0.0, 1.0, 10.0, 100.0)}
+SWEPT = ("fmnist/clean", "fmnist/corruption")
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedAvg": ("pl_fed.clients.Finetuning", {"lam": 0.0, "finetune_epochs": 10}),
-    "Ditto": ("pl_fed.clients.Ditto", {"lam": 0.1}),
+    "Ditto": ("pl_fed.clients.Ditto", {"lam": DITTO_LAM}),
     "FedTilt": ("pl_fed.clients.FedTilt", {"mu": 0.01}),
 }
 COMMON: Config = {
@@ -92,19 +101,61 @@ def rows_of(fitted: Fitted) -> Mapping[str, list[Row]]:
     return {"results.csv": [row]}
 
 
+def validated(fitted: Fitted) -> Mapping[str, list[Row]]:
+    """Return the accuracy on validation data at the end."""
+    column = "val/personal/accuracy"
+    seen = [row[column] for row in fitted.rounds if row.get(column)]
+    return {"select.csv": [{"personal_validation": shorter(seen[-1])}]}
+
+
+def table_jobs(seeds: Iterable[int], split: str = "whole classes") -> list[Job]:
+    """Return the runs of the tables."""
+    return [job(s, split, m, seed) for seed in seeds for s in SETTINGS for m in METHODS]
+
+
+def sweep_jobs(seeds: Iterable[int]) -> list[Job]:
+    """Return FedTilt's runs over τ and λ."""
+    tilts = list(itertools.product(SWEEP["lam"], SWEEP["tau"]))
+    return [
+        job(setting, "whole classes", "FedTilt", seed, lam=lam, tau=tau)
+        for seed in seeds
+        for setting in SWEPT
+        for lam, tau in tilts
+    ]
+
+
+def select_jobs(seeds: Iterable[int]) -> list[Job]:
+    """Return Ditto's runs with a tenth of the training data for validation."""
+    jobs = []
+    change: Config = {"data": {"val_fraction": 0.1}}
+    change["trainer"] = {"limit_val_batches": 1.0, "check_val_every_n_epoch": 50}
+    for seed in seeds:
+        for data in DATASETS:
+            for lam in LAMS:
+                one = job(f"{data}/clean", "whole classes", "Ditto", seed, lam=lam)
+                jobs.append(Job(one.key, merged(one.config, change)))
+    return jobs
+
+
 def main() -> None:
     """Run what is missing, and write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    what = ["table", "select", "sweep", "split"]
+    parser.add_argument("what", nargs="?", default="table", choices=what)
+    parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
-    jobs = [
-        job(setting, "whole classes", method, seed)
-        for seed in asked.seeds
-        for setting in SETTINGS
-        for method in METHODS
-    ]
+    seeds = asked.seeds or (SEEDS if asked.what == "table" else SEEDS[:1])
+    if asked.what == "select":
+        work(select_jobs(seeds), HERE / "select.csv", NAMES, validated, asked.workers)
+        return
+    jobs = {
+        "table": table_jobs(seeds),
+        "sweep": sweep_jobs(seeds),
+        "split": table_jobs(seeds, "own 20 %"),
+    }[asked.what]
     work(jobs, HERE / "results.csv", NAMES, rows_of, asked.workers)
+    importlib.import_module("experiments.fedtilt.report").write()
 
 
 if __name__ == "__main__":

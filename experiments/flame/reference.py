@@ -32,13 +32,9 @@ class UnsynchronizedDitto(Pulled):
         self.global_lr = global_lr
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return F_k(v) + λ/2 ‖v − w‖² on the minibatch, and the copy's loss on the first one.
-
-        Departs from what a client may do: the branch on the step keeps it from being stacked or
-        compiled, and spares the copy's loss in all other steps.
-        """
-        pulled = self.pulled_loss(batch, {"personal": self.lam})
-        return pulled if batch_idx else pulled + self.loss(self.model("personal_alone"), batch)
+        """Return F_k(v) + λ/2 ‖v − w‖² and the copy's loss on the minibatch."""
+        alone = self.loss(self.model("personal_alone"), batch)
+        return self.pulled_loss(batch, {"personal": self.lam}) + alone
 
     def work(self, model: str) -> LocalWork:
         """Return a pass for v, and one step for the copy."""

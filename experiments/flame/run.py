@@ -4,6 +4,7 @@ PL_FED_DATA=../data python -m experiments.flame.run
 """
 
 import argparse
+import importlib
 import os
 import statistics
 from collections.abc import Mapping
@@ -75,6 +76,7 @@ COMMON: Config = {
     "federation": {
         "sampler": made("pl_fed.samplers.All"),
         "model_selection": "validation",
+        "engine": "one_by_one_compiled",
     },
     "trainer": {
         "max_epochs": 100,
@@ -95,10 +97,8 @@ def config(setting: str, method: str, seed: int, **arguments: Any) -> Config:
     model = made(
         path, **{"local_epochs": 1, "optimizer": SGD, "net": NETS[data], **own, **arguments}
     )
-    engine = "one_by_one" if method == "Ditto, as coded" else "one_by_one_compiled"
     return merged(
         COMMON,
-        {"federation": {"engine": engine}},
         {"seed_everything": seed, "model": model, "data": DATASETS[data]},
         {"data": PARTITIONS[partition]},
     )
@@ -161,6 +161,7 @@ def main() -> None:
         for method in asked.methods
     ]
     work(jobs, HERE / "results.csv", NAMES, rows_of, asked.workers)
+    importlib.import_module("experiments.flame.report").write()
 
 
 if __name__ == "__main__":
