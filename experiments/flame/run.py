@@ -5,28 +5,30 @@ PL_FED_DATA=../data python -m experiments.flame.run
 
 import argparse
 import importlib
-import os
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import Config, Fitted, Job, Row, made, merged, shorter, work
+from experiments.grid import ROOT, Config, Fitted, Job, Row, made, merged, shorter, work
+from experiments.make_cifar10_npz import made_of
+from pl_fed.data.folders import data_root
 
 HERE = Path(__file__).parent
 SEEDS = (1, 10, 100, 1000, 10000)  # those of the authors' code
 SGD = made("torch.optim.SGD", lr=0.01, momentum=0.5, weight_decay=0.01)
 MLP = made("pl_fed.models.MLP", in_features=784, hidden=[128, 64], num_classes=10)
+CIFAR10 = ROOT / "runs" / "cifar10.npz"
 GREY, COLOUR = [0.1307, 0.3081], [0.5, 0.5]  # mean and std, of both grey data sets
 DATASETS: dict[str, dict[str, Any]] = {
     "mnist": {"dataset": made("pl_fed.data.MNIST"), "normalize": GREY},
     "fmnist": {"dataset": made("pl_fed.data.FashionMNIST"), "normalize": GREY},
     "cifar10": {
-        "dataset": made("pl_fed.data.Npz", path=os.environ.get("PL_FED_CIFAR10", "cifar10.npz")),
+        "dataset": made("pl_fed.data.Npz", path=str(CIFAR10)),
         "normalize": COLOUR,
     },
 }
-NETS = {"mnist": MLP, "fmnist": MLP, "cifar10": made("pl_fed.models.FLAMECNN")}
+NETS = {"mnist": MLP, "fmnist": MLP, "cifar10": made("pl_fed.models.FlameCNN")}
 PARTITIONS: dict[str, dict[str, Any]] = {
     "hybrid_q2_dir0.5": {
         "partitioner": made(
@@ -57,6 +59,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     },
 }
 SETTINGS = [f"{data}/{partition}" for data in ("mnist", "fmnist") for partition in PARTITIONS]
+CIFAR10_SETTINGS = ["cifar10/label_q2", "cifar10/hybrid_q2_dir0.5"]
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "FLAME": (
         "pl_fed.clients.FLAME",
@@ -150,14 +153,18 @@ def main() -> None:
     """Run what is missing, and write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--settings", nargs="+", default=SETTINGS)
+    parser.add_argument("--cifar10", action="store_true", help="two settings of CIFAR-10 instead")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
+    settings = CIFAR10_SETTINGS if asked.cifar10 else asked.settings
+    if any(setting.startswith("cifar10") for setting in settings):
+        made_of(data_root(None), CIFAR10)
     jobs = [
         Job((setting, method, str(seed)), config(setting, method, seed))
         for seed in asked.seeds
-        for setting in asked.settings
+        for setting in settings
         for method in asked.methods
     ]
     work(jobs, HERE / "results.csv", NAMES, rows_of, asked.workers)

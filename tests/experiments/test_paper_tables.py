@@ -23,7 +23,7 @@ from pl_fed.data import Arrays
 
 CONFIGS = {
     **{f"flame {m}": flame.config("mnist/label_q2", m, 1) for m in flame.METHODS},
-    **{f"flame {s}": flame.config(s, "FLAME", 1) for s in flame.SETTINGS},
+    **{f"flame {s}": flame.config(s, "FLAME", 1) for s in [*flame.SETTINGS, "cifar10/label_q2"]},
     **{str(job.key): job.config for job in figures.attack_jobs([1])[5:10]},
     **{str(job.key): job.config for job in figures.parameter_jobs([1])[::3]},
     **{
