@@ -201,12 +201,16 @@ class ExportCLI(SectionsCLI):
     def __init__(self, args: list[str]) -> None:
         request = self.request = Request.parse(args)
         configs = [f"--config={path}" for path in request.config]
-        given = [*configs, *request.others, *_TO_LOAD, f"--ckpt_path={request.checkpoint}"]
+        given = [*configs, *request.others, *_TO_LOAD]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*(callbacks used to create|length of .* is zero).*")
             super().__init__(save_config_callback=None, args=["predict", *given])
         self.model.to(self.trainer.strategy.root_device)
         print(f"The models are in {self.export.write()}")
+
+    def before_instantiate_classes(self) -> None:
+        """Name the checkpoint, all of which Lightning would have read for its hyperparameters."""
+        self.config.predict.ckpt_path = str(self.request.checkpoint)
 
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
         """Make the trainer, which reads of the checkpoint what is asked for."""

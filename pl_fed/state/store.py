@@ -173,7 +173,8 @@ def of_clients(
 
 def _of_clients(saved: Mapping[str, Any], wanted: Tensor) -> dict[str, Any]:
     pieces = wanted.split([len(rows) for rows in saved["rows"]])
-    rows = [each[here] for each, here in zip(saved["rows"], pieces) if here.any()]
+    chosen = [(each, here) for each, here in zip(saved["rows"], pieces) if here.any()]
+    rows = [each if here.all() else each[here] for each, here in chosen]
     return {**saved, "clients": saved["clients"][wanted], "rows": rows}
 
 

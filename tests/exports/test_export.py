@@ -14,6 +14,7 @@ import torch
 import yaml
 
 import pl_fed
+from pl_fed import runs
 from pl_fed.cli import main
 from pl_fed.data import Digits, FederatedData
 from pl_fed.exports import formats
@@ -405,6 +406,21 @@ def test_rows_of_some_clients(run):
     all_rows = dict(zip(every["clients"].tolist(), torch.cat(every["rows"])))
     for client, row in zip(some["clients"].tolist(), torch.cat(some["rows"])):
         assert torch.equal(row, all_rows[client])
+
+
+def test_a_large_checkpoint_is_mapped_and_never_read_as_a_whole(folder, monkeypatch):
+    """Nor by Lightning's command line, which looks for hyperparameters in it."""
+    how = []
+    load = torch.load
+
+    def spy(path, *args, **kwargs):
+        how.append((str(path).endswith("last.ckpt"), kwargs.get("mmap")))
+        return load(path, *args, **kwargs)
+
+    monkeypatch.setattr(runs, "_LARGE", 0)
+    monkeypatch.setattr(torch, "load", spy)
+    export(folder, "--client", "1", "--format", "state_dict")
+    assert how == [(True, True)]
 
 
 # From Python
