@@ -44,8 +44,8 @@ class StateDict(Format):
     suffix = ".pt"
 
     def write(self, net: nn.Module, path: Path) -> None:
-        """Write them, each with a memory of its own."""
-        torch.save(_tensors(net), path)
+        """Write them."""
+        torch.save(net.state_dict(), path)
 
 
 class TorchExport(Format):
@@ -108,13 +108,6 @@ def check_formats(words: Iterable[str]) -> None:
                 f"Expected the package {package} to be installed, which writes {word}, but it is"
                 f' not: pip install "pl_fed[{word}]", or choose another `format`.'
             )
-
-
-def _tensors(net: nn.Module) -> dict[str, Any]:
-    own = net.state_dict()  # it keeps its versions, so that layers of later releases load it
-    for name, value in own.items():
-        own[name] = value.detach().clone() if isinstance(value, Tensor) else value
-    return own
 
 
 def _traced(trace: Any, word: str, net: nn.Module, example: Tensor, **how: Any) -> Any:

@@ -451,6 +451,7 @@ def test_models_of_a_federation_after_a_fit(tmp_path):
             outputs = model(module.clients.x[module.clients.test.samples(one)])
             assert outputs.argmax(1).tolist() == before[one]["prediction"].tolist()
             for tensor in (*model.parameters(), *model.buffers()):
+                assert tensor.untyped_storage().nbytes() == tensor.nbytes, "a memory of its own"
                 tensor.zero_()
         (model(module.clients.x[:4]).sum() + model.head[0].weight.sum()).backward()  # it trains
     after = trainer.predict(client, module)[0]
