@@ -1,4 +1,4 @@
-"""Who gets what: ``per_client.csv``, and its table and histograms in Weights & Biases."""
+"""Who gets what: ``per_client.csv``, ``per_class.csv``, and both in Weights & Biases."""
 
 import csv
 from pathlib import Path
@@ -13,6 +13,8 @@ from pl_fed.federation import Federation
 
 class PerClient(Callback):
     """Writes one row per client after a test, and logs a table after every evaluation.
+
+    After a test of classes, there is one row per client and class that it has test samples of, too.
 
     Args:
         federation: The federation.
@@ -31,12 +33,10 @@ class PerClient(Callback):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
         """Write the clients' test results, and log them."""
         self._to_wandb(trainer, "test")
-        columns = self.columns("test")
+        tables = {"per_client": self.columns("test"), "per_class": self.class_columns("test")}
         if self.folder is not None and trainer.is_global_zero:
-            with (self.folder / "per_client.csv").open("w", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(columns)
-                writer.writerows(zip(*columns.values()))
+            for name, columns in tables.items():
+                _write(self.folder / f"{name}.csv", columns)
 
     def columns(self, part: str) -> dict[str, list[Any]]:
         """Return the table of a part of the data: one entry per client in each column."""
@@ -51,6 +51,30 @@ class PerClient(Callback):
             for name, values in metrics.per_client().items():
                 if name != "samples":
                     columns[f"{model}_{name}"] = [f"{v:.9g}" for v in values.tolist()]
+        return columns
+
+    def class_columns(self, part: str) -> dict[str, list[Any]]:
+        """Return the table of clients and the classes that they have evaluated samples of.
+
+        Returns:
+            A column for each of ``client``, ``byzantine``, ``class`` and ``samples``, and the
+            accuracy of each model; none where targets are real values.
+        """
+        columns: dict[str, list[Any]] = {}
+        for model, metrics in self.federation.metrics(part).items():
+            accuracy, samples = metrics.per_class()
+            clients, classes = samples.nonzero(as_tuple=True)
+            if not columns and samples.shape[1]:
+                byzantine = self.federation.is_byzantine.to(clients.device)[clients]
+                columns = {
+                    "client": clients.tolist(),
+                    "byzantine": byzantine.int().tolist(),
+                    "class": classes.tolist(),
+                    "samples": samples[clients, classes].tolist(),
+                }
+            if columns:
+                values = accuracy[clients, classes].tolist()
+                columns[f"{model}_accuracy"] = [f"{value:.9g}" for value in values]
         return columns
 
     def _to_wandb(self, trainer: Trainer, part: str) -> None:
@@ -72,3 +96,14 @@ class PerClient(Callback):
             table = wandb.Table(columns=list(columns), data=rows)
             round = trainer.current_epoch
             logger.experiment.log({f"{part}/per_client": table, **accuracy, "round": round})
+
+
+def _write(path: Path, columns: dict[str, list[Any]]) -> None:
+    """Write a table; where there is none, leave none of an earlier test."""
+    if not columns:
+        path.unlink(missing_ok=True)
+        return
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values()))
