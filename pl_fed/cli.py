@@ -35,7 +35,8 @@ from pl_fed.clients import Client
 from pl_fed.data import FederatedData
 from pl_fed.federation import Federation
 from pl_fed.messages import sentence
-from pl_fed.reports import Split
+from pl_fed.reports import command
+from pl_fed.reports.split import Split
 from pl_fed.runs import is_first_process, last_checkpoint, last_run, new_folder
 from pl_fed.trainer import Trainer
 
@@ -241,6 +242,8 @@ def main(args: ArgsType = None) -> None:
     try:
         if isinstance(given, list) and given[:1] == ["partition"]:
             PartitionCLI([*_ANY_MODEL, *given[1:]])
+        elif isinstance(given, list) and given[:1] == ["report"]:
+            command.report(given[1:])
         else:
             FederatedCLI(args)
     except (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
