@@ -27,13 +27,13 @@ class PerClient(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
         """Log the clients' validation results to Weights & Biases."""
-        if not trainer.sanity_checking:
-            self._to_wandb(trainer, "val")
+        if not trainer.sanity_checking and _wandb_loggers(trainer):
+            _to_wandb(trainer, "val", {"per_client": self.columns("val")})
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
         """Write the clients' test results, and log them."""
-        self._to_wandb(trainer, "test")
         tables = {"per_client": self.columns("test"), "per_class": self.class_columns("test")}
+        _to_wandb(trainer, "test", tables)
         if self.folder is not None and trainer.is_global_zero:
             for name, columns in tables.items():
                 _write(self.folder / f"{name}.csv", columns)
@@ -77,25 +77,31 @@ class PerClient(Callback):
                 columns[f"{model}_accuracy"] = [f"{value:.9g}" for value in values]
         return columns
 
-    def _to_wandb(self, trainer: Trainer, part: str) -> None:
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
-        if not loggers:
-            return
+
+def _wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
+    return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+
+
+def _to_wandb(trainer: Trainer, part: str, tables: dict[str, dict[str, list[Any]]]) -> None:
+    """Log tables, and a histogram of the clients' accuracy for each model."""
+    for logger in _wandb_loggers(trainer):
         import wandb
 
-        columns = self.columns(part)
         accuracy = {
             f"{part}/{name.removesuffix('_accuracy')}/client_accuracy": wandb.Histogram(
                 [float(v) for v in values if v != "nan"]
             )
-            for name, values in columns.items()
+            for name, values in tables["per_client"].items()
             if name.endswith("_accuracy") and any(v != "nan" for v in values)
         }
-        rows = [list(row) for row in zip(*columns.values())]
-        for logger in loggers:
-            table = wandb.Table(columns=list(columns), data=rows)
-            round = trainer.current_epoch
-            logger.experiment.log({f"{part}/per_client": table, **accuracy, "round": round})
+        logged = {
+            f"{part}/{name}": wandb.Table(
+                columns=list(columns), data=[list(row) for row in zip(*columns.values())]
+            )
+            for name, columns in tables.items()
+            if columns
+        }
+        logger.experiment.log({**logged, **accuracy, "round": trainer.current_epoch})
 
 
 def _write(path: Path, columns: dict[str, list[Any]]) -> None:

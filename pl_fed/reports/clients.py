@@ -49,7 +49,7 @@ class Ranks(NamedTuple):
     @property
     def tail(self) -> int:
         """How many clients are the worst tenth, rounded up."""
-        return -(-self.values.shape[1] * _TAIL // 100)
+        return -(-len(self.mean) * _TAIL // 100)
 
 
 def distributions(groups: Sequence[Group]) -> Iterator[Picture]:
@@ -115,7 +115,9 @@ def _drawn(found: Sequence[tuple[Group, Ranks]], measure: str) -> Figure:
         lines, 2 * columns, width_ratios=[3, 1] * columns, wspace=0.1, hspace=0.42,
         left=0.6 / (3.7 * columns), right=0.985, top=1 - 0.3 / height, bottom=0.5 / height,
     )  # fmt: skip
-    top = 1.0 if measure == "accuracy" else max(float(ranks.high.max()) for _, ranks in found)
+    top = 1.0
+    if measure != "accuracy":
+        top = max(float(ranks.values.max()) for _, ranks in found) or 1.0
     for place, (group, ranks) in enumerate(found):
         line, column = divmod(place, columns)
         bars = figure.add_subplot(grid[line, 2 * column])

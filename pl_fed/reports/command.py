@@ -26,9 +26,11 @@ def report(arguments: Sequence[str]) -> Path:
 
     Raises:
         FileNotFoundError: If a folder is not there, or holds no run.
-        ValueError: If a folder holds nothing to show.
+        ValueError: If a folder holds nothing to show, or the page has no place.
     """
     given = _parser().parse_args(list(arguments))
+    if Path(given.out).exists() and not Path(given.out).is_dir():
+        raise ValueError(f"Expected argument `out` to be a folder but got {given.out}, a file.")
     runs, skipped = find_runs(given.runs)
     for each in (*skipped, *(f"{run.folder}: unfinished." for run in runs if not run.tested)):
         print(f"note: {each}", file=sys.stderr)
@@ -46,11 +48,13 @@ def _parser() -> ArgumentParser:
         "runs",
         nargs="+",
         type=str,
+        metavar="RUN",
         help="folders of runs, or folders that hold several, as runs/quickstart",
     )
     parser.add_argument(
         "--out",
         type=str,
+        metavar="FOLDER",
         default="runs/report",
         help="folder for report.html, and each picture as PNG and CSV",
     )

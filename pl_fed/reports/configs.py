@@ -12,7 +12,7 @@ _SECTIONS = "model data federation trainer"  # in the order in which names say w
 _OUTPUTS = (  # where results go, and what is shown on the way: they change no result
     *("trainer.default_root_dir", "trainer.logger", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary"),
-    *("federation.store", "ckpt_path", "weights_only"),
+    *("federation.store", "ckpt_path", "weights_only", "config"),
 )
 
 

@@ -2,7 +2,7 @@
 
 import base64
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pl_fed.reports import classes, clients, configs, curves, robustness, spread, tables, times
@@ -10,6 +10,8 @@ from pl_fed.reports.group import Group, grouped
 from pl_fed.reports.picture import Picture, write_csv
 from pl_fed.reports.run import Run
 
+_CLASSES = "Classes"
+_MOST_NAMES = 6
 _STYLE = """
 :root { color-scheme: light; }
 body { margin: 0 auto; max-width: 82rem; padding: 1rem; background: #fff; color: #111;
@@ -58,30 +60,22 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
     """
     folder.mkdir(parents=True, exist_ok=True)
     groups = grouped(runs)
-    write_csv(
-        folder / "runs.csv", [tables.facts(group, run) for group in groups for run in group.runs]
-    )
-    parts = [_head(groups, skipped), _section("Runs", tables.of_runs(groups), "runs")]
-    parts.append(_section("Test results", tables.of_results(groups), "results"))
-    for title, pictures in _chapters(groups).items():
-        shown = []
-        for picture in pictures:
-            picture.write(folder)
-            shown.append(picture)
-        missing = _missing(title, groups)
-        if shown or missing:
-            parts.append(_section(title, _figures(shown) + missing, _anchor(title)))
-    parts.append(
-        _section("What differs between the configs", tables.of_differences(groups), "differences")
-    )
-    parts.append(_section("Configs", tables.of_configs(groups), "configs"))
+    facts = [tables.facts(group, run) for group in groups for run in group.runs]
+    write_csv(folder / "runs.csv", facts)
+    chapters = {
+        "Runs": tables.of_runs(groups),
+        "Test results": tables.of_results(groups),
+        **{title: _drawn(drawn, folder) for title, drawn in _pictures(groups).items()},
+        "What differs between the configs": tables.of_differences(groups),
+        "Configs": tables.of_configs(groups),
+    }
+    chapters[_CLASSES] += _without_classes(groups)
     page = folder / "report.html"
-    text = f"{_HEAD}{''.join(parts)}</body>\n</html>\n"
-    page.write_text(text, encoding="utf-8")
+    page.write_text(_page(_title(groups), _notes(groups, skipped), chapters), encoding="utf-8")
     return page
 
 
-def _chapters(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
+def _pictures(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
     return {
         "Mean against spread": spread.against_spread(groups),
         "Robustness": robustness.against_fraction(groups),
@@ -94,69 +88,79 @@ def _chapters(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
     }
 
 
-_CLASSES = "Classes"
-
-
-def _missing(title: str, groups: Sequence[Group]) -> str:
-    """Say which runs have no table of classes, though they have classes."""
-    if title != _CLASSES:
-        return ""
-    lacking = [
-        run.name
-        for group in groups
-        for run in group.tested
-        if not run.classes and any(name.endswith("/accuracy") for name in run.metrics)
-    ]
-    if not lacking:
-        return ""
-    text = f"Without per_class.csv, so not shown here: {', '.join(lacking)}."
-    return f'<p class="note">{html.escape(text)}</p>\n'
+def _page(title: str, notes: Sequence[str], chapters: Mapping[str, str]) -> str:
+    shown = {name: content for name, content in chapters.items() if content}
+    links = "".join(f'<a href="#{_anchor(name)}">{name}</a>\n' for name in shown)
+    sections = "".join(
+        f'<section id="{_anchor(name)}">\n<h2>{name}</h2>\n{content}</section>\n'
+        for name, content in shown.items()
+    )
+    return (
+        f"{_HEAD}<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{html.escape(title)}</h1>\n{''.join(map(_note, notes))}<nav>\n{links}</nav>\n"
+        f"{sections}</body>\n</html>\n"
+    )
 
 
 def _anchor(title: str) -> str:
     return title.lower().replace(" ", "-")
 
 
-def _section(title: str, content: str, anchor: str) -> str:
-    return f'<section id="{anchor}">\n<h2>{html.escape(title)}</h2>\n{content}</section>\n'
+def _note(text: str) -> str:
+    return f'<p class="note">{html.escape(text)}</p>\n'
 
 
-def _head(groups: Sequence[Group], skipped: Sequence[str]) -> str:
+def _title(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     names = list(dict.fromkeys(configs.algorithm(group.config) for group in groups if group.config))
-    title = f"{_count(len(runs), 'run')}: {', '.join(names[:6]) or runs[0].name}"
-    title += ", …" if len(names) > 6 else ""
+    what = ", ".join(names[:_MOST_NAMES]) or runs[0].name
+    more = ", …" if len(names) > _MOST_NAMES else ""
+    return f"{len(runs)} run{'s' if len(runs) > 1 else ''}: {what}{more}"
+
+
+def _notes(groups: Sequence[Group], skipped: Sequence[str]) -> list[str]:
+    """Return what is to be known before anything is read."""
     notes = []
-    if len(groups) < len(runs):
+    if any(len(group.runs) > 1 for group in groups):
         notes.append(
             "Runs that differ in nothing but the seed are one group: means over its runs, with ±"
             " one standard deviation over runs (n − 1) in tables, and their range in pictures."
         )
-    unfinished = [run.name for run in runs if not run.tested]
+    unfinished = [run.name for group in groups for run in group.runs if not run.tested]
     if unfinished:
         notes.append(f"Unfinished, shown with what they have: {', '.join(unfinished)}.")
     notes += [f"Not shown: {each}" for each in skipped]
-    notes.append("Numbers are over benign clients: byzantine ones are left out everywhere.")
-    text = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in notes)
-    return (
-        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{html.escape(title)}</h1>\n{text}"
-    )
+    return [*notes, "Numbers are over benign clients: byzantine ones are left out everywhere."]
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("s" if number != 1 else "")
+def _without_classes(groups: Sequence[Group]) -> str:
+    """Say which runs have no table of classes, though they have classes."""
+    lacking = [
+        run.name
+        for group in groups
+        for run in group.tested
+        if not run.classes and any(name.endswith("/accuracy") for name in run.metrics)
+    ]
+    text = f"Without per_class.csv, so not shown here: {', '.join(lacking)}."
+    return _note(text) if lacking else ""
 
 
 # Pictures
 
 
-def _figures(pictures: Sequence[Picture]) -> str:
-    """Return pictures beside each other, and what their captions have in common above them."""
-    captions = list(dict.fromkeys(picture.caption for picture in pictures))
-    text = "".join(f'<p class="note">{html.escape(caption)}</p>\n' for caption in captions)
-    figures = "".join(map(_figure, pictures))
-    return f'{text}<div class="pictures">\n{figures}</div>\n'
+def _drawn(pictures: Iterator[Picture], folder: Path) -> str:
+    """Write pictures, and return them beside each other, below what their captions have in common.
+
+    They are drawn one after the other.
+    """
+    captions: dict[str, None] = {}
+    figures = []
+    for picture in pictures:
+        picture.write(folder)
+        captions[picture.caption] = None
+        figures.append(_figure(picture))
+    notes, shown = "".join(map(_note, captions)), "".join(figures)
+    return f'{notes}<div class="pictures">\n{shown}</div>\n' if figures else ""
 
 
 def _figure(picture: Picture) -> str:
