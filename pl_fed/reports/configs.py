@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Config = Mapping[str, Any]
 
 _SEEDS = {"seed_everything": "", "data.seed": "data ", "federation.seed": "federation "}
 _SECTIONS = "model data federation trainer"  # in the order in which names say what differs
+_LONG = 60  # letters of a name, beyond which it says only what is needed
 _OUTPUTS = (  # where results go, and what is shown on the way: they change no result
     *("trainer.default_root_dir", "trainer.logger", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary"),
@@ -82,7 +83,7 @@ def group_name(config: Config) -> str:
     Example:
         >>> config = {"model": {"class_path": "pl_fed.clients.Ditto"}, "seed_everything": 3}
         >>> group_name(config), group_name({**config, "seed_everything": 4})
-        ('Ditto-95d7ec84', 'Ditto-95d7ec84')
+        ('Ditto-c266ce15', 'Ditto-c266ce15')
     """
     digest = hashlib.sha256(identity(config).encode()).hexdigest()
     return f"{algorithm(config)}-{digest[:8]}"
@@ -137,24 +138,50 @@ def labels(configs: Sequence[Config]) -> list[str]:
 
 def labels_of(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a short name for each config's :func:`settings`, as :func:`labels` does."""
-    return [", ".join([shown(own.get("model", "run")), *_marks(own, found)]) for own in found]
+    kinds: _Kinds = {}
+    for key in dict.fromkeys(key for own in found for key in own):
+        for own in found:
+            values = kinds.setdefault((key, _classes_around(key, own)), set())
+            values.add(str(own.get(key)))
+    marks = [dict(_marks(own, kinds)) for own in found]
+    if any(len(", ".join(each.values())) > _LONG for each in marks):
+        telling = {"model", *_telling(marks)}
+        marks = [{k: mark for k, mark in each.items() if k in telling} for each in marks]
+    return [", ".join(each.values()) for each in marks]
 
 
-def _marks(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what tells a config from the others."""
+_Kinds = dict[tuple[str, tuple[str, ...]], set[str]]  # values of a key within the same classes
+
+
+def _marks(own: Mapping[str, Any], kinds: _Kinds) -> Iterator[tuple[str, str]]:
+    """Yield, by key, a config's algorithm and what tells it from the others."""
+    yield "model", shown(own.get("model", "run"))
     for key in sorted(own, key=lambda key: _SECTIONS.find(key.split(".")[0])):
-        value = own[key]
-        classes = _classes_around(key, own)
-        peers = [each for each in others if _classes_around(key, each) == classes]
-        if key == "model" or all(each.get(key) == value for each in peers):
-            continue
-        yield value.short if isinstance(value, ClassPath) else f"{_last(key)}={shown(value)}"
+        if key != "model" and len(kinds[key, _classes_around(key, own)]) > 1:
+            value = own[key]
+            name = "" if isinstance(value, ClassPath) else f"{_last(key)}="
+            yield key, f"{name}{shown(value)}"
 
 
-def _classes_around(key: str, config: Mapping[str, Any]) -> list[Any]:
+def _telling(marks: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return few keys that tell apart what all keys do: one after the other, the most telling."""
+    keys = dict.fromkeys(key for each in marks for key in each)
+
+    def kinds(chosen: Iterable[str]) -> int:
+        names = list(chosen)
+        return len({tuple(each.get(key) for key in names) for each in marks})
+
+    chosen: list[str] = []
+    while kinds(chosen) < kinds(keys):
+        chosen.append(max(keys, key=lambda key: kinds([*chosen, key])))
+    return chosen
+
+
+def _classes_around(key: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the classes that an argument is given to, from the outermost to its own."""
     parts = key.split(".")
     prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
-    return [config[each] for each in prefixes if isinstance(config.get(each), ClassPath)]
+    return tuple(config[each] for each in prefixes if isinstance(config.get(each), ClassPath))
 
 
 def _last(key: str) -> str:

@@ -24,7 +24,7 @@ th, td { padding: .25rem .6rem; text-align: left; vertical-align: top;
   border-bottom: 1px solid #ddd; }
 th { border-bottom: 2px solid #888; } th[scope=row] { border-bottom: 1px solid #ddd; }
 td.number { text-align: right; white-space: nowrap; }
-td.name { min-width: 8rem; overflow-wrap: anywhere; }
+td.name { min-width: 12rem; overflow-wrap: anywhere; }
 tr.single td, tr.single th { color: #555; font-weight: normal; }
 tr.single th { padding-left: 1.6rem; }
 .pictures { display: flex; flex-wrap: wrap; gap: 0 2rem; align-items: flex-start; }

@@ -118,8 +118,8 @@ def _run_folders(path: Path) -> list[Path]:
     """Return a folder if it is that of a run, else those of the runs anywhere in it."""
     if any((path / name).is_file() for name in ("metrics.csv", "config.yaml")):
         return [path]
-    return [folder for each in sorted(path.iterdir()) if each.is_dir()
-            for folder in _run_folders(each)]  # fmt: skip
+    within = [each for each in sorted(path.iterdir()) if each.is_dir() and not each.is_symlink()]
+    return [folder for each in within for folder in _run_folders(each)]
 
 
 def _unusable(folder: Path) -> str:
