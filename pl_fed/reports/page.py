@@ -169,7 +169,7 @@ def _figure(picture: Picture) -> str:
     width = picture.width
     least = min(width, 520)  # a narrower page is scrolled: letters stay readable
     return (
-        f'<figure id="{picture.name}">\n<figcaption><strong>{html.escape(picture.title)}</strong>'
+        f'<figure id="picture-{picture.name}">\n<figcaption><strong>{html.escape(picture.title)}</strong>'
         f' <span class="files"><a href="{picture.name}.png">PNG</a>'
         f' <a href="{picture.name}.csv">CSV</a></span></figcaption>\n'
         f'<div class="wide"><img alt="{html.escape(picture.alt)}" src="{source}"'

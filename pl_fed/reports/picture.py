@@ -4,6 +4,7 @@ import csv
 import functools
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -107,7 +108,9 @@ class Picture:
     @styled
     def _saved(self, **how: Any) -> bytes:
         content = io.BytesIO()
-        self.figure.savefig(content, **how)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box stands for it
+            self.figure.savefig(content, **how)
         return content.getvalue()
 
     def write(self, folder: Path) -> None:
