@@ -53,7 +53,7 @@ class Group:
     @property
     def title(self) -> str:
         """Number and name."""
-        return f"{self.number}  {self.label}"
+        return f"{self.number} {self.label}"
 
     @property
     def config(self) -> configs.Config:

@@ -167,9 +167,10 @@ def _figure(picture: Picture) -> str:
     """Return a picture with its title and links to its files."""
     source = f"data:image/svg+xml;base64,{base64.b64encode(picture.svg()).decode()}"
     width = picture.width
+    title = f"<strong>{html.escape(picture.title)}</strong>"
     least = min(width, 520)  # a narrower page is scrolled: letters stay readable
     return (
-        f'<figure id="picture-{picture.name}">\n<figcaption><strong>{html.escape(picture.title)}</strong>'
+        f'<figure id="picture-{picture.name}">\n<figcaption>{title}'
         f' <span class="files"><a href="{picture.name}.png">PNG</a>'
         f' <a href="{picture.name}.csv">CSV</a></span></figcaption>\n'
         f'<div class="wide"><img alt="{html.escape(picture.alt)}" src="{source}"'

@@ -126,7 +126,7 @@ def of_configs(groups: Sequence[Group]) -> str:
     for group in groups:
         for run in group.runs:
             text = yaml.safe_dump(dict(run.config), sort_keys=False) if run.config else "none\n"
-            title = f"{group.number}  {run.name}: {group.label}"
+            title = f"{group.number} {run.name}: {group.label}"
             parts.append(
                 f"<details><summary>{html.escape(title)}</summary>"
                 f"<pre>{html.escape(text)}</pre></details>\n"
