@@ -176,6 +176,11 @@ def test_numbers_stand_near_their_points(points):
     assert offsets == spread.label_places(points)
 
 
+def test_numbers_of_points_at_one_place_stand_around_it():
+    offsets = spread.label_places([(50, 50)] * 8)
+    assert len(set(offsets)) == 8
+
+
 def test_numbers_of_thirty_points_do_not_overlap():
     points = np.random.default_rng(0).uniform(0, (330, 260), (30, 2)).tolist()
     ends = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(points, spread.label_places(points))]
