@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Config = Mapping[str, Any]
 
 _SEEDS = {"seed_everything": "", "data.seed": "data ", "federation.seed": "federation "}
-_SECTIONS = "model data federation trainer"  # in the order in which names say what differs
-_LONG = 60  # letters of a name, beyond which it says only what is needed
 _OUTPUTS = (  # where results go, and what is shown on the way: they change no result
     *("trainer.default_root_dir", "trainer.logger", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary"),
@@ -121,73 +119,6 @@ def differing(configs: Sequence[Config]) -> dict[str, list[Any]]:
     keys = dict.fromkeys(key for each in found for key in each)
     table = {key: [each.get(key) for each in found] for key in keys}
     return {key: row for key, row in table.items() if any(value != row[0] for value in row)}
-
-
-def labels(configs: Sequence[Config]) -> list[str]:
-    """Return a short name for each config: its algorithm, and in what it differs from the others.
-
-    Arguments are compared among those that give them to the same class.
-
-    Example:
-        >>> ditto = {"class_path": "pl_fed.clients.Ditto"}
-        >>> labels([{"model": {**ditto, "init_args": {"lam": lam}}} for lam in (0.1, 1.0)])
-        ['Ditto, lam=0.1', 'Ditto, lam=1']
-    """
-    return labels_of([settings(config) for config in configs])
-
-
-def labels_of(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a short name for each config's :func:`settings`, as :func:`labels` does."""
-    kinds: _Kinds = {}
-    for key in dict.fromkeys(key for own in found for key in own):
-        for own in found:
-            values = kinds.setdefault((key, _classes_around(key, own)), set())
-            values.add(str(own.get(key)))
-    marks = [dict(_marks(own, kinds)) for own in found]
-    if any(len(", ".join(each.values())) > _LONG for each in marks):
-        telling = {"model", *_telling(marks)}
-        marks = [{k: mark for k, mark in each.items() if k in telling} for each in marks]
-    return [", ".join(each.values()) for each in marks]
-
-
-_Kinds = dict[tuple[str, tuple[str, ...]], set[str]]  # values of a key within the same classes
-
-
-def _marks(own: Mapping[str, Any], kinds: _Kinds) -> Iterator[tuple[str, str]]:
-    """Yield, by key, a config's algorithm and what tells it from the others."""
-    yield "model", shown(own.get("model", "run"))
-    for key in sorted(own, key=lambda key: _SECTIONS.find(key.split(".")[0])):
-        if key != "model" and len(kinds[key, _classes_around(key, own)]) > 1:
-            value = own[key]
-            name = "" if isinstance(value, ClassPath) else f"{_last(key)}="
-            yield key, f"{name}{shown(value)}"
-
-
-def _telling(marks: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return few keys that tell apart what all keys do: one after the other, the most telling."""
-    keys = dict.fromkeys(key for each in marks for key in each)
-
-    def kinds(chosen: Iterable[str]) -> int:
-        names = list(chosen)
-        return len({tuple(each.get(key) for key in names) for each in marks})
-
-    chosen: list[str] = []
-    while kinds(chosen) < kinds(keys):
-        chosen.append(max(keys, key=lambda key: kinds([*chosen, key])))
-    return chosen
-
-
-def _classes_around(key: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the classes that an argument is given to, from the outermost to its own."""
-    parts = key.split(".")
-    prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
-    return tuple(config[each] for each in prefixes if isinstance(config.get(each), ClassPath))
-
-
-def _last(key: str) -> str:
-    """Return the end of a key: of an optimizer's argument, with the optimizer."""
-    parts = key.split(".")
-    return ".".join(parts[-2:] if "optimizer" in parts[-2:][0] else parts[-1:])
 
 
 def shown(value: Any) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from pl_fed.reports.group import Group, models_of, with_metric
+from pl_fed.reports.group import Curve, Group, models_of, with_metric
 from pl_fed.reports.picture import (
     Picture,
     draw_curves,
@@ -56,14 +56,14 @@ def _drawn(groups: Sequence[Group], metrics: dict[str, str]) -> Any:
     for axes, (metric, what) in zip(panels, metrics.items()):
         counts = what.startswith("uploads")
         found = {group.number: group.curve(metric) for group in groups}
-        drawn = {
-            k: each for k, each in found.items() if (any(each.high) if counts else each.rounds)
-        }
+        drawn = {number: each for number, each in found.items() if _is_drawn(each, counts)}
         draw_curves(axes, drawn)
         axes.set_ylabel(what)
         if what == "accuracy":
             axes.set_ylim(-0.02, 1.02)
-        elif not counts:
+        elif counts:
+            axes.set_ylim(0, 1.08 * max(max(curve.high) for curve in drawn.values()))
+        else:
             fit_scale(axes, (value for curve in drawn.values() for value in curve.mean))
         number_ends(axes, drawn)
     panels[-1].set_xlabel("round")
@@ -75,7 +75,8 @@ def _drawn(groups: Sequence[Group], metrics: dict[str, str]) -> Any:
 def _picture(
     groups: Sequence[Group], metrics: dict[str, str], name: str, title: str, caption: str
 ) -> Iterator[Picture]:
-    shown = [group for group in groups if any(group.curve(metric).rounds for metric in metrics)]
+    counts = name == "uploads"
+    shown = [g for g in groups if any(_is_drawn(g.curve(metric), counts) for metric in metrics)]
     metrics = {m: what for m, what in metrics.items() if any(with_metric(shown, m))}
     if not shown or not metrics:
         return
@@ -85,6 +86,11 @@ def _picture(
     alt = f"{title}, over rounds. In the end: {'; '.join(ends)}."
     rows = [row for group in shown for metric in metrics for row in _rows(group, metric)]
     yield Picture(name, title, caption, alt, rows, _drawn(shown, metrics))
+
+
+def _is_drawn(curve: Curve, counts: bool) -> bool:
+    """Whether there is something to draw: a count that is always 0 is not."""
+    return any(curve.high) if counts else bool(curve.rounds)
 
 
 def _ends(group: Group, metrics: dict[str, str]) -> str:

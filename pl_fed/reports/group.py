@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pl_fed.reports import configs
+from pl_fed.reports.labels import labels
 from pl_fed.reports.run import Run, in_order
 
 
@@ -109,9 +110,9 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
         key = configs.identity(run.config) if run.config else str(run.folder.resolve())
         found.setdefault(key, []).append(run)
     given = [each for each in found.values() if each[0].config]
-    names = iter(configs.labels([each[0].config for each in given]))
-    labels = [next(names) if each[0].config else each[0].name for each in found.values()]
-    numbered = enumerate(zip(labels, found.values()), 1)
+    names = iter(labels([each[0].config for each in given]))
+    called = [next(names) if each[0].config else each[0].name for each in found.values()]
+    numbered = enumerate(zip(called, found.values()), 1)
     return [Group(number, label, tuple(each)) for number, (label, each) in numbered]
 
 

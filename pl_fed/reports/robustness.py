@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from pl_fed.reports import configs
 from pl_fed.reports.group import Final, Group, measure_of, models_of
+from pl_fed.reports.labels import labels_of
 from pl_fed.reports.picture import Picture, look, round_numbers, short, styled
 
 _COUNTS = ("federation.byzantine", "federation.num_byzantine")
@@ -64,7 +65,7 @@ def lines_of(groups: Sequence[Group]) -> list[Line]:
         families.setdefault(family, {}).setdefault(how, {})[share] = group
         if share and (family, how) not in [each[:2] for each in examples]:
             examples.append((family, how, {**settings, **attack}))
-    names = configs.labels_of([settings for *_, settings in examples])
+    names = labels_of([settings for *_, settings in examples])
     return [
         Line(name, dict(sorted({**families[family].get("", {}), **families[family][how]}.items())))
         for name, (family, how, _) in zip(names, examples)

@@ -30,7 +30,6 @@ def test_seeds_and_outputs_make_no_difference(changes):
     changed = with_changes(changes)
     assert configs.identity(changed) == configs.identity(CONFIG)
     assert configs.group_name(changed) == configs.group_name(CONFIG)
-    assert configs.labels([changed, CONFIG]) == ["Ditto", "Ditto"]
 
 
 def test_whatever_else_changes_does():
@@ -74,42 +73,6 @@ def test_only_what_differs_is_a_difference():
         "federation.attack.redraw": [None, True],
     }
     assert configs.differing([CONFIG]) == configs.differing([CONFIG, CONFIG]) == {}
-
-
-def test_names_say_in_what_runs_differ():
-    flame = {"class_path": "pl_fed.clients.FLAME", "init_args": {"lam": 5.0}}
-    given = [
-        CONFIG,
-        with_changes({"model.init_args.lam": 0.25}),
-        with_changes({"model": flame}),
-        with_changes({"federation.aggregator": MEDIAN, "federation.byzantine": 0.2}),
-    ]
-    assert configs.labels(given) == [
-        "Ditto, lam=0.1, byzantine=0",
-        "Ditto, lam=0.25, byzantine=0",
-        "FLAME, byzantine=0",  # its lam is that of no other FLAME
-        "Ditto, lam=0.1, Median, byzantine=0.2",
-    ]
-
-
-def test_optimizers_are_told_apart():
-    first, other = (
-        with_changes(
-            {"model.init_args.optimizer": {"class_path": "o.SGD", "init_args": {"lr": lr}}}
-        )
-        for lr in (0.1, 0.2)
-    )
-    assert configs.labels([first, other]) == ["Ditto, optimizer.lr=0.1", "Ditto, optimizer.lr=0.2"]
-
-
-def test_names_of_runs_that_differ_in_much_are_short_and_different():
-    given = [
-        with_changes({f"data.setting_with_a_long_name_{n}": k for n in range(9)}) for k in range(5)
-    ]
-    found = configs.labels(given)
-    assert len(set(found)) == 5
-    assert max(map(len, found)) < 60
-    assert found[3] == "Ditto, setting_with_a_long_name_0=3"
 
 
 def test_seeds_are_named():
