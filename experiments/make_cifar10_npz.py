@@ -26,6 +26,18 @@ def main() -> None:
     print(f"{arguments.out}: {len(x)} images, {np.bincount(y).tolist()} of each class")
 
 
+def made_of(root: Path, out: Path) -> bool:
+    """Make the file of the mosaics in ``root``/CIFAR10, if it is not there and they are."""
+    source = root / "CIFAR10"
+    if not out.exists() and (source / "labels.npz").exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        x, y, split = read(source)
+        temporary = out.with_suffix(".tmp.npz")
+        np.savez(temporary, x=x, y=y, split=split)
+        temporary.replace(out)
+    return out.exists()
+
+
 def read(source: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return images, labels and official parts of all mosaics in a folder."""
     labels = np.load(source / "labels.npz")

@@ -33,12 +33,13 @@ import pl_fed.optimizers  # noqa: F401 (imported, their classes are known by the
 from pl_fed.callbacks import Predictions, Summary
 from pl_fed.clients import Client
 from pl_fed.data import FederatedData
+from pl_fed.exports import Export, Request
 from pl_fed.federation import Federation
 from pl_fed.messages import sentence
 from pl_fed.reports import command
 from pl_fed.reports.configs import group_name
 from pl_fed.reports.split import Split
-from pl_fed.runs import is_first_process, last_checkpoint, last_run, new_folder
+from pl_fed.runs import RowsOf, is_first_process, last_checkpoint, last_run, new_folder
 from pl_fed.trainer import Trainer
 
 _MOST_CLASSES = 12
@@ -46,6 +47,11 @@ _NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry|.*://")  # what else Lightn
 _ANY_MODEL = [  # for a config without one, where none is trained
     *("--model=pl_fed.clients.FedAvg", "--model.net=torch.nn.Linear"),
     *("--model.net.in_features=1", "--model.net.out_features=1"),
+]
+_TO_LOAD = [  # a checkpoint, in one process: what is to be predicted is nothing
+    *("--trainer.devices=1", "--trainer.num_nodes=1", "--trainer.strategy=auto"),
+    *("--trainer.logger=null", "--trainer.callbacks=null", "--trainer.profiler=null"),
+    *("--trainer.enable_checkpointing=false", "--data.predict_clients=[]"),
 ]
 _RUN_ID = "wandb_run_id"  # a file in the run's folder: a resumed run is the same run
 _SWEEP = "WANDB_SWEEP_ID"  # set by the agent of a sweep for the runs that it starts
@@ -189,6 +195,37 @@ class PartitionCLI(SectionsCLI):
         print(f"split.csv and split.png are in {folder}")
 
 
+class ExportCLI(SectionsCLI):
+    """``python -m pl_fed export --ckpt runs/x/… --client 3``: models that load without pl_fed.
+
+    Args:
+        args: What to parse: a list of arguments.
+    """
+
+    def __init__(self, args: list[str]) -> None:
+        request = self.request = Request.parse(args)
+        configs = [f"--config={path}" for path in request.config]
+        given = [*configs, *request.others, *_TO_LOAD]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*(callbacks used to create|length of .* is zero).*")
+            super().__init__(save_config_callback=None, args=["predict", *given])
+        self.model.to(self.trainer.strategy.root_device)
+        print(f"The models are in {self.export.write()}")
+
+    def before_instantiate_classes(self) -> None:
+        """Name the checkpoint, all of which Lightning would have read for its hyperparameters."""
+        self.config.predict.ckpt_path = str(self.request.checkpoint)
+
+    def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
+        """Make the trainer, which reads of the checkpoint what is asked for."""
+        federation: Federation = self._get(self.config_init, "federation")
+        self.trainer_class = Trainer
+        clients = self.request.clients(self.datamodule.clients.num_clients)
+        self.export = Export(federation, self.request, clients, self.model.evaluates())
+        how = {"run_dir": self.request.checkpoint.parent, "plugins": [RowsOf(clients)]}
+        return super().instantiate_trainer(federation=federation, **how, **kwargs)
+
+
 class Parser(LightningArgumentParser):
     """Lightning's parser, whose help and error messages are short."""
 
@@ -248,9 +285,18 @@ def main(args: ArgsType = None) -> None:
             PartitionCLI([*_ANY_MODEL, *given[1:]])
         elif isinstance(given, list) and given[:1] == ["report"]:
             command.report(given[1:])
+        elif isinstance(given, list) and given[:1] == ["export"]:
+            ExportCLI(given[1:])
         else:
             FederatedCLI(args)
-    except (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
+    except (
+        ValueError,
+        TypeError,
+        OSError,
+        RuntimeError,
+        ImportError,
+        MisconfigurationException,
+    ) as error:
         text = sentence(str(error))
         if not text.startswith("Expected") and not _is_lightnings_refusal(error):
             raise

@@ -4,7 +4,7 @@ import copy
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_fed.adversary import Adversary, Knowledge
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
@@ -719,6 +719,23 @@ class Federation:
             return mine
         everyones = {one["client"]: one for each in self.processes.everyones(mine) for one in each}
         return [everyones[client] for client in clients.tolist()]
+
+    def models_of(self, clients: Tensor, model: str | None = None) -> Iterator[nn.Module]:
+        """Yield each client's model as :meth:`predict` takes it, of clients of this process.
+
+        Args:
+            clients: Ids, int64 [clients].
+            model: Which of the models that are evaluated; by default the last.
+
+        Yields:
+            The user's net, in evaluation mode, with that client's parameters and running
+            statistics: a copy, which pl_fed has no part in.
+        """
+        return self.evaluator.models(clients, model or self.client.evaluates()[-1])
+
+    def model_of(self, client: int, model: str | None = None) -> nn.Module:
+        """Return the same of one client."""
+        return next(self.models_of(torch.tensor([client]), model))
 
     # Stop and resume
 

@@ -2,7 +2,10 @@
 
 import os
 import re
+import shutil
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from io import BufferedWriter
 from pathlib import Path
@@ -15,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from pl_fed.state import DiskRows
+from pl_fed.state import DiskRows, of_clients
 
 _LARGE = 1 << 28  # bytes of a checkpoint that is mapped, and not read as a whole
 _PIECE = 1 << 20
@@ -77,6 +80,26 @@ def _written(path: Path) -> int:
     return path.stat().st_mtime_ns
 
 
+@contextmanager
+def made_whole(folder: Path) -> Iterator[Path]:
+    """Give a folder that is moved to its place in the end, and of which a failure leaves nothing.
+
+    Args:
+        folder: Its place, where there is nothing, or an empty folder.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        folder.rmdir()
+    beside = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)  # of one that was killed
+    beside.mkdir()
+    try:
+        yield beside
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its place and moves it there, so that a kill leaves the old one.
 
@@ -119,6 +142,25 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 " holds no federation."
             )
         return _with_own_memory(checkpoint)
+
+
+class RowsOf(AtomicCheckpointIO):
+    """Reads of a checkpoint the states of some clients only: it may hold those of a million.
+
+    Args:
+        clients: Their ids, int64 [n].
+    """
+
+    def __init__(self, clients: Tensor) -> None:
+        self.clients = clients
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load a checkpoint without the other clients' states."""
+        checkpoint = super().load_checkpoint(path, *args, **kwargs)
+        store = checkpoint["federation"]["store"]
+        kept = of_clients(store, lambda ids: torch.isin(ids, self.clients))
+        checkpoint["federation"]["store"] = kept
+        return checkpoint
 
 
 def _is_large(path: Path) -> bool:

@@ -22,7 +22,7 @@ from pl_fed.aggregators import Aggregator
 from pl_fed.functional.aggregation import merging_dtype
 from pl_fed.functional.balance import balanced
 from pl_fed.processes import Processes
-from pl_fed.state import ClientStore
+from pl_fed.state import ClientStore, of_clients
 from pl_fed.types import RoundContext
 
 _PIECE = 1 << 24  # bytes that are on their way at a time, of uploads or of a checkpoint's states
@@ -310,11 +310,4 @@ def at_home(processes: Processes, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return of the states of all clients those that are at home in this process."""
     if processes.size == 1:
         return dict(state)
-    return {name: _at_home(processes, saved) for name, saved in state.items()}
-
-
-def _at_home(processes: Processes, saved: Mapping[str, Any]) -> dict[str, Any]:
-    clients, rows = saved["clients"], saved["rows"]
-    homes = processes.at_home(clients).split([len(piece) for piece in rows])
-    kept = [piece[home] for piece, home in zip(rows, homes)]
-    return {**saved, "clients": clients[processes.at_home(clients)], "rows": kept}
+    return of_clients(state, processes.at_home)

@@ -25,7 +25,7 @@ from pl_fed.data.module import FederatedData
 from pl_fed.federation import Federation
 from pl_fed.functional.arguments import check_integers
 from pl_fed.loggers import RunCSV
-from pl_fed.loop import FederatedLoop
+from pl_fed.loop import FederatedLoop, prepare
 from pl_fed.processes import Processes, watched
 from pl_fed.refusals import check_data, check_processes, check_trainer
 from pl_fed.runs import (
@@ -132,6 +132,7 @@ class Trainer(LightningTrainer):
         self._loop = self.fit_loop = FederatedLoop(self, federation)
         if self.max_epochs in (None, -1) and self.max_steps >= 0:
             self.fit_loop.max_epochs = self.max_steps
+        prepare(self, federation)  # for evaluations too, before which models may be adapted
 
     @property
     def estimated_stepping_batches(self) -> int | float:

@@ -22,7 +22,7 @@ FLOORS = {
     5: ("loop",),
     4: (
         *("federation", "adversary", "trained", "server", "sharing", "checks"),
-        *("refusals", "callbacks", "loggers", "reports", "runs"),
+        *("refusals", "callbacks", "loggers", "reports", "exports", "runs"),
     ),
     3: ("clients", "engine", "data"),
     2: (
@@ -44,6 +44,7 @@ SAME_FLOOR = {  # which room may import which beside it; so there are no cycles
     "clients": {"data"},
     "federation": {"adversary", "trained", "server", "sharing", "checks"},
     "callbacks": {"federation", "loggers", "reports"},
+    "exports": {"federation", "runs"},
     "__main__": {"cli"},
 }
 

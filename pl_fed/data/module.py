@@ -10,7 +10,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
 from pl_fed.data.client_data import ClientData, Part
-from pl_fed.data.normalization import normalized
+from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.functional.arguments import check_choice, check_integers
 from pl_fed.functional.random import generator, hashed, key, seeded_torch
@@ -120,6 +120,7 @@ class FederatedData(LightningDataModule):
         self.root_samples = root_samples
         self.seed = global_seed() if seed is None else seed
         self._clients: ClientData | None = None
+        self._preparation: dict[str, Any] = {}
 
     @property
     def clients(self) -> ClientData:
@@ -127,6 +128,17 @@ class FederatedData(LightningDataModule):
         if self._clients is None:
             self._clients = self._share_out(self.dataset.load())
         return self._clients
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """What inputs went through, in this order: what those of a trained model must go through.
+
+        ``scale``, by which they were divided; ``transforms``, of which there is the text; ``skew``,
+        the class that changed each client's, or ``None``; ``mean`` and ``std``, lists that
+        broadcast over one sample, or ``None``. A skew may come after these.
+        """
+        _ = self.clients
+        return self._preparation
 
     def prepare_data(self) -> None:
         """Load the data in one process of a node first: it may have to be fetched."""
@@ -174,8 +186,21 @@ class FederatedData(LightningDataModule):
         if self.skew is not None:
             data = data.owned_once()
         data = self._skewed(data, after_normalizing=False)
-        data = replace(data, x=normalized(data.x, self.normalize, data.train.index))
+        normalization = Normalization.of(data.x, self.normalize, data.train.index)
+        if normalization is not None:
+            data = replace(data, x=normalization(data.x))
+        self._preparation = self._described(arrays, normalization)
         return self._skewed(data, after_normalizing=True)
+
+    def _described(self, arrays: Arrays, normalization: Normalization | None) -> dict[str, Any]:
+        found = normalization
+        return {
+            "scale": 255 if arrays.x.dtype == torch.uint8 else 1,
+            "transforms": [str(each) for each in self.transforms],
+            "skew": None if self.skew is None else type(self.skew).__name__,
+            "mean": None if found is None else found.mean[0].tolist(),
+            "std": None if found is None else found.std[0].tolist(),
+        }
 
     def _skewed(self, data: ClientData, after_normalizing: bool) -> ClientData:
         """Change the clients' inputs if it is time to."""

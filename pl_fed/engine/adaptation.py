@@ -61,6 +61,8 @@ class Adaptation:
             rule: How samples become minibatches.
             like: How a round's local steps are run.
         """
+        if not len(clients):  # of those that are evaluated, none may have data
+            return
         training = self.client.training
         leaves = {"personal": list(self.client.row("personal").tensors.values())}
         optimizer = self._adapter.build_optimizer(leaves)

@@ -1,5 +1,6 @@
 """Models on the clients' own data: sums for metrics, and predictions."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
@@ -12,10 +13,14 @@ from torch.nn.modules.conv import _ConvNd
 
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
+from pl_fed.functional.dropout import unkey_dropouts
 from pl_fed.metrics import ClientMetrics
 from pl_fed.types import Batch
 
-_Tables = tuple[Tensor, Tensor, Tensor]
+Tables = tuple[Tensor, Tensor, Tensor]
+"""Of a model, for some clients: correct samples and samples by class, both [clients, classes], and
+the sums of their losses [clients]."""
+
 _BATCH = 1024  # samples that a model sees at once
 _STACK_BATCH = 4096  # and a stack of models
 _ROWS_BYTES = 1 << 25  # rows of clients that are loaded at once
@@ -99,7 +104,7 @@ class Evaluator:
         pair = ["global", models[-1]]
         for name, judge in hybrid.items():
             judged = tables if judge == part else self._tables(data, judge, clients, pair)
-            other = _better(*(judged[model] for model in pair))
+            other = better(*(judged[model] for model in pair))
             for found in filter(None, (tables, shown)):
                 pairs = zip(*(found[model] for model in pair))
                 found[name] = tuple(_chosen(other, *each) for each in pairs)  # type: ignore[assignment]
@@ -110,7 +115,7 @@ class Evaluator:
 
     def _tables(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
-    ) -> "dict[str, _Tables]":
+    ) -> dict[str, Tables]:
         """Return what the metrics of some models are made of."""
         models = list(models)
         sums = {model: _Sums(len(clients), data) for model in models}
@@ -118,6 +123,41 @@ class Evaluator:
             losses = self.client.sample_losses(outputs, data.y[index])
             sums[model].add(position, index, outputs, losses)
         return {model: each.tables for model, each in sums.items()}
+
+    def tables(
+        self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
+    ) -> dict[str, Tables]:
+        """Return how good some models are for each client, at any time: see :meth:`evaluate`."""
+        with torch.no_grad(), evaluating(self.client):
+            return self._tables(data, part, clients, models)
+
+    def models(self, clients: Tensor, model: str) -> Iterator[nn.Module]:
+        """Yield a model of each client, as the user's net: a copy of its own, in evaluation mode.
+
+        Args:
+            clients: Ids, int64 [clients].
+            model: Which model; the global one is the same for all.
+        """
+        if model == "global":
+            yield from (self._plain(model) for _ in clients)
+            return
+        for some in clients.split(self._rows_at_once):
+            rows = self._begin(some)
+            for one in range(len(some)):
+                with torch.inference_mode(False), WorkSpace(self.client, [model]):
+                    self._fill(model, rows, one)
+                    net = self._plain(model)
+                yield net
+
+    def _plain(self, model: str) -> nn.Module:
+        """Return a copy of a model that shares nothing with the client."""
+        draws = self.client.draws  # may hold what belongs to a step, and is not copied
+        with torch.inference_mode(False), torch.no_grad():
+            net = copy.deepcopy(self.client.model(model), {id(draws): draws})
+            unkey_dropouts(net)
+            for buffer in net.buffers():  # the copies lie in a copy of their row
+                buffer.data = buffer.data.clone()
+        return net.eval()
 
     def losses(
         self, data: ClientData, part: str, clients: Tensor, model: str, rows: Mapping[str, Tensor]
@@ -212,10 +252,13 @@ class Evaluator:
 
     def _pieces(self, sizes: Tensor) -> Iterator[Tensor]:
         """Yield positions of clients that have samples, and that fit into memory together."""
-        row = self.client.row("global").data
-        most = max(1, _ROWS_BYTES // (row.nbytes * len(self.client.models)))
         order = sizes.argsort(descending=True, stable=True)  # those of equal size are padded least
-        yield from order[: int((sizes > 0).sum())].split(most)
+        yield from order[: int((sizes > 0).sum())].split(self._rows_at_once)
+
+    @property
+    def _rows_at_once(self) -> int:
+        row = self.client.row("global").data
+        return max(1, _ROWS_BYTES // (row.nbytes * len(self.client.models)))
 
     def _own(
         self, model: str, rows: Mapping[str, Tensor], samples: "_Samples"
@@ -248,14 +291,17 @@ class Evaluator:
     def _one_by_one(
         self, model: str, rows: Mapping[str, Tensor], samples: "_Samples"
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        client = self.client
-        module, row, statistics = client.model(model), client.row(model), client.statistics(model)
-        with WorkSpace(client, [model]):
+        module = self.client.model(model)
+        with WorkSpace(self.client, [model]):
             for one in range(len(samples.sizes)):
-                row.data.copy_(rows[model][one])
-                statistics.data.copy_(rows[f"{model}_statistics"][one])
+                self._fill(model, rows, one)
                 for position, index in samples.of(one):
                     yield position, index, module(samples.data.x.index_select(0, index))
+
+    def _fill(self, model: str, rows: Mapping[str, Tensor], one: int) -> None:
+        """Make a model that of one of some clients."""
+        self.client.row(model).data.copy_(rows[model][one])
+        self.client.statistics(model).data.copy_(rows[f"{model}_statistics"][one])
 
     def _many_at_once(
         self, model: str, rows: Mapping[str, Tensor], samples: "_Samples"
@@ -338,12 +384,12 @@ class _Sums:
         self._count.index_add_(0, cell, torch.ones_like(cell))
 
     @property
-    def tables(self) -> "_Tables":
-        """Correct samples and samples by class, both [clients, classes], and losses [clients]."""
+    def tables(self) -> Tables:
+        """What was added up."""
         return self._correct.view(self._shape), self._count.view(self._shape), self._loss
 
 
-def _better(one: _Tables, other: _Tables) -> Tensor:
+def better(one: Tables, other: Tables) -> Tensor:
     """Return for which clients the other model is at least as good: by accuracy, then by loss.
 
     So it is where there is no data to tell.

@@ -1,5 +1,6 @@
 """Dropout whose draws are keyed, so that they are the same in every engine, chunk and process."""
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -44,10 +45,14 @@ class KeyedDropout(nn.Module):
         layer: Which of the model's dropout layers this is, from 0.
         draws: Where the key is.
         channelwise: Whether whole channels [batch, channel] are dropped.
+
+    Attributes:
+        stands_for: The layer of torch whose place it takes.
     """
 
     def __init__(self, p: float, layer: int, draws: Draws, channelwise: bool = False) -> None:
         super().__init__()
+        self.stands_for: type[nn.Module] = nn.Dropout2d if channelwise else nn.Dropout
         self.p = p
         self.layer = layer
         self.draws = draws
@@ -84,15 +89,39 @@ def key_dropouts(module: nn.Module, draws: Draws) -> None:
         >>> net[1]
         KeyedDropout(p=0.5)
     """
-    keyed: dict[nn.Module, KeyedDropout] = {}
+    kinds = (KeyedDropout, nn.Dropout, *_CHANNELWISE)
+    found = _exchange(module, kinds, lambda child, number: _keyed(child, number, draws))
+    draws.wanted = draws.wanted or found > 0
+
+
+def unkey_dropouts(module: nn.Module) -> None:
+    """Exchange every keyed dropout layer of a model for torch's own, in place.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.Dropout2d(0.5))
+        >>> key_dropouts(net, Draws())
+        >>> unkey_dropouts(net)
+        >>> net[1]
+        Dropout2d(p=0.5, inplace=False)
+    """
+    _exchange(module, (KeyedDropout,), lambda child, _: _unkeyed(cast(KeyedDropout, child)))
+
+
+def _exchange(
+    module: nn.Module,
+    kinds: tuple[type[nn.Module], ...],
+    make: Callable[[nn.Module, int], nn.Module],
+) -> int:
+    """Exchange submodules of some types, given with their numbers, and return how many."""
+    made: dict[nn.Module, nn.Module] = {}
     for owner in list(module.modules()):
         for name, child in list(owner._modules.items()):  # named_children skips repeats
-            if child is None or type(child) not in (KeyedDropout, nn.Dropout, *_CHANNELWISE):
+            if child is None or type(child) not in kinds:
                 continue
-            if child not in keyed:
-                keyed[child] = _keyed(child, len(keyed), draws)
-            setattr(owner, name, keyed[child])
-            draws.wanted = True
+            if child not in made:
+                made[child] = make(child, len(made))
+            setattr(owner, name, made[child])
+    return len(made)
 
 
 def _keyed(child: nn.Module, layer: int, draws: Draws) -> KeyedDropout:
@@ -100,4 +129,9 @@ def _keyed(child: nn.Module, layer: int, draws: Draws) -> KeyedDropout:
         child.layer, child.draws = layer, draws
         return child
     keyed = KeyedDropout(cast(float, child.p), layer, draws, isinstance(child, _CHANNELWISE))
+    keyed.stands_for = type(child)
     return keyed.train(child.training)
+
+
+def _unkeyed(child: KeyedDropout) -> nn.Module:
+    return child.stands_for(child.p).train(child.training)

@@ -4,3 +4,4 @@ from pl_fed.state.disk_rows import DiskRows as DiskRows
 from pl_fed.state.row_table import RowTable as RowTable
 from pl_fed.state.store import ClientStore as ClientStore
 from pl_fed.state.store import free_memory as free_memory
+from pl_fed.state.store import of_clients as of_clients

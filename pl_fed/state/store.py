@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,33 @@ class ClientStore:
 
     def _folder(self) -> Path:
         return _temporary_folder() if self._directory is None else self._directory
+
+
+def of_clients(
+    state: Mapping[str, Any], chosen: Callable[[Tensor], Tensor]
+) -> dict[str, dict[str, Any]]:
+    """Return of what :meth:`ClientStore.state_dict` gave the rows of some clients.
+
+    Others are not read, where they are mapped from a file.
+
+    Args:
+        state: What it gave.
+        chosen: Says for ids, int64 [n], which are wanted, bool [n].
+
+    Example:
+        >>> store = ClientStore(3, {"personal": torch.zeros(2)})
+        >>> store.write("personal", torch.tensor([1, 2]), torch.ones(2, 2))
+        >>> of_clients(store.state_dict(), lambda ids: ids > 1)["personal"]["clients"]
+        tensor([2])
+    """
+    return {name: _of_clients(saved, chosen(saved["clients"])) for name, saved in state.items()}
+
+
+def _of_clients(saved: Mapping[str, Any], wanted: Tensor) -> dict[str, Any]:
+    pieces = wanted.split([len(rows) for rows in saved["rows"]])
+    chosen = [(each, here) for each, here in zip(saved["rows"], pieces) if here.any()]
+    rows = [each if here.all() else each[here] for each, here in chosen]
+    return {**saved, "clients": saved["clients"][wanted], "rows": rows}
 
 
 def free_memory(device: torch.device) -> int:

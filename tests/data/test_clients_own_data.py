@@ -1,7 +1,6 @@
 """Data sets that say whose each sample is: made files of their real formats, and the real files."""
 
 import io
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from made_data import leaf, write_celeba, write_vehicle
 from PIL import Image
 from test_images import idx_root  # noqa: F401
-from torchvision import datasets
 
 from pl_fed.data import FEMNIST, CelebA, FederatedData, ImageFolder, MNISTWriters, Vehicle
 from pl_fed.partitioners import ByOwner
@@ -32,18 +31,6 @@ def owners(data):
 
 
 # Vehicle
-
-
-def write_vehicle(root):
-    numbers = np.random.default_rng(0)
-    (root / "Vehicle").mkdir()
-    np.savez(
-        root / "Vehicle" / "vehicle_ditto_train.npz",
-        x=numbers.normal(size=(12, 100)).astype("float32"),
-        y=np.array([-1, 1] * 6, dtype=np.int8),
-        device=np.repeat([0, 5, 22], 4).astype(np.int16),
-        device_names=np.array(["f_00000", "f_00005", "f_00022"]),
-    )
 
 
 def test_vehicle(tmp_path):
@@ -116,16 +103,6 @@ def test_the_real_writers():
 
 
 # FEMNIST
-
-
-def leaf(users):
-    return json.dumps(
-        {
-            "users": list(users),
-            "num_samples": [len(y) for _, y in users.values()],
-            "user_data": {user: {"x": x.tolist(), "y": list(y)} for user, (x, y) in users.items()},
-        }
-    )
 
 
 @pytest.mark.parametrize("below", ["", "data"])
@@ -202,28 +179,8 @@ def test_parquet_files_need_pyarrow(tmp_path, monkeypatch):
 
 @pytest.fixture
 def celeba_root(tmp_path, monkeypatch):
-    """A folder of 12 images of 3 celebrities, whose md5 sums nobody asks for."""
-    folder = tmp_path / "celeba"
-    (folder / "img_align_celeba").mkdir(parents=True)
-    names = [f"{i:06}.jpg" for i in range(1, 13)]
-    numbers = np.random.default_rng(0)
-    for name in names:
-        pixels = numbers.integers(256, size=(218, 178, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "img_align_celeba" / name)
-    identity = [5, 5, 5, 5, 5, 9, 9, 9, 9, 9, 9, 2]
-    lines = {
-        "list_eval_partition.txt": [f"{n} {i // 5}" for i, n in enumerate(names)],
-        "identity_CelebA.txt": [f"{n} {k}" for n, k in zip(names, identity)],
-        "list_attr_celeba.txt": [
-            *("12", "Young Smiling"),
-            *(f"{n} 1 {(-1) ** i}" for i, n in enumerate(names)),
-        ],
-        "list_bbox_celeba.txt": ["12", "x_1 y_1 width height", *(f"{n} 1 1 1 1" for n in names)],
-        "list_landmarks_align_celeba.txt": ["12", "a b", *(f"{n} 1 1" for n in names)],
-    }
-    for name, content in lines.items():
-        (folder / name).write_text("\n".join(content) + "\n")
-    monkeypatch.setattr(datasets.CelebA, "file_list", [])
+    """A folder of 12 images of 3 celebrities."""
+    write_celeba(tmp_path, [5, 5, 5, 5, 5, 9, 9, 9, 9, 9, 9, 2], monkeypatch)
     return tmp_path
 
 

@@ -127,6 +127,33 @@ def test_a_trainer_fits_resumes_tests_and_predicts_it(tmp_path):
     assert metrics == fitted(tmp_path / "resumed", module, 1, 3)[0]
 
 
+def test_an_evaluation_of_a_checkpoint_adapts_as_the_run_does(tmp_path):
+    """With the trainer's clipping and limits, though nothing is fitted before it."""
+    module = shared_out(classes([12, 9]), test_fraction=0.5)  # and nothing to validate with
+
+    def trainer():
+        return pl_fed.Trainer(
+            Federation(All(), seed=0, engine="one_by_one"),
+            run_dir=tmp_path,
+            max_epochs=1,
+            gradient_clip_val=0.01,
+            limit_train_batches=2,
+            accelerator="cpu",
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+
+    def client():
+        return Adapted(seeded(mlp), adaptation=LocalWork(steps=5), optimizer=sgd(0.5))
+
+    first, fitted_client = trainer(), client()
+    first.fit(fitted_client, module)
+    (expected,) = first.test(fitted_client, module, verbose=False)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    (found,) = trainer().test(client(), module, ckpt_path=last, verbose=False)
+    assert found == expected
+
+
 def test_without_a_step_it_says_so():
     class Forgotten(Client):
         def training_step(self, batch, batch_idx):

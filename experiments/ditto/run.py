@@ -1,0 +1,206 @@
+"""Ditto's Tables 1, 5, 7 and 9: Vehicle, Fashion-MNIST, and Fashion-MNIST in the small.
+
+PL_FED_DATA=../data python -m experiments.ditto.run vehicle
+"""
+
+import argparse
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.grid import Config, Fitted, Job, Row, made, merged, shorter, work
+
+HERE = Path(__file__).parent
+NAMES = ("condition", "method", "seed")
+METRICS = ("accuracy_weighted", "accuracy", "accuracy_std")
+MODELS = ("global", "personal", *(f"personal_{i}" for i in range(5)))
+ALL = ["clean", "A1_20", "A1_50", "A1_80", "A2_20", "A2_50", "A2_80", "A3_10", "A3_20", "A3_50"]
+MEAN = made("pl_fed.aggregators.Mean")
+DEFENCES: dict[str, Config] = {
+    "fair": {"aggregator": made("pl_fed.aggregators.Term", t=1.0)},
+    "median": {"aggregator": made("pl_fed.aggregators.Median")},
+    "Krum": {
+        "aggregator": made("pl_fed.aggregators.Krum", num_selected=1, without_neighbours="first")
+    },
+    "multi-Krum": {"aggregator": made("pl_fed.aggregators.Krum", without_neighbours="first")},
+    "clipping": {"aggregator": MEAN, "pre_aggregators": [made("pl_fed.aggregators.Clipping")]},
+    "k-norm": {"aggregator": made("pl_fed.aggregators.KNorm")},
+    "k-loss": {"aggregator": made("pl_fed.aggregators.KLoss")},
+    **{
+        f"FedMGDA+, ε = {e:g}": {"aggregator": made("pl_fed.aggregators.FedMGDA", epsilon=e)}
+        for e in (0.0, 0.1, 0.5, 1.0)
+    },
+}
+WEAK, STRONG = [0.1, 1.0, 2.0], [0.05, 0.1, 0.2]  # what clients choose λ from
+FASHION: dict[str, Any] = {
+    "net": made("pl_fed.models.DittoFashionCNN"),
+    "optimizer": made("torch.optim.SGD", lr=0.05),
+    "local_steps": 2,
+}
+VEHICLE: dict[str, Any] = {
+    "net": made("pl_fed.models.LinearSVM"),
+    "optimizer": made("torch.optim.SGD", lr=0.1, weight_decay=0.02),
+    "criterion": made("torch.nn.MultiMarginLoss", margin=2.0),
+    "local_steps": 1,
+}
+QUIET = {
+    "num_sanity_val_steps": 0,
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+def rounds(number: int) -> Config:
+    """Return the trainer's settings: clients are validated once, in the end."""
+    return {"max_epochs": number, "check_val_every_n_epoch": number}
+
+
+FASHION_DATA: Config = {
+    "dataset": made("pl_fed.data.FashionMNIST"),
+    "partitioner": made(
+        "pl_fed.partitioners.DittoFashion",
+        classes_per_client=5,
+        overlapping=True,
+        reference_seed=233,
+    ),
+    "num_clients": 500,
+    "batch_size": 16,
+    "split": "official",
+    "normalize": "feature",
+    "drop_last": True,
+    "val_fraction": 0.1,
+}
+TABLES: dict[str, Config] = {
+    "vehicle": {
+        "data": {
+            "dataset": made("pl_fed.data.Vehicle"),
+            "batch_size": 32,
+            "val_fraction": 0.08,
+            "test_fraction": 0.2,
+            "drop_last": True,
+        },
+        "trainer": {**QUIET, **rounds(600)},
+        "federation": {"engine": "one_by_one"},
+    },
+    "fashion_small": {
+        "data": {
+            **FASHION_DATA,
+            "dataset": made(
+                "experiments.ditto.data.Share",
+                dataset=made("pl_fed.data.FashionMNIST"),
+                share=0.2,
+            ),
+            "num_clients": 100,
+        },
+        "trainer": {**QUIET, **rounds(1000)},
+        "federation": {"engine": "one_by_one_compiled"},
+    },
+    "fashion": {
+        "data": FASHION_DATA,
+        "trainer": {**QUIET, **rounds(5000)},
+        "federation": {"engine": "one_by_one_compiled"},
+    },
+}
+SEEDS = {"vehicle": (0, 1, 2, 3, 4), "fashion_small": (0,), "fashion": (0,)}
+CONDITIONS = {
+    "vehicle": ALL,
+    "fashion_small": ["clean", "A1_50", "A2_50", "A3_20"],
+    "fashion": ["clean", "A1_50", "A2_50", "A3_20"],
+}
+METHODS = {
+    "vehicle": ["Ditto", "local", *DEFENCES, "MOCHA"],
+    "fashion_small": ["Ditto", "local", *DEFENCES, "finetuning"],
+    "fashion": ["Ditto", "local", "fair", "median", "multi-Krum", "clipping", "finetuning"],
+}
+
+
+def attacked(condition: str, labels: Config) -> Config:
+    """Return what is federated under a condition: A1, A2 and A3 all poison labels."""
+    if condition == "clean":
+        return {}
+    kind, percent = condition.split("_")
+    attacks = {"A1": [], "A2": ["RandomUpdates"], "A3": ["ModelReplacement"]}[kind]
+    attack = labels
+    if attacks:
+        upload = made(f"pl_fed.attacks.{attacks[0]}")
+        attack = made("pl_fed.attacks.Combined", attacks=[labels, upload])
+    return {"attack": attack, "byzantine": int(percent) / 100}
+
+
+def is_strong(condition: str) -> bool:
+    """Return whether clients choose from small λ (Appendix D.2): A3, or more than half attack."""
+    return condition.startswith("A3") or condition.endswith("80")
+
+
+def lams_of(condition: str) -> list[float]:
+    """Return the λ of all personal models that are trained."""
+    return sorted({*WEAK, *STRONG}) if is_strong(condition) else WEAK
+
+
+def config(table: str, condition: str, method: str, seed: int) -> Config:
+    """Return the config of a run."""
+    common = VEHICLE if table == "vehicle" else FASHION
+    strong = is_strong(condition)
+    clients: dict[str, Config] = {
+        "Ditto": made(
+            "experiments.ditto.clients.ManyDittos",
+            lams=lams_of(condition),
+            choices=STRONG if strong else WEAK,
+            lam=0.1 if strong else 1.0,
+            **common,
+        ),
+        "local": made("pl_fed.clients.Local", **common),
+        "MOCHA": made("pl_fed.clients.Mocha", **common),
+        "finetuning": made("pl_fed.clients.Finetuning", finetune_epochs=40, **common),
+    }
+    labels = "FlippedLabels" if table == "vehicle" else "RandomLabels"
+    federation: Config = {
+        "sampler": made("pl_fed.samplers.BySize", cohort_size=10),
+        "aggregator": MEAN,
+        "model_selection": None,
+        "max_rejected": 1.0,
+    }
+    return merged(
+        TABLES[table],
+        {"seed_everything": seed, "federation": federation},
+        {"model": clients.get(method, made("pl_fed.clients.FedAvg", **common))},
+        {"federation": attacked(condition, made(f"pl_fed.attacks.{labels}"))},
+        {"federation": DEFENCES.get(method, {})},
+    )
+
+
+def rows_of(fitted: Fitted) -> Mapping[str, list[Row]]:
+    """Return the row that is kept of a run."""
+    models = [m for m in MODELS if fitted.last.get(f"test/{m}/accuracy")]
+    row = {f"{m}_{n}": shorter(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
+    for model in models:
+        column = f"val/{model}/accuracy_weighted"
+        seen = [each[column] for each in fitted.rounds if each.get(column)]
+        row[f"{model}_validation"] = shorter(seen[-1])
+    return {"results.csv": [row]}
+
+
+def main() -> None:
+    """Run what is missing, and write tables and pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("table", choices=list(TABLES))
+    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--conditions", nargs="+", choices=ALL)
+    parser.add_argument("--methods", nargs="+")
+    parser.add_argument("--workers", type=int, default=2)
+    asked = parser.parse_args()
+    table = asked.table
+    jobs = [
+        Job((condition, method, str(seed)), config(table, condition, method, seed))
+        for seed in asked.seeds or SEEDS[table]
+        for condition in asked.conditions or CONDITIONS[table]
+        for method in asked.methods or METHODS[table]
+    ]
+    work(jobs, HERE / table / "results.csv", NAMES, rows_of, asked.workers)
+    importlib.import_module("experiments.ditto.report").write(table)
+
+
+if __name__ == "__main__":
+    main()

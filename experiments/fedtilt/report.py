@@ -1,0 +1,171 @@
+"""FedTilt's Tables II, III and VII and a picture of the tilts, from the runs' rows.
+
+python -m experiments.fedtilt.report
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from experiments.fedtilt.run import SWEEP, SWEPT, job
+from experiments.grid import Row, read
+from experiments.tables import Comparison, markdown
+
+HERE = Path(__file__).parent
+BAND = 2.0  # points, for all four figures
+METRICS = {
+    "accuracy": "accuracy, %",
+    "accuracy_std": "σ over clients",
+    "class_std_mean": "μ_σ over classes",
+    "class_std_std": "σ_σ over classes",
+}
+READINGS = {  # rows of the table: the paper's method, ours, and which of our models
+    "FedAvg, global w": ("FedAvg", "FedAvg", "global"),
+    "FedAvg, w_n after 10 local passes": ("FedAvg", "FedAvg", "personal"),
+    "Ditto": ("Ditto", "Ditto", "personal"),
+    "FedTilt": ("FedTilt", "FedTilt", "personal"),
+}
+TITLES = {"clean": "Table II: clean", "corruption": "Table III: random corruptions"}
+TITLES["gaussian"] = "Table VII: Gaussian noise"
+
+
+class Results:
+    """Values over seeds."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows = list(rows)
+
+    def values(
+        self, setting: str, method: str, column: str, split: str, arguments: str | None = None
+    ) -> list[float]:
+        """Return a column's values in points, one for each seed; of the table's own arguments."""
+        arguments = arguments or job(setting, split, method, 0).key[3]
+        asked = (setting, method, split, arguments)
+        names = ("setting", "method", "split", "arguments")
+        return [
+            100 * float(row[column])
+            for row in self.rows
+            if tuple(row[name] for name in names) == asked and row.get(column)
+        ]
+
+
+def table(results: Results, paper: Sequence[Row], condition: str, split: str) -> str:
+    """Return a table of a condition."""
+    rows = []
+    for setting in dict.fromkeys(row["setting"] for row in paper):
+        if not setting.endswith(condition):
+            continue
+        theirs = {row["method"]: row for row in paper if row["setting"] == setting}
+        for name, (method, ours, model) in READINGS.items():
+            cells = [f"{setting.split('/')[0]}, {name}"]
+            for metric in METRICS:
+                values = results.values(setting, ours, f"{model}_{metric}", split)
+                if values:
+                    compared = Comparison(float(theirs[method][metric]), None, values, BAND)
+                    cells += compared.cells(2)
+            if len(cells) > 1:
+                rows.append(cells)
+    head = [""] + [cell for metric in METRICS.values() for cell in (metric, "ours", "difference")]
+    return f"## {TITLES[condition]}\n\n" + markdown(head, rows) if rows else ""
+
+
+def orders(results: Results, paper: Sequence[Row], split: str) -> str:
+    """Return who is best in what, in the paper and here."""
+    rows = []
+    for setting in dict.fromkeys(row["setting"] for row in paper):
+        theirs = {row["method"]: row for row in paper if row["setting"] == setting}
+        for metric, title in METRICS.items():
+            sign = -1 if metric == "accuracy" else 1
+            found = {
+                method: results.values(setting, method, f"personal_{metric}", split)
+                for method in theirs
+            }
+            if not all(found.values()):
+                continue
+            ours = sorted(found, key=lambda m: sign * statistics.mean(found[m]))
+            order = sorted(theirs, key=lambda m: sign * float(theirs[m][metric]))
+            same = "✓" if ours == order else ("first ✓" if ours[0] == order[0] else "✗")
+            rows.append([setting, title, " > ".join(order), " > ".join(ours), same])
+    return "## Who is best\n\nThe trained w_n stands for FedAvg.\n\n" + markdown(
+        ["setting", "figure", "the paper", "ours", "same"], rows
+    )
+
+
+def draw_sweep(results: Results, path: Path) -> None:
+    """Draw accuracy and the three spreads over τ and λ."""
+    figure = Figure(figsize=(15, 3.4 * len(SWEPT)), layout="constrained")
+    panels = figure.subplots(len(SWEPT), len(METRICS), squeeze=False)
+    lams, taus = SWEEP["lam"], SWEEP["tau"]
+    for row, setting in zip(panels, SWEPT):
+        for axes, (metric, title) in zip(row, METRICS.items()):
+            cells = []
+            for lam in lams:
+                for tau in taus:
+                    one = job(setting, "whole classes", "FedTilt", 0, lam=lam, tau=tau).key
+                    values = results.values(
+                        setting, "FedTilt", f"personal_{metric}", one[1], one[3]
+                    )
+                    cells.append(statistics.mean(values) if values else math.nan)
+            grid = [cells[i * len(taus) : (i + 1) * len(taus)] for i in range(len(lams))]
+            best = "viridis" if metric == "accuracy" else "viridis_r"
+            axes.imshow(grid, cmap=best, aspect="auto")
+            middle = statistics.median(v for v in cells if v == v)
+            for i, line in enumerate(grid):
+                for j, value in enumerate(line):
+                    dark = (value < middle) == (metric == "accuracy")
+                    axes.text(
+                        j, i, f"{value:.2f}", ha="center", va="center", fontsize=8,
+                        color="white" if dark else "black",
+                    )  # fmt: skip
+            axes.set_xticks(range(len(taus)), [f"{t:g}" for t in taus])
+            axes.set_yticks(range(len(lams)), [f"{each:g}" for each in lams])
+            axes.set(xlabel="τ", ylabel="λ", title=f"{setting}: {title}")
+    figure.savefig(path, dpi=120)
+
+
+def chosen() -> str:
+    """Say by what Ditto's λ was chosen."""
+    rows = read(HERE / "select.csv")
+    said = [
+        f"{row['setting'].split('/')[0]} {row['arguments'].removeprefix('lam=')}:"
+        f" {float(row['personal_validation']):.4f}"
+        for row in rows
+    ]
+    return "; ".join(said)
+
+
+def write(folder: Path = HERE) -> None:
+    """Write tables.md and the pictures."""
+    results = Results(read(folder / "results.csv"))
+    paper = read(HERE / "paper.csv")
+    split = "whole classes"
+    hours = sum(float(row["seconds"]) for row in results.rows) / 3600
+    head = (
+        (HERE / "head.md")
+        .read_text()
+        .format(
+            runs=len(results.rows),
+            seeds=", ".join(sorted({row["seed"] for row in results.rows}, key=int)),
+            hours=hours,
+            lam=0.1,
+            chosen="",
+            band=BAND,
+        )
+    )
+    parts = [table(results, paper, condition, split) for condition in TITLES]
+    own = [table(results, paper, condition, "own 20 %") for condition in TITLES]
+    if any(own):
+        note = "# Tested on 20 % of each client's own samples instead\n"
+        parts += [note, *own]
+    if any(r["method"] == "FedTilt" and r["setting"] in SWEPT for r in results.rows):
+        draw_sweep(results, folder / "tilts.png")
+    (folder / "tables.md").write_text(
+        head + "\n".join([*filter(None, parts), orders(results, paper, split)])
+    )
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,162 @@
+"""FedTilt's Tables II, III and VII: clean data, random corruptions, Gaussian noise.
+
+PL_FED_DATA=../data python -m experiments.fedtilt.run
+
+``... run select`` chooses Ditto's λ by validation data, ``... run sweep`` runs FedTilt over τ and
+λ, ``... run split`` another test split.
+"""
+
+import argparse
+import importlib
+import itertools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.grid import Config, Fitted, Job, Row, made, merged, shorter, work
+
+HERE = Path(__file__).parent
+SEEDS = (0, 1, 2)
+SGD = made("torch.optim.SGD", lr=0.01)
+MLP = made("pl_fed.models.MLP", in_features=784, hidden=[300, 100], num_classes=10)
+DATASETS = {
+    "mnist": {"dataset": made("pl_fed.data.MNIST")},
+    "fmnist": {"dataset": made("pl_fed.data.FashionMNIST")},
+}
+CONDITIONS: dict[str, Config] = {
+    "clean": {},
+    "corruption": {"corruption": made("pl_fed.attacks.Outliers", samples=0.3, pixels=0.3)},
+    "gaussian": {"corruption": made("pl_fed.attacks.GaussianNoise", samples=0.3, std=1.0)},
+}
+TILTS = {  # the paper's λ and τ
+    "mnist": {"clean": (100.0, 50.0), "corruption": (1.0, -0.5), "gaussian": (-10.0, 50.0)},
+    "fmnist": {"clean": (100.0, 50.0), "corruption": (10.0, -1.0), "gaussian": (-10.0, 50.0)},
+}
+SETTINGS = [f"{data}/{condition}" for condition in CONDITIONS for data in DATASETS]
+SPLITS: dict[str, Config] = {
+    "whole classes": {
+        "partitioner": made(
+            "pl_fed.partitioners.Shards", classes_per_client=2, whole_test_classes=True
+        ),
+        "split": "official",
+        "val_fraction": 0.0,
+    },
+    "own 20 %": {
+        "partitioner": made("pl_fed.partitioners.Shards", classes_per_client=2),
+        "split": "own",
+        "val_fraction": 0.0,
+        "test_fraction": 0.2,
+    },
+}
+DITTO_LAM = 0.1  # the best of LAMS by validation: see select.csv
+LAMS = (0.01, 0.1, 1.0)
+SWEEP = {"tau": (-1.0, 0.0, 1.0, 10.0, 50.0), "lam": (-10.0, 0.0, 1.0, 10.0, 100.0)}
+SWEPT = ("fmnist/clean", "fmnist/corruption")
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "FedAvg": ("pl_fed.clients.Finetuning", {"lam": 0.0, "finetune_epochs": 10}),
+    "Ditto": ("pl_fed.clients.Ditto", {"lam": DITTO_LAM}),
+    "FedTilt": ("pl_fed.clients.FedTilt", {"mu": 0.01}),
+}
+COMMON: Config = {
+    "data": {"num_clients": 100, "batch_size": 10, "normalize": "channel"},
+    "federation": {
+        "sampler": made("pl_fed.samplers.Uniform", cohort_size=10),
+        "model_selection": None,
+        "engine": "one_by_one_compiled",
+    },
+    "trainer": {
+        "max_epochs": 50,
+        "limit_val_batches": 0,
+        "num_sanity_val_steps": 0,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    },
+}
+NAMES = ("setting", "split", "method", "arguments", "seed")
+METRICS = ("accuracy", "accuracy_std", "class_std_mean", "class_std_std", "accuracy_worst10")
+
+
+def job(setting: str, split: str, method: str, seed: int, **arguments: Any) -> Job:
+    """Return a run; ``arguments`` are the method's own, and FedTilt's tilts by default."""
+    data, condition = setting.split("/")
+    path, own = METHODS[method]
+    if method == "FedTilt":
+        own = {**own, **dict(zip(("lam", "tau"), TILTS[data][condition]))}
+    own = {**own, **arguments}
+    model = made(path, local_epochs=10, optimizer=SGD, net=MLP, **own)
+    config = merged(
+        COMMON,
+        {"seed_everything": seed, "model": model, "data": DATASETS[data]},
+        {"data": SPLITS[split], "federation": CONDITIONS[condition]},
+    )
+    said = " ".join(f"{name}={value:g}" for name, value in own.items())
+    return Job((setting, split, method, said, str(seed)), config)
+
+
+def rows_of(fitted: Fitted) -> Mapping[str, list[Row]]:
+    """Return the row that is kept of a run."""
+    models = [m for m in ("global", "personal") if fitted.last.get(f"test/{m}/accuracy")]
+    row = {f"{m}_{n}": shorter(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
+    return {"results.csv": [row]}
+
+
+def validated(fitted: Fitted) -> Mapping[str, list[Row]]:
+    """Return the accuracy on validation data at the end."""
+    column = "val/personal/accuracy"
+    seen = [row[column] for row in fitted.rounds if row.get(column)]
+    return {"select.csv": [{"personal_validation": shorter(seen[-1])}]}
+
+
+def table_jobs(seeds: Iterable[int], split: str = "whole classes") -> list[Job]:
+    """Return the runs of the tables."""
+    return [job(s, split, m, seed) for seed in seeds for s in SETTINGS for m in METHODS]
+
+
+def sweep_jobs(seeds: Iterable[int]) -> list[Job]:
+    """Return FedTilt's runs over τ and λ."""
+    tilts = list(itertools.product(SWEEP["lam"], SWEEP["tau"]))
+    return [
+        job(setting, "whole classes", "FedTilt", seed, lam=lam, tau=tau)
+        for seed in seeds
+        for setting in SWEPT
+        for lam, tau in tilts
+    ]
+
+
+def select_jobs(seeds: Iterable[int]) -> list[Job]:
+    """Return Ditto's runs with a tenth of the training data for validation."""
+    jobs = []
+    change: Config = {"data": {"val_fraction": 0.1}}
+    change["trainer"] = {"limit_val_batches": 1.0, "check_val_every_n_epoch": 50}
+    for seed in seeds:
+        for data in DATASETS:
+            for lam in LAMS:
+                one = job(f"{data}/clean", "whole classes", "Ditto", seed, lam=lam)
+                jobs.append(Job(one.key, merged(one.config, change)))
+    return jobs
+
+
+def main() -> None:
+    """Run what is missing, and write tables and pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    what = ["table", "select", "sweep", "split"]
+    parser.add_argument("what", nargs="?", default="table", choices=what)
+    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--workers", type=int, default=2)
+    asked = parser.parse_args()
+    seeds = asked.seeds or (SEEDS if asked.what == "table" else SEEDS[:1])
+    if asked.what == "select":
+        work(select_jobs(seeds), HERE / "select.csv", NAMES, validated, asked.workers)
+        return
+    jobs = {
+        "table": table_jobs(seeds),
+        "sweep": sweep_jobs(seeds),
+        "split": table_jobs(seeds, "own 20 %"),
+    }[asked.what]
+    work(jobs, HERE / "results.csv", NAMES, rows_of, asked.workers)
+    importlib.import_module("experiments.fedtilt.report").write()
+
+
+if __name__ == "__main__":
+    main()

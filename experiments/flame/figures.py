@@ -1,0 +1,186 @@
+"""FLAME's Figures 4 to 7 (attacks) and 9 to 12 (λ, H, ρ and the number of clients a round).
+
+PL_FED_DATA=../data python -m experiments.flame.figures attacks
+PL_FED_DATA=../data python -m experiments.flame.figures parameters
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.flame.run import HERE, config
+from experiments.grid import Config, Fitted, Job, Row, grouped, made, merged, read, shorter, work
+from experiments.tables import COLOURS, MARKERS
+
+ATTACKS: dict[str, Config] = {  # as in the paper: variance 0.1
+    "label poisoning": made("pl_fed.attacks.RandomLabels", redraw="access"),
+    "same value": made("pl_fed.attacks.SameValue"),
+    "sign flipping": made("pl_fed.attacks.SignFlipping", factor=None, of="model"),
+    "Gaussian": made("pl_fed.attacks.RandomUpdates", std=0.1**0.5, on="model"),
+}
+FRACTIONS = (0.0, 0.2, 0.5, 0.8)
+SETTING, CLIENTS = "fmnist/hybrid_q2_dir0.5", 50
+KRUM = made("pl_fed.aggregators.Krum", num_selected=5, without_neighbours="first")
+ROBUST: dict[str, dict[str, Any]] = {  # ρ = λ / m, where FLAME's u is its θ
+    "FLAME": {"rho": 1 / CLIENTS},
+    "pFedMe": {},
+    "Ditto, as coded": {},
+    "Ditto": {},
+    "multi-Krum": {},
+}
+PARAMETERS: dict[str, dict[str, dict[str, Any]]] = {
+    "Fig. 9: λ": {
+        f"λ = {lam}": {"lam": float(lam), "rho": 0.1, "local_epochs": 3} for lam in (1, 3, 5)
+    },
+    "Fig. 10: H": {f"H = {h}": {"lam": 5.0, "rho": 0.1, "local_epochs": h} for h in (1, 5, 10)},
+    "Fig. 11: ρ": {
+        f"ρ = {rho}": {"lam": 3.0, "rho": rho, "local_epochs": 3} for rho in (0.1, 0.5, 1.0)
+    },
+    "Fig. 12: s of 100": {
+        f"s = {s}": {"lam": 3.0, "rho": 0.03, "local_epochs": 3, "s": s} for s in (10, 30, 50)
+    },
+}
+ROUNDS = 30  # of the curves
+
+
+def attack_jobs(seeds: Iterable[int]) -> list[Job]:
+    """Return the runs of Figures 4 to 7; without attackers all attacks are one."""
+    jobs = []
+    for seed in seeds:
+        for fraction in FRACTIONS:
+            for name in ATTACKS if fraction else ["none"]:
+                for method, own in ROBUST.items():
+                    krum = method == "multi-Krum"
+                    kept = config(SETTING, "Ditto" if krum else method, seed, **own)
+                    change: Config = {"data": {"num_clients": CLIENTS}}
+                    change["trainer"] = {"limit_val_batches": 0}
+                    if fraction:
+                        change["federation"] = {"attack": ATTACKS[name], "byzantine": fraction}
+                        change["federation"]["max_rejected"] = 1.0
+                    if krum:
+                        init = dict(kept["model"]["init_args"])
+                        init.pop("lam")
+                        kept["model"] = made("pl_fed.clients.FedAvg", **init)
+                        change = merged(change, {"federation": {"aggregator": KRUM}})
+                    key = (name, f"{fraction:g}", method, str(seed))
+                    jobs.append(Job(key, merged(kept, change)))
+    return jobs
+
+
+def parameter_jobs(seeds: Iterable[int]) -> list[Job]:
+    """Return the runs of Figures 9 to 12."""
+    jobs = []
+    for seed in seeds:
+        for figure, lines in PARAMETERS.items():
+            for name, arguments in lines.items():
+                own = {**arguments}
+                s = own.pop("s", None)
+                kept = config("fmnist/label_q2", "FLAME", seed, **own)
+                change: Config = {"trainer": {"max_epochs": ROUNDS, "check_val_every_n_epoch": 1}}
+                if s:
+                    change["data"] = {"num_clients": 100}
+                    sampler = made("pl_fed.samplers.Uniform", cohort_size=s)
+                    change["federation"] = {"sampler": sampler}
+                jobs.append(Job((figure, name, str(seed)), merged(kept, change)))
+    return jobs
+
+
+def attack_rows(fitted: Fitted) -> Mapping[str, list[Row]]:
+    """Return accuracies at the end."""
+    names = [m for m in ("global", "personal", "hybrid") if fitted.last.get(f"test/{m}/accuracy")]
+    row = {f"{model}_accuracy": shorter(fitted.last[f"test/{model}/accuracy"]) for model in names}
+    return {"attacks.csv": [row]}
+
+
+def parameter_rows(fitted: Fitted) -> Mapping[str, list[Row]]:
+    """Return the losses of each round."""
+    rows = [
+        {
+            "round": each["round"],
+            "train_loss": shorter(each["train/loss"]) if each["train/loss"] else "",
+            **{f"{m}_loss": shorter(each[f"val/{m}/loss"]) for m in ("global", "personal")},
+        }
+        for each in fitted.rounds
+        if each.get("val/personal/loss")
+    ]
+    last = {f"{m}_loss": shorter(fitted.last[f"test/{m}/loss"]) for m in ("global", "personal")}
+    return {"parameter_curves.csv": rows, "parameters.csv": [last]}
+
+
+def draw_attacks(rows: list[Row], path: Path) -> None:
+    """Draw accuracy against the share of malicious clients."""
+    figure = Figure(figsize=(4.2 * len(ATTACKS), 4.4), layout="constrained")
+    panels = figure.subplots(1, len(ATTACKS), sharey=True)
+    for axes, attack in zip(panels, ATTACKS):
+        kept = [row for row in rows if row["attack"] in (attack, "none")]
+        for number, ((method,), own) in enumerate(grouped(kept, "method")):
+            for model, line in (("personal", "-"), ("global", "--"), ("hybrid", ":")):
+                if model == "hybrid" and method != "FLAME":
+                    continue
+                points = [
+                    (float(f), statistics.mean(float(r[f"{model}_accuracy"]) for r in each))
+                    for (f,), each in grouped(own, "fraction")
+                    if each[0].get(f"{model}_accuracy")
+                ]
+                if points:
+                    axes.plot(
+                        *zip(*sorted(points)), line, color=COLOURS[number],
+                        marker=MARKERS[number], ms=4, label=f"{method}, {model}",
+                    )  # fmt: skip
+        axes.set(title=attack, xlabel="fraction of malicious clients")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("test accuracy of benign clients")
+    panels[-1].legend(frameon=False, fontsize="x-small")
+    figure.savefig(path, dpi=130)
+
+
+def draw_parameters(rows: list[Row], path: Path) -> None:
+    """Draw losses over rounds."""
+    figure = Figure(figsize=(4.2 * len(PARAMETERS), 4), layout="constrained")
+    panels = figure.subplots(1, len(PARAMETERS), sharey=True)
+    for axes, name in zip(panels, PARAMETERS):
+        kept = [row for row in rows if row["figure"] == name]
+        for number, ((line,), own) in enumerate(grouped(kept, "line")):
+            for model, style in (("personal", "-"), ("global", "--")):
+                points = [
+                    (int(r) + 1, statistics.mean(float(row[f"{model}_loss"]) for row in each))
+                    for (r,), each in grouped(own, "round")
+                ]
+                color = COLOURS[(0, 5, 4)[number]]
+                axes.plot(*zip(*points), style, color=color, label=f"{line}, {model}")
+        axes.set(title=name, xlabel="round", yscale="log")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend(frameon=False, fontsize="x-small")
+    panels[0].set_ylabel("validation loss")
+    figure.savefig(path, dpi=130)
+
+
+def draw(folder: Path = HERE) -> None:
+    """Draw what there is."""
+    if rows := read(folder / "attacks.csv"):
+        draw_attacks(rows, folder / "attacks.png")
+    if rows := read(folder / "parameter_curves.csv"):
+        draw_parameters(rows, folder / "parameters.png")
+
+
+def main() -> None:
+    """Run what is missing, and draw the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("what", choices=["attacks", "parameters"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--workers", type=int, default=2)
+    asked = parser.parse_args()
+    if asked.what == "attacks":
+        names, rows_of, jobs = ("attack", "fraction", "method", "seed"), attack_rows, attack_jobs
+    else:
+        names, rows_of, jobs = ("figure", "line", "seed"), parameter_rows, parameter_jobs
+    work(jobs(asked.seeds), HERE / f"{asked.what}.csv", names, rows_of, asked.workers)
+    draw()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Runs of a table, side by side, each once: what is done is a row of a CSV, and is not done again.
+
+A run is a config, as ``python -m pl_fed fit --config`` takes it. It goes on where it was killed:
+its folder lies under ``runs/`` until its row is written.
+"""
+
+import contextlib
+import csv
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+Row = dict[str, str]
+Config = dict[str, Any]
+
+
+@dataclass
+class Fitted:
+    """What a run left in its folder.
+
+    Attributes:
+        last: The row of the test in metrics.csv, by column.
+        rounds: All rows of metrics.csv.
+        clients: The rows of per_client.csv.
+        seconds: Its processor time; of the last part, if it was killed in between.
+    """
+
+    last: Row
+    rounds: list[Row]
+    clients: list[Row]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: what names it, and its config."""
+
+    key: tuple[str, ...]
+    config: Config = field(hash=False, compare=False)
+
+
+def merged(*configs: Mapping[str, Any]) -> Config:
+    """Lay configs on top of each other: what is given later counts, classes as a whole."""
+    result: Config = {}
+    for config in configs:
+        for name, value in config.items():
+            old = result.get(name)
+            joins = isinstance(value, Mapping) and isinstance(old, Mapping)
+            if joins and "class_path" not in value:
+                result[name] = merged(old, value)
+            else:
+                result[name] = deepcopy(value)
+    return result
+
+
+def made(path: str, /, **arguments: Any) -> Config:
+    """Return the config of an object of a class."""
+    return {"class_path": path, "init_args": arguments} if arguments else {"class_path": path}
+
+
+def fit(config: Config, folder: Path) -> Fitted:
+    """Run a federation in this process, or go on with what there is of it in ``folder``."""
+    from pl_fed.cli import FederatedCLI
+    from pl_fed.runs import last_checkpoint
+
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(merged(config, {"trainer": {"default_root_dir": str(folder)}})))
+    arguments = ["fit", "--config", str(file)]
+    if any(last_checkpoint(run) for run in folder.iterdir() if run.is_dir()):
+        arguments += ["--ckpt_path", "last"]
+    started = time.process_time()
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        run = Path(FederatedCLI(arguments).run_dir or folder)
+    seconds = time.process_time() - started
+    rounds, clients = read(run / "metrics.csv"), read(run / "per_client.csv")
+    return Fitted(rounds[-1], rounds, clients, seconds)
+
+
+def quiet() -> None:
+    """Make a process of the pool say nothing of each run, use one thread, and end with its parent.
+
+    A worker whose parent was killed would go on, beside those of the next try.
+    """
+    import torch
+
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _end_with(sentinel: int) -> None:
+    """Wait for another process to end, and end."""
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
+
+
+def work(
+    jobs: Sequence[Job],
+    results: Path,
+    names: Sequence[str],
+    rows_of: Callable[[Fitted], Mapping[str, list[Row]]],
+    workers: int = 2,
+) -> None:
+    """Run what is missing.
+
+    Args:
+        jobs: All runs.
+        results: The CSV that says which are done: a row each, named by ``names``.
+        names: The columns of a job's key.
+        rows_of: What is kept of a run: rows by the name of the CSV that they go to, ``results``
+            among them, whose row is written last.
+        workers: Processes.
+    """
+    results.parent.mkdir(parents=True, exist_ok=True)
+    done = {tuple(row[name] for name in names) for row in read(results)}
+    missing = [job for job in jobs if job.key not in done]
+    print(f"{len(jobs)} runs, {len(missing)} of them missing", flush=True)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, quiet, max_tasks_per_child=25) as pool:
+        futures = {pool.submit(_run, job, results.parent.name): job for job in missing}
+        for number, future in enumerate(as_completed(futures), 1):
+            job, key = futures[future], dict(zip(names, futures[future].key))
+            fitted = future.result()
+            kept = {**rows_of(fitted)}
+            kept[results.name] = [
+                {**row, "seconds": f"{fitted.seconds:.1f}"} for row in kept.pop(results.name)
+            ]
+            for name, rows in kept.items():
+                append(results.parent / name, names, job.key, [{**key, **row} for row in rows])
+            shutil.rmtree(_folder(job, results.parent.name), ignore_errors=True)
+            said = ", ".join(job.key)
+            print(f"{number}/{len(missing)} {said} ({fitted.seconds:.0f} s)", flush=True)
+
+
+def _run(job: Job, table: str) -> Fitted:
+    """Run a job in a process of the pool."""
+    return fit(job.config, _folder(job, table))
+
+
+def _folder(job: Job, table: str) -> Path:
+    name = "_".join(job.key).replace("/", "-").replace(" ", "-")
+    return ROOT / "runs" / "experiments" / table / name
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows that there are."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def append(path: Path, names: Sequence[str], key: tuple[str, ...], rows: Iterable[Row]) -> None:
+    """Write a run's rows, in place of what a killed run may have left there of it."""
+    old = [row for row in read(path) if tuple(row[name] for name in names) != key]
+    write(path, [*old, *rows])
+
+
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows, as a whole or not at all."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    temporary.replace(path)
+
+
+def shorter(value: str | float) -> str:
+    """Return a number with the digits that are worth keeping."""
+    return f"{float(value):.5g}"
+
+
+def grouped(rows: Iterable[Row], *names: str) -> Iterator[tuple[tuple[str, ...], list[Row]]]:
+    """Yield rows that agree in some columns, in the order in which they come first."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    yield from groups.items()

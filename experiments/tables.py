@@ -1,0 +1,64 @@
+"""Figures of a paper beside ours, as Markdown and as pictures."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
+MARKERS = "osD^vPX"  # Okabe and Ito's colours, told apart by their markers as well
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A figure of the paper, ours, and how far they may lie apart.
+
+    Args:
+        paper: The paper's mean.
+        std: Its standard deviation over runs, if it has one.
+        ours: Ours, one for each seed.
+        band: The largest difference of the means that counts as agreement.
+    """
+
+    paper: float
+    std: float | None
+    ours: Sequence[float]
+    band: float
+
+    @property
+    def difference(self) -> float:
+        """Ours less the paper's."""
+        return statistics.mean(self.ours) - self.paper
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the difference lies in the band."""
+        return abs(self.difference) <= self.band
+
+    def cells(self, digits: int = 4) -> list[str]:
+        """Return the paper's figure, ours, and the difference."""
+        sign = "✓" if self.agrees else "✗"
+        difference = f"{self.difference:+.{digits}f}".replace("-", "−")
+        return [
+            spread(self.paper, self.std, digits),
+            measured(self.ours, digits),
+            f"{difference} {sign}",
+        ]
+
+
+def spread(mean: float, std: float | None, digits: int = 4) -> str:
+    """Write a mean and its standard deviation."""
+    return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+
+
+def measured(values: Sequence[float], digits: int = 4) -> str:
+    """Write the mean over seeds and its sample standard deviation, or a dash."""
+    if not values:
+        return "–"
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return spread(statistics.mean(values), std, digits)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table."""
+    lines = [list(head), ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"

@@ -1,0 +1,103 @@
+"""Runs of a table: each once, from where it was killed, with the same row."""
+
+import pytest
+
+from experiments import grid
+from experiments.grid import Fitted, Job, append, fit, grouped, made, merged, read, work
+from experiments.tables import Comparison, markdown, measured
+
+TINY = {
+    "seed_everything": 3,
+    "model": made(
+        "pl_fed.clients.Ditto",
+        net=made("pl_fed.models.MLP", in_features=64, hidden=[8], num_classes=10),
+        lam=0.1,
+    ),
+    "data": {
+        "dataset": made("pl_fed.data.Digits"),
+        "partitioner": made("pl_fed.partitioners.Shards", classes_per_client=2),
+        "num_clients": 10,
+        "batch_size": 50,
+    },
+    "federation": {
+        "sampler": made("pl_fed.samplers.Uniform", cohort_size=4),
+        "engine": "one_by_one",
+    },
+    "trainer": {
+        "max_epochs": 4,
+        "check_val_every_n_epoch": 2,
+        "num_sanity_val_steps": 0,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    },
+}
+
+
+def test_later_configs_count_and_classes_do_so_as_a_whole():
+    first = {"a": {"x": 1, "y": 2}, "net": made("One", width=3)}
+    second = {"a": {"y": 5}, "net": made("Two", depth=1)}
+    assert merged(first, second) == {"a": {"x": 1, "y": 5}, "net": made("Two", depth=1)}
+    assert first["a"] == {"x": 1, "y": 2}
+    assert made("path.Class", path="a file") == {
+        "class_path": "path.Class",
+        "init_args": {"path": "a file"},
+    }
+
+
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
+    whole = fit(TINY, tmp_path / "whole")
+    assert [row["round"] for row in whole.rounds] == ["0", "1", "2", "3", "4"]
+    assert len(whole.clients) == 10
+    fit(merged(TINY, {"trainer": {"max_epochs": 2}}), tmp_path / "killed")
+    resumed = fit(TINY, tmp_path / "killed")
+    kept = [name for name in whole.last if name.startswith("test/")]
+    assert kept
+    assert [resumed.last[name] for name in kept] == [whole.last[name] for name in kept]
+    assert resumed.clients == whole.clients
+
+
+def rows_of(fitted: Fitted):
+    return {"results.csv": [{"accuracy": fitted.last["test/personal/accuracy"]}]}
+
+
+def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "ROOT", tmp_path)
+    results = tmp_path / "table" / "results.csv"
+    short = merged(TINY, {"trainer": {"max_epochs": 1}})
+    both = [Job(("a", "1"), short), Job(("b", "1"), short)]
+    results.parent.mkdir()
+    append(results, ("name", "seed"), ("a", "1"), [{"name": "a", "seed": "1", "accuracy": "0.5"}])
+    work(both, results, ("name", "seed"), rows_of, workers=1)
+    rows = {row["name"]: row for row in read(results)}
+    assert list(rows) == ["a", "b"]
+    assert rows["a"]["accuracy"] == "0.5"
+    assert 0 < float(rows["b"]["accuracy"]) <= 1
+    assert float(rows["b"]["seconds"]) > 0
+    assert not (tmp_path / "runs" / "experiments" / "table" / "b_1").exists()
+    before = results.read_text()
+    work(both, results, ("name", "seed"), rows_of, workers=1)
+    assert results.read_text() == before
+
+
+def test_rows_take_the_place_of_what_a_kill_left(tmp_path):
+    path = tmp_path / "curves.csv"
+    append(path, ("run",), ("a",), [{"run": "a", "round": "0"}, {"run": "a", "round": "1"}])
+    append(path, ("run",), ("b",), [{"run": "b", "round": "0", "more": "x"}])
+    append(path, ("run",), ("a",), [{"run": "a", "round": "0"}])
+    assert [(row["run"], row["round"], row["more"]) for row in read(path)] == [
+        ("b", "0", "x"),
+        ("a", "0", ""),
+    ]
+    groups = dict(grouped(read(path), "run"))
+    assert list(groups) == [("b",), ("a",)]
+
+
+@pytest.mark.parametrize(("band", "agrees"), [(0.021, True), (0.019, False)])
+def test_comparisons(band, agrees):
+    one = Comparison(paper=0.9, std=0.01, ours=[0.87, 0.89], band=band)
+    assert one.difference == pytest.approx(-0.02)
+    assert one.agrees is agrees
+    assert one.cells(2) == ["0.90 ± 0.01", "0.88 ± 0.01", f"−0.02 {'✓' if agrees else '✗'}"]
+    assert measured([], 2) == "–"
+    assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"

@@ -1,0 +1,145 @@
+"""The papers' tables: their configs, and the clients that are theirs alone."""
+
+import contextlib
+import io
+
+import pytest
+import torch
+import yaml
+from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from torch.nn.functional import cross_entropy
+
+from experiments.ditto import points
+from experiments.ditto import run as ditto
+from experiments.ditto.clients import ManyDittos
+from experiments.ditto.data import Share
+from experiments.fedtilt import run as fedtilt
+from experiments.flame import figures, report
+from experiments.flame import run as flame
+from experiments.flame.reference import UnsynchronizedDitto
+from pl_fed.cli import FederatedCLI
+from pl_fed.clients import Ditto, FedAvg
+from pl_fed.data import Arrays
+
+CONFIGS = {
+    **{f"flame {m}": flame.config("mnist/label_q2", m, 1) for m in flame.METHODS},
+    **{f"flame {s}": flame.config(s, "FLAME", 1) for s in [*flame.SETTINGS, "cifar10/label_q2"]},
+    **{str(job.key): job.config for job in figures.attack_jobs([1])[5:10]},
+    **{str(job.key): job.config for job in figures.parameter_jobs([1])[::3]},
+    **{
+        f"fedtilt {s} {m} {split}": fedtilt.job(s, split, m, 0).config
+        for s, split in zip(fedtilt.SETTINGS, 3 * list(fedtilt.SPLITS))
+        for m in fedtilt.METHODS
+    },
+    **{
+        f"ditto {table} {m}": ditto.config(table, "A2_50" if i % 2 else "A3_80", m, 0)
+        for table in ditto.TABLES
+        for i, m in enumerate(ditto.METHODS[table])
+    },
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_is_one_that_fit_takes(name, tmp_path):
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(CONFIGS[name]))
+    said, wrong = io.StringIO(), io.StringIO()
+    arguments = ["fit", "--config", str(tmp_path / "x.yaml"), "--print_config"]
+    with (
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(wrong),
+        pytest.raises(SystemExit) as ended,
+    ):
+        FederatedCLI(arguments)
+    assert not ended.value.code, wrong.getvalue()
+    assert CONFIGS[name]["model"]["class_path"] in said.getvalue()
+
+
+def test_copies_that_are_never_synchronised():
+    """Two rounds by hand: one step of each copy a round, w their mean, v pulled to w."""
+    data = shared_out(classes([6, 6]), batch_size=6)
+    client = UnsynchronizedDitto(seeded(mlp), lam=0.5, global_lr=0.3, optimizer=sgd(0.1))
+    found = run_rounds(client, data, rounds=2)
+    start = torch.nn.utils.parameters_to_vector(seeded(mlp).parameters()).double().detach()
+    net = mlp().double()
+
+    def gradient(row, k):
+        torch.nn.utils.vector_to_parameters(row, net.parameters())
+        index = data.clients.train.samples(k)
+        loss = cross_entropy(net(data.clients.x[index].double()), data.clients.y[index])
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*net.parameters()])])
+
+    copies, v, w = [start, start], [start, start], start
+    for _ in range(2):
+        v = [row - 0.1 * (gradient(row, k) + 0.5 * (row - w)) for k, row in enumerate(v)]
+        copies = [row - 0.3 * gradient(row, k) for k, row in enumerate(copies)]
+        w = torch.stack(copies).mean(0)
+    torch.testing.assert_close(found.w, w)
+    torch.testing.assert_close(found.v, torch.stack(v))
+    torch.testing.assert_close(found.states["personal_alone"], torch.stack(copies))
+
+
+def test_one_run_for_many_lams_is_as_many_runs():
+    data = shared_out(classes([30, 24, 12, 8], seed=4), val_fraction=0.25)
+    lams = (0.0, 0.5, 3.0)
+    how = {"optimizer": sgd(0.3), "local_epochs": 2}
+    many = run_rounds(ManyDittos(seeded(mlp), lams=lams, choices=(0.5,), lam=0.5, **how), data)
+    for i, lam in enumerate(lams):
+        one = run_rounds(Ditto(seeded(mlp), lam=lam, **how), data)
+        torch.testing.assert_close(many.states[f"personal_{i}"], one.v)
+        torch.testing.assert_close(many.w, one.w)
+        assert torch.equal(many.v, many.states["personal_1"])  # its one choice
+    torch.testing.assert_close(many.w, run_rounds(FedAvg(seeded(mlp), **how), data).w)
+
+
+def test_a_share_takes_as_much_of_each_part():
+    split = torch.tensor([0, 2] * 50)
+    x = torch.arange(100.0)[:, None]
+    share = Share(shared_out(Arrays(x, split // 2, split=split, num_classes=2)).dataset, 0.2)
+    arrays = share.load()
+    assert torch.equal(arrays.split.bincount(), torch.tensor([10, 0, 10]))
+    assert len(arrays.x.unique()) == 20
+    assert torch.equal(arrays.y, arrays.x[:, 0].long() % 2)
+    assert torch.equal(arrays.x, share.load().x)
+
+
+@pytest.mark.parametrize("name", points.FIGURE_1)
+def test_errors_of_points_are_exact(name):
+    """Against the least error of (79), (84), at λ*, and against draws."""
+    setting = points.FIGURE_1[name]
+    noise = setting.sigma**2 / setting.samples
+    excess = setting.malicious / (setting.devices - 1) * (setting.tau_a**2 - setting.tau**2)
+    others = setting.devices * setting.tau**2 + noise + (excess if setting.malicious else 0.0)
+    least = 1 / (1 / noise + (setting.devices - 1) / others)
+    assert setting.best == pytest.approx(points.PAPER[name], abs=5e-5)
+    assert setting.errors(setting.best)[0] == pytest.approx(least, rel=1e-12)
+    assert setting.errors(0.0)[0] == pytest.approx(noise)
+    drawn = points.Points(setting, seed=2)
+    estimates = drawn.y.view(setting.devices, setting.samples, -1).mean(1)
+    for lam in (0.3, setting.best, 1e9):
+        models = (estimates + lam * estimates.mean(0)) / (1 + lam)
+        squares = (models - drawn.truth)[: setting.benign].square()
+        exact = setting.errors(lam)
+        assert float(squares.mean()) == pytest.approx(exact[0], rel=0.06)
+        assert float(squares.var(0).mean()) ** 0.5 == pytest.approx(exact[1], rel=0.06)
+
+
+def test_the_table_counts_what_agrees():
+    paper = [
+        {"setting": "mnist/label_q2", "column": "FLAME PM", "mean": "0.98", "std": "0.003"},
+        {"setting": "mnist/label_q2", "column": "FLAME HM", "mean": "0.98", "std": "0.003"},
+        {"setting": "mnist/label_q2", "column": "FLAME GM", "mean": "0.80", "std": "0.02"},
+        {"setting": "mnist/label_q3", "column": "FLAME GM", "mean": "0.80", "std": "0.02"},
+    ]
+    row = {
+        "setting": "mnist/label_q2",
+        "method": "FLAME",
+        "seed": "1",
+        "personal_accuracy": "0.985",
+    }
+    row |= {"hybrid_by_test_accuracy": "0.9861", "lagged_global_accuracy": "0.829"}
+    results = report.Results([row])
+    compared = report.comparisons(results, paper)
+    assert list(compared) == ["mnist/label_q2"]
+    agree = {name: one.agrees for name, one in compared["mnist/label_q2"].items()}
+    assert agree == {"FLAME PM": True, "FLAME HM": False, "FLAME GM": True}
+    assert "FLAME: 2 of 3 figures agree" in report.tables(results, compared)

@@ -1,0 +1,661 @@
+"""``export``: clients' models as files that load without pl_fed and give what ``predict`` does."""
+
+import csv
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nets
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import pl_fed
+from pl_fed import runs
+from pl_fed.cli import main
+from pl_fed.data import Digits, FederatedData
+from pl_fed.exports import formats
+from pl_fed.federation import Federation
+from pl_fed.models import MLP
+from pl_fed.partitioners import Shards
+from pl_fed.runs import RowsOf, made_whole
+from pl_fed.samplers import All
+
+SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.2}}
+SIZES = {"in_features": 64, "hidden": [8], "num_classes": 10}
+SMALL = {"class_path": "pl_fed.models.MLP", "init_args": SIZES}
+BUSY = {"class_path": "nets.Busy", "init_args": {"width": 4}}
+FROZEN = {"class_path": "nets.OnFeatures", "init_args": {"width": 16}}
+CLIENTS = [1, 4]
+
+
+def config(folder, algorithm="Ditto", net=SMALL, federation=None, data=None, trainer=None, **model):
+    """A federation of six clients on the digits, of two rounds."""
+    return {
+        "seed_everything": 0,
+        "model": {
+            "class_path": f"pl_fed.clients.{algorithm}",
+            "init_args": {"net": net, "optimizer": SGD, **model},
+        },
+        "data": {
+            "dataset": {"class_path": "pl_fed.data.Digits"},
+            "partitioner": {
+                "class_path": "pl_fed.partitioners.Shards",
+                "init_args": {"classes_per_client": 3},
+            },
+            "num_clients": 6,
+            "normalize": "feature",
+            **(data or {}),
+        },
+        "federation": {
+            "engine": "one_by_one",
+            "sampler": {"class_path": "pl_fed.samplers.All"},
+            **(federation or {}),
+        },
+        "trainer": {
+            "default_root_dir": str(folder / "runs"),
+            "max_epochs": 2,
+            "num_sanity_val_steps": 0,
+            "accelerator": "cpu",
+            "enable_model_summary": False,
+            "enable_progress_bar": False,
+            **(trainer or {}),
+        },
+    }
+
+
+def trained(folder, *args, **kwargs):
+    """Run it, and return the run's folder."""
+    (folder / "c.yaml").write_text(yaml.safe_dump(config(folder, *args, **kwargs)))
+    main(["fit", "--config", str(folder / "c.yaml")])
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def predicted(run):
+    """Return what ``predict`` says, by client: lists of samples, predictions, probabilities."""
+    before = set(run.parent.glob("*/predictions.csv"))
+    main(["predict", "--config", str(run / "config.yaml"), "--ckpt_path", str(checkpoint(run))])
+    (new,) = set(run.parent.glob("*/predictions.csv")) - before
+    found = {}
+    with new.open(newline="") as file:
+        for row in csv.DictReader(file):
+            own = found.setdefault(int(row["client"]), ([], [], []))
+            for values, name, kind in zip(
+                own, ("sample", "prediction", "probability"), (int, int, float)
+            ):
+                values.append(kind(row[name]))
+    return found
+
+
+def checkpoint(run):
+    return run / "checkpoints" / "last.ckpt"
+
+
+def export(run, *args, out="out"):
+    main(["export", "--ckpt", str(run), "--out", str(run / out), *args])
+    return run / out, json.loads((run / out / "manifest.json").read_text())
+
+
+def inputs(about, samples):
+    """Digits as whoever has no pl_fed prepares them: by the manifest alone."""
+    about = about["inputs"]
+    x = Digits().load().x[samples].to(getattr(torch, about["dtype"])) / about["scale"]
+    if about["mean"] is not None:
+        x = (x - torch.tensor(about["mean"])) / torch.tensor(about["std"])
+    assert list(x.shape[1:]) == about["shape"]
+    return x
+
+
+def rebuilt(net):
+    """The net as its user configured it."""
+    made = {"nets.Busy": nets.Busy, "nets.OnFeatures": nets.OnFeatures}.get(net["class_path"], MLP)
+    return made(**net["init_args"])
+
+
+def assert_gives(outputs, expected):
+    _, predictions, probabilities = expected
+    assert outputs.argmax(1).tolist() == predictions
+    found = outputs.softmax(1).amax(1).double()
+    torch.testing.assert_close(found, torch.tensor(probabilities).double(), rtol=0, atol=1e-6)
+
+
+CASES = {
+    "Ditto": {"lam": 0.1},
+    "FLAME": {"lam": 1.0, "rho": 0.1},
+    "Finetuning": {"finetune_steps": 4},
+    "PerFedAvg": {},
+    "APFL": {},
+    "Local": {},
+    "DittoChoice": {"data": {"val_fraction": 0.3}},
+    "FedBN": {"net": BUSY},
+    "FedPer": {"net": BUSY},
+    "FedRep": {"net": BUSY},
+    "Ditto, frozen": {"algorithm": "Ditto", "net": FROZEN},
+    "Ditto, busy": {"algorithm": "Ditto", "net": BUSY},
+    "Ditto, on disk": {"algorithm": "Ditto", "federation": {"store": "store"}},
+    "Ditto, float64": {"algorithm": "Ditto", "trainer": {"precision": "64-true"}},
+    "Finetuning, clipped": {
+        "algorithm": "Finetuning",
+        "finetune_steps": 4,
+        "trainer": {"gradient_clip_val": 0.1},
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_files_give_what_predict_gives(case, tmp_path, monkeypatch):
+    """State dict and program, on inputs that the manifest alone prepares."""
+    monkeypatch.chdir(tmp_path)
+    how = {"algorithm": case, **CASES[case]}
+    run = trained(tmp_path, **how)
+    expected = predicted(run)
+    out, about = export(run, "--client", *map(str, CLIENTS))
+    assert [each["client"] for each in about["models"]] == CLIENTS
+    weights = []
+    for each, client in zip(about["models"], CLIENTS):
+        assert each["model"] == "personal"
+        x = inputs(about, expected[client][0])
+        net = rebuilt(how.get("net", SMALL)).eval().to(x.dtype)
+        tensors = torch.load(out / f"client_{client}.pt", weights_only=True)
+        net.load_state_dict(tensors, strict=True)
+        with torch.no_grad():
+            assert_gives(net(x), expected[client])
+        program = torch.export.load(out / f"client_{client}.pt2").module()
+        for some in (1, 2, len(x)):
+            torch.testing.assert_close(program(x[:some]), net(x[:some]), rtol=1e-6, atol=1e-6)
+        weights.append(torch.cat([tensor.flatten().double() for tensor in tensors.values()]))
+        sizes = sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
+        assert sizes == sum(tensor.nbytes for tensor in tensors.values()), "no more than its own"
+    assert not torch.equal(*weights), "each client has its own"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of Ditto with validation data, where the global model is the better one for some."""
+    how = {"lam": 0.01, "personal_lr": 0.02, "local_epochs": 1}
+    long = {"data": {"val_fraction": 0.2}, "trainer": {"max_epochs": 12}}
+    return trained(tmp_path_factory.mktemp("ditto"), **how, **long)
+
+
+@pytest.fixture
+def folder(run):
+    """The run's folder, of which what a test adds is taken away."""
+    before = set(run.iterdir())
+    yield run
+    for path in set(run.iterdir()) - before:
+        for file in sorted(path.rglob("*"), reverse=True):
+            file.unlink() if file.is_file() else file.rmdir()
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+WITHOUT_PL_FED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("pl_fed", "lightning", "pytorch_lightning"):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Block())
+import pathlib, torch
+folder = pathlib.Path(sys.argv[1])
+x = torch.load(folder / "x.pt", weights_only=True)
+found = {}
+for path in sorted(folder.glob("*.pt2")):
+    found[path.stem] = torch.export.load(path).module()(x).detach()
+    tensors = torch.load(path.with_suffix(".pt"), weights_only=True)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10))
+    net.load_state_dict(dict(zip(net.state_dict(), tensors.values())))
+    assert (net(x.flatten(1)) - found[path.stem]).abs().max() < 1e-5
+torch.save(found, folder / "found.pt")
+"""
+
+
+def test_where_there_is_no_pl_fed(folder):
+    out, about = export(folder, "--client", "all", "--global")
+    names = [each["name"] for each in about["models"]]
+    assert names == ["global", *(f"client_{k}" for k in range(6))]
+    expected = predicted(folder)
+    samples = [sample for own in expected.values() for sample in own[0]]
+    torch.save(inputs(about, samples), out / "x.pt")
+    command = [sys.executable, "-c", WITHOUT_PL_FED, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=out, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = torch.load(out / "found.pt", weights_only=True)
+    at = 0
+    for client, own in expected.items():
+        assert_gives(found[f"client_{client}"][at : at + len(own[0])], own)
+        at += len(own[0])
+    saved = torch.load(checkpoint(folder), weights_only=True)["state_dict"]
+    mine = torch.load(out / "global.pt", weights_only=True)
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, saved[f"global_model.{name}"])
+
+
+def test_the_manifest_says_what_one_must_know(folder):
+    _, about = export(folder, "--client", "4", "3")
+    assert [each["client"] for each in about["models"]] == [4, 3], "in the order asked for"
+    assert about["classes"] == 10
+    assert about["algorithm"] == "Ditto"
+    assert about["net"] == "pl_fed.models.mlp.MLP"
+    assert about["checkpoint"] == str(checkpoint(folder))
+    module = FederatedData(Digits(), Shards(3), 6, val_fraction=0.2, normalize="feature", seed=0)
+    x, train = Digits().load().x, module.clients.train.index
+    shown = about["inputs"]
+    assert shown["shape"] == [1, 8, 8]
+    assert shown["dtype"] == "float32"
+    assert (shown["scale"], shown["transforms"], shown["skew"]) == (1, [], None)
+    torch.testing.assert_close(torch.tensor(shown["mean"]), x[train].mean(0))
+    expected = x[train].std(0, correction=0) + 0.001
+    torch.testing.assert_close(torch.tensor(shown["std"]), expected)
+    for each in about["models"]:
+        assert each["val_samples"] == int(module.clients.val.sizes[each["client"]])
+        assert each["files"] == [f"client_{each['client']}.pt", f"client_{each['client']}.pt2"]
+
+
+def test_validation_takes_the_better_model_as_the_hybrid_does(folder):
+    """Each model's validation accuracy, counted anew from the files; ties go by the loss."""
+    own, _ = export(folder, "--client", "all", "--global", out="own")
+    best, about = export(folder, "--client", "all", "--select", "validation", out="best")
+    module = FederatedData(Digits(), Shards(3), 6, val_fraction=0.2, normalize="feature", seed=0)
+    x, y, val = module.clients.x, module.clients.y, module.clients.val
+
+    def judged(path, client):
+        net = rebuilt(SMALL)
+        net.load_state_dict(torch.load(path, weights_only=True))
+        samples = val.samples(client)
+        with torch.no_grad():
+            outputs = net(x[samples])
+        right = (outputs.argmax(1) == y[samples]).double().mean()
+        return float(right), -float(torch.nn.functional.cross_entropy(outputs, y[samples]))
+
+    chosen = []
+    for each in about["models"]:
+        client = each["client"]
+        pair = {
+            "global": judged(own / "global.pt", client),
+            "personal": judged(own / f"client_{client}.pt", client),
+        }
+        chosen.append(max(pair, key=pair.get))
+        assert each["model"] == chosen[-1]
+        assert each["val_accuracy"] == pytest.approx(pair[each["model"]][0])
+        assert each["val_loss"] == pytest.approx(-pair[each["model"]][1], abs=1e-5)
+        source = own / ("global.pt" if each["model"] == "global" else f"client_{client}.pt")
+        first = torch.load(source, weights_only=True)
+        second = torch.load(best / f"client_{client}.pt", weights_only=True)
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    assert set(chosen) == {"global", "personal"}, "or nothing was chosen here"
+
+
+def test_the_global_model_for_clients(folder):
+    out, about = export(folder, "--client", "2", "--global", "--select", "global")
+    assert [each["model"] for each in about["models"]] == ["global", "global"]
+    first, second = (torch.load(out / f"{n}.pt", weights_only=True) for n in ("global", "client_2"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_uint8_images_pairs_transforms_and_no_validation_data(tmp_path):
+    """What is written of the inputs' preparation is what was done to them."""
+    draws = np.random.default_rng(0)
+    x = draws.integers(0, 256, (60, 3, 4, 4), dtype=np.uint8)
+    y = np.arange(60) % 3
+    np.savez(tmp_path / "mine.npz", x=x, y=y, client=np.arange(60) // 20)
+    data = {
+        "dataset": {
+            "class_path": "pl_fed.data.Npz",
+            "init_args": {"path": str(tmp_path / "mine.npz")},
+        },
+        "partitioner": None,
+        "num_clients": None,
+        "val_fraction": 0.0,
+        "normalize": [[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]],
+        "transforms": [
+            {"class_path": "torchvision.transforms.v2.CenterCrop", "init_args": {"size": [2, 2]}}
+        ],
+    }
+    small = {"in_features": 12, "hidden": [4], "num_classes": 3}
+    run = trained(tmp_path, net={**SMALL, "init_args": small}, data=data)
+    expected = predicted(run)
+    out, about = export(run, "--client", "1", "--format", "torch_export")
+    shown = about["inputs"]
+    assert shown["scale"] == 255
+    assert shown["transforms"][0].startswith("CenterCrop(size=[2, 2]")
+    raw = torch.from_numpy(x[expected[1][0]]).float()[:, :, 1:3, 1:3] / 255
+    mean, std = (torch.tensor(shown[name]) for name in ("mean", "std"))
+    program = torch.export.load(out / "client_1.pt2").module()
+    assert_gives(program((raw - mean) / std), expected[1])
+    assert (about["models"][0]["val_samples"], about["models"][0]["val_accuracy"]) == (0, None)
+    assert {path.name for path in out.iterdir()} == {"client_1.pt2", "manifest.json"}
+
+
+def test_real_valued_targets_have_a_loss_and_no_accuracy(tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
+    np.savez(tmp_path / "mine.npz", x=x, y=x[:, :2] * 2, client=np.arange(60) // 20)
+    data = {
+        "dataset": {
+            "class_path": "pl_fed.data.Npz",
+            "init_args": {"path": str(tmp_path / "mine.npz")},
+        },
+        "partitioner": None,
+        "num_clients": None,
+        "normalize": "none",
+    }
+    net = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 4, "out_features": 2}}
+    run = trained(tmp_path, net=net, data=data, criterion={"class_path": "torch.nn.MSELoss"})
+    _, about = export(run, "--client", "0", "--select", "validation")
+    (entry,) = about["models"]
+    assert entry["val_accuracy"] is None
+    assert entry["val_loss"] > 0
+    assert about["classes"] == 0
+    assert about["inputs"]["mean"] is None
+
+
+NO_ONNX = importlib.util.find_spec("onnxscript") is None
+
+
+@pytest.mark.skipif(NO_ONNX, reason="the package onnxscript is not there")
+def test_onnx(tmp_path):
+    from onnx.reference import ReferenceEvaluator
+
+    run = trained(tmp_path, net=BUSY)
+    expected = predicted(run)
+    out, about = export(run, "--client", "1", "4", "--format", "onnx", "state_dict")
+    assert about["models"][0]["files"] == ["client_1.onnx", "client_1.pt"]
+    for client in (1, 4):
+        x = inputs(about, expected[client][0])
+        (found,) = ReferenceEvaluator(str(out / f"client_{client}.onnx")).run(
+            None, {"inputs": x.numpy()}
+        )
+        assert_gives(torch.from_numpy(np.array(found)), expected[client])
+    assert len(list(out.iterdir())) == 5, "no weights beside them"
+
+
+def test_a_client_that_never_took_part_and_rows_that_are_not_asked_for(tmp_path, monkeypatch):
+    """Of the checkpoint only the rows that are wanted get into the store."""
+    sampler = {"class_path": "pl_fed.samplers.Uniform", "init_args": {"cohort_size": 2}}
+    run = trained(tmp_path, federation={"sampler": sampler}, trainer={"max_epochs": 1})
+    saved = torch.load(checkpoint(run), weights_only=True)["federation"]["store"]["personal"]
+    known, *_ = saved["clients"].tolist()
+    new = min(set(range(6)) - set(saved["clients"].tolist()))
+    kept = []
+    load = Federation.load_state_dict
+
+    def spy(self, state):
+        kept.append(state["store"]["personal"]["clients"].tolist())
+        load(self, state)
+
+    monkeypatch.setattr(Federation, "load_state_dict", spy)
+    out, _ = export(run, "--client", str(known), str(new))
+    assert kept == [[known]]
+    for client, row in ((known, saved["rows"][0][0]), (new, saved["default"])):
+        own = torch.load(out / f"client_{client}.pt", weights_only=True)
+        assert torch.equal(torch.cat([tensor.flatten() for tensor in own.values()]), row)
+
+
+def test_rows_of_some_clients(run):
+    some, every = (
+        RowsOf(torch.tensor(ids)).load_checkpoint(checkpoint(run))["federation"]["store"][
+            "personal"
+        ]
+        for ids in ([4, 1], list(range(9)))
+    )
+    assert sorted(every["clients"].tolist()) == list(range(6))
+    assert set(some["clients"].tolist()) == {1, 4}
+    all_rows = dict(zip(every["clients"].tolist(), torch.cat(every["rows"])))
+    for client, row in zip(some["clients"].tolist(), torch.cat(some["rows"])):
+        assert torch.equal(row, all_rows[client])
+
+
+def test_a_large_checkpoint_is_mapped_and_never_read_as_a_whole(folder, monkeypatch):
+    """Nor by Lightning's command line, which looks for hyperparameters in it."""
+    how = []
+    load = torch.load
+
+    def spy(path, *args, **kwargs):
+        how.append((str(path).endswith("last.ckpt"), kwargs.get("mmap")))
+        return load(path, *args, **kwargs)
+
+    monkeypatch.setattr(runs, "_LARGE", 0)
+    monkeypatch.setattr(torch, "load", spy)
+    export(folder, "--client", "1", "--format", "state_dict")
+    assert how == [(True, True)]
+
+
+# From Python
+
+
+def test_models_of_a_federation_after_a_fit(tmp_path):
+    """Copies: what becomes of them is no matter to the federation."""
+    net = nets.Busy()
+    client = pl_fed.clients.Ditto(net, lam=0.1)
+    module = FederatedData(Digits(), Shards(3), 6, seed=0)
+    federation = Federation(All(), engine="one_by_one", seed=0)
+    trainer = pl_fed.Trainer(
+        federation,
+        run_dir=tmp_path,
+        max_epochs=1,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(client, module)
+    before = trainer.predict(client, module)[0]
+    kinds = [type(layer) for layer in nets.Busy().modules()]
+    for one in (3, 0):
+        model = federation.model_of(one)
+        assert [type(layer) for layer in model.modules()] == kinds, "torch's own layers"
+        assert not any(layer.training for layer in model.modules())
+        with torch.no_grad():
+            outputs = model(module.clients.x[module.clients.test.samples(one)])
+            assert outputs.argmax(1).tolist() == before[one]["prediction"].tolist()
+            for tensor in (*model.parameters(), *model.buffers()):
+                assert tensor.untyped_storage().nbytes() == tensor.nbytes, "a memory of its own"
+                tensor.zero_()
+        (model(module.clients.x[:4]).sum() + model.head[0].weight.sum()).backward()  # it trains
+    after = trainer.predict(client, module)[0]
+    for one, other in zip(before, after):
+        assert torch.equal(one["probability"], other["probability"])
+    globals_ = [federation.model_of(k, "global").state_dict() for k in (0, 1)]
+    assert all(torch.equal(a, b) for a, b in zip(*(each.values() for each in globals_)))
+
+
+# What cannot be
+
+
+def refused(capsys, *args):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", *map(str, args)])
+    assert stopped.value.code in (1, 2)
+    text = capsys.readouterr().err
+    last = [line for line in text.splitlines() if line.startswith("error")]
+    assert len(last) == 1, text
+    assert text.rstrip().endswith(last[0]), "one sentence, and no trace"
+    return last[0].removeprefix("error: ")
+
+
+WRONG = {
+    "no checkpoint": (
+        ["--client", "1"],
+        "`ckpt` to be a checkpoint, or the folder of a run, but got none",
+    ),
+    "no such file": (["--ckpt", "no.ckpt", "--client", "1"], "but got no.ckpt: no such file"),
+    "nothing": (["--ckpt", "RUN"], "`client` to be ids of clients, or all, but got none"),
+    "no id": (["--ckpt", "RUN", "--client", "1", "x"], "ids of clients, or all, but got 'x'"),
+    "a negative id": (["--ckpt", "RUN", "--client", "-1"], "ids of clients, or all, but got '-1'"),
+    "all and one": (["--ckpt", "RUN", "--client", "all", "1"], "but got 'all'"),
+    "out of range": (
+        ["--ckpt", "RUN", "--client", "2", "6"],
+        "`client` to be ids from 0 to 5 but got 6",
+    ),
+    "no value": (
+        ["--ckpt", "RUN", "--client"],
+        "argument --client: expected at least one argument",
+    ),
+    "select": (
+        ["--ckpt", "RUN", "--client", "1", "--select", "best"],
+        "`select` to be 'personal', 'global' or 'validation' but got 'best'",
+    ),
+    "format": (
+        ["--ckpt", "RUN", "--client", "1", "--format", "onx"],
+        "`format` to be 'state_dict', 'torch_export' or 'onnx' but got 'onx'",
+    ),
+    "another option": (["--ckpt", "RUN", "--client", "1", "--data.sise=3"], "Expected"),
+    "another net": (
+        ["--ckpt", "RUN", "--client", "1", "--model.net.hidden=[5]"],
+        "Expected a checkpoint whose net is ",
+    ),
+    "no config": (["--ckpt", "RUN", "--client", "1", "--config", "no.yaml"], "no.yaml"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_one_sentence(what, folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args, words = WRONG[what]
+    found = refused(capsys, *(str(folder) if each == "RUN" else each for each in args))
+    assert found.startswith("Expected ")
+    assert words in found
+    assert not list(tmp_path.iterdir())
+    assert not (folder / "exports").exists()
+
+
+def test_files_that_are_no_checkpoints(folder, capsys, tmp_path):
+    (tmp_path / "text.ckpt").write_text("hello")
+    np.savez(tmp_path / "arrays.npz", x=np.zeros(3))
+    (tmp_path / "half.ckpt").write_bytes(checkpoint(folder).read_bytes()[:5000])
+    for name in ("text.ckpt", "arrays.npz", "half.ckpt"):
+        found = refused(capsys, "--ckpt", tmp_path / name, "--client", "1")
+        assert "`ckpt` to be a checkpoint of pl_fed" in found
+        assert found.endswith("it is broken, or of another kind.")
+    (tmp_path / "empty").mkdir()
+    found = refused(capsys, "--ckpt", tmp_path / "empty", "--client", "1")
+    assert found.endswith("empty: no checkpoints/last.ckpt in it.")
+    state = torch.load(checkpoint(folder), weights_only=True)
+    torch.save(state["state_dict"], tmp_path / "other.ckpt")
+    config = folder / "config.yaml"
+    args = ("--ckpt", tmp_path / "other.ckpt", "--client", "1")
+    assert "holds no federation" in refused(capsys, *args, "--config", config)
+    assert found.startswith("Expected ")
+    found = refused(capsys, *args)
+    assert "without any: give one by --config" in found
+
+
+def test_a_checkpoint_that_was_carried_elsewhere(folder, tmp_path):
+    """With its config beside it."""
+    for path in (checkpoint(folder), folder / "config.yaml"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    main(["export", "--ckpt", str(tmp_path / "last.ckpt"), "--client", "1"])
+    (out,) = (tmp_path / "exports").iterdir()
+    expected, _ = export(folder, "--client", "1")
+    found = [torch.load(each / "client_1.pt", weights_only=True) for each in (out, expected)]
+    assert all(torch.equal(*pair) for pair in zip(*(each.values() for each in found)))
+
+
+def test_algorithms_without_one_of_the_models(tmp_path, capsys):
+    run = trained(tmp_path, "FedAvg")
+    for select in ("personal", "validation"):
+        found = refused(capsys, "--ckpt", run, "--client", "1", "--select", select)
+        assert "`select` to be global for an algorithm that has no personal models" in found
+        assert found.endswith(f"but got {select}.")
+    _, about = export(run, "--global", "--format", "state_dict")
+    assert [each["name"] for each in about["models"]] == ["global"]
+    (tmp_path / "local").mkdir()
+    run = trained(tmp_path / "local", "Local")
+    found = refused(capsys, "--ckpt", run, "--client", "1", "--select", "validation")
+    assert "`select` to be personal for an algorithm that has no global models" in found
+    found = refused(capsys, "--ckpt", run, "--global")
+    assert "`global` to be left out" in found
+
+
+def test_onnx_needs_a_package(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    found = refused(capsys, "--ckpt", folder, "--client", "1", "--format", "onnx")
+    assert 'pip install "pl_fed[onnx]"' in found
+    assert not (folder / "exports").exists()
+
+
+@pytest.mark.parametrize("net", ["Undecided", "TwoByTwo"])
+def test_a_net_that_cannot_be_traced(net, tmp_path, capsys):
+    """Its state dict can be had."""
+    data = {"batch_size": 2, "drop_last": True, "test_fraction": 0.0, "val_fraction": 0.0}
+    run = trained(tmp_path, net={"class_path": f"nets.{net}"}, data=data)
+    found = refused(capsys, "--ckpt", run, "--client", "1")
+    assert f"`format` to be one that {net} can be written in but got 'torch_export', which" in found
+    assert not list((run / "exports").iterdir())
+    out, _ = export(run, "--client", "1", "--format", "state_dict")
+    getattr(nets, net)().load_state_dict(torch.load(out / "client_1.pt", weights_only=True))
+
+
+def test_an_interrupted_export_leaves_nothing(folder, monkeypatch):
+    """Also of what an earlier one left that was killed."""
+    beside = folder / ".out.tmp"
+    beside.mkdir()
+    (beside / "client_9.pt").touch()
+    written = []
+
+    def write(self, net, path):
+        written.append(path)
+        path.write_text("half")
+        if len(written) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(formats.StateDict, "write", write)
+        with pytest.raises(KeyboardInterrupt):
+            export(folder, "--client", "1", "2", "--format", "state_dict")
+    assert len(written) == 2
+    assert not beside.exists()
+    assert not (folder / "out").exists()
+    beside.mkdir()
+    (beside / "client_9.pt").touch()
+    out, _ = export(folder, "--client", "1", "--format", "state_dict")
+    assert {path.name for path in out.iterdir()} == {"client_1.pt", "manifest.json"}
+
+
+def test_a_folder_that_holds_something_is_left_alone(folder, capsys):
+    (folder / "full").mkdir()
+    (folder / "full" / "mine.txt").write_text("mine")
+    for name in ("full", "full/mine.txt"):
+        found = refused(capsys, "--ckpt", folder, "--client", "1", "--out", folder / name)
+        assert "`out` to be a new or an empty folder" in found
+    assert [path.name for path in (folder / "full").iterdir()] == ["mine.txt"]
+    (folder / "empty").mkdir()
+    out, _ = export(folder, "--client", "1", out="empty")
+    assert len(list(out.iterdir())) == 3
+
+
+def test_a_folder_is_made_whole(tmp_path):
+    with pytest.raises(FileNotFoundError), made_whole(tmp_path / "a" / "b") as beside:
+        (beside / "file").rename(beside / "none" / "file")
+    assert not list((tmp_path / "a").iterdir())
+    with made_whole(tmp_path / "a" / "b") as beside:
+        (beside / "file").touch()
+        assert not (tmp_path / "a" / "b").exists()
+    assert [path.name for path in (tmp_path / "a").rglob("*")] == ["b", "file"]
+
+
+def test_nothing_is_written_beside_and_the_data_may_lie_elsewhere(folder, tmp_path, monkeypatch):
+    """By default a new folder in the run's; the config's loggers and callbacks have no part."""
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.chdir(tmp_path)
+    logger = "--trainer.logger=lightning.pytorch.loggers.CSVLogger"
+    main(["export", "--ckpt", str(folder), "--client", "1", logger, "--trainer.logger.save_dir=x"])
+    (out,) = (folder / "exports").iterdir()
+    assert {path.name for path in out.iterdir()} == {"client_1.pt", "client_1.pt2", "manifest.json"}
+    after = {path: path.stat().st_mtime_ns for path in before}
+    assert after == before
+    assert not list(tmp_path.iterdir())
+    assert len(list(folder.parent.iterdir())) >= 1
+
+
+def test_help_tells_the_options(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for option in ("--ckpt", "--client", "--global", "--select", "--format", "--out", "--config"):
+        assert option in text
+    assert Path(sys.argv[0]).name not in text

@@ -1,0 +1,98 @@
+"""Small made files in the formats of real data sets."""
+
+import json
+
+import numpy as np
+from PIL import Image
+from torchvision import datasets
+
+
+def write_vehicle(root, devices=(0, 5, 22), each=4):
+    """As Ditto's file."""
+    numbers = np.random.default_rng(0)
+    samples = len(devices) * each
+    (root / "Vehicle").mkdir()
+    np.savez(
+        root / "Vehicle" / "vehicle_ditto_train.npz",
+        x=numbers.normal(size=(samples, 100)).astype("float32"),
+        y=np.resize(np.array([-1, 1], dtype=np.int8), samples),
+        device=np.repeat(devices, each).astype(np.int16),
+        device_names=np.array([f"f_{device:05}" for device in devices]),
+    )
+
+
+def leaf(users):
+    """The content of one of LEAF's files: inputs and classes of each user."""
+    return json.dumps(
+        {
+            "users": list(users),
+            "num_samples": [len(y) for _, y in users.values()],
+            "user_data": {user: {"x": x.tolist(), "y": list(y)} for user, (x, y) in users.items()},
+        }
+    )
+
+
+def write_femnist(root, writers=12, each=10):
+    """As LEAF's preprocess.sh writes it, most of each writer's characters to train on."""
+    numbers = np.random.default_rng(0)
+    for part, share in (("train", 0.8), ("test", 0.2)):
+        count = int(each * share)
+        made = {
+            f"f{w:04}_00": (numbers.random((count, 784)), numbers.integers(62, size=count).tolist())
+            for w in range(writers)
+        }
+        (root / "femnist" / part).mkdir(parents=True)
+        (root / "femnist" / part / f"all_data_0_{part}.json").write_text(leaf(made))
+
+
+def write_celeba(root, identity, monkeypatch):
+    """As torchvision wants it: an image of each identity given; md5 sums are not asked for."""
+    folder = root / "celeba"
+    (folder / "img_align_celeba").mkdir(parents=True)
+    count = len(identity)
+    names = [f"{i:06}.jpg" for i in range(1, count + 1)]
+    numbers = np.random.default_rng(0)
+    for name in names:
+        pixels = numbers.integers(256, size=(218, 178, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "img_align_celeba" / name)
+    lines = {
+        "list_eval_partition.txt": [f"{n} {min(2, i // 5)}" for i, n in enumerate(names)],
+        "identity_CelebA.txt": [f"{n} {k}" for n, k in zip(names, identity)],
+        "list_attr_celeba.txt": [
+            *(str(count), "Young Smiling"),
+            *(f"{n} 1 {(-1) ** i}" for i, n in enumerate(names)),
+        ],
+        "list_bbox_celeba.txt": [
+            *(str(count), "x_1 y_1 width height"),
+            *(f"{n} 1 1 1 1" for n in names),
+        ],
+        "list_landmarks_align_celeba.txt": [str(count), "a b", *(f"{n} 1 1" for n in names)],
+    }
+    for name, content in lines.items():
+        (folder / name).write_text("\n".join(content) + "\n")
+    monkeypatch.setattr(datasets.CelebA, "file_list", [])
+
+
+def write_scans(root, each=20):
+    """As Medical MNIST: grey images of 64×64, in a folder for each of six kinds."""
+    numbers = np.random.default_rng(0)
+    for kind in ("AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT"):
+        folder = root / "MedicalMNIST" / kind
+        folder.mkdir(parents=True)
+        for number in range(each):
+            pixels = numbers.integers(256, size=(64, 64), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number:06}.jpeg")
+
+
+def write_tags(root, users=12, each=6, words=10_000, tags=500):
+    """As StackOverflow's tag prediction: shares of words, and some tags of each question."""
+    numbers = np.random.default_rng(0)
+    count = users * each
+    x = np.zeros((count, words), dtype="float32")
+    y = np.zeros((count, tags), dtype="float32")
+    for question in range(count):
+        x[question, numbers.integers(words, size=20)] += 1 / 20
+        y[question, numbers.integers(tags, size=numbers.integers(1, 6))] = 1
+    path = root / "stackoverflow_tags.npz"
+    np.savez(path, x=x, y=y, client=np.repeat(np.arange(users) * 7 + 3, each))
+    return path
