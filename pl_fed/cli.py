@@ -36,7 +36,9 @@ from pl_fed.data import FederatedData
 from pl_fed.exports import Export, Request
 from pl_fed.federation import Federation
 from pl_fed.messages import sentence
-from pl_fed.reports import Split
+from pl_fed.reports import command
+from pl_fed.reports.configs import group_name
+from pl_fed.reports.split import Split
 from pl_fed.runs import RowsOf, is_first_process, last_checkpoint, last_run, new_folder
 from pl_fed.trainer import Trainer
 
@@ -52,6 +54,7 @@ _TO_LOAD = [  # a checkpoint, in one process: what is to be predicted is nothing
     *("--trainer.enable_checkpointing=false", "--data.predict_clients=[]"),
 ]
 _RUN_ID = "wandb_run_id"  # a file in the run's folder: a resumed run is the same run
+_SWEEP = "WANDB_SWEEP_ID"  # set by the agent of a sweep for the runs that it starts
 
 # Timer's argument `interval` is one of Lightning's enums, which config.yaml could not hold
 yaml.SafeDumper.add_multi_representer(
@@ -126,9 +129,10 @@ class FederatedCLI(SectionsCLI):
         config = self.config[self.subcommand]
         if config.ckpt_path == "last" and not resumes:
             config.ckpt_path = str(last_checkpoint(last_run(root)))
+        group = group_name(config.as_dict())
         for logger in _entries(config.trainer.logger):
             if self.run_dir is not None:
-                _place(logger, self.run_dir)
+                _place(logger, self.run_dir, group)
         super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
@@ -273,11 +277,14 @@ def main(args: ArgsType = None) -> None:
     )
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended.*")
-    os.environ.setdefault("WANDB_MODE", "offline")
+    if _SWEEP not in os.environ:  # whose agent waits for what its runs log
+        os.environ.setdefault("WANDB_MODE", "offline")
     given = sys.argv[1:] if args is None else args
     try:
         if isinstance(given, list) and given[:1] == ["partition"]:
             PartitionCLI([*_ANY_MODEL, *given[1:]])
+        elif isinstance(given, list) and given[:1] == ["report"]:
+            command.report(given[1:])
         elif isinstance(given, list) and given[:1] == ["export"]:
             ExportCLI(given[1:])
         else:
@@ -318,8 +325,14 @@ def _entries(logger: Any) -> Iterator[Namespace]:
             yield each
 
 
-def _place(logger: Namespace, folder: Path) -> None:
-    """Make a logger write under the run's folder, and W&B go on with the folder's run."""
+def _place(logger: Namespace, folder: Path, group: str | None = None) -> None:
+    """Make a logger write under the run's folder, and W&B go on with the folder's run.
+
+    Args:
+        logger: The logger's class and arguments.
+        folder: The run's folder.
+        group: W&B's name for runs of the same config but for the seed, unless the user gave one.
+    """
     arguments = logger.get("init_args")
     if arguments is None:
         return
@@ -329,7 +342,9 @@ def _place(logger: Namespace, folder: Path) -> None:
         return
     for variable in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):  # else these lie in the home folder
         os.environ.setdefault(variable, str((folder / "wandb").absolute()))
-    if not arguments.get("id"):
+    if group and not arguments.get("group") and "WANDB_RUN_GROUP" not in os.environ:
+        arguments.group = group
+    if not arguments.get("id") and _SWEEP not in os.environ:  # a sweep gives its runs their ids
         file = folder / _RUN_ID
         if not file.exists():
             file.write_text(secrets.token_hex(4))

@@ -12,7 +12,14 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
-from pl_fed.callbacks import EngineReport, LastCheckpoint, PerClient, RoundMetrics, WandbAxis
+from pl_fed.callbacks import (
+    EngineReport,
+    LastCheckpoint,
+    PerClient,
+    RoundMetrics,
+    WandbAxis,
+    WandbReport,
+)
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.federation import Federation
@@ -110,6 +117,7 @@ class Trainer(LightningTrainer):
                 WandbAxis(),
                 PerClient(federation, self.run_dir),
                 EngineReport(federation, self.run_dir),
+                WandbReport(self.run_dir),
                 *given,
             ],
             plugins=added,

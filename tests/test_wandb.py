@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,10 +10,15 @@ from pathlib import Path
 
 import pytest
 import wandb
+import yaml
+from jsonargparse import Namespace
+from PIL import Image
 
-from pl_fed.cli import main
+from pl_fed.cli import _place, main
+from pl_fed.reports.configs import group_name
 
 ROOT = Path(__file__).parent.parent
+MODELS = ("global", "personal", "hybrid")
 LAYERS = [
     *("--config", str(ROOT / "configs" / "quickstart.yaml")),
     *("--config", str(ROOT / "configs" / "wandb.yaml")),
@@ -70,6 +76,13 @@ def test_offline_run_equals_metrics_csv(run):
     assert "val/personal/accuracy" in history[3]
     assert "test/per_client.path" in history[4]
     assert sum(history[4]["test/personal/client_accuracy.values"]) == 12
+    assert "test/per_class.path" in history[4]
+    shown = {name.split(".")[0] for name in history[4] if name.startswith("report/")}
+    kinds = [f"{k}_{m}" for k in ("curves", "clients", "classes") for m in MODELS]
+    assert shown == {f"report/{name}" for name in [*kinds, "train_loss"]}
+    for name in shown:
+        (picture,) = run.glob(f"wandb/offline-run-*/files/{history[4][f'{name}.path']}")
+        assert min(Image.open(picture).size) > 300
 
 
 def test_round_is_the_axis_and_the_best_is_kept(run):
@@ -92,6 +105,53 @@ def test_the_whole_config_is_logged(run):
         "mine",
         "all",
     )
+
+
+def group_of(run):
+    (started,) = [record["run"] for record in records(run) if record["type"] == "run"]
+    return started.get("run_group")
+
+
+def test_runs_that_differ_only_in_the_seed_share_a_group(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    groups = {}
+    for name, changes in {
+        "first": ["--trainer.enable_model_summary", "false"],
+        "second": ["--seed_everything", "5", "--data.seed", "3"],
+        "other": ["--model.lam", "0.7"],
+    }.items():
+        main(["fit", *LAYERS, *short(tmp_path / name, 1), "--data.batch_size", "50", *changes])
+        wandb.finish()
+        (folder,) = [path.parent for path in (tmp_path / name).glob("*/config.yaml")]
+        groups[name] = group_of(folder)
+        saved = yaml.safe_load((folder / "config.yaml").read_text())
+        assert groups[name] == group_name(saved), "as a report would name it"
+    assert groups["first"] == groups["second"] != groups["other"]
+    assert groups["first"].startswith("Ditto-")
+
+
+def test_the_users_group_is_kept(tmp_path, monkeypatch):
+    config = Namespace(
+        class_path="lightning.pytorch.loggers.WandbLogger",
+        init_args=Namespace(group="mine", id=None, save_dir="."),
+    )
+    _place(config, tmp_path, "Ditto-0")
+    assert config.init_args.group == "mine"
+    config.init_args.group = None
+    monkeypatch.setenv("WANDB_RUN_GROUP", "of the environment")
+    _place(config, tmp_path, "Ditto-0")
+    assert config.init_args.group is None, "W&B takes it from there"
+
+
+def test_a_sweep_gives_its_runs_their_ids(tmp_path):
+    """In a process of its own, as the agent starts it: wandb reads its environment once."""
+    given = {"WANDB_SWEEP_ID": "abcd", "WANDB_RUN_ID": "of-the-agent", "WANDB_MODE": "offline"}
+    command = [sys.executable, "-m", "pl_fed", "fit", *LAYERS, *short(tmp_path, 1)]
+    subprocess.run(command, env=os.environ | given, capture_output=True, check=True)
+    (folder,) = [path.parent for path in tmp_path.glob("*/config.yaml")]
+    (started,) = [r["run"] for r in records(folder) if r["type"] == "run"]
+    assert started["run_id"] == "of-the-agent"
+    assert not (folder / "wandb_run_id").exists()
 
 
 def test_a_resumed_run_is_the_same_run(run, tmp_path):

@@ -7,3 +7,4 @@ from pl_fed.callbacks.predictions import Predictions as Predictions
 from pl_fed.callbacks.round_metrics import RoundMetrics as RoundMetrics
 from pl_fed.callbacks.summary import Summary as Summary
 from pl_fed.callbacks.wandb_axis import WandbAxis as WandbAxis
+from pl_fed.callbacks.wandb_report import WandbReport as WandbReport

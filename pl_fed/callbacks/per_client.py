@@ -1,4 +1,4 @@
-"""Who gets what: ``per_client.csv``, and its table and histograms in Weights & Biases."""
+"""Who gets what: ``per_client.csv``, ``per_class.csv``, and both in Weights & Biases."""
 
 import csv
 from pathlib import Path
@@ -14,6 +14,8 @@ from pl_fed.federation import Federation
 class PerClient(Callback):
     """Writes one row per client after a test, and logs a table after every evaluation.
 
+    After a test of classes, there is one row per client and class that it has test samples of, too.
+
     Args:
         federation: The federation.
         folder: The run's folder; ``None`` writes no file.
@@ -25,18 +27,16 @@ class PerClient(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
         """Log the clients' validation results to Weights & Biases."""
-        if not trainer.sanity_checking:
-            self._to_wandb(trainer, "val")
+        if not trainer.sanity_checking and _wandb_loggers(trainer):
+            _to_wandb(trainer, "val", {"per_client": self.columns("val")})
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
         """Write the clients' test results, and log them."""
-        self._to_wandb(trainer, "test")
-        columns = self.columns("test")
+        tables = {"per_client": self.columns("test"), "per_class": self.class_columns("test")}
+        _to_wandb(trainer, "test", tables)
         if self.folder is not None and trainer.is_global_zero:
-            with (self.folder / "per_client.csv").open("w", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(columns)
-                writer.writerows(zip(*columns.values()))
+            for name, columns in tables.items():
+                _write(self.folder / f"{name}.csv", columns)
 
     def columns(self, part: str) -> dict[str, list[Any]]:
         """Return the table of a part of the data: one entry per client in each column."""
@@ -53,22 +53,63 @@ class PerClient(Callback):
                     columns[f"{model}_{name}"] = [f"{v:.9g}" for v in values.tolist()]
         return columns
 
-    def _to_wandb(self, trainer: Trainer, part: str) -> None:
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
-        if not loggers:
-            return
+    def class_columns(self, part: str) -> dict[str, list[Any]]:
+        """Return the table of clients and the classes that they have evaluated samples of.
+
+        Returns:
+            A column for each of ``client``, ``byzantine``, ``class`` and ``samples``, and the
+            accuracy of each model; none where targets are real values.
+        """
+        columns: dict[str, list[Any]] = {}
+        for model, metrics in self.federation.metrics(part).items():
+            accuracy, samples = metrics.per_class()
+            clients, classes = samples.nonzero(as_tuple=True)
+            if not columns and samples.shape[1]:
+                byzantine = self.federation.is_byzantine.to(clients.device)[clients]
+                columns = {
+                    "client": clients.tolist(),
+                    "byzantine": byzantine.int().tolist(),
+                    "class": classes.tolist(),
+                    "samples": samples[clients, classes].tolist(),
+                }
+            if columns:
+                values = accuracy[clients, classes].tolist()
+                columns[f"{model}_accuracy"] = [f"{value:.9g}" for value in values]
+        return columns
+
+
+def _wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
+    return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+
+
+def _to_wandb(trainer: Trainer, part: str, tables: dict[str, dict[str, list[Any]]]) -> None:
+    """Log tables, and a histogram of the clients' accuracy for each model."""
+    for logger in _wandb_loggers(trainer):
         import wandb
 
-        columns = self.columns(part)
         accuracy = {
             f"{part}/{name.removesuffix('_accuracy')}/client_accuracy": wandb.Histogram(
                 [float(v) for v in values if v != "nan"]
             )
-            for name, values in columns.items()
+            for name, values in tables["per_client"].items()
             if name.endswith("_accuracy") and any(v != "nan" for v in values)
         }
-        rows = [list(row) for row in zip(*columns.values())]
-        for logger in loggers:
-            table = wandb.Table(columns=list(columns), data=rows)
-            round = trainer.current_epoch
-            logger.experiment.log({f"{part}/per_client": table, **accuracy, "round": round})
+        logged = {
+            f"{part}/{name}": wandb.Table(
+                columns=list(columns), data=[list(row) for row in zip(*columns.values())]
+            )
+            for name, columns in tables.items()
+            if columns
+        }
+        logger.experiment.log({**logged, **accuracy, "round": trainer.current_epoch})
+
+
+def _write(path: Path, columns: dict[str, list[Any]]) -> None:
+    """Write a table; where there is none, leave none of an earlier test."""
+    if not columns:
+        path.unlink(missing_ok=True)
+        return
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values()))

@@ -182,6 +182,19 @@ class ClientMetrics(Metric):
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             return self._columns()
 
+    def per_class(self) -> tuple[Tensor, Tensor]:
+        """Return how each client does in each class, byzantine clients too, summed likewise.
+
+        Every process must call it, as :meth:`compute`.
+
+        Returns:
+            Accuracy (float64, NaN where a client has no evaluated sample of a class) and samples
+            (int64), each [num_clients, num_classes]; no columns where targets are real values.
+        """
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn):
+            correct, count = self.correct[:, : self.num_classes], self.count[:, : self.num_classes]
+            return correct.double() / count, count.clone()
+
     def _columns(self) -> dict[str, Tensor]:
         samples = self.count.sum(dim=1)
         if self.num_classes == 0:

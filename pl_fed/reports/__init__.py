@@ -1,3 +1,4 @@
-"""Tables and pictures of what a federation is, and of how runs went."""
+"""Tables and pictures of what a federation is, and of how runs went.
 
-from pl_fed.reports.split import Split as Split
+Nothing is imported here: what only reads files of runs waits neither for PyTorch nor for Lightning.
+"""

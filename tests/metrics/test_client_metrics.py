@@ -188,6 +188,8 @@ def test_processes_add_up_to_one(evaluation):
         table = metric.per_client()
         assert torch.equal(table["samples"], whole.per_client()["samples"])
         assert_same(metric.compute(), whole.compute(), rel=1e-12, abs=1e-12)
+        for mine, everyones in zip(metric.per_class(), whole.per_class()):
+            assert torch.equal(mine.nan_to_num(-1), everyones.nan_to_num(-1))
         assert torch.equal(metric.count, own)  # and goes on with its own share
 
 
@@ -206,6 +208,17 @@ def test_byzantine_clients_do_not_count_but_are_in_the_table():
     assert all(table[name][2].isnan() for name in ("accuracy", "loss", "class_std"))
 
 
+def test_accuracy_by_class():
+    metric = ClientMetrics(2, 3)
+    correct, count = torch.tensor([[1, 0, 0], [0, 2, 1]]), torch.tensor([[4, 0, 1], [0, 2, 2]])
+    metric.update(torch.arange(2), correct, count, torch.ones(2))
+    accuracy, samples = metric.per_class()
+    assert samples.tolist() == count.tolist()
+    assert accuracy.nan_to_num(-1).tolist() == [[0.25, -1, 0], [-1, 1, 0.5]]
+    samples.zero_()
+    assert metric.per_client()["samples"].tolist() == [5, 4], "what is returned is a copy"
+
+
 def test_real_valued_targets_have_losses_only():
     metric = ClientMetrics(2, 0)
     nothing = torch.zeros(2, 1)
@@ -214,6 +227,7 @@ def test_real_valued_targets_have_losses_only():
         "loss": 2.0,
         "loss_var": 1.0,
     }
+    assert [table.shape for table in metric.per_class()] == [(2, 0), (2, 0)]
     table = metric.per_client()
     assert table["loss"].tolist() == [1, 3]
     assert table["accuracy"].isnan().all()

@@ -11,7 +11,7 @@ from small_federations import Given
 
 from pl_fed.cli import main
 from pl_fed.data import Arrays, FederatedData
-from pl_fed.reports import Split
+from pl_fed.reports.split import Split
 
 ROOT = Path(__file__).parent.parent.parent
 QUICKSTART = ["--config", str(ROOT / "configs" / "quickstart.yaml")]

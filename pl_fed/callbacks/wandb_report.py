@@ -1,0 +1,42 @@
+"""A run's own pictures in Weights & Biases: those that ``python -m pl_fed report`` would show."""
+
+import io
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
+
+
+class WandbReport(Callback):
+    """Logs curves, the distribution over clients and accuracy by class, when a test has ended.
+
+    Args:
+        folder: The run's folder, whose files are drawn; ``None`` logs nothing.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw and log the pictures."""
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+        if not loggers or self.folder is None or not trainer.is_global_zero:
+            return
+        import wandb
+        from PIL import Image
+
+        from pl_fed.reports import classes, clients, curves
+        from pl_fed.reports.group import grouped
+        from pl_fed.reports.run import read_run
+
+        run = grouped([read_run(self.folder)])
+        drawn = (clients.distributions, classes.by_class, curves.validation, curves.training)
+        pictures = [picture for draw in drawn for picture in draw(run)]
+        for logger in loggers:
+            images = {
+                f"report/{each.name}": wandb.Image(
+                    Image.open(io.BytesIO(each.png())), caption=each.title
+                )
+                for each in pictures
+            }
+            logger.experiment.log({**images, "round": trainer.current_epoch})

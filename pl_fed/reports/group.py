@@ -1,0 +1,133 @@
+"""Runs that differ in nothing but the seed: what they have in common, and how far they differ."""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pl_fed.reports import configs
+from pl_fed.reports.labels import labels
+from pl_fed.reports.run import Run, in_order
+
+
+class Curve(NamedTuple):
+    """A metric over rounds: the mean over the runs that have it, and their range."""
+
+    rounds: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    runs: list[int]
+
+
+class Final(NamedTuple):
+    """A metric in the end: the mean over runs, their standard deviation, and their range.
+
+    The deviation is that of a sample (n − 1); ``None`` for a single run.
+    """
+
+    mean: float
+    std: float | None
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Four digits, as in the table that a fit ends with."""
+        return f"{self.mean:.4f}" + ("" if self.std is None else f" ± {self.std:.4f}")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one config but for the seed.
+
+    Attributes:
+        number: Its number in pictures and tables, from 1.
+        label: Its short name: in what it differs from the others.
+        runs: Its runs.
+    """
+
+    number: int
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def title(self) -> str:
+        """Number and name."""
+        return f"{self.number} {self.label}"
+
+    @property
+    def config(self) -> configs.Config:
+        """The config of the first run."""
+        return self.runs[0].config
+
+    @property
+    def tested(self) -> list[Run]:
+        """The runs that came to their end."""
+        return [run for run in self.runs if run.tested]
+
+    @property
+    def seeds(self) -> str:
+        """Tell of how many seeds, or of how many runs, the group is."""
+        runs, seeds = len(self.runs), len({configs.seed(run.config) for run in self.runs})
+        if runs == seeds:
+            return f"{runs} seeds" if runs > 1 else "1 seed"
+        return f"{runs} runs of {seeds} seed{'s' if seeds > 1 else ''}"
+
+    def curve(self, metric: str) -> Curve:
+        """Return a metric over rounds; infinite values are left out."""
+        found: dict[int, list[float]] = {}
+        for run in self.runs:
+            for round, value in run.curve(metric).items():
+                if math.isfinite(value):
+                    found.setdefault(round, []).append(value)
+        values = [found[round] for round in sorted(found)]
+        return Curve(
+            sorted(found),
+            [statistics.fmean(each) for each in values],
+            [min(each) for each in values],
+            [max(each) for each in values],
+            [len(each) for each in values],
+        )
+
+    def final(self, metric: str) -> Final | None:
+        """Return a metric in the end, if a run has it."""
+        values = [value for run in self.runs if (value := run.final(metric)) is not None]
+        if not values:
+            return None
+        std = (
+            statistics.stdev(values)
+            if len(values) > 1 and all(map(math.isfinite, values))
+            else None
+        )
+        return Final(sum(values) / len(values), std, min(values), max(values))
+
+
+def grouped(runs: Iterable[Run]) -> list[Group]:
+    """Put runs together that differ in nothing but the seed, in the order of the first of each."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        key = configs.identity(run.config) if run.config else str(run.folder.resolve())
+        found.setdefault(key, []).append(run)
+    given = [each for each in found.values() if each[0].config]
+    names = iter(labels([each[0].config for each in given]))
+    called = [next(names) if each[0].config else each[0].name for each in found.values()]
+    numbered = enumerate(zip(called, found.values()), 1)
+    return [Group(number, label, tuple(each)) for number, (label, each) in numbered]
+
+
+def models_of(groups: Sequence[Group], part: str) -> list[str]:
+    """Return the models that any run evaluated on ``"val"`` or ``"test"``."""
+    return in_order(model for each in groups for run in each.runs for model in run.models(part))
+
+
+def measure_of(groups: Sequence[Group], part: str) -> str:
+    """Return ``"accuracy"``, or ``"loss"`` where all targets are real values."""
+    names = {name for each in groups for run in each.runs for name in run.metrics}
+    found = any(name.startswith(f"{part}/") and name.endswith("/accuracy") for name in names)
+    return "accuracy" if found else "loss"
+
+
+def with_metric(groups: Iterable[Group], metric: str) -> Iterator[Group]:
+    """Yield the groups of which a run has a metric."""
+    return (group for group in groups if any(metric in run.metrics for run in group.runs))

@@ -1,0 +1,178 @@
+"""One page about runs, which needs nothing but itself: tables, pictures, configs."""
+
+import base64
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pl_fed.reports import classes, clients, configs, curves, robustness, spread, tables, times
+from pl_fed.reports.group import Group, grouped
+from pl_fed.reports.picture import Picture, write_csv
+from pl_fed.reports.run import Run
+
+_CLASSES = "Classes"
+_MOST_NAMES = 6
+_STYLE = """
+:root { color-scheme: light; }
+body { margin: 0 auto; max-width: 82rem; padding: 1rem; background: #fff; color: #111;
+  font: 16px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .4rem; }
+nav a { margin-right: .9rem; } a { color: #005a8d; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .6rem; text-align: left; vertical-align: top;
+  border-bottom: 1px solid #ddd; }
+th { border-bottom: 2px solid #888; } th[scope=row] { border-bottom: 1px solid #ddd; }
+td.number { text-align: right; white-space: nowrap; }
+td.name { min-width: 12rem; overflow-wrap: anywhere; }
+tr.single td, tr.single th { color: #555; font-weight: normal; }
+tr.single th { padding-left: 1.6rem; }
+.pictures { display: flex; flex-wrap: wrap; gap: 0 2rem; align-items: flex-start; }
+figure { margin: .6rem 0 1.2rem; max-width: 100%; break-inside: avoid; }
+figure img { display: block; height: auto; }
+figcaption, .note { font-size: .85rem; color: #333; max-width: 46rem; }
+.note { margin: .3rem 0; }
+pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .8rem; }
+summary { cursor: pointer; padding: .2rem 0; }
+.unfinished { color: #a03c00; font-weight: 600; }
+@media print { body { max-width: none; font-size: 11px; } .wide { overflow: visible; }
+  figure img { max-width: 100% !important; } nav, .files { display: none; }
+  table { font-size: 8px; } th, td { padding: 1px 3px; } }
+"""
+_HEAD = (
+    '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+    '<meta http-equiv="Content-Security-Policy"'
+    " content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">\n"
+)
+
+
+def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Path:
+    """Write ``report.html``, and beside it each picture as PNG and its numbers as CSV.
+
+    Args:
+        runs: The runs, at least one.
+        folder: Where; it is made if need be.
+        skipped: Sentences about what could not be shown.
+
+    Returns:
+        The page.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = grouped(runs)
+    facts = [tables.facts(group, run) for group in groups for run in group.runs]
+    write_csv(folder / "runs.csv", facts)
+    chapters = {
+        "Runs": tables.of_runs(groups),
+        "Test results": tables.of_results(groups),
+        **{title: _drawn(drawn, folder) for title, drawn in _pictures(groups).items()},
+        "What differs between the configs": tables.of_differences(groups),
+        "Configs": tables.of_configs(groups),
+    }
+    chapters[_CLASSES] += _without_classes(groups)
+    page = folder / "report.html"
+    page.write_text(_page(_title(groups), _notes(groups, skipped), chapters), encoding="utf-8")
+    return page
+
+
+def _pictures(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
+    return {
+        "Mean against spread": spread.against_spread(groups),
+        "Robustness": robustness.against_fraction(groups),
+        "Clients": clients.distributions(groups),
+        _CLASSES: classes.by_class(groups),
+        "Validation over rounds": curves.validation(groups),
+        "Training loss": curves.training(groups),
+        "Uploads": curves.uploads(groups),
+        "Time": times.of_rounds(groups),
+    }
+
+
+def _page(title: str, notes: Sequence[str], chapters: Mapping[str, str]) -> str:
+    shown = {name: content for name, content in chapters.items() if content}
+    links = "".join(f'<a href="#{_anchor(name)}">{name}</a>\n' for name in shown)
+    sections = "".join(
+        f'<section id="{_anchor(name)}">\n<h2>{name}</h2>\n{content}</section>\n'
+        for name, content in shown.items()
+    )
+    return (
+        f"{_HEAD}<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{html.escape(title)}</h1>\n{''.join(map(_note, notes))}<nav>\n{links}</nav>\n"
+        f"{sections}</body>\n</html>\n"
+    )
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{html.escape(text)}</p>\n'
+
+
+def _title(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    names = list(dict.fromkeys(configs.algorithm(group.config) for group in groups if group.config))
+    what = ", ".join(names[:_MOST_NAMES]) or runs[0].name
+    more = ", …" if len(names) > _MOST_NAMES else ""
+    return f"{len(runs)} run{'s' if len(runs) > 1 else ''}: {what}{more}"
+
+
+def _notes(groups: Sequence[Group], skipped: Sequence[str]) -> list[str]:
+    """Return what is to be known before anything is read."""
+    notes = []
+    if any(len(group.runs) > 1 for group in groups):
+        notes.append(
+            "Runs that differ in nothing but the seed are one group: means over its runs, with ±"
+            " one standard deviation over runs (n − 1) in tables, and their range in pictures."
+        )
+    unfinished = [run.name for group in groups for run in group.runs if not run.tested]
+    if unfinished:
+        notes.append(f"Unfinished, shown with what they have: {', '.join(unfinished)}.")
+    notes += [f"Not shown: {each}" for each in skipped]
+    return [*notes, "Numbers are over benign clients: byzantine ones are left out everywhere."]
+
+
+def _without_classes(groups: Sequence[Group]) -> str:
+    """Say which runs have no table of classes, though they have classes."""
+    lacking = [
+        run.name
+        for group in groups
+        for run in group.tested
+        if not run.classes and any(name.endswith("/accuracy") for name in run.metrics)
+    ]
+    text = f"Without per_class.csv, so not shown here: {', '.join(lacking)}."
+    return _note(text) if lacking else ""
+
+
+# Pictures
+
+
+def _drawn(pictures: Iterator[Picture], folder: Path) -> str:
+    """Write pictures, and return them beside each other, below what their captions have in common.
+
+    They are drawn one after the other.
+    """
+    captions: dict[str, None] = {}
+    figures = []
+    for picture in pictures:
+        picture.write(folder)
+        captions[picture.caption] = None
+        figures.append(_figure(picture))
+    notes, shown = "".join(map(_note, captions)), "".join(figures)
+    return f'{notes}<div class="pictures">\n{shown}</div>\n' if figures else ""
+
+
+def _figure(picture: Picture) -> str:
+    """Return a picture with its title and links to its files."""
+    source = f"data:image/svg+xml;base64,{base64.b64encode(picture.svg()).decode()}"
+    width = picture.width
+    title = f"<strong>{html.escape(picture.title)}</strong>"
+    least = min(width, 520)  # a narrower page is scrolled: letters stay readable
+    return (
+        f'<figure id="picture-{picture.name}">\n<figcaption>{title}'
+        f' <span class="files"><a href="{picture.name}.png">PNG</a>'
+        f' <a href="{picture.name}.csv">CSV</a></span></figcaption>\n'
+        f'<div class="wide"><img alt="{html.escape(picture.alt)}" src="{source}"'
+        f' style="width:{width}px;max-width:max(100%,{least}px)"></div>\n</figure>\n'
+    )

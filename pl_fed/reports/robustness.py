@@ -1,0 +1,120 @@
+"""What byzantine clients cost: results against their share."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from pl_fed.reports import configs
+from pl_fed.reports.group import Final, Group, measure_of, models_of
+from pl_fed.reports.labels import labels_of
+from pl_fed.reports.picture import Picture, look, round_numbers, short, styled
+
+_COUNTS = ("federation.byzantine", "federation.num_byzantine")
+_ATTACK = (
+    *("federation.attack", "federation.attackers_know"),
+    *("federation.byzantine_from", "federation.redraw_byzantine"),
+)
+
+
+class Line(NamedTuple):
+    """Groups that differ in the share of byzantine clients alone, by that share."""
+
+    label: str
+    groups: dict[float, Group]
+
+
+def against_fraction(groups: Sequence[Group]) -> Iterator[Picture]:
+    """Yield a picture for each model: its result against the share of byzantine clients."""
+    lines = lines_of([group for group in groups if group.tested and group.config])
+    measure = measure_of(groups, "test")
+    for model in models_of(groups, "test"):
+        metric = f"test/{model}/{measure}"
+        found = [(line.label, _values(line, metric)) for line in lines]
+        found = [(label, values) for label, values in found if len(values) > 1]
+        if not found:
+            continue
+        title = f"Robustness of {model} models"
+        caption = f"Test {measure} of benign clients (mean) against the share of byzantine clients."
+        if any(value.std is not None for _, values in found for value in values.values()):
+            caption += " Bars are the range over runs."
+        said = "; ".join(f"{label}: {_said(values)}" for label, values in found)
+        yield Picture(
+            f"robustness_{model}",
+            title,
+            caption,
+            f"{title}, by share of byzantine clients. {said}.",
+            [row for label, values in found for row in _rows(label, values, measure)],
+            _drawn(found, measure),
+        )
+
+
+def lines_of(groups: Sequence[Group]) -> list[Line]:
+    """Put groups together that differ in the share of byzantine clients alone.
+
+    Groups without an attack begin the lines of all attacks on the same federation.
+    """
+    families: dict[str, dict[str, dict[float, Group]]] = {}
+    examples: list[tuple[str, str, dict[str, Any]]] = []
+    for group in groups:
+        settings = configs.settings(group.config)
+        attack = {k: settings.pop(k) for k in list(settings) if _is_of(k, _ATTACK)}
+        settings = {k: v for k, v in settings.items() if not _is_of(k, _COUNTS)}
+        share = configs.byzantine_share(group.config)
+        family, how = str(sorted(settings.items())), str(sorted(attack.items())) if share else ""
+        families.setdefault(family, {}).setdefault(how, {})[share] = group
+        if share and (family, how) not in [each[:2] for each in examples]:
+            examples.append((family, how, {**settings, **attack}))
+    names = labels_of([settings for *_, settings in examples])
+    return [
+        Line(name, dict(sorted({**families[family].get("", {}), **families[family][how]}.items())))
+        for name, (family, how, _) in zip(names, examples)
+    ]
+
+
+def _is_of(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _values(line: Line, metric: str) -> dict[float, Final]:
+    found = {share: group.final(metric) for share, group in line.groups.items()}
+    return {share: value for share, value in found.items() if value is not None}
+
+
+@styled
+def _drawn(found: Sequence[tuple[str, dict[float, Final]]], measure: str) -> Figure:
+    figure = Figure(figsize=(6.4, 3.0 + 0.19 * len(found)), layout="constrained")
+    axes = figure.subplots()
+    for place, (label, values) in enumerate(found):
+        style = look(place)
+        means = [value.mean for value in values.values()]
+        reach = [
+            [value.mean - value.low for value in values.values()],
+            [value.high - value.mean for value in values.values()],
+        ]
+        axes.errorbar(
+            list(values), means, reach if any(map(any, reach)) else None,
+            lw=1.4, ms=5, elinewidth=0.8, capsize=2, label=short(label, 80), **style,
+        )  # fmt: skip
+    axes.set(xlabel="share of byzantine clients", ylabel=f"mean test {measure}")
+    if measure == "accuracy":
+        axes.set_ylim(-0.02, 1.02)
+    figure.legend(loc="outside lower center", ncols=1, handlelength=3)
+    return figure
+
+
+def _said(values: dict[float, Final]) -> str:
+    return ", ".join(f"{value.mean:.4g} at {share:g}" for share, value in values.items())
+
+
+def _rows(label: str, values: dict[float, Final], measure: str) -> Iterator[dict[str, Any]]:
+    for share, value in values.items():
+        yield round_numbers(
+            {
+                "label": label,
+                "byzantine": share,
+                measure: value.mean,
+                "min": value.low,
+                "max": value.high,
+            }
+        )

@@ -1,0 +1,229 @@
+"""What a run left in its folder."""
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from pl_fed.reports import configs
+
+Columns = Mapping[str, NDArray[np.float64]]
+
+_FIRST = ("personal", "global", "hybrid")  # the order in which models are shown
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, by its files.
+
+    Attributes:
+        folder: Where they are.
+        name: What it is called among others.
+        config: ``config.yaml``; empty for a run from Python.
+        rows: ``metrics.csv``: the numbers of each round, by round.
+        clients: ``per_client.csv`` by column, each [clients]; empty before a test.
+        classes: ``per_class.csv`` by column, each [rows]; empty if there is none.
+        engine: The engine that ran the clients, if one did.
+    """
+
+    folder: Path
+    name: str
+    config: configs.Config
+    rows: Mapping[int, Mapping[str, float]]
+    clients: Columns
+    classes: Columns
+    engine: str | None
+
+    def curve(self, metric: str) -> dict[int, float]:
+        """Return a metric by round, of the rounds that have it."""
+        return {round: row[metric] for round, row in self.rows.items() if metric in row}
+
+    def final(self, metric: str) -> float | None:
+        """Return a metric of the last round that has it."""
+        return next(reversed(self.curve(metric).values()), None)
+
+    @cached_property
+    def metrics(self) -> set[str]:
+        """The names of all metrics."""
+        return {name for row in self.rows.values() for name in row}
+
+    def models(self, part: str) -> list[str]:
+        """Return the models that were evaluated on ``"val"`` or ``"test"``."""
+        found = {name.split("/")[1] for name in self.metrics if name.startswith(f"{part}/")}
+        return in_order(found)
+
+    @property
+    def tested(self) -> bool:
+        """Whether the run came to its end: a fit ends with a test."""
+        return bool(self.models("test"))
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were run: the row of the test has that number."""
+        ends = {round: any(n.startswith("test/") for n in row) for round, row in self.rows.items()}
+        return max((round if test else round + 1 for round, test in ends.items()), default=0)
+
+    @property
+    def benign(self) -> NDArray[np.bool_]:
+        """Which clients count, [clients]."""
+        kept: NDArray[np.bool_] = self.clients["byzantine"] == 0
+        return kept
+
+
+def in_order(models: Iterable[str]) -> list[str]:
+    """Return models in the order in which they are shown."""
+    return sorted(set(models), key=lambda model: (*(model != each for each in _FIRST), model))
+
+
+def find_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
+    """Read runs, given their folders, or folders that hold several.
+
+    Returns:
+        The runs, and a sentence for each folder within those given that holds no fit.
+
+    Raises:
+        FileNotFoundError: If there is no such folder, or no run in it.
+        ValueError: If a given folder holds a run that did not begin, or no fit.
+    """
+    folders: dict[Path, Path] = {}  # by where they are, so that none is read twice
+    skipped: list[str] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise FileNotFoundError(f"Expected argument `runs` to be folders but got {path}.")
+        within = _run_folders(path)
+        if not within:
+            raise FileNotFoundError(
+                "Expected argument `runs` to be folders of runs, which hold metrics.csv, or folders"
+                f" of such, but got {path}."
+            )
+        usable = [folder for folder in within if not _unusable(folder)]
+        told = [f"{folder}: {_unusable(folder)}." for folder in within if folder not in usable]
+        if not usable:
+            raise ValueError(f"Expected argument `runs` to hold fits but got {told[0]}")
+        skipped += told
+        folders |= {folder.resolve(): folder for folder in usable}
+    names = _names(list(folders))
+    return [read_run(folder, name) for folder, name in zip(folders.values(), names)], skipped
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """Return a folder if it is that of a run, else those of the runs anywhere in it."""
+    if any((path / name).is_file() for name in ("metrics.csv", "config.yaml")):
+        return [path]
+    within = [each for each in sorted(path.iterdir()) if each.is_dir() and not each.is_symlink()]
+    return [folder for each in within for folder in _run_folders(each)]
+
+
+def _unusable(folder: Path) -> str:
+    """Return why there is nothing to show of a run, if that is so."""
+    if not (folder / "metrics.csv").is_file():
+        return "no metrics.csv, so no round was run"
+    names = _header(folder / "metrics.csv")
+    if not any(name.startswith(("train/", "val/", "test/")) for name in names):
+        return "no numbers in metrics.csv, so no round was run"
+    if "time/round" not in names and not (folder / "engine.json").is_file():
+        return "only evaluated, not a fit"
+    return ""
+
+
+def _header(path: Path) -> list[str]:
+    with path.open(newline="", errors="replace") as file:
+        return next(csv.reader(file), [])
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """Return a name for each folder: the shortest end of its path that no other has."""
+    names = []
+    for folder in folders:
+        ends = ["/".join(folder.parts[-length:]) for length in range(1, len(folder.parts) + 1)]
+        others = [other.parts for other in folders if other != folder]
+        own = (
+            end
+            for length, end in enumerate(ends, 1)
+            if all(parts[-length:] != folder.parts[-length:] for parts in others)
+        )
+        names.append(next(own, str(folder)))
+    return names
+
+
+def read_run(folder: Path, name: str | None = None) -> Run:
+    """Read a run's folder.
+
+    Raises:
+        ValueError: If ``config.yaml`` or ``metrics.csv`` is not what a fit writes.
+    """
+    rows = _rounds(folder / "metrics.csv")
+    tested = any(name.startswith("test/") for row in rows.values() for name in row)
+    return Run(
+        folder=folder,
+        name=name or folder.name,
+        config=_config(folder / "config.yaml"),
+        rows=rows,  # what an earlier test left is not that of a run that goes on
+        clients=_columns(folder / "per_client.csv") if tested else {},
+        classes=_columns(folder / "per_class.csv") if tested else {},
+        engine=_engine(folder),
+    )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError):
+        config = None
+    if not isinstance(config, dict):
+        raise ValueError(f"Expected {path} to be the config of a run but it is not readable YAML.")
+    return config
+
+
+def _rounds(path: Path) -> dict[int, dict[str, float]]:
+    rows: dict[int, dict[str, float]] = {}
+    try:
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                numbers = {name: _number(text) for name, text in row.items() if name}
+                round = numbers.pop("round", math.nan)
+                known = {name: value for name, value in numbers.items() if not math.isnan(value)}
+                if math.isfinite(round):
+                    rows.setdefault(int(round), {}).update(known)
+    except (UnicodeDecodeError, csv.Error):
+        raise ValueError(
+            f"Expected {path} to be the metrics of a run but it is not readable CSV."
+        ) from None
+    return dict(sorted(rows.items()))
+
+
+def _columns(path: Path) -> dict[str, NDArray[np.float64]]:
+    if not path.is_file():
+        return {}
+    with path.open(newline="", errors="replace") as file:
+        reader = csv.reader(file)
+        names = next(reader, [])
+        whole = [[_number(text) for text in row] for row in reader if len(row) == len(names)]
+    table = np.array(whole, dtype=np.float64).reshape(len(whole), len(names))
+    return {name: table[:, place] for place, name in enumerate(names)}
+
+
+def _number(text: str | None) -> float:
+    """Return a number; NaN where there is none."""
+    try:
+        return float(text or "nan")
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _engine(folder: Path) -> str | None:
+    try:
+        found = json.loads((folder / "engine.json").read_text())
+        return str(found["engine"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,155 @@
+"""The tables of a report, as HTML: what was run, what came out, and in what configs differ."""
+
+import html
+import math
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import yaml
+
+from pl_fed.reports import configs
+from pl_fed.reports.group import Final, Group, models_of
+from pl_fed.reports.run import Run
+
+_ROWS = {  # of the summary that a fit ends with
+    "accuracy": "mean over clients",
+    "accuracy_std": "spread (std)",
+    "accuracy_worst10": "worst 10 %",
+    "accuracy_best10": "best 10 %",
+    "loss": "loss",
+    "backdoor_success": "taken for the backdoor's class",
+}
+
+
+def facts(group: Group, run: Run) -> dict[str, str]:
+    """Return what a run was, by column."""
+    found = configs.dotted(run.config)
+    said = partial(configs.said, run.config)
+    clients = len(run.clients.get("client", ())) or found.get("data.num_clients")
+    defence = [said("federation", "pre_aggregators"), said("federation", "aggregator")]
+    planned = found.get("trainer.max_epochs")
+    seconds = [value for value in run.curve("time/round").values() if math.isfinite(value)]
+    cohort = run.final("train/cohort")
+    return {
+        "number": str(group.number),
+        "run": run.name,
+        "state": "" if run.tested else "unfinished",
+        "algorithm": configs.algorithm(run.config) if run.config else configs.shown(None),
+        "net": said("model", "init_args", "net"),
+        "data": said("data", "dataset"),
+        "partition": said("data", "partitioner"),
+        "clients": configs.shown(clients),
+        "cohort": f"{cohort:g}" if cohort is not None else configs.shown(None),
+        "rounds": str(run.rounds) + (f" of {planned}" if planned not in (None, run.rounds) else ""),
+        "attack": said("federation", "attack"),
+        "byzantine": f"{configs.byzantine_share(run.config):.4g}",
+        "defence": " → ".join(each for each in defence if each != configs.shown(None)) or "Mean",
+        "seed": configs.seed(run.config) or configs.shown(None),
+        "engine": configs.shown(run.engine),
+        "time of rounds": _duration(sum(seconds)),
+    }
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def of_runs(groups: Sequence[Group]) -> str:
+    """Return the table of what was run."""
+    found = [(group, [facts(group, run) for run in group.runs]) for group in groups]
+    columns = [name for name in found[0][1][0] if any(row[name] for _, own in found for row in own)]
+    lines = []
+    for group, rows in found:
+        for place, row in enumerate(rows):
+            first = [str(group.number), _name(group)] if place == 0 else ["", ""]
+            lines.append(_line(first[0], [first[1], *(row[c] for c in columns[1:])], place > 0))
+    return _table(["", "name", *columns[1:]], lines)
+
+
+def of_results(groups: Sequence[Group]) -> str:
+    """Return the table of the tests: of groups, and of the single runs where they are several."""
+    models = models_of(groups, "test")
+    columns = {
+        metric: title
+        for metric, title in _ROWS.items()
+        if any(group.final(f"test/{model}/{metric}") for group in groups for model in models)
+    }
+    if not columns:
+        return '<p class="note">No run came to its test.</p>\n'
+    lines = []
+    for group in groups:
+        for place, model in enumerate(each for each in models if _has(group, each)):
+            finals = [group.final(f"test/{model}/{metric}") for metric in columns]
+            name = "" if place else _name(group)
+            lines.append(_line(str(group.number), [name, model, *map(_number, finals)]))
+            for run in group.tested if len(group.runs) > 1 else ():
+                own = [run.final(f"test/{model}/{metric}") for metric in columns]
+                name = f"{run.name}, seed {configs.seed(run.config) or '–'}"
+                lines.append(_line("", [name, model, *map(_number, own)], True))
+    return _table(["", "name", "model", *columns.values()], lines)
+
+
+def _name(group: Group) -> str:
+    return f"{group.label} ({group.seeds})" if len(group.runs) > 1 else group.label
+
+
+def _has(group: Group, model: str) -> bool:
+    return any(model in run.models("test") for run in group.runs)
+
+
+def _number(value: Final | float | None) -> str:
+    if value is None:
+        return "–"
+    return str(value) if isinstance(value, Final) else f"{value:.4f}"
+
+
+def of_differences(groups: Sequence[Group]) -> str:
+    """Return the table of the settings that are not the same in all runs."""
+    runs = [(group, run) for group in groups for run in group.runs if run.config]
+    table = configs.differing([run.config for _, run in runs])
+    if not table:
+        return '<p class="note">Nothing.</p>\n'
+    lines = [
+        _line(str(group.number), [run.name, *(configs.shown(row[k]) for row in table.values())])
+        for k, (group, run) in enumerate(runs)
+    ]
+    return _table(["", "run", *table], lines)
+
+
+def of_configs(groups: Sequence[Group]) -> str:
+    """Return each run's config, folded away."""
+    parts = []
+    for group in groups:
+        for run in group.runs:
+            text = yaml.safe_dump(dict(run.config), sort_keys=False) if run.config else "none\n"
+            title = f"{group.number} {run.name}: {group.label}"
+            parts.append(
+                f"<details><summary>{html.escape(title)}</summary>"
+                f"<pre>{html.escape(text)}</pre></details>\n"
+            )
+    return "".join(parts)
+
+
+def _table(header: Iterable[str], lines: Iterable[str]) -> str:
+    cells = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
+    head = f"<thead><tr>{cells}</tr></thead>"
+    return f'<div class="wide"><table>\n{head}\n<tbody>\n{"".join(lines)}</tbody></table></div>\n'
+
+
+def _line(name: str, cells: Sequence[str], single: bool = False) -> str:
+    """Return a table's line: a heading, and cells, of which numbers are put to the right."""
+    parts = [f'<th scope="row">{html.escape(name)}</th>']
+    for place, cell in enumerate(cells):
+        kind = "name" if place == 0 else "number" if _is_number(cell) else "text"
+        marked = "unfinished" if cell == "unfinished" else kind
+        parts.append(f'<td class="{marked}">{html.escape(cell)}</td>')
+    kind = ' class="single"' if single else ""
+    return f"<tr{kind}>{''.join(parts)}</tr>\n"
+
+
+def _is_number(text: str) -> bool:
+    return bool(re.fullmatch(r"-?[\d.]+(e[-+]?\d+)?( ± [\d.]+)?|nan|-?inf", text))

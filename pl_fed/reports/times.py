@@ -1,0 +1,69 @@
+"""How long rounds took."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from pl_fed.reports.group import Group
+from pl_fed.reports.picture import (
+    BLACK,
+    BLUE,
+    VERMILLION,
+    Picture,
+    fit_scale,
+    name_groups,
+    round_numbers,
+    sheet,
+    styled,
+)
+
+_QUARTILES = (0, 25, 50, 75, 100)
+_NAMES = ("shortest", "lower_quartile", "median", "upper_quartile", "longest")
+
+
+def of_rounds(groups: Sequence[Group]) -> Iterator[Picture]:
+    """Yield the picture of the time per round: a box for each group."""
+    times = [(group, seconds) for group in groups if len(seconds := _seconds(group))]
+    if not times:
+        return
+    found = [(group, np.percentile(seconds, _QUARTILES)) for group, seconds in times]
+    caption = (
+        "Median, quartiles and range over all rounds, without evaluation. The first rounds may"
+        " compile or measure."
+    )
+    alt = "; ".join(f"{group.title}: median {each[2]:.3g} s" for group, each in found)
+    rows = [
+        round_numbers(
+            {"group": group.number, "label": group.label, **dict(zip(_NAMES, box.tolist()))}
+        )
+        for group, box in found
+    ]
+    yield Picture("time", "Time per round", caption, f"Time per round. {alt}.", rows, _drawn(found))
+
+
+def _seconds(group: Group) -> NDArray[np.float64]:
+    return np.array([value for run in group.runs for value in run.curve("time/round").values()])
+
+
+@styled
+def _drawn(found: Sequence[tuple[Group, NDArray[np.float64]]]) -> Figure:
+    groups = [group for group, _ in found]
+    figure, (axes,) = sheet(1, 2.6, groups)
+    boxes: list[dict[str, Any]] = [
+        dict(zip(("whislo", "q1", "med", "q3", "whishi"), box.tolist())) for _, box in found
+    ]
+    axes.bxp(
+        boxes, showfliers=False, widths=0.6, patch_artist=True,
+        boxprops={"facecolor": BLUE, "alpha": 0.5, "lw": 0.8},
+        medianprops={"color": VERMILLION, "lw": 1.6}, whiskerprops={"color": BLACK, "lw": 0.8},
+    )  # fmt: skip
+    axes.set_xticks(range(1, len(groups) + 1), [str(group.number) for group in groups])
+    axes.set(ylabel="seconds a round", xlabel="run" if len(groups) > 1 else "")
+    fit_scale(axes, (value for _, box in found for value in box.tolist()))
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(bottom=0)
+    name_groups(figure, groups)
+    return figure

@@ -1,0 +1,78 @@
+"""Runs of several seeds: what they have in common."""
+
+import math
+
+import pytest
+from run_folders import CONFIG, with_changes, write_run
+
+from pl_fed.reports.group import grouped, measure_of, models_of
+from pl_fed.reports.run import find_runs
+
+
+def groups(tmp_path, *given):
+    for number, (changes, how) in enumerate(given):
+        write_run(tmp_path / f"run{number}", with_changes(changes), **how)
+    return grouped(find_runs([tmp_path])[0])
+
+
+def test_seeds_are_one_group(tmp_path):
+    first, other = groups(
+        tmp_path,
+        ({"seed_everything": 0}, {"accuracy": (0.2, 0.4)}),
+        ({"model.init_args.lam": 1.0}, {"accuracy": (0.5,)}),
+        ({"seed_everything": 1}, {"accuracy": (0.5, 0.7)}),
+    )
+    assert (first.number, first.label, first.seeds) == (1, "Ditto, lam=0.1", "2 seeds")
+    assert (other.number, other.label, other.seeds) == (2, "Ditto, lam=1", "1 seed")
+    final = first.final("test/global/accuracy")
+    assert (final.mean, final.low, final.high) == pytest.approx((0.45, 0.3, 0.6))
+    assert final.std == pytest.approx(0.3 / math.sqrt(2)), "of a sample"
+    assert str(final) == "0.4500 ± 0.2121"
+    assert str(other.final("test/global/accuracy")) == "0.5000"
+    assert first.final("test/global/nothing") is None
+    curve = first.curve("val/global/accuracy")
+    assert curve.rounds == [1, 3]
+    assert curve.mean == pytest.approx([0.09, 0.18])
+    assert curve.low == pytest.approx([0.06, 0.12])
+    assert curve.high == pytest.approx([0.12, 0.24])
+
+
+def test_runs_that_end_earlier(tmp_path):
+    (group,) = groups(
+        tmp_path,
+        ({"seed_everything": 0}, {"rounds": 6, "tested": False}),
+        ({"seed_everything": 1}, {"rounds": 3}),
+    )
+    curve = group.curve("train/loss")
+    assert curve.rounds == list(range(6))
+    assert curve.runs == [2, 2, 2, 1, 1, 1]
+    assert [run.name for run in group.tested] == ["run1"]
+    assert group.final("test/global/accuracy").std is None
+
+
+def test_the_same_seed_twice_is_not_two(tmp_path):
+    (group,) = groups(tmp_path, *[({"seed_everything": 1}, {}) for _ in range(2)])
+    assert group.seeds == "2 runs of 1 seed"
+
+
+def test_runs_without_configs_are_not_the_same(tmp_path):
+    for name in "ab":
+        (write_run(tmp_path / name) / "config.yaml").unlink()
+    write_run(tmp_path / "c", CONFIG)
+    assert [group.label for group in grouped(find_runs([tmp_path])[0])] == ["a", "b", "Ditto"]
+
+
+def test_infinite_values_are_not_drawn(tmp_path):
+    (group,) = groups(tmp_path, ({}, {"extra": {"train/loss": float("inf")}}))
+    assert group.curve("train/loss").rounds == []
+
+
+def test_models_and_what_they_are_measured_by(tmp_path):
+    found = groups(
+        tmp_path,
+        ({}, {"models": ("global",)}),
+        ({"data.num_clients": 9}, {"models": ("hybrid", "global")}),
+    )
+    assert models_of(found, "test") == ["global", "hybrid"]
+    assert measure_of(found, "test") == "accuracy"
+    assert measure_of(found[:0], "test") == "loss"

@@ -1,0 +1,214 @@
+"""The page: what is in it, and that it needs nothing but itself."""
+
+import html
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from run_folders import CONFIG, read_table, with_changes, write_run
+
+from pl_fed.reports import page, tables
+from pl_fed.reports.group import grouped
+from pl_fed.reports.run import find_runs, read_run
+
+VOID = {"meta", "img", "br", "link", "input"}
+ATTACK = {"class_path": "pl_fed.attacks.RandomLabels"}
+
+
+class Reader(HTMLParser):
+    """Reads a page, and sees that every element is closed in its turn."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.texts, self.tags, self.cells = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.cells.append([])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells[-1].append(data)
+
+    def each(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write runs, and a page about them."""
+
+    def write(*given, skipped=()):
+        for number, (changes, how) in enumerate(given):
+            write_run(tmp_path / "runs" / f"run{number}", with_changes(changes), **how)
+        runs, _ = find_runs([tmp_path / "runs"])
+        return page.write(runs, tmp_path / "out", skipped)
+
+    return write
+
+
+TWO_SEEDS = [({"seed_everything": seed}, {"accuracy": (0.5, 0.25 * seed)}) for seed in (1, 2)]
+OTHERS = [
+    ({"federation.attack": ATTACK, "federation.byzantine": 0.25}, {"byzantine": [1]}),
+    ({"model.init_args.lam": 1.0}, {"tested": False, "extra": {"train/forged": 1}}),
+]
+
+
+def test_it_opens_offline(written):
+    text = written(*TWO_SEEDS, *OTHERS).read_text(encoding="utf-8")
+    reader = Reader(text)
+    tags = {tag for tag, _ in reader.tags}
+    assert not tags & {"script", "link", "iframe", "object", "embed", "base", "form", "svg"}
+    for _, attributes in reader.tags:
+        assert not [name for name in attributes if name.startswith("on")]
+        assert attributes.get("src", "data:").startswith("data:image/svg+xml;base64,"[:5])
+        assert not re.search(r"url\(|https?:|//", attributes.get("style", ""))
+    assert "@import" not in text
+    assert not re.search(r"url\(", text)
+    assert not re.search(r"https?://", text)
+    (policy,) = [each for each in reader.each("meta") if "http-equiv" in each]
+    assert policy["content"].startswith("default-src 'none'; img-src data:")
+
+
+def test_links_lead_somewhere(written):
+    path = written(*TWO_SEEDS, *OTHERS)
+    reader = Reader(path.read_text(encoding="utf-8"))
+    places = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
+    assert len(places) == len(set(places))
+    links = [attributes["href"] for attributes in reader.each("a")]
+    for link in links:
+        assert link[1:] in places if link.startswith("#") else (path.parent / link).is_file()
+    chapters = {link for link in links if link.startswith("#")}
+    assert {"#runs", "#classes", "#robustness", "#uploads", "#configs"} <= chapters
+
+
+def test_each_picture_has_words_and_files(written):
+    path = written(*TWO_SEEDS, *OTHERS)
+    reader = Reader(path.read_text(encoding="utf-8"))
+    names = [each["id"].removeprefix("picture-") for each in reader.each("figure")]
+    assert len(names) == len(reader.each("img")) == 12
+    assert all(len(attributes["alt"]) > 30 for attributes in reader.each("img"))
+    for name in names:
+        assert (path.parent / f"{name}.png").stat().st_size > 2000
+        assert read_table(path.parent / f"{name}.csv")
+    assert len(read_table(path.parent / "runs.csv")) == 4
+
+
+def test_tables(written):
+    reader = Reader(written(*TWO_SEEDS, *OTHERS).read_text(encoding="utf-8"))
+    rows = {tuple(cells) for cells in reader.cells}
+    found = {row[:3]: row for row in rows}
+    group = found["1", "Ditto, lam=0.1, byzantine=0 (2 seeds)", "personal"]
+    assert group[3:] == (
+        "0.4375 ± 0.0884",
+        "0.0625 ± 0.0884",
+        "0.3750 ± 0.1768",
+        "0.5000 ± 0.0000",
+        "0.1250 ± 0.0000",
+    )
+    assert ("run0, seed 1", "personal", "0.3750", "0.1250", "0.2500", "0.5000", "0.1250") in rows
+    attacked = found["2", "Ditto, lam=0.1, RandomLabels, byzantine=0.25", "run2"]
+    assert attacked[3:] == (
+        *("Ditto", "MLP", "Digits", "Shards(classes_per_client=2)", "4", "3", "4"),
+        *("RandomLabels", "0.25", "Mean", "0", "stacked", "2.0 s"),
+    )
+    (differences,) = [cells for cells in reader.cells if cells[0] == "run"]
+    assert sorted(differences) == [
+        *("federation.attack", "federation.byzantine", "model.lam", "run", "seed_everything")
+    ]
+    assert not {"RandomLabels", "–", "0", "0.25"} - {cell for row in rows for cell in row}
+
+
+def test_what_is_unfinished_or_left_out_is_said(written):
+    path = written(*OTHERS, skipped=["elsewhere/run: only evaluated, not a fit."])
+    text = "".join(Reader(path.read_text(encoding="utf-8")).texts)
+    assert "Unfinished, shown with what they have: run1." in text
+    assert "Not shown: elsewhere/run: only evaluated, not a fit." in text
+    assert "Numbers are over benign clients: byzantine ones are left out everywhere." in text
+    assert {row["state"] for row in read_table(path.parent / "runs.csv")} == {"", "unfinished"}
+
+
+def test_a_run_that_only_began(written):
+    reader = Reader(written(({}, {"tested": False, "rounds": 1})).read_text(encoding="utf-8"))
+    assert "No run came to its test." in reader.texts
+    assert "1 of 4" in reader.texts
+
+
+def test_old_runs_without_classes_are_said(written):
+    reader = Reader(written(({}, {"classes": False})).read_text(encoding="utf-8"))
+    assert "Without per_class.csv, so not shown here: run0." in reader.texts
+
+
+def test_a_run_from_python(tmp_path):
+    folder = write_run(tmp_path / "mine")
+    (folder / "config.yaml").unlink()
+    text = page.write([read_run(folder)], tmp_path / "out").read_text(encoding="utf-8")
+    assert "<h1>1 run: mine</h1>" in text
+
+
+def test_configs_are_folded_away_whole(written):
+    text = written(({"federation.attack": ATTACK}, {})).read_text(encoding="utf-8")
+    (config,) = re.findall(r"<details>.*?<pre>(.*?)</pre></details>", text, flags=re.DOTALL)
+    assert "class_path: pl_fed.attacks.RandomLabels" in html.unescape(config)
+    assert "cohort_size: 3" in config
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
+def test_whatever_a_config_says_is_only_text(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("odd")
+    config = with_changes({"data.dataset": {"class_path": "a.Npz", "init_args": {"path": text}}})
+    runs = [read_run(write_run(folder / "a", config)), read_run(write_run(folder / "b"))]
+    groups = grouped(runs)
+    for table in (tables.of_runs, tables.of_results, tables.of_differences, tables.of_configs):
+        reader = Reader(table(groups))
+        known = {"div", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre"}
+        assert {tag for tag, _ in reader.tags} <= known
+    shown = "".join(Reader(tables.of_differences(groups)).texts)
+    assert text in shown
+
+
+def test_markup_in_names_is_text(tmp_path):
+    odd = '<script>alert("&")</script>'
+    config = with_changes({"model.class_path": f"a.{odd}", "model.init_args.lam": odd})
+    runs = [read_run(write_run(tmp_path / name, each), f"{odd}{name}")
+            for name, each in (("a", config), ("b", CONFIG))]  # fmt: skip
+    text = page.write(runs, tmp_path / "out", [odd]).read_text(encoding="utf-8")
+    assert "<script" not in text
+    reader = Reader(text)
+    assert odd in "".join(reader.texts)
+    assert any(odd in attributes["alt"] for attributes in reader.each("img"))
+
+
+def test_the_same_runs_give_the_same_page(written, tmp_path):
+    first = written(*TWO_SEEDS).read_bytes()
+    runs, _ = find_runs([tmp_path / "runs"])
+    assert page.write(runs, tmp_path / "again").read_bytes() == first
+
+
+def test_durations():
+    config = with_changes({"trainer.max_epochs": 400})
+
+    def duration(seconds, tmp):
+        run = read_run(write_run(tmp, config, rounds=1, extra={"time/round": seconds}))
+        (group,) = grouped([run])
+        return tables.facts(group, run)["time of rounds"]
+
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = [duration(s, Path(folder) / str(s)) for s in (0.24, 59, 61, 3599, 3601, 9000)]
+    assert found == ["0.2 s", "59.0 s", "1 min", "1 h 0 min", "1 h 0 min", "2 h 30 min"]

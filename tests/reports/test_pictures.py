@@ -1,0 +1,359 @@
+"""The numbers that pictures show, and that they can be drawn."""
+
+import io
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from PIL import Image
+from run_folders import read_table, with_changes, write_run, write_table
+
+from pl_fed.functional.fairness import best_mean, worst_mean
+from pl_fed.reports import classes, clients, curves, robustness, spread, times
+from pl_fed.reports.clients import Ranks
+from pl_fed.reports.group import grouped
+from pl_fed.reports.picture import FEW, Picture, look, spaced
+from pl_fed.reports.run import find_runs
+
+
+@pytest.fixture
+def groups(tmp_path):
+    """Make groups of runs, each given by what it changes in the config, and by what it is."""
+
+    def make(*given):
+        for number, (changes, how) in enumerate(given):
+            write_run(tmp_path / f"run{number:02d}", with_changes(changes), **how)
+        return grouped(find_runs([tmp_path])[0])
+
+    return make
+
+
+def seeds(*accuracies, **how):
+    return [
+        ({"seed_everything": seed}, {"accuracy": accuracy, **how})
+        for seed, accuracy in enumerate(accuracies)
+    ]
+
+
+# Who gets what
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
+def test_the_worst_and_the_best_are_those_of_the_metrics(values):
+    ranks = Ranks(np.sort(np.array([values])))
+    table = torch.tensor(values, dtype=torch.float64)
+    assert ranks.mean[: ranks.tail].mean() == pytest.approx(float(worst_mean(table)))
+    assert ranks.mean[-ranks.tail :].mean() == pytest.approx(float(best_mean(table)))
+
+
+def test_clients_are_sorted_and_byzantine_ones_left_out(groups):
+    (group,) = groups(*seeds((0.5, 0.75, 1.0, 0.25), byzantine=[2]))
+    ranks = clients.ranked(group, "personal_accuracy")
+    assert ranks.values.tolist() == [[0.25, 0.5, 0.75]]
+    assert ranks.tail == 1
+    personal, other = clients.distributions([group])
+    assert (personal.name, other.name) == ("clients_personal", "clients_global")
+    assert [row["worst10"] for row in personal.rows] == [1, 0, 0]
+    assert [row["accuracy"] for row in personal.rows] == [0.25, 0.5, 0.75]
+    assert "Byzantine clients are left out" in personal.caption
+    assert "mean 0.5, worst tenth 0.25, best tenth 0.75" in personal.alt
+
+
+def test_ranks_are_averaged_over_seeds(groups):
+    (group,) = groups(*seeds((0.2, 0.8), (0.6, 0.4)))
+    ranks = clients.ranked(group, "global_accuracy")
+    assert ranks.mean.tolist() == pytest.approx([0.3, 0.7])
+    assert ranks.low.tolist() == pytest.approx([0.2, 0.6])
+    assert ranks.high.tolist() == pytest.approx([0.4, 0.8])
+
+
+def test_seeds_with_different_numbers_of_clients(groups):
+    (group,) = groups(*seeds((0.1, 0.2, 0.3, 0.4), (0.6, 0.8)))
+    ranks = clients.ranked(group, "global_accuracy")
+    assert ranks.values.tolist() == [[0.1, 0.2, 0.3, 0.4], [0.6, 0.6, 0.8, 0.8]]
+
+
+def test_clients_without_samples_do_not_count(groups, tmp_path):
+    (group,) = groups(*seeds((0.2, 0.4)))
+    table = tmp_path / "run00" / "per_client.csv"
+    rows = read_table(table)
+    write_table(table, [*rows, {**rows[0], "client": 2, "global_accuracy": "nan"}])
+    (group,) = grouped(find_runs([tmp_path])[0])
+    assert clients.ranked(group, "global_accuracy").values.tolist() == [[0.2, 0.4]]
+
+
+def test_where_targets_are_real_values_losses_are_shown(groups, tmp_path):
+    groups(*seeds((0.5, 0.75)))
+    for name in ("metrics.csv", "per_client.csv"):
+        rows = read_table(tmp_path / "run00" / name)
+        kept = [{k: v for k, v in row.items() if "accuracy" not in k} for row in rows]
+        if name == "metrics.csv":
+            kept[-1]["test/global/loss_var"] = 0.25
+        write_table(tmp_path / "run00" / name, kept)
+    found = grouped(find_runs([tmp_path])[0])
+    personal, _ = clients.distributions(found)
+    assert [row["loss"] for row in personal.rows] == [0.5, 0.25], "the worst is the largest"
+    (picture,) = spread.against_spread(found)
+    (row,) = picture.rows
+    assert (row["loss"], row["spread"]) == (0.125, 0.5)
+    assert [picture.name for picture in curves.validation(found)] == [
+        "curves_personal",
+        "curves_global",
+    ]
+    assert {row["metric"] for each in curves.validation(found) for row in each.rows} == {
+        "val/personal/loss",
+        "val/global/loss",
+    }
+    check(personal, picture)
+
+
+def test_many_clients_are_drawn_by_few_bars(groups):
+    found = groups(*seeds(tuple(k / 5000 for k in range(5000)), models=("global",)))
+    (picture,) = clients.distributions(found)
+    assert len(picture.rows) == 5000
+    assert len(picture.svg()) < 60_000
+
+
+# Classes
+
+
+def test_accuracy_by_class_by_hand(groups):
+    """Class 0 has the clients' own accuracies, without that of the byzantine one; class 1 has 1."""
+    (group,) = groups(*seeds((0.5, 0.75, 0.0, 0.25), byzantine=[2]))
+    table = classes.classes_of(group, "personal")
+    assert table.names.tolist() == [0, 1]
+    assert table.mean.tolist() == [0.5, 1.0]
+    assert table.spread.tolist() == pytest.approx([np.std([0.5, 0.75, 0.25]), 0])
+    assert table.clients.tolist() == [3, 3]
+    pictures = list(classes.by_class([group]))
+    assert [picture.name for picture in pictures] == ["classes_personal", "classes_global"]
+    assert "lowest class 0 with 0.5, highest class 1 with 1" in pictures[0].alt
+    check(*pictures)
+
+
+def test_classes_of_several_seeds(groups):
+    (group,) = groups(*seeds((0.2, 0.4), (0.8, 0.6)))
+    table = classes.classes_of(group, "global")
+    assert table.mean.tolist() == pytest.approx([0.5, 1])
+    assert table.spread.tolist() == pytest.approx([0.1, 0])
+
+
+def test_runs_without_classes_lack_the_picture(groups):
+    found = groups(*seeds((0.2, 0.4), classes=False))
+    assert list(classes.by_class(found)) == []
+
+
+# Means and spreads
+
+
+def test_a_point_for_each_group_and_model(groups):
+    found = groups(*seeds((0.2, 0.4), (0.6, 0.8)), ({"data.num_clients": 7}, {}))
+    (picture,) = spread.against_spread(found)
+    assert [(row["group"], row["model"]) for row in picture.rows] == [
+        (1, "personal"),
+        (2, "personal"),
+        (1, "global"),
+        (2, "global"),
+    ]
+    assert (picture.rows[0]["accuracy"], picture.rows[0]["spread"]) == pytest.approx((0.5, 0.1))
+    assert picture.rows[0]["runs"] == 2
+    check(picture)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 400), st.floats(0, 300)), min_size=1, max_size=40, unique=True)
+)
+def test_numbers_stand_near_their_points(points):
+    offsets = spread.label_places(points)
+    assert len(offsets) == len(points)
+    assert all(7 < np.hypot(dx, dy) < 19 for dx, dy in offsets)
+    assert offsets == spread.label_places(points)
+
+
+def test_numbers_of_points_at_one_place_stand_around_it():
+    offsets = spread.label_places([(50, 50)] * 8)
+    assert len(set(offsets)) == 8
+
+
+def test_numbers_of_thirty_points_do_not_overlap():
+    points = np.random.default_rng(0).uniform(0, (330, 260), (30, 2)).tolist()
+    ends = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(points, spread.label_places(points))]
+    apart = [np.hypot(a[0] - b[0], a[1] - b[1]) for a in ends for b in ends if a is not b]
+    assert min(apart) > 6
+
+
+# Robustness
+
+ATTACKS = {
+    name: {"federation.attack": {"class_path": f"pl_fed.attacks.{name}"}}
+    for name in ("RandomLabels", "SignFlipping")
+}
+MEDIAN = {"federation.aggregator": {"class_path": "pl_fed.aggregators.Median"}}
+
+
+def attacked(name, share, accuracy, changes=None):
+    return {**ATTACKS[name], "federation.byzantine": share, **(changes or {})}, {
+        "accuracy": (accuracy,)
+    }
+
+
+def test_lines_over_the_share_of_byzantine_clients(groups):
+    found = groups(
+        ({}, {"accuracy": (0.9,)}),
+        attacked("RandomLabels", 0.4, 0.5),
+        attacked("RandomLabels", 0.2, 0.7),
+        attacked("SignFlipping", 0.2, 0.3),
+        attacked("RandomLabels", [0, 1], 0.6, MEDIAN),
+        attacked("RandomLabels", 0.2, 0.4, {"seed_everything": 1}),
+    )
+    personal, _ = robustness.against_fraction(found)
+    lines: dict = {}
+    for row in personal.rows:
+        lines.setdefault(row["label"], []).append((row["byzantine"], row["accuracy"]))
+    assert lines == {
+        "Ditto, RandomLabels": [(0.0, 0.9), (0.2, 0.55), (0.4, 0.5)],
+        "Ditto, SignFlipping": [(0.0, 0.9), (0.2, 0.3)],
+    }, "a median has one point, which is no line"
+    check(personal)
+
+
+def test_a_defence_begins_with_its_own_run_without_attack(groups):
+    found = groups(
+        ({}, {"accuracy": (0.9,)}),
+        (MEDIAN, {"accuracy": (0.8,)}),
+        attacked("RandomLabels", 0.5, 0.7, MEDIAN),
+    )
+    (line,) = robustness.lines_of(found)
+    assert {share: group.number for share, group in line.groups.items()} == {0.0: 2, 0.5: 3}
+
+
+def test_without_attacks_there_is_nothing_to_draw(groups):
+    assert list(robustness.against_fraction(groups(({}, {})))) == []
+
+
+# Rounds
+
+
+def test_curves_have_the_rounds_that_were_validated(groups):
+    found = groups(*seeds((0.2, 0.4), (0.6, 0.8)))
+    personal, other = curves.validation(found)
+    assert (personal.name, other.name) == ("curves_personal", "curves_global")
+    assert [(row["metric"], row["round"]) for row in personal.rows] == [
+        ("val/personal/accuracy", 1),
+        ("val/personal/accuracy", 3),
+        ("val/personal/loss", 1),
+        ("val/personal/loss", 3),
+    ]
+    first = personal.rows[0]
+    assert (first["mean"], first["min"], first["max"], first["runs"]) == (0.1, 0.06, 0.14, 2)
+    (training,) = curves.training(found)
+    assert [row["mean"] for row in training.rows] == [2, 1.75, 1.5, 1.25]
+    check(personal, other, training)
+
+
+def test_an_accuracy_of_zero_is_a_curve(groups):
+    found = groups(({}, {"accuracy": (0.0,)}))
+    assert len(lines_drawn(next(curves.validation(found)))) == 1
+
+
+def test_uploads_are_drawn_where_something_became_of_them(groups):
+    found = groups(({}, {}), ({"data.num_clients": 7}, {"extra": {"train/forged": 2}}))
+    (picture,) = curves.uploads(found)
+    assert {row["metric"] for row in picture.rows} == {"train/forged"}
+    assert len(lines_drawn(picture)) == 1
+    check(picture)
+    assert list(curves.uploads(found[:1])) == []
+
+
+def lines_drawn(picture):
+    return picture.figure.axes[0].get_lines()
+
+
+def test_time_per_round(groups):
+    (picture,) = times.of_rounds(groups(({}, {})))
+    (row,) = picture.rows
+    assert (row["shortest"], row["median"], row["longest"]) == (0.5, 0.5, 0.5)
+    check(picture)
+
+
+# Drawing
+
+
+def check(*pictures):
+    """Pictures have alt texts and captions, and can be drawn."""
+    for picture in pictures:
+        assert len(picture.alt) > 30
+        assert picture.caption.endswith(".")
+        assert Image.open(io.BytesIO(picture.png())).size[0] > 500
+        ElementTree.fromstring(picture.svg())
+
+
+def test_thirty_groups(groups):
+    found = groups(*[({"data.num_clients": k}, {}) for k in range(30)])
+    (lines,), (points,) = curves.training(found), spread.against_spread(found)
+    for picture, times_each in ((lines, 1), (points, 2)):
+        numbers = [each.get_text() for each in picture.figure.axes[0].texts]
+        assert sorted(numbers) == sorted([str(k) for k in range(1, 31)] * times_each)
+        drawn = picture.svg().decode()
+        assert all(f"{group.number} {group.label}" in drawn for group in found)
+
+
+def test_lines_are_told_apart():
+    def seen(place):
+        return tuple(str(each) for each in look(place).values())
+
+    assert len({seen(place) for place in range(30)}) == 30
+    assert len({look(place)["marker"] for place in range(FEW)}) == FEW
+
+
+@given(st.lists(st.floats(-0.5, 1.5), min_size=1, max_size=40), st.floats(0.001, 0.2))
+def test_spaced_places_keep_their_order_and_distance(places, gap):
+    found = spaced(sorted(places), gap)
+    room = min(gap, 1 / max(1, len(places) - 1))
+    assert all(b - a > room - 1e-9 for a, b in pairwise(found))
+    assert found[0] > -1e-9
+    assert found[-1] < 1 + 1e-9
+
+
+def test_what_the_user_set_in_matplotlib_does_not_matter(groups):
+    found = groups(({}, {}))
+    usual = next(curves.training(found)).svg()
+    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "text.usetex": False}):
+        assert next(curves.training(found)).svg() == usual
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_names_that_mean_something_to_matplotlib(groups):
+    odd = ["$\\frac{1}{0$", "_hidden", "a & b < c", "x" * 300, "日本"]
+    found = groups(*[({"data.num_clients": each}, {}) for each in odd])
+    svg = next(curves.training(found)).svg().decode()
+    assert "$\\frac{1}{0$" in svg
+    assert "_hidden" in svg
+    assert "…" in svg
+
+
+def test_an_svg_refers_to_nothing_outside(groups):
+    picture = next(curves.training(groups(({}, {}))))
+    root = ElementTree.fromstring(picture.svg())
+    for element in root.iter():
+        assert not element.tag.endswith(("script", "image", "foreignObject"))
+        for name, value in element.attrib.items():
+            if name.endswith("href"):
+                assert value.startswith("#")
+
+
+def test_coordinates_are_short_and_texts_are_not():
+    figure = Figure()
+    figure.text(0.5, 0.5, "0.123456")
+    figure.add_subplot().plot([0.123456, 0.23456], [1, 2])
+    svg = Picture("a", "b", "c", "d", [], figure).svg()
+    assert b"0.123456" in svg
+    paths = [path for path in svg.split(b' d="')[1:]]
+    assert all(len(part.split(b".")[1]) <= 2 for p in paths for part in p.split(b'"')[0].split()
+               if b"." in part)  # fmt: skip

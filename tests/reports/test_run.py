@@ -1,0 +1,119 @@
+"""What is read of run folders, and what cannot be."""
+
+import shutil
+
+import pytest
+from run_folders import CONFIG, write_run, write_table
+
+from pl_fed.reports.run import find_runs, in_order, read_run
+
+
+def test_a_run_by_its_files(tmp_path):
+    run = read_run(write_run(tmp_path / "a", byzantine=[2]))
+    assert run.name == "a"
+    assert run.config == CONFIG
+    assert run.engine == "stacked"
+    assert run.rounds == 4
+    assert run.tested
+    assert run.models("val") == run.models("test") == ["personal", "global"]
+    assert run.curve("train/loss") == {0: 2.0, 1: 1.75, 2: 1.5, 3: 1.25}
+    assert run.curve("val/global/accuracy") == pytest.approx({1: 0.1, 3: 0.2})
+    assert run.final("test/personal/accuracy") == 0.5
+    assert run.final("test/local/accuracy") is None
+    assert run.clients["personal_accuracy"].tolist() == [0.5, 0.75, 1.0, 0.25]
+    assert run.benign.tolist() == [True, True, False, True]
+    assert run.classes["class"].tolist() == [0, 1] * 4
+
+
+def test_models_have_an_order():
+    found = in_order(["hybrid_by_test_data", "global", "a", "hybrid", "personal", "a"])
+    assert found == ["personal", "global", "hybrid", "a", "hybrid_by_test_data"]
+
+
+def test_a_killed_run_has_what_it_has(tmp_path):
+    """What an earlier test left is not that of a run that goes on."""
+    folder = write_run(tmp_path / "a")
+    lines = (folder / "metrics.csv").read_text().splitlines(keepends=True)
+    (folder / "metrics.csv").write_text("".join(lines[:3]) + "2,1.5,3")  # torn apart
+    run = read_run(folder)
+    assert not run.tested
+    assert run.rounds == 3
+    assert run.curve("time/round") == {0: 0.5, 1: 0.5}
+    assert (run.clients, run.classes) == ({}, {})
+
+
+def test_a_run_from_python_has_no_config(tmp_path):
+    folder = write_run(tmp_path / "a")
+    (folder / "config.yaml").unlink()
+    (folder / "engine.json").write_text("{")
+    run = read_run(folder)
+    assert run.config == {}
+    assert run.engine is None
+
+
+def test_numbers_that_are_none(tmp_path):
+    folder = write_run(tmp_path / "a")
+    rows = [{"round": 0, "val/global/loss": "nan", "a": "inf"}, {"round": "x", "a": 3}]
+    write_table(folder / "metrics.csv", rows)
+    assert read_run(folder).rows == {0: {"a": float("inf")}}
+
+
+def test_folders_of_runs(tmp_path):
+    for name in ("b", "deep/er/a", "c"):
+        write_run(tmp_path / "runs" / name)
+    (tmp_path / "runs" / "c" / "logs").mkdir()
+    shutil.copy(tmp_path / "runs" / "b" / "metrics.csv", tmp_path / "runs" / "c" / "logs")
+    (tmp_path / "runs" / "loop").symlink_to(tmp_path / "runs")
+    runs, skipped = find_runs([tmp_path / "runs", tmp_path / "runs" / "c"])
+    assert [run.name for run in runs] == ["b", "c", "a"], "each once, and no logger's own"
+    assert skipped == []
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path):
+    for name in ("x/a", "y/a", "y/b"):
+        write_run(tmp_path / name)
+    runs, _ = find_runs([tmp_path])
+    assert [run.name for run in runs] == ["x/a", "y/a", "b"]
+
+
+def test_what_is_no_fit_is_left_out_and_said(tmp_path):
+    write_run(tmp_path / "fit")
+    tested = write_run(tmp_path / "only_tested")
+    (tested / "engine.json").unlink()
+    write_table(tested / "metrics.csv", [{"round": 4, "test/global/accuracy": 0.5}])
+    started = write_run(tmp_path / "started")
+    (started / "metrics.csv").unlink()
+    empty = write_run(tmp_path / "without_rounds")
+    (empty / "metrics.csv").write_text("round\n")
+    runs, skipped = find_runs([tmp_path])
+    assert [run.name for run in runs] == ["fit"]
+    assert skipped == [
+        f"{tested}: only evaluated, not a fit.",
+        f"{started}: no metrics.csv, so no round was run.",
+        f"{empty}: no numbers in metrics.csv, so no round was run.",
+    ]
+    for each in (tested, started, empty):
+        with pytest.raises(ValueError, match=r"^Expected argument `runs` to hold fits but got /"):
+            find_runs([tmp_path / "fit", each])
+
+
+def test_what_is_no_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"^Expected argument `runs` to be folders but got"):
+        find_runs([tmp_path / "nowhere"])
+    with pytest.raises(FileNotFoundError, match=r"^Expected argument `runs` to be folders of runs"):
+        find_runs([tmp_path])
+
+
+@pytest.mark.parametrize("content", ["a: [", "just words", "- 1", "!!python/object:os.x {}"])
+def test_a_config_that_is_none(tmp_path, content):
+    folder = write_run(tmp_path / "a")
+    (folder / "config.yaml").write_text(content)
+    with pytest.raises(ValueError, match=r"^Expected .*config\.yaml to be the config of a run"):
+        read_run(folder)
+
+
+def test_metrics_that_are_none(tmp_path):
+    folder = write_run(tmp_path / "a")
+    (folder / "metrics.csv").write_bytes(b"round,train/loss\n\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"^Expected .*metrics\.csv to be the metrics of a run"):
+        read_run(folder)

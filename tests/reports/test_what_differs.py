@@ -1,0 +1,102 @@
+"""What makes configs the same, and what tells them apart."""
+
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from run_folders import CONFIG, with_changes
+
+from pl_fed.reports import configs
+
+MEDIAN = {"class_path": "pl_fed.aggregators.Median"}
+LABELS = {"class_path": "pl_fed.attacks.RandomLabels", "init_args": {"redraw": True}}
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "seed_everything": st.integers(0, 9) | st.booleans() | st.none(),
+            "data.seed": st.integers() | st.none(),
+            "federation.seed": st.integers() | st.none(),
+            "trainer.default_root_dir": st.text() | st.none(),
+            "trainer.logger": st.just([{"class_path": "x.WandbLogger", "init_args": {"id": "a"}}]),
+            "federation.store": st.text(),
+            "ckpt_path": st.text(),
+            "data.skew": st.none(),
+        },
+    )
+)
+def test_seeds_and_outputs_make_no_difference(changes):
+    changed = with_changes(changes)
+    assert configs.identity(changed) == configs.identity(CONFIG)
+    assert configs.group_name(changed) == configs.group_name(CONFIG)
+
+
+def test_whatever_else_changes_does():
+    others = {
+        "model.init_args.lam": 0.2,
+        "data.num_clients": 5,
+        "federation.aggregator": MEDIAN,
+        "federation.attack": LABELS,
+        "federation.byzantine": [1],
+        "trainer.max_epochs": 5,
+        "model.init_args.seed": 1,
+    }
+    found = [configs.group_name(with_changes({key: value})) for key, value in others.items()]
+    assert len({configs.group_name(CONFIG), *found}) == 1 + len(others)
+    assert all(name.startswith("Ditto-") and len(name) == 14 for name in found)
+
+
+def test_a_saved_config_is_the_same_as_the_one_that_was_saved():
+    assert configs.identity(yaml.safe_load(yaml.safe_dump(CONFIG))) == configs.identity(CONFIG)
+
+
+def test_keys_are_those_of_the_command_line():
+    config = with_changes(
+        {"trainer.callbacks": [{"class_path": "a.Timer"}], "model.init_args.seed": [1, 2]}
+    )
+    found = configs.dotted(config)
+    assert found["model.net"] == "pl_fed.models.MLP"
+    assert found["model.lam"] == 0.1
+    assert found["data.partitioner.classes_per_client"] == 2
+    assert found["trainer.callbacks.0"] == "a.Timer"
+    assert found["model.seed"] == [1, 2]
+    assert not [key for key in found if "init_args" in key or "class_path" in key]
+
+
+def test_only_what_differs_is_a_difference():
+    first = with_changes({"federation.attack": LABELS, "seed_everything": 3})
+    found = configs.differing([CONFIG, first])
+    assert found == {
+        "seed_everything": [0, 3],
+        "federation.attack": [None, "pl_fed.attacks.RandomLabels"],
+        "federation.attack.redraw": [None, True],
+    }
+    assert configs.differing([CONFIG]) == configs.differing([CONFIG, CONFIG]) == {}
+
+
+def test_seeds_are_named():
+    assert configs.seed(CONFIG) == "0"
+    assert configs.seed(with_changes({"data.seed": 7})) == "0, data 7"
+    assert configs.seed({}) == ""
+
+
+def test_the_share_of_byzantine_clients():
+    def share(**changes):
+        return configs.byzantine_share(
+            with_changes({f"federation.{k}": v for k, v in changes.items()})
+        )
+
+    assert share() == 0
+    assert share(attack=LABELS, byzantine=0.2) == 0.2
+    assert share(attack=LABELS, byzantine=[0, 3]) == 0.5
+    assert share(byzantine=0.2) == 0, "without an attack nobody lies"
+
+
+def test_classes_are_described_by_what_they_are_given():
+    assert configs.said(CONFIG, "data", "partitioner") == "Shards(classes_per_client=2)"
+    assert configs.said(CONFIG, "federation", "attack") == "–"
+    assert configs.said(CONFIG, "seed_everything", "nothing") == "–"
+    assert configs.described([MEDIAN, LABELS]) == "Median, RandomLabels(redraw=true)"
+    nested = {"class_path": "a.Combined", "init_args": {"first": LABELS, "off": False, "n": 0.5}}
+    assert configs.described(nested) == "Combined(first=RandomLabels(redraw=true), n=0.5)"

@@ -1,0 +1,97 @@
+"""Each sweep file is one that W&B's agent can run: its command parses, its metric is logged."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from wandb.sdk.launch.sweeps import utils
+
+from pl_fed.cli import main
+
+ROOT = Path(__file__).parent.parent
+SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
+each_sweep = pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
+
+
+def first_command(path):
+    """What the agent runs for the first combination: its own macros, with its own functions."""
+    sweep = utils.load_sweep_config(str(path))
+    first = {name: {"value": given["values"][0]} for name, given in sweep["parameters"].items()}
+    macros = {
+        **utils.create_sweep_command_args({"args": first}),
+        "env": ["/usr/bin/env"],
+        "interpreter": ["python"],
+        "program": [sweep["program"]],
+    }
+    words = []
+    for word in utils.create_sweep_command(sweep["command"]):
+        macro = word[2:-1] if word.startswith("${") else None
+        words += [word] if macro is None else macros[macro]
+    return words
+
+
+def printed_config(words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--print_config"])
+    assert stopped.value.code == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_there_are_some():
+    assert {path.stem for path in SWEEPS} >= {"ditto_lambda", "flame_rho", "fedtilt_tilts"}
+
+
+@each_sweep
+def test_the_agents_command_is_one_of_the_command_line(path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = first_command(path)
+    assert words[:5] == ["/usr/bin/env", "python", "-m", "pl_fed", "fit"]
+    config = printed_config(words[4:], capsys)
+    sweep = yaml.safe_load(path.read_text())
+    for name, given in sweep["parameters"].items():
+        section, _, key = name.partition(".")
+        found = config[section]["init_args"][key] if key else config[section]
+        assert found == given["values"][0]
+    assert config["trainer"]["logger"][0]["class_path"].endswith("WandbLogger")
+
+
+@each_sweep
+def test_every_value_is_accepted(path, capsys, monkeypatch):
+    """All first values but one, which is the last of its parameter."""
+    monkeypatch.chdir(ROOT)
+    command, sweep = first_command(path)[4:], yaml.safe_load(path.read_text())
+    for name, given in sweep["parameters"].items():
+        printed_config([*command, f"--{name}={given['values'][-1]}"], capsys)
+
+
+@each_sweep
+def test_the_metric_is_validated_by_the_algorithm(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    sweep = yaml.safe_load(path.read_text())
+    part, model, measure = sweep["metric"]["name"].split("/")
+    assert (part, measure, sweep["metric"]["goal"]) == ("val", "accuracy", "maximize")
+    files = [word for word in sweep["command"] if word.startswith("configs/")]
+    config = {}
+    for file in files:
+        config |= yaml.safe_load((ROOT / file).read_text())
+    module, _, name = config["model"]["class_path"].rpartition(".")
+    trains = getattr(sys.modules[module], name).trains
+    assert model in trains
+
+
+@pytest.mark.parametrize(("sweep", "mode"), [("abc", "None"), ("", "offline")])
+def test_runs_of_a_sweep_are_not_put_offline(sweep, mode, tmp_path):
+    """Its agent waits for what they log."""
+    script = (
+        "import os, sys, pl_fed.cli\n"
+        "try: pl_fed.cli.main(['fit', '--help'])\n"
+        "except SystemExit: print(os.environ.get('WANDB_MODE'), file=sys.stderr)"
+    )
+    environment = {"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment |= {"WANDB_SWEEP_ID": sweep} if sweep else {}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
+    )
+    assert done.stderr.strip().endswith(mode)
