@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from pl_fed.cli import main
@@ -55,6 +56,26 @@ def test_data_of_ones_own(folder):
     main(["fit", *layers, *SHORT])
     (table,) = folder.glob("runs/quickstart/*/per_client.csv")
     assert len(table.read_text().splitlines()) == 1 + 12
+
+
+def test_a_model_taken_home(folder):
+    main(["fit", "--config", "configs/quickstart.yaml", *SHORT])
+    (run,) = folder.glob("runs/quickstart/*")
+    words = block("bash", "--select validation").replace(
+        "runs/quickstart/20261120-231611", str(run)
+    )
+    for line in words.splitlines():
+        main(shlex.split(line)[3:])
+    names = {"images": torch.rand(5, 1, 8, 8)}
+    exec(block("python", "manifest.json"), names)
+    assert names["logits"].shape == (5, 10)
+    assert len(list(run.glob("exports/*/client_*.pt2"))) == 2
+
+
+def test_a_report(folder):
+    main(["fit", "--config", "configs/quickstart.yaml", *SHORT])
+    main(shlex.split(block("bash", "pl_fed report"), comments=True)[3:])
+    assert "Ditto" in (folder / "runs" / "report" / "report.html").read_text()
 
 
 def test_the_readme_has_commands():
