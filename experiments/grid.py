@@ -1,18 +1,19 @@
 """Runs of a table, side by side, each once: what is done is a row of a CSV, and is not done again.
 
 A run is a config, as ``python -m pl_fed fit --config`` takes it. It goes on where it was killed:
-its folder lies under ``runs/`` until its row is written.
+its folder lies under ``runs/`` until its row is written. "seconds" in a row are processor time; of
+the last part, if the run was killed in between.
 """
 
 import contextlib
 import csv
+import functools
 import logging
 import multiprocessing
 import multiprocessing.connection
 import os
 import shutil
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -25,6 +26,7 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 Row = dict[str, str]
+Rows = Mapping[str, list[Row]]  # by the name of the CSV that they go to
 Config = dict[str, Any]
 
 
@@ -36,21 +38,19 @@ class Fitted:
         last: The row of the test in metrics.csv, by column.
         rounds: All rows of metrics.csv.
         clients: The rows of per_client.csv.
-        seconds: Its processor time; of the last part, if it was killed in between.
     """
 
     last: Row
     rounds: list[Row]
     clients: list[Row]
-    seconds: float
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: what names it, and its config."""
+    """One run: what names it, and its config, if it has one."""
 
     key: tuple[str, ...]
-    config: Config = field(hash=False, compare=False)
+    config: Config = field(default_factory=dict, hash=False, compare=False)
 
 
 def merged(*configs: Mapping[str, Any]) -> Config:
@@ -83,12 +83,10 @@ def fit(config: Config, folder: Path) -> Fitted:
     arguments = ["fit", "--config", str(file)]
     if any(last_checkpoint(run) for run in folder.iterdir() if run.is_dir()):
         arguments += ["--ckpt_path", "last"]
-    started = time.process_time()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         run = Path(FederatedCLI(arguments).run_dir or folder)
-    seconds = time.process_time() - started
     rounds, clients = read(run / "metrics.csv"), read(run / "per_client.csv")
-    return Fitted(rounds[-1], rounds, clients, seconds)
+    return Fitted(rounds[-1], rounds, clients)
 
 
 def quiet() -> None:
@@ -118,17 +116,37 @@ def work(
     jobs: Sequence[Job],
     results: Path,
     names: Sequence[str],
-    rows_of: Callable[[Fitted], Mapping[str, list[Row]]],
+    rows_of: Callable[[Fitted], Rows],
     workers: int = 2,
 ) -> None:
-    """Run what is missing.
+    """Run the configs that are missing.
 
     Args:
         jobs: All runs.
         results: The CSV that says which are done: a row each, named by ``names``.
         names: The columns of a job's key.
         rows_of: What is kept of a run: rows by the name of the CSV that they go to, ``results``
-            among them, whose row is written last.
+            among them.
+        workers: Processes.
+    """
+    run = functools.partial(_fitted, table=results.parent.name, rows_of=rows_of)
+    each_once(jobs, results, names, run, workers)
+
+
+def each_once(
+    jobs: Sequence[Job],
+    results: Path,
+    names: Sequence[str],
+    run: Callable[[Job], Rows],
+    workers: int = 2,
+) -> None:
+    """Do what is missing of some jobs; one that fails has a row that says why.
+
+    Args:
+        jobs: All of them.
+        results: See :func:`work`.
+        names: See :func:`work`.
+        run: Does a job, in a process of a pool, and returns its rows by the name of their CSV.
         workers: Processes.
     """
     results.parent.mkdir(parents=True, exist_ok=True)
@@ -137,24 +155,35 @@ def work(
     print(f"{len(jobs)} runs, {len(missing)} of them missing", flush=True)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, quiet, max_tasks_per_child=25) as pool:
-        futures = {pool.submit(_run, job, results.parent.name): job for job in missing}
+        futures = {pool.submit(_done, job, run, results.name): job for job in missing}
         for number, future in enumerate(as_completed(futures), 1):
-            job, key = futures[future], dict(zip(names, futures[future].key))
-            fitted = future.result()
-            kept = {**rows_of(fitted)}
-            kept[results.name] = [
-                {**row, "seconds": f"{fitted.seconds:.1f}"} for row in kept.pop(results.name)
-            ]
-            for name, rows in kept.items():
-                append(results.parent / name, names, job.key, [{**key, **row} for row in rows])
-            shutil.rmtree(_folder(job, results.parent.name), ignore_errors=True)
-            said = ", ".join(job.key)
-            print(f"{number}/{len(missing)} {said} ({fitted.seconds:.0f} s)", flush=True)
+            key, kept = futures[future].key, future.result()
+            (row,) = kept[results.name]
+            for name in sorted(kept, key=lambda name: name == results.name):  # this one last
+                rows = [{**dict(zip(names, key)), **row} for row in kept[name]]
+                append(results.parent / name, names, key, rows)
+            said = row["failed"] or f"{row['seconds']} s"
+            print(f"{number}/{len(missing)} {', '.join(key)}: {said}", flush=True)
 
 
-def _run(job: Job, table: str) -> Fitted:
-    """Run a job in a process of the pool."""
-    return fit(job.config, _folder(job, table))
+def _done(job: Job, run: Callable[[Job], Rows], results: str) -> Rows:
+    """Do a job; add to its row how long it took, and why it failed."""
+    started = sum(os.times()[:4])  # its own and its children's, user and system
+    try:
+        kept, failed = {**run(job)}, ""
+    except (ValueError, RuntimeError) as error:
+        kept, failed = {results: [{}]}, " ".join(f"{type(error).__name__}: {error}".split())
+    seconds = f"{sum(os.times()[:4]) - started:.1f}"
+    kept[results] = [{**row, "seconds": seconds, "failed": failed} for row in kept[results]]
+    return kept
+
+
+def _fitted(job: Job, table: str, rows_of: Callable[[Fitted], Rows]) -> Rows:
+    """Run a config, and keep of its folder what is wanted."""
+    folder = _folder(job, table)
+    kept = rows_of(fit(job.config, folder))
+    shutil.rmtree(folder, ignore_errors=True)
+    return kept
 
 
 def _folder(job: Job, table: str) -> Path:

@@ -38,7 +38,7 @@ class Results:
     """What was measured, by condition."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
-        self.rows = list(rows)
+        self.rows = [row for row in rows if not row["failed"]]
         self.conditions = list(dict.fromkeys(row["condition"] for row in self.rows))
         self.seeds = sorted({row["seed"] for row in self.rows}, key=int)
 

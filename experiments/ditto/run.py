@@ -5,11 +5,10 @@ PL_FED_DATA=../data python -m experiments.ditto.run vehicle
 
 import argparse
 import importlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import Config, Fitted, Job, Row, made, merged, shorter, work
+from experiments.grid import Config, Fitted, Job, Rows, made, merged, shorter, work
 
 HERE = Path(__file__).parent
 NAMES = ("condition", "method", "seed")
@@ -171,7 +170,7 @@ def config(table: str, condition: str, method: str, seed: int) -> Config:
     )
 
 
-def rows_of(fitted: Fitted) -> Mapping[str, list[Row]]:
+def rows_of(fitted: Fitted) -> Rows:
     """Return the row that is kept of a run."""
     models = [m for m in MODELS if fitted.last.get(f"test/{m}/accuracy")]
     row = {f"{m}_{n}": shorter(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}

@@ -1,6 +1,6 @@
 """All algorithms on real Fashion-MNIST under one setting, clean and with 20 % label poisoning.
 
-PL_FED_DATA=../data python experiments/fashion_mnist/run.py
+PL_FED_DATA=../data python -m experiments.fashion_mnist.run
 
 100 clients with two classes each, MLP 784-128-64-10 (MOCHA: a linear model), 10 clients a round, 50
 rounds of one pass, minibatches of 10, CPU, one thread a process. Each run is ``python -m pl_fed
@@ -13,16 +13,15 @@ runs at a time.
 """
 
 import argparse
-import csv
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+
+from experiments.grid import Job, Row, Rows, each_once, read, write
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -63,11 +62,11 @@ ALGORITHMS = {  # configs on top of each other, and what one setting asks to cha
     "Ditto, greedy λ": ["ditto_greedy"],
     "FedTilt": ["fedtilt", "--model.local_epochs", "1", "--model.net.hidden", "[128, 64]"],
 }
-Row = dict[str, str]
 
 
-def run(algorithm: str, setting: str, seed: int) -> Row:
+def run(job: Job) -> Rows:
     """Run one federation; return its row."""
+    algorithm, setting, seed = job.key
     names = [each for each in ALGORITHMS[algorithm] if (ROOT / "configs" / f"{each}.yaml").exists()]
     changes = ALGORITHMS[algorithm][len(names) :]
     configs = ["fashion_mnist", *names, *SETTINGS[setting]]
@@ -75,24 +74,18 @@ def run(algorithm: str, setting: str, seed: int) -> Row:
         command = [sys.executable, "-m", "pl_fed", "fit"]
         for name in configs:
             command += ["--config", str(ROOT / "configs" / f"{name}.yaml")]
-        command += [*changes, "--seed_everything", str(seed), "--trainer.accelerator", "cpu"]
+        command += [*changes, "--seed_everything", seed, "--trainer.accelerator", "cpu"]
         command += ["--trainer.default_root_dir", folder, "--trainer.enable_progress_bar", "false"]
         command += ["--trainer.check_val_every_n_epoch", "50"]
-        started = time.perf_counter()
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        seconds = time.perf_counter() - started
-        row = {"algorithm": algorithm, "setting": setting, "seed": str(seed)}
         if done.returncode:
-            last_line = (done.stderr.strip().splitlines() or ["?"])[-1]
-            return {**row, "seconds": f"{seconds:.1f}", "failed": last_line}
+            raise RuntimeError((done.stderr.strip().splitlines() or ["?"])[-1])
         (file,) = Path(folder).glob("*/metrics.csv")
-        with file.open(newline="") as lines_of_file:
-            last = list(csv.DictReader(lines_of_file))[-1]
-    for model in MODELS:
-        for metric in METRICS:
-            row[f"{model}_{metric}"] = last.get(f"test/{model}/{metric}", "")
-    return {**row, "seconds": f"{seconds:.1f}", "failed": ""}
+        last = read(file)[-1]
+    names = [(model, metric) for model in MODELS for metric in METRICS]
+    row = {f"{model}_{metric}": last.get(f"test/{model}/{metric}", "") for model, metric in names}
+    return {"results.csv": [row]}
 
 
 def found(rows: Iterable[Row], algorithm: str, setting: str, column: str) -> list[float]:
@@ -164,23 +157,14 @@ def plot(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def read(results: Path) -> list[Row]:
-    """Return the rows that there are."""
-    if not results.exists():
-        return []
-    with results.open(newline="") as file:
-        return list(csv.DictReader(file))
+def in_order(rows: list[Row]) -> list[Row]:
+    """Return them in a fixed order."""
+    settings, names = list(SETTINGS), list(ALGORITHMS)
 
+    def place(row: Row) -> tuple[str, int, int]:
+        return row["seed"], settings.index(row["setting"]), names.index(row["algorithm"])
 
-def write(results: Path, rows: list[Row]) -> None:
-    """Write them, in a fixed order."""
-    names, settings = list(ALGORITHMS), list(SETTINGS)
-    rows.sort(key=lambda r: (r["seed"], settings.index(r["setting"]), names.index(r["algorithm"])))
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    with results.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    return sorted(rows, key=place)
 
 
 def main() -> None:
@@ -191,20 +175,15 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2)
     asked = parser.parse_args()
     results = HERE / "results.csv"
-    rows = read(results)
-    done = {(row["algorithm"], row["setting"], int(row["seed"])) for row in rows}
     wanted = [
-        (algorithm, setting, seed)
+        Job((algorithm, setting, str(seed)))
         for seed in asked.seeds
         for setting in SETTINGS
         for algorithm in asked.only
-        if (algorithm, setting, seed) not in done
     ]
-    with ThreadPoolExecutor(asked.at_once) as pool:
-        for future in as_completed([pool.submit(run, *each) for each in wanted]):
-            rows.append(future.result())
-            write(results, rows)
-            print(rows[-1], flush=True)
+    each_once(wanted, results, ("algorithm", "setting", "seed"), run, asked.at_once)
+    rows = in_order(read(results))
+    write(results, rows)
     (HERE / "table.md").write_text(table(rows))
     plot(rows, HERE / "accuracy_spread.png")
     print(table(rows))

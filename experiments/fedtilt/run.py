@@ -9,11 +9,11 @@ PL_FED_DATA=../data python -m experiments.fedtilt.run
 import argparse
 import importlib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import Config, Fitted, Job, Row, made, merged, shorter, work
+from experiments.grid import Config, Fitted, Job, Rows, made, merged, shorter, work
 
 HERE = Path(__file__).parent
 SEEDS = (0, 1, 2)
@@ -94,14 +94,14 @@ def job(setting: str, split: str, method: str, seed: int, **arguments: Any) -> J
     return Job((setting, split, method, said, str(seed)), config)
 
 
-def rows_of(fitted: Fitted) -> Mapping[str, list[Row]]:
+def rows_of(fitted: Fitted) -> Rows:
     """Return the row that is kept of a run."""
     models = [m for m in ("global", "personal") if fitted.last.get(f"test/{m}/accuracy")]
     row = {f"{m}_{n}": shorter(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
     return {"results.csv": [row]}
 
 
-def validated(fitted: Fitted) -> Mapping[str, list[Row]]:
+def validated(fitted: Fitted) -> Rows:
     """Return the accuracy on validation data at the end."""
     column = "val/personal/accuracy"
     seen = [row[column] for row in fitted.rounds if row.get(column)]

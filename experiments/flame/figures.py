@@ -6,14 +6,26 @@ PL_FED_DATA=../data python -m experiments.flame.figures parameters
 
 import argparse
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from experiments.flame.run import HERE, config
-from experiments.grid import Config, Fitted, Job, Row, grouped, made, merged, read, shorter, work
+from experiments.grid import (
+    Config,
+    Fitted,
+    Job,
+    Row,
+    Rows,
+    grouped,
+    made,
+    merged,
+    read,
+    shorter,
+    work,
+)
 from experiments.tables import COLOURS, MARKERS
 
 ATTACKS: dict[str, Config] = {  # as in the paper: variance 0.1
@@ -89,14 +101,14 @@ def parameter_jobs(seeds: Iterable[int]) -> list[Job]:
     return jobs
 
 
-def attack_rows(fitted: Fitted) -> Mapping[str, list[Row]]:
+def attack_rows(fitted: Fitted) -> Rows:
     """Return accuracies at the end."""
     names = [m for m in ("global", "personal", "hybrid") if fitted.last.get(f"test/{m}/accuracy")]
     row = {f"{model}_accuracy": shorter(fitted.last[f"test/{model}/accuracy"]) for model in names}
     return {"attacks.csv": [row]}
 
 
-def parameter_rows(fitted: Fitted) -> Mapping[str, list[Row]]:
+def parameter_rows(fitted: Fitted) -> Rows:
     """Return the losses of each round."""
     rows = [
         {

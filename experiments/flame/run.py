@@ -6,11 +6,10 @@ PL_FED_DATA=../data python -m experiments.flame.run
 import argparse
 import importlib
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import ROOT, Config, Fitted, Job, Row, made, merged, shorter, work
+from experiments.grid import ROOT, Config, Fitted, Job, Row, Rows, made, merged, shorter, work
 from experiments.make_cifar10_npz import made_of
 from pl_fed.data.folders import data_root
 
@@ -107,7 +106,7 @@ def config(setting: str, method: str, seed: int, **arguments: Any) -> Config:
     )
 
 
-def rows_of(fitted: Fitted) -> Mapping[str, list[Row]]:
+def rows_of(fitted: Fitted) -> Rows:
     """Return what is kept of a run: results, clients and curves."""
     models = [m for m in ("global", "lagged_global", "personal", "hybrid") if _has(fitted, m)]
     row: Row = {}

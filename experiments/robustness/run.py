@@ -1,6 +1,6 @@
 """Attacks against defences on real Fashion-MNIST, for global and personal models of the same runs.
 
-PL_FED_DATA=../data python experiments/robustness/run.py
+PL_FED_DATA=../data python -m experiments.robustness.run
 
 20 clients with about 300 samples each to train on and as many to be tested on, classes by
 Dirichlet(0.5), all of them in each of 30 rounds of one pass, minibatches of 32, Ditto with an MLP
@@ -15,19 +15,14 @@ of it, ``--report`` for no run at all.
 """
 
 import argparse
-import csv
 import functools
 import importlib
-import logging
-import multiprocessing
 import tempfile
-import time
-import warnings
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
+
+from experiments.grid import Job, Rows, each_once, read
 
 HERE = Path(__file__).parent
 Spec = tuple[str, dict[str, Any]]  # a class of the package, and its arguments
@@ -91,18 +86,8 @@ CURVES = {
     "defences": ("Mean", "Median", "TrimmedMean", "Krum", "Clipping", "GeometricMedian", "DnC"),
 }
 CLIENTS, SAMPLES, ROOT, ROUNDS = 20, 12_000, 100, 30
+NAMES = ("attack", "defence", "fraction", "seed")
 METRICS = ("accuracy", "accuracy_worst10", "backdoor_success")
-Row = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run."""
-
-    attack: str
-    defence: str
-    fraction: float
-    seed: int = 0
 
 
 def classes_of(spec: Any) -> Iterator[str]:
@@ -134,7 +119,7 @@ def made(spec: Any) -> Any:
 
 def cells(
     attacks: list[str], defences: list[str], grid: list[float], seeds: list[int]
-) -> list[Cell]:
+) -> list[Job]:
     """Return the runs that are asked for, as far as their classes exist."""
     specs: dict[str, Any] = {**ATTACKS, **DEFENCES}
     missing = {name for name, spec in specs.items() if not all(map(found, classes_of(spec)))}
@@ -149,7 +134,7 @@ def cells(
         if attack in attacks and defence in defences
     ]
     wanted = dict.fromkeys(each for each in everything + curves if not missing & set(each))
-    return [Cell(*each, seed) for seed in seeds for each in wanted]
+    return [Job((a, d, str(f), str(seed))) for seed in seeds for a, d, f in wanted]
 
 
 @functools.cache
@@ -182,7 +167,7 @@ def data_of(seed: int) -> Any:
     )
 
 
-def run(cell: Cell, rounds: int = ROUNDS) -> Row:
+def run(job: Job, rounds: int = ROUNDS) -> Rows:
     """Run one federation; return its row."""
     import torch
 
@@ -191,88 +176,48 @@ def run(cell: Cell, rounds: int = ROUNDS) -> Row:
     from pl_fed.models import MLP
     from pl_fed.samplers import All
 
-    started = time.perf_counter()
-    spec = ATTACKS[cell.attack]
-    *first, last = DEFENCES[cell.defence]
-    torch.manual_seed(cell.seed)
+    attack, defence, fraction, seed = job.key
+    spec = ATTACKS[attack]
+    *first, last = DEFENCES[defence]
+    torch.manual_seed(int(seed))
     client = Ditto(
         MLP(784, [128, 64], 10),
         lam=0.1,
         local_epochs=1,
         optimizer=functools.partial(torch.optim.SGD, lr=0.1),
     )
-    row = {name: str(value) for name, value in asdict(cell).items()} | {"rounds": str(rounds)}
-    try:
-        federation = pl_fed.Federation(
-            All(),
-            aggregator=made(last),
-            pre_aggregators=made(first),
-            attack=made(spec or IDLE),
-            byzantine=cell.fraction,
-            byzantine_from=0 if spec else rounds,
-            max_rejected=1.0,  # a model that is destroyed counts, too
-            engine="one_by_one",
-            seed=cell.seed,
+    federation = pl_fed.Federation(
+        All(),
+        aggregator=made(last),
+        pre_aggregators=made(first),
+        attack=made(spec or IDLE),
+        byzantine=float(fraction),
+        byzantine_from=0 if spec else rounds,
+        max_rejected=1.0,  # a model that is destroyed counts, too
+        engine="one_by_one",
+        seed=int(seed),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = pl_fed.Trainer(
+            federation,
+            run_dir=folder,
+            accelerator="cpu",
+            max_epochs=rounds,
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            log_every_n_steps=0,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
         )
-        with tempfile.TemporaryDirectory() as folder:
-            trainer = pl_fed.Trainer(
-                federation,
-                run_dir=folder,
-                accelerator="cpu",
-                max_epochs=rounds,
-                limit_val_batches=0,
-                num_sanity_val_steps=0,
-                log_every_n_steps=0,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-            )
-            trainer.fit(client, data_of(cell.seed))
-            trainer.test(client, data_of(cell.seed), verbose=False)
-        logged = trainer.callback_metrics
-        for model in ("global", "personal"):
-            for metric in METRICS:
-                value = logged.get(f"test/{model}/{metric}")
-                row[f"{model}_{metric}"] = "" if value is None else f"{float(value):.4f}"
-        failed = ""
-    except (ValueError, RuntimeError) as error:
-        failed = " ".join(f"{type(error).__name__}: {error}".split())
-    return {**row, "seconds": f"{time.perf_counter() - started:.1f}", "failed": failed}
-
-
-COLUMNS = [
-    *("attack", "defence", "fraction", "seed", "rounds"),
-    *(f"{model}_{metric}" for model in ("global", "personal") for metric in METRICS),
-    *("seconds", "failed"),
-]
-
-
-def quiet() -> None:
-    """Make a process say nothing of each run, and use one thread."""
-    import torch
-
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    for name in ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def read(results: Path) -> list[Row]:
-    """Return the rows that there are."""
-    if not results.exists():
-        return []
-    with results.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def append(results: Path, row: Row) -> None:
-    """Add a row: what is done is kept, whatever happens next."""
-    new = not results.exists()
-    with results.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+        trainer.fit(client, data_of(int(seed)))
+        trainer.test(client, data_of(int(seed)), verbose=False)
+    row = {"rounds": str(rounds)}
+    for model in ("global", "personal"):
+        for metric in METRICS:
+            value = trainer.callback_metrics.get(f"test/{model}/{metric}")
+            row[f"{model}_{metric}"] = "" if value is None else f"{float(value):.4f}"
+    return {"results.csv": [row]}
 
 
 def main() -> None:
@@ -288,23 +233,11 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="run nothing")
     asked = parser.parse_args()
     results = asked.folder / "results.csv"
-    done = {
-        (r["attack"], r["defence"], float(r["fraction"]), int(r["seed"])) for r in read(results)
-    }
-    wanted = cells(asked.attacks, asked.defences, asked.grid, asked.seeds)
-    missing = [cell for cell in wanted if astuple(cell) not in done and not asked.report]
-    print(f"{len(wanted)} runs, {len(missing)} of them missing", flush=True)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(asked.workers, context, quiet) as pool:
-        futures = [pool.submit(run, cell, asked.rounds) for cell in missing]
-        for number, future in enumerate(as_completed(futures), 1):
-            row = future.result()
-            append(results, row)
-            what = row["failed"] or f"{row['global_accuracy']} {row['personal_accuracy']}"
-            names = f"{row['attack']}, {row['defence']}, {row['fraction']}"
-            print(f"{number}/{len(missing)} {names}: {what} ({row['seconds']} s)", flush=True)
-    import report
-
+    if not asked.report:
+        wanted = cells(asked.attacks, asked.defences, asked.grid, asked.seeds)
+        once = functools.partial(run, rounds=asked.rounds)
+        each_once(wanted, results, NAMES, once, asked.workers)
+    report = importlib.import_module("experiments.robustness.report")
     report.write(read(results), asked.folder, list(ATTACKS), list(DEFENCES), CURVES, asked.grid)
 
 

@@ -75,9 +75,22 @@ def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
     assert 0 < float(rows["b"]["accuracy"]) <= 1
     assert float(rows["b"]["seconds"]) > 0
     assert not (tmp_path / "runs" / "experiments" / "table" / "b_1").exists()
+    assert rows["b"]["failed"] == ""
     before = results.read_text()
     work(both, results, ("name", "seed"), rows_of, workers=1)
     assert results.read_text() == before
+
+
+def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "ROOT", tmp_path)
+    results = tmp_path / "table" / "results.csv"
+    short = merged(TINY, {"trainer": {"max_epochs": 1}})
+    broken = merged(short, {"data": {"num_clients": 100_000}})
+    work([Job(("broken",), broken), Job(("whole",), short)], results, ("name",), rows_of, 1)
+    rows = {row["name"]: row for row in read(results)}
+    assert rows["broken"]["failed"].startswith("ValueError: Expected argument")
+    assert rows["broken"]["accuracy"] == ""
+    assert float(rows["whole"]["accuracy"]) > 0
 
 
 def test_rows_take_the_place_of_what_a_kill_left(tmp_path):
