@@ -142,6 +142,8 @@ def each_once(
 ) -> None:
     """Do what is missing of some jobs; one that fails has a row that says why.
 
+    In the end rows are in the order of the jobs.
+
     Args:
         jobs: All of them.
         results: See :func:`work`.
@@ -153,6 +155,7 @@ def each_once(
     done = {tuple(row[name] for name in names) for row in read(results)}
     missing = [job for job in jobs if job.key not in done]
     print(f"{len(jobs)} runs, {len(missing)} of them missing", flush=True)
+    files: set[str] = set()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, quiet, max_tasks_per_child=25) as pool:
         futures = {pool.submit(_done, job, run, results.name): job for job in missing}
@@ -164,6 +167,12 @@ def each_once(
                 append(results.parent / name, names, key, rows)
             said = row["failed"] or f"{row['seconds']} s"
             print(f"{number}/{len(missing)} {', '.join(key)}: {said}", flush=True)
+            files |= kept.keys()
+    order = {job.key: place for place, job in enumerate(jobs)}
+    for name in files:
+        rows = read(results.parent / name)
+        rows.sort(key=lambda row: order.get(tuple(row[each] for each in names), len(order)))
+        write(results.parent / name, rows)
 
 
 def _done(job: Job, run: Callable[[Job], Rows], results: str) -> Rows:

@@ -129,7 +129,8 @@ def draw_attacks(rows: list[Row], path: Path) -> None:
     panels = figure.subplots(1, len(ATTACKS), sharey=True)
     for axes, attack in zip(panels, ATTACKS):
         kept = [row for row in rows if row["attack"] in (attack, "none")]
-        for number, ((method,), own) in enumerate(grouped(kept, "method")):
+        for (method,), own in grouped(kept, "method"):
+            number = list(ROBUST).index(method)
             for model, line in (("personal", "-"), ("global", "--"), ("hybrid", ":")):
                 if model == "hybrid" and method != "FLAME":
                     continue

@@ -11,6 +11,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.flame.run import METHODS
 from experiments.grid import Row, grouped, read
 from experiments.tables import COLOURS, MARKERS, Comparison, markdown, measured
 
@@ -128,7 +129,8 @@ def draw_curves(curves: Iterable[Row], settings: Sequence[str], path: Path) -> N
     kept = list(curves)
     for axes, setting in zip(panels, settings):
         rows = [row for row in kept if row["setting"] == setting]
-        for number, ((method,), own) in enumerate(grouped(rows, "method")):
+        for (method,), own in grouped(rows, "method"):
+            number = list(METHODS).index(method)
             for model, line in (("personal", "-"), ("global", "--"), ("hybrid", ":")):
                 if model == "hybrid" and method != "FLAME":
                     continue
@@ -157,7 +159,8 @@ def draw_fairness(clients: Iterable[Row], settings: Sequence[str], path: Path) -
     kept = list(clients)
     for column, setting in enumerate(settings):
         rows = [row for row in kept if row["setting"] == setting]
-        for number, ((method,), own) in enumerate(grouped(rows, "method")):
+        for (method,), own in grouped(rows, "method"):
+            number = list(METHODS).index(method)
             for model, marker in (("global", "o"), ("personal", "^")):
                 accuracies, means, sums = [], [], []
                 for _, each in grouped(own, "seed"):
