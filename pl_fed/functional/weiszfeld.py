@@ -46,7 +46,9 @@ def weiszfeld(
     for _ in range(_MOST_STEPS if num_steps is None else num_steps):
         nearer = shares / away.clamp(min=smoothing)
         weights = nearer / nearer.sum()
-        before, away = away, _distances(around, weights)
+        # the row that was nearest is the origin: the mean stays near it, and their distance would
+        # else be a small difference of large numbers
+        before, away = away, _distances(_around(around, away.argmin()), weights)
         if num_steps is None and _still(before, away, smoothing):
             break
     return weights.to(device)
@@ -67,8 +69,13 @@ def _around_the_medoid(products: Tensor, shares: Tensor) -> Tensor:
     norms = products.diagonal()
     distances = (norms[:, None] + norms - 2 * products).clamp(min=0).sqrt()
     medoid = (distances @ shares).argmin()
-    column = products[:, medoid]
-    return products - column[:, None] - column + column[medoid]
+    return _around(products, medoid)
+
+
+def _around(products: Tensor, row: Tensor) -> Tensor:
+    """Return the products of the rows less one of them."""
+    column = products[:, row]
+    return products - column[:, None] - column + column[row]
 
 
 def _distances(products: Tensor, weights: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """The geometric median from products: closed forms; the aggregator's tests hold the rest."""
 
+from itertools import permutations
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -71,3 +73,17 @@ def test_the_row_that_counts_most_is_reached_in_whatever_order(order):
     direction = torch.tensor([42.0, 85.0], dtype=torch.float64)
     expected = 0.5e-6 * direction / direction.norm()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+
+
+def test_a_mean_beside_two_rows_that_agree():
+    """Three steps from 0, in any order of the rows, against the same by coordinates."""
+    rows = torch.tensor([0.0, 0.0, 1.0, 3.0, 3.0], dtype=torch.float64)
+    z = 0.0
+    for _ in range(3):
+        nearer = 1 / (rows - z).abs().clamp(min=1e-6)
+        z = float(nearer @ rows / nearer.sum())
+    for order in permutations(range(5)):
+        moved = rows[list(order), None]
+        fifths = shares(5)
+        weights = weiszfeld(moved @ moved.T, fifths, 1e-6, num_steps=3, from_zero=True)
+        assert float(weights @ moved) == pytest.approx(z, rel=1e-12)
