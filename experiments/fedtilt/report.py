@@ -140,7 +140,7 @@ def chosen() -> str:
 def write(folder: Path = HERE) -> None:
     """Write tables.md and the pictures."""
     results = Results(read(folder / "results.csv"))
-    paper = read(HERE / "paper.csv")
+    paper = [row for row in read(HERE / "paper.csv") if row["setting"] in SETTINGS]
     split = "whole classes"
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600
     head = (
