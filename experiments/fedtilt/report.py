@@ -10,7 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.fedtilt.run import SWEEP, SWEPT, job
+from experiments.fedtilt.run import SETTINGS, SWEEP, SWEPT, job
 from experiments.grid import Row, read
 from experiments.tables import Comparison, markdown
 
