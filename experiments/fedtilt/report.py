@@ -160,7 +160,8 @@ def write(folder: Path = HERE) -> None:
     if any(own):
         note = "# Tested on 20 % of each client's own samples instead\n"
         parts += [note, *own]
-    if any(r["method"] == "FedTilt" and r["setting"] in SWEPT for r in results.rows):
+    swept = {(r["setting"], r["arguments"]) for r in results.rows if r["method"] == "FedTilt"}
+    if all(len([each for each in swept if each[0] == setting]) > 1 for setting in SWEPT):
         draw_sweep(results, folder / "tilts.png")
     (folder / "tables.md").write_text(
         head + "\n".join([*filter(None, parts), orders(results, paper, split)])
