@@ -28,6 +28,12 @@ ROOT = Path(__file__).parent.parent
 Row = dict[str, str]
 Rows = Mapping[str, list[Row]]  # by the name of the CSV that they go to
 Config = dict[str, Any]
+QUIET: Config = {  # a trainer that shows nothing, on the CPU
+    "num_sanity_val_steps": 0,
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 @dataclass
@@ -43,6 +49,14 @@ class Fitted:
     last: Row
     rounds: list[Row]
     clients: list[Row]
+
+    def tested(self, models: Iterable[str]) -> list[str]:
+        """Return those of some models that were tested."""
+        return [model for model in models if self.last.get(f"test/{model}/accuracy")]
+
+    def validated(self, column: str) -> str:
+        """Return a column of the last round that has it."""
+        return [row[column] for row in self.rounds if row.get(column)][-1]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from lightning.pytorch.cli import (
     LightningCLI,
     SaveConfigCallback,
 )
-from lightning.pytorch.loggers import WandbLogger
 from lightning_utilities.core.enums import StrEnum
 
 import pl_fed.models
@@ -35,6 +34,7 @@ from pl_fed.clients import Client
 from pl_fed.data import FederatedData
 from pl_fed.exports import Export, Request
 from pl_fed.federation import Federation
+from pl_fed.loggers import wandb_loggers
 from pl_fed.messages import sentence
 from pl_fed.reports import command
 from pl_fed.reports.configs import group_name
@@ -186,12 +186,11 @@ class PartitionCLI(SectionsCLI):
         """Write the table and the picture, and give them to loggers that take such."""
         self.split.write(folder / "split.csv")
         self.split.draw(folder / "split.png")
-        for logger in self.trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                rows = self.split.rows()
-                logger.log_image("split", [str(folder / "split.png")])
-                logger.log_table("clients", list(rows[0]), [list(row.values()) for row in rows])
-                logger.experiment.finish()
+        for logger in wandb_loggers(self.trainer):
+            rows = self.split.rows()
+            logger.log_image("split", [str(folder / "split.png")])
+            logger.log_table("clients", list(rows[0]), [list(row.values()) for row in rows])
+            logger.experiment.finish()
         print(f"split.csv and split.png are in {folder}")
 
 

@@ -8,7 +8,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import Config, Fitted, Job, Rows, made, merged, shorter, work
+from experiments.grid import QUIET, Config, Fitted, Job, Rows, made, merged, shorter, work
 
 HERE = Path(__file__).parent
 NAMES = ("condition", "method", "seed")
@@ -31,6 +31,10 @@ DEFENCES: dict[str, Config] = {
         for e in (0.0, 0.1, 0.5, 1.0)
     },
 }
+UPLOADS = {
+    "A2": made("pl_fed.attacks.RandomUpdates"),
+    "A3": made("pl_fed.attacks.ModelReplacement"),
+}
 WEAK, STRONG = [0.1, 1.0, 2.0], [0.05, 0.1, 0.2]  # what clients choose λ from
 FASHION: dict[str, Any] = {
     "net": made("pl_fed.models.DittoFashionCNN"),
@@ -42,12 +46,6 @@ VEHICLE: dict[str, Any] = {
     "optimizer": made("torch.optim.SGD", lr=0.1, weight_decay=0.02),
     "criterion": made("torch.nn.MultiMarginLoss", margin=2.0),
     "local_steps": 1,
-}
-QUIET = {
-    "num_sanity_val_steps": 0,
-    "accelerator": "cpu",
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
 }
 
 
@@ -103,11 +101,8 @@ TABLES: dict[str, Config] = {
     },
 }
 SEEDS = {"vehicle": (0, 1, 2, 3, 4), "fashion_small": (0,), "fashion": (0,)}
-CONDITIONS = {
-    "vehicle": ALL,
-    "fashion_small": ["clean", "A1_50", "A2_50", "A3_20"],
-    "fashion": ["clean", "A1_50", "A2_50", "A3_20"],
-}
+SOME = ["clean", "A1_50", "A2_50", "A3_20"]
+CONDITIONS = {"vehicle": ALL, "fashion_small": SOME, "fashion": SOME}
 METHODS = {
     "vehicle": ["Ditto", "local", *DEFENCES, "MOCHA"],
     "fashion_small": ["Ditto", "local", *DEFENCES, "finetuning"],
@@ -120,11 +115,9 @@ def attacked(condition: str, labels: Config) -> Config:
     if condition == "clean":
         return {}
     kind, percent = condition.split("_")
-    attacks = {"A1": [], "A2": ["RandomUpdates"], "A3": ["ModelReplacement"]}[kind]
     attack = labels
-    if attacks:
-        upload = made(f"pl_fed.attacks.{attacks[0]}")
-        attack = made("pl_fed.attacks.Combined", attacks=[labels, upload])
+    if kind in UPLOADS:
+        attack = made("pl_fed.attacks.Combined", attacks=[labels, UPLOADS[kind]])
     return {"attack": attack, "byzantine": int(percent) / 100}
 
 
@@ -172,12 +165,11 @@ def config(table: str, condition: str, method: str, seed: int) -> Config:
 
 def rows_of(fitted: Fitted) -> Rows:
     """Return the row that is kept of a run."""
-    models = [m for m in MODELS if fitted.last.get(f"test/{m}/accuracy")]
+    models = fitted.tested(MODELS)
     row = {f"{m}_{n}": shorter(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
     for model in models:
-        column = f"val/{model}/accuracy_weighted"
-        seen = [each[column] for each in fitted.rounds if each.get(column)]
-        row[f"{model}_validation"] = shorter(seen[-1])
+        accuracy = fitted.validated(f"val/{model}/accuracy_weighted")
+        row[f"{model}_validation"] = shorter(accuracy)
     return {"results.csv": [row]}
 
 

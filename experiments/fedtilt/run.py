@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import Config, Fitted, Job, Rows, made, merged, shorter, work
+from experiments.grid import QUIET, Config, Fitted, Job, Rows, made, merged, shorter, work
 
 HERE = Path(__file__).parent
 SEEDS = (0, 1, 2)
@@ -67,10 +67,7 @@ COMMON: Config = {
     "trainer": {
         "max_epochs": 50,
         "limit_val_batches": 0,
-        "num_sanity_val_steps": 0,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
+        **QUIET,
     },
 }
 NAMES = ("setting", "split", "method", "arguments", "seed")
@@ -96,16 +93,15 @@ def job(setting: str, split: str, method: str, seed: int, **arguments: Any) -> J
 
 def rows_of(fitted: Fitted) -> Rows:
     """Return the row that is kept of a run."""
-    models = [m for m in ("global", "personal") if fitted.last.get(f"test/{m}/accuracy")]
+    models = fitted.tested(("global", "personal"))
     row = {f"{m}_{n}": shorter(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
     return {"results.csv": [row]}
 
 
 def validated(fitted: Fitted) -> Rows:
     """Return the accuracy on validation data at the end."""
-    column = "val/personal/accuracy"
-    seen = [row[column] for row in fitted.rounds if row.get(column)]
-    return {"select.csv": [{"personal_validation": shorter(seen[-1])}]}
+    accuracy = shorter(fitted.validated("val/personal/accuracy"))
+    return {"select.csv": [{"personal_validation": accuracy}]}
 
 
 def table_jobs(seeds: Iterable[int], split: str = "whole classes") -> list[Job]:

@@ -103,7 +103,7 @@ def parameter_jobs(seeds: Iterable[int]) -> list[Job]:
 
 def attack_rows(fitted: Fitted) -> Rows:
     """Return accuracies at the end."""
-    names = [m for m in ("global", "personal", "hybrid") if fitted.last.get(f"test/{m}/accuracy")]
+    names = fitted.tested(("global", "personal", "hybrid"))
     row = {f"{model}_accuracy": shorter(fitted.last[f"test/{model}/accuracy"]) for model in names}
     return {"attacks.csv": [row]}
 

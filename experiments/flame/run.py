@@ -9,7 +9,19 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import ROOT, Config, Fitted, Job, Row, Rows, made, merged, shorter, work
+from experiments.grid import (
+    QUIET,
+    ROOT,
+    Config,
+    Fitted,
+    Job,
+    Row,
+    Rows,
+    made,
+    merged,
+    shorter,
+    work,
+)
 from experiments.make_cifar10_npz import made_of
 from pl_fed.data.folders import data_root
 
@@ -73,7 +85,6 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "Ditto": ("pl_fed.clients.Ditto", {"lam": 1.0}),
 }
 COMMON: Config = {
-    "model": {},
     "data": {"num_clients": 10, "batch_size": 100, "val_fraction": 0.1, "test_fraction": 0.1},
     "federation": {
         "sampler": made("pl_fed.samplers.All"),
@@ -83,10 +94,7 @@ COMMON: Config = {
     "trainer": {
         "max_epochs": 100,
         "check_val_every_n_epoch": 10,
-        "num_sanity_val_steps": 0,
-        "accelerator": "cpu",
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
+        **QUIET,
     },
 }
 NAMES = ("setting", "method", "seed")
@@ -108,7 +116,7 @@ def config(setting: str, method: str, seed: int, **arguments: Any) -> Config:
 
 def rows_of(fitted: Fitted) -> Rows:
     """Return what is kept of a run: results, clients and curves."""
-    models = [m for m in ("global", "lagged_global", "personal", "hybrid") if _has(fitted, m)]
+    models = fitted.tested(("global", "lagged_global", "personal", "hybrid"))
     row: Row = {}
     for model in models:
         for metric in ("accuracy", "accuracy_std", "loss", "loss_var"):
@@ -142,10 +150,6 @@ def rows_of(fitted: Fitted) -> Rows:
         if each.get("val/personal/accuracy")
     ]
     return {"results.csv": [row], "clients.csv": clients, "curves.csv": curves}
-
-
-def _has(fitted: Fitted, model: str) -> bool:
-    return bool(fitted.last.get(f"test/{model}/accuracy"))
 
 
 def main() -> None:

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.tables import COLOURS, MARKERS
+
 Row = Mapping[str, str]
 MODELS = ("global", "personal")
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
-MARKERS = "osD^vPX"  # Okabe and Ito's colours, told apart by their markers as well
 
 
 class Results:

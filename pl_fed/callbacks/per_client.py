@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import WandbLogger
 
 from pl_fed.clients.base import Client
 from pl_fed.federation import Federation
+from pl_fed.loggers import wandb_loggers
 
 
 class PerClient(Callback):
@@ -27,7 +27,7 @@ class PerClient(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
         """Log the clients' validation results to Weights & Biases."""
-        if not trainer.sanity_checking and _wandb_loggers(trainer):
+        if not trainer.sanity_checking and wandb_loggers(trainer):
             _to_wandb(trainer, "val", {"per_client": self.columns("val")})
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
@@ -78,13 +78,9 @@ class PerClient(Callback):
         return columns
 
 
-def _wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
-
-
 def _to_wandb(trainer: Trainer, part: str, tables: dict[str, dict[str, list[Any]]]) -> None:
     """Log tables, and a histogram of the clients' accuracy for each model."""
-    for logger in _wandb_loggers(trainer):
+    for logger in wandb_loggers(trainer):
         import wandb
 
         accuracy = {

@@ -1,9 +1,9 @@
 """Rounds as the x-axis of Weights & Biases, and the best values in its summary."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import WandbLogger
 
 from pl_fed.clients.base import Client
+from pl_fed.loggers import wandb_loggers
 
 _BEST = {
     "accuracy": "max",
@@ -22,16 +22,15 @@ class WandbAxis(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Define the metrics."""
-        if self._defined:  # a fit is followed by a test
+        if self._defined or not isinstance(pl_module, Client):  # a fit is followed by a test
             return
         self._defined = True
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger) and isinstance(pl_module, Client):
-                run = logger.experiment
-                run.define_metric("round")
-                run.define_metric("*", step_metric="round")
-                for model in pl_module.evaluates():
-                    for name, best in _BEST.items():
-                        run.define_metric(
-                            f"val/{model}/{name}", step_metric="round", summary=f"{best},last"
-                        )
+        for logger in wandb_loggers(trainer):
+            run = logger.experiment
+            run.define_metric("round")
+            run.define_metric("*", step_metric="round")
+            for model in pl_module.evaluates():
+                for name, best in _BEST.items():
+                    run.define_metric(
+                        f"val/{model}/{name}", step_metric="round", summary=f"{best},last"
+                    )

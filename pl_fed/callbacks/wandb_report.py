@@ -4,7 +4,8 @@ import io
 from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import WandbLogger
+
+from pl_fed.loggers import wandb_loggers
 
 
 class WandbReport(Callback):
@@ -19,7 +20,7 @@ class WandbReport(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw and log the pictures."""
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+        loggers = wandb_loggers(trainer)
         if not loggers or self.folder is None or not trainer.is_global_zero:
             return
         import wandb

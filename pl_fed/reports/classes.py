@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from pl_fed.reports.group import Group, models_of
-from pl_fed.reports.picture import BLACK, BLUE, Picture, round_numbers, short, styled
+from pl_fed.reports.picture import BLACK, BLUE, Picture, round_numbers, short, styled, tiles
 from pl_fed.reports.run import Run
 
 
@@ -88,15 +88,9 @@ def _said(table: Classes) -> str:
 
 @styled
 def _drawn(found: Sequence[tuple[Group, Classes]]) -> Figure:
-    columns = min(2, len(found))
-    lines = -(-len(found) // columns)
-    height = 0.75 + 1.55 * lines
-    figure = Figure(figsize=(3.7 * columns, height))
+    figure, lines, columns, room = tiles(len(found))
     panels = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flat
-    figure.subplots_adjust(
-        left=0.6 / (3.7 * columns), right=0.985, top=1 - 0.3 / height, bottom=0.5 / height,
-        wspace=0.06, hspace=0.42,
-    )  # fmt: skip
+    figure.subplots_adjust(wspace=0.06, **room)
     for place, (axes, (group, table)) in enumerate(zip(panels, found)):
         low = np.minimum(table.spread, table.mean)
         high = np.minimum(table.spread, 1 - table.mean)

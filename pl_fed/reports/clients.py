@@ -19,6 +19,7 @@ from pl_fed.reports.picture import (
     round_numbers,
     short,
     styled,
+    tiles,
 )
 from pl_fed.reports.run import Run
 
@@ -107,14 +108,10 @@ def _said(ranks: Ranks) -> str:
 
 @styled
 def _drawn(found: Sequence[tuple[Group, Ranks]], measure: str) -> Figure:
-    columns = min(2, len(found))
-    lines = -(-len(found) // columns)
-    height = 0.75 + 1.55 * lines
-    figure = Figure(figsize=(3.7 * columns, height))
+    figure, lines, columns, room = tiles(len(found))
     grid = figure.add_gridspec(
-        lines, 2 * columns, width_ratios=[3, 1] * columns, wspace=0.1, hspace=0.42,
-        left=0.6 / (3.7 * columns), right=0.985, top=1 - 0.3 / height, bottom=0.5 / height,
-    )  # fmt: skip
+        lines, 2 * columns, width_ratios=[3, 1] * columns, wspace=0.1, **room
+    )
     top = 1.0
     if measure != "accuracy":
         top = max(float(ranks.values.max()) for _, ranks in found) or 1.0

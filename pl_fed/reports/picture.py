@@ -147,6 +147,19 @@ def sheet(rows: int, height: float, groups: Sequence[Group]) -> tuple[Figure, li
     return figure, list(panels)
 
 
+def tiles(number: int) -> tuple[Figure, int, int, dict[str, float]]:
+    """Return a figure for a panel of each group, two beside each other.
+
+    Returns:
+        The figure, its lines and columns, and the margins and gaps that leave room for titles.
+    """
+    columns = min(2, number)
+    lines = -(-number // columns)
+    width, height = 3.7 * columns, 0.75 + 1.55 * lines
+    room = {"left": 0.6 / width, "right": 0.985, "top": 1 - 0.3 / height, "bottom": 0.5 / height}
+    return Figure(figsize=(width, height)), lines, columns, {**room, "hspace": 0.42}
+
+
 def name_groups(figure: Figure, groups: Sequence[Group], lines: bool = False) -> None:
     """Write the groups' names below a figure, if there are several.
 
