@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
 MARKERS = "osD^vPX"  # Okabe and Ito's colours, told apart by their markers as well
@@ -62,3 +63,9 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Write a table."""
     lines = [list(head), ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def notes(folder: Path) -> str:
+    """Return what is said by hand about a folder's table: of figures that do not agree."""
+    file = folder / "notes.md"
+    return f"\n{file.read_text()}" if file.exists() else ""

@@ -5,15 +5,19 @@ python -m experiments.ditto.report vehicle
 
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from experiments.ditto.run import lams_of
 from experiments.grid import Row, read
-from experiments.tables import Comparison, markdown, measured, spread
+from experiments.tables import Comparison, markdown, measured, notes
 
 HERE = Path(__file__).parent
-BANDS = {"clean": 0.015, "A1": 0.015, "A2": 0.05, "A3": 0.05}
+BANDS: dict[str, dict[str, float]] = {
+    "fashion": {"clean": 0.015, "A1": 0.015, "A2": 0.05, "A3": 0.05},
+    "fashion_small": {},
+    "vehicle": {"clean": 0.05, "A1": 0.05, "A2": 0.05, "A3": 0.05},
+}
 GLOBAL = ["fair", "median", "Krum", "multi-Krum", "clipping", "k-norm", "k-loss"]
 ROWS = {  # of the paper: our method, and the model
     "global": ("Ditto", "global"),
@@ -64,29 +68,54 @@ class Results:
         return model if model.isalpha() else f"personal_{lams.index(float(model))}"
 
 
-def table(results: Results, paper: Sequence[Row], condition: str, band: float | None) -> str:
-    """Return the table of a condition; without a band the paper's figures are only shown."""
-    rows, agree, compared = [], 0, 0
+def figures(name: str) -> dict[tuple[str, str], Comparison]:
+    """Return what can be compared of the committed runs of a folder."""
+    results = Results(read(HERE / name / "results.csv"))
+    return comparisons(results, read(HERE / name / "paper.csv"), BANDS[name])
+
+
+def comparisons(
+    results: Results, paper: Iterable[Row], bands: Mapping[str, float]
+) -> dict[tuple[str, str], Comparison]:
+    """Return, by condition and row, what can be compared; without a band nothing can."""
+    found = {}
+    for row in paper:
+        band = bands.get(row["condition"].split("_")[0])
+        ours = results.values(row["condition"], row["row"], "accuracy_weighted")
+        if ours and band is not None:
+            one = Comparison(float(row["mean"]), None, ours, band)
+            found[row["condition"], row["row"]] = one
+    return found
+
+
+def table(
+    results: Results,
+    paper: Iterable[Row],
+    compared: Mapping[tuple[str, str], Comparison],
+    condition: str,
+) -> str:
+    """Return the table of a condition; what cannot be compared is only shown."""
+    theirs = {row["row"]: row for row in paper if row["condition"] == condition}
+    rows, kept = [], []
     for name in ROWS:
-        theirs = [r for r in paper if (r["condition"], r["row"]) == (condition, name)]
         ours = results.values(condition, name, "accuracy_weighted")
         if not ours:
             continue
         cells = [NAMES.get(name, name.replace("lambda=", "λ = "))]
-        std = measured(results.values(condition, name, "accuracy_std"), 3)
-        unweighted = measured(results.values(condition, name, "accuracy"), 3)
-        if theirs and band is not None:
-            one = Comparison(float(theirs[0]["mean"]), None, ours, band)
-            cells += one.cells(3)
-            agree, compared = agree + one.agrees, compared + 1
-        elif theirs:
-            cells += [spread(float(theirs[0]["mean"]), None, 3), measured(ours, 3), ""]
+        if (condition, name) in compared:
+            kept.append(compared[condition, name])
+            cells += kept[-1].cells(3)
         else:
-            cells += ["–", measured(ours, 3), ""]
-        rows.append([*cells, unweighted, f"{float(theirs[0]['std']):.2f}" if theirs else "–", std])
+            said = f"{float(theirs[name]['mean']):.3f}" if name in theirs else "–"
+            cells += [said, measured(ours, 3), ""]
+        unweighted = measured(results.values(condition, name, "accuracy"), 3)
+        std = measured(results.values(condition, name, "accuracy_std"), 3)
+        cells += [unweighted, f"{float(theirs[name]['std']):.2f}" if name in theirs else "–", std]
+        rows.append(cells)
     head = ["", "the paper", "ours", "difference", "ours, mean over devices"]
     head += ["std over devices, the paper", "ours"]
-    said = f": {agree} of {compared} agree (within {band})" if compared else ""
+    agree = sum(one.agrees for one in kept)
+    said = f": {agree} of {len(kept)} agree (within {kept[0].band})" if kept else ""
     return f"## {condition}{said}\n\n" + markdown(head, rows)
 
 
@@ -100,11 +129,9 @@ def write(name: str) -> None:
     text = (folder / "head.md").read_text()
     seeds = {"seeds": ", ".join(results.seeds), "seeds_n": len(results.seeds)}
     text = text.format(runs=len(results.rows), hours=hours, **seeds)
-    bands = {"fashion": BANDS, "vehicle": dict.fromkeys(BANDS, 0.05), "fashion_small": {}}[name]
-    parts = [table(results, paper, c, bands.get(c.split("_")[0])) for c in results.conditions]
-    notes = folder / "notes.md"
-    parts += [notes.read_text()] if notes.exists() else []
-    (folder / "table.md").write_text(text + "\n" + "\n".join(parts))
+    compared = comparisons(results, paper, BANDS[name])
+    parts = [table(results, paper, compared, condition) for condition in results.conditions]
+    (folder / "table.md").write_text(text + "\n" + "\n".join(parts) + notes(folder))
     mean = statistics.mean(float(row["seconds"]) for row in results.rows)
     print(f"{folder / 'table.md'}: {len(results.rows)} runs of {mean:.0f} s")
 

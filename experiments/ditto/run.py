@@ -79,7 +79,7 @@ TABLES: dict[str, Config] = {
             "drop_last": True,
         },
         "trainer": {**QUIET, **rounds(600)},
-        "federation": {"engine": "one_by_one"},
+        "federation": {"engine": "stacked"},
     },
     "fashion_small": {
         "data": {

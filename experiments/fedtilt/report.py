@@ -5,14 +5,14 @@ python -m experiments.fedtilt.report
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.fedtilt.run import SETTINGS, SWEEP, SWEPT, job
-from experiments.grid import Row, read
-from experiments.tables import Comparison, markdown
+from experiments.fedtilt.run import DITTO_LAM, SETTINGS, SWEEP, SWEPT, WHOLE, job
+from experiments.grid import Row, grouped, read
+from experiments.tables import Comparison, markdown, notes
 
 HERE = Path(__file__).parent
 BAND = 2.0  # points, for all four figures
@@ -52,35 +52,50 @@ class Results:
         ]
 
 
-def table(results: Results, paper: Sequence[Row], condition: str, split: str) -> str:
-    """Return a table of a condition."""
-    rows = []
-    for setting in dict.fromkeys(row["setting"] for row in paper):
-        if not setting.endswith(condition):
-            continue
-        theirs = {row["method"]: row for row in paper if row["setting"] == setting}
+def published() -> list[Row]:
+    """Return the paper's rows of what is run."""
+    return [row for row in read(HERE / "paper.csv") if row["setting"] in SETTINGS]
+
+
+def figures() -> dict[tuple[str, str], dict[str, Comparison]]:
+    """Return what can be compared of the committed runs."""
+    return comparisons(Results(read(HERE / "results.csv")), WHOLE)
+
+
+def comparisons(results: Results, split: str) -> dict[tuple[str, str], dict[str, Comparison]]:
+    """Return, by setting and reading, what can be compared: by figure."""
+    theirs = {(row["setting"], row["method"]): row for row in published()}
+    found: dict[tuple[str, str], dict[str, Comparison]] = {}
+    for setting in dict.fromkeys(setting for setting, _ in theirs):
         for name, (method, ours, model) in READINGS.items():
-            cells = [f"{setting.split('/')[0]}, {name}"]
             for metric in METRICS:
                 values = results.values(setting, ours, f"{model}_{metric}", split)
                 if values:
-                    compared = Comparison(float(theirs[method][metric]), None, values, BAND)
-                    cells += compared.cells(2)
-            if len(cells) > 1:
-                rows.append(cells)
+                    one = Comparison(float(theirs[setting, method][metric]), None, values, BAND)
+                    found.setdefault((setting, name), {})[metric] = one
+    return found
+
+
+def table(compared: Mapping[tuple[str, str], Mapping[str, Comparison]], condition: str) -> str:
+    """Return a table of a condition."""
+    rows = [
+        [f"{setting.split('/')[0]}, {name}", *(cell for m in METRICS for cell in each[m].cells(2))]
+        for (setting, name), each in compared.items()
+        if setting.endswith(condition)
+    ]
     head = [""] + [cell for metric in METRICS.values() for cell in (metric, "ours", "difference")]
     return f"## {TITLES[condition]}\n\n" + markdown(head, rows) if rows else ""
 
 
-def orders(results: Results, paper: Sequence[Row], split: str) -> str:
+def orders(results: Results) -> str:
     """Return who is best in what, in the paper and here."""
     rows = []
-    for setting in dict.fromkeys(row["setting"] for row in paper):
-        theirs = {row["method"]: row for row in paper if row["setting"] == setting}
+    for (setting,), own in grouped(published(), "setting"):
+        theirs = {row["method"]: row for row in own}
         for metric, title in METRICS.items():
             sign = -1 if metric == "accuracy" else 1
             found = {
-                method: results.values(setting, method, f"personal_{metric}", split)
+                method: results.values(setting, method, f"personal_{metric}", WHOLE)
                 for method in theirs
             }
             if not all(found.values()):
@@ -104,7 +119,7 @@ def draw_sweep(results: Results, path: Path) -> None:
             cells = []
             for lam in lams:
                 for tau in taus:
-                    one = job(setting, "whole classes", "FedTilt", 0, lam=lam, tau=tau).key
+                    one = job(setting, WHOLE, "FedTilt", 0, lam=lam, tau=tau).key
                     values = results.values(
                         setting, "FedTilt", f"personal_{metric}", one[1], one[3]
                     )
@@ -140,8 +155,6 @@ def chosen() -> str:
 def write(folder: Path = HERE) -> None:
     """Write tables.md and the pictures."""
     results = Results(read(folder / "results.csv"))
-    paper = [row for row in read(HERE / "paper.csv") if row["setting"] in SETTINGS]
-    split = "whole classes"
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600
     head = (
         (HERE / "head.md")
@@ -150,13 +163,14 @@ def write(folder: Path = HERE) -> None:
             runs=len(results.rows),
             seeds=", ".join(sorted({row["seed"] for row in results.rows}, key=int)),
             hours=hours,
-            lam=0.1,
-            chosen="",
+            lam=DITTO_LAM,
+            chosen=chosen(),
             band=BAND,
         )
     )
-    parts = [table(results, paper, condition, split) for condition in TITLES]
-    own = [table(results, paper, condition, "own 20 %") for condition in TITLES]
+    ours, others = comparisons(results, WHOLE), comparisons(results, "own 20 %")
+    parts = [table(ours, condition) for condition in TITLES]
+    own = [table(others, condition) for condition in TITLES]
     if any(own):
         note = "# Tested on 20 % of each client's own samples instead\n"
         parts += [note, *own]
@@ -164,7 +178,7 @@ def write(folder: Path = HERE) -> None:
     if all(len([each for each in swept if each[0] == setting]) > 1 for setting in SWEPT):
         draw_sweep(results, folder / "tilts.png")
     (folder / "tables.md").write_text(
-        head + "\n".join([*filter(None, parts), orders(results, paper, split)])
+        head + "\n".join([*filter(None, parts), orders(results)]) + notes(HERE)
     )
 
 

@@ -33,8 +33,9 @@ TILTS = {  # the paper's λ and τ
     "fmnist": {"clean": (100.0, 50.0), "corruption": (10.0, -1.0), "gaussian": (-10.0, 50.0)},
 }
 SETTINGS = [f"{data}/{condition}" for condition in CONDITIONS for data in DATASETS]
+WHOLE = "whole classes"
 SPLITS: dict[str, Config] = {
-    "whole classes": {
+    WHOLE: {
         "partitioner": made(
             "pl_fed.partitioners.Shards", classes_per_client=2, whole_test_classes=True
         ),
@@ -104,7 +105,7 @@ def validated(fitted: Fitted) -> Rows:
     return {"select.csv": [{"personal_validation": accuracy}]}
 
 
-def table_jobs(seeds: Iterable[int], split: str = "whole classes") -> list[Job]:
+def table_jobs(seeds: Iterable[int], split: str = WHOLE) -> list[Job]:
     """Return the runs of the tables."""
     return [job(s, split, m, seed) for seed in seeds for s in SETTINGS for m in METHODS]
 
@@ -113,7 +114,7 @@ def sweep_jobs(seeds: Iterable[int]) -> list[Job]:
     """Return FedTilt's runs over τ and λ."""
     tilts = list(itertools.product(SWEEP["lam"], SWEEP["tau"]))
     return [
-        job(setting, "whole classes", "FedTilt", seed, lam=lam, tau=tau)
+        job(setting, WHOLE, "FedTilt", seed, lam=lam, tau=tau)
         for seed in seeds
         for setting in SWEPT
         for lam, tau in tilts
@@ -128,7 +129,7 @@ def select_jobs(seeds: Iterable[int]) -> list[Job]:
     for seed in seeds:
         for data in DATASETS:
             for lam in LAMS:
-                one = job(f"{data}/clean", "whole classes", "Ditto", seed, lam=lam)
+                one = job(f"{data}/clean", WHOLE, "Ditto", seed, lam=lam)
                 jobs.append(Job(one.key, merged(one.config, change)))
     return jobs
 

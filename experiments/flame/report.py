@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.flame.run import METHODS
 from experiments.grid import Row, grouped, read
-from experiments.tables import COLOURS, MARKERS, Comparison, markdown, measured
+from experiments.tables import COLOURS, MARKERS, Comparison, markdown, measured, notes
 
 HERE = Path(__file__).parent
 COLUMNS = {  # of the paper, and where ours is: method and column
@@ -48,6 +48,11 @@ class Results:
     def values(self, setting: str, method: str, column: str) -> list[float]:
         """Return a column's values, one for each seed."""
         return [float(r[column]) for r in self._by[setting, method] if r.get(column)]
+
+
+def figures() -> dict[str, dict[str, Comparison]]:
+    """Return what can be compared of the committed runs."""
+    return comparisons(Results(read(HERE / "results.csv")), read(HERE / "paper.csv"))
 
 
 def comparisons(results: Results, paper: Iterable[Row]) -> dict[str, dict[str, Comparison]]:
@@ -192,7 +197,7 @@ def write(folder: Path = HERE) -> None:
         runs=len(results.rows), seeds=len(seeds), each=", ".join(seeds), hours=hours, lr=0.1,
         stds=STDS, band=GLOBAL_BAND,
     )  # fmt: skip
-    (folder / "table3.md").write_text(head + tables(results, compared))
+    (folder / "table3.md").write_text(head + tables(results, compared) + notes(HERE))
     draw_table(compared, folder / "table3.png")
     hybrid = [s for s in compared if "hybrid" in s]
     draw_curves(read(folder / "curves.csv"), hybrid, folder / "curves.png")

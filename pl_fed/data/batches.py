@@ -12,7 +12,8 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.functional.random import hashed, key, seeded_torch
 from pl_fed.types import Batch
 
-_GATHER_BYTES = 1 << 20  # a client's round up to this size is gathered at once: it stays in cache
+_GATHER_BYTES = 1 << 20  # of a client's samples are gathered, and poisoned, at once: stays in cache
+_KEEP_BYTES = 1 << 24  # the same of a chunk that goes step by step, all clients together
 _LAST = torch.iinfo(torch.int64).max  # sorts behind every random number
 
 
@@ -103,6 +104,7 @@ class Batches:
         self.poison = poison or {}
         self.augment = augment
         self.sizes: list[int] = data.train.sizes[clients].tolist()
+        self._blocks: dict[int, tuple[int, list[Batch]]] = {}
         self._begins = data.train.offsets[clients]
         self._used = [rule.used(size) for size in self.sizes]
         self._passes = [-(-n // rule.per_pass(size)) for n, size in zip(steps, self.sizes)]
@@ -125,16 +127,10 @@ class Batches:
 
     def of(self, position: int) -> Iterator[Batch]:
         """Yield the minibatches of one client of the chunk, each of its true size, unmasked."""
-        order, sizes = self._order(position), self._batch_sizes(position)
-        if self.augment is None and len(order) * self._sample_bytes <= _GATHER_BYTES:
-            x, y = self._gather(order, position, 0)[:2]
-            for one in zip(x.split(sizes), y.split(sizes), order.split(sizes)):
-                yield Batch(one[0], one[1], None, one[2])
-            return
-        done = 0
-        for step, index in enumerate(order.split(sizes)):
-            yield self._augmented(self._gather(index, position, done), position, step)
-            done += len(index)
+        at_once = self._steps_at_once(_GATHER_BYTES)
+        for first in range(0, self.steps[position], at_once):
+            for step, batch in enumerate(self._block(position, first, at_once), first):
+                yield self._augmented(batch, position, step)
 
     def at(self, step: int) -> Batch:
         """Return the minibatches of all clients of the chunk at one step, stacked.
@@ -149,10 +145,8 @@ class Batches:
         x, y = x.unflatten(0, index.shape), y.unflatten(0, index.shape)
         for position in range(len(self.clients)) if self.augment else self._poisoned:
             if step < self.steps[position]:
-                size = self._batch_sizes(position)[step]
-                done = sum(self._batch_sizes(position)[:step])
-                batch = self._gather(index[position, :size], position, done)
-                batch = self._augmented(batch, position, step)
+                batch = self._augmented(self._kept(position, step), position, step)
+                size = len(batch.y)
                 x[position, :size], y[position, :size] = batch.x, batch.y
         return Batch(x, y, masks[step], index)
 
@@ -167,6 +161,29 @@ class Batches:
     def _rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
         # index_select takes a quarter of the time of data[index]
         return self.data.x.index_select(0, index), self.data.y.index_select(0, index)
+
+    def _steps_at_once(self, most: int) -> int:
+        """Return how many minibatches of a client are gathered and poisoned at once."""
+        return max(1, most // (self.width * self._sample_bytes))
+
+    def _kept(self, position: int, step: int) -> Batch:
+        """Return a client's minibatch, of a block that is kept as long as it is used."""
+        at_once = self._steps_at_once(min(_GATHER_BYTES, _KEEP_BYTES // len(self.clients)))
+        number, place = divmod(step, at_once)
+        kept = self._blocks.get(position)
+        if kept is None or kept[0] != number:
+            kept = number, self._block(position, number * at_once, at_once)
+            self._blocks[position] = kept
+        return kept[1][place]
+
+    def _block(self, position: int, first: int, number: int) -> list[Batch]:
+        """Return some minibatches of one client, from a step on."""
+        sizes, order = self._batch_sizes(position), self._order(position)
+        done, sizes = sum(sizes[:first]), sizes[first : first + number]
+        index = order[done : done + sum(sizes)]
+        x, y = self._gather(index, position, done)[:2]
+        parts = zip(x.split(sizes), y.split(sizes), index.split(sizes))
+        return [Batch(inputs, targets, None, samples) for inputs, targets, samples in parts]
 
     def _gather(self, index: Tensor, position: int, done: int) -> Batch:
         """Return samples of one client, of which it has taken so many before in this round."""

@@ -255,17 +255,21 @@ class Idle(nn.Module):
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("gathers", ["at once", "in steps", "augmented", "stacked"])
+@pytest.mark.parametrize(
+    "gathers", ["at once", "in steps", "by twos", "augmented", "stacked", "stacked by twos"]
+)
 def test_attacks_are_told_how_often_a_round_had_come_to_a_sample(monkeypatch, gathers, drop_last):
     """Nine samples by fours, five steps: two passes, the second cut short."""
-    if gathers == "in steps":
-        monkeypatch.setattr("pl_fed.data.batches._GATHER_BYTES", 0)
+    if gathers != "at once":
+        two_steps = 2 * 4 * batches([9, 3], 1).data.x[0].nbytes
+        at_once = two_steps if "twos" in gathers else 0 if gathers == "in steps" else 1 << 20
+        monkeypatch.setattr("pl_fed.data.batches._GATHER_BYTES", at_once)
     rule = BatchRule(4, drop_last=drop_last)
     augment = Idle() if gathers == "augmented" else None
     made = batches([9, 3], [5, 2], rule, poison={0: by_visit, 1: by_visit}, augment=augment)
     for position, passes in enumerate(([0, 0, 1, 1, 2] if drop_last else [0, 0, 0, 1, 1], [0, 1])):
         for step, visit in enumerate(passes):
-            if gathers == "stacked":
+            if gathers.startswith("stacked"):
                 batch = made.at(step)
                 batch = Batch(*(None if each is None else each[position] for each in batch))
             else:
