@@ -10,7 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.fedtilt.run import DITTO_LAM, SETTINGS, SWEEP, SWEPT, WHOLE, job
+from experiments.fedtilt.run import DITTO_LAM, SETTINGS, SPLITS, SWEEP, SWEPT, WHOLE, job
 from experiments.grid import Row, grouped, read
 from experiments.tables import Comparison, markdown, notes
 
@@ -76,15 +76,17 @@ def comparisons(results: Results, split: str) -> dict[tuple[str, str], dict[str,
     return found
 
 
-def table(compared: Mapping[tuple[str, str], Mapping[str, Comparison]], condition: str) -> str:
-    """Return a table of a condition."""
+def table(
+    compared: Mapping[tuple[str, str], Mapping[str, Comparison]], condition: str, more: str = ""
+) -> str:
+    """Return a table of a condition; ``more`` is added to its title."""
     rows = [
         [f"{setting.split('/')[0]}, {name}", *(cell for m in METRICS for cell in each[m].cells(2))]
         for (setting, name), each in compared.items()
         if setting.endswith(condition)
     ]
     head = [""] + [cell for metric in METRICS.values() for cell in (metric, "ours", "difference")]
-    return f"## {TITLES[condition]}\n\n" + markdown(head, rows) if rows else ""
+    return f"## {TITLES[condition]}{more}\n\n" + markdown(head, rows) if rows else ""
 
 
 def orders(results: Results) -> str:
@@ -168,12 +170,9 @@ def write(folder: Path = HERE) -> None:
             band=BAND,
         )
     )
-    ours, others = comparisons(results, WHOLE), comparisons(results, "own 20 %")
-    parts = [table(ours, condition) for condition in TITLES]
-    own = [table(others, condition) for condition in TITLES]
-    if any(own):
-        note = "# Tested on 20 % of each client's own samples instead\n"
-        parts += [note, *own]
+    parts = [table(comparisons(results, WHOLE), condition) for condition in TITLES]
+    others = [split for split in SPLITS if split != WHOLE]
+    parts += [table(comparisons(results, split), "clean", f": {split}") for split in others]
     swept = {(r["setting"], r["arguments"]) for r in results.rows if r["method"] == "FedTilt"}
     if all(len([each for each in swept if each[0] == setting]) > 1 for setting in SWEPT):
         draw_sweep(results, folder / "tilts.png")

@@ -3,7 +3,7 @@
 PL_FED_DATA=../data python -m experiments.fedtilt.run
 
 ``... run select`` chooses Ditto's λ by validation data, ``... run sweep`` runs FedTilt over τ and
-λ, ``... run split`` another test split.
+λ, ``... run split`` clean data that are shared out and tested in other ways.
 """
 
 import argparse
@@ -34,6 +34,7 @@ TILTS = {  # the paper's λ and τ
 }
 SETTINGS = [f"{data}/{condition}" for condition in CONDITIONS for data in DATASETS]
 WHOLE = "whole classes"
+OWN: Config = {"split": "own", "val_fraction": 0.0, "test_fraction": 0.2}
 SPLITS: dict[str, Config] = {
     WHOLE: {
         "partitioner": made(
@@ -44,9 +45,11 @@ SPLITS: dict[str, Config] = {
     },
     "own 20 %": {
         "partitioner": made("pl_fed.partitioners.Shards", classes_per_client=2),
-        "split": "own",
-        "val_fraction": 0.0,
-        "test_fraction": 0.2,
+        **OWN,
+    },
+    "own 20 %, ten to one": {
+        "partitioner": made("experiments.fedtilt.data.Unbalanced", ratio=10.0),
+        **OWN,
     },
 }
 DITTO_LAM = 0.1  # the best of LAMS by validation: see select.csv
@@ -105,9 +108,21 @@ def validated(fitted: Fitted) -> Rows:
     return {"select.csv": [{"personal_validation": accuracy}]}
 
 
-def table_jobs(seeds: Iterable[int], split: str = WHOLE) -> list[Job]:
+def table_jobs(seeds: Iterable[int]) -> list[Job]:
     """Return the runs of the tables."""
-    return [job(s, split, m, seed) for seed in seeds for s in SETTINGS for m in METHODS]
+    return [job(s, WHOLE, m, seed) for seed in seeds for s in SETTINGS for m in METHODS]
+
+
+def split_jobs(seeds: Iterable[int]) -> list[Job]:
+    """Return runs on clean data that are shared out and tested in other ways."""
+    return [
+        job(f"{data}/clean", split, method, seed)
+        for seed in seeds
+        for split in SPLITS
+        if split != WHOLE
+        for data in DATASETS
+        for method in METHODS
+    ]
 
 
 def sweep_jobs(seeds: Iterable[int]) -> list[Job]:
@@ -149,7 +164,7 @@ def main() -> None:
     jobs = {
         "table": table_jobs(seeds),
         "sweep": sweep_jobs(seeds),
-        "split": table_jobs(seeds, "own 20 %"),
+        "split": split_jobs(seeds),
     }[asked.what]
     work(jobs, HERE / "results.csv", NAMES, rows_of, asked.workers)
     importlib.import_module("experiments.fedtilt.report").write()

@@ -9,11 +9,13 @@ import yaml
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch.nn.functional import cross_entropy
 
+from experiments import summary
 from experiments.ditto import points
 from experiments.ditto import run as ditto
 from experiments.ditto.clients import ManyDittos
 from experiments.ditto.data import Share
 from experiments.fedtilt import run as fedtilt
+from experiments.fedtilt.data import Unbalanced
 from experiments.flame import figures, report
 from experiments.flame import run as flame
 from experiments.flame.reference import UnsynchronizedDitto
@@ -102,6 +104,18 @@ def test_a_share_takes_as_much_of_each_part():
     assert torch.equal(arrays.x, share.load().x)
 
 
+def test_two_classes_ten_to_one():
+    labels = torch.arange(4).repeat(220)
+    parts = Unbalanced(10).split(labels, 8, torch.Generator().manual_seed(3))
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(880))
+    counts = torch.stack([labels[part].bincount(minlength=4) for part in parts])
+    assert torch.equal(counts.sort(1).values, torch.tensor([[0, 0, 10, 100]]).expand(8, 4))
+    for group in counts.split(4):
+        assert torch.equal(group.sum(0), torch.full((4,), 110)), "each once larger, once smaller"
+    with pytest.raises(ValueError, match="`num_clients` to be a multiple of the 4 classes but got"):
+        Unbalanced().split(labels, 6, torch.Generator())
+
+
 @pytest.mark.parametrize("name", points.FIGURE_1)
 def test_errors_of_points_are_exact(name):
     """Against the least error of (79), (84), at λ*, and against draws."""
@@ -143,3 +157,9 @@ def test_the_table_counts_what_agrees():
     agree = {name: one.agrees for name, one in compared["mnist/label_q2"].items()}
     assert agree == {"FLAME PM": True, "FLAME HM": False, "FLAME GM": True}
     assert "FLAME: 2 of 3 figures agree" in report.tables(results, compared)
+
+
+def test_readme_shows_the_tables_as_they_are():
+    """Fails when rows were added: python -m experiments.summary puts them there."""
+    (block,) = summary.BLOCK.findall((summary.ROOT / "README.md").read_text())
+    assert block == summary.text()
