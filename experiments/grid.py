@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parent.parent
+_RUNS_OF_A_WORKER = 25
 Row = dict[str, str]
 Rows = Mapping[str, list[Row]]  # by the name of the CSV that they go to
 Config = dict[str, Any]
@@ -170,23 +171,37 @@ def each_once(
     missing = [job for job in jobs if job.key not in done]
     print(f"{len(jobs)} runs, {len(missing)} of them missing", flush=True)
     files: set[str] = set()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, quiet, max_tasks_per_child=25) as pool:
-        futures = {pool.submit(_done, job, run, results.name): job for job in missing}
-        for number, future in enumerate(as_completed(futures), 1):
-            key, kept = futures[future].key, future.result()
-            (row,) = kept[results.name]
-            for name in sorted(kept, key=lambda name: name == results.name):  # this one last
-                rows = [{**dict(zip(names, key)), **row} for row in kept[name]]
-                append(results.parent / name, names, key, rows)
-            said = row["failed"] or f"{row['seconds']} s"
-            print(f"{number}/{len(missing)} {', '.join(key)}: {said}", flush=True)
-            files |= kept.keys()
+    for number, (job, kept) in enumerate(_all_done(missing, run, results.name, workers), 1):
+        (row,) = kept[results.name]
+        for name in sorted(kept, key=lambda name: name == results.name):  # this one last
+            rows = [{**dict(zip(names, job.key)), **row} for row in kept[name]]
+            append(results.parent / name, names, job.key, rows)
+        said = row["failed"] or f"{row['seconds']} s"
+        print(f"{number}/{len(missing)} {', '.join(job.key)}: {said}", flush=True)
+        files |= kept.keys()
     order = {job.key: place for place, job in enumerate(jobs)}
     for name in files:
         rows = read(results.parent / name)
         rows.sort(key=lambda row: order.get(tuple(row[each] for each in names), len(order)))
         write(results.parent / name, rows)
+
+
+def _all_done(
+    jobs: Sequence[Job], run: Callable[[Job], Rows], results: str, workers: int
+) -> Iterator[tuple[Job, Rows]]:
+    """Do jobs in a pool, and yield each when it is done.
+
+    Workers grow from run to run, so that a new pool takes over now and then: that of the standard
+    library waits for ever when its own workers end (max_tasks_per_child, CPython issue 115634).
+    """
+    context = multiprocessing.get_context("spawn")
+    at_once = _RUNS_OF_A_WORKER * workers
+    for first in range(0, len(jobs), at_once):
+        with ProcessPoolExecutor(workers, context, quiet) as pool:
+            some = jobs[first : first + at_once]
+            futures = {pool.submit(_done, job, run, results): job for job in some}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
 
 
 def _done(job: Job, run: Callable[[Job], Rows], results: str) -> Rows:

@@ -81,6 +81,18 @@ def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
     assert results.read_text() == before
 
 
+def squared(job: Job):
+    return {"results.csv": [{"square": str(int(job.key[0]) ** 2)}]}
+
+
+def test_workers_are_replaced_and_all_is_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "_RUNS_OF_A_WORKER", 1)
+    jobs = [Job((str(number),)) for number in range(5)]
+    grid.each_once(jobs, tmp_path / "results.csv", ("number",), squared, workers=2)
+    found = {row["number"]: row["square"] for row in read(tmp_path / "results.csv")}
+    assert found == {"0": "0", "1": "1", "2": "4", "3": "9", "4": "16"}
+
+
 def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "ROOT", tmp_path)
     results = tmp_path / "table" / "results.csv"
