@@ -22,7 +22,9 @@ DEFENCES: dict[str, Config] = {
     "Krum": {
         "aggregator": made("pl_fed.aggregators.Krum", num_selected=1, without_neighbours="first")
     },
-    "multi-Krum": {"aggregator": made("pl_fed.aggregators.Krum", without_neighbours="first")},
+    "multi-Krum": {
+        "aggregator": made("pl_fed.aggregators.Krum", num_selected=None, without_neighbours="first")
+    },
     "clipping": {"aggregator": MEAN, "pre_aggregators": [made("pl_fed.aggregators.Clipping")]},
     "k-norm": {"aggregator": made("pl_fed.aggregators.KNorm")},
     "k-loss": {"aggregator": made("pl_fed.aggregators.KLoss")},

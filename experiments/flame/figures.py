@@ -36,7 +36,7 @@ ATTACKS: dict[str, Config] = {  # as in the paper: variance 0.1
 }
 FRACTIONS = (0.0, 0.2, 0.5, 0.8)
 SETTING, CLIENTS = "fmnist/hybrid_q2_dir0.5", 50
-KRUM = made("pl_fed.aggregators.Krum", num_selected=5, without_neighbours="first")
+KRUM = made("pl_fed.aggregators.Krum", num_selected=5, squared=False, without_neighbours="first")
 ROBUST: dict[str, dict[str, Any]] = {  # ρ = λ / m, where FLAME's u is its θ
     "FLAME": {"rho": 1 / CLIENTS},
     "pFedMe": {},

@@ -1,7 +1,9 @@
 """The papers' tables: their configs, and the clients that are theirs alone."""
 
 import contextlib
+import importlib
 import io
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from experiments.flame.reference import UnsynchronizedDitto
 from pl_fed.cli import FederatedCLI
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Arrays
+from pl_fed.types import RoundContext
 
 CONFIGS = {
     **{f"flame {m}": flame.config("mnist/label_q2", m, 1) for m in flame.METHODS},
@@ -135,6 +138,31 @@ def test_errors_of_points_are_exact(name):
         exact = setting.errors(lam)
         assert float(squares.mean()) == pytest.approx(exact[0], rel=0.06)
         assert float(squares.var(0).mean()) ** 0.5 == pytest.approx(exact[1], rel=0.06)
+
+
+def aggregator(config):
+    module, name = config["class_path"].rsplit(".", 1)
+    return getattr(importlib.import_module(module), name)(**config.get("init_args", {}))
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        (ditto.DEFENCES["Krum"]["aggregator"], 1),
+        (ditto.DEFENCES["multi-Krum"]["aggregator"], 7),
+        (ditto.DEFENCES["k-norm"]["aggregator"], 7),
+        (ditto.DEFENCES["k-loss"]["aggregator"], 1),
+        (figures.KRUM, 5),
+    ],
+)
+def test_defences_average_as_many_uploads_as_the_papers(config, kept):
+    """Ten uploads, three of them far off: each coordinate is moved by one upload alone."""
+    uploads = torch.eye(10, dtype=torch.float64) * torch.tensor([1.0] * 7 + [50.0] * 3)
+    context = RoundContext(num_byzantine=3, clients=torch.arange(10), losses=torch.arange(10.0))
+    context = replace(context, start_losses=torch.arange(10.0))
+    merged = aggregator(config)(uploads, torch.ones(10), context)
+    assert torch.equal(merged[merged != 0], torch.full((kept,), 1 / kept, dtype=torch.float64))
+    assert not merged[7:].any()
 
 
 def test_the_table_counts_what_agrees():
