@@ -12,6 +12,7 @@ from experiments.grid import QUIET, Config, Fitted, Job, Rows, made, merged, sho
 
 HERE = Path(__file__).parent
 NAMES = ("condition", "method", "seed")
+COHORT = 10
 METRICS = ("accuracy_weighted", "accuracy", "accuracy_std")
 MODELS = ("global", "personal", *(f"personal_{i}" for i in range(5)))
 ALL = ["clean", "A1_20", "A1_50", "A1_80", "A2_20", "A2_50", "A2_80", "A3_10", "A3_20", "A3_50"]
@@ -120,7 +121,8 @@ def attacked(condition: str, labels: Config) -> Config:
     attack = labels
     if kind in UPLOADS:
         attack = made("pl_fed.attacks.Combined", attacks=[labels, UPLOADS[kind]])
-    return {"attack": attack, "byzantine": int(percent) / 100}
+    share = int(percent) / 100
+    return {"attack": attack, "byzantine": share, "num_byzantine": round(share * COHORT)}
 
 
 def is_strong(condition: str) -> bool:
@@ -151,7 +153,7 @@ def config(table: str, condition: str, method: str, seed: int) -> Config:
     }
     labels = "FlippedLabels" if table == "vehicle" else "RandomLabels"
     federation: Config = {
-        "sampler": made("pl_fed.samplers.BySize", cohort_size=10),
+        "sampler": made("pl_fed.samplers.BySize", cohort_size=COHORT),
         "aggregator": MEAN,
         "model_selection": None,
         "max_rejected": 1.0,
