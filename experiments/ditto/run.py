@@ -8,11 +8,14 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.grid import QUIET, Config, Fitted, Job, Rows, made, merged, shorter, work
 
 HERE = Path(__file__).parent
 NAMES = ("condition", "method", "seed")
 COHORT = 10
+CLIENTS = {"vehicle": 23, "fashion_small": 100, "fashion": 500}
 METRICS = ("accuracy_weighted", "accuracy", "accuracy_std")
 MODELS = ("global", "personal", *(f"personal_{i}" for i in range(5)))
 ALL = ["clean", "A1_20", "A1_50", "A1_80", "A2_20", "A2_50", "A2_80", "A3_10", "A3_20", "A3_50"]
@@ -65,7 +68,7 @@ FASHION_DATA: Config = {
         overlapping=True,
         reference_seed=233,
     ),
-    "num_clients": 500,
+    "num_clients": CLIENTS["fashion"],
     "batch_size": 16,
     "split": "official",
     "normalize": "feature",
@@ -92,7 +95,7 @@ TABLES: dict[str, Config] = {
                 dataset=made("pl_fed.data.FashionMNIST"),
                 share=0.2,
             ),
-            "num_clients": 100,
+            "num_clients": CLIENTS["fashion_small"],
         },
         "trainer": {**QUIET, **rounds(1000)},
         "federation": {"engine": "one_by_one_compiled"},
@@ -113,16 +116,25 @@ METHODS = {
 }
 
 
-def attacked(condition: str, labels: Config) -> Config:
+def byzantine(table: str, share: float) -> list[int]:
+    """Return which clients lie: those that the authors' code draws by its seed 1234567."""
+    clients = CLIENTS[table]
+    draw = np.random.RandomState(1234567)
+    return sorted(draw.choice(clients, int(share * clients), replace=False).tolist())
+
+
+def attacked(table: str, condition: str) -> Config:
     """Return what is federated under a condition: A1, A2 and A3 all poison labels."""
     if condition == "clean":
         return {}
+    labels = made(f"pl_fed.attacks.{'FlippedLabels' if table == 'vehicle' else 'RandomLabels'}")
     kind, percent = condition.split("_")
     attack = labels
     if kind in UPLOADS:
         attack = made("pl_fed.attacks.Combined", attacks=[labels, UPLOADS[kind]])
     share = int(percent) / 100
-    return {"attack": attack, "byzantine": share, "num_byzantine": round(share * COHORT)}
+    expected = round(share * COHORT)
+    return {"attack": attack, "byzantine": byzantine(table, share), "num_byzantine": expected}
 
 
 def is_strong(condition: str) -> bool:
@@ -151,7 +163,6 @@ def config(table: str, condition: str, method: str, seed: int) -> Config:
         "MOCHA": made("pl_fed.clients.Mocha", **common),
         "finetuning": made("pl_fed.clients.Finetuning", finetune_epochs=40, **common),
     }
-    labels = "FlippedLabels" if table == "vehicle" else "RandomLabels"
     federation: Config = {
         "sampler": made("pl_fed.samplers.BySize", cohort_size=COHORT),
         "aggregator": MEAN,
@@ -162,7 +173,7 @@ def config(table: str, condition: str, method: str, seed: int) -> Config:
         TABLES[table],
         {"seed_everything": seed, "federation": federation},
         {"model": clients.get(method, made("pl_fed.clients.FedAvg", **common))},
-        {"federation": attacked(condition, made(f"pl_fed.attacks.{labels}"))},
+        {"federation": attacked(table, condition)},
         {"federation": DEFENCES.get(method, {})},
     )
 
