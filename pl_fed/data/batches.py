@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -104,7 +105,7 @@ class Batches:
         self.poison = poison or {}
         self.augment = augment
         self.sizes: list[int] = data.train.sizes[clients].tolist()
-        self._blocks: dict[int, tuple[int, list[Batch]]] = {}
+        self._last_blocks: dict[int, tuple[int, list[Batch]]] = {}
         self._begins = data.train.offsets[clients]
         self._used = [rule.used(size) for size in self.sizes]
         self._passes = [-(-n // rule.per_pass(size)) for n, size in zip(steps, self.sizes)]
@@ -127,10 +128,9 @@ class Batches:
 
     def of(self, position: int) -> Iterator[Batch]:
         """Yield the minibatches of one client of the chunk, each of its true size, unmasked."""
-        at_once = self._steps_at_once(_GATHER_BYTES)
-        for first in range(0, self.steps[position], at_once):
-            for step, batch in enumerate(self._block(position, first, at_once), first):
-                yield self._augmented(batch, position, step)
+        blocks = self._blocks(position, self._steps_at_once(_GATHER_BYTES))
+        for step, batch in enumerate(chain.from_iterable(blocks)):
+            yield self._augmented(batch, position, step)
 
     def at(self, step: int) -> Batch:
         """Return the minibatches of all clients of the chunk at one step, stacked.
@@ -170,20 +170,23 @@ class Batches:
         """Return a client's minibatch, of a block that is kept as long as it is used."""
         at_once = self._steps_at_once(min(_GATHER_BYTES, _KEEP_BYTES // len(self.clients)))
         number, place = divmod(step, at_once)
-        kept = self._blocks.get(position)
+        kept = self._last_blocks.get(position)
         if kept is None or kept[0] != number:
-            kept = number, self._block(position, number * at_once, at_once)
-            self._blocks[position] = kept
+            kept = number, next(self._blocks(position, at_once, number * at_once))
+            self._last_blocks[position] = kept
         return kept[1][place]
 
-    def _block(self, position: int, first: int, number: int) -> list[Batch]:
-        """Return some minibatches of one client, from a step on."""
+    def _blocks(self, position: int, at_once: int, first: int = 0) -> Iterator[list[Batch]]:
+        """Yield the minibatches of one client from a step on, so many at once."""
         sizes, order = self._batch_sizes(position), self._order(position)
-        done, sizes = sum(sizes[:first]), sizes[first : first + number]
-        index = order[done : done + sum(sizes)]
-        x, y = self._gather(index, position, done)[:2]
-        parts = zip(x.split(sizes), y.split(sizes), index.split(sizes))
-        return [Batch(inputs, targets, None, samples) for inputs, targets, samples in parts]
+        done = sum(sizes[:first])
+        for begin in range(first, len(sizes), at_once):
+            some = sizes[begin : begin + at_once]
+            index = order[done : done + sum(some)]
+            x, y = self._gather(index, position, done)[:2]
+            parts = zip(x.split(some), y.split(some), index.split(some))
+            yield [Batch(inputs, targets, None, samples) for inputs, targets, samples in parts]
+            done += len(index)
 
     def _gather(self, index: Tensor, position: int, done: int) -> Batch:
         """Return samples of one client, of which it has taken so many before in this round."""
