@@ -164,11 +164,12 @@ def draw_parameters(rows: list[Row], path: Path) -> None:
                     for (r,), each in grouped(own, "round")
                 ]
                 color = COLOURS[(0, 5, 4)[number]]
-                axes.plot(*zip(*points), style, color=color, label=f"{line}, {model}")
+                label = line if model == "personal" else None
+                axes.plot(*zip(*points), style, color=color, label=label)
         axes.set(title=name, xlabel="round", yscale="log")
         axes.grid(alpha=0.3, which="both")
         axes.legend(frameon=False, fontsize="x-small")
-    panels[0].set_ylabel("validation loss")
+    panels[0].set_ylabel("validation loss (solid: personal, dashed: global)")
     figure.savefig(path, dpi=130)
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from numbers import Number
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pl_fed.clients.base import Client
+from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.engine.step import LocalStep, Tensors, cloned
 from pl_fed.engine.tracing import CannotCompileError, trace
 from pl_fed.functional.random import seeded_torch
@@ -232,7 +233,8 @@ class CompiledStep:
         tensors = [each.contiguous() for each in tensors]
 
         def flat(*tensors: Tensor) -> list[Tensor]:
-            gradients = step(*tree_unflatten(tensors, structure))
+            with FasterProducts() if mkl_held_back() else nullcontext():
+                gradients = step(*tree_unflatten(tensors, structure))
             leaves, self._gradients = tree_flatten(gradients)
             return leaves
 

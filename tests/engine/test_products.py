@@ -1,0 +1,122 @@
+"""Large products of compiled steps by oneDNN, where MKL is held back."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_federations import classes, run_rounds, seeded, sgd, shared_out
+from test_compiled import needs_a_compiler, saying
+from torch import nn
+
+from pl_fed.clients import Ditto
+from pl_fed.engine import products, program
+from pl_fed.engine.products import FasterProducts, mkl_held_back
+
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch is built without oneDNN"
+)
+
+
+class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts products by oneDNN."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += func is torch.ops.pl_fed.product.default
+        return func(*args, **(kwargs or {}))
+
+
+def number_of_products(function):
+    with Counting() as counted, FasterProducts():
+        function()
+    return counted.number
+
+
+@needs_onednn
+@given(
+    shape=st.tuples(*[st.integers(1, 40)] * 3),
+    turned=st.tuples(st.booleans(), st.booleans()),
+    bias=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_it_is_the_product(shape, turned, bias):
+    m, k, n = shape
+    a = torch.randn(k, m).t() if turned[0] else torch.randn(m, k)
+    b = torch.randn(n, k).t() if turned[1] else torch.randn(k, n)
+    added = torch.randn(n) if bias else None
+    expected = a.double() @ b.double() + (0 if added is None else added.double())
+    found = torch.ops.pl_fed.product(a, b, added)
+    assert found.is_contiguous()  # as compiled steps count on
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
+    assert torch.ops.pl_fed.product(a.to("meta"), b.to("meta")).shape == found.shape
+
+
+@needs_onednn
+def test_only_large_products_of_float32_change():
+    large, small = torch.randn(200, 200), torch.randn(20, 20)
+    assert number_of_products(lambda: large @ large) == 1
+    assert number_of_products(lambda: small @ small) == 0
+    assert number_of_products(lambda: large.double() @ large.double()) == 0
+    assert number_of_products(lambda: large.bfloat16() @ large.bfloat16()) == 0
+    assert number_of_products(lambda: torch.addmm(large[0], large, large)) == 1
+    assert number_of_products(lambda: torch.addmm(large, large, large)) == 0
+    assert number_of_products(lambda: torch.addmm(large[0], large, large, beta=2)) == 0
+    net, x = nn.Linear(200, 200), large.clone().requires_grad_()
+    assert number_of_products(lambda: net(x).sum().backward()) == 3
+
+
+def wide():
+    return nn.Sequential(nn.Linear(4, 128), nn.Tanh(), nn.Linear(128, 3))
+
+
+def outcome(engine):
+    client = Ditto(seeded(wide), 0.5, optimizer=sgd(0.1), local_epochs=2)
+    data = shared_out(classes([9, 4, 8]), batch_size=4)
+    return run_rounds(client, data, engine=engine, dtype=torch.float32)
+
+
+@pytest.fixture
+def faster(monkeypatch):
+    monkeypatch.setattr(products, "_WORTH", 1000)
+    monkeypatch.setattr(program, "mkl_held_back", lambda: True)
+
+
+@needs_onednn
+def test_steps_have_them_where_mkl_is_held_back(faster, monkeypatch, uncompiled):
+    eager, changed = outcome("one_by_one"), outcome("one_by_one_compiled")
+    monkeypatch.setattr(program, "mkl_held_back", lambda: False)
+    outcome("one_by_one_compiled")
+    product = torch.ops.pl_fed.product.default
+    numbers = [sum(node.target is product for node in each.graph.nodes) for each in uncompiled]
+    assert numbers == [10, 0]  # of each model: 2 forward, 3 backward
+    assert eager.distance(changed) <= 1e-6
+
+
+@needs_onednn
+@needs_a_compiler
+def test_compiled_steps_give_the_same_numbers(faster):
+    eager = outcome("one_by_one")
+    with saying():
+        assert eager.distance(outcome("one_by_one_compiled")) <= 1e-6
+
+
+def test_it_is_for_processors_where_mkl_keeps_to_avx2(monkeypatch, tmp_path):
+    cpus = tmp_path / "cpuinfo"
+    monkeypatch.setattr(products, "Path", lambda _: cpus)
+
+    def held_back(vendor, capability="AVX512", mkl=True):
+        cpus.write_text(f"vendor_id\t: {vendor}\n")
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+        return mkl_held_back.__wrapped__()
+
+    assert held_back("AuthenticAMD")
+    assert not held_back("GenuineIntel")
+    assert not held_back("AuthenticAMD", "AVX2")
+    assert not held_back("AuthenticAMD", mkl=False)
+    cpus.unlink()
+    monkeypatch.setattr(products, "Path", lambda _: tmp_path / "nowhere")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert not mkl_held_back.__wrapped__()
