@@ -1,6 +1,5 @@
 """The federation: who takes part, who lies, how uploads are merged; and a round, step by step."""
 
-import copy
 import hashlib
 import math
 import time
@@ -18,7 +17,6 @@ from pl_fed.adversary import Adversary, Knowledge
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
 from pl_fed.attacks import Attack
 from pl_fed.checks import (
-    Sent,
     check_aggregator,
     check_attacks,
     check_broken,
@@ -27,33 +25,27 @@ from pl_fed.checks import (
     check_state_memory,
 )
 from pl_fed.clients.base import Client
-from pl_fed.data.batches import Batches, BatchRule
+from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
-from pl_fed.engine import Chunk, EngineChoice, EngineName, Task
+from pl_fed.engine import EngineChoice, EngineName
 from pl_fed.engine.adaptation import Adaptation
-from pl_fed.engine.evaluation import Evaluator, WorkSpace
-from pl_fed.engine.features import moved
+from pl_fed.engine.evaluation import Evaluator
 from pl_fed.engine.root import RootTraining
-from pl_fed.functional.aggregation import weighted_sum
 from pl_fed.functional.arguments import check_integers, check_shares
 from pl_fed.functional.random import generator
-from pl_fed.functional.rows import finite_rows
+from pl_fed.holdings import Holdings
+from pl_fed.local_work import LocalWork, Outcome
 from pl_fed.metrics import ClientMetrics
 from pl_fed.processes import Processes
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.server import Server
-from pl_fed.sharing import Guests, Sharing, at_home, collected
+from pl_fed.sharing import Sharing, at_home, collected
 from pl_fed.state import ClientStore
-from pl_fed.trained import Trained
 from pl_fed.types import Population, RoundContext
+from pl_fed.uploads import Uploads
 
 _T = TypeVar("_T")
-
-_SENT = "what came"  # beside what training_step gives
-_SENDS = "sends"
-_START = "losses at the start"
-_PROPOSES = "proposes "  # and the name of a state of the server
 
 
 class Federation:
@@ -168,15 +160,10 @@ class Federation:
         self._room: Tensor | None = None
         self._cohorts: dict[int, Tensor] = {}  # the last one: both loop and round ask for it
         self._said_rejected = False
-        self._client: Client | None = None
+        self._holdings: Holdings | None = None
         self._evaluator: Evaluator | None = None
         self._adaptation: Adaptation | None = None
         self._root: RootTraining | None = None
-        self._data: ClientData | None = None
-        self._moved: ClientData | None = None
-        self._triggered: dict[str, ClientData] = {}  # by part, of what is moved
-        self._store: ClientStore | None = None
-        self._saved: Mapping[str, Any] | None = None
         self._metrics: dict[str, dict[str, ClientMetrics]] = {}
 
     def setup(self, client: Client, datamodule: Any, stage: str) -> None:
@@ -192,8 +179,9 @@ class Federation:
                 "Expected argument `datamodule` to be a pl_fed.data.FederatedData but got"
                 f" {type(datamodule).__name__}."
             )
-        data = datamodule.clients
-        if client is not self._client or data is not self._data:  # else who lied last stays known
+        data, known = datamodule.clients, self._holdings
+        new = known is None or client is not known.client or data is not known.loaded
+        if new:  # else who lied last stays known
             self.adversary.setup(data.num_clients, data.num_classes, self.seed)
         self._cohorts = {}
         sizes = data.train.sizes
@@ -202,9 +190,9 @@ class Federation:
         check_net(client, data)
         check_features(client, datamodule)
         check_attacks(client, data, (self.adversary.attack, self.adversary.corruption))
-        if client is not self._client or data is not self._data:
-            self._client, self._data, self._moved = client, data, None
-            self._store, self._saved = None, None
+        if new:
+            where = (self.store_folder, self.state_memory)
+            self._holdings = Holdings(client, data, self.server, self.engine, *where)
             self._adaptation = None
             self._root = None
             self._evaluator = Evaluator(client, self._begin_evaluation)
@@ -251,235 +239,67 @@ class Federation:
         started = time.perf_counter()
         cohort = self.draw_cohort(round)
         self.adversary.begin(round)
-        sharing = self._share(cohort)
-        trained = self._train(sharing, round, optimizer, on_clients_done)
-        outputs = sharing.joined(trained.outputs, self.data.x.device)
-        sent, losses = outputs.pop(_SENT), outputs["loss"]
-        start = outputs.pop(_START, losses[:0])
-        sends = outputs.pop(_SENDS)
-        proposed = [name for name in outputs if name.startswith(_PROPOSES)]
-        for name in proposed:
-            del outputs[name]
-        if sends.any():
-            sent = torch.where(sends, sent, Sent.MISSHAPEN)  # others of the cohort send something
-        self._check_sent(cohort, sent, losses, round)
-        whole = sent == Sent.FINE
-        report = self._report(cohort, outputs, whole)
-        if sends.any():
-            context = replace(self.context(cohort, losses, round), start_losses=start)
-            names = [name.removeprefix(_PROPOSES) for name in proposed]
-            report |= self._merge(
-                sharing, trained, whole, context, names, optimizer, on_server_step
-            )
+        work = self._local_work(round, optimizer)
+        sharing = self._share(cohort, work)
+        following = self.draw_cohort(round + 1) if self.store.on_disk else cohort[:0]
+        measures_start = self.server.aggregator.needs_start_losses
+        how = (self._room, self.rounds - round, following, measures_start, on_clients_done)
+        trained = work.run(sharing, *how)
+        self._room = trained.room
+        outcome = Outcome.of(sharing, trained, self.data.x.device)
+        whole = outcome.whole
+        self._check_sent(cohort, outcome, round)
+        report, notes = self._report(cohort, outcome), _Notes()
+        if outcome.sends:
+            context = self.context(cohort, outcome.losses, round)
+            context = replace(context, start_losses=outcome.start_losses, note=notes)
+            context = replace(context, broadcast=self.client.row("global").data.clone())
+            if self.server.aggregator.needs_root:
+                context = replace(context, root=self._root_update(round, optimizer))
+            sizes = self.data.train.sizes
+            uploads = Uploads(sharing, trained, whole, context, sizes, self._expecting)
+            merged = self._merge(uploads, outcome.proposed, on_server_step)
+            report |= notes.report | merged
         kept = trained.states
         if not whole.all():
             kept, sharing = trained.states_of(cohort[whole.cpu()]), sharing.of(whole.cpu())
         sharing.keep(self.store, kept)  # a round happens as a whole, or not at all
         return {**report, "time/round": time.perf_counter() - started}
 
-    def _share(self, cohort: Tensor) -> Sharing:
-        """Share a cohort out over the processes, by the steps that its clients take."""
-        if self.processes.size == 1:
-            return Sharing.alone(cohort)
-        steps = torch.tensor(list(self._steps(cohort).values()), dtype=torch.float64)
-        return Sharing.by_work(self.processes, cohort, steps.sum(0))
-
-    def draw_cohort(self, round: int) -> Tensor:
-        """Return the ids of the clients that take part in a round."""
-        if round not in self._cohorts:
-            sizes = _set_up(self._data).train.sizes
-            draw = generator(self.seed, "cohort", round)
-            self._cohorts = {round: self.sampler.sample(len(sizes), sizes, draw)}
-        return self._cohorts[round].clone()
-
-    def _train(
-        self,
-        sharing: Sharing,
-        round: int,
-        optimizer: torch.optim.Optimizer,
-        on_clients_done: Callable[[int], None],
-    ) -> Trained:
-        """Run this process's clients in chunks."""
-        cohort, guests = sharing.clients, sharing.fetch(self.store)
-        trained, done = Trained(len(cohort), self._room), 0
-        start = self._start_losses(cohort, round)
-        with WorkSpace(self.client, {"global", *self.client.trains}) as kept:
-            load = partial(self._load, round=round, kept=kept, guests=guests, optimizer=optimizer)
-            rounds = self.rounds - round
-            task = Task(self.client, optimizer, cohort, load, rounds, self._steps)
-            self.engine.settle(task)
-            chunks = self._chunks(cohort) if len(cohort) else ()
-            coming = [*(cohort[positions] for positions in chunks[1:]), self._coming(round)]
-            for positions, following in zip(chunks, coming):
-                self.store.prefetch(following)
-                clients = cohort[positions]
-                chunk = load(clients)
-                chunk.on_done = _after(done, on_clients_done, len(sharing.cohort) / len(cohort))
-                outputs = self.engine.run(self.client, optimizer, chunk)
-                uploads, rows = self._close(chunk, outputs)
-                if start is not None:
-                    outputs[_START] = start[positions.to(start.device)]
-                sends = uploads is not None
-                outputs[_SENDS] = torch.full_like(outputs["loss"], sends, dtype=torch.bool)
-                proposals = self._proposals(rows)
-                outputs |= {f"{_PROPOSES}{name}": outputs["loss"] for name in proposals}
-                trained.add(positions, uploads, proposals, outputs)
-                trained.states.append((clients, {n: rows[n] for n in self.store.defaults}))
-                done += len(clients)
-        self._room = trained.room
-        return trained
-
-    def _chunks(self, cohort: Tensor) -> tuple[Tensor, ...]:
-        """Return which clients of a cohort are run at a time, by their positions in it.
-
-        Clients that are stacked wait for the one that has most to do, so they go together by that.
-        """
-        positions = torch.arange(len(cohort))
-        if self.engine.stacks:
-            steps = torch.tensor([max(each) for each in zip(*self._steps(cohort).values())])
-            positions = steps.argsort(descending=True, stable=True)
-        chunks: tuple[Tensor, ...] = positions.split(self.engine.size or max(1, len(cohort)))
-        return chunks
-
-    def _steps(self, clients: Tensor) -> dict[str, list[int]]:
-        """Return how many steps each client takes on each model that is trained."""
-        sizes, rule = self.data.train.sizes[clients].tolist(), self._rule
-        work = {model: self.client.work(model) for model in self.client.trains}
-        return {model: [rule.count(each, size) for size in sizes] for model, each in work.items()}
+    def _local_work(self, round: int, optimizer: torch.optim.Optimizer) -> LocalWork:
+        """Return how the clients of a round are trained."""
+        parts = (self.holdings, self.engine, self.evaluator, self.adversary)
+        how = (self._rule, self.datamodule.augment, self.seed)
+        return LocalWork(*parts, *how, round, optimizer)
 
     @property
     def _rule(self) -> BatchRule:
         module = self.datamodule
         return BatchRule(module.batch_size, module.drop_last, self.shuffle, self.limit_local_steps)
 
-    def _coming(self, round: int) -> Tensor:
-        """Return the clients that the next round begins with, if it pays to know them."""
-        if not self.store.on_disk:
-            return torch.empty(0, dtype=torch.int64)
-        cohort = self.draw_cohort(round + 1)
-        return cohort[self._chunks(cohort)[0]]
+    def _share(self, cohort: Tensor, work: LocalWork) -> Sharing:
+        """Share a cohort out over the processes, by the steps that its clients take."""
+        if self.processes.size == 1:
+            return Sharing.alone(cohort)
+        steps = torch.tensor(list(work.steps(cohort).values()), dtype=torch.float64)
+        return Sharing.by_work(self.processes, cohort, steps.sum(0))
 
-    def _load(
-        self,
-        clients: Tensor,
-        round: int,
-        kept: WorkSpace,
-        guests: Guests,
-        optimizer: torch.optim.Optimizer,
-    ) -> Chunk:
-        """Bring together what a chunk of clients is run on."""
-        client, steps = self.client, self._steps(clients)
-        most = [max(counts) for counts in zip(*steps.values())]
-        poison = self.adversary.poison(clients, round)
-        how = (self._rule, self.seed, round, poison, self.datamodule.augment)
-        batches = Batches(self.data, clients, most, *how)
-        sent = (kept.rows["global"], kept.statistics["global"])
-        work = _work(steps, optimizer, sent[0])
-        if client.reads_validation:
-            x, y = self.data.padded("val", clients)
-            work |= {"validation_x": x.flatten(1), "validation_y": y.flatten(1)}
-        rows = self._begin(clients, *sent, guests, work)
-        if "global" in client.trains:
-            rows["global"] = rows["broadcast"].expand(len(clients), -1)
-            rows["global_statistics"] = rows["broadcast_statistics"].expand(len(clients), -1)
-        statistics = {model: rows.pop(f"{model}_statistics") for model in client.trains}
-        return Chunk(clients, batches, steps, rows, statistics)
+    def draw_cohort(self, round: int) -> Tensor:
+        """Return the ids of the clients that take part in a round."""
+        if round not in self._cohorts:
+            sizes = self.holdings.loaded.train.sizes
+            draw = generator(self.seed, "cohort", round)
+            self._cohorts = {round: self.sampler.sample(len(sizes), sizes, draw)}
+        return self._cohorts[round].clone()
 
-    def _begin(
-        self,
-        clients: Tensor,
-        broadcast: Tensor | None = None,
-        statistics: Tensor | None = None,
-        guests: Guests | None = None,
-        work: Mapping[str, Tensor] | None = None,
-    ) -> dict[str, Tensor]:
-        """Bring together the rows of clients: what they got, what they keep, and their own models.
-
-        Args:
-            clients: Their ids.
-            broadcast: The global model's row; as it is now by default.
-            statistics: Its running statistics, likewise.
-            guests: Rows of clients that are at home elsewhere.
-            work: Rows about the local work, if a round begins.
-        """
-        client, store, guests = self.client, self.store, guests or Guests()
-        if broadcast is None or statistics is None:
-            broadcast, statistics = client.row("global").data, client.statistics("global").data
-        rows = {name: guests.read(store, name, clients) for name in store.defaults}
-        rows |= {"broadcast": broadcast, "broadcast_statistics": statistics, **self.server_states}
-        rows["samples"] = self.data.train.sizes[clients, None].to(broadcast)
-        rows["validation_samples"] = self.data.val.sizes[clients, None].to(broadcast)
-        rows["client"] = clients[:, None].to(broadcast.device)
-        rows |= work or {}
-        for model in dict.fromkeys((*client.trains, *client.evaluates())):
-            for name, row in ((model, broadcast), (f"{model}_statistics", statistics)):
-                if model != "global" and name not in rows:
-                    rows[name] = row.expand(len(clients), -1).clone()
-        client.begin(rows)
-        return rows
-
-    def _begin_evaluation(self, clients: Tensor) -> dict[str, Tensor]:
-        """Bring together the rows of clients that are to be evaluated."""
-        if self._adaptation is None:
-            return self._begin(clients)
-        with torch.inference_mode(False):
-            rows = self._begin(clients)
-            self._adaptation.run(self.data, clients, rows, self._rule, self.engine)
-        return rows
-
-    def _close(
-        self, chunk: Chunk, outputs: dict[str, Tensor]
-    ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Close the round on the clients; return their uploads, and their rows in the end.
-
-        What came of each goes to the outputs of the local steps.
-        """
-        client, rows = self.client, dict(chunk.rows)
-        rows |= {f"{model}_statistics": row for model, row in chunk.statistics.items()}
-        for model in client.validates():
-            args = (self.data, "val", chunk.clients, model, rows)
-            rows[f"{model}_loss"] = self.evaluator.losses(*args).to(rows[model])
-        rows |= {f"mean_{name}": values for name, values in outputs.items()}
-        upload = client.end_round(rows)
-        losses = outputs["loss"]
-        finite, shape = losses.isfinite(), (len(losses), client.row("global").layout.numel)
-        for model in client.trains:
-            if model != "global":
-                finite = finite & finite_rows(rows[model])
-        misshapen = upload is not None and upload.shape != shape
-        if misshapen:  # no part of it is of any use
-            upload = rows["broadcast"].new_full(shape, math.nan)
-        elif upload is not None:
-            for sent in (upload, *self._proposals(rows).values()):
-                finite = finite & finite_rows(sent)
-        broken = Sent.MISSHAPEN if misshapen else Sent.NOT_FINITE
-        whole = finite & (not misshapen)
-        outputs[_SENT] = torch.where(whole, Sent.FINE, broken).to(torch.int8)
-        return upload, rows
-
-    def _proposals(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what clients propose for what the server keeps, each [clients, length]."""
-        found = {name: rows.get(name) for name in ("global_statistics", *self.server.states)}
-        return {
-            n: row for n, row in found.items() if row is not None and row.dim() == 2 and row.numel()
-        }
-
-    def _start_losses(self, clients: Tensor, round: int) -> Tensor | None:
-        """Return the loss of w^t over all training data of each client, if one asks for it."""
-        if not self.server.aggregator.needs_start_losses or not len(clients):
-            return None
-        with self.engine.autocast():
-            poison = self.adversary.poison(clients, round)
-            return self.evaluator.start_losses(self.data, clients, poison)
-
-    def _check_sent(self, cohort: Tensor, sent: Tensor, losses: Tensor, round: int) -> None:
+    def _check_sent(self, cohort: Tensor, outcome: Outcome, round: int) -> None:
         """Stop if too many benign clients are broken, and say once that some are."""
-        benign = ~self.is_byzantine[cohort]
-        if not check_broken(sent, benign, losses, cohort, round, self.max_rejected):
+        benign, most = ~self.is_byzantine[cohort], self.max_rejected
+        if not check_broken(outcome.sent, benign, outcome.losses, cohort, round, most):
             return
         if not self._said_rejected:
             self._said_rejected = True
-            broken = (sent.cpu() != Sent.FINE) & benign
+            broken = ~outcome.whole.cpu() & benign
             rank_zero_warn(
                 f"In round {round} the uploads of clients {cohort[broken].tolist()} were left out,"
                 " which hold NaN or infinity, or are of a wrong length: the round goes on without"
@@ -488,68 +308,36 @@ class Federation:
 
     def _merge(
         self,
-        sharing: Sharing,
-        trained: Trained,
-        finite: Tensor,
-        context: RoundContext,
+        uploads: Uploads,
         proposed: list[str],
-        optimizer: torch.optim.Optimizer,
         on_server_step: Callable[[torch.optim.Optimizer], None],
     ) -> dict[str, Tensor | float]:
         """Leave out broken uploads, and let the server merge the rest and step."""
-        row, mine, notes = self.client.row("global").data, sharing.mine, _Notes()
-        none = row.expand(int(mine.sum()), -1)  # where clients should have sent something
-        uploads = none if trained.uploads is None else trained.uploads
-        aggregator, proposals = self.server.aggregator, trained.proposals
+        server, everyone = self.server, uploads.sharing.cohort
+        round, note = uploads.context.round, uploads.context.note
         statistics = self.client.statistics("global").data
         kept = {"global_statistics": statistics, **self.server_states}
-        cohort, everyone = sharing.cohort, len(sharing.cohort)
-        if aggregator.needs_root:
-            context = replace(context, root=self._root_update(context.round, optimizer))
-        context = replace(context, note=notes, broadcast=row.clone())
-        if self.adversary.forges(cohort, context.round):  # attackers may look at all uploads
-            notes("forged", float(self.adversary.attacks(cohort, context.round).sum()))
-            merge = partial(self._tried, context=context)
-            sent = sharing.gathered(trained.changeable_uploads(uploads))
-            uploads = self.adversary.forge(sent, finite, context, merge)
-            proposals = _proposed_by(finite[mine.to(finite.device)], proposals, kept)
-            sharing, finite = Sharing.alone(cohort), self._after_forging(uploads, finite, context)
-        rejected = float((~finite).sum())
-        if rejected:
-            uploads = uploads[finite[sharing.mine.to(finite.device)]]
-            proposals = {n: each[finite[mine.to(finite.device)]] for n, each in proposals.items()}
-            sharing, context = sharing.of(finite.cpu()), self._expecting(context.of(finite))
-        notes("rejected", rejected)
+        if self.adversary.forges(everyone, round):
+            note("forged", float(self.adversary.attacks(everyone, round).sum()))
+            uploads.forge(self.adversary, server, kept)
+        rejected = uploads.leave_out()
+        note("rejected", float(rejected))
+        sharing = uploads.sharing
         if not len(sharing.cohort):
-            return notes.report
-        weights = self.data.train.sizes[sharing.cohort].to(uploads.device)
+            return {}
         how = partial(sharing.merged, gather_memory=self.gather_memory)
+        what = (uploads.rows, uploads.weights, uploads.context)
         try:
-            update = self.server.step(row, uploads, weights, context, on_server_step, how)
+            update = server.step(self.client.row("global").data, *what, on_server_step, how)
         except ValueError as error:
             if not rejected:
                 raise
-            left = f"{int(rejected)} of {everyone} were left out of round {context.round} as broken"
+            left = f"{rejected} of {len(everyone)} were left out of round {round} as broken"
             raise ValueError(f"{str(error).rstrip('.')}; of the uploads, {left}.") from error
-        notes("benign_distance", self._benign_distance(sharing, uploads, weights, update))
-        for name, known in kept.items():
-            if name in proposed:  # constants stay as they are, bit for bit
-                change = proposals.get(name, known.expand(0, -1)) - known
-                known += self.processes.sum(change.sum(0)) / len(sharing.cohort)
-        return {**notes.report, "train/update_norm": update.norm()}
-
-    def _tried(self, sent: Tensor, whole: Tensor, context: RoundContext) -> Tensor:
-        """Return what the server would make of a round, of which it remembers nothing."""
-        context = replace(self._expecting(context.of(whole)), note=lambda *_: None)
-        weights = self.data.train.sizes[context.clients].to(sent.device)
-        aggregator = copy.deepcopy(self.server.aggregator).to(sent.device)
-        merged: Tensor = aggregator(sent if whole.all() else sent[whole], weights, context)
-        return merged
-
-    def _after_forging(self, uploads: Tensor, finite: Tensor, context: RoundContext) -> Tensor:
-        """Return which uploads are whole: what is forged counts by itself."""
-        forged = self.adversary.attacks(context.clients, context.round).to(finite.device)
-        return finite_rows(uploads) & (finite | forged)
+        benign = ~self.is_byzantine[sharing.cohort]
+        note("benign_distance", uploads.distance(update, benign, server.aggregator))
+        uploads.move(kept, proposed)
+        return {"train/update_norm": update.norm()}
 
     def _root_update(self, round: int, optimizer: torch.optim.Optimizer) -> Tensor:
         """Return what the server's own data adds to the global model: in every process the same."""
@@ -558,34 +346,17 @@ class Federation:
         how = (self.engine.autocast, self.engine.clipping)
         return self._root.run(self.data, self._rule, round, optimizer, *how)
 
-    def _benign_distance(
-        self, sharing: Sharing, uploads: Tensor, weights: Tensor, update: Tensor
-    ) -> Tensor | float:
-        """Return how far the merged update is from the mean of the benign uploads."""
-        benign = ~self.is_byzantine[sharing.cohort]
-        number = int(benign.sum())
-        if not number:
-            return math.nan
-        if number == len(benign) and self.server.aggregator.mass(weights) == number:
-            return 0.0  # it is that mean
-        shares = benign[sharing.mine].to(uploads.device) / number
-        mean = sharing.processes.sum(weighted_sum(uploads, shares))
-        distance: Tensor = (update - mean).norm()
-        return distance
-
-    def _report(
-        self, cohort: Tensor, outputs: Mapping[str, Tensor], finite: Tensor
-    ) -> dict[str, Tensor | float]:
+    def _report(self, cohort: Tensor, outcome: Outcome) -> dict[str, Tensor | float]:
         """Return the round's numbers: outputs are means over the benign clients of the cohort."""
-        benign = ~self.is_byzantine[cohort]
-        counts = benign & finite.cpu()
+        benign, whole, outputs = ~self.is_byzantine[cohort], outcome.whole, outcome.outputs
+        counts = benign & whole.cpu()
         report: dict[str, Tensor | float] = {}
         if counts.any():
-            chosen = counts.nonzero().flatten().to(outputs["loss"].device)
+            chosen = counts.nonzero().flatten().to(outcome.losses.device)
             report = {f"train/{name}": each[chosen].mean() for name, each in outputs.items()}
         numbers = {"cohort": len(cohort), "byzantine": int((~benign).sum())}
         report |= {f"train/{name}": float(number) for name, number in numbers.items()}
-        rejected = float(len(cohort) - int(finite.sum()))
+        rejected = float(len(cohort) - int(whole.sum()))
         return report | _Notes().report | {"train/rejected": rejected, "train/update_norm": 0.0}
 
     def context(self, cohort: Tensor, losses: Tensor, round: int) -> RoundContext:
@@ -607,52 +378,29 @@ class Federation:
         return self.adversary.is_byzantine
 
     @property
+    def holdings(self) -> Holdings:
+        """What the clients have."""
+        return _set_up(self._holdings)
+
+    @property
     def client(self) -> Client:
         """The algorithm that is run."""
-        return _set_up(self._client)
+        return self.holdings.client
 
     @property
     def data(self) -> ClientData:
-        """The clients' data, where the client's models are, in their precision.
-
-        If the net keeps features, they stand for the inputs: computed when first asked for, by the
-        body of the checkpoint if there is one.
-        """
-        row = self.client.row("global").data
-        data = self._moved
-        if data is None or data.x.device != row.device or data.x.dtype != row.dtype:
-            with torch.inference_mode(False), self.engine.autocast():
-                data = self._moved = moved(self.client, _set_up(self._data))
-                self._triggered = {}
-        return data
+        """The clients' data: see :attr:`Holdings.data`."""
+        return self.holdings.data
 
     @property
     def server_states(self) -> dict[str, Tensor]:
-        """What the server keeps beside the global model, where that is."""
-        server, row = self.server, self.client.row("global").data
-        with torch.inference_mode(False):
-            if not server.states:
-                first = self.client.server_states()
-                server.states = {name: each.detach().clone() for name, each in first.items()}
-            server.states = {name: each.to(row) for name, each in server.states.items()}
-        return server.states
+        """What the server keeps beside the global model."""
+        return self.holdings.server_states
 
     @property
     def store(self) -> ClientStore:
         """What the clients keep between rounds."""
-        if self._store is None:
-            states = dict(self.client.states())
-            for model in self.client.trains:
-                if model != "global":
-                    states[f"{model}_statistics"] = self.client.statistics(model).data
-            with torch.inference_mode(False):
-                self._store = ClientStore(
-                    len(self.is_byzantine), states, self.store_folder, self.state_memory
-                )
-            if self._saved is not None:
-                self._store.load_state_dict(at_home(self.processes, self._saved))
-                self._saved = None
-        return self._store
+        return self.holdings.store
 
     # Evaluation
 
@@ -664,7 +412,7 @@ class Federation:
     def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
         """Return the metrics of ``"val"`` or ``"test"``, by model."""
         if part not in self._metrics:  # tables of all clients
-            data = _set_up(self._data)
+            data = self.holdings.loaded
             sizes = (data.num_clients, data.num_classes)
             with torch.inference_mode(False):
                 models = self.client.evaluates()
@@ -676,7 +424,7 @@ class Federation:
 
     def _hybrid(self, part: str) -> dict[str, str]:
         """Return under what name the better model of each client has metrics, and by what data."""
-        models, data = self.client.evaluates(), _set_up(self._data)
+        models, data = self.client.evaluates(), self.holdings.loaded
         if len(models) < 2 or "global" not in models:
             return {}
         if self.model_selection == "validation" and int(data.val.sizes.sum()):
@@ -696,19 +444,19 @@ class Federation:
         for each in metrics.values():
             each.to(self.data.x.device)
             each.benign.copy_(~self.is_byzantine)
-        what = (metrics, self._hybrid(part), self._shown(part))
+        shown = self.holdings.shown(part, self.adversary.attack)
+        what = (metrics, self._hybrid(part), shown)
         with self.engine.autocast():
             self.evaluator.evaluate(self.data, part, clients, *what)
 
-    def _shown(self, part: str) -> ClientData | None:
-        """Return a part's samples as the attacker shows them to models, if it does."""
-        data, attack = self.data, self.adversary.attack
-        if attack is None or not attack.triggers:
-            return None
-        if part not in self._triggered:
-            with torch.inference_mode(False):
-                self._triggered[part] = data.shown(part, attack.trigger)
-        return self._triggered[part]
+    def _begin_evaluation(self, clients: Tensor) -> dict[str, Tensor]:
+        """Bring together the rows of clients that are to be evaluated."""
+        if self._adaptation is None:
+            return self.holdings.begin(clients)
+        with torch.inference_mode(False):
+            rows = self.holdings.begin(clients)
+            self._adaptation.run(self.data, clients, rows, self._rule, self.engine)
+        return rows
 
     def predict(self, clients: Tensor) -> list[dict[str, Any]]:
         """Give each client's predictions on its test data, by its personal model if it has one."""
@@ -766,14 +514,13 @@ class Federation:
             self.adversary.is_byzantine = state["byzantine"]
         self.engine.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
-        self._store, self._saved = None, state["store"]  # loaded where the models will be
-        self._moved = None  # and features by the body that will be loaded
+        self.holdings.restore(at_home(self.processes, state["store"]))
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a checkpoint to fit."""
         layout = self.client.row("global").layout
         shapes = zip(layout.names, layout.shapes)
-        sizes = _set_up(self._data).train.sizes
+        sizes = self.holdings.loaded.train.sizes
         digest = hashlib.blake2b(sizes.numpy().tobytes(), digest_size=8).hexdigest()
         return {
             "seed": self.seed,
@@ -796,15 +543,6 @@ class _Notes:
         self.report[name] = self.report.get(name, 0.0) + number
 
 
-def _proposed_by(
-    whole: Tensor, proposals: dict[str, Tensor], kept: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Let broken clients, who may forge an upload that is whole, propose no change."""
-    if whole.all():
-        return proposals
-    return {n: each.where(whole[:, None], kept[n]) for n, each in proposals.items()}
-
-
 def _defence(first: Sequence[PreAggregator], then: Aggregator) -> Aggregator:
     return Chain(first, then) if first else then
 
@@ -813,30 +551,6 @@ def _set_up(thing: _T | None) -> _T:
     if thing is None:
         raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
     return thing
-
-
-def _work(
-    steps: Mapping[str, list[int]], optimizer: torch.optim.Optimizer, like: Tensor
-) -> dict[str, Tensor]:
-    """Return for each trained model how many steps clients take, and their learning rate."""
-    rows = {
-        f"{model}_steps": torch.tensor(counts, dtype=torch.int64, device=like.device)[:, None]
-        for model, counts in steps.items()
-    }
-    for group in optimizer.param_groups:
-        rows[f"{group['name']}_lr"] = like.new_tensor([float(group.get("lr", math.nan))])
-    return rows
-
-
-def _after(done: int, report: Callable[[int], None], others: float) -> Callable[[int], None]:
-    """Report how many clients of the cohort are done by how many of a chunk are.
-
-    Args:
-        done: Clients of this process that were done before the chunk.
-        report: Called with the number.
-        others: Clients of all processes for each of this one's, which are taken to be as fast.
-    """
-    return lambda more: report(round((done + more) * others))
 
 
 def _short(value: object) -> str:

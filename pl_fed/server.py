@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -94,6 +95,12 @@ class Server:
         optimizer.zero_grad()
         row.copy_(copy.data)
         return update
+
+    def tried(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
+        """Return what the server would make of uploads, of which it remembers nothing."""
+        aggregator = copy.deepcopy(self.aggregator).to(uploads.device)
+        merged: Tensor = aggregator(uploads, weights, replace(context, note=lambda *_: None))
+        return merged
 
     def state_dict(self, row: Tensor) -> dict[str, Any]:
         """Return the states of the optimizer and of the aggregator."""

@@ -6,6 +6,7 @@ import warnings
 import torch
 
 from pl_fed import Federation
+from pl_fed.functional.random import generator
 from pl_fed.samplers import All
 
 
@@ -40,9 +41,9 @@ def after(client, data, rounds, sampler=None, **settings):
 
 def cohorts(data, rounds, sampler=None, seed=0):
     """Return who takes part in each round, as lists."""
-    federation = Federation(sampler or All(), seed=seed)
-    federation._data = data.clients
-    return [federation.draw_cohort(round).tolist() for round in range(rounds)]
+    sampler, sizes = sampler or All(), data.clients.train.sizes
+    draws = (generator(seed, "cohort", round) for round in range(rounds))
+    return [sampler.sample(len(sizes), sizes, draw).tolist() for draw in draws]
 
 
 def engines_agree(client, data, rounds, graphs, sampler, tolerance=1e-11):

@@ -133,7 +133,7 @@ def run_rounds(
         if schedule is not None:
             schedule.step()
     everyone = torch.arange(data.clients.num_clients)
-    rows = federation._begin(everyone)
+    rows = federation.holdings.begin(everyone)
     nothing = torch.empty(0, dtype=dtype)
     return Outcome(
         client.row("global").data.clone(),

@@ -90,7 +90,7 @@ def with_batch_norm():
 
 def test_statistics_are_those_of_the_choice():
     found = trained(choosing(with_batch_norm, min_validation=1), data_of(batch_size=64))
-    rows = found.federation._begin(torch.arange(len(SIZES)))
+    rows = found.federation.holdings.begin(torch.arange(len(SIZES)))
     for k, choice in enumerate(found.kept["choice"][:, 0].long().tolist()):
         for suffix in ("", "_statistics"):
             assert torch.equal(rows[f"personal{suffix}"][k], rows[f"personal_{choice}{suffix}"][k])

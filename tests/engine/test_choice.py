@@ -13,6 +13,7 @@ from pl_fed.engine import EngineChoice, OneByOne, Stacked, Task
 from pl_fed.engine.choice import keep_freed_memory
 from pl_fed.engine.evaluation import WorkSpace
 from pl_fed.samplers import All
+from pl_fed.sharing import Guests
 
 
 @pytest.fixture
@@ -45,8 +46,9 @@ def task_of(client, cohort, data=None):
     federation.setup(client, data or shared_out(classes([4])), "fit")
     optimizer, cohort = client.configure_optimizers(), torch.zeros(cohort)
     with WorkSpace(client, client.models) as kept:
-        chunk = federation._load(torch.zeros(1, dtype=torch.int64), 0, kept, {}, optimizer)
-    return Task(client, optimizer, cohort, lambda _: chunk, 0, federation._steps)
+        work = federation._local_work(0, optimizer)
+        chunk = work.load(torch.zeros(1, dtype=torch.int64), kept, Guests())
+    return Task(client, optimizer, cohort, lambda _: chunk, 0, work.steps)
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "stacked", "auto"])

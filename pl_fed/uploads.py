@@ -1,0 +1,127 @@
+"""The uploads of a round on their way to the server: forged by attackers, left out if broken."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import Tensor
+
+from pl_fed.adversary import Adversary
+from pl_fed.aggregators import Aggregator
+from pl_fed.functional.aggregation import weighted_sum
+from pl_fed.functional.rows import finite_rows
+from pl_fed.server import Server
+from pl_fed.sharing import Sharing
+from pl_fed.trained import Trained
+from pl_fed.types import RoundContext
+
+
+class Uploads:
+    """The uploads of a cohort, and what its clients propose for what the server keeps.
+
+    Args:
+        sharing: Which process has trained whom.
+        trained: What came of this process's clients.
+        whole: Which of the cohort's uploads are whole, bool [cohort].
+        context: The round, of the whole cohort.
+        sizes: Training samples of all clients, int64 [clients].
+        expecting: Says of a context how many byzantine uploads are to be expected.
+
+    Attributes:
+        sharing: The same of those that are still in.
+        rows: Those of this process's clients [clients, numel]; those of all, once they are forged.
+        context: The round, of those that are still in.
+    """
+
+    def __init__(
+        self,
+        sharing: Sharing,
+        trained: Trained,
+        whole: Tensor,
+        context: RoundContext,
+        sizes: Tensor,
+        expecting: Callable[[RoundContext], RoundContext],
+    ) -> None:
+        self.sharing = sharing
+        self.context = context
+        none = context.broadcast.expand(int(sharing.mine.sum()), -1)  # where they sent nothing
+        self.rows = none if trained.uploads is None else trained.uploads
+        self._trained = trained
+        self._proposals = trained.proposals
+        self._whole = whole
+        self._sizes = sizes
+        self._expecting = expecting
+        self._mine, self._processes = sharing.mine, sharing.processes
+
+    @property
+    def weights(self) -> Tensor:
+        """Training samples of each client that is still in, of all processes, [clients]."""
+        return self._sizes[self.sharing.cohort].to(self.rows.device)
+
+    def forge(self, adversary: Adversary, server: Server, kept: Mapping[str, Tensor]) -> None:
+        """Let attackers, who may look at all uploads, replace theirs: in every process alike.
+
+        Args:
+            adversary: They.
+            server: The server, with which they may try uploads out.
+            kept: What the server keeps, by name: broken clients, who may forge an upload that is
+                whole, propose no change of it.
+        """
+        context, whole = self.context, self._whole
+
+        def tried(sent: Tensor, whole: Tensor) -> Tensor:
+            known = self._expecting(context.of(whole))
+            weights = self._sizes[known.clients].to(sent.device)
+            return server.tried(sent if whole.all() else sent[whole], weights, known)
+
+        sent = self.sharing.gathered(self._trained.changeable_uploads(self.rows))
+        self.rows = adversary.forge(sent, whole, context, tried)
+        if not whole.all():
+            here = whole[self._mine.to(whole.device), None]
+            proposals = self._proposals.items()
+            self._proposals = {n: each.where(here, kept[n]) for n, each in proposals}
+        forged = adversary.attacks(context.clients, context.round).to(whole.device)
+        self._whole = finite_rows(self.rows) & (whole | forged)  # a forged one counts by itself
+        self.sharing = Sharing.alone(self.sharing.cohort)
+
+    def leave_out(self) -> int:
+        """Leave out broken uploads, and what goes with them; return how many."""
+        whole = self._whole
+        rejected = int((~whole).sum())
+        if rejected:
+            self.rows = self.rows[whole[self.sharing.mine.to(whole.device)]]
+            here = whole[self._mine.to(whole.device)]
+            self._proposals = {name: each[here] for name, each in self._proposals.items()}
+            self.sharing = self.sharing.of(whole.cpu())
+            self.context = self._expecting(self.context.of(whole))
+        return rejected
+
+    def distance(self, update: Tensor, benign: Tensor, aggregator: Aggregator) -> Tensor | float:
+        """Return how far the merged update is from the mean of the benign uploads.
+
+        Args:
+            update: Shape [numel].
+            benign: Which of those that are still in are benign, bool [clients].
+            aggregator: What has merged them.
+        """
+        number = int(benign.sum())
+        if not number:
+            return math.nan
+        if number == len(benign) and aggregator.mass(self.weights) == number:
+            return 0.0  # it is that mean
+        shares = benign[self.sharing.mine].to(self.rows.device) / number
+        mean = self.sharing.processes.sum(weighted_sum(self.rows, shares))
+        distance: Tensor = (update - mean).norm()
+        return distance
+
+    def move(self, kept: Mapping[str, Tensor], proposed: Iterable[str]) -> None:
+        """Move what the server keeps to the mean of what was proposed, in place.
+
+        Args:
+            kept: What it keeps, by name, each [length].
+            proposed: The names of what any process's clients have proposed: constants stay as they
+                are, bit for bit.
+        """
+        for name in proposed:
+            known = kept[name]
+            change = self._proposals.get(name, known.expand(0, -1)) - known
+            known += self._processes.sum(change.sum(0)) / len(self.sharing.cohort)
