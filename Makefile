@@ -19,9 +19,10 @@ $(VENV)/.installed: pyproject.toml
 quickstart: setup
 	$(BIN)/python -m pl_fed fit --config configs/quickstart.yaml
 
-# one thread per process: the tests' tensors are small, and threads only get in each other's way
+# a process per core, up to four, of one thread each: the tests' tensors are small, and threads only get
+# in each other's way
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

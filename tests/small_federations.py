@@ -1,6 +1,7 @@
 """Tiny federations for tests: given arrays, and rounds that are run without a Trainer."""
 
 import copy
+import re
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,11 @@ from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
 from pl_fed.engine import Clipping
 from pl_fed.samplers import All, Sampler
+
+
+def said(name, arguments):
+    """A name for a parametrized test, the same in every process: without addresses."""
+    return re.sub(r" at 0x\w+", "", f"{name}{list(arguments.values())}")
 
 
 class Given(DataSource):

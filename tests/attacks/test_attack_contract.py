@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_federations import said
 
 import pl_fed.attacks
 from pl_fed.aggregators import Krum, Mean, Median, TrimmedMean
@@ -49,7 +50,7 @@ def found():
                 and not inspect.isabstract(member)
             ):
                 for arguments in ARGUMENTS.get(name, [{}]):
-                    yield pytest.param(member, arguments, id=f"{name}{list(arguments.values())}")
+                    yield pytest.param(member, arguments, id=said(name, arguments))
 
 
 ALL = list(found())

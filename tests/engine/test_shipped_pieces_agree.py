@@ -9,7 +9,7 @@ import pkgutil
 import warnings
 
 import pytest
-from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import classes, mlp, run_rounds, said, seeded, sgd, shared_out
 from torch import nn
 
 import pl_fed.clients
@@ -83,7 +83,7 @@ def test_every_net(uncompiled, kind):
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [
-        pytest.param(*param.values, arguments, id=f"{param.id}{list(arguments.values())}")
+        pytest.param(*param.values, arguments, id=said(param.id, arguments))
         for param in walk(pl_fed.clients, Client)
         for arguments in ARGUMENTS.get(param.id, [{}])
     ],
