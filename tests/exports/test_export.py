@@ -5,7 +5,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import nets
 import numpy as np
