@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from experiments.flame.run import HERE, config
 from experiments.grid import (
@@ -57,6 +58,7 @@ PARAMETERS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 ROUNDS = 30  # of the curves
+STYLES = {"personal": "-", "global": "--", "hybrid": ":"}
 
 
 def attack_jobs(seeds: Iterable[int]) -> list[Job]:
@@ -131,7 +133,7 @@ def draw_attacks(rows: list[Row], path: Path) -> None:
         kept = [row for row in rows if row["attack"] in (attack, "none")]
         for (method,), own in grouped(kept, "method"):
             number = list(ROBUST).index(method)
-            for model, line in (("personal", "-"), ("global", "--"), ("hybrid", ":")):
+            for model, line in STYLES.items():
                 if model == "hybrid" and method != "FLAME":
                     continue
                 points = [
@@ -142,12 +144,15 @@ def draw_attacks(rows: list[Row], path: Path) -> None:
                 if points:
                     axes.plot(
                         *zip(*sorted(points)), line, color=COLOURS[number],
-                        marker=MARKERS[number], ms=4, label=f"{method}, {model}",
+                        marker=MARKERS[number], ms=4, label=method,
                     )  # fmt: skip
         axes.set(title=attack, xlabel="fraction of malicious clients")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("test accuracy of benign clients")
-    panels[-1].legend(frameon=False, fontsize="x-small")
+    lines = {line.get_label(): line for line in reversed(panels[0].get_lines())}  # first ones
+    styles = [Line2D([], [], color="grey", ls=ls, label=m) for m, ls in STYLES.items()]
+    handles = [*reversed(lines.values()), *styles]
+    figure.legend(handles=handles, loc="outside right center", frameon=False)
     figure.savefig(path, dpi=130)
 
 
