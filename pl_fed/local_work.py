@@ -47,7 +47,7 @@ class Outcome:
         """Bring together what came of all processes' clients."""
         outputs = sharing.joined(trained.outputs, device)
         sent, send = outputs.pop(_SENT), outputs.pop(_SENDS)
-        start = outputs.pop(_START, sent.new_empty(0))
+        start = outputs.pop(_START, outputs["loss"][:0])
         proposed = [name for name in outputs if name.startswith(_PROPOSES)]
         for name in proposed:
             del outputs[name]
@@ -146,12 +146,11 @@ class LocalWork:
                 chunk = load(clients)
                 chunk.on_done = _after(done, on_clients_done, len(sharing.cohort) / len(cohort))
                 outputs = self.engine.run(client, self.optimizer, chunk)
-                uploads, rows = self._close(chunk, outputs)
+                uploads, proposals, rows = self._close(chunk, outputs)
                 if start is not None:
                     outputs[_START] = start[positions.to(start.device)]
                 sends = uploads is not None
                 outputs[_SENDS] = torch.full_like(outputs["loss"], sends, dtype=torch.bool)
-                proposals = self._proposals(rows)
                 outputs |= {f"{_PROPOSES}{name}": outputs["loss"] for name in proposals}
                 trained.add(positions, uploads, proposals, outputs)
                 trained.states.append((clients, {n: rows[n] for n in store.defaults}))
@@ -199,8 +198,8 @@ class LocalWork:
 
     def _close(
         self, chunk: Chunk, outputs: dict[str, Tensor]
-    ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Close the round on the clients; return their uploads, and their rows in the end.
+    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
+        """Close the round on the clients; return uploads, proposals, and their rows in the end.
 
         What came of each goes to the outputs of the local steps.
         """
@@ -211,6 +210,7 @@ class LocalWork:
             rows[f"{model}_loss"] = self.evaluator.losses(*args).to(rows[model])
         rows |= {f"mean_{name}": values for name, values in outputs.items()}
         upload = client.end_round(rows)
+        proposals = self._proposals(rows)
         losses = outputs["loss"]
         finite, shape = losses.isfinite(), (len(losses), client.row("global").layout.numel)
         for model in client.trains:
@@ -220,12 +220,12 @@ class LocalWork:
         if misshapen:  # no part of it is of any use
             upload = rows["broadcast"].new_full(shape, math.nan)
         elif upload is not None:
-            for sent in (upload, *self._proposals(rows).values()):
+            for sent in (upload, *proposals.values()):
                 finite = finite & finite_rows(sent)
         broken = Sent.MISSHAPEN if misshapen else Sent.NOT_FINITE
         whole = finite & (not misshapen)
         outputs[_SENT] = torch.where(whole, Sent.FINE, broken).to(torch.int8)
-        return upload, rows
+        return upload, proposals, rows
 
     def _proposals(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what clients propose for what the server keeps, each [clients, length]."""
