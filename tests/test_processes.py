@@ -119,7 +119,8 @@ def test_as_in_one_process(alone, together, size, name):
 @pytest.mark.parametrize(("size", "name"), RUNS)
 def test_the_same_rows_are_written(alone, together, root, size, name):
     place = root / "1" / str(list(worlds.SCENARIOS).index(name)) / "run"
-    for file in ("metrics.csv", "per_client.csv", "per_class.csv"):
+    tables = ("per_client.csv", "per_client_validation.csv", "per_class.csv")
+    for file in ("metrics.csv", *tables):
         if name == "diverges":
             assert not (place / file).exists() or file == "metrics.csv"
             continue

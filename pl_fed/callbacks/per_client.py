@@ -1,6 +1,7 @@
-"""Who gets what: ``per_client.csv``, ``per_class.csv``, and both in Weights & Biases."""
+"""Who gets what: ``per_client.csv`` and others, and the same in Weights & Biases."""
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from pl_fed.loggers import wandb_loggers
 
 
 class PerClient(Callback):
-    """Writes one row per client after a test, and logs a table after every evaluation.
+    """Writes and logs one row per client after every evaluation.
 
     After a test of classes, there is one row per client and class that it has test samples of, too.
+    The rows of the last validation, of a file of their own, are what to choose among runs by, for
+    each client.
 
     Args:
         federation: The federation.
@@ -26,17 +29,29 @@ class PerClient(Callback):
         self.folder = folder
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
-        """Log the clients' validation results to Weights & Biases."""
-        if not trainer.sanity_checking and wandb_loggers(trainer):
-            _to_wandb(trainer, "val", {"per_client": self.columns("val")})
+        """Write the clients' validation results, and log them."""
+        seen = self._folder_of(trainer) is not None or wandb_loggers(trainer)
+        if seen and not trainer.sanity_checking:
+            self._show(trainer, "val", {"per_client": self.columns("val")}, "_validation")
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
         """Write the clients' test results, and log them."""
         tables = {"per_client": self.columns("test"), "per_class": self.class_columns("test")}
-        _to_wandb(trainer, "test", tables)
-        if self.folder is not None and trainer.is_global_zero:
+        self._show(trainer, "test", tables)
+
+    def _show(
+        self, trainer: Trainer, part: str, tables: dict[str, dict[str, list[Any]]], suffix: str = ""
+    ) -> None:
+        """Log tables, and write them to files, whose names end in a suffix."""
+        _to_wandb(trainer, part, tables)
+        folder = self._folder_of(trainer)
+        if folder is not None and trainer.is_global_zero:
             for name, columns in tables.items():
-                _write(self.folder / f"{name}.csv", columns)
+                _write(folder / f"{name}{suffix}.csv", columns)
+
+    def _folder_of(self, trainer: Trainer) -> Path | None:
+        """Return where to write, if anywhere: Lightning's ``fast_dev_run`` leaves no file."""
+        return None if getattr(trainer, "fast_dev_run", False) else self.folder
 
     def columns(self, part: str) -> dict[str, list[Any]]:
         """Return the table of a part of the data: one entry per client in each column."""
@@ -101,11 +116,13 @@ def _to_wandb(trainer: Trainer, part: str, tables: dict[str, dict[str, list[Any]
 
 
 def _write(path: Path, columns: dict[str, list[Any]]) -> None:
-    """Write a table; where there is none, leave none of an earlier test."""
+    """Write a table, whole or not at all; where there is none, leave none of an earlier test."""
     if not columns:
         path.unlink(missing_ok=True)
         return
-    with path.open("w", newline="") as file:
+    temporary = path.with_suffix(".csv.tmp")
+    with temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(zip(*columns.values()))
+    os.replace(temporary, path)

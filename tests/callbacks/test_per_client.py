@@ -1,4 +1,4 @@
-"""Rows of clients and of their classes, after a test."""
+"""Rows of clients and of their classes, after a test and after a validation."""
 
 import csv
 
@@ -77,3 +77,24 @@ def test_real_valued_targets_have_no_classes(tmp_path):
     trained(tmp_path, reals(x, x.sum(1, keepdim=True), owner), 1)
     assert len(rows(tmp_path / "per_client.csv")) == 3
     assert not (tmp_path / "per_class.csv").exists()
+
+
+def test_the_last_validation_has_rows_of_its_own(tmp_path):
+    trainer, client, data = trained(tmp_path, classes(SIZES), 3)
+    file = tmp_path / "per_client_validation.csv"
+    found = rows(file)
+    assert [row["val_samples"] for row in found] == [
+        str(n) for n in data.clients.val.sizes.tolist()
+    ]
+    for row in found:
+        index = data.clients.val.samples(int(row["client"]))
+        x, y = data.clients.x[index], data.clients.y[index]
+        with torch.no_grad():
+            outputs = client.global_model(x)
+        accuracy = (outputs.argmax(1) == y).double().mean()
+        assert float(row["global_accuracy"]) == pytest.approx(float(accuracy))
+        loss = torch.nn.functional.cross_entropy(outputs, y)
+        assert float(row["global_loss"]) == pytest.approx(float(loss), rel=1e-5)
+    file.unlink()
+    trainer.test(client, data, verbose=False)
+    assert not file.exists(), "a test writes nothing of it"
