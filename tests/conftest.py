@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pl_fed.engine import program
+from pl_fed.engine import compiled_step
 
 
 @pytest.fixture(scope="session")
@@ -36,5 +36,5 @@ def uncompiled(monkeypatch):
         graphs.append(graph)
         return graph
 
-    monkeypatch.setattr(program, "compile_graph", keep)
+    monkeypatch.setattr(compiled_step, "compile_graph", keep)
     return graphs

@@ -1,23 +1,19 @@
-"""A local step that is traced and compiled, and the tensors that it runs on."""
+"""A local step, compiled or not, and the tensors that it runs on."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from numbers import Number
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
-from torch._inductor import compile as compile_graph
-from torch._inductor import list_mode_options
-from torch.fx import GraphModule
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.products import FasterProducts, mkl_held_back
-from pl_fed.engine.step import LocalStep, Tensors, cloned
-from pl_fed.engine.tracing import CannotCompileError, trace
+from pl_fed.engine.compiled_step import CompiledStep
+from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of
+from pl_fed.engine.tracing import CannotCompileError
 from pl_fed.functional.random import seeded_torch
 from pl_fed.functional.rows import RowLayout, counters
 
@@ -66,6 +62,7 @@ class Program:
         self.totals: dict[str, Tensor] = {}
         self.centres: dict[str, Any] = {}
         self._compiled: CompiledStep | None = None
+        self._flat_state: list[Tensor] = []
 
     @property
     def example(self) -> Tensor:
@@ -131,9 +128,10 @@ class Program:
             return self.step(self._state(), inputs)
         if self._compiled is None:
             self._compiled = self._tried(self._compile, inputs)
-        if not self._compiled.takes(inputs):
+        given = tensors_of(inputs)
+        if not self._compiled.takes(given):
             return self.step(self._state(), inputs)
-        return self._compiled(self._state(), inputs)
+        return self._compiled(self._flat_state, given)
 
     def outputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return what ``training_step`` gives, without a step."""
@@ -174,16 +172,17 @@ class Program:
         }
         self.totals = {name: torch.zeros_like(value) for name, value in outputs.items()}
 
-    def _compile(self, inputs: dict[str, Any]) -> "CompiledStep":
+    def _compile(self, inputs: dict[str, Any]) -> CompiledStep:
         """Compile the step, and see that it does what it does eagerly."""
         eager, compiled = cloned(self._state()), cloned(self._state())
         eager["gradients"] = self.step(eager, inputs)
         with _silent():
             program = CompiledStep(self.client, self.step, self._state(), inputs, self.mode)
-            compiled["gradients"] = program(compiled, inputs)
-        for one, other in zip(_tensors(eager), _tensors(compiled), strict=True):
+            compiled["gradients"] = program(tensors_of(compiled), tensors_of(inputs))
+        for one, other in zip(tensors_of(eager), tensors_of(compiled), strict=True):
             if not _close(one, other, _TOLERANCE[self.step.casts]):
                 raise CannotCompileError("a compiled step gave other numbers than an eager one")
+        self._flat_state = tensors_of(self._state())
         return program
 
     def _own_buffers(self) -> None:
@@ -202,61 +201,6 @@ class Program:
         """Copy by name."""
         for name in sources.keys() & targets.keys():
             _fill(targets[name], sources[name])
-
-
-class CompiledStep:
-    """A :class:`LocalStep` that is traced, and compiled for tensors of certain shapes.
-
-    The graph goes to the compiler behind ``torch.compile`` directly: the guards, which look at each
-    tensor before each step, would take a quarter of the time of a small one.
-
-    Args:
-        client: The algorithm.
-        step: Its step.
-        state: What the step changes; only its shapes count, and those of the inputs.
-        inputs: See :class:`LocalStep`.
-        mode: ``mode`` of ``torch.compile``.
-
-    Raises:
-        CannotCompileError: If it draws from torch's own generators, or for :func:`trace`'s reasons.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        step: LocalStep,
-        state: dict[str, Any],
-        inputs: dict[str, Any],
-        mode: str | None,
-    ) -> None:
-        tensors, structure = tree_flatten((cloned(state), inputs))
-        tensors = [each.contiguous() for each in tensors]
-
-        def flat(*tensors: Tensor) -> list[Tensor]:
-            with FasterProducts() if mkl_held_back() else nullcontext():
-                gradients = step(*tree_unflatten(tensors, structure))
-            leaves, self._gradients = tree_flatten(gradients)
-            return leaves
-
-        traced = trace(client, flat, *tensors)
-        _check_draws(traced)
-        options = list_mode_options(mode) if mode else None
-        self._run = compile_graph(traced, tensors, options=options)
-        self._kinds = _kinds(inputs)
-
-    def takes(self, inputs: dict[str, Any]) -> bool:
-        """Return whether inputs are of the shapes and dtypes that it is compiled for."""
-        return _kinds(inputs) == self._kinds
-
-    def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
-        """Take a step."""
-        given = [each.contiguous() for each in _tensors(inputs)]  # as it is compiled for
-        gradients = self._run(*_tensors(state), *given)
-        return tree_unflatten(gradients, self._gradients)  # type: ignore[no-any-return]
-
-
-def _kinds(inputs: dict[str, Any]) -> list[Any]:
-    return [(each.dtype, each.shape) for each in _tensors(inputs)]
 
 
 def plain_attributes(client: Client) -> Iterator[object]:
@@ -292,25 +236,10 @@ def _empty(layout: RowLayout, lead: tuple[int, ...], like: Tensor) -> dict[str, 
     }
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, dict):
-        for each in tree.values():
-            yield from _tensors(each)
-    else:
-        yield tree
-
-
 def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
     one, other = one.double(), other.double()
     scale = float(one.abs().max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=0, atol=tolerance * scale + 1e-6, equal_nan=True)
-
-
-def _check_draws(traced: GraphModule) -> None:
-    """Refuse draws from torch's own generators: compiled ones are others than eager ones."""
-    for node in traced.graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            raise CannotCompileError(f"it draws from torch's own generator ({node.target})")
 
 
 @contextmanager

@@ -288,6 +288,13 @@ def cloned(tree: Any) -> Any:
     return tree.clone() if isinstance(tree, Tensor) else tree
 
 
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors of nested dicts, in their order."""
+    if isinstance(tree, dict):
+        return [tensor for each in tree.values() for tensor in tensors_of(each)]
+    return [tree]
+
+
 def _replace(kept: Mapping[str, Tensor], new: Mapping[str, Tensor], running: Tensor) -> None:
     """Replace tensors in place, those of clients that do not stand still."""
     for name, tensor in new.items():

@@ -12,7 +12,7 @@ from torch import nn
 import pl_fed
 from pl_fed import Federation
 from pl_fed.clients import Ditto, FedAvg
-from pl_fed.engine import EngineChoice, program
+from pl_fed.engine import EngineChoice, compiled_step
 from pl_fed.engine.choice import COMPILED, EAGER
 from pl_fed.engine.measuring import Candidate, Notebook, Speed, machine
 from pl_fed.engine.one_by_one import OneByOne
@@ -131,7 +131,7 @@ def test_what_cannot_be_compiled_is_left_out_and_said_once(clock, monkeypatch):
     def none(*_, **__):
         raise RuntimeError("No working C++ compiler found")
 
-    monkeypatch.setattr(program, "compile_graph", none)
+    monkeypatch.setattr(compiled_step, "compile_graph", none)
     with pytest.warns(UserWarning, match="Local steps run eagerly") as caught:
         engine = settled()
     assert len([each for each in caught if "run eagerly" in str(each.message)]) == 1

@@ -9,12 +9,13 @@ import pytest
 import torch
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn import functional as F  # noqa: N812
 
 from pl_fed import Federation
 from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Ditto, FedAvg
-from pl_fed.engine import program
+from pl_fed.engine import compiled_step, program
 from pl_fed.engine.choice import COMPILED, STACKED
 from pl_fed.samplers import All, Uniform
 
@@ -88,6 +89,44 @@ def test_a_compiled_run_gives_the_numbers_of_an_eager_one(case):
     assert eager.distance(compiled) <= 1e-10
 
 
+class Weighted(nn.Module):
+    """A net with a constant: a buffer that is not saved, and so no running statistic."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("factor", torch.linspace(1, factor, 3), persistent=False)
+
+    def forward(self, x):
+        """Return logits."""
+        return self.layer(x) * self.factor
+
+
+def found(function):
+    """How many graphs were found as they had been compiled before, and how many not looked for."""
+    names = ("fxgraph_cache_hit", "fxgraph_cache_bypass")
+    before = [counters["inductor"][name] for name in names]
+    function()
+    return [counters["inductor"][name] - n for name, n in zip(names, before)]
+
+
+@needs_a_compiler
+def test_what_was_compiled_is_found_again_with_the_same_constants_only(monkeypatch):
+    data = shared_out(classes(SIZES))
+
+    def agrees(factor):
+        client = FedAvg(seeded(lambda: Weighted(factor)), sgd(0.1))
+        eager = run_rounds(client, data)
+        compiled = run_rounds(client, data, engine="one_by_one_compiled")
+        assert eager.distance(compiled) <= 1e-10
+
+    agrees(2.0)
+    assert found(lambda: agrees(2.0)) == [1, 0]
+    agrees(3.0)  # with its own
+    monkeypatch.setattr(compiled_step, "_LARGE", 2)
+    assert found(lambda: agrees(2.0)) == [0, 1], "to look at many numbers takes long"
+
+
 class Seen(FedAvg):
     """A client that reports which numbers its dropout leaves."""
 
@@ -156,7 +195,7 @@ def test_without_a_compiler_it_says_so_once(monkeypatch, engine):
     def none(*_, **__):
         raise RuntimeError("No working C++ compiler found.\nA page of advice")
 
-    monkeypatch.setattr(program, "compile_graph", none)
+    monkeypatch.setattr(compiled_step, "compile_graph", none)
     client, data = FedAvg(seeded(mlp), sgd(0.1)), shared_out(classes(SIZES))
     with saying(f"{SAYING}: No working C++ compiler found."):
         outcome = run_rounds(client, data, rounds=3, engine=engine, chunk_size=2)
@@ -174,7 +213,7 @@ def test_a_compiled_step_with_other_numbers_is_noticed(monkeypatch, engine):
 
         return run
 
-    monkeypatch.setattr(program, "compile_graph", wrong)
+    monkeypatch.setattr(compiled_step, "compile_graph", wrong)
     client, data = FedAvg(seeded(mlp), sgd(0.1)), shared_out(classes(SIZES))
     with saying(f"{SAYING}: a compiled step gave other numbers than an eager one"):
         outcome = run_rounds(client, data, engine=engine)

@@ -9,7 +9,7 @@ from test_compiled import needs_a_compiler, saying
 from torch import nn
 
 from pl_fed.clients import Ditto
-from pl_fed.engine import products, program
+from pl_fed.engine import compiled_step, products
 from pl_fed.engine.products import FasterProducts, mkl_held_back
 
 needs_onednn = pytest.mark.skipif(
@@ -79,13 +79,13 @@ def outcome(engine):
 @pytest.fixture
 def faster(monkeypatch):
     monkeypatch.setattr(products, "_WORTH", 1000)
-    monkeypatch.setattr(program, "mkl_held_back", lambda: True)
+    monkeypatch.setattr(compiled_step, "mkl_held_back", lambda: True)
 
 
 @needs_onednn
 def test_steps_have_them_where_mkl_is_held_back(faster, monkeypatch, uncompiled):
     eager, changed = outcome("one_by_one"), outcome("one_by_one_compiled")
-    monkeypatch.setattr(program, "mkl_held_back", lambda: False)
+    monkeypatch.setattr(compiled_step, "mkl_held_back", lambda: False)
     outcome("one_by_one_compiled")
     product = torch.ops.pl_fed.product.default
     numbers = [sum(node.target is product for node in each.graph.nodes) for each in uncompiled]
