@@ -7,10 +7,11 @@ Cruz, Binghui Wang, "FedTilt: Towards Multi-Level Fairness-Preserving and Robust
 Learning", arXiv:2503.13537 (100 clients, 2 classes each). The idea of shards: McMahan et al.,
 AISTATS 2017, arXiv:1602.05629.
 
-Departs from FLAME's code, unless ``reference``: that cuts each of C classes into ⌈q·m/C⌉ equal
-shards and lets each client draw q of them, so that a client may draw two shards of one class, and
-with q·m not a multiple of C some shards are never drawn. Here a client's classes are distinct and
-every sample is used.
+Departs from FLAME's code, unless ``reference``: that cuts each of C classes, as its samples lie in
+the file, into ⌈q·m/C⌉ equal shards and lets each client draw q of them, so that a client may draw
+two shards of one class, neighbours in the file (in MNIST those of one hand) go to one client, and
+with q·m not a multiple of C some shards are never drawn. Here a client's classes are distinct, its
+samples are drawn at random, and every sample is used.
 """
 
 import torch
@@ -92,9 +93,8 @@ class Shards(Partitioner):
     ) -> list[Tensor]:
         """Cut the classes into shards, of which each client draws some, as in FLAME's code."""
         q, number = self.classes_per_client, -(-num_clients * self.classes_per_client // len(pools))
-        cut = [pool[torch.randperm(len(pool), generator=generator)] for pool in pools]
         shards = [
-            shard for pool in cut for shard in pool.split(max(1, len(pool) // number))[:number]
+            shard for pool in pools for shard in pool.split(max(1, len(pool) // number))[:number]
         ]
         order = torch.randperm(len(shards), generator=generator).tolist()
         drawn = [order[client * q : (client + 1) * q] for client in range(num_clients)]

@@ -50,6 +50,14 @@ def test_shards_of_the_reference():
     assert any(classes(part) == 1 for parts in several for part in parts), "a class drawn twice"
 
 
+def test_shards_of_the_reference_are_cut_as_the_samples_lie():
+    for part in Shards(2, reference=True).split(LABELS, 10, generator()):
+        for label in LABELS[part].unique():
+            places = torch.isin((label == LABELS).nonzero().flatten(), part).nonzero().flatten()
+            halves = {int(places.min()) // 350, int(places.max()) // 350}
+            assert len(places) == 350 * len(halves), "one half of the class, or both"
+
+
 def test_shards_that_nobody_draws():
     """7 clients, q = 2: ⌈14/10⌉ = 2 shards a class, of which 6 of 20 are left."""
     parts = Shards(2, reference=True).split(LABELS, 7, generator())

@@ -24,3 +24,8 @@ def test_every_sample_reaches_every_client_equally_often():
             counts[client, part] += 1
     # Binomial(4000, 1/4): standard deviation 27.
     assert (counts - 1000).abs().max() < 5 * 27.4
+
+
+def test_unshuffled_parts_are_slices_of_the_samples_as_they_lie():
+    parts = IID(shuffle=False).split(torch.zeros(7), 3, torch.Generator())
+    assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4], [5, 6]]
