@@ -45,11 +45,13 @@ class Fitted:
         last: The row of the test in metrics.csv, by column.
         rounds: All rows of metrics.csv.
         clients: The rows of per_client.csv.
+        validation: The rows of per_client_validation.csv; none without a validation.
     """
 
     last: Row
     rounds: list[Row]
     clients: list[Row]
+    validation: list[Row]
 
     def tested(self, models: Iterable[str]) -> list[str]:
         """Return those of some models that were tested."""
@@ -100,8 +102,9 @@ def fit(config: Config, folder: Path) -> Fitted:
         arguments += ["--ckpt_path", "last"]
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         run = Path(FederatedCLI(arguments).run_dir or folder)
-    rounds, clients = read(run / "metrics.csv"), read(run / "per_client.csv")
-    return Fitted(rounds[-1], rounds, clients)
+    rounds = read(run / "metrics.csv")
+    tables = ("per_client.csv", "per_client_validation.csv")
+    return Fitted(rounds[-1], rounds, *(read(run / table) for table in tables))
 
 
 def quiet() -> None:
@@ -157,7 +160,7 @@ def each_once(
 ) -> None:
     """Do what is missing of some jobs; one that fails has a row that says why.
 
-    In the end rows are in the order of the jobs.
+    The next time it is tried again. In the end rows are in the order of the jobs.
 
     Args:
         jobs: All of them.
@@ -167,7 +170,7 @@ def each_once(
         workers: Processes.
     """
     results.parent.mkdir(parents=True, exist_ok=True)
-    done = {tuple(row[name] for name in names) for row in read(results)}
+    done = {tuple(row[name] for name in names) for row in finished(results)}
     missing = [job for job in jobs if job.key not in done]
     print(f"{len(jobs)} runs, {len(missing)} of them missing", flush=True)
     files: set[str] = set()
@@ -184,6 +187,8 @@ def each_once(
         rows = read(results.parent / name)
         rows.sort(key=lambda row: order.get(tuple(row[each] for each in names), len(order)))
         write(results.parent / name, rows)
+    if failed := len(read(results)) - len(finished(results)):
+        print(f"{failed} failed, as {results} says: the same command tries again", flush=True)
 
 
 def _all_done(
@@ -235,6 +240,11 @@ def read(path: Path) -> list[Row]:
         return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def finished(path: Path) -> list[Row]:
+    """Return the rows of runs that did not fail."""
+    return [row for row in read(path) if not row.get("failed")]
 
 
 def append(path: Path, names: Sequence[str], key: tuple[str, ...], rows: Iterable[Row]) -> None:

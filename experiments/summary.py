@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments.ditto import report as ditto
 from experiments.fedtilt import report as fedtilt
 from experiments.flame import report as flame
-from experiments.grid import ROOT, Row, read
+from experiments.grid import ROOT, Row, finished
 from experiments.tables import Comparison, markdown
 
 HERE = Path(__file__).parent
@@ -43,7 +43,7 @@ class Table:
     @property
     def rows(self) -> list[Row]:
         """The runs that it is made of."""
-        return read(HERE / self.folder / "results.csv")
+        return finished(HERE / self.folder / "results.csv")
 
     def counts(self) -> list[str]:
         """Return how many figures agree, seeds, runs, hours and the command."""

@@ -55,6 +55,8 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
     assert kept
     assert [resumed.last[name] for name in kept] == [whole.last[name] for name in kept]
     assert resumed.clients == whole.clients
+    assert resumed.validation == whole.validation
+    assert len(whole.validation) == 10
 
 
 def rows_of(fitted: Fitted):
@@ -93,7 +95,7 @@ def test_workers_are_replaced_and_all_is_done(tmp_path, monkeypatch):
     assert found == {"0": "0", "1": "1", "2": "4", "3": "9", "4": "16"}
 
 
-def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch):
+def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grid, "ROOT", tmp_path)
     results = tmp_path / "table" / "results.csv"
     short = merged(TINY, {"trainer": {"max_epochs": 1}})
@@ -103,6 +105,12 @@ def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch):
     assert rows["broken"]["failed"].startswith("ValueError: Expected argument")
     assert rows["broken"]["accuracy"] == ""
     assert float(rows["whole"]["accuracy"]) > 0
+    assert [row["name"] for row in grid.finished(results)] == ["whole"]
+    assert "1 failed" in capsys.readouterr().out
+    work([Job(("broken",), short), Job(("whole",), broken)], results, ("name",), rows_of, 1)
+    rows = {row["name"]: row for row in read(results)}
+    assert float(rows["broken"]["accuracy"]) > 0, "tried again, mended"
+    assert not rows["whole"]["failed"], "done before"
 
 
 def test_rows_take_the_place_of_what_a_kill_left(tmp_path):
