@@ -5,11 +5,11 @@ python -m experiments.ditto.report vehicle
 
 import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from experiments.ditto.run import lams_of
-from experiments.grid import Row, read
+from experiments.ditto.run import MIN_VALIDATION, choices_of, ditto, fallback_of, lams_of
+from experiments.grid import Row, finished, grouped, read
 from experiments.tables import Comparison, markdown, measured, notes
 
 HERE = Path(__file__).parent
@@ -20,18 +20,14 @@ BANDS: dict[str, dict[str, float]] = {
 }
 GLOBAL = ["fair", "median", "Krum", "multi-Krum", "clipping", "k-norm", "k-loss"]
 ROWS = {  # of the paper: our method, and the model
-    "global": ("Ditto", "global"),
     "local": ("local", "personal"),
     **{name: (name, "global") for name in GLOBAL},
     "FedMGDA+": ("FedMGDA+", "global"),
     "MOCHA": ("MOCHA", "personal"),
     "finetuning": ("finetuning", "personal"),
-    "Ditto, lambda=0.1": ("Ditto", "0.1"),
-    "Ditto, lambda=1": ("Ditto", "1.0"),
-    "Ditto, lambda=2": ("Ditto", "2.0"),
-    "best_lambda": ("Ditto", "best"),
-    "dynamic_lambda": ("Ditto", "personal"),
+    **{f"Ditto, lambda={lam}": (ditto(lam), "personal") for lam in (0.1, 1, 2)},
 }
+ORDER = ["global", *ROWS, "best_lambda", "dynamic_lambda"]
 NAMES = {
     "best_lambda": "Ditto, best λ by validation",
     "dynamic_lambda": "Ditto, each client's own λ",
@@ -39,39 +35,82 @@ NAMES = {
 
 
 class Results:
-    """What was measured, by condition."""
+    """What was measured, by condition.
 
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self.rows = [row for row in rows if not row["failed"]]
+    Args:
+        rows: Of the runs that did not fail.
+        clients: Of the clients of those of Ditto.
+    """
+
+    def __init__(self, rows: Iterable[Row], clients: Iterable[Row] = ()) -> None:
+        self.rows = list(rows)
         self.conditions = list(dict.fromkeys(row["condition"] for row in self.rows))
         self.seeds = sorted({row["seed"] for row in self.rows}, key=int)
+        self.clients = dict(grouped(clients, "condition", "method", "seed"))
 
     def values(self, condition: str, row: str, column: str) -> list[float]:
-        """Return a column's values of one of the paper's rows, one for each seed."""
-        method, model = ROWS[row]
-        found = []
-        for seed in self.seeds:
-            runs = [r for r in self.rows if (r["condition"], r["seed"]) == (condition, seed)]
-            runs = [r for r in runs if r["method"].split(",")[0] == method]
-            if not runs:
-                continue
-            run = max(runs, key=lambda r: float(r.get("global_validation") or 0))
-            found.append(float(run[f"{self._model(run, model)}_{column}"]))
-        return found
+        """Return a column's values of one of the paper's rows, one for each seed that has it."""
+        values = (self._value(condition, row, column, seed) for seed in self.seeds)
+        return [value for value in values if value is not None]
 
-    def _model(self, run: Row, model: str) -> str:
-        """Return the name of a model in a run's columns."""
-        lams = lams_of(run["condition"])
-        if model == "best":
-            among = [f"personal_{i}" for i in range(len(lams))]
-            return max(among, key=lambda name: float(run[f"{name}_validation"]))
-        return model if model.isalpha() else f"personal_{lams.index(float(model))}"
+    def _value(self, condition: str, row: str, column: str, seed: str) -> float | None:
+        if row == "dynamic_lambda":
+            runs = [(condition, name, seed) for name in map(ditto, choices_of(condition))]
+            if any(run not in self.clients for run in runs):
+                return None
+            return own_lam([self.clients[run] for run in runs], condition)[column]
+        if row == "best_lambda":
+            lams = {ditto(lam) for lam in lams_of(condition)}
+            run, model = self._best(condition, lams, seed, "personal"), "personal"
+        elif row == "global":  # Ditto's is FedAvg's, whatever λ is
+            run, model = self._best(condition, {ditto(fallback_of(condition))}, seed), "global"
+        else:
+            method, model = ROWS[row]
+            run = self._best(condition, {method}, seed)
+        return float(run[f"{model}_{column}"]) if run else None
+
+    def _best(
+        self, condition: str, methods: set[str], seed: str, model: str = "global"
+    ) -> Row | None:
+        """Return the run of some methods, or of their variants, that validates best."""
+        runs = [row for row in self.rows if (row["condition"], row["seed"]) == (condition, seed)]
+        runs = [run for run in runs if {run["method"], run["method"].split(", ε")[0]} & methods]
+        return max(runs, key=lambda run: float(run[f"{model}_validation"] or 0), default=None)
+
+
+def own_lam(clients: Sequence[Sequence[Row]], condition: str) -> dict[str, float]:
+    """Return what comes of it if each client takes the λ that validates best, as its last round.
+
+    As :class:`pl_fed.clients.DittoChoice`, of the runs that there are of each λ: the global model
+    and a client's minibatches are the same in all of them.
+
+    Args:
+        clients: The clients of the run of each λ that they choose from.
+        condition: The condition.
+    """
+    fallback = choices_of(condition).index(fallback_of(condition))
+    accuracies, samples = [], []
+    for runs in zip(*clients):
+        best = min(runs, key=lambda run: float(run["val_loss"]))
+        enough = int(best["val_samples"]) >= MIN_VALIDATION
+        accuracies.append(float((best if enough else runs[fallback])["accuracy"]))
+        samples.append(int(best["test_samples"]))
+    right = sum(accuracy * n for accuracy, n in zip(accuracies, samples))
+    return {
+        "accuracy_weighted": right / sum(samples),
+        "accuracy": statistics.mean(accuracies),
+        "accuracy_std": statistics.pstdev(accuracies),
+    }
+
+
+def results_of(name: str) -> Results:
+    """Return the committed runs of a folder."""
+    return Results(finished(HERE / name / "results.csv"), read(HERE / name / "clients.csv"))
 
 
 def figures(name: str) -> dict[tuple[str, str], Comparison]:
     """Return what can be compared of the committed runs of a folder."""
-    results = Results(read(HERE / name / "results.csv"))
-    return comparisons(results, read(HERE / name / "paper.csv"), BANDS[name])
+    return comparisons(results_of(name), read(HERE / name / "paper.csv"), BANDS[name])
 
 
 def comparisons(
@@ -97,7 +136,7 @@ def table(
     """Return the table of a condition; what cannot be compared is only shown."""
     theirs = {row["row"]: row for row in paper if row["condition"] == condition}
     rows, kept = [], []
-    for name in ROWS:
+    for name in ORDER:
         ours = results.values(condition, name, "accuracy_weighted")
         if not ours:
             continue
@@ -122,7 +161,7 @@ def table(
 def write(name: str) -> None:
     """Write the table of a folder."""
     folder = HERE / name
-    results = Results(read(folder / "results.csv"))
+    results = results_of(name)
     source = folder if (folder / "paper.csv").exists() else HERE / "fashion"
     paper = read(source / "paper.csv")
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600

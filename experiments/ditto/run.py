@@ -17,7 +17,7 @@ NAMES = ("condition", "method", "seed")
 COHORT = 10
 CLIENTS = {"vehicle": 23, "fashion_small": 100, "fashion": 500}
 METRICS = ("accuracy_weighted", "accuracy", "accuracy_std")
-MODELS = ("global", "personal", *(f"personal_{i}" for i in range(5)))
+MODELS = ("global", "personal")
 ALL = ["clean", "A1_20", "A1_50", "A1_80", "A2_20", "A2_50", "A2_80", "A3_10", "A3_20", "A3_50"]
 MEAN = made("pl_fed.aggregators.Mean")
 DEFENCES: dict[str, Config] = {
@@ -41,7 +41,8 @@ UPLOADS = {
     "A2": made("pl_fed.attacks.RandomUpdates"),
     "A3": made("pl_fed.attacks.ModelReplacement"),
 }
-WEAK, STRONG = [0.1, 1.0, 2.0], [0.05, 0.1, 0.2]  # what clients choose λ from
+WEAK, STRONG = (0.1, 1.0, 2.0), (0.05, 0.1, 0.2)  # what clients choose λ from
+MIN_VALIDATION = 4  # samples that a client needs for that
 FASHION: dict[str, Any] = {
     "net": made("pl_fed.models.DittoFashionCNN"),
     "optimizer": made("torch.optim.SGD", lr=0.05),
@@ -109,10 +110,10 @@ TABLES: dict[str, Config] = {
 SEEDS = {"vehicle": (0, 1, 2, 3, 4), "fashion_small": (0,), "fashion": (0,)}
 SOME = ["clean", "A1_50", "A2_50", "A3_20"]
 CONDITIONS = {"vehicle": ALL, "fashion_small": SOME, "fashion": SOME}
-METHODS = {
-    "vehicle": ["Ditto", "local", *DEFENCES, "MOCHA"],
-    "fashion_small": ["Ditto", "local", *DEFENCES, "finetuning"],
-    "fashion": ["Ditto", "local", "fair", "median", "multi-Krum", "clipping", "finetuning"],
+METHODS = {  # beside Ditto
+    "vehicle": ["local", *DEFENCES, "MOCHA"],
+    "fashion_small": ["local", *DEFENCES, "finetuning"],
+    "fashion": ["local", "fair", "median", "multi-Krum", "clipping", "finetuning"],
 }
 
 
@@ -143,22 +144,38 @@ def is_strong(condition: str) -> bool:
 
 
 def lams_of(condition: str) -> list[float]:
-    """Return the λ of all personal models that are trained."""
-    return sorted({*WEAK, *STRONG}) if is_strong(condition) else WEAK
+    """Return all λ of which there are runs: the paper's, and those that clients choose from."""
+    return sorted({*WEAK, *choices_of(condition)})
+
+
+def choices_of(condition: str) -> tuple[float, ...]:
+    """Return the λ that clients choose from."""
+    return STRONG if is_strong(condition) else WEAK
+
+
+def fallback_of(condition: str) -> float:
+    """Return λ of clients that have too little data to choose by."""
+    return 0.1 if is_strong(condition) else 1.0
+
+
+def ditto(lam: float) -> str:
+    """Return the method that is Ditto with a λ."""
+    return f"Ditto, λ = {lam:g}"
+
+
+def methods(table: str, condition: str) -> list[str]:
+    """Return the methods of a table under a condition."""
+    return [*map(ditto, lams_of(condition)), *METHODS[table]]
 
 
 def config(table: str, condition: str, method: str, seed: int) -> Config:
     """Return the config of a run."""
     common = VEHICLE if table == "vehicle" else FASHION
-    strong = is_strong(condition)
     clients: dict[str, Config] = {
-        "Ditto": made(
-            "experiments.ditto.clients.ManyDittos",
-            lams=lams_of(condition),
-            choices=STRONG if strong else WEAK,
-            lam=0.1 if strong else 1.0,
-            **common,
-        ),
+        **{
+            ditto(lam): made("pl_fed.clients.Ditto", lam=lam, **common)
+            for lam in lams_of(condition)
+        },
         "local": made("pl_fed.clients.Local", **common),
         "MOCHA": made("pl_fed.clients.Mocha", **common),
         "finetuning": made("pl_fed.clients.Finetuning", finetune_epochs=40, **common),
@@ -175,17 +192,31 @@ def config(table: str, condition: str, method: str, seed: int) -> Config:
         {"model": clients.get(method, made("pl_fed.clients.FedAvg", **common))},
         {"federation": attacked(table, condition)},
         {"federation": DEFENCES.get(method, {})},
+        {"trainer": {"limit_val_batches": 0} if method == "finetuning" else {}},
     )
 
 
 def rows_of(fitted: Fitted) -> Rows:
-    """Return the row that is kept of a run."""
+    """Return the row that is kept of a run, and of Ditto those of its benign clients."""
     models = fitted.tested(MODELS)
     row = {f"{m}_{n}": shorter(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
+    if not fitted.validation:
+        return {"results.csv": [row]}
     for model in models:
         accuracy = fitted.validated(f"val/{model}/accuracy_weighted")
         row[f"{model}_validation"] = shorter(accuracy)
-    return {"results.csv": [row]}
+    clients = [
+        {
+            "client": tested["client"],
+            "test_samples": tested["test_samples"],
+            "accuracy": shorter(tested["personal_accuracy"]),
+            "val_samples": validated["val_samples"],
+            "val_loss": shorter(validated["personal_loss"]),
+        }
+        for tested, validated in zip(fitted.clients, fitted.validation)
+        if models == [*MODELS] and tested["byzantine"] == "0" and tested["test_samples"] != "0"
+    ]
+    return {"clients.csv": clients, "results.csv": [row]}
 
 
 def main() -> None:
@@ -202,7 +233,7 @@ def main() -> None:
         Job((condition, method, str(seed)), config(table, condition, method, seed))
         for seed in asked.seeds or SEEDS[table]
         for condition in asked.conditions or CONDITIONS[table]
-        for method in asked.methods or METHODS[table]
+        for method in asked.methods or methods(table, condition)
     ]
     work(jobs, HERE / table / "results.csv", NAMES, rows_of, asked.workers)
     importlib.import_module("experiments.ditto.report").write(table)

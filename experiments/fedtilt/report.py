@@ -11,7 +11,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from experiments.fedtilt.run import DITTO_LAM, SETTINGS, SPLITS, SWEEP, SWEPT, WHOLE, job
-from experiments.grid import Row, grouped, read
+from experiments.grid import Row, finished, grouped, read
 from experiments.tables import Comparison, markdown, notes
 
 HERE = Path(__file__).parent
@@ -59,7 +59,7 @@ def published() -> list[Row]:
 
 def figures() -> dict[tuple[str, str], dict[str, Comparison]]:
     """Return what can be compared of the committed runs."""
-    return comparisons(Results(read(HERE / "results.csv")), WHOLE)
+    return comparisons(Results(finished(HERE / "results.csv")), WHOLE)
 
 
 def comparisons(results: Results, split: str) -> dict[tuple[str, str], dict[str, Comparison]]:
@@ -145,7 +145,7 @@ def draw_sweep(results: Results, path: Path) -> None:
 
 def chosen() -> str:
     """Say by what Ditto's λ was chosen."""
-    rows = read(HERE / "select.csv")
+    rows = finished(HERE / "select.csv")
     said = [
         f"{row['setting'].split('/')[0]} {row['arguments'].removeprefix('lam=')}:"
         f" {float(row['personal_validation']):.4f}"
@@ -156,7 +156,7 @@ def chosen() -> str:
 
 def write(folder: Path = HERE) -> None:
     """Write tables.md and the pictures."""
-    results = Results(read(folder / "results.csv"))
+    results = Results(finished(folder / "results.csv"))
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600
     head = (
         (HERE / "head.md")
