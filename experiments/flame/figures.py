@@ -20,6 +20,7 @@ from experiments.grid import (
     Job,
     Row,
     Rows,
+    finished,
     grouped,
     made,
     merged,
@@ -180,7 +181,7 @@ def draw_parameters(rows: list[Row], path: Path) -> None:
 
 def draw(folder: Path = HERE) -> None:
     """Draw what there is."""
-    if rows := read(folder / "attacks.csv"):
+    if rows := finished(folder / "attacks.csv"):
         draw_attacks(rows, folder / "attacks.png")
     if rows := read(folder / "parameter_curves.csv"):
         draw_parameters(rows, folder / "parameters.png")

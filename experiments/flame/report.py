@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.flame.run import METHODS
-from experiments.grid import Row, grouped, read
+from experiments.grid import Row, finished, grouped, read
 from experiments.tables import COLOURS, MARKERS, Comparison, markdown, measured, notes
 
 HERE = Path(__file__).parent
@@ -52,7 +52,7 @@ class Results:
 
 def figures() -> dict[str, dict[str, Comparison]]:
     """Return what can be compared of the committed runs."""
-    return comparisons(Results(read(HERE / "results.csv")), read(HERE / "paper.csv"))
+    return comparisons(Results(finished(HERE / "results.csv")), read(HERE / "paper.csv"))
 
 
 def comparisons(results: Results, paper: Iterable[Row]) -> dict[str, dict[str, Comparison]]:
@@ -189,7 +189,7 @@ def draw_fairness(clients: Iterable[Row], settings: Sequence[str], path: Path) -
 
 def write(folder: Path = HERE) -> None:
     """Write table3.md and the pictures."""
-    results = Results(read(folder / "results.csv"))
+    results = Results(finished(folder / "results.csv"))
     compared = comparisons(results, read(HERE / "paper.csv"))
     seeds = sorted({row["seed"] for row in results.rows}, key=int)
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600

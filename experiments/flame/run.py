@@ -60,7 +60,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
         for q in range(2, 7)
     },
     "quality_gau0.1": {
-        "partitioner": made("pl_fed.partitioners.IID"),
+        "partitioner": made("pl_fed.partitioners.IID", shuffle=False),
         "skew": made("pl_fed.skews.Quality", sigma=0.1, of="std"),
     },
     "quantity_dir0.5": {
@@ -85,7 +85,13 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "Ditto": ("pl_fed.clients.Ditto", {"lam": 1.0}),
 }
 COMMON: Config = {
-    "data": {"num_clients": 10, "batch_size": 100, "val_fraction": 0.1, "test_fraction": 0.1},
+    "data": {
+        "num_clients": 10,
+        "batch_size": 100,
+        "drop_last": True,
+        "val_fraction": 0.1,
+        "test_fraction": 0.1,
+    },
     "federation": {
         "sampler": made("pl_fed.samplers.All"),
         "model_selection": "validation",

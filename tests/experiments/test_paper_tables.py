@@ -13,16 +13,16 @@ from torch.nn.functional import cross_entropy
 
 from experiments import summary
 from experiments.ditto import points
-from experiments.ditto import run as ditto
-from experiments.ditto.clients import ManyDittos
+from experiments.ditto import report as ditto_report
+from experiments.ditto import run as ditto_run
 from experiments.ditto.data import Share
 from experiments.fedtilt import run as fedtilt
 from experiments.fedtilt.data import Unbalanced
 from experiments.flame import figures, report
 from experiments.flame import run as flame
 from experiments.flame.reference import UnsynchronizedDitto
+from experiments.grid import QUIET, fit, made, merged
 from pl_fed.cli import FederatedCLI
-from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Arrays
 from pl_fed.types import RoundContext
 
@@ -37,9 +37,10 @@ CONFIGS = {
         for m in fedtilt.METHODS
     },
     **{
-        f"ditto {table} {m}": ditto.config(table, "A2_50" if i % 2 else "A3_80", m, 0)
-        for table in ditto.TABLES
-        for i, m in enumerate(ditto.METHODS[table])
+        f"ditto {table} {condition} {m}": ditto_run.config(table, condition, m, 0)
+        for table in ditto_run.TABLES
+        for condition, first in (("A2_50", 0), ("A3_20", 1))
+        for m in ditto_run.methods(table, condition)[first::2]
     },
 }
 
@@ -83,17 +84,58 @@ def test_copies_that_are_never_synchronised():
     torch.testing.assert_close(found.states["personal_alone"], torch.stack(copies))
 
 
-def test_one_run_for_many_lams_is_as_many_runs():
-    data = shared_out(classes([30, 24, 12, 8], seed=4), val_fraction=0.25)
-    lams = (0.0, 0.5, 3.0)
-    how = {"optimizer": sgd(0.3), "local_epochs": 2}
-    many = run_rounds(ManyDittos(seeded(mlp), lams=lams, choices=(0.5,), lam=0.5, **how), data)
-    for i, lam in enumerate(lams):
-        one = run_rounds(Ditto(seeded(mlp), lam=lam, **how), data)
-        torch.testing.assert_close(many.states[f"personal_{i}"], one.v)
-        torch.testing.assert_close(many.w, one.w)
-        assert torch.equal(many.v, many.states["personal_1"])  # its one choice
-    torch.testing.assert_close(many.w, run_rounds(FedAvg(seeded(mlp), **how), data).w)
+def test_clients_choose_among_runs_as_within_one(tmp_path):
+    """Each client's own λ: by the runs that there are of each, and by Ditto that has all."""
+    lams = ditto_run.choices_of("clean")
+    tiny = {
+        "seed_everything": 1,
+        "data": {
+            "dataset": made("pl_fed.data.Digits"),
+            "partitioner": made("pl_fed.partitioners.Quantity", beta=0.5),
+            "num_clients": 20,
+            "batch_size": 16,
+            "val_fraction": 0.1,
+        },
+        "federation": {
+            "sampler": made("pl_fed.samplers.Uniform", cohort_size=6),
+            "engine": "one_by_one",
+            "model_selection": None,
+            "attack": made("pl_fed.attacks.FlippedLabels"),
+            "byzantine": [2, 5],
+        },
+        "trainer": {**QUIET, "max_epochs": 5, "check_val_every_n_epoch": 5},
+    }
+    how = {
+        "net": made("pl_fed.models.MLP", in_features=64, hidden=[8], num_classes=10),
+        "local_epochs": 3,
+        "optimizer": made("torch.optim.SGD", lr=0.3),
+    }
+    clients, globals_ = [], []
+    for lam in lams:
+        model = {"model": made("pl_fed.clients.Ditto", lam=lam, **how)}
+        kept = ditto_run.rows_of(fit(merged(tiny, model), tmp_path / str(lam)))
+        globals_.append({k: v for k, v in kept["results.csv"][0].items() if "global" in k})
+        clients.append(kept["clients.csv"])
+    alone = {"model": made("pl_fed.clients.FedAvg", **how)}
+    kept = ditto_run.rows_of(fit(merged(tiny, alone), tmp_path / "alone"))
+    assert kept["clients.csv"] == [], "there are no personal models"
+    globals_.append({k: v for k, v in kept["results.csv"][0].items() if "global" in k})
+    assert all(each == globals_[0] for each in globals_), "whatever λ is, it is FedAvg's"
+    choices = made(
+        "pl_fed.clients.DittoChoice",
+        lams=list(lams),
+        lam=ditto_run.fallback_of("clean"),
+        min_validation=ditto_run.MIN_VALIDATION,
+        **how,
+    )
+    one = fit(merged(tiny, {"model": choices}), tmp_path / "one")
+    few = [int(row["val_samples"]) < ditto_run.MIN_VALIDATION for row in clients[0]]
+    assert any(few), "some have too little to choose by"
+    assert not all(few)
+    for name, value in ditto_report.own_lam(clients, "clean").items():
+        assert value == pytest.approx(float(one.last[f"test/personal/{name}"]), abs=2e-5)
+    fixed = {ditto_report.own_lam([c, c, c], "clean")["accuracy"] for c in clients}
+    assert len(fixed) > 1, "λ matters"
 
 
 def test_a_share_takes_as_much_of_each_part():
@@ -148,10 +190,10 @@ def aggregator(config):
 @pytest.mark.parametrize(
     ("config", "kept"),
     [
-        (ditto.DEFENCES["Krum"]["aggregator"], 1),
-        (ditto.DEFENCES["multi-Krum"]["aggregator"], 7),
-        (ditto.DEFENCES["k-norm"]["aggregator"], 7),
-        (ditto.DEFENCES["k-loss"]["aggregator"], 1),
+        (ditto_run.DEFENCES["Krum"]["aggregator"], 1),
+        (ditto_run.DEFENCES["multi-Krum"]["aggregator"], 7),
+        (ditto_run.DEFENCES["k-norm"]["aggregator"], 7),
+        (ditto_run.DEFENCES["k-loss"]["aggregator"], 1),
         (figures.KRUM, 5),
     ],
 )
