@@ -43,6 +43,14 @@ from pl_fed.runs import RowsOf, is_first_process, last_checkpoint, last_run, new
 from pl_fed.trainer import Trainer
 
 _MOST_CLASSES = 12
+_PROGRAM = {
+    "prog": "python -m pl_fed",
+    "description": "Federated learning: personalized, fair and robust at once.",
+    "epilog": (
+        "Three more train nothing: partition (who has which samples), report (runs side by side in"
+        " one page), export (clients' models as files). Each has its own --help."
+    ),
+}
 _NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry|.*://")  # what else Lightning takes for one
 _ANY_MODEL = [  # for a config without one, where none is trained
     *("--model=pl_fed.clients.FedAvg", "--model.net=torch.nn.Linear"),
@@ -100,6 +108,7 @@ class FederatedCLI(SectionsCLI):
             super().__init__(
                 save_config_callback=SaveAndLogConfig,
                 save_config_kwargs={"overwrite": True},
+                parser_kwargs=_PROGRAM,
                 args=args,
             )
         except BaseException:
@@ -163,7 +172,15 @@ class PartitionCLI(SectionsCLI):
     def __init__(self, args: ArgsType = None) -> None:
         self.folder: Path | None = None
         try:
-            super().__init__(save_config_callback=None, run=False, args=args)
+            super().__init__(
+                save_config_callback=None,
+                parser_kwargs={
+                    "prog": "python -m pl_fed partition",
+                    "description": "Print and draw which client has which samples.",
+                },
+                run=False,
+                args=args,
+            )
             self._show()
         except BaseException:
             _discard(self.folder)
@@ -229,7 +246,6 @@ class Parser(LightningArgumentParser):
     """Lightning's parser, whose help and error messages are short."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["description"] = "Federated learning: personalized, fair and robust at once."
         super().__init__(*args, **{**kwargs, "formatter_class": ShortHelpFormatter})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

@@ -11,6 +11,7 @@ _OWNER = re.compile(r"Problem with given class_path '(.+)':")
 _TYPE = re.compile(r"Expected an? (<class '.+'>|typing\..+?)(?:\. Got value: (.*))?$")
 _VALUE = re.compile(r"Given value: (.*?)(?:\. Got value: .*)?$")
 _CLASS_PATH = re.compile(r"Got value: Namespace\(class_path='(.+?)'")
+_COMMANDS = "fit, validate, test, predict, partition, report, export"
 _LEAVES = {
     r"Expected a dot import path string: (.+)": (
         "Expected argument `{where}` to be the path of a class but got {0}."
@@ -25,11 +26,11 @@ _LEAVES = {
     r"(?:Subcommand .+ option|unrecognized arguments:) '?(.+?)'?$": (
         "Expected only options that --help lists but got {0}."
     ),
-    r"argument subcommand: invalid choice: (.+) \(choose from (.+)\)": (
-        "Expected a subcommand, one of {1}, but got {0}."
+    r"argument subcommand: invalid choice: (.+) \(choose from .+\)": (
+        "Expected a subcommand, one of {commands}, but got {0}."
     ),
-    r"(?i)expected \"subcommand\" to be one of {(.+)}": (
-        "Expected a subcommand, one of {0}, but got none."
+    r"(?i)expected \"subcommand\" to be one of {.+}": (
+        "Expected a subcommand, one of {commands}, but got none."
     ),
     r"File does not exist: (.+)": "Expected argument `{where}` to be a file but found none at {0}.",
 }
@@ -79,7 +80,8 @@ def _of_leaf(line: str, where: str, owner: str, given: str) -> str:
     """Return the sentence of a line that tells what is wrong; of another line, nothing."""
     for pattern, template in _LEAVES.items():
         if found := re.match(pattern, line):
-            return template.format(*(each or given for each in found.groups()), where=where)
+            parts = (each or given for each in found.groups())
+            return template.format(*parts, where=where, commands=_COMMANDS)
     if found := re.match(r"Option '(.+?)' is not accepted", line):
         callable_class = _CLASS_PATH.search(line)
         owner = callable_class[1] if callable_class else owner

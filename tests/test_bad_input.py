@@ -312,7 +312,7 @@ def test_a_config_that_is_no_yaml(here, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [([], "but got none"), (["train"], "'fit', 'validate', 'test', 'predict', but got 'train'")],
+    [([], "but got none"), (["train"], "predict, partition, report, export, but got 'train'")],
 )
 def test_subcommands(capsys, arguments, words):
     with pytest.raises(SystemExit):

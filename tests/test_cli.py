@@ -145,6 +145,17 @@ def test_help_is_readable(capsys):
     assert text.count("\n") < 900, "hundreds of nn.Module classes must not be listed"
 
 
+def test_help_names_every_command(capsys):
+    commands = ["fit", "validate", "test", "predict", "partition", "report", "export"]
+    for given in ([], *([command] for command in commands)):
+        with pytest.raises(SystemExit) as stopped:
+            main([*given, "--help"])
+        text = capsys.readouterr().out
+        assert stopped.value.code == 0
+        assert text.startswith("usage: python -m pl_fed")
+        assert given or all(command in text for command in commands)
+
+
 def test_classes_of_every_room_are_known_by_their_short_names():
     """In a process of its own: here, other tests have imported them."""
     names = ["Yogi", "MLP", "Median", "RandomLabels", "Shards", "BySize", "FashionMNIST", "Ditto"]
