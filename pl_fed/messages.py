@@ -27,10 +27,10 @@ _LEAVES = {
         "Expected only options that --help lists but got {0}."
     ),
     r"argument subcommand: invalid choice: (.+) \(choose from .+\)": (
-        "Expected a subcommand, one of {commands}, but got {0}."
+        f"Expected a subcommand, one of {_COMMANDS}, but got {{0}}."
     ),
     r"(?i)expected \"subcommand\" to be one of {.+}": (
-        "Expected a subcommand, one of {commands}, but got none."
+        f"Expected a subcommand, one of {_COMMANDS}, but got none."
     ),
     r"File does not exist: (.+)": "Expected argument `{where}` to be a file but found none at {0}.",
 }
@@ -80,8 +80,7 @@ def _of_leaf(line: str, where: str, owner: str, given: str) -> str:
     """Return the sentence of a line that tells what is wrong; of another line, nothing."""
     for pattern, template in _LEAVES.items():
         if found := re.match(pattern, line):
-            parts = (each or given for each in found.groups())
-            return template.format(*parts, where=where, commands=_COMMANDS)
+            return template.format(*(each or given for each in found.groups()), where=where)
     if found := re.match(r"Option '(.+?)' is not accepted", line):
         callable_class = _CLASS_PATH.search(line)
         owner = callable_class[1] if callable_class else owner
