@@ -34,6 +34,7 @@ _LEAVES = {
     ),
     r"File does not exist: (.+)": "Expected argument `{where}` to be a file but found none at {0}.",
 }
+_FEW = 12  # names that fit into a sentence
 _BESIDE_THE_POINT = (
     "Expected a <class 'NoneType'>",
     "Expected a path but ",
@@ -84,7 +85,8 @@ def _of_leaf(line: str, where: str, owner: str, given: str) -> str:
     if found := re.match(r"Option '(.+?)' is not accepted", line):
         callable_class = _CLASS_PATH.search(line)
         owner = callable_class[1] if callable_class else owner
-        near = _near(found[1], _options(owner))
+        options = _options(owner)
+        near = _near(found[1], options) or _few(options)
         whose = f" of {owner}" if owner else ""
         return (
             f"Expected argument `{where}` to hold only options{whose} but got `{found[1]}`{near}."
@@ -115,7 +117,8 @@ def _options(owner: str) -> list[str]:
     try:
         made = getattr(import_module(module), name)
         classes = [each for each in made.__mro__ if "__init__" in vars(each)]
-        return [name for each in classes for name in inspect.signature(each.__init__).parameters]
+        names = [name for each in classes for name in inspect.signature(each.__init__).parameters]
+        return [name for name in names if name not in ("self", "args", "kwargs")]
     except (ImportError, AttributeError, ValueError):
         return []
 
@@ -123,3 +126,7 @@ def _options(owner: str) -> list[str]:
 def _near(name: str, names: list[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _few(names: list[str]) -> str:
+    return f" (there are: {', '.join(names)})" if 0 < len(names) <= _FEW else ""

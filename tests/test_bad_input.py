@@ -140,7 +140,8 @@ REFUSED = {
     ),
     "option of the net": (
         [f"{NET}.width=3"],
-        "`model.init_args.net` to hold only options of pl_fed.models.MLP but got `width`",
+        "`model.init_args.net` to hold only options of pl_fed.models.MLP but got `width`"
+        " (there are: in_features, hidden, num_classes)",
     ),
     "option of the optimizer": (
         [f"{MODEL}.optimizer.init_args.lrr=3"],

@@ -1,6 +1,7 @@
 """A pretrained torchvision net whose body is frozen, under a new linear head."""
 
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ class FrozenBody(nn.Module):
     Args:
         architecture: Name of a torchvision classifier, such as ``resnet18``.
         weights: Name of torchvision weights (``DEFAULT`` downloads them), the path of a file with
-            the state dict of that architecture, or ``none`` for a random body.
+            the state dict of that architecture, or nothing (or ``none``) for a random body.
         num_classes: Outputs of the head, at least 1.
         keep_features: Whether a federation computes the features of all samples once.
 
@@ -30,7 +31,9 @@ class FrozenBody(nn.Module):
         - output: logits [batch, num_classes].
 
     Raises:
-        ValueError: If torchvision has no such architecture or weights, or a number is below 1.
+        ValueError: If torchvision has no such architecture or weights, they cannot be downloaded,
+            the file holds something else, the architecture has no linear layer, or a number is
+            below 1.
 
     Example:
         >>> net = FrozenBody("resnet18", num_classes=10)
@@ -41,24 +44,20 @@ class FrozenBody(nn.Module):
     def __init__(
         self,
         architecture: str = "resnet18",
-        weights: str = "none",
+        weights: str | None = None,
         num_classes: int = 10,
         keep_features: bool = False,
     ) -> None:
         super().__init__()
         check_integers(1, num_classes=num_classes)
-        file = weights if Path(weights).is_file() else None
-        try:
-            named = None if file or weights == "none" else weights
-            body = models.get_model(architecture, weights=named)
-        except (ValueError, KeyError) as error:
+        body = _body(architecture, None if weights == "none" else weights)
+        linear = [(n, m) for n, m in body.named_modules() if isinstance(m, nn.Linear)]
+        if not linear:
             raise ValueError(
-                "Expected arguments `architecture` and `weights` to be names that torchvision"
-                f" knows, or `weights` a file or none, but got {architecture!r} and {weights!r}."
-            ) from error
-        if file:
-            body.load_state_dict(torch.load(file, weights_only=True, map_location="cpu"))
-        name, last = [(n, m) for n, m in body.named_modules() if isinstance(m, nn.Linear)][-1]
+                "Expected argument `architecture` to be a classifier with a linear last layer but"
+                f" got {architecture!r}."
+            )
+        name, last = linear[-1]
         body.set_submodule(name, nn.Identity())
         self.body = body.requires_grad_(False).eval()
         self.head = nn.Linear(last.in_features, num_classes)
@@ -74,3 +73,29 @@ class FrozenBody(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of images, or of features."""
         return self.head(x if x.dim() == 2 else self.features(x))  # type: ignore[no-any-return]
+
+
+def _body(architecture: str, weights: str | None) -> nn.Module:
+    """Return a classifier of torchvision, with its head."""
+    file = weights if weights and Path(weights).is_file() else None
+    try:
+        body: nn.Module = models.get_model(architecture, weights=None if file else weights)
+    except (ValueError, KeyError) as error:
+        raise ValueError(
+            "Expected arguments `architecture` and `weights` to be names that torchvision"
+            f" knows, or `weights` a file or none, but got {architecture!r} and {weights!r}."
+        ) from error
+    except OSError as error:
+        raise ValueError(
+            "Expected argument `weights` to be weights that can be downloaded but got"
+            f" {weights!r} ({error}): give the path of a file with them."
+        ) from error
+    if file:
+        try:
+            body.load_state_dict(torch.load(file, weights_only=True, map_location="cpu"))
+        except (RuntimeError, TypeError, EOFError, UnpicklingError) as error:
+            raise ValueError(
+                f"Expected argument `weights` to be a file with the state dict of {architecture}"
+                f" but got {file} ({type(error).__name__})."
+            ) from error
+    return body

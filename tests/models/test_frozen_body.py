@@ -1,5 +1,7 @@
 """A frozen torchvision body under a new head."""
 
+from urllib.error import URLError
+
 import pytest
 import torch
 from torchvision.models import resnet18
@@ -46,6 +48,37 @@ def test_the_body_exists_once_and_stays_in_evaluation_mode(net):
 def test_unknown_names(arguments):
     with pytest.raises(ValueError, match="Expected arguments `architecture` and `weights`"):
         FrozenBody(**arguments)
+
+
+def test_no_weights_have_two_names():
+    assert all(FrozenBody(weights=given).head.in_features == 512 for given in (None, "none"))
+
+
+def test_weights_that_cannot_be_downloaded(monkeypatch):
+    def offline(*args, **kwargs):
+        raise URLError("no route to host")
+
+    monkeypatch.setattr("torch.hub.urlopen", offline)
+    monkeypatch.setattr("torch.hub.get_dir", lambda: "nowhere")
+    expected = "`weights` to be weights that can be downloaded but got 'DEFAULT' .*no route.*a file"
+    with pytest.raises(ValueError, match=expected):
+        FrozenBody(weights="DEFAULT")
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights", {"weight": torch.ones(2)}, [1.0]])
+def test_a_file_with_something_else(content, tmp_path):
+    file = tmp_path / "weights.pth"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        torch.save(content, file)
+    with pytest.raises(ValueError, match="`weights` to be a file with the state dict of resnet18"):
+        FrozenBody(weights=str(file))
+
+
+def test_an_architecture_without_a_linear_layer():
+    with pytest.raises(ValueError, match="`architecture` to be a classifier with a linear last"):
+        FrozenBody("squeezenet1_0")
 
 
 def test_classes():
