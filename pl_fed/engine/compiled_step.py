@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pl_fed.clients.base import Client
+from pl_fed.engine.images import ChannelsLast
 from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of
 from pl_fed.engine.tracing import CannotCompileError, trace
@@ -52,7 +53,7 @@ class CompiledStep:
         tensors = [each.contiguous() for each in tensors]
 
         def flat(*tensors: Tensor) -> list[Tensor]:
-            with FasterProducts() if mkl_held_back() else nullcontext():
+            with ChannelsLast(), FasterProducts() if mkl_held_back() else nullcontext():
                 gradients = step(*tree_unflatten(tensors, structure))
             leaves, self._gradients = tree_flatten(gradients)
             return leaves

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
+from pl_fed.engine.images import ChannelsLast
 from pl_fed.functional.dropout import unkey_dropouts
 from pl_fed.metrics import ClientMetrics
 from pl_fed.types import Batch
@@ -76,6 +77,8 @@ class Evaluator:
         self.client = client
         self.stacked: bool | None = None
         self._begin = begin
+        layers = client.model("global").modules()
+        self._convolves = any(isinstance(layer, nn.Conv2d) for layer in layers)
 
     def evaluate(
         self,
@@ -199,7 +202,7 @@ class Evaluator:
         sums = torch.zeros(len(clients), dtype=torch.float64, device=data.x.device)
         with torch.no_grad(), evaluating(self.client):
             for position, index in samples.joined():
-                outputs = module(data.x.index_select(0, index))
+                outputs = self._run(module, data.x.index_select(0, index))
                 losses = self.client.sample_losses(outputs, data.y[index])
                 sums.index_add_(0, position, losses.double())
             for one, client in enumerate(clients.tolist()):
@@ -207,7 +210,7 @@ class Evaluator:
                     sums[one] = 0
                     for _, index in samples.of(one):
                         batch = poison[client](Batch(data.x[index], data.y[index], None, index))
-                        losses = self.client.sample_losses(module(batch.x), batch.y)
+                        losses = self.client.sample_losses(self._run(module, batch.x), batch.y)
                         sums[one] += losses.double().sum()
         return sums / samples.sizes.to(sums.device)
 
@@ -239,7 +242,8 @@ class Evaluator:
             samples = _Samples(data, part, clients)
             module = self.client.model("global")
             for position, index in samples.joined():
-                yield "global", position, index, module(data.x.index_select(0, index))
+                outputs = self._run(module, data.x.index_select(0, index))
+                yield "global", position, index, outputs
         if not own:
             return
         for positions in self._pieces(data.part(part).sizes[clients]):
@@ -296,7 +300,14 @@ class Evaluator:
             for one in range(len(samples.sizes)):
                 self._fill(model, rows, one)
                 for position, index in samples.of(one):
-                    yield position, index, module(samples.data.x.index_select(0, index))
+                    x = samples.data.x.index_select(0, index)
+                    yield position, index, self._run(module, x)
+
+    def _run(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Return a model's outputs; on the CPU, images have their channels last."""
+        with ChannelsLast() if self._convolves and x.device.type == "cpu" else nullcontext():
+            outputs: Tensor = module(x)
+        return outputs
 
     def _fill(self, model: str, rows: Mapping[str, Tensor], one: int) -> None:
         """Make a model that of one of some clients."""

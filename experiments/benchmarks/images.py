@@ -1,0 +1,104 @@
+"""``OMP_NUM_THREADS=1 python experiments/benchmarks/images.py``: channels last in compiled steps.
+
+On one CPU thread: a round of nets with convolutions, one client after the other, compiled, with
+the tensors' layout left to the compiler and with channels last (``pl_fed/engine/images.py``), and
+the evaluation of the global model likewise. Each pair takes turns; medians.
+"""
+
+from contextlib import nullcontext
+from unittest import mock
+
+import torch
+from cases import Case
+from local_steps import ByPlFed
+from products import medians
+from report import table
+from torch import Tensor, nn
+
+from pl_fed.clients import FedAvg
+from pl_fed.data import FederatedData
+from pl_fed.engine import compiled_step, evaluation
+from pl_fed.engine.images import ChannelsLast
+
+WAYS = (nullcontext, ChannelsLast)
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions with group normalisation, and the input added."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(4, width)]
+        more = [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(4, width)]
+        self.layers = nn.Sequential(*layers, nn.ReLU(), *more)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        return torch.relu(x + self.layers(x))
+
+
+class Residual(nn.Sequential):
+    """Three blocks of width 32 on 3×32×32."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 32, 3, padding=1),
+            *(Block(32), nn.AvgPool2d(2), Block(32), nn.AvgPool2d(2), Block(32)),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
+        )
+
+
+class Own(Case):
+    """A case with the net above."""
+
+    def build(self) -> nn.Module:
+        """Return a new one."""
+        return Residual()
+
+
+SMALL = {"clients": 10, "steps": 2}
+CASES = [
+    Case("pfl's CNN, minibatches of 10", "PflCNN", (3, 32, 32), **SMALL),
+    Case("Ditto's CNN, of 16", "DittoFashionCNN", (1, 28, 28), batch_size=16, **SMALL),
+    Case("FLAME's CNN, of 100", "FlameCNN", (3, 32, 32), batch_size=100, **SMALL),
+    Case("FedTilt's CNN, of 10", "FedTiltCNN", (3, 32, 32), **SMALL),
+    Own("a residual net with group normalisation, of 10", "", (3, 32, 32), **SMALL),
+]
+
+
+def rounds(case: Case, data: FederatedData) -> list[float]:
+    """Return the seconds of a round in both ways."""
+    ready = []
+    for way in WAYS:
+        with mock.patch.object(compiled_step, "ChannelsLast", way):
+            one = ByPlFed(case, data, "one_by_one_compiled")
+            one.round()
+            ready.append(one.round)
+    return medians(*ready, repeat=1)
+
+
+def evaluations(case: Case, data: FederatedData) -> list[float]:
+    """Return the seconds of the global model on all clients' training data in both ways."""
+    evaluator = evaluation.Evaluator(FedAvg(case.build()), lambda _: {})
+
+    def evaluate(way: type) -> None:
+        with mock.patch.object(evaluation, "ChannelsLast", way):
+            evaluator.start_losses(data.clients, torch.arange(case.clients), {})
+
+    return medians(*(lambda way=way: evaluate(way) for way in WAYS), repeat=1)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rows = []
+    for case in CASES:
+        data = case.data()
+        times = [*rounds(case, data), *evaluations(case, data)]
+        rows.append([case.title, *(f"{1e3 * each:.1f}" for each in times)])
+    ways = ["the compiler's layout", "channels last"]
+    head = ["net", *(f"{what}, ms: {way}" for what in ("round", "evaluation") for way in ways)]
+    print(table(head, rows))
+
+
+if __name__ == "__main__":
+    main()
