@@ -3,6 +3,7 @@
 python -m experiments.fedtilt.report
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.fedtilt.run import DITTO_LAM, SETTINGS, SPLITS, SWEEP, SWEPT, WHOLE, job
+from experiments.fedtilt.run import DITTO_LAM, SEEDS, SETTINGS, SPLITS, SWEEP, SWEPT, WHOLE, job
 from experiments.grid import Row, finished, grouped, read
 from experiments.tables import Comparison, markdown, notes
 
@@ -112,31 +113,26 @@ def orders(results: Results) -> str:
 
 
 def draw_sweep(results: Results, path: Path) -> None:
-    """Draw accuracy and the three spreads over τ and λ."""
+    """Draw accuracy and the three spreads over τ and λ, of the first seed."""
+    first = Results(row for row in results.rows if row["seed"] == str(SEEDS[0]))
     figure = Figure(figsize=(15, 3.4 * len(SWEPT)), layout="constrained")
     panels = figure.subplots(len(SWEPT), len(METRICS), squeeze=False)
     lams, taus = SWEEP["lam"], SWEEP["tau"]
     for row, setting in zip(panels, SWEPT):
         for axes, (metric, title) in zip(row, METRICS.items()):
-            cells = []
-            for lam in lams:
-                for tau in taus:
-                    one = job(setting, WHOLE, "FedTilt", 0, lam=lam, tau=tau).key
-                    values = results.values(
-                        setting, "FedTilt", f"personal_{metric}", one[1], one[3]
-                    )
-                    cells.append(statistics.mean(values) if values else math.nan)
-            grid = [cells[i * len(taus) : (i + 1) * len(taus)] for i in range(len(lams))]
+            grid = [[math.nan] * len(taus) for _ in lams]
+            for (i, lam), (j, tau) in itertools.product(enumerate(lams), enumerate(taus)):
+                arguments = job(setting, WHOLE, "FedTilt", SEEDS[0], lam=lam, tau=tau).key[3]
+                column = f"personal_{metric}"
+                values = first.values(setting, "FedTilt", column, WHOLE, arguments)
+                grid[i][j] = statistics.mean(values) if values else math.nan
             best = "viridis" if metric == "accuracy" else "viridis_r"
-            axes.imshow(grid, cmap=best, aspect="auto")
-            middle = statistics.median(v for v in cells if v == v)
-            for i, line in enumerate(grid):
-                for j, value in enumerate(line):
-                    dark = (value < middle) == (metric == "accuracy")
-                    axes.text(
-                        j, i, f"{value:.2f}", ha="center", va="center", fontsize=8,
-                        color="white" if dark else "black",
-                    )  # fmt: skip
+            image = axes.imshow(grid, cmap=best, aspect="auto")
+            for i, j in itertools.product(range(len(lams)), range(len(taus))):
+                *colour, _ = image.cmap(image.norm(grid[i][j]))
+                ink = "white" if statistics.mean(colour) < 0.5 else "black"
+                said = f"{grid[i][j]:.2f}"
+                axes.text(j, i, said, ha="center", va="center", fontsize=8, color=ink)
             axes.set_xticks(range(len(taus)), [f"{t:g}" for t in taus])
             axes.set_yticks(range(len(lams)), [f"{each:g}" for each in lams])
             axes.set(xlabel="τ", ylabel="λ", title=f"{setting}: {title}")

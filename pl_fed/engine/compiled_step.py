@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.images import ChannelsLast
+from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of
 from pl_fed.engine.tracing import CannotCompileError, trace

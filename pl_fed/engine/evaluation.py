@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
-from pl_fed.engine.images import ChannelsLast
+from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.functional.dropout import unkey_dropouts
 from pl_fed.metrics import ClientMetrics
 from pl_fed.types import Batch

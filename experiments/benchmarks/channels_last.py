@@ -1,8 +1,8 @@
-"""``OMP_NUM_THREADS=1 python experiments/benchmarks/images.py``: channels last in compiled steps.
+"""``OMP_NUM_THREADS=1 python experiments/benchmarks/channels_last.py``: how images are laid out.
 
 On one CPU thread: a round of nets with convolutions, one client after the other, compiled, with
-the tensors' layout left to the compiler and with channels last (``pl_fed/engine/images.py``), and
-the evaluation of the global model likewise. Each pair takes turns; medians.
+the layout left to the compiler and with channels last (``pl_fed/engine/channels_last.py``), and the
+evaluation of the global model likewise. Each pair takes turns; medians.
 """
 
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pl_fed.clients import FedAvg
 from pl_fed.data import FederatedData
 from pl_fed.engine import compiled_step, evaluation
-from pl_fed.engine.images import ChannelsLast
+from pl_fed.engine.channels_last import ChannelsLast
 
 WAYS = (nullcontext, ChannelsLast)
 
