@@ -115,11 +115,15 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
 
 
 def _run_folders(path: Path) -> list[Path]:
-    """Return a folder if it is that of a run, else those of the runs anywhere in it."""
-    if any((path / name).is_file() for name in ("metrics.csv", "config.yaml")):
+    """Return a folder if it is that of a run, else those of the runs anywhere in it.
+
+    A config beside folders of runs is not one that was begun.
+    """
+    if (path / "metrics.csv").is_file():
         return [path]
     within = [each for each in sorted(path.iterdir()) if each.is_dir() and not each.is_symlink()]
-    return [folder for each in within for folder in _run_folders(each)]
+    found = [folder for each in within for folder in _run_folders(each)]
+    return found or ([path] if (path / "config.yaml").is_file() else [])
 
 
 def _unusable(folder: Path) -> str:

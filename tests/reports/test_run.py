@@ -69,6 +69,14 @@ def test_folders_of_runs(tmp_path):
     assert skipped == []
 
 
+def test_a_config_beside_folders_of_runs(tmp_path):
+    write_run(tmp_path / "runs" / "mine" / "a")
+    shutil.copy(tmp_path / "runs" / "mine" / "a" / "config.yaml", tmp_path / "runs" / "mine")
+    runs, skipped = find_runs([tmp_path / "runs"])
+    assert [run.name for run in runs] == ["a"]
+    assert skipped == []
+
+
 def test_runs_of_the_same_name_are_told_apart(tmp_path):
     for name in ("x/a", "y/a", "y/b"):
         write_run(tmp_path / name)
