@@ -47,6 +47,34 @@ class PflCNN(nn.Module):
         return self.layers(x)
 
 
+class Block(nn.Module):
+    """Two 3×3 convolutions with group normalisation, and the input added."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(4, width)]
+        more = [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(4, width)]
+        self.layers = nn.Sequential(*layers, nn.ReLU(), *more)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        return torch.relu(x + self.layers(x))
+
+
+class Residual(nn.Sequential):
+    """Three blocks of width 32 on 3×32×32."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 32, 3, padding=1),
+            *(Block(32), nn.AvgPool2d(2), Block(32), nn.AvgPool2d(2), Block(32)),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
+        )
+
+
+_OWN: dict[str, type[nn.Module]] = {each.__name__: each for each in (PflCNN, Residual)}
+
+
 @dataclass(frozen=True)
 class Case:
     """A federation.
@@ -82,7 +110,7 @@ class Case:
 
     def build(self) -> nn.Module:
         """Return a new net in training mode, what is frozen as a whole in evaluation mode."""
-        kind = PflCNN if self.net == "PflCNN" else getattr(models, self.net)
+        kind = _OWN.get(self.net) or getattr(models, self.net)
         net = kind(**self.options).train()
         for frozen in frozen_modules(net):
             frozen.eval()

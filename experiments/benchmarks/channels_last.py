@@ -13,7 +13,6 @@ from cases import Case
 from local_steps import ByPlFed
 from products import medians
 from report import table
-from torch import Tensor, nn
 
 from pl_fed.clients import FedAvg
 from pl_fed.data import FederatedData
@@ -23,46 +22,13 @@ from pl_fed.engine.channels_last import ChannelsLast
 WAYS = (nullcontext, ChannelsLast)
 
 
-class Block(nn.Module):
-    """Two 3×3 convolutions with group normalisation, and the input added."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        layers = [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(4, width)]
-        more = [nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(4, width)]
-        self.layers = nn.Sequential(*layers, nn.ReLU(), *more)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features."""
-        return torch.relu(x + self.layers(x))
-
-
-class Residual(nn.Sequential):
-    """Three blocks of width 32 on 3×32×32."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv2d(3, 32, 3, padding=1),
-            *(Block(32), nn.AvgPool2d(2), Block(32), nn.AvgPool2d(2), Block(32)),
-            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
-        )
-
-
-class Own(Case):
-    """A case with the net above."""
-
-    def build(self) -> nn.Module:
-        """Return a new one."""
-        return Residual()
-
-
 SMALL = {"clients": 10, "steps": 2}
 CASES = [
     Case("pfl's CNN, minibatches of 10", "PflCNN", (3, 32, 32), **SMALL),
     Case("Ditto's CNN, of 16", "DittoFashionCNN", (1, 28, 28), batch_size=16, **SMALL),
     Case("FLAME's CNN, of 100", "FlameCNN", (3, 32, 32), batch_size=100, **SMALL),
     Case("FedTilt's CNN, of 10", "FedTiltCNN", (3, 32, 32), **SMALL),
-    Own("a residual net with group normalisation, of 10", "", (3, 32, 32), **SMALL),
+    Case("a residual net with group normalisation, of 10", "Residual", (3, 32, 32), **SMALL),
 ]
 
 

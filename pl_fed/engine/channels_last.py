@@ -47,8 +47,8 @@ class ChannelsLast(TorchDispatchMode):
             func, args = torch.ops.pl_fed.max_pool2d, (_channels_last(args[0]), *args[1:])
         elif func is _aten.max_pool2d_with_indices_backward.default and _is_image(args[1]):
             func = torch.ops.pl_fed.max_pool2d_backward
-            gradient, x, *windows, places = args
-            args = (*map(_channels_last, (gradient, x)), *windows, _channels_last(places))
+            gradient, x, *rest = args
+            args = (_channels_last(gradient), _channels_last(x), *rest)
         elif func is _aten.view.default and _is_image(args[0]) and _is_turned(args[0]):
             args = (args[0].contiguous(), *args[1:])
         return func(*args, **(kwargs or {}))

@@ -44,13 +44,9 @@ def seen(function):
 def both(function, *tensors):
     """What a function of tensors gives, and its gradients, by itself and with channels last."""
     found = []
-    for turned in (False, True):
+    for layout in (nullcontext, ChannelsLast):
         leaves = [each.clone().requires_grad_() for each in tensors]
-        if turned:
-            with ChannelsLast():
-                result = function(*leaves)
-                result.square().sum().backward()
-        else:
+        with layout():
             result = function(*leaves)
             result.square().sum().backward()
         found.append([result.detach(), *(leaf.grad for leaf in leaves)])

@@ -54,12 +54,12 @@ def test_no_weights_have_two_names():
     assert all(FrozenBody(weights=given).head.in_features == 512 for given in (None, "none"))
 
 
-def test_weights_that_cannot_be_downloaded(monkeypatch):
+def test_weights_that_cannot_be_downloaded(monkeypatch, tmp_path):
     def offline(*args, **kwargs):
         raise URLError("no route to host")
 
     monkeypatch.setattr("torch.hub.urlopen", offline)
-    monkeypatch.setattr("torch.hub.get_dir", lambda: "nowhere")
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     expected = "`weights` to be weights that can be downloaded but got 'DEFAULT' .*no route.*a file"
     with pytest.raises(ValueError, match=expected):
         FrozenBody(weights="DEFAULT")
