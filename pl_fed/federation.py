@@ -337,6 +337,7 @@ class Federation:
         benign = ~self.is_byzantine[sharing.cohort]
         note("benign_distance", uploads.distance(update, benign, server.aggregator))
         uploads.move(kept, proposed)
+        uploads.receive(self.client, kept)
         return {"train/update_norm": update.norm()}
 
     def _root_update(self, round: int, optimizer: torch.optim.Optimizer) -> Tensor:

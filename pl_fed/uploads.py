@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pl_fed.adversary import Adversary
 from pl_fed.aggregators import Aggregator
+from pl_fed.clients.base import Client
 from pl_fed.functional.aggregation import weighted_sum
 from pl_fed.functional.rows import finite_rows
 from pl_fed.server import Server
@@ -125,3 +126,8 @@ class Uploads:
             known = kept[name]
             change = self._proposals.get(name, known.expand(0, -1)) - known
             known += self._processes.sum(change.sum(0)) / len(self.sharing.cohort)
+
+    def receive(self, client: Client, kept: Mapping[str, Tensor]) -> None:
+        """Let an algorithm change what the server keeps by the uploads that are in, in place."""
+        for name, change in client.receive(self.sharing.clients, self.rows).items():
+            kept[name].add_(self.sharing.processes.sum(change))

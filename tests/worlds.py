@@ -170,6 +170,9 @@ SCENARIOS = {
     "nothing is sent": settings(client=Local),
     "parts are kept": settings(net=batch_norm_net, client=FedRep),
     "the server keeps all models": settings(client=Mocha),
+    "the server keeps all models, some forged": settings(
+        client=Mocha, attack=Opposite(), byzantine=[1, 4]
+    ),
     "the server keeps a control": settings(client=Scaffold, momentum=0.0),
     "adapted before evaluations": settings(client=partial(Finetuning, finetune_steps=3, lam=0.3)),
     "a choice of λ": settings(client=DittoChoice),

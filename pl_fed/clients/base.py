@@ -217,6 +217,21 @@ class Client(LightningModule, ABC):
         """
         return rows["global"] - rows["broadcast"] if "global" in self.trains else None
 
+    def receive(self, clients: Tensor, uploads: Tensor) -> dict[str, Tensor]:
+        """Return how uploads change what the server keeps, beside what was proposed of it.
+
+        It is given them as they came, so that what an attacker forged counts here, too.
+
+        Args:
+            clients: Whose they are, int64 [clients]; those of one process, of several.
+            uploads: Those that are not broken, [clients, numel].
+
+        Returns:
+            For each of some :meth:`server_states` what is added to it, [its length]: summed over
+            processes, so that without clients it is 0.
+        """
+        return {}
+
     def states(self) -> dict[str, Tensor]:
         """Return what a client keeps between rounds: for each name the row of a new client.
 
@@ -228,7 +243,9 @@ class Client(LightningModule, ABC):
         """Return what the server keeps beside the global model: for each name its first row.
 
         Clients get them with the broadcast, and each of the cohort may propose what they become:
-        see :meth:`end_round`. The mean of the proposals is taken whatever the aggregator is.
+        see :meth:`end_round`. The mean of the proposals is taken whatever the aggregator is, and
+        attacks on uploads leave them as they are; what follows from uploads is for
+        :meth:`receive`.
         """
         return {}
 

@@ -36,8 +36,9 @@ class Mocha(Client):
     """A model per client, pulled to those of related clients; the relations are learned.
 
     For convex nets, such as :class:`pl_fed.models.LogisticRegression`, whose parameters mean the
-    same in all clients. The server has all models, and each client is sent its pull. The global
-    model is the mean of them (with ``aggregators.Mean`` and a server learning rate of 1).
+    same in all clients. The server has all models, and each client is sent its pull; a client whose
+    upload is forged has the forged model there. The global model is the mean of them (with
+    ``aggregators.Mean`` and a server learning rate of 1).
 
     Args:
         net: See :class:`Client`, as for all that is not named here.
@@ -47,7 +48,7 @@ class Mocha(Client):
             λ₁ tr(WᵀW + εI)^½ / ε^½, which the learning rate has to go with.
         sigma: σ′ ≥ 1.
         max_numbers: The largest m · d, clients times parameters, that is taken: the server keeps
-            as many numbers, and each client of the cohort proposes as many.
+            as many numbers.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
 
     Raises:
@@ -121,14 +122,15 @@ class Mocha(Client):
         return loss + pull + self.decay / 2 * norm
 
     def end_round(self, rows: dict[str, Tensor]) -> Tensor:
-        """Propose W with one's own model renewed, so often that the mean renews the cohort's."""
-        clients, cohort = rows["client"], self.population.cohort
+        """Send |S| / m of the model's change, so that the mean of the cohort's moves that of W."""
         models = rows["models"].view(self.population.clients, -1)
-        change = rows["personal"] - models[clients[:, 0]]
-        proposed = models.repeat(len(clients), 1, 1)
-        proposed[torch.arange(len(clients)), clients[:, 0]] += cohort * change
-        rows["models"] = proposed.flatten(1)
-        return cohort / self.population.clients * change
+        return self.population.share * (rows["personal"] - models[rows["client"][:, 0]])
+
+    def receive(self, clients: Tensor, uploads: Tensor) -> dict[str, Tensor]:
+        """Renew the models of those whose uploads came."""
+        change = uploads.new_zeros(self.population.clients, uploads.shape[1])
+        change[clients] = uploads / self.population.share
+        return {"models": change.flatten()}
 
     def evaluates(self) -> tuple[str, ...]:
         """Return both: the mean, and the client's own."""

@@ -24,6 +24,7 @@ from small_federations import (
 from torch import nn
 
 from pl_fed import Federation
+from pl_fed.attacks import Attack, ModelReplacement
 from pl_fed.clients import Local, Mocha
 from pl_fed.clients.mocha import relations
 from pl_fed.samplers import Uniform
@@ -178,6 +179,31 @@ def test_models_of_clients_that_take_no_part_stay_to_the_bit():
     two = run_rounds(client, data, 2, sampler=Cohorts((0, 1, 2), (1, 2, 3)))
     same = (one.v == two.v).all(1)
     assert same.tolist() == [True, False, False, False]
+
+
+class NaNs(Attack):
+    """Sends no numbers."""
+
+    def forge(self, honest, own, context):
+        return own * torch.nan
+
+
+def test_a_forged_model_is_what_the_server_keeps():
+    """ModelReplacement sends three times the change; a broken upload changes nothing."""
+    client = Mocha(seeded(mlp), optimizer=sgd(0.1))
+    data = shared_out(classes(SIZES))
+    start = run_rounds(client, data, 0).v
+    honest = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)))
+    how = {"attack": ModelReplacement(3.0), "byzantine": [1]}
+    forged = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)), **how)
+    expected = honest.v.clone()
+    expected[1] += 2 * (honest.v - start)[1]
+    torch.testing.assert_close(forged.v, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(forged.w, expected.mean(0), rtol=0, atol=1e-12)
+    how = {"attack": NaNs(), "byzantine": [1]}
+    broken = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)), **how)
+    expected[1] = start[1]
+    torch.testing.assert_close(broken.v, expected, rtol=0, atol=1e-12)
 
 
 def test_too_many_clients_and_parameters_are_refused():
