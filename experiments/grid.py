@@ -1,18 +1,21 @@
 """Runs of a table, side by side, each once: what is done is a row of a CSV, and is not done again.
 
-A run is a config, as ``python -m pl_fed fit --config`` takes it. It goes on where it was killed:
-its folder lies under ``runs/`` until its row is written. "seconds" in a row are processor time; of
-the last part, if the run was killed in between.
+A run is a config, as ``python -m pl_fed fit --config`` takes it. It goes on where it was killed, if
+its config is the same: its folder lies under ``runs/`` until its row is written. A row stands for
+the names in it: whoever changes a config deletes its rows. "seconds" in a row are processor time;
+of the last part, if the run was killed in between.
 """
 
 import contextlib
 import csv
+import fcntl
 import functools
 import logging
 import multiprocessing
 import multiprocessing.connection
 import os
 import shutil
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -90,13 +93,19 @@ def made(path: str, /, **arguments: Any) -> Config:
 
 
 def fit(config: Config, folder: Path) -> Fitted:
-    """Run a federation in this process, or go on with what there is of it in ``folder``."""
+    """Run a federation in this process, or go on with what there is of it in ``folder``.
+
+    What another config left there is deleted.
+    """
     from pl_fed.cli import FederatedCLI
     from pl_fed.runs import last_checkpoint
 
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(merged(config, {"trainer": {"default_root_dir": str(folder)}})))
+    text = yaml.safe_dump(merged(config, {"trainer": {"default_root_dir": str(folder)}}))
+    if not file.exists() or file.read_text() != text:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        file.write_text(text)
     arguments = ["fit", "--config", str(file)]
     if any(last_checkpoint(run) for run in folder.iterdir() if run.is_dir()):
         arguments += ["--ckpt_path", "last"]
@@ -147,8 +156,13 @@ def work(
             among them.
         workers: Processes.
     """
-    run = functools.partial(_fitted, table=results.parent.name, rows_of=rows_of)
-    each_once(jobs, results, names, run, workers)
+    table = results.parent.name
+
+    def clear(job: Job) -> None:
+        shutil.rmtree(_folder(job, table), ignore_errors=True)
+
+    run = functools.partial(_fitted, table=table, rows_of=rows_of)
+    each_once(jobs, results, names, run, workers, clear)
 
 
 def each_once(
@@ -157,6 +171,7 @@ def each_once(
     names: Sequence[str],
     run: Callable[[Job], Rows],
     workers: int = 2,
+    on_written: Callable[[Job], None] | None = None,
 ) -> None:
     """Do what is missing of some jobs; one that fails has a row that says why.
 
@@ -168,8 +183,31 @@ def each_once(
         names: See :func:`work`.
         run: Does a job, in a process of a pool, and returns its rows by the name of their CSV.
         workers: Processes.
+        on_written: Called with a job whose rows are written, unless it failed.
+
+    Raises:
+        SystemExit: If somebody else is at work in the same folder.
     """
     results.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(results.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f"Expected no other command to be writing to {results.parent} but one is.")
+    try:
+        _each_once(jobs, results, names, run, workers, on_written)
+    finally:
+        os.close(lock)
+
+
+def _each_once(
+    jobs: Sequence[Job],
+    results: Path,
+    names: Sequence[str],
+    run: Callable[[Job], Rows],
+    workers: int,
+    on_written: Callable[[Job], None] | None,
+) -> None:
     done = {tuple(row[name] for name in names) for row in finished(results)}
     missing = [job for job in jobs if job.key not in done]
     print(f"{len(jobs)} runs, {len(missing)} of them missing", flush=True)
@@ -182,6 +220,8 @@ def each_once(
         said = row["failed"] or f"{row['seconds']} s"
         print(f"{number}/{len(missing)} {', '.join(job.key)}: {said}", flush=True)
         files |= kept.keys()
+        if on_written and not row["failed"]:
+            on_written(job)
     order = {job.key: place for place, job in enumerate(jobs)}
     for name in files:
         rows = read(results.parent / name)
@@ -199,6 +239,7 @@ def _all_done(
     Workers grow from run to run, so that a new pool takes over now and then: that of the standard
     library waits for ever when its own workers end (max_tasks_per_child, CPython issue 115634).
     """
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # of workers
     context = multiprocessing.get_context("spawn")
     at_once = _RUNS_OF_A_WORKER * workers
     for first in range(0, len(jobs), at_once):
@@ -214,7 +255,7 @@ def _done(job: Job, run: Callable[[Job], Rows], results: str) -> Rows:
     started = sum(os.times()[:4])  # its own and its children's, user and system
     try:
         kept, failed = {**run(job)}, ""
-    except (ValueError, RuntimeError) as error:
+    except (Exception, SystemExit) as error:  # one that goes up would take the others with it
         kept, failed = {results: [{}]}, " ".join(f"{type(error).__name__}: {error}".split())
     seconds = f"{sum(os.times()[:4]) - started:.1f}"
     kept[results] = [{**row, "seconds": seconds, "failed": failed} for row in kept[results]]
@@ -223,10 +264,7 @@ def _done(job: Job, run: Callable[[Job], Rows], results: str) -> Rows:
 
 def _fitted(job: Job, table: str, rows_of: Callable[[Fitted], Rows]) -> Rows:
     """Run a config, and keep of its folder what is wanted."""
-    folder = _folder(job, table)
-    kept = rows_of(fit(job.config, folder))
-    shutil.rmtree(folder, ignore_errors=True)
-    return kept
+    return rows_of(fit(job.config, _folder(job, table)))
 
 
 def _folder(job: Job, table: str) -> Path:

@@ -213,7 +213,7 @@ def rows_of(fitted: Fitted) -> Rows:
             "val_samples": validated["val_samples"],
             "val_loss": shorter(validated["personal_loss"]),
         }
-        for tested, validated in zip(fitted.clients, fitted.validation)
+        for tested, validated in zip(fitted.clients, fitted.validation, strict=True)
         if models == [*MODELS] and tested["byzantine"] == "0" and tested["test_samples"] != "0"
     ]
     return {"clients.csv": clients, "results.csv": [row]}
@@ -229,11 +229,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
     table = asked.table
+    conditions = asked.conditions or CONDITIONS[table]
+    known = {method for condition in conditions for method in methods(table, condition)}
+    if unknown := {*(asked.methods or ())} - known:
+        parser.error(f"expected --methods to be among {sorted(known)} but got {sorted(unknown)}")
     jobs = [
         Job((condition, method, str(seed)), config(table, condition, method, seed))
         for seed in asked.seeds or SEEDS[table]
-        for condition in asked.conditions or CONDITIONS[table]
-        for method in asked.methods or methods(table, condition)
+        for condition in conditions
+        for method in methods(table, condition)
+        if method in (asked.methods or known)
     ]
     work(jobs, HERE / table / "results.csv", NAMES, rows_of, asked.workers)
     importlib.import_module("experiments.ditto.report").write(table)

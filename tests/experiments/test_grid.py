@@ -1,5 +1,8 @@
 """Runs of a table: each once, from where it was killed, with the same row."""
 
+import fcntl
+import os
+
 import pytest
 
 from experiments import grid
@@ -50,6 +53,10 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
     assert [row["round"] for row in whole.rounds] == ["0", "1", "2", "3", "4"]
     assert len(whole.clients) == 10
     fit(merged(TINY, {"trainer": {"max_epochs": 2}}), tmp_path / "killed")
+    config = tmp_path / "killed" / "config.yaml"
+    config.write_text(config.read_text().replace("max_epochs: 2", "max_epochs: 4"))
+    marker = tmp_path / "killed" / "marker"
+    marker.touch()
     resumed = fit(TINY, tmp_path / "killed")
     kept = [name for name in whole.last if name.startswith("test/")]
     assert kept
@@ -57,6 +64,13 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
     assert resumed.clients == whole.clients
     assert resumed.validation == whole.validation
     assert len(whole.validation) == 10
+    assert marker.exists(), "gone on with, in its folder"
+
+
+def test_what_another_config_left_is_not_gone_on_with(tmp_path):
+    fit(merged(TINY, {"trainer": {"max_epochs": 2}}), tmp_path / "run")
+    other = merged(TINY, {"data": {"batch_size": 20}})
+    assert fit(other, tmp_path / "run").last == fit(other, tmp_path / "afresh").last
 
 
 def rows_of(fitted: Fitted):
@@ -111,6 +125,28 @@ def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch, ca
     rows = {row["name"]: row for row in read(results)}
     assert float(rows["broken"]["accuracy"]) > 0, "tried again, mended"
     assert not rows["whole"]["failed"], "done before"
+
+
+def broken_off(job: Job):
+    if job.key == ("1",):
+        raise KeyError("column")
+    return squared(job)
+
+
+def test_whatever_a_run_fails_with_the_others_are_kept(tmp_path):
+    jobs = [Job((str(number),)) for number in range(3)]
+    grid.each_once(jobs, tmp_path / "results.csv", ("number",), broken_off, workers=1)
+    found = {row["number"]: row["failed"] for row in read(tmp_path / "results.csv")}
+    assert found == {"0": "", "1": "KeyError: 'column'", "2": ""}
+
+
+def test_two_commands_do_not_write_to_one_folder(tmp_path):
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(SystemExit, match=r"no other command to be writing to .* but one is"):
+        grid.each_once([], tmp_path / "results.csv", ("number",), squared)
+    os.close(held)
+    grid.each_once([], tmp_path / "results.csv", ("number",), squared)
 
 
 def test_rows_take_the_place_of_what_a_kill_left(tmp_path):
