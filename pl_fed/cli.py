@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import sys
 import traceback
 import warnings
@@ -25,6 +26,7 @@ from lightning.pytorch.cli import (
     LightningCLI,
     SaveConfigCallback,
 )
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning_utilities.core.enums import StrEnum
 
 import pl_fed.models
@@ -37,11 +39,16 @@ from pl_fed.federation import Federation
 from pl_fed.loggers import wandb_loggers
 from pl_fed.messages import sentence
 from pl_fed.reports import command
-from pl_fed.reports.configs import group_name
+from pl_fed.reports.configs import differing, group_name, shown
 from pl_fed.reports.split import Split
 from pl_fed.runs import RowsOf, is_first_process, last_checkpoint, last_run, new_folder
 from pl_fed.trainer import Trainer
 
+_LENGTHS = {
+    "trainer.max_epochs",
+    "trainer.max_steps",
+    "trainer.max_time",
+}  # are raised as one likes
 _MOST_CLASSES = 12
 _PROGRAM = {
     "prog": "python -m pl_fed",
@@ -131,13 +138,23 @@ class FederatedCLI(SectionsCLI):
         config = self.config[self.subcommand]
         root = config.trainer.default_root_dir or "runs"
         resumes = self.subcommand == "fit" and config.ckpt_path == "last"
+        begun = last_run(root, begun=True) if resumes else None
         if is_first_process():  # it chooses the folder, and writes into it
-            self.run_dir = last_run(root) if resumes else new_folder(root)
+            self.run_dir = begun or new_folder(root)
         self._asked_for = self.config
         self.config = copy.deepcopy(self.config)
         config = self.config[self.subcommand]
-        if config.ckpt_path == "last" and not resumes:
+        if begun and last_checkpoint(begun) is None:
+            config.ckpt_path = None
+            (begun / "metrics.csv").unlink(missing_ok=True)
+            rank_zero_warn(f"{begun} was stopped before its first checkpoint: it begins anew.")
+        elif config.ckpt_path == "last" and not resumes:
             config.ckpt_path = str(last_checkpoint(last_run(root)))
+        elif config.ckpt_path is None and self.subcommand != "fit":
+            rank_zero_warn(
+                f"No `ckpt_path` is given, so {self.subcommand} takes models that were not trained:"
+                " --ckpt_path last takes those of the newest run."
+            )
         group = group_name(config.as_dict())
         for logger in _entries(config.trainer.logger):
             if self.run_dir is not None:
@@ -274,7 +291,43 @@ def _shortened(found: re.Match[str]) -> str:
 
 
 class SaveAndLogConfig(SaveConfigCallback):
-    """Writes ``config.yaml``, and gives the whole config to every logger."""
+    """Writes ``config.yaml``, and gives the whole config to every logger.
+
+    That of a run that goes on is written when its checkpoint has been taken, which may be refused.
+    If it is another than before, the other one is kept as ``config_to_round_<n>.yaml``.
+    """
+
+    _goes_on = False
+
+    def setup(self, trainer: LightningTrainer, pl_module: LightningModule, stage: str) -> None:
+        """Write the config of a new run."""
+        self._goes_on |= stage == "fit" and self.config.ckpt_path == "last"
+        if not self._goes_on:
+            super().setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: LightningTrainer, pl_module: LightningModule) -> None:
+        """Write the config of a run that goes on."""
+        if trainer.is_global_zero and not self.already_saved:
+            self._keep_old(Path(trainer.default_root_dir), trainer.current_epoch)
+        super().setup(trainer, pl_module, "fit")
+
+    def _keep_old(self, folder: Path, round: int) -> None:
+        """Keep the config that is there, if the new one is another, and say what differs."""
+        path = folder / self.config_filename
+        try:
+            old = yaml.safe_load(path.read_text())
+        except (OSError, ValueError, yaml.YAMLError):
+            return
+        new = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        changes = differing([old, new])
+        if changes.keys() <= _LENGTHS:
+            return
+        kept = path.rename(path.with_name(f"config_to_round_{round}.yaml"))
+        said = ", ".join(f"{n} {shown(was)} → {shown(now)}" for n, (was, now) in changes.items())
+        rank_zero_warn(
+            f"The run goes on with another config from round {round} on ({said}); the one before is"
+            f" kept in {kept.name}. Learning rates stay those of the checkpoint."
+        )
 
     def save_config(
         self, trainer: LightningTrainer, pl_module: LightningModule, stage: str
@@ -327,10 +380,12 @@ def _is_lightnings_refusal(error: Exception) -> bool:
 
 def _discard(run_dir: Path | None) -> None:
     """Remove the folder of a run that ended before it began: it holds no results."""
-    if run_dir is None or {file.name for file in run_dir.iterdir()} - {"config.yaml"}:
+    if run_dir is None or {file.name for file in run_dir.rglob("*")} - {
+        "config.yaml",
+        "checkpoints",
+    }:
         return
-    (run_dir / "config.yaml").unlink(missing_ok=True)
-    run_dir.rmdir()
+    shutil.rmtree(run_dir)
 
 
 def _entries(logger: Any) -> Iterator[Namespace]:

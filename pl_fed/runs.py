@@ -22,6 +22,7 @@ from pl_fed.state import DiskRows, of_clients
 
 _LARGE = 1 << 28  # bytes of a checkpoint that is mapped, and not read as a whole
 _PIECE = 1 << 20
+_HALF_WRITTEN = ".ckpt.tmp"
 _LAST = re.compile(r"last(-v\d+)?\.ckpt")
 
 
@@ -35,9 +36,19 @@ def is_first_process() -> bool:
 
 
 def new_folder(root: str | Path) -> Path:
-    """Make a new folder for a run under ``root``, named by the time."""
+    """Make a new folder for a run under ``root``, named by the time.
+
+    Raises:
+        ValueError: If ``root`` is no folder, and cannot be made.
+    """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    Path(root).mkdir(parents=True, exist_ok=True)
+    try:
+        Path(root).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            "Expected argument `default_root_dir` to be a folder, or to name one that can be made,"
+            f" but got {root}: {error.strerror}."
+        ) from error
     for attempt in range(1, 1000):
         folder = Path(root) / (stamp if attempt == 1 else f"{stamp}-{attempt}")
         try:
@@ -59,13 +70,23 @@ def last_checkpoint(folder: str | Path) -> Path | None:
     return max(named, key=_written, default=None)
 
 
-def last_run(root: str | Path) -> Path:
+def last_run(root: str | Path, begun: bool = False) -> Path:
     """Return the folder of the run under ``root`` whose last checkpoint is the newest.
+
+    Args:
+        root: Where runs lie.
+        begun: Whether it may be one that was stopped before its first checkpoint.
 
     Raises:
         FileNotFoundError: If there is none.
     """
-    found = [path for run in Path(root).glob("*") if (path := last_checkpoint(run))]
+    found: dict[Path, Path] = {}
+    for run in Path(root).glob("*"):
+        path = last_checkpoint(run)
+        if path is None and begun and _is_empty(run / "checkpoints"):
+            path = run / "checkpoints"
+        if path is not None:
+            found[run] = path
     if not found:
         raise FileNotFoundError(
             "Expected argument `ckpt_path` = last to find a run with checkpoints/last.ckpt under"
@@ -73,7 +94,12 @@ def last_run(root: str | Path) -> Path:
             " trainer.default_root_dir, and write last.ckpt unless they are given a ModelCheckpoint"
             " without `save_last: true`."
         )
-    return max(found, key=_written).parent.parent
+    return max(found, key=lambda run: _written(found[run]))
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether a folder is there, and has nothing in it but what a kill left half written."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {_HALF_WRITTEN}
 
 
 def _written(path: Path) -> int:
@@ -114,7 +140,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Save a checkpoint."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(".ckpt.tmp")  # one for all, so that no kill leaves two
+        temporary = target.with_name(_HALF_WRITTEN)  # one for all, so that no kill leaves two
         with _Stream(temporary.open("wb", buffering=0)) as file:
             torch.save(checkpoint, file)
             file.flush()

@@ -77,6 +77,59 @@ def test_evaluation_of_the_last_checkpoint(tmp_path, capsys, subcommand):
         assert rows(new)[-1][name] == trained[-1][name]
 
 
+def test_models_that_nobody_trained_are_named_so(tmp_path):
+    with pytest.warns(UserWarning, match="so predict takes models that were not trained"):
+        main(["predict", *QUICKSTART, *short(tmp_path)])
+
+
+def test_a_resume_that_is_refused_changes_no_file(tmp_path, capsys):
+    run = fit(tmp_path)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    more = ["--trainer.max_epochs", "3", "--ckpt_path", "last"]
+    for other in (["--model.net.hidden", "[16]"], ["--model", "FedAvg"]):
+        with pytest.raises(SystemExit):
+            main(["fit", *QUICKSTART, *short(tmp_path), *other, *more])
+        assert "Expected a checkpoint whose" in capsys.readouterr().err
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_goes_on_with_another_config_says_so_and_keeps_both(tmp_path):
+    run = fit(tmp_path)
+    before = (run / "config.yaml").read_text()
+    more = ["--trainer.max_epochs", "4", "--model.lam", "3", "--ckpt_path", "last"]
+    said = r"from round 2 on \(trainer\.max_epochs 2 → 4, model\.lam 0\.1 → 3\)"
+    with pytest.warns(UserWarning, match=said):
+        main(["fit", *QUICKSTART, *short(tmp_path), *more])
+    assert (run / "config_to_round_2.yaml").read_text() == before
+    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["lam"] == 3
+    before = (run / "config.yaml").read_text()
+    more[3] = "5"
+    main(["fit", *QUICKSTART, *short(tmp_path), *more])
+    assert (run / "config.yaml").read_text() == before, "all rounds were run: nothing goes on"
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew_in_its_folder(tmp_path):
+    older, newer = fit(tmp_path), fit(tmp_path, "--model.lam", "1")
+    expected = (newer / "per_client.csv").read_text()
+    (newer / "checkpoints" / "last.ckpt").unlink()
+    before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
+    with pytest.warns(UserWarning, match="was stopped before its first checkpoint: it begins anew"):
+        main(["fit", *QUICKSTART, *short(tmp_path), "--model.lam", "1", "--ckpt_path", "last"])
+    assert {*tmp_path.iterdir()} == {older, newer}
+    assert (newer / "per_client.csv").read_text() == expected
+    assert [row["round"] for row in rows(newer / "metrics.csv")] == ["0", "1", "2"]
+    assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
+
+
+def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    for command in ("fit", "partition"):
+        with pytest.raises(SystemExit):
+            main([command, *QUICKSTART, "--trainer.default_root_dir", str(file)])
+        assert "`default_root_dir` to be a folder, or" in capsys.readouterr().err
+
+
 def test_predict_gives_the_predictions_of_the_clients_asked_for(tmp_path):
     run = fit(tmp_path)
     last = str(run / "checkpoints" / "last.ckpt")

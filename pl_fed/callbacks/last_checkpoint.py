@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -9,6 +10,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 class LastCheckpoint(ModelCheckpoint):
     """Keeps the latest round that was saved: what a run saves unless it is given a ModelCheckpoint.
+
+    Its folder is there from the start: an empty one is that of a run that was stopped before.
 
     A checkpoint holds the states of all clients, and may take longer than a round. So rounds go on
     unsaved until saving has taken no more than a share of the time. The last round is saved in any
@@ -36,6 +39,8 @@ class LastCheckpoint(ModelCheckpoint):
         with warnings.catch_warnings():  # a resumed run goes on in its folder
             warnings.filterwarnings("ignore", ".*exists and is not empty")
             super().setup(trainer, pl_module, stage)
+        if stage == "fit" and trainer.is_global_zero and self.dirpath is not None:
+            Path(self.dirpath).mkdir(parents=True, exist_ok=True)
         self._training = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
