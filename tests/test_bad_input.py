@@ -327,7 +327,7 @@ def test_subcommands(capsys, arguments, words):
     ("arrays", "words"),
     [
         (None, "to be an .npz file of arrays of numbers but got"),
-        ({"x": np.zeros((9, 64))}, "to hold an array `y` but got ['x']"),
+        ({"x": np.zeros((9, 64))}, "to hold an array `y` but got x."),
         ({"x": np.zeros((9, 64)), "y": np.zeros(8, int)}, "`y` to have 9 rows"),
         ({"x": np.zeros((9, 63)), "y": np.arange(9)}, "`net` to take inputs of shape [63]"),
         ({"x": np.full((9, 64), np.nan), "y": np.arange(9)}, "`x` to hold finite numbers"),

@@ -4,12 +4,15 @@ Z. Liu, P. Luo, X. Wang and X. Tang. "Deep learning face attributes in the wild"
 LEAF's form (arXiv 1812.01097), as Ditto uses it: each celebrity is a client, the images are 84×84.
 """
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from PIL import Image
 from torchvision import datasets
 
 from pl_fed.data.folders import data_root, missing
+from pl_fed.data.reading import reading
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.functional.arguments import check_integers
 
@@ -48,7 +51,12 @@ class CelebA(DataSource):
         self.download = download
 
     def load(self) -> Arrays:
-        """Return the images, each with its celebrity and its official part."""
+        """Return the images, each with its celebrity and its official part.
+
+        Raises:
+            FileNotFoundError: If torchvision's files are not there.
+            ValueError: If an argument does not fit the files, or an image is broken.
+        """
         try:
             parts = [
                 datasets.CelebA(str(self.root), split, ["attr", "identity"], download=self.download)
@@ -77,10 +85,15 @@ class CelebA(DataSource):
     def _chosen(self, identity: torch.Tensor) -> torch.Tensor:
         """Return which images are of celebrities that are taken."""
         ids, counts = identity.unique(return_counts=True)
+        if self.min_samples > (most := int(counts.max())):
+            raise ValueError(
+                f"Expected argument `min_samples` to be at most {most}, the most images that a"
+                f" celebrity has, but got {self.min_samples}."
+            )
         kept = ids[counts >= self.min_samples][: self.max_clients]
         return torch.isin(identity, kept).nonzero().flatten()
 
-    def _image(self, path: object) -> np.ndarray:
-        with Image.open(str(path)) as image:
+    def _image(self, path: Path) -> np.ndarray:
+        with reading(path, "an image"), Image.open(path) as image:
             resized = image.convert("RGB").resize((self.size, self.size), Image.Resampling.BILINEAR)
         return np.asarray(resized).transpose(2, 0, 1)

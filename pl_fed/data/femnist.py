@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.data.folders import data_root, missing
+from pl_fed.data.reading import reading
 from pl_fed.data.source import TEST, TRAIN, Arrays, DataSource
 
 _HOW = (
@@ -40,10 +41,16 @@ class FEMNIST(DataSource):
         self.root = data_root(root)
 
     def load(self) -> Arrays:
-        """Return the images [samples, 1, 28, 28], each with its writer."""
+        """Return the images [samples, 1, 28, 28], each with its writer.
+
+        Raises:
+            FileNotFoundError: If there are no files.
+            ModuleNotFoundError: If pyarrow is needed and not there.
+            ValueError: If a file is broken.
+        """
         folder = self.root / "femnist"
         if found := sorted(folder.rglob("*.parquet")):
-            return self._arrays(_of_parquet(found), None)
+            return self._arrays(list(_of_parquet(found)), None)
         files = {
             part: sorted(path for path in folder.rglob("*.json") if path.parent.name == part)
             for part in ("train", "test")
@@ -53,27 +60,29 @@ class FEMNIST(DataSource):
             raise missing(self.root, wanted, _HOW)
         pieces = [list(_of_leaf(files[part])) for part in ("train", "test")]
         split = [part for part, each in zip((TRAIN, TEST), pieces) for _, y, _ in each for _ in y]
-        return self._arrays(iter([*pieces[0], *pieces[1]]), torch.tensor(split))
+        return self._arrays([*pieces[0], *pieces[1]], torch.tensor(split))
 
     def _arrays(
-        self, pieces: Iterator[tuple[Tensor, Tensor, list[str]]], split: Tensor | None
+        self, pieces: list[tuple[Tensor, Tensor, list[str]]], split: Tensor | None
     ) -> Arrays:
-        images, labels, writers = zip(*pieces)
-        names = [name for each in writers for name in each]
-        ids = np.unique(np.asarray(names), return_inverse=True)[1]
-        x, y = torch.cat(images).view(-1, 1, 28, 28), torch.cat(labels).long()
-        return Arrays(x, y, torch.from_numpy(ids).long(), split, self.num_classes)
+        with reading(self.root / "femnist", "a folder of characters"):
+            images, labels, writers = zip(*pieces)
+            names = [name for each in writers for name in each]
+            ids = torch.from_numpy(np.unique(np.asarray(names), return_inverse=True)[1]).long()
+            x, y = torch.cat(images), torch.cat(labels).long()
+            return Arrays(x, y, ids, split, self.num_classes)
 
 
 def _of_leaf(files: list[Path]) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
     """Yield images, classes and writers of each writer in LEAF's files."""
     for path in files:
-        content = json.loads(path.read_text())
-        for user in content["users"]:
-            own = content["user_data"][user]
-            if own["y"]:
-                x = torch.tensor(own["x"], dtype=torch.float32)
-                yield x, torch.tensor(own["y"]), [str(user)] * len(own["y"])
+        with reading(path, "a json file of LEAF's FEMNIST"):
+            content = json.loads(path.read_text())
+            for user in content["users"]:
+                own = content["user_data"][user]
+                if samples := len(own["y"]):
+                    x = torch.tensor(own["x"], dtype=torch.float32).view(samples, 1, 28, 28)
+                    yield x, torch.tensor(own["y"]), [str(user)] * samples
 
 
 def _of_parquet(files: list[Path]) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
@@ -86,10 +95,12 @@ def _of_parquet(files: list[Path]) -> Iterator[tuple[Tensor, Tensor, list[str]]]
             " not: pip install pyarrow, or use LEAF's json files."
         ) from error
     for path in files:
-        table = parquet.read_table(path, columns=["image", "writer_id", "character"])
-        images = np.stack([_image(each) for each in table["image"].to_pylist()])
-        labels = torch.tensor(table["character"].to_pylist())
-        yield torch.from_numpy(images), labels, table["writer_id"].to_pylist()
+        with reading(path, "a parquet file of FEMNIST"):
+            table = parquet.read_table(path, columns=["image", "writer_id", "character"])
+            images = np.stack([_image(each) for each in table["image"].to_pylist()])
+            labels = torch.tensor(table["character"].to_pylist())
+            x = torch.from_numpy(images).view(len(labels), 1, 28, 28)
+            yield x, labels, table["writer_id"].to_pylist()
 
 
 def _image(cell: Any) -> np.ndarray:

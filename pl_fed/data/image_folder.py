@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from pl_fed.data.folders import data_root, missing
+from pl_fed.data.reading import reading
 from pl_fed.data.source import Arrays, DataSource
 from pl_fed.functional.arguments import check_integers
 
@@ -52,7 +53,13 @@ class ImageFolder(DataSource):
         self.size = size
 
     def load(self) -> Arrays:
-        """Return the images [samples, channels, height, width]."""
+        """Return the images [samples, channels, height, width].
+
+        Raises:
+            FileNotFoundError: If there are no images.
+            ValueError: If an image is broken, or they are of several sizes and ``size`` is not
+                given.
+        """
         folder = self.root / self.folder
         classes = sorted(path for path in folder.glob("*") if path.is_dir())
         files = [
@@ -76,7 +83,7 @@ class ImageFolder(DataSource):
         return Arrays(x, y, num_classes=len(classes))
 
     def _image(self, path: Path) -> np.ndarray:
-        with Image.open(path) as opened:
+        with reading(path, "an image"), Image.open(path) as opened:
             image = opened.convert("L" if self.grey else "RGB")
         if self.size is not None:
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)

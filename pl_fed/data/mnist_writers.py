@@ -7,11 +7,11 @@ the test images.
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from pl_fed.data.folders import data_root, missing
 from pl_fed.data.images import MNIST
+from pl_fed.data.reading import read_npz, reading
 from pl_fed.data.source import Arrays
 
 
@@ -30,13 +30,17 @@ class MNISTWriters(MNIST):
     file = "MNIST_writers/mnist_writer_ids.npz"
 
     def load(self) -> Arrays:
-        """Return the images, each with its writer."""
+        """Return the images, each with its writer.
+
+        Raises:
+            FileNotFoundError: If files are not there.
+            ValueError: If the file of the writers is broken.
+        """
         path = data_root(self.root) / self.file
         if not path.is_file():
             how = "write who wrote what, which QMNIST's labels say, there with numpy.savez"
             raise missing(data_root(self.root), self.file, how)
         arrays = super().load()
-        with np.load(path, allow_pickle=False) as file:
-            both = [file["train_writer"], file["test_writer"]]
-        writers = torch.from_numpy(np.concatenate(both)).long()
-        return replace(arrays, client=writers)
+        writers = torch.cat([*read_npz(path, ("train_writer", "test_writer")).values()])
+        with reading(path, "writers"):
+            return replace(arrays, client=writers)

@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import Tensor
-
+from pl_fed.data.reading import read_npz, reading
 from pl_fed.data.source import Arrays, DataSource, classes_of
 
 
@@ -46,44 +43,13 @@ class Npz(DataSource):
             ValueError: If the file cannot be read, or an array is missing, of a wrong shape or
                 type, or has numbers that are NaN, infinite or out of range.
         """
-        tensors = self._read()
-        for name in ("x", "y"):
-            if name not in tensors:
-                raise ValueError(
-                    f"Expected {self.path} to hold an array `{name}` but got"
-                    f" {sorted(tensors) or 'none of x, y, client, split'}."
-                )
-        classes = self.num_classes
-        if classes is None:
-            classes = classes_of(tensors["y"])
-        try:
-            return Arrays(**tensors, num_classes=classes)
-        except ValueError as error:
-            raise ValueError(f"{str(error).removesuffix('.')} in {self.path}.") from error
-
-    def _read(self) -> dict[str, Tensor]:
         path = Path(self.path).expanduser()
         if not path.is_file():
             raise FileNotFoundError(
                 f"Expected argument `path` to be an .npz file but found none at {path.absolute()}:"
                 " write one with numpy.savez(path, x=inputs, y=labels)."
             )
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                known = [name for name in ("x", "y", "client", "split") if name in file.files]
-                return {name: _tensor(name, file[name]) for name in known}
-        except Exception as error:
-            raise ValueError(
-                f"Expected {self.path} to be an .npz file of arrays of numbers but got"
-                f" {type(error).__name__}: {str(error).splitlines()[0]}"
-            ) from error
-
-
-def _tensor(name: str, array: np.ndarray) -> Tensor:
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"`{name}` is of type {array.dtype}.")
-    if array.dtype.kind in "iu" and name != "x":
-        array = array.astype(np.int64)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return torch.from_numpy(np.ascontiguousarray(array))
+        tensors = read_npz(path, ("x", "y"), ("client", "split"))
+        classes = classes_of(tensors["y"]) if self.num_classes is None else self.num_classes
+        with reading(path, "samples"):
+            return Arrays(**tensors, num_classes=classes)

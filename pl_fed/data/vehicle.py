@@ -6,10 +6,8 @@ learning", NeurIPS 2017, arXiv 1705.10467 (MOCHA), and of Ditto (ICML 2021, arXi
 sensors, each a client, with 100 features of sound and vibration and two classes.
 """
 
-import numpy as np
-import torch
-
 from pl_fed.data.folders import data_root, missing
+from pl_fed.data.reading import read_npz, reading
 from pl_fed.data.source import Arrays, DataSource
 
 
@@ -31,7 +29,12 @@ class Vehicle(DataSource):
         self.root = data_root(root)
 
     def load(self) -> Arrays:
-        """Return the samples, each with its sensor."""
+        """Return the samples, each with its sensor.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If the file is broken.
+        """
         path = self.root / self.file
         if not path.is_file():
             how = (
@@ -39,6 +42,6 @@ class Vehicle(DataSource):
                 " there with numpy.savez"
             )
             raise missing(self.root, self.file, how)
-        with np.load(path, allow_pickle=False) as file:
-            x, y, device = (torch.from_numpy(file[name]) for name in ("x", "y", "device"))
-        return Arrays(x, (y > 0).long(), device.long(), num_classes=2)
+        x, y, device = read_npz(path, ("x", "y", "device")).values()
+        with reading(path, "samples"):
+            return Arrays(x, (y > 0).long(), device, num_classes=2)

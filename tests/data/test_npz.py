@@ -104,8 +104,8 @@ WITH_A_NAN[2, 1] = math.nan
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"y": None}, r"to hold an array `y` but got \['x'\]"),
-        ({"x": None, "y": None}, "to hold an array `x` but got none of x, y, client, split"),
+        ({"y": None}, "to hold an array `y` but got x"),
+        ({"x": None, "y": None}, "to hold an array `x` but got none"),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, r"at least one sample .* \[0, 3\]"),
         ({"x": np.array([[{}]] * 4, dtype=object)}, "arrays of numbers but got ValueError: Object"),
         ({"y": np.array(["a", "b", "a", "b"])}, "but got TypeError: `y` is of type <U1"),
@@ -159,8 +159,9 @@ def test_files_of_another_kind(tmp_path, written):
     half = tmp_path / "half.npz"
     half.write_bytes(Path(written(x=np.ones((4, 1000)))).read_bytes()[:20000])
     for path in (text, single, half):
-        with pytest.raises(ValueError, match=r"to be an \.npz file of arrays of numbers but got"):
+        with pytest.raises(ValueError, match=r"arrays of numbers but got a broken one") as failed:
             Npz(str(path)).load()
+        assert "pickle" not in str(failed.value)
 
 
 # The script that makes one of CIFAR-10

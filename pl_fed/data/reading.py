@@ -1,0 +1,74 @@
+"""Files that are read, and what to say of one that is broken."""
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Say whatever goes wrong while a file is read in one sentence that names the file.
+
+    Args:
+        path: The file.
+        kind: What it should be.
+
+    Raises:
+        ValueError: In the place of any exception.
+
+    Example:
+        >>> with reading(Path("a.json"), "a json file with `users`"):
+        ...     {}["users"]
+        Traceback (most recent call last):
+            ...
+        ValueError: Expected a.json to be a json file with `users` but got KeyError: 'users'.
+    """
+    try:
+        yield
+    except Exception as error:  # whatever a broken file makes its reader do
+        text = (str(error).splitlines() or [""])[0].removesuffix(".")
+        if not text.startswith("Expected "):
+            what = f"{type(error).__name__}: {text}".removesuffix(": ")
+            text = f"Expected {path} to be {kind} but got {what}"
+        elif str(path) not in text:
+            text = f"{text} in {path}"
+        raise ValueError(f"{text}.") from error
+
+
+def read_npz(path: Path, wanted: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Return arrays of an ``.npz`` file by name, integers as int64, but for inputs ``x``.
+
+    Args:
+        path: The file, which is there.
+        wanted: Names of arrays that it must hold.
+        optional: Names of arrays that it may hold.
+
+    Raises:
+        ValueError: If the file cannot be read, or an array is missing or does not hold numbers.
+    """
+    kind = "an .npz file of arrays of numbers"
+    with reading(path, kind):
+        if not zipfile.is_zipfile(path):
+            raise ValueError(f"Expected {path} to be {kind} but got a broken one or another kind.")
+        with np.load(path, allow_pickle=False) as file:
+            for name in wanted:
+                if name not in file.files:
+                    found = ", ".join(file.files) or "none"
+                    raise ValueError(f"Expected {path} to hold an array `{name}` but got {found}.")
+            names = [name for name in (*wanted, *optional) if name in file.files]
+            return {name: _tensor(name, file[name]) for name in names}
+
+
+def _tensor(name: str, array: np.ndarray) -> Tensor:
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"`{name}` is of type {array.dtype}.")
+    if array.dtype.kind in "iu" and name != "x":
+        array = array.astype(np.int64)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return torch.from_numpy(np.ascontiguousarray(array))

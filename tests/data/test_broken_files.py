@@ -1,0 +1,117 @@
+"""Files of the shipped data sets that are broken: one sentence, which names the file."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from made_data import leaf, write_celeba, write_femnist, write_scans, write_vehicle
+from test_clients_own_data import write_writers
+from test_images import idx_root  # noqa: F401
+
+from pl_fed.data import FEMNIST, CelebA, ImageFolder, MNISTWriters, Vehicle
+
+
+def refused(source, path, words):
+    with pytest.raises(ValueError, match=words) as failed:
+        source.load()
+    sentence = str(failed.value)
+    assert sentence.startswith("Expected ")
+    assert sentence.endswith(".")
+    assert str(path) in sentence
+    assert "\n" not in sentence
+
+
+WRITER = {"f1": (np.zeros((1, 784)), [3])}
+WITHOUT_USERS = json.dumps({"user_data": {"f1": {"x": [], "y": []}}})
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (leaf(WRITER)[:200], "to be a json file of LEAF's FEMNIST but got JSONDecodeError"),
+        (WITHOUT_USERS, "FEMNIST but got KeyError: 'users'"),
+        (leaf({"f1": (np.zeros((2, 100)), [3, 4])}), r"'\[2, 1, 28, 28\]' is invalid .* size 200"),
+        (leaf({"f1": (np.zeros((2, 784)), [3])}), r"'\[1, 1, 28, 28\]' is invalid .* size 1568"),
+    ],
+)
+def test_a_file_of_leaf(tmp_path, content, words):
+    write_femnist(tmp_path)
+    path = tmp_path / "femnist" / "test" / "all_data_0_test.json"
+    path.write_text(content)
+    refused(FEMNIST(root=str(tmp_path)), path, words)
+
+
+def test_classes_that_femnist_does_not_have(tmp_path):
+    write_femnist(tmp_path)
+    path = tmp_path / "femnist" / "test" / "all_data_0_test.json"
+    path.write_text(leaf({"f1": (np.zeros((1, 784)), [62])}))
+    refused(FEMNIST(root=str(tmp_path)), tmp_path / "femnist", r"class ids .* \(62\) but got 62 in")
+
+
+def unreadable(path, columns):
+    raise OSError("Parquet magic bytes not found in footer")
+
+
+@pytest.mark.parametrize(
+    ("read_table", "words"),
+    [
+        (unreadable, "to be a parquet file of FEMNIST but got OSError: Parquet magic bytes"),
+        (lambda path, columns: {}, "FEMNIST but got KeyError: 'image'"),
+    ],
+)
+def test_a_parquet_file(tmp_path, monkeypatch, read_table, words):
+    reader = SimpleNamespace(read_table=read_table)
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=reader))
+    path = tmp_path / "femnist" / "a.parquet"
+    path.parent.mkdir()
+    path.touch()
+    refused(FEMNIST(root=str(tmp_path)), path, words)
+
+
+@pytest.mark.parametrize("size", [0, 300])
+def test_an_image_that_was_cut_off(tmp_path, size):
+    write_scans(tmp_path, each=2)
+    path = tmp_path / "MedicalMNIST" / "Hand" / "000001.jpeg"
+    path.write_bytes(path.read_bytes()[:size])
+    source = ImageFolder("MedicalMNIST", root=str(tmp_path))
+    refused(source, path, "to be an image but got")
+
+
+def test_an_image_of_celeba(tmp_path, monkeypatch):
+    write_celeba(tmp_path, [5] * 12, monkeypatch)
+    path = tmp_path / "celeba" / "img_align_celeba" / "000007.jpg"
+    path.unlink()
+    refused(CelebA(root=str(tmp_path)), path, "to be an image but got FileNotFoundError")
+
+
+def test_nobody_in_celeba_has_so_many_images(tmp_path, monkeypatch):
+    write_celeba(tmp_path, [5] * 8 + [9] * 4, monkeypatch)
+    with pytest.raises(ValueError, match=r"`min_samples` to be at most 8, .* but got 9"):
+        CelebA(root=str(tmp_path), min_samples=9).load()
+    assert len(CelebA(root=str(tmp_path), min_samples=8, size=4).load()) == 8
+
+
+def test_a_vehicle_file(tmp_path):
+    write_vehicle(tmp_path)
+    path = tmp_path / Vehicle.file
+    whole = path.read_bytes()
+    arrays = dict(np.load(path))
+    source = Vehicle(root=str(tmp_path))
+    path.write_bytes(whole[: len(whole) // 2])
+    refused(source, path, "to be an .npz file of arrays of numbers but got a broken one")
+    np.savez(path, x=arrays["x"], y=arrays["y"])
+    refused(source, path, "to hold an array `device` but got x, y")
+    np.savez(path, **{**arrays, "device": arrays["device"][1:]})
+    refused(source, path, r"`client` to have 12 rows, .* got shape \[11\] in ")
+
+
+def test_a_file_of_writers(idx_root):  # noqa: F811
+    root = idx_root[0]
+    write_writers(root)
+    path = root / MNISTWriters.file
+    np.savez(path)
+    refused(MNISTWriters(root=str(root)), path, "to hold an array `train_writer` but got none")
+    np.savez(path, train_writer=np.zeros(6, int), test_writer=np.zeros(3, int))
+    refused(MNISTWriters(root=str(root)), path, r"`client` to have 10 rows, .* got shape \[9\] in ")
