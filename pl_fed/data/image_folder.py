@@ -17,6 +17,8 @@ _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 class ImageFolder(DataSource):
     """Images in one folder for each class; classes are numbered by the folders' names in order.
 
+    Files and folders whose names begin with a dot are left out.
+
     Medical MNIST (58,954 images, 64×64, of six kinds of scans, A. P. Lozano 2017) comes in this
     form: FLAME (arXiv 2407.16397) trains on it.
 
@@ -57,21 +59,21 @@ class ImageFolder(DataSource):
 
         Raises:
             FileNotFoundError: If there are no images.
-            ValueError: If an image is broken, or they are of several sizes and ``size`` is not
-                given.
+            ValueError: If a folder has no images, one is broken, or they are of several sizes and
+                ``size`` is not given.
         """
         folder = self.root / self.folder
-        classes = sorted(path for path in folder.glob("*") if path.is_dir())
-        files = [
-            (path, number)
-            for number, each in enumerate(classes)
-            for path in sorted(each.rglob("*"))
-            if path.suffix.lower() in _IMAGES
-        ]
-        if not files:
+        classes = [path for path in sorted(folder.glob("[!.]*")) if path.is_dir()]
+        files = [_images_below(each) for each in classes]
+        if not any(files):
             wanted = f"{self.folder}/<class>/<image>"
             raise missing(self.root, wanted, "put the images there, in one folder for each class")
-        images = [self._image(path) for path, _ in files]
+        if empty := [each.name for each, found in zip(classes, files) if not found]:
+            raise ValueError(
+                f"Expected every folder in {folder} to hold the images of a class but got none in"
+                f" {', '.join(empty)}: put them there, or remove the folder."
+            )
+        images = [self._image(path) for found in files for path in found]
         shapes = {image.shape for image in images}
         if len(shapes) > 1:
             raise ValueError(
@@ -79,7 +81,8 @@ class ImageFolder(DataSource):
                 f" there are {sorted(shapes)[:3]}."
             )
         x = torch.from_numpy(np.stack(images))
-        y = torch.tensor([number for _, number in files])
+        sizes = torch.tensor([len(found) for found in files])
+        y = torch.arange(len(classes)).repeat_interleave(sizes)
         return Arrays(x, y, num_classes=len(classes))
 
     def _image(self, path: Path) -> np.ndarray:
@@ -89,3 +92,13 @@ class ImageFolder(DataSource):
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         pixels = np.asarray(image)
         return pixels[None] if self.grey else pixels.transpose(2, 0, 1)
+
+
+def _images_below(folder: Path) -> list[Path]:
+    """Return the images anywhere below a folder, but for what is hidden."""
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in _IMAGES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]

@@ -232,6 +232,26 @@ def test_images_of_several_sizes_need_one(tmp_path):
     assert ImageFolder("scans", root=str(tmp_path), size=8).load().x.shape == (3, 1, 8, 8)
 
 
+def test_what_is_hidden_is_no_image(tmp_path):
+    """Of notebooks, and of archives that were packed on a Mac."""
+    write_images(tmp_path)
+    scans = tmp_path / "scans"
+    for name in (".ipynb_checkpoints", "Hand/.ipynb_checkpoints"):
+        (scans / name).mkdir()
+        (scans / name / "0.jpeg").write_bytes((scans / "Hand" / "0.jpeg").read_bytes())
+    (scans / "Hand" / "._0.jpeg").write_bytes(b"Mac OS X")
+    arrays = ImageFolder("scans", root=str(tmp_path)).load()
+    assert arrays.y.tolist() == [0, 1, 1]
+    assert arrays.num_classes == 2
+
+
+def test_a_folder_without_images_is_no_class(tmp_path):
+    write_images(tmp_path)
+    (tmp_path / "scans" / "CXR").mkdir()
+    with pytest.raises(ValueError, match=r"of a class but got none in CXR: put them there, or"):
+        ImageFolder("scans", root=str(tmp_path)).load()
+
+
 # What is not there
 
 
