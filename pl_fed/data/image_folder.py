@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from pl_fed.data.folders import data_root, missing
 from pl_fed.data.reading import reading
@@ -17,7 +17,8 @@ _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 class ImageFolder(DataSource):
     """Images in one folder for each class; classes are numbered by the folders' names in order.
 
-    Files and folders whose names begin with a dot are left out.
+    Files and folders whose names begin with a dot are left out. Images are turned as their EXIF
+    data say, and those of 16 bits are scaled to 8.
 
     Medical MNIST (58,954 images, 64×64, of six kinds of scans, A. P. Lozano 2017) comes in this
     form: FLAME (arXiv 2407.16397) trains on it.
@@ -59,8 +60,8 @@ class ImageFolder(DataSource):
 
         Raises:
             FileNotFoundError: If there are no images.
-            ValueError: If a folder has no images, one is broken, or they are of several sizes and
-                ``size`` is not given.
+            ValueError: If a folder has no images, one is broken or of 32 bits, or they are of
+                several sizes and ``size`` is not given.
         """
         folder = self.root / self.folder
         classes = [path for path in sorted(folder.glob("[!.]*")) if path.is_dir()]
@@ -87,7 +88,13 @@ class ImageFolder(DataSource):
 
     def _image(self, path: Path) -> np.ndarray:
         with reading(path, "an image"), Image.open(path) as opened:
-            image = opened.convert("L" if self.grey else "RGB")
+            if opened.mode in ("I", "F"):
+                raise ValueError(
+                    f"Expected {path} to be an image of 8 or 16 bits a pixel but got 32, whose"
+                    f" range is not known (mode {opened.mode})."
+                )
+            image = _of_8_bits(ImageOps.exif_transpose(opened))
+            image = image.convert("L" if self.grey else "RGB")
         if self.size is not None:
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         pixels = np.asarray(image)
@@ -102,3 +109,10 @@ def _images_below(folder: Path) -> list[Path]:
         if path.suffix.lower() in _IMAGES
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
+
+
+def _of_8_bits(image: Image.Image) -> Image.Image:
+    """Return an image with its pixels in 0..255: ``convert`` would clip those above."""
+    if not image.mode.startswith("I;16"):
+        return image
+    return Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from made_data import leaf, write_celeba, write_vehicle
-from PIL import Image
+from PIL import ExifTags, Image
 from test_images import idx_root  # noqa: F401
 
 from pl_fed.data import FEMNIST, CelebA, FederatedData, ImageFolder, MNISTWriters, Vehicle
@@ -250,6 +250,36 @@ def test_a_folder_without_images_is_no_class(tmp_path):
     (tmp_path / "scans" / "CXR").mkdir()
     with pytest.raises(ValueError, match=r"of a class but got none in CXR: put them there, or"):
         ImageFolder("scans", root=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize(("kind", "type"), [("png", "u2"), ("tif", "u2"), ("tif", ">u2")])
+def test_images_of_16_bits_are_scaled_to_8(tmp_path, kind, type):
+    pixels = np.array([[0, 128, 129], [257 * 100, 257 * 100 + 129, 65535]], dtype=type)
+    (tmp_path / "scans" / "Hand").mkdir(parents=True)
+    Image.fromarray(pixels).save(tmp_path / "scans" / "Hand" / f"0.{kind}")
+    grey = ImageFolder("scans", root=str(tmp_path)).load()
+    assert grey.x[0, 0].tolist() == [[0, 0, 1], [100, 101, 255]]
+    colour = ImageFolder("scans", root=str(tmp_path), grey=False).load()
+    assert torch.equal(colour.x, grey.x.expand(1, 3, 2, 3))
+
+
+@pytest.mark.parametrize("type", ["int32", "float32"])
+def test_images_of_32_bits_are_refused(tmp_path, type):
+    path = tmp_path / "scans" / "Hand" / "0.tif"
+    path.parent.mkdir(parents=True)
+    Image.fromarray(np.full((2, 2), 1000, dtype=type)).save(path)
+    with pytest.raises(ValueError, match=rf"Expected {path} to be an image of 8 or 16 bits a "):
+        ImageFolder("scans", root=str(tmp_path)).load()
+
+
+def test_images_are_turned_as_the_camera_says(tmp_path):
+    (tmp_path / "scans" / "Hand").mkdir(parents=True)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # to be turned clockwise by 90 degrees
+    pixels = np.array([[0, 50, 100], [150, 200, 250]], dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "scans" / "Hand" / "0.png", exif=exif)
+    arrays = ImageFolder("scans", root=str(tmp_path)).load()
+    assert arrays.x[0, 0].tolist() == [[150, 0], [200, 50], [250, 100]]
 
 
 # What is not there
