@@ -4,14 +4,16 @@ Z. Liu, P. Luo, X. Wang and X. Tang. "Deep learning face attributes in the wild"
 LEAF's form (arXiv 1812.01097), as Ditto uses it: each celebrity is a client, the images are 84×84.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 from torchvision import datasets
+from torchvision.datasets.utils import check_integrity
 
-from pl_fed.data.folders import data_root, missing
+from pl_fed.data.folders import data_root, not_loaded
 from pl_fed.data.reading import reading
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.functional.arguments import check_integers
@@ -54,17 +56,10 @@ class CelebA(DataSource):
         """Return the images, each with its celebrity and its official part.
 
         Raises:
-            FileNotFoundError: If torchvision's files are not there.
+            FileNotFoundError: If torchvision's files are not there, or differ from the original.
             ValueError: If an argument does not fit the files, or an image is broken.
         """
-        try:
-            parts = [
-                datasets.CelebA(str(self.root), split, ["attr", "identity"], download=self.download)
-                for split in ("train", "valid", "test")
-            ]
-        except (RuntimeError, OSError) as error:
-            how = "set `download: true` to fetch it, or put torchvision's files there"
-            raise missing(self.root, "celeba", how) from error
+        parts = self._parts()
         names = [name for name in parts[0].attr_names if name]
         if self.attribute not in names:
             raise ValueError(
@@ -81,6 +76,28 @@ class CelebA(DataSource):
         images = self.root / "celeba" / "img_align_celeba"
         x = np.stack([self._image(images / files[one]) for one in chosen.tolist()])
         return Arrays(torch.from_numpy(x), y[chosen], identity[chosen], split[chosen], 2)
+
+    def _parts(self) -> list[datasets.CelebA]:
+        """Return torchvision's data set of each official part."""
+        try:
+            return [
+                datasets.CelebA(str(self.root), split, ["attr", "identity"], download=self.download)
+                for split in ("train", "valid", "test")
+            ]
+        except Exception as error:  # whatever broken files make torchvision do
+            files = "torchvision's files under celeba"
+            details = ", ".join(self._broken_files())
+            raise not_loaded(self.root, "CelebA", files, self.download, error, details) from error
+
+    def _broken_files(self) -> Iterator[str]:
+        """Yield what is the matter with each file that torchvision refuses, which names none."""
+        folder = self.root / "celeba"
+        for _, md5, name in datasets.CelebA.file_list:
+            path = folder / name
+            if path.suffix != ".zip" and not check_integrity(path, md5):
+                yield f"{name} {'differs from the original' if path.exists() else 'is missing'}"
+        if not (folder / "img_align_celeba").is_dir():
+            yield "the folder img_align_celeba is missing"
 
     def _chosen(self, identity: torch.Tensor) -> torch.Tensor:
         """Return which images are of celebrities that are taken."""

@@ -2,12 +2,14 @@
 
 import os
 from abc import abstractmethod
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchvision import datasets
 
+from pl_fed.data.folders import not_loaded
 from pl_fed.data.source import TEST, TRAIN, Arrays, DataSource
 
 
@@ -39,24 +41,14 @@ class TorchvisionImages(DataSource):
         """Return the 60,000 or 50,000 official training images, and the 10,000 of the test set."""
         try:
             parts = [self.open(train=True), self.open(train=False)]
-        except (RuntimeError, OSError, ValueError, EOFError) as error:
-            raise FileNotFoundError(self._how_to_get_it(error)) from error
+        except Exception as error:  # whatever broken files make torchvision do
+            name = type(self).__name__
+            raise not_loaded(Path(self.root), name, self.files, self.download, error) from error
         x = torch.cat([_channels_first(torch.as_tensor(part.data)) for part in parts])
         y = torch.cat([torch.as_tensor(part.targets, dtype=torch.int64) for part in parts])
         split = torch.full((len(x),), TEST)
         split[: len(parts[0].data)] = TRAIN
         return Arrays(x, y, split=split, num_classes=self.num_classes)
-
-    def _how_to_get_it(self, error: Exception) -> str:
-        lines = str(error).replace("You can use download=True to download it", "").splitlines()
-        reason = (lines or [type(error).__name__])[0].strip(" .:")
-        hints = [f"put {self.files} there", "set PL_FED_DATA to the folder that has it"]
-        if not self.download:
-            hints.insert(0, "set `download: true` to fetch it")
-        return (
-            f"Expected argument `root` to be a folder with {type(self).__name__} but got"
-            f" {os.path.abspath(self.root)} ({reason}): {', or '.join(hints)}."
-        )
 
 
 class MNIST(TorchvisionImages):

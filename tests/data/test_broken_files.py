@@ -1,5 +1,6 @@
 """Files of the shipped data sets that are broken: one sentence, which names the file."""
 
+import hashlib
 import json
 import sys
 from types import SimpleNamespace
@@ -9,8 +10,9 @@ import pytest
 from made_data import leaf, write_celeba, write_femnist, write_scans, write_vehicle
 from test_clients_own_data import write_writers
 from test_images import idx_root  # noqa: F401
+from torchvision import datasets
 
-from pl_fed.data import FEMNIST, CelebA, ImageFolder, MNISTWriters, Vehicle
+from pl_fed.data import FEMNIST, MNIST, CelebA, ImageFolder, MNISTWriters, Vehicle
 
 
 def refused(source, path, words):
@@ -84,6 +86,52 @@ def test_an_image_of_celeba(tmp_path, monkeypatch):
     path = tmp_path / "celeba" / "img_align_celeba" / "000007.jpg"
     path.unlink()
     refused(CelebA(root=str(tmp_path)), path, "to be an image but got FileNotFoundError")
+
+
+@pytest.fixture
+def celeba(tmp_path, monkeypatch):
+    """A folder of CelebA's files, whose md5 sums torchvision is told."""
+    write_celeba(tmp_path, [5] * 12, monkeypatch)
+    files = sorted((tmp_path / "celeba").glob("*.txt"))
+    sums = [("id", hashlib.md5(path.read_bytes()).hexdigest(), path.name) for path in files]
+    monkeypatch.setattr(datasets.CelebA, "file_list", [("id", "", "img_align_celeba.zip"), *sums])
+    return tmp_path
+
+
+def test_which_of_celebas_files_are_broken(celeba):
+    assert len(CelebA(root=str(celeba), size=4).load()) == 12
+    (celeba / "celeba" / "identity_CelebA.txt").write_text("000001.jpg garbage")
+    (celeba / "celeba" / "list_bbox_celeba.txt").unlink()
+    with pytest.raises(FileNotFoundError) as failed:
+        CelebA(root=str(celeba)).load()
+    assert str(failed.value).startswith(
+        f"Expected argument `root` to be a folder with CelebA but got {celeba} (Dataset not found"
+        " or corrupted: identity_CelebA.txt differs from the original, list_bbox_celeba.txt is"
+        " missing): set `download: true` to fetch it, or put torchvision's files under celeba there"
+    )
+
+
+def test_celebas_images_are_missing(celeba):
+    (celeba / "celeba" / "img_align_celeba").rename(celeba / "elsewhere")
+    with pytest.raises(FileNotFoundError, match="the folder img_align_celeba is missing"):
+        CelebA(root=str(celeba)).load()
+
+
+def test_a_download_of_celeba_that_fails(celeba, monkeypatch):
+    def unreachable(*_, **__):
+        raise RuntimeError("no route to host")
+
+    monkeypatch.setattr(datasets.CelebA, "download", unreachable)
+    with pytest.raises(FileNotFoundError, match=r"\(no route to host\)") as failed:
+        CelebA(root=str(celeba), download=True).load()
+    assert "download: true" not in str(failed.value)
+
+
+def test_an_idx_file_that_is_none(idx_root):  # noqa: F811
+    root = idx_root[0]
+    (root / "MNIST" / "raw" / "t10k-images-idx3-ubyte").write_text("Not Found")
+    with pytest.raises(FileNotFoundError, match="to be a folder with MNIST but got"):
+        MNIST(root=str(root)).load()
 
 
 def test_nobody_in_celeba_has_so_many_images(tmp_path, monkeypatch):

@@ -291,7 +291,7 @@ def test_images_are_turned_as_the_camera_says(tmp_path):
         (Vehicle, "Vehicle/vehicle_ditto_train.npz"),
         (MNISTWriters, "MNIST_writers/mnist_writer_ids.npz"),
         (FEMNIST, "femnist/train/"),
-        (CelebA, "celeba"),
+        (CelebA, "CelebA"),
         (lambda root: ImageFolder("scans", root=root), "scans/<class>/<image>"),
     ],
 )
