@@ -58,3 +58,10 @@ def check_shares(**arguments: float) -> None:
     for name, value in arguments.items():
         if not 0 <= value <= 1:
             raise ValueError(f"Expected argument `{name}` to be in [0, 1] but got {value}.")
+
+
+def check_at_most(maximum: float, **arguments: float) -> None:
+    """Raise ``ValueError`` unless each argument is <= ``maximum``."""
+    for name, value in arguments.items():
+        if not value <= maximum:
+            raise ValueError(f"Expected argument `{name}` to be at most {maximum} but got {value}.")

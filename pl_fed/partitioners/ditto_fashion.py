@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.functional.arguments import check_at_most, check_integers
 from pl_fed.partitioners._counts import apportion, deal, members
 from pl_fed.partitioners.base import Partitioner, check_split, check_test_labels
 
@@ -37,8 +37,8 @@ class DittoFashion(Partitioner):
         overlapping: Take consecutive slices as in the reference code: some samples go to two
             clients, some to none. The test set's samples are counted by int(p·n_u·m/n) + 1 then,
             m/n being the ratio of the two sets' sizes (1/6 for Fashion-MNIST).
-        reference_seed: Seed of the draw of sizes and shares (the reference's is 233); ``None``
-            takes one from the generator. The generator decides all else.
+        reference_seed: Seed of the draw of sizes and shares, below 2³² (the reference's is 233);
+            ``None`` takes one from the generator. The generator decides all else.
 
     Shape:
         labels: class ids [n], in any numbering.
@@ -64,6 +64,7 @@ class DittoFashion(Partitioner):
         check_integers(1, classes_per_client=classes_per_client)
         if reference_seed is not None:
             check_integers(0, reference_seed=reference_seed)
+            check_at_most(2**32 - 1, reference_seed=reference_seed)
         self.classes_per_client = classes_per_client
         self.overlapping = overlapping
         self.reference_seed = reference_seed

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_fed.functional.arguments import check_choice, check_integers, check_positive
+from pl_fed.functional.arguments import check_at_most, check_choice, check_integers, check_positive
 from pl_fed.partitioners._counts import apportion, deal
 from pl_fed.partitioners.base import Partitioner, check_size, check_split
 
@@ -35,7 +35,8 @@ class Quantity(Partitioner):
     Args:
         law: What the sizes are in proportion to: a draw of ``"dirichlet"`` or ``"lognormal"``.
         beta: β > 0 of the Dirichlet distribution: the smaller, the more the sizes differ.
-        sigma: σ > 0 of the lognormal one: the larger, the more they differ.
+        sigma: σ of the lognormal one, in (0, 100] (beyond, draws overflow): the larger, the more
+            they differ.
         min_size: Least number of samples of a client, >= 1: whoever would have fewer gets so many,
             and the others share the rest by their proportions.
         overlapping: Draw each client's samples from all of them, whoever else has them, as FLAME's
@@ -63,6 +64,7 @@ class Quantity(Partitioner):
     ) -> None:
         check_choice(("dirichlet", "lognormal"), law=law)
         check_positive(beta=beta, sigma=sigma)
+        check_at_most(100, sigma=sigma)
         check_integers(1, min_size=min_size)
         self.law = law
         self.beta = beta

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as images
 
+from pl_fed.functional.arguments import check_finite
 from pl_fed.skews.base import Skew, require_images
 
 
@@ -24,7 +25,7 @@ class Rotations(Skew):
         inputs [samples, channels, height, width].
 
     Raises:
-        ValueError: If there is no angle, or inputs are no images.
+        ValueError: If there is no angle, one is not finite, or inputs are no images.
 
     Example:
         >>> x = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
@@ -37,12 +38,13 @@ class Rotations(Skew):
         self.degrees = [0.0, 90.0, 180.0, 270.0] if degrees is None else list(degrees)
         if not self.degrees:
             raise ValueError("Expected argument `degrees` to hold at least one angle but got [].")
+        check_finite(**{f"degrees[{i}]": angle for i, angle in enumerate(self.degrees)})
 
     def change(self, x: Tensor, client: int, num_clients: int, seed: int) -> Tensor:
         """Return the turned images."""
         require_images(x, self)
         angle = self.degrees[client % len(self.degrees)]
-        quarters = angle / 90
+        quarters = angle % 360 / 90
         if quarters == int(quarters) and x.shape[2] == x.shape[3]:
             return torch.rot90(x, int(quarters), (2, 3))
         bilinear = images.InterpolationMode.BILINEAR

@@ -135,3 +135,12 @@ def test_errors_name_the_numbers():
         DittoFashion(0)
     with pytest.raises(ValueError, match="`reference_seed` to be at least 0 but got -1"):
         DittoFashion(reference_seed=-1)
+    with pytest.raises(
+        ValueError, match="`reference_seed` to be at most 4294967295 but got 429496"
+    ):
+        DittoFashion(reference_seed=2**32)
+
+
+def test_the_largest_reference_seed():
+    parts = DittoFashion(reference_seed=2**32 - 1).split(LABELS, 20, generator())
+    assert sum(len(part) for part in parts) == len(LABELS)

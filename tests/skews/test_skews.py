@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+from math import inf, nan
 
 import pytest
 import torch
@@ -67,6 +68,8 @@ def test_other_angles_keep_the_middle():
     assert turned[0, 0, 2, 2] == pytest.approx(1.0, abs=1e-5)
     assert turned[0, 0, 1, 3] > turned[0, 0, 2, 3] > turned[0, 0, 3, 3]
     assert torch.equal(Rotations([90.0]).change(x, 0, 1, seed=0), x.rot90(1, (2, 3)))
+    assert torch.equal(Rotations([-450.0]).change(x, 0, 1, seed=0), x.rot90(-1, (2, 3)))
+    assert torch.equal(Rotations([360.0 * 2**70]).change(x, 0, 1, seed=0), x)
 
 
 def test_colors_are_a_factor_a_channel():
@@ -83,6 +86,8 @@ def test_colors_are_a_factor_a_channel():
         (lambda: Quality(-0.1), "`sigma` to be at least 0"),
         (lambda: Quality(of="power"), "`of` to be 'variance' or 'std' but got 'power'"),
         (lambda: Rotations([]), "`degrees` to hold at least one angle"),
+        (lambda: Rotations([0.0, nan]), r"`degrees\[1\]` to be a finite number but got nan"),
+        (lambda: Rotations([inf]), r"`degrees\[0\]` to be a finite number but got inf"),
         (lambda: Colors(1.5), r"`strength` to be in \[0, 1\] but got 1.5"),
         (lambda: Rotations().change(torch.rand(4, 5), 0, 1, 0), r"for Rotations but got \[4, 5\]"),
         (lambda: Colors().change(torch.rand(4, 5), 0, 1, 0), r"for Colors but got \[4, 5\]"),
