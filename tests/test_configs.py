@@ -102,7 +102,7 @@ def test_server_optimizers_run_without_any_download(name, tmp_path, monkeypatch)
         ("femnist", "run `./preprocess.sh -s niid"),
         ("celeba", "set `download: true` to fetch it"),
         ("medical_mnist", "a folder with MedicalMNIST/<class>/<image> but found none in"),
-        ("stackoverflow_tags", "write one with numpy.savez"),
+        ("stackoverflow_tags", "savez(path, x=inputs, y=targets, client=owners)"),
     ],
 )
 def test_data_that_are_not_there_are_one_sentence(name, words, tmp_path, monkeypatch, capsys):

@@ -47,7 +47,9 @@ class Npz(DataSource):
         if not path.is_file():
             raise FileNotFoundError(
                 f"Expected argument `path` to be an .npz file but found none at {path.absolute()}:"
-                " write one with numpy.savez(path, x=inputs, y=labels)."
+                " write one with numpy.savez(path, x=inputs, y=targets, client=owners), without"
+                " client if there is a partitioner; a shipped config says in its comment where its"
+                " data come from."
             )
         tensors = read_npz(path, ("x", "y"), ("client", "split"))
         classes = classes_of(tensors["y"]) if self.num_classes is None else self.num_classes
