@@ -243,8 +243,12 @@ class FederatedData(LightningDataModule):
             "use fewer clients, smaller fractions or another partitioner",
         )
         if self.partitioner is None and arrays.client is not None:
-            who += f" (id {int(arrays.client.unique()[empty[0]])} in the data)"
+            owner = arrays.client.unique()[empty[0]]
+            who += f" (id {int(owner)} in the data)"
             hint = "leave such clients out of the data, or use smaller fractions"
+            official = arrays.split if self.split == "official" else None
+            if official is not None and TRAIN not in official[arrays.client == owner]:
+                hint = "use `split: own`, or the partitioner ByOwner for clients of several ids"
         if self.root_samples:
             hint += ", or fewer `root_samples`"
         raise ValueError(

@@ -92,6 +92,14 @@ def test_fewer_clients_than_writers_need_a_partitioner(idx_root):  # noqa: F811
         _ = data.clients
 
 
+def test_a_writer_of_test_images_only_has_no_training_data(idx_root):  # noqa: F811
+    root, _ = idx_root
+    write_writers(root)
+    data = FederatedData(MNISTWriters(root=str(root)), split="official")
+    with pytest.raises(ValueError, match=r"\(id 7 .*: use `split: own`, or the partitioner By"):
+        _ = data.clients
+
+
 @real
 def test_the_real_writers():
     arrays = MNISTWriters().load()
