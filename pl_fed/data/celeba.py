@@ -51,6 +51,7 @@ class CelebA(DataSource):
         self.min_samples = min_samples
         self.max_clients = max_clients
         self.download = download
+        self.preparation = f"RGB, resized to {size} by {size} (bilinear)"
 
     def load(self) -> Arrays:
         """Return the images, each with its celebrity and its official part.

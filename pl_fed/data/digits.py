@@ -18,6 +18,8 @@ class Digits(DataSource):
         (torch.Size([1797, 1, 8, 8]), 10)
     """
 
+    preparation = "pixels divided by 16"
+
     def load(self) -> Arrays:
         """Return images [1797, 1, 8, 8] in [0, 1] and labels."""
         bunch = load_digits()

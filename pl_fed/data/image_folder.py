@@ -54,6 +54,9 @@ class ImageFolder(DataSource):
         self.folder = folder
         self.grey = grey
         self.size = size
+        self.preparation = f"turned by EXIF, 8-bit {'grey' if grey else 'RGB'}"
+        if size is not None:
+            self.preparation += f", resized to {size} by {size} (bilinear)"
 
     def load(self) -> Arrays:
         """Return the images [samples, channels, height, width].

@@ -133,9 +133,10 @@ class FederatedData(LightningDataModule):
     def preparation(self) -> dict[str, Any]:
         """What inputs went through, in this order: what those of a trained model must go through.
 
-        ``scale``, by which they were divided; ``transforms``, of which there is the text; ``skew``,
-        the class that changed each client's, or ``None``; ``mean`` and ``std``, lists that
-        broadcast over one sample, or ``None``. A skew may come after these.
+        ``dataset``, its ``class`` and its ``preparation``, in words; ``scale``, by which they were
+        divided; ``transforms``, of which there is the text; ``skew``, the class that changed each
+        client's, or ``None``; ``mean`` and ``std``, lists that broadcast over one sample, or
+        ``None``. A skew may come after these.
         """
         _ = self.clients
         return self._preparation
@@ -193,8 +194,9 @@ class FederatedData(LightningDataModule):
         return self._skewed(data, after_normalizing=True)
 
     def _described(self, arrays: Arrays, normalization: Normalization | None) -> dict[str, Any]:
-        found = normalization
+        found, source = normalization, self.dataset
         return {
+            "dataset": {"class": type(source).__name__, "preparation": source.preparation},
             "scale": 255 if arrays.x.dtype == torch.uint8 else 1,
             "transforms": [str(each) for each in self.transforms],
             "skew": None if self.skew is None else type(self.skew).__name__,

@@ -73,6 +73,9 @@ class DataSource(ABC):
     A new one is a class with :meth:`load` in a file of its own, named in the config by its path.
     """
 
+    preparation: str = ""
+    """What :meth:`load` does to raw inputs, in words: those of a trained model need the same."""
+
     @abstractmethod
     def load(self) -> Arrays:
         """Return the samples.

@@ -260,6 +260,13 @@ def test_a_folder_without_images_is_no_class(tmp_path):
         ImageFolder("scans", root=str(tmp_path)).load()
 
 
+def test_what_is_done_to_images_is_said():
+    assert CelebA(size=64).preparation == "RGB, resized to 64 by 64 (bilinear)"
+    assert ImageFolder("scans").preparation == "turned by EXIF, 8-bit grey"
+    small = ImageFolder("scans", grey=False, size=32)
+    assert small.preparation == "turned by EXIF, 8-bit RGB, resized to 32 by 32 (bilinear)"
+
+
 @pytest.mark.parametrize(("kind", "type"), [("png", "u2"), ("tif", "u2"), ("tif", ">u2")])
 def test_images_of_16_bits_are_scaled_to_8(tmp_path, kind, type):
     pixels = np.array([[0, 128, 129], [257 * 100, 257 * 100 + 129, 65535]], dtype=type)
