@@ -50,14 +50,15 @@ class Split:
         return (self.counts > 0).sum(1)
 
     def rows(self) -> list[dict[str, int | float]]:
-        """Return one row for each client."""
+        """Return one row for each client; nothing of classes where targets are real values."""
         table: list[dict[str, int | float]] = []
         for client in range(len(self.counts)):
             row: dict[str, int | float] = {"client": client}
             row |= {part: int(sizes[client]) for part, sizes in self.sizes.items()}
-            row |= {"classes": int(self.held[client])}
-            row |= {"distance": round(float(self.distances[client]), 6)}
-            row |= {f"class_{c}": int(n) for c, n in enumerate(self.counts[client])}
+            if self.counts.shape[1]:
+                row |= {"classes": int(self.held[client])}
+                row |= {"distance": round(float(self.distances[client]), 6)}
+                row |= {f"class_{c}": int(n) for c, n in enumerate(self.counts[client])}
             table.append(row)
         return table
 
@@ -93,12 +94,15 @@ class Split:
 
     def _each(self) -> Table:
         table = Table()
-        for name in ("client", *_PARTS, "distance", "training samples by class"):
+        of_classes = ("distance", "training samples by class") if self.counts.shape[1] else ()
+        for name in ("client", *_PARTS, *of_classes):
             table.add_column(name, justify="left" if " " in name else "right")
         for row, counts in zip(self.rows(), self.counts.tolist()):
-            held = " ".join(f"{c}:{n}" for c, n in enumerate(counts) if n)
-            numbers = [str(row[name]) for name in ("client", *_PARTS)]
-            table.add_row(*numbers, f"{row['distance']:.3f}", held)
+            cells = [str(row[name]) for name in ("client", *_PARTS)]
+            if of_classes:
+                held = " ".join(f"{c}:{n}" for c, n in enumerate(counts) if n)
+                cells += [f"{row['distance']:.3f}", held]
+            table.add_row(*cells)
         return table
 
     def draw(self, path: Path) -> None:

@@ -47,19 +47,15 @@ def test_numbers_by_hand():
 
 def test_real_values_have_sizes_only(tmp_path):
     split = given([0.5, 1.5, 2.5], [0, 0, 1])
-    assert split.rows()[0] == {
-        "client": 0,
-        "train": 2,
-        "val": 0,
-        "test": 0,
-        "classes": 0,
-        "distance": 0.0,
-    }
+    assert split.rows()[0] == {"client": 0, "train": 2, "val": 0, "test": 0}
+    split.write(tmp_path / "split.csv")
+    assert (tmp_path / "split.csv").read_text().splitlines()[0] == "client,train,val,test"
     split.draw(tmp_path / "split.png")
     assert Image.open(tmp_path / "split.png").size[0] > 1000
     text = shown(split)
     assert "2 clients" in text
-    assert "distance from" not in text
+    assert "distance" not in text
+    assert "class" not in text
 
 
 def shown(split):
