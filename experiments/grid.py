@@ -45,12 +45,14 @@ class Fitted:
     """What a run left in its folder.
 
     Attributes:
+        config: Its config.
         last: The row of the test in metrics.csv, by column.
         rounds: All rows of metrics.csv.
         clients: The rows of per_client.csv.
         validation: The rows of per_client_validation.csv; none without a validation.
     """
 
+    config: Config
     last: Row
     rounds: list[Row]
     clients: list[Row]
@@ -113,7 +115,7 @@ def fit(config: Config, folder: Path) -> Fitted:
         run = Path(FederatedCLI(arguments).run_dir or folder)
     rounds = read(run / "metrics.csv")
     tables = ("per_client.csv", "per_client_validation.csv")
-    return Fitted(rounds[-1], rounds, *(read(run / table) for table in tables))
+    return Fitted(config, rounds[-1], rounds, *(read(run / table) for table in tables))
 
 
 def quiet() -> None:

@@ -98,7 +98,7 @@ def tables() -> list[Table]:
             },
         ),
         Table(
-            "Ditto, Table 7: Vehicle",
+            "Ditto, Tables 5 and 7: Vehicle",
             "ditto/vehicle",
             "table.md",
             "ditto.run vehicle",
@@ -111,7 +111,7 @@ def tables() -> list[Table]:
         ),
         *(
             Table(
-                f"FedTilt, Tables II, III and VII: {said}",
+                f"FedTilt, Tables II, III and VII, FedAvg in two readings: {said}",
                 "fedtilt",
                 "tables.md",
                 "fedtilt.run",

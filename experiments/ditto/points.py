@@ -215,7 +215,7 @@ def main() -> None:
     for axes, (name, setting) in zip(first, FIGURE_1.items()):
         rows = draw_figure_1(axes, setting)
         axes.set_title(f"Figure 1, {name}")
-        text += f"\n## Figure 1, {name}: λ* = {setting.best:.4f} (the paper's {PAPER[name]})\n\n"
+        text += f"\n## Figure 1, {name}: λ* = {setting.best:.4f} (the authors' {PAPER[name]})\n\n"
         text += markdown(head, rows)
     for axes, (name, setting) in zip(second, FIGURE_2.items()):
         draw_figure_2(axes, setting)

@@ -15,10 +15,11 @@ from experiments.grid import QUIET, Config, Fitted, Job, Rows, made, merged, sho
 HERE = Path(__file__).parent
 NAMES = ("condition", "method", "seed")
 COHORT = 10
-CLIENTS = {"vehicle": 23, "fashion_small": 100, "fashion": 500}
+CLIENTS = {"vehicle": 23, "vehicle_rounded_down": 23, "fashion_small": 100, "fashion": 500}
 METRICS = ("accuracy_weighted", "accuracy", "accuracy_std")
 MODELS = ("global", "personal")
 ALL = ["clean", "A1_20", "A1_50", "A1_80", "A2_20", "A2_50", "A2_80", "A3_10", "A3_20", "A3_50"]
+DITTO = "pl_fed.clients.Ditto"
 MEAN = made("pl_fed.aggregators.Mean")
 DEFENCES: dict[str, Config] = {
     "fair": {"aggregator": made("pl_fed.aggregators.Term", t=1.0)},
@@ -76,18 +77,20 @@ FASHION_DATA: Config = {
     "drop_last": True,
     "val_fraction": 0.1,
 }
-TABLES: dict[str, Config] = {
-    "vehicle": {
-        "data": {
-            "dataset": made("pl_fed.data.Vehicle"),
-            "batch_size": 32,
-            "val_fraction": 0.08,
-            "test_fraction": 0.2,
-            "drop_last": True,
-        },
-        "trainer": {**QUIET, **rounds(600)},
-        "federation": {"engine": "stacked"},
+VEHICLE_TABLE: Config = {
+    "data": {
+        "dataset": made("pl_fed.data.Vehicle"),
+        "batch_size": 32,
+        "val_fraction": 0.08,
+        "test_fraction": 0.2,
+        "drop_last": True,
     },
+    "trainer": {**QUIET, **rounds(600)},
+    "federation": {"engine": "stacked"},
+}
+TABLES: dict[str, Config] = {
+    "vehicle": VEHICLE_TABLE,
+    "vehicle_rounded_down": VEHICLE_TABLE,
     "fashion_small": {
         "data": {
             **FASHION_DATA,
@@ -107,11 +110,18 @@ TABLES: dict[str, Config] = {
         "federation": {"engine": "one_by_one_compiled"},
     },
 }
-SEEDS = {"vehicle": (0, 1, 2, 3, 4), "fashion_small": (0,), "fashion": (0,)}
+FIVE = (0, 1, 2, 3, 4)
+SEEDS = {"vehicle": FIVE, "vehicle_rounded_down": FIVE, "fashion_small": (0,), "fashion": (0,)}
 SOME = ["clean", "A1_50", "A2_50", "A3_20"]
-CONDITIONS = {"vehicle": ALL, "fashion_small": SOME, "fashion": SOME}
+CONDITIONS = {
+    "vehicle": ALL,
+    "vehicle_rounded_down": ALL[1:],
+    "fashion_small": SOME,
+    "fashion": SOME,
+}
 METHODS = {  # beside Ditto
     "vehicle": ["local", *DEFENCES, "MOCHA"],
+    "vehicle_rounded_down": ["Krum", "multi-Krum", "k-norm", "k-loss"],
     "fashion_small": ["local", *DEFENCES, "finetuning"],
     "fashion": ["local", "fair", "median", "multi-Krum", "clipping", "finetuning"],
 }
@@ -128,14 +138,18 @@ def attacked(table: str, condition: str) -> Config:
     """Return what is federated under a condition: A1, A2 and A3 all poison labels."""
     if condition == "clean":
         return {}
-    labels = made(f"pl_fed.attacks.{'FlippedLabels' if table == 'vehicle' else 'RandomLabels'}")
+    labels = made(
+        f"pl_fed.attacks.{'FlippedLabels' if table.startswith('vehicle') else 'RandomLabels'}"
+    )
     kind, percent = condition.split("_")
     attack = labels
     if kind in UPLOADS:
         attack = made("pl_fed.attacks.Combined", attacks=[labels, UPLOADS[kind]])
-    share = int(percent) / 100
-    expected = round(share * COHORT)
-    return {"attack": attack, "byzantine": byzantine(table, share), "num_byzantine": expected}
+    liars = byzantine(table, int(percent) / 100)
+    expected = round(int(percent) / 100 * COHORT)
+    if table == "vehicle_rounded_down":
+        expected = COHORT * len(liars) // CLIENTS[table]
+    return {"attack": attack, "byzantine": liars, "num_byzantine": expected}
 
 
 def is_strong(condition: str) -> bool:
@@ -165,17 +179,15 @@ def ditto(lam: float) -> str:
 
 def methods(table: str, condition: str) -> list[str]:
     """Return the methods of a table under a condition."""
-    return [*map(ditto, lams_of(condition)), *METHODS[table]]
+    lams = [] if table == "vehicle_rounded_down" else lams_of(condition)
+    return [*map(ditto, lams), *METHODS[table]]
 
 
 def config(table: str, condition: str, method: str, seed: int) -> Config:
     """Return the config of a run."""
-    common = VEHICLE if table == "vehicle" else FASHION
+    common = VEHICLE if table.startswith("vehicle") else FASHION
     clients: dict[str, Config] = {
-        **{
-            ditto(lam): made("pl_fed.clients.Ditto", lam=lam, **common)
-            for lam in lams_of(condition)
-        },
+        **{ditto(lam): made(DITTO, lam=lam, **common) for lam in lams_of(condition)},
         "local": made("pl_fed.clients.Local", **common),
         "MOCHA": made("pl_fed.clients.Mocha", **common),
         "finetuning": made("pl_fed.clients.Finetuning", finetune_epochs=40, **common),
@@ -205,6 +217,8 @@ def rows_of(fitted: Fitted) -> Rows:
     for model in models:
         accuracy = fitted.validated(f"val/{model}/accuracy_weighted")
         row[f"{model}_validation"] = shorter(accuracy)
+    if fitted.config["model"]["class_path"] != DITTO:
+        return {"results.csv": [row]}
     clients = [
         {
             "client": tested["client"],
@@ -214,7 +228,7 @@ def rows_of(fitted: Fitted) -> Rows:
             "val_loss": shorter(validated["personal_loss"]),
         }
         for tested, validated in zip(fitted.clients, fitted.validation, strict=True)
-        if models == [*MODELS] and tested["byzantine"] == "0" and tested["test_samples"] != "0"
+        if tested["byzantine"] == "0" and tested["test_samples"] != "0"
     ]
     return {"clients.csv": clients, "results.csv": [row]}
 

@@ -11,7 +11,16 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.fedtilt.run import DITTO_LAM, SEEDS, SETTINGS, SPLITS, SWEEP, SWEPT, WHOLE, job
+from experiments.fedtilt.run import (
+    DITTO_LAM,
+    SEEDS,
+    SETTINGS,
+    SPLITS,
+    SWEEP,
+    SWEPT,
+    WHOLE,
+    job,
+)
 from experiments.grid import Row, finished, grouped, read
 from experiments.tables import Comparison, markdown, notes
 
@@ -141,11 +150,10 @@ def draw_sweep(results: Results, path: Path) -> None:
 
 def chosen() -> str:
     """Say by what Ditto's λ was chosen."""
-    rows = finished(HERE / "select.csv")
     said = [
-        f"{row['setting'].split('/')[0]} {row['arguments'].removeprefix('lam=')}:"
-        f" {float(row['personal_validation']):.4f}"
-        for row in rows
+        f"{setting.split('/')[0]}: "
+        + ", ".join(f"{float(row['personal_validation']):.4f}" for row in rows)
+        for (setting,), rows in grouped(finished(HERE / "select.csv"), "setting")
     ]
     return "; ".join(said)
 
@@ -159,7 +167,6 @@ def write(folder: Path = HERE) -> None:
         .read_text()
         .format(
             runs=len(results.rows),
-            seeds=", ".join(sorted({row["seed"] for row in results.rows}, key=int)),
             hours=hours,
             lam=DITTO_LAM,
             chosen=chosen(),
