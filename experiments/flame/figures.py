@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.flame.run import HERE, config
+from experiments.flame.run import HERE, METHODS, config
 from experiments.grid import (
     Config,
     Fitted,
@@ -133,7 +133,7 @@ def draw_attacks(rows: list[Row], path: Path) -> None:
     for axes, attack in zip(panels, ATTACKS):
         kept = [row for row in rows if row["attack"] in (attack, "none")]
         for (method,), own in grouped(kept, "method"):
-            number = list(ROBUST).index(method)
+            number = [*METHODS, "multi-Krum"].index(method)
             for model, line in STYLES.items():
                 if model == "hybrid" and method != "FLAME":
                     continue

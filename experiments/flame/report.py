@@ -33,6 +33,7 @@ EXTRA = {  # what the paper lacks
     "Ditto PM": ("Ditto", "personal_accuracy"),
     "Ditto GM": ("Ditto", "global_accuracy"),
 }
+SAME = "pFedMe, step 1"  # as FLAME: drawn so that both are seen
 GLOBAL_BAND, STDS = 0.03, 2.0  # personal and hybrid models: twice the paper's std over its runs
 
 
@@ -143,13 +144,15 @@ def draw_curves(curves: Iterable[Row], settings: Sequence[str], path: Path) -> N
                     (int(r) + 1, statistics.mean(float(row[f"{model}_accuracy"]) for row in each))
                     for (r,), each in grouped(own, "round")
                 ]
+                below = {"lw": 5, "alpha": 0.5} if method == SAME else {}
                 axes.plot(
                     *zip(*points), line, color=COLOURS[number], marker=MARKERS[number], ms=3,
-                    label=f"{method}, {model}",
+                    label=f"{method}, {model}", zorder=1 if below else 2, **below,
                 )  # fmt: skip
         axes.set(title=setting, xlabel="round", ylabel="validation accuracy")
         axes.grid(alpha=0.3)
-    panels[-1].legend(frameon=False, fontsize="x-small", loc="lower right", ncols=2)
+    how = {"fontsize": "x-small", "handlelength": 4}
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", **how)
     figure.savefig(path, dpi=130)
 
 
@@ -176,14 +179,15 @@ def draw_fairness(clients: Iterable[Row], settings: Sequence[str], path: Path) -
                     sums.append(statistics.variance(a * b for a, b in zip(losses, batches)))
                 for axes, values in zip(panels[:, column], (means, sums)):
                     point = (statistics.mean(accuracies), statistics.mean(values))
-                    axes.plot(
-                        *point, marker, color=COLOURS[number], label=f"{method}, {model}", ms=8
-                    )
+                    hollow = {"fillstyle": "none", "ms": 14} if method == SAME else {"ms": 8}
+                    name = f"{method}, {model}"
+                    axes.plot(*point, marker, color=COLOURS[number], label=name, **hollow)
         for axes, what in zip(panels[:, column], ("mean loss", "summed loss")):
             axes.set(yscale="log", ylabel=f"variance of clients' {what}", title=setting)
             axes.grid(alpha=0.3, which="both")
         panels[1, column].set_xlabel("mean accuracy over clients")
-    panels[0, 0].legend(frameon=False, fontsize="small")
+    handles = panels[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right center", fontsize="small", labelspacing=1)
     figure.savefig(path, dpi=130)
 
 
