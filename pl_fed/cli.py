@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import sys
 import traceback
 import warnings
@@ -27,6 +28,7 @@ from lightning.pytorch.cli import (
     SaveConfigCallback,
 )
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.enums import StrEnum
 
 import pl_fed.models
@@ -357,6 +359,10 @@ def main(args: ArgsType = None) -> None:
             ExportCLI(given[1:])
         else:
             FederatedCLI(args)
+    except SIGTERMException:  # whose exit status would be that of a success
+        if is_first_process():
+            print("Stopped by SIGTERM: fit --ckpt_path last goes on.", file=sys.stderr)
+        sys.exit(128 + signal.SIGTERM)
     except (
         ValueError,
         TypeError,

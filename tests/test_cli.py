@@ -1,12 +1,15 @@
 """The command line: subcommands, layers, overrides, help, classes of one's own, predictions."""
 
 import csv
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.cli import main
 
@@ -119,6 +122,14 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew_in_its_f
     assert (newer / "per_client.csv").read_text() == expected
     assert [row["round"] for row in rows(newer / "metrics.csv")] == ["0", "1", "2"]
     assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_is_terminated_is_no_success(monkeypatch, capsys):
+    monkeypatch.setattr("pl_fed.cli.FederatedCLI", Mock(side_effect=SIGTERMException))
+    with pytest.raises(SystemExit) as ended:
+        main(["fit"])
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert "Stopped by SIGTERM: fit --ckpt_path last goes on." in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path, capsys):
