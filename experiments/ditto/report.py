@@ -170,8 +170,7 @@ def write(name: str) -> None:
     compared = comparisons(results, paper, BANDS[name])
     parts = [table(results, paper, compared, condition) for condition in results.conditions]
     (folder / "table.md").write_text(text + "\n" + "\n".join(parts) + notes(folder))
-    mean = statistics.mean(float(row["seconds"]) for row in results.rows)
-    print(f"{folder / 'table.md'}: {len(results.rows)} runs of {mean:.0f} s")
+    print(f"{folder / 'table.md'}: {len(results.rows)} runs")
 
 
 if __name__ == "__main__":

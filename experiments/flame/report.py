@@ -77,14 +77,13 @@ def tables(results: Results, compared: Mapping[str, Mapping[str, Comparison]]) -
         head = ["setting"]
         for name in names:
             head += [f"{name}, paper", "ours", "difference"]
-        rows = []
-        for setting, columns in compared.items():
-            if all(name in columns for name in names):
-                cells = [cell for name in names for cell in columns[name].cells()]
-                rows.append([setting, *cells])
-        kept = [columns[n] for columns in compared.values() for n in names if n in columns]
-        if not kept:
+        whole = {s: columns for s, columns in compared.items() if columns.keys() >= {*names}}
+        if not whole:
             continue
+        kept = [columns[name] for columns in whole.values() for name in names]
+        rows = [
+            [s, *(c for n in names for c in columns[n].cells())] for s, columns in whole.items()
+        ]
         title += ", as coded" if title == "Ditto" else ""
         agree = sum(each.agrees for each in kept)
         parts.append(f"## {title}: {agree} of {len(kept)} figures agree\n\n" + markdown(head, rows))
