@@ -99,13 +99,18 @@ def seed(config: Config) -> str:
     return ", ".join(given)
 
 
-def byzantine_share(config: Config) -> float:
-    """Return the share of byzantine clients, in [0, 1]."""
+def byzantine_share(config: Config) -> float | None:
+    """Return the share of byzantine clients, in [0, 1]; ``None`` if the config does not tell it.
+
+    Who is named by id is a share of a number of clients, which the data may give.
+    """
     found = dotted(config)
-    given = found.get("federation.byzantine") or 0.0
+    given, clients = found.get("federation.byzantine"), found.get("data.num_clients")
+    if not given or not found.get("federation.attack"):
+        return None if given is None else 0.0
     if isinstance(given, list):
-        return len(given) / max(1, int(found.get("data.num_clients") or len(given)))
-    return float(given) if found.get("federation.attack") else 0.0
+        return len(given) / clients if clients else None
+    return float(given)
 
 
 def differing(configs: Sequence[Config]) -> dict[str, list[Any]]:

@@ -60,7 +60,9 @@ def lines_of(groups: Sequence[Group]) -> list[Line]:
         settings = configs.settings(group.config)
         attack = {k: settings.pop(k) for k in list(settings) if _is_of(k, _ATTACK)}
         settings = {k: v for k, v in settings.items() if not _is_of(k, _COUNTS)}
-        share = configs.byzantine_share(group.config)
+        share = group.tested[0].byzantine_share
+        if share is None:
+            continue
         family, how = str(sorted(settings.items())), str(sorted(attack.items())) if share else ""
         families.setdefault(family, {}).setdefault(how, {})[share] = group
         if share and (family, how) not in [each[:2] for each in examples]:

@@ -30,6 +30,8 @@ class Run:
         config: ``config.yaml``; empty for a run from Python.
         rows: ``metrics.csv``: the numbers of each round, by round.
         clients: ``per_client.csv`` by column, each [clients]; empty before a test.
+        benign: Which clients are not byzantine, [clients], by ``per_client.csv``, or before a test
+            by ``per_client_validation.csv``; empty if there is neither.
         classes: ``per_class.csv`` by column, each [rows]; empty if there is none.
         engine: The engine that ran the clients, if one did.
     """
@@ -39,6 +41,7 @@ class Run:
     config: configs.Config
     rows: Mapping[int, Mapping[str, float]]
     clients: Columns
+    benign: NDArray[np.bool_]
     classes: Columns
     engine: str | None
 
@@ -72,10 +75,16 @@ class Run:
         return max((round if test else round + 1 for round, test in ends.items()), default=0)
 
     @property
-    def benign(self) -> NDArray[np.bool_]:
-        """Which clients count, [clients]."""
-        kept: NDArray[np.bool_] = self.clients["byzantine"] == 0
-        return kept
+    def num_clients(self) -> int | None:
+        """How many clients there are, if anything tells it."""
+        return len(self.benign) or configs.dotted(self.config).get("data.num_clients")
+
+    @property
+    def byzantine_share(self) -> float | None:
+        """The share of byzantine clients, in [0, 1]: of those that there are, or as configured."""
+        if len(self.benign):
+            return float(np.mean(~self.benign))
+        return configs.byzantine_share(self.config)
 
 
 def in_order(models: Iterable[str]) -> list[str]:
@@ -166,12 +175,15 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     """
     rows = _rounds(folder / "metrics.csv")
     tested = any(name.startswith("test/") for row in rows.values() for name in row)
+    clients = _columns(folder / "per_client.csv") if tested else {}
+    found = clients or _columns(folder / "per_client_validation.csv")
     return Run(
         folder=folder,
         name=name or folder.name,
         config=_config(folder / "config.yaml"),
         rows=rows,  # what an earlier test left is not that of a run that goes on
-        clients=_columns(folder / "per_client.csv") if tested else {},
+        clients=clients,
+        benign=found.get("byzantine", np.empty(0)) == 0,
         classes=_columns(folder / "per_class.csv") if tested else {},
         engine=_engine(folder),
     )

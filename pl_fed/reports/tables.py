@@ -26,7 +26,7 @@ def facts(group: Group, run: Run) -> dict[str, str]:
     """Return what a run was, by column."""
     found = configs.dotted(run.config)
     said = partial(configs.said, run.config)
-    clients = len(run.clients.get("client", ())) or found.get("data.num_clients")
+    byzantine = run.byzantine_share
     defence = [said("federation", "pre_aggregators"), said("federation", "aggregator")]
     planned = found.get("trainer.max_epochs")
     seconds = [value for value in run.curve("time/round").values() if math.isfinite(value)]
@@ -39,11 +39,11 @@ def facts(group: Group, run: Run) -> dict[str, str]:
         "net": said("model", "init_args", "net"),
         "data": said("data", "dataset"),
         "partition": said("data", "partitioner"),
-        "clients": configs.shown(clients),
+        "clients": configs.shown(run.num_clients),
         "cohort": f"{cohort:g}" if cohort is not None else configs.shown(None),
         "rounds": str(run.rounds) + (f" of {planned}" if planned not in (None, run.rounds) else ""),
         "attack": said("federation", "attack"),
-        "byzantine": f"{configs.byzantine_share(run.config):.4g}",
+        "byzantine": f"{byzantine:.4g}" if byzantine is not None else configs.shown(None),
         "defence": " → ".join(each for each in defence if each != configs.shown(None)) or "Mean",
         "seed": configs.seed(run.config) or configs.shown(None),
         "engine": configs.shown(run.engine),

@@ -197,9 +197,12 @@ ATTACKS = {
 MEDIAN = {"federation.aggregator": {"class_path": "pl_fed.aggregators.Median"}}
 
 
-def attacked(name, share, accuracy, changes=None):
+def attacked(name, share, accuracy, changes=None, clients=10):
+    """A run whose share of byzantine clients is rounded down, as theirs is."""
+    who = share if isinstance(share, list) else range(int(clients * share))
     return {**ATTACKS[name], "federation.byzantine": share, **(changes or {})}, {
-        "accuracy": (accuracy,)
+        "accuracy": (accuracy,) * clients,
+        "byzantine": who,
     }
 
 
@@ -221,6 +224,24 @@ def test_lines_over_the_share_of_byzantine_clients(groups):
         "Ditto, SignFlipping": [(0.0, 0.9), (0.2, 0.3)],
     }, "a median has one point, which is no line"
     check(personal)
+
+
+def test_the_share_of_byzantine_clients_is_the_true_one(groups):
+    """In the picture too: 2 of 8 by their ids, where the data say how many there are, and 3 of 8
+    for two seeds of 0.4."""
+    from_data = {"data.num_clients": None}
+    found = groups(
+        (from_data, {"accuracy": (0.9,)}),
+        attacked("RandomLabels", [0, 1], 0.6, from_data, clients=8),
+        attacked("RandomLabels", 0.4, 0.5, from_data, clients=8),
+        attacked("RandomLabels", 0.4, 0.3, {**from_data, "seed_everything": 1}, clients=8),
+    )
+    (picture, _) = robustness.against_fraction(found)
+    assert [(row["byzantine"], row["accuracy"]) for row in picture.rows] == [
+        (0, 0.9),
+        (0.25, 0.6),
+        (0.375, 0.4),
+    ]
 
 
 def test_a_defence_begins_with_its_own_run_without_attack(groups):

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from run_folders import CONFIG, write_run, write_table
+from run_folders import CONFIG, with_changes, write_run, write_table
 
 from pl_fed.reports.run import find_runs, in_order, read_run
 
@@ -23,6 +23,27 @@ def test_a_run_by_its_files(tmp_path):
     assert run.clients["personal_accuracy"].tolist() == [0.5, 0.75, 1.0, 0.25]
     assert run.benign.tolist() == [True, True, False, True]
     assert run.classes["class"].tolist() == [0, 1] * 4
+
+
+def test_who_is_byzantine_is_counted(tmp_path):
+    """Ids of clients that the data bring, and a fraction, which is rounded down."""
+    attack = {"federation.attack": {"class_path": "pl_fed.attacks.RandomLabels"}}
+    ids = with_changes({**attack, "federation.byzantine": [2], "data.num_clients": None})
+    fraction = with_changes({**attack, "federation.byzantine": 0.4})
+    for name, config in (("ids", ids), ("fraction", fraction)):
+        run = read_run(write_run(tmp_path / name, config, byzantine=[2]))
+        assert (run.num_clients, run.byzantine_share) == (4, 0.25)
+
+
+def test_who_is_byzantine_is_known_from_a_validation(tmp_path):
+    attack = {"class_path": "pl_fed.attacks.RandomLabels"}
+    config = with_changes({"federation.attack": attack, "federation.byzantine": 0.4})
+    folder = write_run(tmp_path / "a", config, tested=False)
+    assert read_run(folder).byzantine_share == 0.4, "as configured"
+    rows = [{"client": k, "byzantine": int(k == 1), "val_samples": 3} for k in range(5)]
+    write_table(folder / "per_client_validation.csv", rows)
+    run = read_run(folder)
+    assert (run.num_clients, run.byzantine_share, run.clients) == (5, 0.2, {})
 
 
 def test_models_have_an_order():

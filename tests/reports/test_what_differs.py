@@ -91,6 +91,9 @@ def test_the_share_of_byzantine_clients():
     assert share(attack=LABELS, byzantine=0.2) == 0.2
     assert share(attack=LABELS, byzantine=[0, 3]) == 0.5
     assert share(byzantine=0.2) == 0, "without an attack nobody lies"
+    unknown = {"federation.attack": LABELS, "federation.byzantine": [3], "data.num_clients": None}
+    assert configs.byzantine_share(with_changes(unknown)) is None
+    assert configs.byzantine_share({}) is None
 
 
 def test_classes_are_described_by_what_they_are_given():
