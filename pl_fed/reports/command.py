@@ -32,7 +32,7 @@ def report(arguments: Sequence[str]) -> Path:
     if Path(given.out).exists() and not Path(given.out).is_dir():
         raise ValueError(f"Expected argument `out` to be a folder but got {given.out}, a file.")
     runs, skipped = find_runs(given.runs)
-    for each in (*skipped, *(f"{run.folder}: unfinished." for run in runs if not run.tested)):
+    for each in (*skipped, *(f"{run.folder}: unfinished." for run in runs if not run.finished)):
         print(f"note: {each}", file=sys.stderr)
     written = page.write(runs, Path(given.out), skipped)
     print(f"The report is {written}; its pictures and tables are beside it.")

@@ -63,7 +63,7 @@ class Group:
 
     @property
     def tested(self) -> list[Run]:
-        """The runs that came to their end."""
+        """The runs that came to their test."""
         return [run for run in self.runs if run.tested]
 
     @property

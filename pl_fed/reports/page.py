@@ -126,7 +126,7 @@ def _notes(groups: Sequence[Group], skipped: Sequence[str]) -> list[str]:
             "Runs that differ in nothing but the seed are one group: means over its runs, with ±"
             " one standard deviation over runs (n − 1) in tables, and their range in pictures."
         )
-    unfinished = [run.name for group in groups for run in group.runs if not run.tested]
+    unfinished = [run.name for group in groups for run in group.runs if not run.finished]
     if unfinished:
         notes.append(f"Unfinished, shown with what they have: {', '.join(unfinished)}.")
     notes += [f"Not shown: {each}" for each in skipped]

@@ -65,14 +65,25 @@ class Run:
 
     @property
     def tested(self) -> bool:
-        """Whether the run came to its end: a fit ends with a test."""
-        return bool(self.models("test"))
+        """Whether the run came to its test."""
+        return _tested(self.rows)
 
     @property
     def rounds(self) -> int:
         """How many rounds were run: the row of the test has that number."""
-        ends = {round: any(n.startswith("test/") for n in row) for round, row in self.rows.items()}
-        return max((round if test else round + 1 for round, test in ends.items()), default=0)
+        return max(self.rows, default=-1) + (0 if self.tested else 1)
+
+    @property
+    def planned(self) -> int | None:
+        """How many rounds the config allows; ``None`` if it sets no limit."""
+        found = configs.dotted(self.config)
+        limits = [found.get(f"trainer.{name}") for name in ("max_epochs", "max_steps")]
+        return min((each for each in limits if isinstance(each, int) and each >= 0), default=None)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end: to its test, if need be early, or to its last round."""
+        return self.tested or self.rounds == self.planned
 
     @property
     def num_clients(self) -> int | None:
@@ -174,7 +185,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         ValueError: If ``config.yaml`` or ``metrics.csv`` is not what a fit writes.
     """
     rows = _rounds(folder / "metrics.csv")
-    tested = any(name.startswith("test/") for row in rows.values() for name in row)
+    tested = _tested(rows)
     clients = _columns(folder / "per_client.csv") if tested else {}
     found = clients or _columns(folder / "per_client_validation.csv")
     return Run(
@@ -216,6 +227,14 @@ def _rounds(path: Path) -> dict[int, dict[str, float]]:
             f"Expected {path} to be the metrics of a run but it is not readable CSV."
         ) from None
     return dict(sorted(rows.items()))
+
+
+def _tested(rows: Mapping[int, Mapping[str, float]]) -> bool:
+    """Whether rows end with that of a test; it is empty if no benign client has test samples."""
+    if not rows:
+        return False
+    last = rows[max(rows)]
+    return not last or any(name.startswith("test/") for name in last)
 
 
 def _columns(path: Path) -> dict[str, NDArray[np.float64]]:

@@ -24,24 +24,23 @@ _ROWS = {  # of the summary that a fit ends with
 
 def facts(group: Group, run: Run) -> dict[str, str]:
     """Return what a run was, by column."""
-    found = configs.dotted(run.config)
     said = partial(configs.said, run.config)
     byzantine = run.byzantine_share
+    planned = f" of {run.planned}" if run.planned not in (None, run.rounds) else ""
     defence = [said("federation", "pre_aggregators"), said("federation", "aggregator")]
-    planned = found.get("trainer.max_epochs")
     seconds = [value for value in run.curve("time/round").values() if math.isfinite(value)]
     cohort = run.final("train/cohort")
     return {
         "number": str(group.number),
         "run": run.name,
-        "state": "" if run.tested else "unfinished",
+        "state": "" if run.finished else "unfinished",
         "algorithm": configs.algorithm(run.config) if run.config else configs.shown(None),
         "net": said("model", "init_args", "net"),
         "data": said("data", "dataset"),
         "partition": said("data", "partitioner"),
         "clients": configs.shown(run.num_clients),
         "cohort": f"{cohort:g}" if cohort is not None else configs.shown(None),
-        "rounds": str(run.rounds) + (f" of {planned}" if planned not in (None, run.rounds) else ""),
+        "rounds": f"{run.rounds}{planned}",
         "attack": said("federation", "attack"),
         "byzantine": f"{byzantine:.4g}" if byzantine is not None else configs.shown(None),
         "defence": " → ".join(each for each in defence if each != configs.shown(None)) or "Mean",
@@ -79,7 +78,7 @@ def of_results(groups: Sequence[Group]) -> str:
         if any(group.final(f"test/{model}/{metric}") for group in groups for model in models)
     }
     if not columns:
-        return '<p class="note">No run came to its test.</p>\n'
+        return '<p class="note">No run has test results.</p>\n'
     lines = []
     for group in groups:
         for place, model in enumerate(each for each in models if _has(group, each)):

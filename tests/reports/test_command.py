@@ -70,7 +70,7 @@ def program(folder, *arguments):
 
 
 def test_unfinished_runs_are_shown_and_said(tmp_path):
-    write_run(tmp_path / "a", tested=False)
+    write_run(tmp_path / "a", tested=False, rounds=3)
     (write_run(tmp_path / "b") / "metrics.csv").unlink()
     done = program(tmp_path, ".", "--out", "out")
     assert done.returncode == 0

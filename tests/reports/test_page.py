@@ -62,7 +62,7 @@ def written(tmp_path):
 TWO_SEEDS = [({"seed_everything": seed}, {"accuracy": (0.5, 0.25 * seed)}) for seed in (1, 2)]
 OTHERS = [
     ({"federation.attack": ATTACK, "federation.byzantine": 0.25}, {"byzantine": [1]}),
-    ({"model.init_args.lam": 1.0}, {"tested": False, "extra": {"train/forged": 1}}),
+    ({"model.init_args.lam": 1.0}, {"tested": False, "rounds": 3, "extra": {"train/forged": 1}}),
 ]
 
 
@@ -142,8 +142,15 @@ def test_what_is_unfinished_or_left_out_is_said(written):
 
 def test_a_run_that_only_began(written):
     reader = Reader(written(({}, {"tested": False, "rounds": 1})).read_text(encoding="utf-8"))
-    assert "No run came to its test." in reader.texts
+    assert "No run has test results." in reader.texts
     assert "1 of 4" in reader.texts
+
+
+def test_a_run_of_all_rounds_without_a_test_is_finished(written):
+    path = written(({}, {"tested": False}))
+    assert "Unfinished" not in path.read_text(encoding="utf-8")
+    (row,) = read_table(path.parent / "runs.csv")
+    assert (row["state"], row["rounds"]) == ("", "4")
 
 
 def test_old_runs_without_classes_are_said(written):

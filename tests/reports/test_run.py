@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from run_folders import CONFIG, with_changes, write_run, write_table
+from run_folders import CONFIG, read_table, with_changes, write_run, write_table
 
 from pl_fed.reports.run import find_runs, in_order, read_run
 
@@ -61,6 +61,32 @@ def test_a_killed_run_has_what_it_has(tmp_path):
     assert run.rounds == 3
     assert run.curve("time/round") == {0: 0.5, 1: 0.5}
     assert (run.clients, run.classes) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("limits", "rounds", "row", "finished"),
+    [
+        ({"max_epochs": 4}, 4, {"round": 4}, True),
+        ({"max_epochs": 4}, 4, None, True),
+        ({"max_epochs": 4}, 3, None, False),
+        ({"max_epochs": 9, "max_steps": 3}, 3, None, True),
+        ({"max_epochs": 9}, 3, {"round": 3}, True),
+        ({"max_epochs": 9}, 3, {"round": 3, "test/global/loss": 1.0}, True),
+        ({"max_epochs": -1, "max_steps": -1}, 3, None, False),
+    ],
+    ids=[
+        *("no client to test", "no test", "killed", "all steps", "early, no client to test"),
+        *("early", "no limit"),
+    ],
+)
+def test_when_a_run_came_to_its_end(tmp_path, limits, rounds, row, finished):
+    """A test of no client's samples leaves a row that is empty but for its number."""
+    config = with_changes({f"trainer.{name}": value for name, value in limits.items()})
+    folder = write_run(tmp_path / "a", config, rounds=rounds, tested=False)
+    if row:
+        write_table(folder / "metrics.csv", [*read_table(folder / "metrics.csv"), row])
+    run = read_run(folder)
+    assert (run.rounds, run.tested, run.finished) == (rounds, row is not None, finished)
 
 
 def test_a_run_from_python_has_no_config(tmp_path):
