@@ -4,7 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,22 @@ from pl_fed.reports import configs
 Columns = Mapping[str, NDArray[np.float64]]
 
 _FIRST = ("personal", "global", "hybrid")  # the order in which models are shown
+
+
+class NoFitError(ValueError):
+    """Raised where a folder holds no fit that can be shown.
+
+    Args:
+        folder: The folder.
+        why: What is wrong with it.
+
+    Attributes:
+        note: The same in short.
+    """
+
+    def __init__(self, folder: Path, why: str) -> None:
+        self.note = f"{folder}: {why}."
+        super().__init__(f"Expected argument `runs` to hold fits but got {self.note}")
 
 
 @dataclass(frozen=True)
@@ -111,9 +127,9 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
 
     Raises:
         FileNotFoundError: If there is no such folder, or no run in it.
-        ValueError: If a given folder holds a run that did not begin, or no fit.
+        NoFitError: If a given folder holds only runs that did not begin, are broken, or no fits.
     """
-    folders: dict[Path, Path] = {}  # by where they are, so that none is read twice
+    found: dict[Path, Run] = {}  # by where they are, so that none is read twice
     skipped: list[str] = []
     for path in map(Path, paths):
         if not path.is_dir():
@@ -124,14 +140,18 @@ def find_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
                 "Expected argument `runs` to be folders of runs, which hold metrics.csv, or folders"
                 f" of such, but got {path}."
             )
-        usable = [folder for folder in within if not _unusable(folder)]
-        told = [f"{folder}: {_unusable(folder)}." for folder in within if folder not in usable]
-        if not usable:
-            raise ValueError(f"Expected argument `runs` to hold fits but got {told[0]}")
-        skipped += told
-        folders |= {folder.resolve(): folder for folder in usable}
-    names = _names(list(folders))
-    return [read_run(folder, name) for folder, name in zip(folders.values(), names)], skipped
+        told = []
+        for folder in within:
+            place = folder.resolve()
+            try:
+                found[place] = found.get(place) or _read_fit(folder)
+            except NoFitError as error:
+                told.append(error)
+        if len(told) == len(within):
+            raise told[0]
+        skipped += [error.note for error in told]
+    names = _names(list(found))
+    return [replace(run, name=name) for run, name in zip(found.values(), names)], skipped
 
 
 def _run_folders(path: Path) -> list[Path]:
@@ -144,6 +164,12 @@ def _run_folders(path: Path) -> list[Path]:
     within = [each for each in sorted(path.iterdir()) if each.is_dir() and not each.is_symlink()]
     found = [folder for each in within for folder in _run_folders(each)]
     return found or ([path] if (path / "config.yaml").is_file() else [])
+
+
+def _read_fit(folder: Path) -> Run:
+    if why := _unusable(folder):
+        raise NoFitError(folder, why)
+    return read_run(folder)
 
 
 def _unusable(folder: Path) -> str:
@@ -182,7 +208,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     """Read a run's folder.
 
     Raises:
-        ValueError: If ``config.yaml`` or ``metrics.csv`` is not what a fit writes.
+        NoFitError: If ``config.yaml`` or ``metrics.csv`` is not what a fit writes.
     """
     rows = _rounds(folder / "metrics.csv")
     tested = _tested(rows)
@@ -205,10 +231,10 @@ def _config(path: Path) -> dict[str, Any]:
         return {}
     try:
         config = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, ValueError, OSError):
         config = None
     if not isinstance(config, dict):
-        raise ValueError(f"Expected {path} to be the config of a run but it is not readable YAML.")
+        raise NoFitError(path.parent, f"{path.name} is not the config of a run")
     return config
 
 
@@ -223,9 +249,7 @@ def _rounds(path: Path) -> dict[int, dict[str, float]]:
                 if math.isfinite(round):
                     rows.setdefault(int(round), {}).update(known)
     except (UnicodeDecodeError, csv.Error):
-        raise ValueError(
-            f"Expected {path} to be the metrics of a run but it is not readable CSV."
-        ) from None
+        raise NoFitError(path.parent, f"{path.name} is not readable CSV") from None
     return dict(sorted(rows.items()))
 
 

@@ -28,6 +28,7 @@ def facts(group: Group, run: Run) -> dict[str, str]:
     byzantine = run.byzantine_share
     planned = f" of {run.planned}" if run.planned not in (None, run.rounds) else ""
     defence = [said("federation", "pre_aggregators"), said("federation", "aggregator")]
+    usual = "Mean" if run.config else configs.shown(None)
     seconds = [value for value in run.curve("time/round").values() if math.isfinite(value)]
     cohort = run.final("train/cohort")
     return {
@@ -43,7 +44,7 @@ def facts(group: Group, run: Run) -> dict[str, str]:
         "rounds": f"{run.rounds}{planned}",
         "attack": said("federation", "attack"),
         "byzantine": f"{byzantine:.4g}" if byzantine is not None else configs.shown(None),
-        "defence": " → ".join(each for each in defence if each != configs.shown(None)) or "Mean",
+        "defence": " → ".join(each for each in defence if each != configs.shown(None)) or usual,
         "seed": configs.seed(run.config) or configs.shown(None),
         "engine": configs.shown(run.engine),
         "time of rounds": _duration(sum(seconds)),

@@ -163,6 +163,16 @@ def test_a_run_from_python(tmp_path):
     (folder / "config.yaml").unlink()
     text = page.write([read_run(folder)], tmp_path / "out").read_text(encoding="utf-8")
     assert "<h1>1 run: mine</h1>" in text
+    (row,) = read_table(tmp_path / "out" / "runs.csv")
+    assert (row["defence"], row["byzantine"]) == ("–", "0"), "who is byzantine is in per_client.csv"
+
+
+def test_of_an_untested_run_from_python_little_is_known(tmp_path):
+    folder = write_run(tmp_path / "mine", tested=False)
+    (folder / "config.yaml").unlink()
+    page.write([read_run(folder)], tmp_path / "out")
+    (row,) = read_table(tmp_path / "out" / "runs.csv")
+    assert {row[name] for name in ("clients", "byzantine", "attack", "defence")} == {"–"}
 
 
 def test_configs_are_folded_away_whole(written):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from run_folders import CONFIG, read_table, with_changes, write_run, write_table
 
-from pl_fed.reports.run import find_runs, in_order, read_run
+from pl_fed.reports.run import NoFitError, find_runs, in_order, read_run
 
 
 def test_a_run_by_its_files(tmp_path):
@@ -159,16 +159,33 @@ def test_what_is_no_run(tmp_path):
         find_runs([tmp_path])
 
 
-@pytest.mark.parametrize("content", ["a: [", "just words", "- 1", "!!python/object:os.x {}"])
+@pytest.mark.parametrize(
+    "content", ["a: [", "just words", "- 1", "2026-13-01", "!!python/object:os.x {}"]
+)
 def test_a_config_that_is_none(tmp_path, content):
     folder = write_run(tmp_path / "a")
     (folder / "config.yaml").write_text(content)
-    with pytest.raises(ValueError, match=r"^Expected .*config\.yaml to be the config of a run"):
-        read_run(folder)
+    with pytest.raises(
+        NoFitError, match=r"but got .*/a: config\.yaml is not the config of a run\.$"
+    ):
+        find_runs([folder])
 
 
 def test_metrics_that_are_none(tmp_path):
     folder = write_run(tmp_path / "a")
     (folder / "metrics.csv").write_bytes(b"round,train/loss\n\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"^Expected .*metrics\.csv to be the metrics of a run"):
-        read_run(folder)
+    with pytest.raises(NoFitError, match=r"but got .*/a: metrics\.csv is not readable CSV\.$"):
+        find_runs([folder])
+
+
+def test_broken_runs_among_others_are_left_out_and_said(tmp_path):
+    for name in ("config", "metrics", "whole"):
+        write_run(tmp_path / name)
+    (tmp_path / "config" / "config.yaml").write_text("a: [")
+    (tmp_path / "metrics" / "metrics.csv").write_bytes(b"round,train/loss\n\xff\xfe\x00")
+    runs, skipped = find_runs([tmp_path])
+    assert [run.name for run in runs] == ["whole"]
+    assert skipped == [
+        f"{tmp_path}/config: config.yaml is not the config of a run.",
+        f"{tmp_path}/metrics: metrics.csv is not readable CSV.",
+    ]
