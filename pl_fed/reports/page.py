@@ -2,6 +2,7 @@
 
 import base64
 import html
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pl_fed.reports.picture import Picture, write_csv
 from pl_fed.reports.run import Run
 
 _CLASSES = "Classes"
+_FIGURE = '<figure id="picture-'
 _MOST_NAMES = 6
 _STYLE = """
 :root { color-scheme: light; }
@@ -50,6 +52,8 @@ _HEAD = (
 def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Path:
     """Write ``report.html``, and beside it each picture as PNG and its numbers as CSV.
 
+    The pictures of a report that was there are removed.
+
     Args:
         runs: The runs, at least one.
         folder: Where; it is made if need be.
@@ -59,6 +63,8 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
         The page.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "report.html"
+    _remove_pictures(page)
     groups = grouped(runs)
     facts = [tables.facts(group, run) for group in groups for run in group.runs]
     write_csv(folder / "runs.csv", facts)
@@ -70,7 +76,6 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
         "Configs": tables.of_configs(groups),
     }
     chapters[_CLASSES] += _without_classes(groups)
-    page = folder / "report.html"
     page.write_text(_page(_title(groups), _notes(groups, skipped), chapters), encoding="utf-8")
     return page
 
@@ -148,6 +153,14 @@ def _without_classes(groups: Sequence[Group]) -> str:
 # Pictures
 
 
+def _remove_pictures(page: Path) -> None:
+    """Remove the files of the pictures that a page shows."""
+    text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
+    for name in re.findall(f'{_FIGURE}([^"/]+)"', text):
+        for suffix in ("png", "csv"):
+            (page.parent / f"{name}.{suffix}").unlink(missing_ok=True)
+
+
 def _drawn(pictures: Iterator[Picture], folder: Path) -> str:
     """Write pictures, and return them beside each other, below what their captions have in common.
 
@@ -170,7 +183,7 @@ def _figure(picture: Picture) -> str:
     title = f"<strong>{html.escape(picture.title)}</strong>"
     least = min(width, 520)  # a narrower page is scrolled: letters stay readable
     return (
-        f'<figure id="picture-{picture.name}">\n<figcaption>{title}'
+        f'{_FIGURE}{picture.name}">\n<figcaption>{title}'
         f' <span class="files"><a href="{picture.name}.png">PNG</a>'
         f' <a href="{picture.name}.csv">CSV</a></span></figcaption>\n'
         f'<div class="wide"><img alt="{html.escape(picture.alt)}" src="{source}"'

@@ -106,6 +106,18 @@ def test_each_picture_has_words_and_files(written):
     assert len(read_table(path.parent / "runs.csv")) == 4
 
 
+def test_a_report_takes_the_place_of_another(written, tmp_path):
+    """All that the other wrote is gone, and nothing else."""
+    folder = written(*TWO_SEEDS, *OTHERS).parent
+    assert (folder / "uploads.png").is_file()
+    for name in ("mine.png", "uploads_mine.csv"):
+        (folder / name).write_text("mine")
+    run = read_run(tmp_path / "runs" / "run0")
+    own = [path.name for path in page.write([run], tmp_path / "alone").parent.iterdir()]
+    page.write([run], folder)
+    assert {path.name for path in folder.iterdir()} == {*own, "mine.png", "uploads_mine.csv"}
+
+
 def test_tables(written):
     reader = Reader(written(*TWO_SEEDS, *OTHERS).read_text(encoding="utf-8"))
     rows = {tuple(cells) for cells in reader.cells}
