@@ -51,8 +51,8 @@ def uploads(groups: Sequence[Group]) -> Iterator[Picture]:
 
 
 @styled
-def _drawn(groups: Sequence[Group], metrics: dict[str, str]) -> Any:
-    figure, panels = sheet(len(metrics), 2.3 if len(groups) < 16 else 3.2, groups)
+def _drawn(groups: Sequence[Group], metrics: dict[str, str], named: Sequence[Group]) -> Any:
+    figure, panels = sheet(len(metrics), 2.3 if len(groups) < 16 else 3.2, named)
     for axes, (metric, what) in zip(panels, metrics.items()):
         counts = what.startswith("uploads")
         found = {group.number: group.curve(metric) for group in groups}
@@ -68,7 +68,7 @@ def _drawn(groups: Sequence[Group], metrics: dict[str, str]) -> Any:
         number_ends(axes, drawn)
     panels[-1].set_xlabel("round")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    name_groups(figure, groups, lines=True)
+    name_groups(figure, named, lines=True)
     return figure
 
 
@@ -85,7 +85,8 @@ def _picture(
     ends = (f"{group.title} {_ends(group, metrics)}" for group in shown)
     alt = f"{title}, over rounds. In the end: {'; '.join(ends)}."
     rows = [row for group in shown for metric in metrics for row in _rows(group, metric)]
-    yield Picture(name, title, caption, alt, rows, _drawn(shown, metrics))
+    named = shown if len(groups) > 1 else []
+    yield Picture(name, title, caption, alt, rows, _drawn(shown, metrics, named))
 
 
 def _is_drawn(curve: Curve, counts: bool) -> bool:

@@ -139,9 +139,9 @@ def look(place: int) -> dict[str, Any]:
     return {"color": COLOURS[place % FEW], "marker": marker, "ls": LINES[turn % len(LINES)]}
 
 
-def sheet(rows: int, height: float, groups: Sequence[Group]) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels below each other, with room for the groups' names."""
-    room = 0.19 * (-(-len(groups) // _columns(groups)) if len(groups) > 1 else 0)
+def sheet(rows: int, height: float, named: Sequence[Group]) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels below each other, with room for the names of groups."""
+    room = 0.19 * -(-len(named) // _columns(named))
     figure = Figure(figsize=(WIDTH, rows * height + room + 0.2), layout="constrained")
     panels = figure.subplots(rows, 1, squeeze=False, sharex=True)[:, 0]
     return figure, list(panels)
@@ -161,14 +161,14 @@ def tiles(number: int) -> tuple[Figure, int, int, dict[str, float]]:
 
 
 def name_groups(figure: Figure, groups: Sequence[Group], lines: bool = False) -> None:
-    """Write the groups' names below a figure, if there are several.
+    """Write the names of groups below a figure.
 
     Args:
         figure: The figure.
-        groups: The groups.
+        groups: The groups; none where the whole report is of one.
         lines: Whether it shows groups as lines, each with its :func:`look`, or by their numbers.
     """
-    if len(groups) < 2:
+    if not groups:
         return
     looks = [look(group.number - 1) if lines else {"ls": "none"} for group in groups]
     figure.legend(
@@ -182,7 +182,7 @@ def name_groups(figure: Figure, groups: Sequence[Group], lines: bool = False) ->
 
 
 def _columns(groups: Sequence[Group]) -> int:
-    longest = max(len(short(group.title, 70)) for group in groups)
+    longest = max((len(short(group.title, 70)) for group in groups), default=0)
     return max(1, min(3, len(groups), 84 // (longest + 8)))
 
 

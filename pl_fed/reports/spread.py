@@ -38,14 +38,16 @@ def against_spread(groups: Sequence[Group]) -> Iterator[Picture]:
         f"Benign clients: mean, and standard deviation over them. Further down is fairer, further"
         f" {better} is better."
     )
-    if len({point.group.number for point in points}) > 1:
+    shown = list({point.group.number: point.group for point in points}.values())
+    named = shown if len(groups) > 1 else []
+    if named:
         caption += " Numbers are those of the runs' table."
     if any(point.mean.std is not None for point in points):
         caption += " Bars are the range over runs."
     said = (f"{p.group.title}, {p.model} {p.mean.mean:.4g} ± {p.spread.mean:.4g}" for p in points)
     rows = [_row(point, measure) for point in points]
     alt = f"{title}. {'; '.join(said)}."
-    yield Picture(f"{measure}_spread", title, caption, alt, rows, _drawn(points, measure))
+    yield Picture(f"{measure}_spread", title, caption, alt, rows, _drawn(points, measure, named))
 
 
 def _points(groups: Sequence[Group], measure: str) -> Iterator[Point]:
@@ -62,9 +64,8 @@ def _points(groups: Sequence[Group], measure: str) -> Iterator[Point]:
 
 
 @styled
-def _drawn(points: Sequence[Point], measure: str) -> Figure:
-    groups = list({point.group.number: point.group for point in points}.values())
-    figure, (axes,) = sheet(1, 3.6 if len(groups) < 10 else 5.0, groups)
+def _drawn(points: Sequence[Point], measure: str, named: Sequence[Group]) -> Figure:
+    figure, (axes,) = sheet(1, 3.6 if len(named) < 10 else 5.0, named)
     models = list(dict.fromkeys(point.model for point in points))
     for place, model in enumerate(models):
         own = [point for point in points if point.model == model]
@@ -79,8 +80,8 @@ def _drawn(points: Sequence[Point], measure: str) -> Figure:
     axes.set(xlabel=f"mean test {measure}", ylabel=f"spread of {measure} (std)")
     axes.margins(0.08)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0)
-    name_groups(figure, groups)
-    if len(groups) > 1:
+    name_groups(figure, named)
+    if named:
         _number(figure, axes, points, models)
     return figure
 

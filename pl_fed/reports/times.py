@@ -41,7 +41,9 @@ def of_rounds(groups: Sequence[Group]) -> Iterator[Picture]:
         )
         for group, box in found
     ]
-    yield Picture("time", "Time per round", caption, f"Time per round. {alt}.", rows, _drawn(found))
+    named = [group for group, _ in found] if len(groups) > 1 else []
+    figure = _drawn(found, named)
+    yield Picture("time", "Time per round", caption, f"Time per round. {alt}.", rows, figure)
 
 
 def _seconds(group: Group) -> NDArray[np.float64]:
@@ -49,9 +51,8 @@ def _seconds(group: Group) -> NDArray[np.float64]:
 
 
 @styled
-def _drawn(found: Sequence[tuple[Group, NDArray[np.float64]]]) -> Figure:
-    groups = [group for group, _ in found]
-    figure, (axes,) = sheet(1, 2.6, groups)
+def _drawn(found: Sequence[tuple[Group, NDArray[np.float64]]], named: Sequence[Group]) -> Figure:
+    figure, (axes,) = sheet(1, 2.6, named)
     boxes: list[dict[str, Any]] = [
         dict(zip(("whislo", "q1", "med", "q3", "whishi"), box.tolist())) for _, box in found
     ]
@@ -60,10 +61,10 @@ def _drawn(found: Sequence[tuple[Group, NDArray[np.float64]]]) -> Figure:
         boxprops={"facecolor": BLUE, "alpha": 0.5, "lw": 0.8},
         medianprops={"color": VERMILLION, "lw": 1.6}, whiskerprops={"color": BLACK, "lw": 0.8},
     )  # fmt: skip
-    axes.set_xticks(range(1, len(groups) + 1), [str(group.number) for group in groups])
-    axes.set(ylabel="seconds a round", xlabel="run" if len(groups) > 1 else "")
+    axes.set_xticks(range(1, len(found) + 1), [str(group.number) for group, _ in found])
+    axes.set(ylabel="seconds a round", xlabel="run" if named else "")
     fit_scale(axes, (value for _, box in found for value in box.tolist()))
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
-    name_groups(figure, groups)
+    name_groups(figure, named)
     return figure

@@ -292,6 +292,16 @@ def test_uploads_are_drawn_where_something_became_of_them(groups):
     assert list(curves.uploads(found[:1])) == []
 
 
+def test_a_group_that_is_drawn_alone_is_named_among_several(groups):
+    empty = {"tested": False, "extra": {"time/round": None}}
+    found = groups(({}, empty), ({"data.num_clients": 7}, {"extra": {"train/forged": 2}}))
+    for draw in (curves.uploads, spread.against_spread, times.of_rounds):
+        (among,), (alone,) = draw(found), draw(found[1:])
+        (legend,) = among.figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == [found[1].title]
+        assert alone.figure.legends == [], "it is all that the report is about"
+
+
 def lines_drawn(picture):
     return picture.figure.axes[0].get_lines()
 
