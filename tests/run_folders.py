@@ -103,6 +103,15 @@ def write_run(
     return folder
 
 
+def without_accuracy(folder):
+    """Make a run that was written one of real values as targets, which have losses alone."""
+    for name in ("metrics.csv", "per_client.csv"):
+        rows = read_table(folder / name)
+        kept = [{k: v for k, v in row.items() if "accuracy" not in k} for row in rows]
+        write_table(folder / name, kept)
+    (folder / "per_class.csv").unlink()
+
+
 def write_table(path, rows):
     columns = dict.fromkeys(name for row in rows for name in row)
     with path.open("w", newline="") as file:

@@ -3,15 +3,15 @@
 import base64
 import html
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pl_fed.reports import classes, clients, configs, curves, robustness, spread, tables, times
-from pl_fed.reports.group import Group, grouped
+from pl_fed.reports.group import Group, grouped, measure_of
 from pl_fed.reports.picture import Picture, write_csv
 from pl_fed.reports.run import Run
 
-_CLASSES = "Classes"
+_SPREAD, _CLIENTS, _CLASSES = "Mean against spread", "Clients", "Classes"
 _FIGURE = '<figure id="picture-'
 _MOST_NAMES = 6
 _STYLE = """
@@ -75,6 +75,8 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
         "What differs between the configs": tables.of_differences(groups),
         "Configs": tables.of_configs(groups),
     }
+    for title in (_SPREAD, _CLIENTS):
+        chapters[title] += _without_measure(groups) if chapters[title] else ""
     chapters[_CLASSES] += _without_classes(groups)
     page.write_text(_page(_title(groups), _notes(groups, skipped), chapters), encoding="utf-8")
     return page
@@ -82,9 +84,9 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
 
 def _pictures(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
     return {
-        "Mean against spread": spread.against_spread(groups),
+        _SPREAD: spread.against_spread(groups),
         "Robustness": robustness.against_fraction(groups),
-        "Clients": clients.distributions(groups),
+        _CLIENTS: clients.distributions(groups),
         _CLASSES: classes.by_class(groups),
         "Validation over rounds": curves.validation(groups),
         "Training loss": curves.training(groups),
@@ -140,14 +142,35 @@ def _notes(groups: Sequence[Group], skipped: Sequence[str]) -> list[str]:
 
 def _without_classes(groups: Sequence[Group]) -> str:
     """Say which runs have no table of classes, though they have classes."""
-    lacking = [
-        run.name
-        for group in groups
-        for run in group.tested
-        if not run.classes and any(name.endswith("/accuracy") for name in run.metrics)
-    ]
-    text = f"Without per_class.csv, so not shown here: {', '.join(lacking)}."
-    return _note(text) if lacking else ""
+    return _without(
+        "per_class.csv",
+        (
+            run.name
+            for group in groups
+            for run in group.tested
+            if not run.classes and any(name.endswith("/accuracy") for name in run.metrics)
+        ),
+    )
+
+
+def _without_measure(groups: Sequence[Group]) -> str:
+    """Say which finished runs lack what clients' tests are shown by: losses, beside accuracies."""
+    measure = measure_of(groups, "test")
+    return _without(
+        f"test {measure}",
+        (
+            run.name
+            for group in groups
+            for run in group.runs
+            if run.finished
+            and not any(f"test/{model}/{measure}" in run.metrics for model in run.models("test"))
+        ),
+    )
+
+
+def _without(what: str, names: Iterable[str]) -> str:
+    found = ", ".join(names)
+    return _note(f"Without {what}, so not shown here: {found}.") if found else ""
 
 
 # Pictures

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_folders import CONFIG, read_table, with_changes, write_run
+from run_folders import CONFIG, read_table, with_changes, without_accuracy, write_run
 
 from pl_fed.reports import page, tables
 from pl_fed.reports.group import grouped
@@ -168,6 +168,21 @@ def test_a_run_of_all_rounds_without_a_test_is_finished(written):
 def test_old_runs_without_classes_are_said(written):
     reader = Reader(written(({}, {"classes": False})).read_text(encoding="utf-8"))
     assert "Without per_class.csv, so not shown here: run0." in reader.texts
+
+
+def test_runs_of_real_values_beside_accuracies_are_said(tmp_path):
+    for name in ("classes", "values"):
+        write_run(tmp_path / name)
+    without_accuracy(tmp_path / "values")
+
+    def said(*names):
+        path = page.write([read_run(tmp_path / name) for name in names], tmp_path / "out")
+        chapters = path.read_text(encoding="utf-8").split('<section id="')
+        return {each.partition('"')[0]: "not shown here: values." in each for each in chapters}
+
+    together = said("classes", "values")
+    assert [name for name, found in together.items() if found] == ["mean-against-spread", "clients"]
+    assert not any(said("values").values()), "their losses are shown"
 
 
 def test_a_run_from_python(tmp_path):

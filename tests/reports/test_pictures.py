@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
-from run_folders import read_table, with_changes, write_run, write_table
+from run_folders import read_table, with_changes, without_accuracy, write_run, write_table
 
 from pl_fed.functional.fairness import best_mean, worst_mean
 from pl_fed.reports import classes, clients, curves, robustness, spread, times
@@ -90,12 +90,11 @@ def test_clients_without_samples_do_not_count(groups, tmp_path):
 
 def test_where_targets_are_real_values_losses_are_shown(groups, tmp_path):
     groups(*seeds((0.5, 0.75)))
-    for name in ("metrics.csv", "per_client.csv"):
-        rows = read_table(tmp_path / "run00" / name)
-        kept = [{k: v for k, v in row.items() if "accuracy" not in k} for row in rows]
-        if name == "metrics.csv":
-            kept[-1]["test/global/loss_var"] = 0.25
-        write_table(tmp_path / "run00" / name, kept)
+    without_accuracy(tmp_path / "run00")
+    *rounds, test = read_table(tmp_path / "run00" / "metrics.csv")
+    write_table(
+        tmp_path / "run00" / "metrics.csv", [*rounds, test | {"test/global/loss_var": 0.25}]
+    )
     found = grouped(find_runs([tmp_path])[0])
     personal, _ = clients.distributions(found)
     assert [row["loss"] for row in personal.rows] == [0.5, 0.25], "the worst is the largest"
