@@ -146,7 +146,7 @@ def said(config: Config, *keys: str) -> str:
 
 
 def described(given: Any) -> str:
-    """Return a class with the arguments that it is given, of those that are plain values.
+    """Return a class with the arguments that it is given, of those that are set.
 
     Example:
         >>> described({"class_path": "pl_fed.partitioners.Shards", "init_args": {"classes": 2}})
@@ -154,12 +154,16 @@ def described(given: Any) -> str:
     """
     if isinstance(given, list):
         return ", ".join(map(described, given)) or "–"
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping) or "class_path" not in given:
         return shown(given)
     arguments = [
-        f"{name}={described(value) if isinstance(value, Mapping) else shown(value)}"
+        f"{name}={_argument(value)}"
         for name, value in (given.get("init_args") or {}).items()
         if value is not None and value is not False
     ]
-    name = ClassPath(given.get("class_path", "")).short
+    name = ClassPath(given["class_path"]).short
     return f"{name}({', '.join(arguments)})" if arguments else name
+
+
+def _argument(value: Any) -> str:
+    return f"[{', '.join(map(_argument, value))}]" if isinstance(value, list) else described(value)

@@ -103,3 +103,7 @@ def test_classes_are_described_by_what_they_are_given():
     assert configs.described([MEDIAN, LABELS]) == "Median, RandomLabels(redraw=true)"
     nested = {"class_path": "a.Combined", "init_args": {"first": LABELS, "off": False, "n": 0.5}}
     assert configs.described(nested) == "Combined(first=RandomLabels(redraw=true), n=0.5)"
+    several = {"class_path": "a.Combined", "init_args": {"attacks": [LABELS, MEDIAN]}}
+    assert configs.described(several) == "Combined(attacks=[RandomLabels(redraw=true), Median])"
+    plain = {"class_path": "a.CNN", "init_args": {"sizes": [[8, 16], [0.5]], "names": ["a"]}}
+    assert configs.described(plain) == "CNN(sizes=[[8, 16], [0.5]], names=[a])"
