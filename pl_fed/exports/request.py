@@ -55,6 +55,11 @@ class Request:
                 "Expected argument `client` to be ids of clients, or all, but got none: say"
                 " --client, or --global for the global model."
             )
+        if "all" in self.client and len(self.client) > 1:
+            raise ValueError(
+                "Expected argument `client` to be ids of clients, or all alone, but got"
+                f" {' '.join(self.client)}."
+            )
         wrong = [word for word in self.client if not word.isdecimal()]
         if wrong and self.client != ("all",):
             raise ValueError(

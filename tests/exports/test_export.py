@@ -488,7 +488,7 @@ WRONG = {
     "nothing": (["--ckpt", "RUN"], "`client` to be ids of clients, or all, but got none"),
     "no id": (["--ckpt", "RUN", "--client", "1", "x"], "ids of clients, or all, but got 'x'"),
     "a negative id": (["--ckpt", "RUN", "--client", "-1"], "ids of clients, or all, but got '-1'"),
-    "all and one": (["--ckpt", "RUN", "--client", "all", "1"], "but got 'all'"),
+    "all and one": (["--ckpt", "RUN", "--client", "all", "1"], "or all alone, but got all 1."),
     "out of range": (
         ["--ckpt", "RUN", "--client", "2", "6"],
         "`client` to be ids from 0 to 5 but got 6",
