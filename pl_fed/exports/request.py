@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.exports.formats import check_formats
-from pl_fed.functional.arguments import check_choice
+from pl_fed.functional.arguments import check_choice, check_writable
 from pl_fed.runs import last_checkpoint
 
 SELECTIONS = ("personal", "global", "validation")
@@ -34,7 +34,8 @@ class Request:
 
     Raises:
         ModuleNotFoundError: If a format needs a package that is not there.
-        ValueError: If an argument is not one of the words for it, or nothing is asked for.
+        ValueError: If an argument is not one of the words for it, nothing is asked for, or the
+            folder cannot be made.
     """
 
     checkpoint: Path
@@ -65,12 +66,13 @@ class Request:
             raise ValueError(
                 f"Expected argument `client` to be ids of clients, or all, but got {wrong[0]!r}."
             )
-        out = self.out
-        if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
-            raise ValueError(
-                f"Expected argument `out` to be a new or an empty folder but got {out}, which is"
-                " neither."
-            )
+        if self.out is not None:
+            check_writable(out=self.out)
+            if self.out.exists() and any(self.out.iterdir()):
+                raise ValueError(
+                    f"Expected argument `out` to be a new or an empty folder but got {self.out},"
+                    " which holds something."
+                )
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> "Request":

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Collection
+from pathlib import Path
+from tempfile import TemporaryFile
 
 
 def check_integers(minimum: int, **arguments: int) -> None:
@@ -65,3 +67,16 @@ def check_at_most(maximum: float, **arguments: float) -> None:
     for name, value in arguments.items():
         if not value <= maximum:
             raise ValueError(f"Expected argument `{name}` to be at most {maximum} but got {value}.")
+
+
+def check_writable(**arguments: Path) -> None:
+    """Raise ``ValueError`` unless each argument is a folder to write in, or can be made one."""
+    for name, path in arguments.items():
+        try:
+            with TemporaryFile(dir=next(each for each in (path, *path.parents) if each.exists())):
+                pass
+        except OSError as error:
+            raise ValueError(
+                f"Expected argument `{name}` to be a folder that can be written but got {path}:"
+                f" {error.strerror}."
+            ) from None

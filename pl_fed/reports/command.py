@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from jsonargparse import ArgumentParser
 
+from pl_fed.functional.arguments import check_writable
 from pl_fed.messages import sentence
 from pl_fed.reports import page
 from pl_fed.reports.run import find_runs
@@ -26,11 +27,10 @@ def report(arguments: Sequence[str]) -> Path:
 
     Raises:
         FileNotFoundError: If a folder is not there, or holds no run.
-        ValueError: If a folder holds nothing to show, or the page has no place.
+        ValueError: If a folder holds nothing to show, or the page cannot be written.
     """
     given = _parser().parse_args(list(arguments))
-    if Path(given.out).exists() and not Path(given.out).is_dir():
-        raise ValueError(f"Expected argument `out` to be a folder but got {given.out}, a file.")
+    check_writable(out=Path(given.out))
     runs, skipped = find_runs(given.runs)
     for each in (*skipped, *(f"{run.folder}: unfinished." for run in runs if not run.finished)):
         print(f"note: {each}", file=sys.stderr)

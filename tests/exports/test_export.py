@@ -506,6 +506,10 @@ WRONG = {
         "`format` to be 'state_dict', 'torch_export' or 'onnx' but got 'onx'",
     ),
     "another option": (["--ckpt", "RUN", "--client", "1", "--data.sise=3"], "Expected"),
+    "no place": (
+        ["--ckpt", "RUN", "--client", "1", "--out", "/proc/x/y"],
+        "`out` to be a folder that can be written but got /proc/x/y: ",
+    ),
     "another net": (
         ["--ckpt", "RUN", "--client", "1", "--model.net.hidden=[5]"],
         "Expected a checkpoint whose net is ",
@@ -621,9 +625,14 @@ def test_an_interrupted_export_leaves_nothing(folder, monkeypatch):
 def test_a_folder_that_holds_something_is_left_alone(folder, capsys):
     (folder / "full").mkdir()
     (folder / "full" / "mine.txt").write_text("mine")
-    for name in ("full", "full/mine.txt"):
+    mine = {
+        "full": "a new or an empty folder",
+        "full/mine.txt": "a folder that can be written",
+        "full/mine.txt/x": "a folder that can be written",
+    }
+    for name, words in mine.items():
         found = refused(capsys, "--ckpt", folder, "--client", "1", "--out", folder / name)
-        assert "`out` to be a new or an empty folder" in found
+        assert f"`out` to be {words} but got {folder / name}" in found
     assert [path.name for path in (folder / "full").iterdir()] == ["mine.txt"]
     (folder / "empty").mkdir()
     out, _ = export(folder, "--client", "1", out="empty")

@@ -18,6 +18,8 @@ FIT = [
     *("--federation.engine", "one_by_one"),
 ]
 
+UNWRITABLE = "Expected argument `out` to be a folder that can be written but got"
+
 
 def test_runs_of_the_quickstart(tmp_path, capsys):
     """Two seeds are one group, whose numbers are the means of what the fits ended with."""
@@ -89,7 +91,9 @@ def test_unfinished_runs_are_shown_and_said(tmp_path):
         (["empty"], "Expected argument `runs` to be folders of runs, which hold metrics.csv,"),
         (["begun"], "Expected argument `runs` to hold fits but got begun: no metrics.csv"),
         (["a", "begun"], "Expected argument `runs` to hold fits but got begun: no metrics.csv"),
-        (["a", "--out", "file"], "Expected argument `out` to be a folder but got file, a file."),
+        (["a", "--out", "file"], f"{UNWRITABLE} file: Not a directory."),
+        (["a", "--out", "file/x/y"], f"{UNWRITABLE} file/x/y: Not a directory."),
+        (["a", "--out", "/proc/x"], f"{UNWRITABLE} /proc/x: "),
         ([], "Expected argument `runs` to be given but got none."),
         (["a", "--to", "b"], "Expected only options that --help lists but got --to"),
     ],
