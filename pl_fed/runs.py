@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from pl_fed.functional.arguments import check_writable
 from pl_fed.state import DiskRows, of_clients
 
 _LARGE = 1 << 28  # bytes of a checkpoint that is mapped, and not read as a whole
@@ -39,16 +40,11 @@ def new_folder(root: str | Path) -> Path:
     """Make a new folder for a run under ``root``, named by the time.
 
     Raises:
-        ValueError: If ``root`` is no folder, and cannot be made.
+        ValueError: If ``root`` cannot be written.
     """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    try:
-        Path(root).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            "Expected argument `default_root_dir` to be a folder, or to name one that can be made,"
-            f" but got {root}: {error.strerror}."
-        ) from error
+    check_writable(default_root_dir=Path(root))
+    Path(root).mkdir(parents=True, exist_ok=True)
     for attempt in range(1, 1000):
         folder = Path(root) / (stamp if attempt == 1 else f"{stamp}-{attempt}")
         try:

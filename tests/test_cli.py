@@ -138,7 +138,7 @@ def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path, capsys):
     for command in ("fit", "partition"):
         with pytest.raises(SystemExit):
             main([command, *QUICKSTART, "--trainer.default_root_dir", str(file)])
-        assert "`default_root_dir` to be a folder, or" in capsys.readouterr().err
+        assert "`default_root_dir` to be a folder that can be written" in capsys.readouterr().err
 
 
 def test_predict_gives_the_predictions_of_the_clients_asked_for(tmp_path):
