@@ -3,6 +3,7 @@
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -42,6 +43,12 @@ class LastCheckpoint(ModelCheckpoint):
         if stage == "fit" and trainer.is_global_zero and self.dirpath is not None:
             Path(self.dirpath).mkdir(parents=True, exist_ok=True)
         self._training = False
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what a checkpoint says; an evaluation of it has a folder of its own."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The dirpath has changed")
+            super().load_state_dict(state_dict)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the first round."""
