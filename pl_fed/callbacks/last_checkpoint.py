@@ -40,7 +40,8 @@ class LastCheckpoint(ModelCheckpoint):
         with warnings.catch_warnings():  # a resumed run goes on in its folder
             warnings.filterwarnings("ignore", ".*exists and is not empty")
             super().setup(trainer, pl_module, stage)
-        if stage == "fit" and trainer.is_global_zero and self.dirpath is not None:
+        writes = trainer.is_global_zero and not trainer.fast_dev_run
+        if stage == "fit" and writes and self.dirpath is not None:
             Path(self.dirpath).mkdir(parents=True, exist_ok=True)
         self._training = False
 
