@@ -191,46 +191,42 @@ def each_once(
         SystemExit: If somebody else is at work in the same folder.
     """
     results.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(results.parent, os.O_RDONLY)
+    with _alone_in(results.parent):
+        done = {tuple(row[name] for name in names) for row in finished(results)}
+        missing = [job for job in jobs if job.key not in done]
+        print(f"{len(jobs)} runs, {len(missing)} of them missing", flush=True)
+        files: set[str] = set()
+        for number, (job, kept) in enumerate(_all_done(missing, run, results.name, workers), 1):
+            (row,) = kept[results.name]
+            for name in sorted(kept, key=lambda name: name == results.name):  # this one last
+                rows = [{**dict(zip(names, job.key)), **row} for row in kept[name]]
+                append(results.parent / name, names, job.key, rows)
+            said = row["failed"] or f"{row['seconds']} s"
+            print(f"{number}/{len(missing)} {', '.join(job.key)}: {said}", flush=True)
+            files |= kept.keys()
+            if on_written and not row["failed"]:
+                on_written(job)
+        order = {job.key: place for place, job in enumerate(jobs)}
+        for name in files:
+            rows = read(results.parent / name)
+            rows.sort(key=lambda row: order.get(tuple(row[each] for each in names), len(order)))
+            write(results.parent / name, rows)
+        if failed := len(read(results)) - len(finished(results)):
+            print(f"{failed} failed, as {results} says: the same command tries again", flush=True)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other commands out of a folder; end the one that finds another there."""
+    lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit(f"Expected no other command to be writing to {results.parent} but one is.")
-    try:
-        _each_once(jobs, results, names, run, workers, on_written)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"Expected no other command to be writing to {folder} but one is.")
+        yield
     finally:
         os.close(lock)
-
-
-def _each_once(
-    jobs: Sequence[Job],
-    results: Path,
-    names: Sequence[str],
-    run: Callable[[Job], Rows],
-    workers: int,
-    on_written: Callable[[Job], None] | None,
-) -> None:
-    done = {tuple(row[name] for name in names) for row in finished(results)}
-    missing = [job for job in jobs if job.key not in done]
-    print(f"{len(jobs)} runs, {len(missing)} of them missing", flush=True)
-    files: set[str] = set()
-    for number, (job, kept) in enumerate(_all_done(missing, run, results.name, workers), 1):
-        (row,) = kept[results.name]
-        for name in sorted(kept, key=lambda name: name == results.name):  # this one last
-            rows = [{**dict(zip(names, job.key)), **row} for row in kept[name]]
-            append(results.parent / name, names, job.key, rows)
-        said = row["failed"] or f"{row['seconds']} s"
-        print(f"{number}/{len(missing)} {', '.join(job.key)}: {said}", flush=True)
-        files |= kept.keys()
-        if on_written and not row["failed"]:
-            on_written(job)
-    order = {job.key: place for place, job in enumerate(jobs)}
-    for name in files:
-        rows = read(results.parent / name)
-        rows.sort(key=lambda row: order.get(tuple(row[each] for each in names), len(order)))
-        write(results.parent / name, rows)
-    if failed := len(read(results)) - len(finished(results)):
-        print(f"{failed} failed, as {results} says: the same command tries again", flush=True)
 
 
 def _all_done(

@@ -46,11 +46,8 @@ from pl_fed.reports.split import Split
 from pl_fed.runs import RowsOf, is_first_process, last_checkpoint, last_run, new_folder
 from pl_fed.trainer import Trainer
 
-_LENGTHS = {
-    "trainer.max_epochs",
-    "trainer.max_steps",
-    "trainer.max_time",
-}  # are raised as one likes
+_LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # raised as one likes
+_BEGUN = {"config.yaml", "checkpoints"}  # what a run's folder has in it before the first round
 _MOST_CLASSES = 12
 _PROGRAM = {
     "prog": "python -m pl_fed",
@@ -140,18 +137,18 @@ class FederatedCLI(SectionsCLI):
         config = self.config[self.subcommand]
         root = config.trainer.default_root_dir or "runs"
         resumes = self.subcommand == "fit" and config.ckpt_path == "last"
-        begun = last_run(root, begun=True) if resumes else None
+        last = last_run(root, begun=resumes) if config.ckpt_path == "last" else None
         if is_first_process():  # it chooses the folder, and writes into it
-            self.run_dir = begun or new_folder(root)
+            self.run_dir = last if resumes else new_folder(root)
         self._asked_for = self.config
         self.config = copy.deepcopy(self.config)
         config = self.config[self.subcommand]
-        if begun and last_checkpoint(begun) is None:
+        if last and last_checkpoint(last) is None:
             config.ckpt_path = None
-            (begun / "metrics.csv").unlink(missing_ok=True)
-            rank_zero_warn(f"{begun} was stopped before its first checkpoint: it begins anew.")
-        elif config.ckpt_path == "last" and not resumes:
-            config.ckpt_path = str(last_checkpoint(last_run(root)))
+            (last / "metrics.csv").unlink(missing_ok=True)
+            rank_zero_warn(f"{last} was stopped before its first checkpoint: it begins anew.")
+        elif last and not resumes:
+            config.ckpt_path = str(last_checkpoint(last))
         elif config.ckpt_path is None and self.subcommand != "fit":
             rank_zero_warn(
                 f"No `ckpt_path` is given, so {self.subcommand} takes models that were not trained:"
@@ -320,8 +317,7 @@ class SaveAndLogConfig(SaveConfigCallback):
             old = yaml.safe_load(path.read_text())
         except (OSError, ValueError, yaml.YAMLError):
             return
-        new = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-        changes = differing([old, new])
+        changes = differing([old, self._dumped()])
         if changes.keys() <= _LENGTHS:
             return
         kept = path.rename(path.with_name(f"config_to_round_{round}.yaml"))
@@ -335,9 +331,14 @@ class SaveAndLogConfig(SaveConfigCallback):
         self, trainer: LightningTrainer, pl_module: LightningModule, stage: str
     ) -> None:
         """Log the config."""
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        config = self._dumped()
         for logger in trainer.loggers:
             logger.log_hyperparams(config)
+
+    def _dumped(self) -> dict[str, Any]:
+        """Return the config as ``config.yaml`` holds it."""
+        config: dict[str, Any] = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        return config
 
 
 def main(args: ArgsType = None) -> None:
@@ -386,12 +387,8 @@ def _is_lightnings_refusal(error: Exception) -> bool:
 
 def _discard(run_dir: Path | None) -> None:
     """Remove the folder of a run that ended before it began: it holds no results."""
-    if run_dir is None or {file.name for file in run_dir.rglob("*")} - {
-        "config.yaml",
-        "checkpoints",
-    }:
-        return
-    shutil.rmtree(run_dir)
+    if run_dir is not None and {path.name for path in run_dir.rglob("*")} <= _BEGUN:
+        shutil.rmtree(run_dir)
 
 
 def _entries(logger: Any) -> Iterator[Namespace]:

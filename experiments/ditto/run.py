@@ -145,8 +145,8 @@ def attacked(table: str, condition: str) -> Config:
     attack = labels
     if kind in UPLOADS:
         attack = made("pl_fed.attacks.Combined", attacks=[labels, UPLOADS[kind]])
-    liars = byzantine(table, int(percent) / 100)
-    expected = round(int(percent) / 100 * COHORT)
+    share = int(percent) / 100
+    liars, expected = byzantine(table, share), round(share * COHORT)
     if table == "vehicle_rounded_down":
         expected = COHORT * len(liars) // CLIENTS[table]
     return {"attack": attack, "byzantine": liars, "num_byzantine": expected}

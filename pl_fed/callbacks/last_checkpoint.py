@@ -40,7 +40,7 @@ class LastCheckpoint(ModelCheckpoint):
         with warnings.catch_warnings():  # a resumed run goes on in its folder
             warnings.filterwarnings("ignore", ".*exists and is not empty")
             super().setup(trainer, pl_module, stage)
-        writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        writes = trainer.is_global_zero and not getattr(trainer, "fast_dev_run", False)
         if stage == "fit" and writes and self.dirpath is not None:
             Path(self.dirpath).mkdir(parents=True, exist_ok=True)
         self._training = False

@@ -12,7 +12,7 @@ from test_clients_own_data import write_writers
 from test_images import idx_root  # noqa: F401
 from torchvision import datasets
 
-from pl_fed.data import FEMNIST, MNIST, CelebA, ImageFolder, MNISTWriters, Vehicle
+from pl_fed.data import FEMNIST, CelebA, ImageFolder, MNISTWriters, Vehicle
 
 
 def refused(source, path, words):
@@ -125,13 +125,6 @@ def test_a_download_of_celeba_that_fails(celeba, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"\(no route to host\)") as failed:
         CelebA(root=str(celeba), download=True).load()
     assert "download: true" not in str(failed.value)
-
-
-def test_an_idx_file_that_is_none(idx_root):  # noqa: F811
-    root = idx_root[0]
-    (root / "MNIST" / "raw" / "t10k-images-idx3-ubyte").write_text("Not Found")
-    with pytest.raises(FileNotFoundError, match="to be a folder with MNIST but got"):
-        MNIST(root=str(root)).load()
 
 
 def test_nobody_in_celeba_has_so_many_images(tmp_path, monkeypatch):

@@ -125,11 +125,12 @@ def test_a_root_without_the_data_says_how_to_get_it(tmp_path, kind, files):
     assert "\n" not in sentence
 
 
-@pytest.mark.parametrize("size", [0, 10, 500])
-def test_an_idx_file_that_was_cut_off(idx_root, size):
+@pytest.mark.parametrize("part", ["train", "t10k"])
+@pytest.mark.parametrize("size", [0, 10, 500, None])
+def test_an_idx_file_that_was_cut_off_or_is_none(idx_root, size, part):
     root = idx_root[0]
-    path = root / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:size])
+    path = root / "MNIST" / "raw" / f"{part}-images-idx3-ubyte"
+    path.write_bytes(b"Not Found" if size is None else path.read_bytes()[:size])
     with pytest.raises(FileNotFoundError, match="to be a folder with MNIST but got"):
         MNIST(root=str(root)).load()
 
