@@ -50,7 +50,7 @@ class Breaks:
 
 def breaks(kind, how="NaN", **options):
     """A client of a class that breaks."""
-    made = type(kind.__name__, (Breaks, kind), {"how": how})
+    made = type(f"Breaking{kind.__name__}", (Breaks, kind), {"how": how})
     options = {"optimizer": sgd(0.1), "local_steps": 2, **options}
     return made(seeded(mlp), **options)
 
@@ -209,7 +209,7 @@ class Several(Breaks):
 
 
 def several(*who):
-    made = type("FedAvg", (Several, FedAvg), {"who": who})
+    made = type("SeveralBreak", (Several, FedAvg), {"who": who})
     return made(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
 
 
