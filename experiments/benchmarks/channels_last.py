@@ -1,11 +1,15 @@
 """``OMP_NUM_THREADS=1 python experiments/benchmarks/channels_last.py``: how images are laid out.
 
 On one CPU thread: a round of nets with convolutions, one client after the other, compiled, with
-the layout left to the compiler and with channels last (``pl_fed/engine/channels_last.py``), and the
-evaluation of the global model likewise. Each pair takes turns; medians.
+the layout left to the compiler and with channels last (``pl_fed/engine/channels_last.py``); and the
+evaluation of the global model on 1,000 samples as torch does it with 1,024 of them at once, with
+channels last, with 128 at once too, and last with large products by oneDNN, which is how it is done
+(``pl_fed/engine/evaluation.py``). What is compared takes turns; medians.
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import torch
@@ -20,8 +24,12 @@ from pl_fed.engine import compiled_step, evaluation
 from pl_fed.engine.channels_last import ChannelsLast
 
 WAYS = (nullcontext, ChannelsLast)
-
-
+EVALUATED = {  # layout, samples at once, whether by oneDNN
+    "torch's way": (nullcontext, 1024, False),
+    "channels last": (ChannelsLast, 1024, False),
+    "128 samples at once": (ChannelsLast, 128, False),
+    "oneDNN": (ChannelsLast, 128, True),
+}
 SMALL = {"clients": 10, "steps": 2}
 CASES = [
     Case("pfl's CNN, minibatches of 10", "PflCNN", (3, 32, 32), **SMALL),
@@ -43,27 +51,30 @@ def rounds(case: Case, data: FederatedData) -> list[float]:
     return medians(*ready, repeat=1)
 
 
-def evaluations(case: Case, data: FederatedData) -> list[float]:
-    """Return the seconds of the global model on all clients' training data in both ways."""
+def evaluations(case: Case) -> list[float]:
+    """Return the seconds of the global model on clients' training data in all ways."""
+    data = replace(case, steps=-(-100 // case.batch_size)).data()
     evaluator = evaluation.Evaluator(FedAvg(case.build()), lambda _: {})
 
-    def evaluate(way: type) -> None:
-        with mock.patch.object(evaluation, "ChannelsLast", way):
+    def evaluate(layout: type, batch: int, by_onednn: bool) -> None:
+        with (
+            mock.patch.object(evaluation, "ChannelsLast", layout),
+            mock.patch.object(evaluation, "_IMAGES", batch),
+            mock.patch.object(evaluation, "mkl_held_back", return_value=by_onednn),
+        ):
             evaluator.start_losses(data.clients, torch.arange(case.clients), {})
 
-    return medians(*(lambda way=way: evaluate(way) for way in WAYS), repeat=1)
+    return medians(*(partial(evaluate, *way) for way in EVALUATED.values()), repeat=1)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for case in CASES:
-        data = case.data()
-        times = [*rounds(case, data), *evaluations(case, data)]
+        times = [*rounds(case, case.data()), *evaluations(case)]
         rows.append([case.title, *(f"{1e3 * each:.1f}" for each in times)])
-    ways = ["the compiler's layout", "channels last"]
-    head = ["net", *(f"{what}, ms: {way}" for what in ("round", "evaluation") for way in ways)]
-    print(table(head, rows))
+    head = ["net", *(f"round, ms: {way}" for way in ("the compiler's layout", "channels last"))]
+    print(table([*head, *(f"evaluation, ms: {way}" for way in EVALUATED)], rows))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 The compiler hands convolutions to oneDNN with channels last, whatever the net says: what comes
 before and after them is copied to and fro, and maxima over windows are scalar code. With all of it
 traced with channels last, a round of Ditto's CNN takes 0.78 of the time, one of a small residual
-net with group normalisation 0.38, evaluations 0.45 to 0.6
+net with group normalisation 0.37, evaluations 0.47 to 0.71
 (``experiments/benchmarks/channels_last.py``).
 """
 

@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
+from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.functional.dropout import unkey_dropouts
 from pl_fed.metrics import ClientMetrics
 from pl_fed.types import Batch
@@ -23,6 +24,7 @@ Tables = tuple[Tensor, Tensor, Tensor]
 the sums of their losses [clients]."""
 
 _BATCH = 1024  # samples that a model sees at once
+_IMAGES = 128  # and a net with convolutions on a CPU, whose caches hold what it makes of so many
 _STACK_BATCH = 4096  # and a stack of models
 _ROWS_BYTES = 1 << 25  # rows of clients that are loaded at once
 
@@ -177,7 +179,7 @@ class Evaluator:
         sums = _Sums(len(clients), data)
         order = data.part(part).sizes[clients].argsort(descending=True, stable=True)
         sorted_rows = {name: rows[name][order] for name in (model, f"{model}_statistics")}
-        samples = _Samples(data, part, clients[order])
+        samples = self._samples(data, part, clients[order])
         with torch.no_grad(), evaluating(self.client):
             for position, index, outputs in self._own(model, sorted_rows, samples):
                 losses = self.client.sample_losses(outputs, data.y[index])
@@ -198,7 +200,7 @@ class Evaluator:
         Returns:
             float64 [clients].
         """
-        module, samples = self.client.model("global"), _Samples(data, "train", clients)
+        module, samples = self.client.model("global"), self._samples(data, "train", clients)
         sums = torch.zeros(len(clients), dtype=torch.float64, device=data.x.device)
         with torch.no_grad(), evaluating(self.client):
             for position, index in samples.joined():
@@ -239,7 +241,7 @@ class Evaluator:
         """Yield (model, which of the clients, sample, outputs) in batches."""
         own = [model for model in models if model != "global"]
         if "global" in models:
-            samples = _Samples(data, part, clients)
+            samples = self._samples(data, part, clients)
             module = self.client.model("global")
             for position, index in samples.joined():
                 outputs = self._run(module, data.x.index_select(0, index))
@@ -248,11 +250,19 @@ class Evaluator:
             return
         for positions in self._pieces(data.part(part).sizes[clients]):
             rows = self._begin(clients[positions])
-            samples = _Samples(data, part, clients[positions])
+            samples = self._samples(data, part, clients[positions])
             positions = positions.to(data.x.device)
             for model in own:
                 for position, index, outputs in self._own(model, rows, samples):
                     yield model, positions[position], index, outputs
+
+    def _samples(self, data: ClientData, part: str, clients: Tensor) -> "_Samples":
+        """Return where some clients' samples are, in batches of a size that suits the net."""
+        return _Samples(data, part, clients, _IMAGES if self._convolves_on_cpu else _BATCH)
+
+    @property
+    def _convolves_on_cpu(self) -> bool:
+        return self._convolves and self.client.device.type == "cpu"
 
     def _pieces(self, sizes: Tensor) -> Iterator[Tensor]:
         """Yield positions of clients that have samples, and that fit into memory together."""
@@ -304,8 +314,12 @@ class Evaluator:
                     yield position, index, self._run(module, x)
 
     def _run(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Return a model's outputs; on the CPU, images have their channels last."""
-        with ChannelsLast() if self._convolves and x.device.type == "cpu" else nullcontext():
+        """Return a model's outputs; on the CPU by the faster ones of its kernels."""
+        by_onednn = x.device.type == "cpu" and mkl_held_back()
+        with (
+            ChannelsLast() if self._convolves_on_cpu else nullcontext(),
+            FasterProducts() if by_onednn else nullcontext(),
+        ):
             outputs: Tensor = module(x)
         return outputs
 
@@ -333,9 +347,10 @@ class Evaluator:
 class _Samples:
     """Where some clients' samples are."""
 
-    def __init__(self, data: ClientData, part: str, clients: Tensor) -> None:
+    def __init__(self, data: ClientData, part: str, clients: Tensor, batch: int) -> None:
         self.data = data
         self.part = data.part(part)
+        self.batch = batch
         self.begins = self.part.offsets[clients]
         self.sizes = self.part.sizes[clients]
 
@@ -347,13 +362,14 @@ class _Samples:
         begins = self.begins - (self.sizes.cumsum(0) - self.sizes)
         places = torch.arange(int(self.sizes.sum())) + begins.repeat_interleave(self.sizes)
         position = torch.repeat_interleave(self.sizes).to(index.device)
-        for each, chosen in zip(position.split(_BATCH), places.to(index.device).split(_BATCH)):
+        places = places.to(index.device)
+        for each, chosen in zip(position.split(self.batch), places.split(self.batch)):
             yield each, index[chosen]
 
     def of(self, one: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the same of one of them."""
         begin, size = int(self.begins[one]), int(self.sizes[one])
-        for index in self.part.index[begin : begin + size].split(_BATCH):
+        for index in self.part.index[begin : begin + size].split(self.batch):
             yield torch.full_like(index, one), index
 
     def padded(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""Large products of compiled steps on AMD's processors: by oneDNN, not by MKL.
+"""Large products of compiled steps and evaluations on AMD's processors: by oneDNN, not by MKL.
 
 MKL, which torch takes for products of matrices, keeps to AVX2 on processors that are not Intel's;
 oneDNN, which torch takes for convolutions, runs their AVX-512: on a core of an AMD EPYC (Zen 5) at

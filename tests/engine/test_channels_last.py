@@ -171,14 +171,19 @@ def test_models_are_evaluated_with_channels_last_if_they_convolve(net, turned, m
         data = shared_out(classes([5, 3], shape=(1, 8, 8)))
         federation = Federation(All(), seed=0)
         federation.setup(client, data, "validate")
+        client.global_model.register_forward_pre_hook(lambda _, x: sizes.append(len(x[0])))
         with Seen() as found:
             args = (data.clients, "train", torch.arange(2), ["global", "personal"])
             results = federation.evaluator.tables(*args)
         return results, found.results.keys()
 
+    sizes = []
+    monkeypatch.setattr(evaluation, "_IMAGES", 3)
     results, names = tables()
+    assert sizes == ([3, 3, 2] if turned else [8])
     assert ("pl_fed.max_pool2d.default" in names) == turned
     monkeypatch.setattr(evaluation, "ChannelsLast", nullcontext)
+    monkeypatch.setattr(evaluation, "_IMAGES", 1024)
     others, names = tables()
     assert "pl_fed.max_pool2d.default" not in names
     for model in results:

@@ -8,9 +8,11 @@ from small_federations import classes, run_rounds, seeded, sgd, shared_out
 from test_compiled import needs_a_compiler, saying
 from torch import nn
 
+from pl_fed import Federation
 from pl_fed.clients import Ditto
-from pl_fed.engine import compiled_step, products
+from pl_fed.engine import compiled_step, evaluation, products
 from pl_fed.engine.products import FasterProducts, mkl_held_back
+from pl_fed.samplers import All
 
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch is built without oneDNN"
@@ -91,6 +93,22 @@ def test_steps_have_them_where_mkl_is_held_back(faster, monkeypatch, uncompiled)
     numbers = [sum(node.target is product for node in each.graph.nodes) for each in uncompiled]
     assert numbers == [10, 0]  # of each model: 2 forward, 3 backward
     assert eager.distance(changed) <= 1e-6
+
+
+@needs_onednn
+def test_evaluations_have_them_where_mkl_is_held_back(monkeypatch):
+    monkeypatch.setattr(products, "_WORTH", 1000)
+    federation, data = Federation(All(), seed=0), shared_out(classes([9, 4, 8]))
+    federation.setup(Ditto(seeded(wide)).float(), data, "validate")
+    clients = data.clients.to(torch.device("cpu"), torch.float32)
+    numbers, losses = [], []
+    for held_back in (True, False):
+        monkeypatch.setattr(evaluation, "mkl_held_back", lambda yes=held_back: yes)
+        with Counting() as counted:
+            losses.append(federation.evaluator.start_losses(clients, torch.arange(3), {}))
+        numbers.append(counted.number)
+    assert numbers == [2, 0]
+    torch.testing.assert_close(*losses)
 
 
 @needs_onednn
