@@ -2,8 +2,8 @@
 
 A run is a config, as ``python -m pl_fed fit --config`` takes it. It goes on where it was killed, if
 its config is the same: its folder lies under ``runs/`` until its row is written. A row stands for
-the names in it: whoever changes a config deletes its rows. "seconds" in a row are processor time;
-of the last part, if the run was killed in between.
+the names in it: whoever changes a config deletes its rows. "seconds" in a row are processor time,
+but of what was done before a run was killed, the time that its rounds took.
 """
 
 import contextlib
@@ -50,6 +50,7 @@ class Fitted:
         rounds: All rows of metrics.csv.
         clients: The rows of per_client.csv.
         validation: The rows of per_client_validation.csv; none without a validation.
+        before: Seconds of the rounds that were done before it was killed, if it was.
     """
 
     config: Config
@@ -57,6 +58,7 @@ class Fitted:
     rounds: list[Row]
     clients: list[Row]
     validation: list[Row]
+    before: float = 0.0
 
     def tested(self, models: Iterable[str]) -> list[str]:
         """Return those of some models that were tested."""
@@ -109,13 +111,16 @@ def fit(config: Config, folder: Path) -> Fitted:
         folder.mkdir(parents=True)
         file.write_text(text)
     arguments = ["fit", "--config", str(file)]
-    if any(last_checkpoint(run) for run in folder.iterdir() if run.is_dir()):
+    before = 0.0
+    if killed := [run for run in folder.iterdir() if run.is_dir() and last_checkpoint(run)]:
         arguments += ["--ckpt_path", "last"]
+        rounds = [row for run in killed for row in read(run / "metrics.csv")]
+        before = sum(float(row["time/round"] or 0) for row in rounds)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         run = Path(FederatedCLI(arguments).run_dir or folder)
     rounds = read(run / "metrics.csv")
     tables = ("per_client.csv", "per_client_validation.csv")
-    return Fitted(config, rounds[-1], rounds, *(read(run / table) for table in tables))
+    return Fitted(config, rounds[-1], rounds, *(read(run / table) for table in tables), before)
 
 
 def quiet() -> None:
@@ -163,7 +168,7 @@ def work(
     def clear(job: Job) -> None:
         shutil.rmtree(_folder(job, table), ignore_errors=True)
 
-    run = functools.partial(_fitted, table=table, rows_of=rows_of)
+    run = functools.partial(_fitted, results=results, rows_of=rows_of)
     each_once(jobs, results, names, run, workers, clear)
 
 
@@ -255,14 +260,18 @@ def _done(job: Job, run: Callable[[Job], Rows], results: str) -> Rows:
         kept, failed = {**run(job)}, ""
     except (Exception, SystemExit) as error:  # one that goes up would take the others with it
         kept, failed = {results: [{}]}, " ".join(f"{type(error).__name__}: {error}".split())
-    seconds = f"{sum(os.times()[:4]) - started:.1f}"
-    kept[results] = [{**row, "seconds": seconds, "failed": failed} for row in kept[results]]
+    taken = sum(os.times()[:4]) - started
+    for row in kept[results]:
+        row |= {"seconds": f"{taken + float(row.pop('seconds', 0)):.1f}", "failed": failed}
     return kept
 
 
-def _fitted(job: Job, table: str, rows_of: Callable[[Fitted], Rows]) -> Rows:
-    """Run a config, and keep of its folder what is wanted."""
-    return rows_of(fit(job.config, _folder(job, table)))
+def _fitted(job: Job, results: Path, rows_of: Callable[[Fitted], Rows]) -> Rows:
+    """Run a config, and keep of its folder what is wanted, and how long it took before a kill."""
+    fitted = fit(job.config, _folder(job, results.parent.name))
+    kept = rows_of(fitted)
+    rows = [{**row, "seconds": str(fitted.before)} for row in kept[results.name]]
+    return {**kept, results.name: rows}
 
 
 def _folder(job: Job, table: str) -> Path:

@@ -1,6 +1,7 @@
 """Runs of a table: each once, from where it was killed, with the same row."""
 
 import fcntl
+import functools
 import os
 
 import pytest
@@ -57,7 +58,10 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
     config.write_text(config.read_text().replace("max_epochs: 2", "max_epochs: 4"))
     marker = tmp_path / "killed" / "marker"
     marker.touch()
+    (metrics,) = (tmp_path / "killed").glob("*/metrics.csv")
+    before = sum(float(row["time/round"] or 0) for row in read(metrics))
     resumed = fit(TINY, tmp_path / "killed")
+    assert resumed.before == before > whole.before == 0
     kept = [name for name in whole.last if name.startswith("test/")]
     assert kept
     assert [resumed.last[name] for name in kept] == [whole.last[name] for name in kept]
@@ -95,6 +99,15 @@ def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
     before = results.read_text()
     work(both, results, ("name", "seed"), rows_of, workers=1)
     assert results.read_text() == before
+
+
+def test_a_row_says_how_long_a_run_took_before_it_was_killed_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "fit", lambda *_: Fitted({}, {}, [], [], [], before=1000.0))
+    kept = {"results.csv": [{"accuracy": "0.5"}]}
+    run = functools.partial(grid._fitted, results=tmp_path / "results.csv", rows_of=lambda _: kept)
+    (row,) = grid._done(Job(("a",)), run, "results.csv")["results.csv"]
+    assert row["accuracy"] == "0.5"
+    assert 1000 <= float(row["seconds"]) < 1100
 
 
 def squared(job: Job):
