@@ -120,6 +120,8 @@ class FederatedCLI(SectionsCLI):
         except BaseException:
             _discard(self.run_dir)
             raise
+        if getattr(self.trainer, "fast_dev_run", False):  # which leaves no file
+            _discard(self.run_dir)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments, and look at the checkpoint before Lightning reads it."""

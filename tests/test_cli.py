@@ -80,6 +80,14 @@ def test_evaluation_of_the_last_checkpoint(tmp_path, capsys, subcommand):
         assert rows(new)[-1][name] == trained[-1][name]
 
 
+def test_fast_dev_run_leaves_no_folder_and_names_none(tmp_path, capsys):
+    main(["fit", *QUICKSTART, *short(tmp_path), "--trainer.fast_dev_run", "true"])
+    said = capsys.readouterr().out
+    assert "mean over clients" in said
+    assert "files are in" not in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_models_that_nobody_trained_are_named_so(tmp_path):
     with pytest.warns(UserWarning, match="so predict takes models that were not trained"):
         main(["predict", *QUICKSTART, *short(tmp_path)])

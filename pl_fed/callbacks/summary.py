@@ -57,5 +57,5 @@ class Summary(Callback):
                 table.add_row(title, *found)
         console = Console()
         console.print(table)
-        if self.folder is not None:
+        if self.folder is not None and not getattr(trainer, "fast_dev_run", False):
             console.print(f"The run's files are in {self.folder}", soft_wrap=True)

@@ -21,7 +21,8 @@ class FrozenBody(nn.Module):
     Args:
         architecture: Name of a torchvision classifier, such as ``resnet18``.
         weights: Name of torchvision weights (``DEFAULT`` downloads them), the path of a file with
-            the state dict of that architecture, or nothing (or ``none``) for a random body.
+            the state dict of that architecture, or nothing (``none`` and ``null`` from the command
+            line) for a random body.
         num_classes: Outputs of the head, at least 1.
         keep_features: Whether a federation computes the features of all samples once.
 
@@ -50,7 +51,8 @@ class FrozenBody(nn.Module):
     ) -> None:
         super().__init__()
         check_integers(1, num_classes=num_classes)
-        body = _body(architecture, None if weights == "none" else weights)
+        given = None if str(weights).lower() in ("none", "null") else weights
+        body = _body(architecture, given)
         linear = [(n, m) for n, m in body.named_modules() if isinstance(m, nn.Linear)]
         if not linear:
             raise ValueError(

@@ -64,6 +64,7 @@ class Quantity(Partitioner):
     ) -> None:
         check_choice(("dirichlet", "lognormal"), law=law)
         check_positive(beta=beta, sigma=sigma)
+        check_at_most(1e300, beta=beta)  # clients times as much is a number still
         check_at_most(100, sigma=sigma)
         check_integers(1, min_size=min_size)
         self.law = law

@@ -51,7 +51,9 @@ def test_unknown_names(arguments):
 
 
 def test_no_weights_have_two_names():
-    assert all(FrozenBody(weights=given).head.in_features == 512 for given in (None, "none"))
+    assert all(
+        FrozenBody(weights=given).head.in_features == 512 for given in (None, "none", "None")
+    )
 
 
 def test_weights_that_cannot_be_downloaded(monkeypatch, tmp_path):

@@ -46,8 +46,12 @@ def test_min_size_holds_after_split():
 
 def test_errors_name_the_numbers():
     for beta in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=f"`beta` to be positive and finite but got {beta}"):
+        with pytest.raises(ValueError, match=f"`beta` to be above 0, and finite, but got {beta}"):
             Dirichlet(beta)
+    with pytest.raises(ValueError, match=r"`beta` to be at most 1e\+300 but got 1e\+308"):
+        Dirichlet(1e308)
+    parts = Dirichlet(1e300).split(LABELS, 10, torch.Generator().manual_seed(0))
+    assert {len(part) for part in parts} == {200}, "the same mix for all"
     with pytest.raises(ValueError, match="`min_size` to be at least 1 but got 0"):
         Dirichlet(min_size=0)
     with pytest.raises(ValueError, match=r"samples \(2000\) but got 100 x 21 = 2100"):

@@ -76,6 +76,7 @@ def test_too_few_samples_for_all():
     [
         ({"law": "zipf"}, "`law` to be 'dirichlet' or 'lognormal' but got 'zipf'"),
         ({"beta": 0.0}, "`beta` to be above 0"),
+        ({"beta": 1e308}, r"`beta` to be at most 1e\+300 but got 1e\+308"),
         ({"sigma": -1.0}, "`sigma` to be above 0"),
         ({"sigma": 1000.0}, "`sigma` to be at most 100 but got 1000.0"),
         ({"min_size": 0}, "`min_size` to be at least 1"),
