@@ -50,7 +50,7 @@ def test_unknown_names(arguments):
         FrozenBody(**arguments)
 
 
-def test_no_weights_have_two_names():
+def test_no_weights_have_several_names():
     assert all(
         FrozenBody(weights=given).head.in_features == 512 for given in (None, "none", "None")
     )
