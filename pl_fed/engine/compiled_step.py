@@ -1,7 +1,8 @@
 """A local step that is traced and compiled."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -61,8 +62,8 @@ class CompiledStep:
         traced = trace(client, flat, *tensors)
         _check_draws(traced)
         options = list_mode_options(mode) if mode else None
-        with _remembered(traced):
-            self._run = compile_graph(traced, tensors, options=options)
+        with _remembered(traced) as shown:
+            self._run = compile_graph(traced, [shown(each) for each in tensors], options=options)
         self._shapes = _shapes(tensors_of(inputs))
 
     def takes(self, inputs: list[Tensor]) -> bool:
@@ -93,17 +94,18 @@ def _check_draws(traced: GraphModule) -> None:
 
 
 @contextmanager
-def _remembered(traced: GraphModule) -> Iterator[None]:
+def _remembered(traced: GraphModule) -> Iterator[Callable[[Tensor], Tensor]]:
     """Let the compiler find what it made of the same graph before, in this process or another.
 
     It looks for graphs that come with an environment of shapes, as those of ``torch.compile`` do.
-    The shapes here are fixed, and the environment stays empty.
+    The shapes here are fixed, and the environment stays empty: that takes showing the compiler no
+    tensors, but stand-ins for them, which are made by the function that is yielded.
     """
     nodes = [node for node in traced.graph.nodes if node.op == "get_attr"]
     constants = [attrgetter(node.target)(traced) for node in nodes]
     if sum(each.numel() for each in constants if isinstance(each, Tensor)) > _LARGE:
-        yield
+        yield lambda tensor: tensor
         return
     fixed = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
     with tracing(TracingContext(fixed)):
-        yield
+        yield partial(fixed.from_tensor, static_shapes=True)

@@ -17,6 +17,7 @@ from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.engine import compiled_step, program
 from pl_fed.engine.choice import COMPILED, STACKED
+from pl_fed.models import DittoCelebaCNN
 from pl_fed.samplers import All, Uniform
 
 SAYING = "Local steps run eagerly, as they cannot be compiled"
@@ -74,6 +75,11 @@ TRUE = {  # engine, client, shape of a sample
         "one_by_one_compiled",
         lambda: FedAvg(seeded(batch_norm_net), sgd(0.1), local_epochs=2),
         (2, 4, 4),
+    ),
+    "FedAvg with statistics of the batch, one by one": (  # whose shape has to be known
+        "one_by_one_compiled",
+        lambda: FedAvg(seeded(lambda: DittoCelebaCNN(2, 3, image_size=16)), sgd(0.01)),
+        (2, 16, 16),
     ),
 }
 
