@@ -152,10 +152,12 @@ class Program:
                 return function(inputs)
             try:
                 return function(inputs)
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, CannotCompileError):
                 raise
             except Exception as error:  # if it is not the compiling, it will come again eagerly
-                first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+                first, *_ = str(error).strip().splitlines() or [""]
+                if " " not in first:  # a KeyError's key
+                    first = f"{type(error).__name__} {first}".strip()
                 raise CannotCompileError(first.rstrip(".")) from error
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
