@@ -22,6 +22,9 @@ from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of
 from pl_fed.engine.tracing import CannotCompileError, trace
 
+_WRAPPING = {"cpp.enable_floating_point_contract_flag": "off -fwrapv"}
+"""Tells the C++ compiler that integers wrap around, as those of keyed draws do: with torch 2.9 the
+last few of a layer's draws were others. It is the option that becomes a flag as it is written."""
 _LARGE = 1 << 17  # numbers in constants, of which each would be looked at to find a graph again
 
 
@@ -61,7 +64,7 @@ class CompiledStep:
 
         traced = trace(client, flat, *tensors)
         _check_draws(traced)
-        options = list_mode_options(mode) if mode else None
+        options = {**(list_mode_options(mode) if mode else {}), **_WRAPPING}
         with _remembered(traced) as shown:
             self._run = compile_graph(traced, [shown(each) for each in tensors], options=options)
         self._shapes = _shapes(tensors_of(inputs))

@@ -147,8 +147,10 @@ def outcome(engine):
 @needs_a_compiler
 @pytest.mark.parametrize("engine", COMPILED)
 def test_compiled_steps_give_the_same_numbers_a_view_or_not(engine):
+    """torch 2.9 compiles the gradients of a stack's convolutions wrong, which is found out."""
     eager = outcome("one_by_one")
-    with saying():
+    found_out = engine == "stacked_compiled" and torch.__version__.startswith("2.9.")
+    with saying(*["Local steps run eagerly"] * found_out):
         assert eager.distance(outcome(engine)) <= 1e-6
 
 
