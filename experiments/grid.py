@@ -115,7 +115,7 @@ def fit(config: Config, folder: Path) -> Fitted:
     if killed := [run for run in folder.iterdir() if run.is_dir() and last_checkpoint(run)]:
         arguments += ["--ckpt_path", "last"]
         rounds = [row for run in killed for row in read(run / "metrics.csv")]
-        before = sum(float(row["time/round"] or 0) for row in rounds)
+        before = sum(float(row.get("time/round") or 0) for row in rounds)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         run = Path(FederatedCLI(arguments).run_dir or folder)
     rounds = read(run / "metrics.csv")
