@@ -114,8 +114,8 @@ def fit(config: Config, folder: Path) -> Fitted:
     before = 0.0
     if killed := [run for run in folder.iterdir() if run.is_dir() and last_checkpoint(run)]:
         arguments += ["--ckpt_path", "last"]
-        rounds = [row for run in killed for row in read(run / "metrics.csv")]
-        before = sum(float(row.get("time/round") or 0) for row in rounds)
+        earlier = [row for run in killed for row in read(run / "metrics.csv")]
+        before = sum(float(row.get("time/round") or 0) for row in earlier)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         run = Path(FederatedCLI(arguments).run_dir or folder)
     rounds = read(run / "metrics.csv")
@@ -188,7 +188,8 @@ def each_once(
         jobs: All of them.
         results: See :func:`work`.
         names: See :func:`work`.
-        run: Does a job, in a process of a pool, and returns its rows by the name of their CSV.
+        run: Does a job, in a process of a pool, and returns its rows by the name of their CSV. What
+            took time before counts, too: "seconds" in the row of ``results``, if it is there.
         workers: Processes.
         on_written: Called with a job whose rows are written, unless it failed.
 

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.functional.arguments import check_at_most, check_integers, check_positive
 from pl_fed.partitioners._counts import apportion, deal, members
 
 
@@ -80,6 +80,12 @@ class Partitioner(ABC):
         held[held.sum(1) == 0] = 1
         counts = [apportion(len(pool), row, generator) for pool, row in zip(pools, held)]
         return train, deal(pools, torch.stack(counts), generator)
+
+
+def check_concentration(beta: float) -> None:
+    """Raise ``ValueError`` unless ``beta`` is one that a Dirichlet distribution can have."""
+    check_positive(beta=beta)
+    check_at_most(1e300, beta=beta)  # clients times as much is a number still
 
 
 def check_split(labels: Tensor, num_clients: int, class_ids: bool = False) -> None:

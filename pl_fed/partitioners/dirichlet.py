@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_fed.functional.arguments import check_at_most, check_integers, check_positive
+from pl_fed.functional.arguments import check_integers
 from pl_fed.partitioners._counts import apportion, deal, draw, members
-from pl_fed.partitioners.base import Partitioner, check_size, check_split
+from pl_fed.partitioners.base import Partitioner, check_concentration, check_size, check_split
 
 _TRIES = 100
 
@@ -55,8 +55,7 @@ class Dirichlet(Partitioner):
     """
 
     def __init__(self, beta: float = 0.5, min_size: int = 1, overlapping: bool = False) -> None:
-        check_positive(beta=beta)
-        check_at_most(1e300, beta=beta)  # clients times as much is a number still
+        check_concentration(beta)
         check_integers(1, min_size=min_size)
         self.beta = beta
         self.min_size = min_size

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pl_fed.functional.arguments import check_at_most, check_choice, check_integers, check_positive
 from pl_fed.partitioners._counts import apportion, deal
-from pl_fed.partitioners.base import Partitioner, check_size, check_split
+from pl_fed.partitioners.base import Partitioner, check_concentration, check_size, check_split
 
 
 class Quantity(Partitioner):
@@ -63,8 +63,8 @@ class Quantity(Partitioner):
         overlapping: bool = False,
     ) -> None:
         check_choice(("dirichlet", "lognormal"), law=law)
-        check_positive(beta=beta, sigma=sigma)
-        check_at_most(1e300, beta=beta)  # clients times as much is a number still
+        check_concentration(beta)
+        check_positive(sigma=sigma)
         check_at_most(100, sigma=sigma)
         check_integers(1, min_size=min_size)
         self.law = law
