@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from rich.console import Console
 from small_federations import Given
@@ -102,6 +103,18 @@ def test_the_command_needs_no_model(tmp_path):
         "  num_clients: 5\n"
     )
     main(["partition", "--config", str(layer), "--trainer.default_root_dir", str(tmp_path / "a")])
+    assert list((tmp_path / "a").glob("*/split.png"))
+
+
+def test_the_command_does_not_make_the_model_that_is_given(tmp_path):
+    net = {"architecture": "resnet18", "weights": "no_such_file.pth", "num_classes": 10}
+    model = {"lam": 1.0, "net": {"class_path": "pl_fed.models.FrozenBody", "init_args": net}}
+    layer = tmp_path / "frozen.yaml"
+    layer.write_text(
+        yaml.safe_dump({"model": {"class_path": "pl_fed.clients.Ditto", "init_args": model}})
+    )
+    root = ["--trainer.default_root_dir", str(tmp_path / "a")]
+    main(["partition", *QUICKSTART, "--config", str(layer), *root])
     assert list((tmp_path / "a").glob("*/split.png"))
 
 
