@@ -141,7 +141,9 @@ def _run_net(client: Client, data: ClientData) -> None:
             targets = y.to(example.dtype) if y.is_floating_point() else y
             _tried(
                 f"Expected argument `criterion` to take outputs of shape {list(outputs.shape)} and"
-                f" targets of shape {list(y.shape)} ({y.dtype}) but {criterion}",
+                f" targets of shape {list(y.shape)} ({y.dtype}"
+                f"{', where class ids are integers' if y.is_floating_point() else ''}) but"
+                f" {criterion}",
                 lambda: client.sample_losses(outputs, targets),
             )
     finally:
@@ -164,7 +166,8 @@ def _check_outputs(outputs: object, samples: int, num_classes: int) -> None:
     if num_classes and list(outputs.shape) != [samples, num_classes]:
         raise ValueError(
             f"Expected argument `net` to give one number for each of the {num_classes} classes,"
-            f" shape [batch, {num_classes}], but got {list(outputs.shape)} for {samples} samples."
+            f" shape [batch, {num_classes}], but got {list(outputs.shape)} for {samples} samples:"
+            f" the data's labels go up to {num_classes - 1}."
         )
 
 
@@ -219,7 +222,8 @@ def check_broken(
             " not normalised"
         )
         if int(sent[first]) == Sent.MISSHAPEN:
-            what, cause = "an upload of another length than the model's", "see its `end_round`"
+            what = "an upload of another length than the model's, or none"
+            cause = "`end_round` is to return what the local steps changed, [clients, numbers]"
         others = f", as did {number - 1} more of {int(benign.sum())}" if number > 1 else ""
         raise NonFiniteLossError(
             f"Expected finite losses but in round {round} client {int(clients[first])} got"

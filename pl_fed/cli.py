@@ -39,7 +39,7 @@ from pl_fed.data import FederatedData
 from pl_fed.exports import Export, Request
 from pl_fed.federation import Federation
 from pl_fed.loggers import wandb_loggers
-from pl_fed.messages import sentence
+from pl_fed.messages import of_a_class, sentence
 from pl_fed.reports import command
 from pl_fed.reports.configs import differing, group_name, shown
 from pl_fed.reports.split import Split
@@ -47,7 +47,8 @@ from pl_fed.runs import RowsOf, is_first_process, last_checkpoint, last_run, new
 from pl_fed.trainer import Trainer
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # raised as one likes
-_BEGUN = {"config.yaml", "checkpoints"}  # what a run's folder has in it before the first round
+_CONFIG = "config.yaml"
+_BEGUN = {_CONFIG, "checkpoints"}  # what a run's folder has in it before the first round
 _MOST_CLASSES = 12
 _PROGRAM = {
     "prog": "python -m pl_fed",
@@ -139,7 +140,8 @@ class FederatedCLI(SectionsCLI):
         config = self.config[self.subcommand]
         root = config.trainer.default_root_dir or "runs"
         resumes = self.subcommand == "fit" and config.ckpt_path == "last"
-        last = last_run(root, begun=resumes) if config.ckpt_path == "last" else None
+        begun = self._has_config_of if resumes else None
+        last = last_run(root, begun) if config.ckpt_path == "last" else None
         if is_first_process():  # it chooses the folder, and writes into it
             self.run_dir = last if resumes else new_folder(root)
         self._asked_for = self.config
@@ -161,6 +163,12 @@ class FederatedCLI(SectionsCLI):
             if self.run_dir is not None:
                 _place(logger, self.run_dir, group)
         super().instantiate_classes()
+
+    def _has_config_of(self, run: Path) -> bool:
+        """Whether a run is of the config that is asked for, or does not say of which it is."""
+        asked = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.subcommand]
+        kept = _config_in(run)
+        return kept is None or differing([kept, asked]).keys() <= _LENGTHS
 
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
         """Make the trainer that runs the federation."""
@@ -314,15 +322,13 @@ class SaveAndLogConfig(SaveConfigCallback):
 
     def _keep_old(self, folder: Path, round: int) -> None:
         """Keep the config that is there, if the new one is another, and say what differs."""
-        path = folder / self.config_filename
-        try:
-            old = yaml.safe_load(path.read_text())
-        except (OSError, ValueError, yaml.YAMLError):
+        old = _config_in(folder)
+        if old is None:
             return
         changes = differing([old, self._dumped()])
         if changes.keys() <= _LENGTHS:
             return
-        kept = path.rename(path.with_name(f"config_to_round_{round}.yaml"))
+        kept = (folder / _CONFIG).rename(folder / f"config_to_round_{round}.yaml")
         said = ", ".join(f"{n} {shown(was)} → {shown(now)}" for n, (was, now) in changes.items())
         rank_zero_warn(
             f"The run goes on with another config from round {round} on ({said}); the one before is"
@@ -374,7 +380,7 @@ def main(args: ArgsType = None) -> None:
         ImportError,
         MisconfigurationException,
     ) as error:
-        text = sentence(str(error))
+        text = of_a_class(error) or sentence(str(error))
         if not text.startswith("Expected") and not _is_lightnings_refusal(error):
             raise
         print(f"error: {text}", file=sys.stderr)
@@ -385,6 +391,15 @@ def _is_lightnings_refusal(error: Exception) -> bool:
     """Whether Lightning itself raised an error: as a rule, it refuses a trainer argument."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return str(frames[-1][0].f_globals.get("__name__")).startswith("lightning.")
+
+
+def _config_in(folder: Path) -> dict[str, Any] | None:
+    """Return the config of a run, if its folder has one that can be read."""
+    try:
+        config: dict[str, Any] | None = yaml.safe_load((folder / _CONFIG).read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return config
 
 
 def _discard(run_dir: Path | None) -> None:

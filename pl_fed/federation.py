@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -32,7 +33,13 @@ from pl_fed.engine import EngineChoice, EngineName
 from pl_fed.engine.adaptation import Adaptation
 from pl_fed.engine.evaluation import Evaluator
 from pl_fed.engine.root import RootTraining
-from pl_fed.functional.arguments import check_integers, check_shares
+from pl_fed.functional.arguments import (
+    check_at_most,
+    check_instances,
+    check_integers,
+    check_shares,
+    check_writable,
+)
 from pl_fed.functional.random import generator
 from pl_fed.holdings import Holdings
 from pl_fed.local_work import LocalWork, Outcome
@@ -122,6 +129,13 @@ class Federation:
         model_selection: Literal["validation", "test"] | None = "validation",
         seed: int | None = None,
     ) -> None:
+        before = pre_aggregators or []
+        check_instances(Sampler, sampler=sampler)
+        check_instances(Aggregator, aggregator=aggregator)
+        check_instances(list, pre_aggregators=before)
+        for each in before:
+            check_instances(PreAggregator, pre_aggregators=each)
+        check_instances(Attack, attack=attack, corruption=corruption)
         check_shares(max_rejected=max_rejected)
         if num_byzantine is not None:
             check_integers(0, num_byzantine=num_byzantine)
@@ -135,13 +149,15 @@ class Federation:
                 f" {model_selection!r}."
             )
         check_state_memory(state_memory)
+        if store is not None:
+            check_writable(store=Path(store))
         if gather_memory < 0:
             raise ValueError(
                 f"Expected argument `gather_memory` to be at least 0 but got {gather_memory}."
             )
         self.sampler = Uniform() if sampler is None else sampler
         defence = Mean() if aggregator is None else aggregator
-        self.server = Server(_defence(pre_aggregators or (), defence), server_optimizer)
+        self.server = Server(_defence(before, defence), server_optimizer)
         self.adversary = Adversary(
             attack, byzantine, redraw_byzantine, byzantine_from, attackers_know, corruption
         )
@@ -246,7 +262,7 @@ class Federation:
         how = (self._room, self.rounds - round, following, measures_start, on_clients_done)
         trained = work.run(sharing, *how)
         self._room = trained.room
-        outcome = Outcome.of(sharing, trained, self.data.x.device)
+        outcome = Outcome.of(sharing, trained, self.data.x.device, self.client.trains)
         whole = outcome.whole
         self._check_sent(cohort, outcome, round)
         report, notes = self._report(cohort, outcome), _Notes()
@@ -483,7 +499,13 @@ class Federation:
         return self.evaluator.models(clients, model or self.client.evaluates()[-1])
 
     def model_of(self, client: int, model: str | None = None) -> nn.Module:
-        """Return the same of one client."""
+        """Return the same of one client.
+
+        Raises:
+            ValueError: If there is no such client.
+        """
+        check_integers(0, client=client)
+        check_at_most(self.data.num_clients - 1, client=client)
         return next(self.models_of(torch.tensor([client]), model))
 
     # Stop and resume

@@ -1,7 +1,7 @@
 """The local work of a round: the clients of a cohort are trained, in chunks."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,8 +43,13 @@ class Outcome:
     proposed: list[str]
 
     @classmethod
-    def of(cls, sharing: Sharing, trained: Trained, device: torch.device) -> "Outcome":
-        """Bring together what came of all processes' clients."""
+    def of(
+        cls, sharing: Sharing, trained: Trained, device: torch.device, trains: Sequence[str]
+    ) -> "Outcome":
+        """Bring together what came of all processes' clients.
+
+        Who sends nothing, where others do or the global model is trained, is broken.
+        """
         outputs = sharing.joined(trained.outputs, device)
         sent, send = outputs.pop(_SENT), outputs.pop(_SENDS)
         start = outputs.pop(_START, outputs["loss"][:0])
@@ -52,7 +57,7 @@ class Outcome:
         for name in proposed:
             del outputs[name]
         sends = bool(send.any())
-        if sends:  # who sends nothing, where others do, is broken
+        if sends or "global" in trains:
             sent = torch.where(send, sent, Sent.MISSHAPEN)
         return cls(outputs, sent, sends, start, [n.removeprefix(_PROPOSES) for n in proposed])
 

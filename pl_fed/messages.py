@@ -3,7 +3,9 @@
 import difflib
 import inspect
 import re
+import traceback
 from importlib import import_module
+from pathlib import Path
 
 _WRAPPER = re.compile(r"Type typing\.Callable\[.*?\] expects a function or a callable class: ")
 _KEY = re.compile(r'Parser key "(.+?)":')
@@ -11,6 +13,7 @@ _OWNER = re.compile(r"Problem with given class_path '(.+)':")
 _TYPE = re.compile(r"Expected an? (<class '.+'>|typing\..+?)(?:\. Got value: (.*))?$")
 _VALUE = re.compile(r"Given value: (.*?)(?:\. Got value: .*)?$")
 _CLASS_PATH = re.compile(r"Got value: Namespace\(class_path='(.+?)'")
+_MAKER = "default_class_instantiator"  # the function of jsonargparse that calls a class
 _COMMANDS = "fit, validate, test, predict, partition, report, export"
 _LEAVES = {
     r"Expected a dot import path string: (.+)": (
@@ -19,9 +22,6 @@ _LEAVES = {
     r"(No module named .+)": "Expected argument `{where}` to be the path of a class but got: {0}.",
     r"Import path (?:(\S+) )?does not correspond to a subclass of (.+)": (
         "Expected argument `{where}` to be a subclass of {1} but got {0}."
-    ),
-    r"Expected an instantiatable class, but (?:(\S+) )?is abstract": (
-        "Expected argument `{where}` to be a class that can be made but {0} is abstract."
     ),
     r"(?:Subcommand .+ option|unrecognized arguments:) '?(.+?)'?$": (
         "Expected only options that --help lists but got {0}."
@@ -77,11 +77,38 @@ def sentence(message: str) -> str:
     return " ".join(message.split())
 
 
+def of_a_class(error: BaseException) -> str:
+    """Return the sentence of an error in the constructor of a class that a config names, if any.
+
+    A refusal, which begins with "Expected", is a sentence already.
+    """
+    while error.__cause__ is not None and not str(error).startswith("Expected"):
+        error = error.__cause__
+    frames = list(traceback.walk_tb(error.__traceback__))
+    makers = [k for k, (frame, _) in enumerate(frames) if frame.f_code.co_name == _MAKER]
+    if not makers or makers[-1] + 1 == len(frames) or str(error).startswith("Expected"):
+        return ""
+    made = frames[makers[-1]][0].f_locals.get("class_type")
+    frame, line = frames[makers[-1] + 1]
+    return (
+        f"Expected {getattr(made, '__module__', '')}.{getattr(made, '__qualname__', made)} to be a"
+        f" class that can be made but got {type(error).__name__}: {' '.join(str(error).split())}"
+        f" ({Path(frame.f_code.co_filename).name}, line {line})."
+    )
+
+
 def _of_leaf(line: str, where: str, owner: str, given: str) -> str:
     """Return the sentence of a line that tells what is wrong; of another line, nothing."""
     for pattern, template in _LEAVES.items():
         if found := re.match(pattern, line):
-            return template.format(*(each or given for each in found.groups()), where=where)
+            named = [each or given for each in found.groups()]
+            return template.format(*named, where=where)
+    if found := re.match(r"Expected an instantiatable class, but (?:(\S+) )?is abstract", line):
+        path = found[1] or given
+        return (
+            f"Expected argument `{where}` to be a class that can be made but {path} is abstract"
+            f"{_missing(path)}."
+        )
     if found := re.match(r"Option '(.+?)' is not accepted", line):
         callable_class = _CLASS_PATH.search(line)
         owner = callable_class[1] if callable_class else owner
@@ -121,6 +148,16 @@ def _options(owner: str) -> list[str]:
         return [name for name in names if name not in ("self", "args", "kwargs")]
     except (ImportError, AttributeError, ValueError):
         return []
+
+
+def _missing(path: str) -> str:
+    """Return what an abstract class does not have, given its path."""
+    module, _, name = path.rpartition(".")
+    try:
+        missing = sorted(getattr(import_module(module), name).__abstractmethods__)
+    except (ImportError, AttributeError, ValueError):
+        return ""
+    return f": it has no {' and no '.join(missing)}" if missing else ""
 
 
 def _near(name: str, names: list[str]) -> str:

@@ -19,6 +19,8 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from pl_fed.clients.base import Client
+from pl_fed.data.module import FederatedData
+from pl_fed.functional.arguments import check_instances
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
@@ -91,8 +93,9 @@ def check_model(model: Any) -> None:
 
 
 def check_data(datamodule: Any) -> None:
-    """Refuse data that overrides what is never called with samples."""
-    if isinstance(datamodule, LightningDataModule):
+    """Refuse data of no clients, or that overrides what is never called with samples."""
+    check_instances(FederatedData, datamodule=datamodule)
+    if datamodule is not None:
         _check_overridden("datamodule", TRANSFERS, datamodule, LightningDataModule)
 
 

@@ -1,11 +1,11 @@
 """A run's folder, and checkpoints that a kill cannot break."""
 
+import contextlib
 import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from io import BufferedWriter
 from pathlib import Path
@@ -66,12 +66,13 @@ def last_checkpoint(folder: str | Path) -> Path | None:
     return max(named, key=_written, default=None)
 
 
-def last_run(root: str | Path, begun: bool = False) -> Path:
+def last_run(root: str | Path, begun: Callable[[Path], bool] | None = None) -> Path:
     """Return the folder of the run under ``root`` whose last checkpoint is the newest.
 
     Args:
         root: Where runs lie.
-        begun: Whether it may be one that was stopped before its first checkpoint.
+        begun: Says which of those that were stopped before their first checkpoint it may be, if
+            any.
 
     Raises:
         FileNotFoundError: If there is none.
@@ -79,7 +80,7 @@ def last_run(root: str | Path, begun: bool = False) -> Path:
     found: dict[Path, Path] = {}
     for run in Path(root).glob("*"):
         path = last_checkpoint(run)
-        if path is None and begun and _is_empty(run / "checkpoints"):
+        if path is None and begun and _is_empty(run / "checkpoints") and begun(run):
             path = run / "checkpoints"
         if path is not None:
             found[run] = path
@@ -102,7 +103,7 @@ def _written(path: Path) -> int:
     return path.stat().st_mtime_ns
 
 
-@contextmanager
+@contextlib.contextmanager
 def made_whole(folder: Path) -> Iterator[Path]:
     """Give a folder that is moved to its place in the end, and of which a failure leaves nothing.
 
@@ -153,6 +154,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             chosen = [str(path)]
             dist.broadcast_object_list(chosen)
             path = chosen[0]
+        if Path(path).is_file():
+            self._check(Path(path))
         if _is_large(Path(path)):
             kwargs.setdefault("map_location", "cpu")
             checkpoint: dict[str, Any] = torch.load(path, *args, mmap=True, **kwargs)
@@ -164,6 +167,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 " holds no federation."
             )
         return _with_own_memory(checkpoint)
+
+    def _check(self, path: Path) -> None:
+        """Refuse a file that is broken, by its checksums."""
+        broken = path.name
+        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as file:
+            broken = file.testzip() or ""
+        if broken:
+            raise ValueError(
+                f"Expected argument `ckpt_path` to be a whole checkpoint but got {path}, which is"
+                f" broken (in {broken}), or of another kind: take an earlier one, if there is any."
+            )
 
 
 class RowsOf(AtomicCheckpointIO):
@@ -183,6 +197,11 @@ class RowsOf(AtomicCheckpointIO):
         kept = of_clients(store, lambda ids: torch.isin(ids, self.clients))
         checkpoint["federation"]["store"] = kept
         return checkpoint
+
+    def _check(self, path: Path) -> None:
+        """Leave a large file unchecked, of which little is read."""
+        if not _is_large(path):
+            super()._check(path)
 
 
 def _is_large(path: Path) -> bool:

@@ -162,19 +162,60 @@ class Trainer(LightningTrainer):
         """
         check_trainer(self, model)
         check_data(datamodule)
-        if ckpt_path == "last" and is_first_process():
-            ckpt_path = last_checkpoint(self.run_dir)
-            if ckpt_path is None:
-                raise FileNotFoundError(
-                    'Expected argument `ckpt_path` = "last" to find checkpoints/last.ckpt in'
-                    f" {self.run_dir} but found none: to resume the latest run, make the trainer"
-                    ' with run_dir="last".'
-                )
-        elif ckpt_path == "last":
-            ckpt_path = self.run_dir / "last.ckpt"  # the first process says which
-        settings: dict[str, Any] = {"ckpt_path": ckpt_path, "weights_only": weights_only}
+        settings: dict[str, Any] = {
+            "ckpt_path": self._checkpoint(ckpt_path),
+            "weights_only": weights_only,
+        }
         with watched(self.federation.processes):
             super().fit(model, datamodule=datamodule, **settings)
+
+    def validate(  # type: ignore[override]
+        self,
+        model: Client | None = None,
+        dataloaders: FederatedData | None = None,
+        ckpt_path: str | Path | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See ``lightning.Trainer.validate``; ``ckpt_path`` as in :meth:`fit`."""
+        return super().validate(model, dataloaders, self._checkpoint(ckpt_path), **kwargs)
+
+    def test(  # type: ignore[override]
+        self,
+        model: Client | None = None,
+        dataloaders: FederatedData | None = None,
+        ckpt_path: str | Path | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See ``lightning.Trainer.test``; ``ckpt_path`` as in :meth:`fit`."""
+        return super().test(model, dataloaders, self._checkpoint(ckpt_path), **kwargs)
+
+    def predict(  # type: ignore[override]
+        self,
+        model: Client | None = None,
+        dataloaders: FederatedData | None = None,
+        datamodule: FederatedData | None = None,
+        return_predictions: bool | None = None,
+        ckpt_path: str | Path | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """See ``lightning.Trainer.predict``; ``ckpt_path`` as in :meth:`fit`."""
+        path = self._checkpoint(ckpt_path)
+        return super().predict(model, dataloaders, datamodule, return_predictions, path, **kwargs)
+
+    def _checkpoint(self, asked: str | Path | None) -> str | Path | None:
+        """Return which checkpoint is meant."""
+        if asked != "last":
+            return asked
+        if not is_first_process():
+            return self.run_dir / "last.ckpt"  # the first process says which
+        found = last_checkpoint(self.run_dir)
+        if found is None:
+            raise FileNotFoundError(
+                'Expected argument `ckpt_path` = "last" to find checkpoints/last.ckpt in'
+                f" {self.run_dir} but found none: to take the latest run, make the trainer with"
+                ' run_dir="last".'
+            )
+        return found
 
     def save_checkpoint(
         self,

@@ -2,15 +2,23 @@
 
 import subprocess
 import sys
+import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import yaml
 
+from pl_fed import Federation, Trainer
+from pl_fed.aggregators import Clipping, Median
 from pl_fed.cli import main
-from pl_fed.federation import Federation
+from pl_fed.clients import FedAvg
+from pl_fed.data import Digits, FederatedData
 from pl_fed.messages import sentence
+from pl_fed.models import MLP
+from pl_fed.partitioners import IID
+from pl_fed.samplers import Uniform
 
 CONFIG = {
     "seed_everything": 0,
@@ -125,7 +133,8 @@ REFUSED = {
     ),
     "abstract class": (
         ["--federation.sampler=pl_fed.samplers.Sampler"],
-        "`federation.sampler` to be a class that can be made but pl_fed.samplers.Sampler is",
+        "`federation.sampler` to be a class that can be made but pl_fed.samplers.Sampler is"
+        " abstract: it has no sample and no size_of_cohort.",
     ),
     "callback": (
         ["--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStoping"],
@@ -239,6 +248,10 @@ REFUSED = {
     "never validated": (
         ["--trainer.check_val_every_n_epoch=0"],
         "`check_val_every_n_epoch` to be at least 1 but got 0",
+    ),
+    "a folder that is a file": (
+        ["--federation.store=tiny.yaml"],
+        "`store` to be a folder that can be written but got tiny.yaml: ",
     ),
     # what is not on disk
     "data root": (
@@ -394,6 +407,48 @@ def test_a_broken_checkpoint(checkpoint, here, refused):
         assert f"but got {name}: broken" in refused(f"--ckpt_path={name}")
 
 
+@pytest.mark.filterwarnings("ignore:.*exists and is not empty")
+@pytest.mark.parametrize("how", ["empty", "half", "other bytes"])
+def test_a_last_checkpoint_that_broke_on_the_disk(here, capsys, how):
+    run()
+    (path,) = here.glob("runs/*/checkpoints/last.ckpt")
+    whole = path.read_bytes()
+    largest = max(zipfile.ZipFile(path).infolist(), key=lambda part: part.file_size)
+    place = largest.header_offset + 200 + largest.file_size // 2
+    parts = {
+        "empty": b"",
+        "half": whole[: len(whole) // 2],
+        "other bytes": whole[:place]
+        + bytes(b ^ 255 for b in whole[place : place + 8])
+        + whole[place + 8 :],
+    }
+    path.write_bytes(parts[how])
+    before = {file: file.read_bytes() for file in path.parent.parent.rglob("*") if file.is_file()}
+    for subcommand in ("test", "fit"):
+        with pytest.raises(SystemExit):
+            run("--ckpt_path=last", "--trainer.max_epochs=3", subcommand=subcommand)
+        assert "`ckpt_path` to be a whole checkpoint" in the_sentence(capsys.readouterr().err)
+    assert {file: file.read_bytes() for file in before} == before
+
+
+class Faulty(torch.nn.Module):
+    """A net with a mistake in it."""
+
+    def __init__(self, width: int = 3):
+        super().__init__()
+        if width % 2:
+            raise RuntimeError(f"a width of {width}\nis odd")
+
+
+def test_a_class_that_fails_is_named_with_the_place(refused):
+    found = refused(f"--model.init_args.net={__name__}.Faulty")
+    line = Faulty.__init__.__code__.co_firstlineno + 3
+    assert found == (
+        f"Expected {__name__}.Faulty to be a class that can be made but got RuntimeError: a width"
+        f" of 3 is odd (test_bad_input.py, line {line})."
+    )
+
+
 @pytest.mark.parametrize("of", ["Lightning", "torch"])
 def test_a_checkpoint_that_pl_fed_did_not_write(checkpoint, here, refused, of):
     state = torch.load(here / "good.ckpt", weights_only=True)
@@ -429,6 +484,46 @@ def test_a_run_that_had_begun_keeps_its_folder(here):
         run("--ckpt_path=last", f"{NET}.hidden=[5]")
     (folder,) = runs(here)
     assert (folder / "checkpoints" / "last.ckpt").is_file()
+
+
+# From Python
+
+DIGITS = partial(FederatedData, Digits(), num_clients=6)
+KINDS = {
+    "sampler": (partial(Federation, 10), "Sampler but got 10"),
+    "a class": (partial(Federation, Uniform), "Sampler but got the class Uniform"),
+    "aggregator": (partial(Federation, aggregator="Median"), "Aggregator but got 'Median'"),
+    "pre_aggregators": (partial(Federation, pre_aggregators=Clipping()), "list but got Clipping"),
+    "each of them": (partial(Federation, pre_aggregators=[Median()]), "PreAggregator but got Med"),
+    "attack": (partial(Federation, attack="RandomLabels"), "Attack but got 'RandomLabels'"),
+    "dataset": (partial(FederatedData, "mine.npz"), "DataSource but got 'mine.npz'"),
+    "partitioner": (partial(DIGITS, "IID"), "Partitioner but got 'IID'"),
+    "skew": (partial(DIGITS, IID(), skew=[]), "Skew but got []"),
+}
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_an_object_of_another_kind(what):
+    make, words = KINDS[what]
+    with pytest.raises(TypeError, match=r"^Expected argument `") as refused:
+        make()
+    assert words in str(refused.value)
+
+
+def test_what_a_trainer_and_a_federation_are_given(tmp_path):
+    federation, client, data = Federation(Uniform(3)), FedAvg(MLP(64, [4], 10)), DIGITS(IID())
+    how = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(federation, default_root_dir=tmp_path, max_epochs=1, **how)
+    with pytest.raises(TypeError, match="`datamodule` to be an object of a subclass of Federated"):
+        trainer.fit(client, [1, 2])
+    trainer.fit(client, data)
+    assert str(data) == "FederatedData(Digits, IID, 6 clients)"
+    with pytest.raises(ValueError, match="`client` to be at most 5 but got 6"):
+        federation.model_of(6)
+    with pytest.raises(ValueError, match="`client` to be at least 0 but got -1"):
+        federation.model_of(-1)
+    with pytest.raises(TypeError, match="`client` to be an integer but got '3'"):
+        federation.model_of("3")
 
 
 # As it is called

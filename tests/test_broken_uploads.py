@@ -240,6 +240,21 @@ def test_more_than_the_largest_share_stop_the_run(engine, most, who, stops):
         run(several(*who), **settings)
 
 
+class Forgets(FedAvg):
+    """Trains the global model, and sends nothing of it."""
+
+    def end_round(self, rows):
+        super().end_round(rows)
+
+
+@engines
+def test_an_algorithm_that_forgets_to_return_its_uploads_is_stopped(engine):
+    client = Forgets(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
+    match = "in round 0 client 5 got an upload of another length than the model's, or none, .*"
+    with pytest.raises(NonFiniteLossError, match=match + "`end_round` is to return"):
+        run(client, broken=None, engine=engine, rounds=1)
+
+
 def test_without_any_upload_left_the_global_model_stays():
     client = several(*COHORT)
     with pytest.warns(UserWarning, match="were left out"):

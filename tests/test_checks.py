@@ -180,7 +180,8 @@ def test_a_criterion_that_does_not_take_the_targets():
     data = data_of(torch.rand(20, 4), torch.rand(20), 0)
     with pytest.raises(
         ValueError,
-        match=r"`criterion` .* shape \[2, 3\] .* shape \[2\] \(torch.float32\) but Cross",
+        match=r"`criterion` .* shape \[2, 3\] .* shape \[2\] \(torch.float32, where class ids are"
+        r" integers\) but Cross",
     ):
         check_net(Ditto(nn.Linear(4, 3)), data)
 

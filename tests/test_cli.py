@@ -132,6 +132,15 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew_in_its_f
     assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
 
 
+def test_a_start_of_another_config_that_failed_is_passed_over(tmp_path):
+    good = fit(tmp_path)
+    for other in (["--model.lam", "1"], ["--model", "FedAvg"]):
+        newer = fit(tmp_path, *other)
+        (newer / "checkpoints" / "last.ckpt").unlink()
+    main(["fit", *QUICKSTART, *short(tmp_path), "--trainer.max_epochs", "3", "--ckpt_path", "last"])
+    assert [row["round"] for row in rows(good / "metrics.csv")] == ["0", "1", "2", "3"]
+
+
 def test_a_run_that_is_terminated_is_no_success(monkeypatch, capsys):
     monkeypatch.setattr("pl_fed.cli.FederatedCLI", Mock(side_effect=SIGTERMException))
     with pytest.raises(SystemExit) as ended:

@@ -487,6 +487,20 @@ def test_nothing_to_resume_is_refused(tmp_path):
         last_run(tmp_path)
 
 
+@pytest.mark.parametrize("evaluate", ["validate", "test", "predict"])
+def test_evaluations_take_the_last_checkpoint_or_say_that_there_is_none(tmp_path, evaluate):
+    """A new trainer's models are not trained."""
+    run(tmp_path / "run", max_epochs=1)
+    trainer, client = make(tmp_path / "run")
+    getattr(trainer, evaluate)(client, datamodule=digits(), ckpt_path="last")
+    assert client.state_dict().keys()
+    trained = checkpoint(tmp_path / "run")["state_dict"]
+    assert all(torch.equal(trained[name], row) for name, row in client.state_dict().items())
+    trainer, client = make(tmp_path / "other")
+    with pytest.raises(FileNotFoundError, match=r"^Expected argument `ckpt_path` = \"last\""):
+        getattr(trainer, evaluate)(client, datamodule=digits(), ckpt_path="last")
+
+
 # Where checkpoints lie, and how they are written
 
 

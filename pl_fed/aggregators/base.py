@@ -181,8 +181,14 @@ class PreAggregator(nn.Module, ABC):
 
 def require_rows(who: Any, uploads: Tensor, smallest: int) -> None:
     """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""
-    if uploads.ndim != 2 or uploads.shape[0] < smallest:
+    if uploads.ndim != 2:
         raise ValueError(
-            f"Expected argument `uploads` to be of shape [n, d] with n at least {smallest} "
-            f"for {type(who).__name__} but got shape {list(uploads.shape)}."
+            f"Expected argument `uploads` to be of shape [n, d] for {type(who).__name__} but got"
+            f" shape {list(uploads.shape)}."
+        )
+    if len(uploads) < smallest:
+        raise ValueError(
+            f"Expected argument `uploads` to have at least {smallest} rows for"
+            f" {type(who).__name__} but got {len(uploads)}: a cohort must be larger, or have fewer"
+            " byzantine clients."
         )

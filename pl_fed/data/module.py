@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pl_fed.data.client_data import ClientData, Part
 from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
-from pl_fed.functional.arguments import check_choice, check_integers
+from pl_fed.functional.arguments import check_choice, check_instances, check_integers
 from pl_fed.functional.random import generator, hashed, key, seeded_torch
 from pl_fed.partitioners.base import Partitioner
 from pl_fed.skews.base import Skew
@@ -79,6 +79,9 @@ class FederatedData(LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        check_instances(DataSource, dataset=dataset)
+        check_instances(Partitioner, partitioner=partitioner)
+        check_instances(Skew, skew=skew)
         for name, value in (
             ("batch_size", batch_size),
             ("clients_per_eval_batch", clients_per_eval_batch),
@@ -121,6 +124,12 @@ class FederatedData(LightningDataModule):
         self.seed = global_seed() if seed is None else seed
         self._clients: ClientData | None = None
         self._preparation: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        """Return whose data of which data set: Lightning's own would ask for samples."""
+        who = type(self.partitioner).__name__ if self.partitioner else "by owner"
+        many = "" if self.num_clients is None else f", {self.num_clients} clients"
+        return f"{type(self).__name__}({type(self.dataset).__name__}, {who}{many})"
 
     @property
     def clients(self) -> ClientData:

@@ -17,6 +17,17 @@ def check_integers(minimum: int, **arguments: int) -> None:
             )
 
 
+def check_instances(kind: type, **arguments: object) -> None:
+    """Raise ``TypeError`` unless each argument that is given is an object of a class."""
+    for name, value in arguments.items():
+        if value is not None and not isinstance(value, kind):
+            got = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
+            raise TypeError(
+                f"Expected argument `{name}` to be an object of a subclass of {kind.__name__} but"
+                f" got {got}."
+            )
+
+
 def check_nonnegative(**arguments: float | None) -> None:
     """Raise ``ValueError`` unless each argument that is given is finite and >= 0."""
     for name, value in arguments.items():
