@@ -140,7 +140,7 @@ def test_too_few_uploads_for_krum_are_an_error_that_names_the_numbers(n, byzanti
 
 
 def test_more_to_select_than_there_are_is_an_error():
-    with pytest.raises(ValueError, match=r"n at least 4 for Krum but got shape \[3, 2\]"):
+    with pytest.raises(ValueError, match=r"at least 4 rows for Krum but got 3: a cohort"):
         Krum(num_selected=4)(torch.zeros(3, 2), torch.ones(3), ROUND)
 
 

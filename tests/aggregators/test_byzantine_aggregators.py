@@ -480,7 +480,7 @@ def test_what_is_done_to_uploads_is_noted(aggregator, f, expected):
     ],
 )
 def test_too_few_uploads_are_refused_and_one_more_will_do(kind, n, f, smallest):
-    with pytest.raises(ValueError, match=f"n at least {smallest} for {kind.__name__} but got"):
+    with pytest.raises(ValueError, match=f"at least {smallest} rows for {kind.__name__} but got"):
         merged(kind(), torch.ones(n, 2), f)
     assert merged(kind(), torch.ones(smallest, 2), f).tolist() == [1.0, 1.0]
 

@@ -89,7 +89,7 @@ def test_mixing_brings_honest_uploads_together():
 
 @pytest.mark.parametrize("kind", [NearestNeighborMixing, AdaptiveClipping])
 def test_more_byzantine_clients_than_uploads_are_an_error(kind):
-    match = rf"n at least 4 for {kind.__name__} but got shape \[3, 2\]"
+    match = rf"at least 4 rows for {kind.__name__} but got 3: a cohort"
     with pytest.raises(ValueError, match=match):
         of(kind(), torch.zeros(3, 2), context(3, 3))
 
