@@ -59,7 +59,7 @@ _PROGRAM = {
     ),
 }
 _NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry|.*://")  # what else Lightning takes for one
-_ANY_MODEL = [  # where none is trained: for a config without one, and in place of one that is large
+_ANY_MODEL = [  # where none is trained: in place of one that may be large, or not given
     *("--model=pl_fed.clients.FedAvg", "--model.net=torch.nn.Linear"),
     *("--model.net.in_features=1", "--model.net.out_features=1"),
 ]
@@ -361,7 +361,7 @@ def main(args: ArgsType = None) -> None:
     given = sys.argv[1:] if args is None else args
     try:
         if isinstance(given, list) and given[:1] == ["partition"]:
-            PartitionCLI([*_ANY_MODEL, *given[1:], *_ANY_MODEL])
+            PartitionCLI([*given[1:], *_ANY_MODEL])
         elif isinstance(given, list) and given[:1] == ["report"]:
             command.report(given[1:])
         elif isinstance(given, list) and given[:1] == ["export"]:

@@ -6,6 +6,7 @@ import re
 import traceback
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 _WRAPPER = re.compile(r"Type typing\.Callable\[.*?\] expects a function or a callable class: ")
 _KEY = re.compile(r'Parser key "(.+?)":')
@@ -140,9 +141,8 @@ def _wrong_type(keys: list[str], types: list[str], value: str) -> str:
 
 def _options(owner: str) -> list[str]:
     """Return the names of the arguments that a class takes, given its path."""
-    module, _, name = owner.rpartition(".")
     try:
-        made = getattr(import_module(module), name)
+        made = _imported(owner)
         classes = [each for each in made.__mro__ if "__init__" in vars(each)]
         names = [name for each in classes for name in inspect.signature(each.__init__).parameters]
         return [name for name in names if name not in ("self", "args", "kwargs")]
@@ -150,11 +150,16 @@ def _options(owner: str) -> list[str]:
         return []
 
 
+def _imported(path: str) -> Any:
+    """Return a class, given its path."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
+
+
 def _missing(path: str) -> str:
     """Return what an abstract class does not have, given its path."""
-    module, _, name = path.rpartition(".")
     try:
-        missing = sorted(getattr(import_module(module), name).__abstractmethods__)
+        missing = sorted(_imported(path).__abstractmethods__)
     except (ImportError, AttributeError, ValueError):
         return ""
     return f": it has no {' and no '.join(missing)}" if missing else ""

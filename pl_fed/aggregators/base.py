@@ -188,7 +188,7 @@ def require_rows(who: Any, uploads: Tensor, smallest: int) -> None:
         )
     if len(uploads) < smallest:
         raise ValueError(
-            f"Expected argument `uploads` to have at least {smallest} rows for"
+            f"Expected argument `uploads` to have at least {smallest} row{'s' * (smallest > 1)} for"
             f" {type(who).__name__} but got {len(uploads)}: a cohort must be larger, or have fewer"
             " byzantine clients."
         )

@@ -38,8 +38,8 @@ class MeaMed(Counting):
         >>> MeaMed(num_byzantine=2)(uploads, torch.ones(4), RoundContext())
         Traceback (most recent call last):
             ...
-        ValueError: Expected argument `uploads` to be of shape [n, d] with n at least 5 for MeaMed \
-but got shape [4, 2].
+        ValueError: Expected argument `uploads` to have at least 5 rows for MeaMed but got \
+4: a cohort must be larger, or have fewer byzantine clients.
         >>> MeaMed(num_byzantine=1)(uploads, torch.ones(4), RoundContext())
         tensor([2.6667, 2.0000])
     """
