@@ -39,7 +39,7 @@ from pl_fed.data import FederatedData
 from pl_fed.exports import Export, Request
 from pl_fed.federation import Federation
 from pl_fed.loggers import wandb_loggers
-from pl_fed.messages import of_a_class, sentence
+from pl_fed.messages import of_a_class, sentence, wrong_config
 from pl_fed.reports import command
 from pl_fed.reports.configs import differing, group_name, shown
 from pl_fed.reports.split import Split
@@ -279,6 +279,16 @@ class Parser(LightningArgumentParser):
         if not self.exit_on_error or "JSONARGPARSE_DEBUG" in os.environ:
             super().error(message, ex)
         self.exit(2, f"error: {sentence(message)}\n")
+
+    def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
+        """Parse a config; if it is none, name the file, which may be one of several."""
+        if wrong := wrong_config(path):
+            raise TypeError(
+                f"Expected argument `config` to be a file of YAML with sections but got {path}:"
+                f" {wrong}."
+            )
+        config: Namespace = super().parse_path(path, *args, **kwargs)
+        return config
 
 
 class ShortHelpFormatter(DefaultHelpFormatter):

@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 _WRAPPER = re.compile(r"Type typing\.Callable\[.*?\] expects a function or a callable class: ")
 _KEY = re.compile(r'Parser key "(.+?)":')
 _OWNER = re.compile(r"Problem with given class_path '(.+)':")
@@ -33,7 +35,9 @@ _LEAVES = {
     r"(?i)expected \"subcommand\" to be one of {.+}": (
         f"Expected a subcommand, one of {_COMMANDS}, but got none."
     ),
-    r"File does not exist: (.+)": "Expected argument `{where}` to be a file but found none at {0}.",
+    r"(?:File does not exist|Path is not a file): (.+)": (
+        "Expected argument `{where}` to be a file but found none at {0}."
+    ),
 }
 _FEW = 12  # names that fit into a sentence
 _BESIDE_THE_POINT = (
@@ -96,6 +100,20 @@ def of_a_class(error: BaseException) -> str:
         f" class that can be made but got {type(error).__name__}: {' '.join(str(error).split())}"
         f" ({Path(frame.f_code.co_filename).name}, line {line})."
     )
+
+
+def wrong_config(path: str | Path) -> str:
+    """Return what is wrong with a file that should be a config, if it is no mapping in YAML."""
+    try:
+        config = yaml.safe_load(Path(path).read_text())
+    except yaml.MarkedYAMLError as error:
+        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
+        return f"{error.problem}{where}"
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        return " ".join(str(error).split())
+    if config is None:
+        return "it is empty"
+    return "" if isinstance(config, dict) else f"it holds a {type(config).__name__}"
 
 
 def _of_leaf(line: str, where: str, owner: str, given: str) -> str:

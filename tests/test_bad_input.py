@@ -317,11 +317,23 @@ def test_something_is_missing(here, refused, section):
     assert refused() == f"Expected argument `{section}` to be given but got none."
 
 
-def test_a_config_that_is_no_yaml(here, capsys):
-    (here / "tiny.yaml").write_text("model: [\n")
-    with pytest.raises(SystemExit):
-        run()
-    assert "parsing config" in the_sentence(capsys.readouterr().err)
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (b"model: [\n", "(line 2)"),
+        (b"model: x: y\n", "mapping values are not allowed here (line 1)"),
+        (b"- 3\n- 4\n", "it holds a list"),
+        (b"", "it is empty"),
+        (b"PK\xff", "'utf-8' codec can't decode byte 0xff"),
+    ],
+    ids=["not closed", "two colons", "list", "empty", "binary"],
+)
+def test_one_of_several_configs_is_none(here, refused, content, wrong):
+    (here / "more.yaml").write_bytes(content)
+    said = refused("--config=more.yaml")
+    expected = "Expected argument `config` to be a file of YAML with sections but got more.yaml: "
+    assert said.startswith(expected)
+    assert wrong in said
 
 
 @pytest.mark.parametrize(
