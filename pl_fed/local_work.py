@@ -215,6 +215,8 @@ class LocalWork:
             rows[f"{model}_loss"] = self.evaluator.losses(*args).to(rows[model])
         rows |= {f"mean_{name}": values for name, values in outputs.items()}
         upload = client.end_round(rows)
+        if "global" in client.evaluates() and "global" not in client.trains:
+            rows.setdefault("global_statistics", rows[f"{client.trains[-1]}_statistics"])
         proposals = self._proposals(rows)
         losses = outputs["loss"]
         finite, shape = losses.isfinite(), (len(losses), client.row("global").layout.numel)

@@ -34,7 +34,8 @@ class APFL(Client):
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
 
     Raises:
-        ValueError: If ``alpha`` is out of range, or ``alpha_lr`` negative or infinite.
+        ValueError: If ``alpha`` is out of range, ``alpha_lr`` negative or infinite, or α is adapted
+            and the net has running statistics (BatchNorm).
     """
 
     trains = ("global", "local")
@@ -45,6 +46,8 @@ class APFL(Client):
         super().__init__(net, **kwargs)
         check_nonnegative(alpha_lr=alpha_lr)
         check_shares(alpha=alpha)
+        if alpha_lr:
+            self.refuse_running_statistics("the gradient with respect to α is of a step not taken")
         self.alpha = alpha
         self.alpha_lr = alpha_lr
 

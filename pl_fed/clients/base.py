@@ -3,7 +3,7 @@
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -207,8 +207,10 @@ class Client(LightningModule, ABC):
                 What ``training_step`` gave is there as ``mean_<name>`` [clients], the mean over the
                 steps (``mean_loss``, at least).
                 What is written into states is kept. If ``global_statistics`` are there at the end,
-                their mean becomes the server's; so does that of a server state, if there is a row
-                for each client in the end, [clients, its length].
+                their mean becomes the server's; where no step trains the global model, but it is
+                evaluated, they are those of the model that is trained, if nothing is written. The
+                mean of a server state is taken, too, if there is a row for each client in the end,
+                [clients, its length].
 
         Returns:
             The uploads [clients, numel], which the server merges and adds to w^t: w_k − w^t here.
@@ -442,6 +444,25 @@ class Client(LightningModule, ABC):
             tensors = running_statistics(self.model(name))
             self._rows[key] = Row(tensors, RowLayout.of(tensors.items()))
         return self._rows[key]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Client":
+        """Move or cast the models, as PyTorch does; their rows are made anew."""
+        super()._apply(fn, recurse)
+        self._rows.clear()
+        return self
+
+    def refuse_running_statistics(self, why: str) -> None:
+        """Raise ``ValueError`` if the net has running statistics (BatchNorm's, as a rule).
+
+        Args:
+            why: What they do not go with: as a rule a gradient within an objective, as
+                :meth:`loss_at` takes it, which cannot change them.
+        """
+        if self.statistics("global").layout.numel:
+            names = ", ".join(self.statistics("global").layout.names)
+            raise ValueError(
+                f"Expected argument `net` to have no running statistics but got {names}: {why}."
+            )
 
     def build_optimizer(self, leaves: Mapping[str, list[Tensor]]) -> torch.optim.Optimizer:
         """Build the local optimizer over tensors of each trained model, one group a model."""

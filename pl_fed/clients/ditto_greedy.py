@@ -58,12 +58,7 @@ class DittoGreedy(Ditto):
                 f"Expected argument `regularizer` to be l2 but got {self.regularizer!r}: a step is"
                 " tried with the gradient of the squared distance."
             )
-        if self.statistics("global").layout.numel:
-            raise ValueError(
-                "Expected argument `net` to have no running statistics but got"
-                f" {', '.join(self.statistics('global').layout.names)}: steps are tried that are"
-                " not taken."
-            )
+        self.refuse_running_statistics("steps are tried that are not taken")
         self.candidate_lams = tuple(lams)
         self.min_validation = min_validation
 

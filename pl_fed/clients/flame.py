@@ -69,8 +69,9 @@ class FLAME(ADMM):
             H), ``criterion``.
 
     Raises:
-        ValueError: If an argument is out of range; if there is a ``tolerance``, and the optimizer
-            moves a model without a gradient: only SGD without momentum and weight decay does not.
+        ValueError: If an argument is out of range; if there is a ``tolerance``, and the net has
+            running statistics (BatchNorm), or the optimizer moves a model without a gradient: only
+            SGD without momentum and weight decay does not.
 
     Example:
         >>> from pl_fed.models import LogisticRegression
@@ -97,6 +98,8 @@ class FLAME(ADMM):
         if not 0 < decay < 1:
             raise ValueError(f"Expected argument `decay` to be between 0 and 1 but got {decay}.")
         check_choice(("own", "broadcast"), pull_to=pull_to)
+        if tolerance is not None:
+            self.refuse_running_statistics("`tolerance` asks for the gradient of a step not taken")
         self.lam = lam
         self.centre = "local" if pull_to == "own" else "broadcast"
         self.tolerance = tolerance

@@ -94,6 +94,8 @@ class Mapper(Client):
         rows["choice"] = torch.where(some, best, len(self.lams) // 2).to(rows["choice"])
         lam = w.new_tensor(self.lams)[rows["choice"].long()]
         rows["local"] = (self._chosen(rows, self.mixtures) - (1 - lam) * w) / lam
+        statistics = [f"{name}_statistics" for name in self.centrals]
+        rows["global_statistics"] = self._chosen(rows, statistics)
         return self._chosen(rows, self.centrals) - w
 
     def evaluates(self) -> tuple[str, ...]:

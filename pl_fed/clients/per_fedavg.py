@@ -67,12 +67,9 @@ class PerFedAvg(Client):
                 "Expected argument `hessian` to be one of difference, exact and none but got"
                 f" {hessian!r}."
             )
-        if self.statistics("global").layout.numel:
-            raise ValueError(
-                "Expected argument `net` to have no running statistics but got"
-                f" {', '.join(self.statistics('global').layout.names)}: a step goes through"
-                " several points, and none of them is the model's."
-            )
+        self.refuse_running_statistics(
+            "a step goes through several points, and none of them is the model's"
+        )
         self.adaptation_lr = adaptation_lr
         self.hessian = hessian
         self.difference = difference

@@ -42,7 +42,8 @@ class PFedMe(Client):
         **kwargs: ``optimizer``, ``local_steps`` (the paper's R), ``local_epochs``, ``criterion``.
 
     Raises:
-        ValueError: If an argument is out of range, or the optimizer is not SGD.
+        ValueError: If an argument is out of range, the optimizer is not SGD, or the net has running
+            statistics (BatchNorm).
     """
 
     trains = ("global", "personal")
@@ -58,6 +59,7 @@ class PFedMe(Client):
         super().__init__(net, **kwargs)
         check_positive(lam=lam, personal_lr=personal_lr)
         check_integers(1, personal_steps=personal_steps)
+        self.refuse_running_statistics("a local round goes through several points")
         if self.lr_scheduler is not None:
             raise ValueError(
                 "Expected argument `lr_scheduler` to be None, as it would scale the steps of both"

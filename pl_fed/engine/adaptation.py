@@ -41,8 +41,15 @@ class Adaptation:
         self.seed = key(seed, "adaptation")
         self.poison = poison
         self.augment = augment
-        self._adapter = client.adapter()
+        self._made: Client | None = None
         self._engine: EngineChoice | None = None
+
+    @property
+    def _adapter(self) -> Client:
+        """The client whose step is the adaptation's, on the device where the client is now."""
+        if self._made is None or self._made.device != self.client.device:
+            self._made, self._engine = self.client.adapter(), None
+        return self._made
 
     def run(
         self,

@@ -115,7 +115,8 @@ class Row:
     """The row of one module, on which its parameters (or running statistics) are views.
 
     Writing to ``Row.data`` changes the module, and training the module changes the row: loading a
-    client is one copy. Moving the module elsewhere breaks the tie; :attr:`data` mends it.
+    client is one copy. Moving the module elsewhere breaks the tie. :attr:`data` mends it for
+    parameters; buffers are other tensors then, and need a row of their own.
 
     Args:
         tensors: The module's own tensors by name.

@@ -323,6 +323,27 @@ def test_it_trains_and_uploads_finite_numbers(kind, arguments, engine):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [each for each in ALL if "global" in make(*each.values).evaluates()],
+)
+def test_a_global_model_that_is_evaluated_has_statistics_of_the_data(kind, arguments):
+    """Also where no step trains it: else it normalizes by those of before the first round."""
+    net = seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
+    arrays = classes([8, 12])
+    arrays.x[:] = arrays.x * 2 + 3
+    data, settings = shared_out(arrays), {"optimizer": sgd(0.01), "local_steps": 2}
+    try:
+        client = kind(net, **{**settings, **arguments})
+    except ValueError as refusal:
+        assert "to have no running statistics but got" in str(refusal)  # noqa: PT017
+        return
+    found = run_rounds(client, data, rounds=4).w_statistics
+    start = torch.cat([torch.zeros(4), torch.ones(4)]).double()
+    there = torch.cat([data.clients.x.mean(0), data.clients.x.var(0)]).double()
+    assert (found - there).norm() < 0.8 * (start - there).norm()
+
+
 @every
 def test_the_engines_agree(kind, arguments):
     client, data = make(kind, arguments), shared_out(classes(SIZES))

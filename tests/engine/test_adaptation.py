@@ -167,3 +167,12 @@ def test_without_a_step_it_says_so():
     federation = federation_of(client, shared_out(classes([9, 9]), val_fraction=0.3))
     with pytest.raises(NotImplementedError, match="Forgotten to define `adaptation_step`"):
         losses(federation, client)
+
+
+def test_it_is_where_the_client_is():
+    """It is set up before Lightning moves the client, and used before and after."""
+    client, federation = point_federation()
+    losses(federation, client)
+    for device in ("cpu", "meta"):
+        client.to(torch.device(device))
+        assert federation._adaptation._adapter.device.type == device

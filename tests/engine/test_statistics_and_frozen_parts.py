@@ -76,6 +76,33 @@ def test_a_model_that_has_done_its_steps_stands_still_with_its_statistics():
     assert not torch.equal(after_many.w_statistics, after_one.w_statistics)
 
 
+@pytest.mark.parametrize("model", ["global", "personal"])
+def test_rows_stay_tied_to_models_that_are_moved(model):
+    """As Lightning does after each stage on a GPU: parameters stay, and buffers are exchanged."""
+    client = Ditto(with_batch_norm())
+    for row in (client.row, client.statistics):
+        assert not (row(model).data == 7).any()
+    client._apply(torch.clone)
+    for row in (client.row, client.statistics):
+        row(model).data.fill_(7)
+    net = client.model(model)
+    assert all((p == 7).all() for p in net.parameters())
+    assert all((net[0].get_buffer(name) == 7).all() for name in ("running_mean", "running_var"))
+
+
+def test_a_client_s_model_is_the_same_after_a_move():
+    client, data = Local(with_batch_norm(), optimizer=sgd()), shared_out(classes([4, 8]))
+    federation = Federation(All(), seed=0, engine="one_by_one")
+    federation.setup(client, data, "fit")
+    federation.run_round(0, client.configure_optimizers())
+    before = federation.model_of(1).state_dict()
+    client._apply(torch.clone)
+    after = federation.model_of(1).state_dict()
+    assert not torch.equal(before["0.running_mean"], START[:4].float())
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor), name
+
+
 def test_a_cumulative_average_is_over_the_clients_own_minibatches():
     """With momentum None, BatchNorm counts in a buffer of integers what no row holds."""
     arrays = classes([10, 5, 15])
