@@ -330,20 +330,33 @@ class SaveAndLogConfig(SaveConfigCallback):
             self._keep_old(Path(trainer.default_root_dir), trainer.current_epoch)
         super().setup(trainer, pl_module, "fit")
 
+    def on_fit_end(self, trainer: LightningTrainer, pl_module: LightningModule) -> None:
+        """Say so if a run was whole already, and the config is another than that of the run."""
+        if not self._goes_on or self.already_saved or not trainer.is_global_zero:
+            return
+        if changes := self._changes(Path(trainer.default_root_dir)):
+            rank_zero_warn(
+                f"The run was whole, so that nothing is trained by this config ({changes}): the"
+                " models that are tested are those of the config before. To train with this one,"
+                " raise `trainer.max_epochs`, or begin a run without `ckpt_path`."
+            )
+
     def _keep_old(self, folder: Path, round: int) -> None:
         """Keep the config that is there, if the new one is another, and say what differs."""
+        if changes := self._changes(folder):
+            kept = (folder / _CONFIG).rename(folder / f"config_to_round_{round}.yaml")
+            rank_zero_warn(
+                f"The run goes on with another config from round {round} on ({changes}); the one"
+                f" before is kept in {kept.name}. Learning rates stay those of the checkpoint."
+            )
+
+    def _changes(self, folder: Path) -> str:
+        """Return what differs from the config that is there, but for lengths."""
         old = _config_in(folder)
-        if old is None:
-            return
-        changes = differing([old, self._dumped()])
+        changes = {} if old is None else differing([old, self._dumped()])
         if changes.keys() <= _LENGTHS:
-            return
-        kept = (folder / _CONFIG).rename(folder / f"config_to_round_{round}.yaml")
-        said = ", ".join(f"{n} {shown(was)} → {shown(now)}" for n, (was, now) in changes.items())
-        rank_zero_warn(
-            f"The run goes on with another config from round {round} on ({said}); the one before is"
-            f" kept in {kept.name}. Learning rates stay those of the checkpoint."
-        )
+            return ""
+        return ", ".join(f"{n} {shown(was)} → {shown(now)}" for n, (was, now) in changes.items())
 
     def save_config(
         self, trainer: LightningTrainer, pl_module: LightningModule, stage: str

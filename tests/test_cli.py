@@ -4,6 +4,7 @@ import csv
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -115,8 +116,14 @@ def test_a_run_that_goes_on_with_another_config_says_so_and_keeps_both(tmp_path)
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["lam"] == 3
     before = (run / "config.yaml").read_text()
     more[3] = "5"
-    main(["fit", *QUICKSTART, *short(tmp_path), *more])
-    assert (run / "config.yaml").read_text() == before, "all rounds were run: nothing goes on"
+    said = r"The run was whole, so that nothing is trained by this config \(model\.lam 3 → 5\)"
+    with pytest.warns(UserWarning, match=said):
+        main(["fit", *QUICKSTART, *short(tmp_path), *more])
+    assert (run / "config.yaml").read_text() == before
+    more[3] = "3"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*The run was whole.*")
+        main(["fit", *QUICKSTART, *short(tmp_path), *more])
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew_in_its_folder(tmp_path):
