@@ -88,8 +88,8 @@ class Federation:
         compile_mode: ``mode`` of ``torch.compile``: ``"reduce-overhead"`` for CUDA graphs, say.
         store: Folder for the clients' states, on disk; ``None`` keeps them in memory, and puts only
             what is beyond ``state_memory`` on disk, into the folder for temporary files.
-        state_memory: Memory for the clients' states: a share of what is free, in (0, 1], or a
-            number of bytes (int).
+        state_memory: Memory for the clients' states: a share of what is free, in (0, 1], which the
+            processes of a node share, or a number of bytes (int) in each of them.
         gather_memory: With several processes, bytes of uploads (cohort × parameters × their size)
             up to which each of them brings all uploads together; beyond, each merges a slice of the
             coordinates where the aggregator can. A mean takes neither way: it adds up.
@@ -207,7 +207,7 @@ class Federation:
         check_features(client, datamodule)
         check_attacks(client, data, (self.adversary.attack, self.adversary.corruption))
         if new:
-            where = (self.store_folder, self.state_memory)
+            where = (self.store_folder, self.state_memory, self.processes.here)
             self._holdings = Holdings(client, data, self.server, self.engine, *where)
             self._adaptation = None
             self._root = None

@@ -26,6 +26,7 @@ class Holdings:
         engine: Gives the context in which a frozen body computes features.
         folder: Folder for the clients' states, on disk; see :class:`ClientStore`.
         memory: Memory for them, likewise.
+        sharers: Processes on this node, likewise.
     """
 
     def __init__(
@@ -36,12 +37,13 @@ class Holdings:
         engine: EngineChoice,
         folder: str | None,
         memory: int | float,
+        sharers: int,
     ) -> None:
         self.client = client
         self.loaded = data
         self._server = server
         self._engine = engine
-        self._where = (folder, memory)
+        self._where = (folder, memory, sharers)
         self._moved: ClientData | None = None
         self._triggered: dict[str, ClientData] = {}  # by part, of what is moved
         self._store: ClientStore | None = None

@@ -30,6 +30,7 @@ class Processes:
     Args:
         rank: Which process this is, from 0.
         size: Number of processes.
+        here: How many of them are on this node, and share its memory.
 
     Example:
         >>> Processes().sum(torch.tensor([1.0])), Processes().everyones("mine")
@@ -40,6 +41,7 @@ class Processes:
 
     rank: int = 0
     size: int = 1
+    here: int = 1
 
     def homes(self, clients: Tensor) -> Tensor:
         """Return the process at which each client is at home: that of ``id % size``."""

@@ -125,7 +125,7 @@ class Trainer(LightningTrainer):
             **kwargs,
         )
         check_processes(self, bool(kwargs.get("sync_batchnorm")))
-        federation.processes = Processes(self.global_rank, self.world_size)
+        federation.processes = Processes(self.global_rank, self.world_size, self.num_devices)
         federation.engine.agreed = federation.processes.first
         if self.world_size > 1:  # what is logged is the same in all of them
             warnings.filterwarnings("ignore", ".*recommended to use .*sync_dist=True")

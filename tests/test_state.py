@@ -225,6 +225,16 @@ def test_rows_go_to_disk_beyond_half_of_the_free_memory(monkeypatch, tmp_path, f
 
 
 @pytest.mark.parametrize(
+    ("memory", "sharers", "on_disk"), [(0.5, 1, False), (0.5, 4, True), (40, 4, False)]
+)
+def test_a_share_of_what_is_free_is_that_of_all_processes(monkeypatch, memory, sharers, on_disk):
+    monkeypatch.setattr(pl_fed.state.store, "free_memory", lambda device: 100)
+    store = ClientStore(10, {"a": torch.zeros(1)}, memory=memory, sharers=sharers)  # 40 bytes
+    store.write("a", ids(7), torch.ones(1, 1))
+    assert store.on_disk == on_disk
+
+
+@pytest.mark.parametrize(
     ("memory", "blocks"), [(0, 0), (79, 1), (120, 3), (0.5, 3), (1.0, 5), (1 << 40, 5)]
 )
 def test_the_budget_is_filled_block_by_block(monkeypatch, tmp_path, memory, blocks):

@@ -27,6 +27,7 @@ class ClientStore:
             files (``TMPDIR``, or ``/var/tmp``).
         memory: The budget: a share of what is free now, in (0, 1], or so many bytes (int), of each
             device. It is used in blocks of rows, up to 64 MiB each.
+        sharers: Processes that each have such a store, and share what is free on the CPU.
 
     Example:
         >>> store = ClientStore(3, {"personal": torch.zeros(2)})
@@ -41,6 +42,7 @@ class ClientStore:
         defaults: Mapping[str, Tensor],
         directory: str | Path | None = None,
         memory: int | float = 0.5,
+        sharers: int = 1,
     ) -> None:
         self.num_clients = num_clients
         with torch.inference_mode(False):  # rows made within it could not be written without
@@ -49,10 +51,11 @@ class ClientStore:
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
         devices = [*(row.device for row in self.defaults.values()), torch.device("cpu")]
-        self._budget = {
-            each: memory if isinstance(memory, int) else int(memory * free_memory(each))
-            for each in dict.fromkeys(devices if directory is None else [])
-        }
+        self._budget = {}
+        for each in devices if directory is None else []:
+            share = memory / sharers if each.type == "cpu" else memory
+            known = isinstance(memory, int)
+            self._budget[each] = memory if known else int(share * free_memory(each))
         self._tables = self._new_tables()
 
     @property
