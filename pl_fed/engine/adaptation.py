@@ -68,7 +68,7 @@ class Adaptation:
             rule: How samples become minibatches.
             like: How a round's local steps are run.
         """
-        if not len(clients):  # of those that are evaluated, none may have data
+        if not len(clients) or rule.limit == 0:  # nobody who is evaluated has data; or no steps
             return
         training = self.client.training
         leaves = {"personal": list(self.client.row("personal").tensors.values())}

@@ -53,6 +53,9 @@ class OneByOne(Engine):
             (group["name"], group["params"], chunk.steps[group["name"]][position])
             for group in optimizer.param_groups
         ]
+        for model, _, steps in groups:
+            if steps == 0:
+                models.keep(model, position)
         totals: dict[str, Tensor] = {}
         step = -1
         for step, batch in enumerate(chunk.batches.of(position)):

@@ -176,3 +176,11 @@ def test_it_is_where_the_client_is():
     for device in ("cpu", "meta"):
         client.to(torch.device(device))
         assert federation._adaptation._adapter.device.type == device
+
+
+def test_without_steps_the_global_model_is_evaluated():
+    """Trainer(limit_train_batches=0), say."""
+    client, federation = point_federation()
+    federation.limit_local_steps = 0
+    found = losses(federation, client)
+    assert torch.equal(found, federation.metrics("val")["global"].per_client()["loss"])

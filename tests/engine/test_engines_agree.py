@@ -1,6 +1,7 @@
 """All engines give the same numbers, whatever the net, the optimizer and the chunks."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -365,6 +366,20 @@ def test_for_a_client_with_states_of_its_own():
     anchored = agree(client, data, rounds=3)
     plain = Ditto(seeded(mlp), lam=0.2, optimizer=sgd(0.1), local_epochs=2, personal_steps=3)
     assert anchored.distance(run_rounds(plain, data, rounds=3)) > 1e-4
+
+
+class Resting(Ditto):
+    """Takes no step on v_k."""
+
+    def work(self, model):
+        return replace(super().work(model), steps=0) if model == "personal" else super().work(model)
+
+
+def test_for_a_model_that_takes_no_steps():
+    client = Resting(seeded(mlp), optimizer=sgd(0.1))
+    outcome = agree(client, shared_out(classes(SIZES)))
+    assert (outcome.v == client.row("global").data).all()
+    assert not torch.equal(outcome.w, client.row("global").data.double())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
