@@ -7,6 +7,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_fed.attacks import Attack
@@ -91,6 +92,11 @@ class Adversary:
         """
         self.seed, self.num_classes = seed, num_classes
         self.is_byzantine = draw_byzantine(self.byzantine, num_clients, seed)
+        if isinstance(self.byzantine, float) and self.byzantine and not self.is_byzantine.any():
+            rank_zero_warn(
+                f"Nobody is byzantine: `byzantine` = {self.byzantine} of {num_clients} clients is"
+                " less than one, and is rounded down."
+            )
 
     def begin(self, round: int) -> None:
         """Begin a round: draw anew who is byzantine, if that is so."""

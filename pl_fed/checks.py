@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
@@ -168,6 +169,35 @@ def _check_outputs(outputs: object, samples: int, num_classes: int) -> None:
             f"Expected argument `net` to give one number for each of the {num_classes} classes,"
             f" shape [batch, {num_classes}], but got {list(outputs.shape)} for {samples} samples:"
             f" the data's labels go up to {num_classes - 1}."
+        )
+
+
+def check_mean(client: Client, aggregator: Aggregator, adds: bool) -> None:
+    """Refuse, or warn of, what keeps the global model from being the mean that it is to be.
+
+    Args:
+        client: The algorithm.
+        aggregator: The server's.
+        adds: Whether the server adds what it gives to the model, and does nothing else.
+
+    Raises:
+        ValueError: If the mean is one by samples.
+    """
+    if not client.keeps_mean:
+        return
+    name = type(client).__name__
+    last = getattr(aggregator, "then", aggregator)
+    weighting = getattr(last, "weighting", "uniform")
+    if weighting != "uniform":
+        raise ValueError(
+            f"Expected argument `weighting` of {type(last).__name__} to be 'uniform' for {name},"
+            f" whose server takes the plain mean of what clients send, but got {weighting!r}."
+        )
+    if not adds:
+        rank_zero_warn(
+            f"The global model of {name} is the mean of what all clients keep only if"
+            " `server_optimizer` is SGD with learning rate 1 and nothing else: with another it is"
+            " a variant of the algorithm."
         )
 
 

@@ -22,6 +22,7 @@ from pl_fed.checks import (
     check_attacks,
     check_broken,
     check_features,
+    check_mean,
     check_net,
     check_state_memory,
 )
@@ -204,6 +205,7 @@ class Federation:
         cohort = self.sampler.size_of_cohort(data.num_clients)
         client.population = Population(data.num_clients, cohort, int(sizes.sum()))
         check_net(client, data)
+        check_mean(client, self.server.aggregator, self.server.adds)
         check_features(client, datamodule)
         check_attacks(client, data, (self.adversary.attack, self.adversary.corruption))
         if new:

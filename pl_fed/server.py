@@ -10,6 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
+from pl_fed.functional.arguments import check_optimizers
 from pl_fed.types import RoundContext
 
 Merge = Callable[[Aggregator, Tensor, Tensor, RoundContext], Tensor]
@@ -27,16 +28,25 @@ class Server:
 
     Attributes:
         states: What the algorithm has the server keep, by name: see :meth:`Client.server_states`.
+        adds: Whether a step adds what was merged to the model, and does nothing else.
 
     Raises:
-        ValueError: If it cannot be built.
+        ValueError: If the optimizer cannot be built, or needs a closure.
     """
 
     def __init__(self, aggregator: Aggregator, optimizer: OptimizerCallable) -> None:
         self.aggregator = aggregator
         self._new_aggregator = copy.deepcopy(aggregator)
         self._build = optimizer
-        self._optimizer_class = self._class_of_optimizer()
+        example = self._example()
+        check_optimizers(server_optimizer=example)
+        options = example.param_groups[0]
+        self._optimizer_class = type(example).__name__
+        self.adds = (
+            type(example) is torch.optim.SGD
+            and options["lr"] == 1
+            and not any(options[name] for name in ("momentum", "weight_decay", "maximize"))
+        )
         self._optimizer: torch.optim.Optimizer | None = None
         self._pending: Mapping[str, Any] | None = None
         self.states: dict[str, Tensor] = {}
@@ -136,9 +146,9 @@ class Server:
         self._pending = state["optimizer"]
         self.states = dict(state["states"])
 
-    def _class_of_optimizer(self) -> str:
+    def _example(self) -> torch.optim.Optimizer:
         try:
-            return type(self._build([torch.nn.Parameter(torch.zeros(1))])).__name__
+            return self._build([torch.nn.Parameter(torch.zeros(1))])
         except (TypeError, ValueError) as error:
             raise ValueError(
                 "Expected argument `server_optimizer` to build an optimizer but that failed:"

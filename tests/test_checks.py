@@ -1,21 +1,81 @@
 """What is looked at before training, and after each round."""
 
 import math
+import warnings
 
 import pytest
 import torch
+from small_federations import classes, mlp, seeded, sgd, shared_out
 from torch import nn
 
-from pl_fed import Federation
+from pl_fed import Federation, clients
 from pl_fed.adversary import draw_byzantine
+from pl_fed.aggregators import Clipping, GeometricMedian, Mean
+from pl_fed.attacks import SameValue
 from pl_fed.checks import NonFiniteLossError, Sent, check_broken, check_net, check_state_memory
 from pl_fed.clients import Ditto
 from pl_fed.data import Arrays, DataSource, FederatedData
 from pl_fed.functional.rows import finite_rows
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
+from pl_fed.samplers import All
+
+DATA = shared_out(classes([5, 8, 4]))
+MEANS = {
+    "FedADMM": {},
+    "FLAME": {},
+    "L2SGD": {},
+    "LpProj": {"dimensions": 2},
+    "MeanRegularized": {},
+    "Mocha": {},
+}
+
+# A global model that is the mean of what clients keep
+
+
+def set_up(name, arguments, *defence, **settings):
+    client = getattr(clients, name)(seeded(mlp), **arguments)
+    Federation(All(), *defence, seed=0, **settings).setup(client, DATA, "fit")
+
+
+def adam(params):
+    return torch.optim.Adam(params, lr=0.1)
+
+
+@pytest.mark.parametrize(("name", "arguments"), MEANS.items())
+@pytest.mark.parametrize("first", [[], [Clipping()]])
+@pytest.mark.parametrize("then", [Mean, GeometricMedian])
+def test_it_is_not_to_count_samples(name, arguments, first, then):
+    match = f"`weighting` of {then.__name__} to be 'uniform' for {name}, .* but got 'samples'"
+    with pytest.raises(ValueError, match=match):
+        set_up(name, arguments, then(weighting="samples"), pre_aggregators=first)
+    set_up(name, arguments, then(), pre_aggregators=first)
+
+
+@pytest.mark.parametrize(("name", "arguments"), MEANS.items())
+def test_of_another_server_optimizer_there_is_a_warning(name, arguments):
+    said = f"The global model of {name} is the mean of what all clients keep only if"
+    others = [adam, sgd(0.5), sgd(1.0, momentum=0.9), sgd(1.0, weight_decay=0.1)]
+    for optimizer in others:
+        with pytest.warns(UserWarning, match=said):
+            set_up(name, arguments, server_optimizer=optimizer)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*is the mean of what all.*")
+        set_up(name, arguments)
+        set_up("FedAvg", {}, Mean("samples"), server_optimizer=adam)
+        set_up("MeanRegularized", {"mean": "cohort"}, server_optimizer=adam)
+
 
 # Who is byzantine
+
+
+def test_a_fraction_that_is_nobody_is_said():
+    with pytest.warns(UserWarning, match=r"Nobody is byzantine: `byzantine` = 0.1 of 3 clients"):
+        set_up("FedAvg", {}, byzantine=0.1, attack=SameValue())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*Nobody.*")
+        for enough in (0.0, 0.4, []):
+            set_up("FedAvg", {}, byzantine=enough, attack=SameValue())
 
 
 @pytest.mark.parametrize(

@@ -220,3 +220,27 @@ def test_made_in_inference_mode_and_stepped_outside():
         row = torch.zeros(3)
         server.state_dict(row)
     step(server, torch.zeros(3))
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    match = "Expected argument `server_optimizer` to build .* but got LBFGS, which needs a closure"
+    with pytest.raises(ValueError, match=match):
+        Server(Mean(), lambda params: torch.optim.LBFGS(params))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "adds"),
+    [
+        (sgd(lr=1.0), True),
+        (sgd(lr=0.9), False),
+        (sgd(lr=1.0, momentum=0.5), False),
+        (sgd(lr=1.0, weight_decay=0.1), False),
+        (sgd(lr=1.0, maximize=True), False),
+        (lambda params: torch.optim.Adam(params, lr=1.0), False),
+    ],
+)
+def test_it_is_known_whether_a_step_adds_what_was_merged(optimizer, adds):
+    server, row, update = Server(Mean(), optimizer), torch.ones(3), torch.tensor([[1.0, -2.0, 3.0]])
+    assert server.adds == adds
+    server.step(row, update, torch.ones(1), RoundContext(), lambda _: None)
+    assert not adds or torch.equal(row, 1 + update[0])

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pl_fed.aggregators import Mean
 from pl_fed.clients.base import Client
 from pl_fed.functional.arguments import check_choice, check_positive
 
@@ -35,10 +34,12 @@ class ADMM(Client, ABC):
         **kwargs: See :class:`Client`.
 
     Raises:
-        ValueError: If an argument is out of range, or the server's mean is one by samples.
+        ValueError: If an argument is out of range, or the server's mean is one by samples: weigh
+            the clients' losses by ``weights`` instead.
     """
 
     trains = ("personal",)
+    keeps_mean = True
 
     def __init__(
         self,
@@ -91,13 +92,3 @@ class ADMM(Client, ABC):
     def evaluates(self) -> tuple[str, ...]:
         """Return the global model too, although no local step trains it."""
         return ("global", *self.trains)
-
-    def check(self, federation: Any) -> None:
-        """Refuse a mean that counts samples: (14) counts clients."""
-        aggregator = federation.server.aggregator
-        if isinstance(aggregator, Mean) and aggregator.weighting != "uniform":
-            raise ValueError(
-                f"Expected argument `weighting` of Mean to be 'uniform' for {type(self).__name__},"
-                " whose server takes the plain mean of what clients send, but got"
-                f" {aggregator.weighting!r}; weigh the clients' losses by `weights` instead."
-            )

@@ -1,7 +1,6 @@
 """The base of every algorithm: a client, with its global and its personal models."""
 
 import copy
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MethodType
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pl_fed.data.batches import LocalWork
+from pl_fed.functional.arguments import check_optimizers
 from pl_fed.functional.dropout import Draws, key_dropouts
 from pl_fed.functional.losses import (
     RowDistance,
@@ -104,6 +104,11 @@ class Client(LightningModule, ABC):
     """Which models ``training_step`` trains: ``"global"``, ``"personal"``, and any further personal
     ones, such as ``"personal_1"``, which exist because they are named here. Where their number
     depends on an argument, set it before ``super().__init__``."""
+
+    keeps_mean = False
+    """Whether the global model is to be the plain mean of what all clients keep: an aggregator that
+    counts samples is refused then, and of any server optimizer but SGD with learning rate 1 there
+    is a warning."""
 
     reads_validation = False
     """Whether ``training_step`` reads the client's validation data, by :meth:`validation_batch`."""
@@ -481,7 +486,7 @@ class Client(LightningModule, ABC):
             ValueError: If the optimizer needs a closure, which a local step does not give it.
         """
         leaves = {name: list(self.row(name).tensors.values()) for name in self.trains}
-        check_optimizer(self.optimizer(leaves[self.trains[0]]))
+        check_optimizers(optimizer=self.optimizer(leaves[self.trains[0]]))
         optimizer = self.build_optimizer(leaves)
         if self.lr_scheduler is None:
             return optimizer
@@ -584,21 +589,6 @@ def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> 
     for name, value in ((f"{prefix}_steps", steps), (f"{prefix}_epochs", epochs)):
         if value is not None and value < 1:
             raise ValueError(f"Expected argument `{name}` to be at least 1 but got {value}.")
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose step evaluates the loss itself, as L-BFGS does.
-
-    Raises:
-        ValueError: If it does.
-    """
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ValueError(
-            "Expected argument `optimizer` to build an optimizer whose step takes a gradient, as"
-            f" torch.optim.SGD, but got {type(optimizer).__name__}, which needs a closure that"
-            " evaluates the loss."
-        )
 
 
 def _reset(metrics: Mapping[str, ClientMetrics]) -> None:

@@ -105,7 +105,7 @@ class FedTilt(Client):
 
     def check(self, federation: Any) -> None:
         """Refuse data whose samples have no class each."""
-        targets = federation.data.y
+        targets = federation.datamodule.clients.y
         if targets.is_floating_point() or targets.dim() != 1:
             raise ValueError(
                 "Expected argument `dataset` to give a class id for each sample, as FedTilt tilts"

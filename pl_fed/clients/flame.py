@@ -180,8 +180,7 @@ class FLAME(ADMM):
         return optimizer
 
     def check(self, federation: Any) -> None:
-        """Refuse a mean by samples, and warn of what Theorem 1 does not allow."""
-        super().check(federation)
+        """Warn of what Theorem 1 does not allow."""
         if self.smoothness is None:
             return
         sizes = federation.datamodule.clients.train.sizes.unique().double()

@@ -44,6 +44,7 @@ class L2SGD(Client):
     """
 
     trains = ("personal",)
+    keeps_mean = True
 
     def __init__(self, net: nn.Module, lam: float = 1.0, **kwargs: Any) -> None:
         super().__init__(net, **kwargs)

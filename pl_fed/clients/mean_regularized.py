@@ -48,6 +48,7 @@ class MeanRegularized(Client):
         check_choice(("clients", "cohort"), mean=mean)
         self.lam = lam
         self.mean = mean
+        self.keeps_mean = mean == "clients"
 
     def begin(self, rows: dict[str, Tensor]) -> None:
         """Remember the model that the client has begun with."""

@@ -56,6 +56,7 @@ class Mocha(Client):
     """
 
     trains = ("personal",)
+    keeps_mean = True
 
     def __init__(
         self,
@@ -84,23 +85,24 @@ class Mocha(Client):
         self.sigma = sigma
         self.max_numbers = max_numbers
 
-    def check(self, federation: Any) -> None:
-        """Refuse more clients and parameters than the server is to keep."""
-        clients, numel = self.population.clients, self.row("global").layout.numel
-        if clients * numel > self.max_numbers:
-            raise ValueError(
-                f"Expected argument `max_numbers` ({self.max_numbers}) to be at least the number of"
-                f" clients times that of parameters but got {clients} times {numel}: the server"
-                " keeps all models, so Mocha is for small nets, as convex ones are."
-            )
-
     def states(self) -> dict[str, Tensor]:
         """Return nothing: the models are with the server."""
         return {}
 
     def server_states(self) -> dict[str, Tensor]:
-        """Return W, one model behind the other."""
-        return {"models": self.row("global").data.repeat(self.population.clients)}
+        """Return W, one model behind the other.
+
+        Raises:
+            ValueError: If there are more clients and parameters than the server is to keep.
+        """
+        clients, row = self.population.clients, self.row("global").data
+        if clients * len(row) > self.max_numbers:
+            raise ValueError(
+                f"Expected argument `max_numbers` ({self.max_numbers}) to be at least the number of"
+                f" clients times that of parameters but got {clients} times {len(row)}: the server"
+                " keeps all models, so Mocha is for small nets, as convex ones are."
+            )
+        return {"models": row.repeat(clients)}
 
     def begin(self, rows: dict[str, Tensor]) -> None:
         """Take the clients' models out of W, and find what they are pulled to, and how hard."""

@@ -1,9 +1,12 @@
 """Checks of arguments, in the one sentence form."""
 
+import inspect
 import math
 from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryFile
+
+from torch.optim import Optimizer
 
 
 def check_integers(minimum: int, **arguments: int) -> None:
@@ -55,6 +58,18 @@ def check_choice(choices: Collection[str], **arguments: str) -> None:
             words = [repr(word) for word in choices]
             expected = f"{', '.join(words[:-1])} or {words[-1]}"
             raise ValueError(f"Expected argument `{name}` to be {expected} but got {value!r}.")
+
+
+def check_optimizers(**arguments: Optimizer) -> None:
+    """Raise ``ValueError`` if an optimizer's step evaluates the loss itself, as L-BFGS's does."""
+    for name, value in arguments.items():
+        closure = inspect.signature(type(value).step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ValueError(
+                f"Expected argument `{name}` to build an optimizer whose step takes a gradient, as"
+                f" torch.optim.SGD, but got {type(value).__name__}, which needs a closure that"
+                " evaluates the loss."
+            )
 
 
 def check_positive(**arguments: float) -> None:
