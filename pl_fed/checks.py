@@ -209,7 +209,7 @@ def check_aggregator(aggregator: Aggregator, context: RoundContext) -> None:
         context: As in a round.
 
     Raises:
-        ValueError: If they are too few for it.
+        ValueError: If they are too few for it, or its arguments are none for so many.
     """
     n, draw = len(context.clients), torch.Generator().manual_seed(0)
     losses, root = torch.rand(n, generator=draw), torch.randn(64, generator=draw)
@@ -217,7 +217,7 @@ def check_aggregator(aggregator: Aggregator, context: RoundContext) -> None:
     try:
         aggregator(torch.randn(n, 64, generator=draw), torch.ones(n, dtype=torch.int64), context)
     except Exception as error:  # one that wants the real uploads will have them
-        if isinstance(error, ValueError) and "`uploads`" in str(error):
+        if isinstance(error, ValueError) and str(error).startswith("Expected argument"):
             raise
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from torch import Tensor
 
 from pl_fed.adversary import Adversary
-from pl_fed.aggregators import Aggregator
+from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.clients.base import Client
 from pl_fed.functional.aggregation import weighted_sum
 from pl_fed.functional.rows import finite_rows
@@ -107,7 +107,8 @@ class Uploads:
         number = int(benign.sum())
         if not number:
             return math.nan
-        if number == len(benign) and aggregator.mass(self.weights) == number:
+        all_benign = number == len(benign)
+        if all_benign and type(aggregator) is Mean and aggregator.mass(self.weights) == number:
             return 0.0  # it is that mean
         shares = benign[self.sharing.mine].to(self.rows.device) / number
         mean = self.sharing.processes.sum(weighted_sum(self.rows, shares))

@@ -23,7 +23,7 @@ from torch import nn
 
 import pl_fed
 from pl_fed.adversary import Adversary, draw_byzantine
-from pl_fed.aggregators import Aggregator, Krum, Median, TrimmedMean
+from pl_fed.aggregators import Aggregator, Krum, Median, TiltedMean, TrimmedMean
 from pl_fed.attacks import (
     ALittleIsEnough,
     Attack,
@@ -342,6 +342,8 @@ def test_the_distance_from_the_benign_mean_by_hand():
     report = estimate(aggregator=Median()).reports[0]
     assert float(report["train/benign_distance"]) == pytest.approx(20 - 3.5)
     assert float(estimate().reports[0]["train/benign_distance"]) == 0
+    half = estimate(aggregator=TiltedMean(lr=0.25)).reports[0]  # of the way to the mean, 20
+    assert float(half["train/benign_distance"]) == pytest.approx(10)
     everyone = estimate(attack=Spy(1.0), byzantine=list(range(6))).reports[0]
     assert math.isnan(everyone["train/benign_distance"]), "of no benign client"
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from pl_fed import Federation, clients
 from pl_fed.adversary import draw_byzantine
-from pl_fed.aggregators import Clipping, GeometricMedian, Mean
+from pl_fed.aggregators import MDA, Clipping, GeometricMedian, Mean
 from pl_fed.attacks import SameValue
 from pl_fed.checks import NonFiniteLossError, Sent, check_broken, check_net, check_state_memory
 from pl_fed.clients import Ditto
@@ -64,6 +64,12 @@ def test_of_another_server_optimizer_there_is_a_warning(name, arguments):
         set_up(name, arguments)
         set_up("FedAvg", {}, Mean("samples"), server_optimizer=adam)
         set_up("MeanRegularized", {"mean": "cohort"}, server_optimizer=adam)
+
+
+def test_what_an_aggregator_cannot_do_is_said_before_training():
+    federation = Federation(All(), MDA(), num_byzantine=21, seed=0)
+    with pytest.raises(ValueError, match="`num_byzantine` to be at most 20 for MDA"):
+        federation.setup(clients.FedAvg(seeded(mlp)), shared_out(classes([1] * 43)), "fit")
 
 
 # Who is byzantine
