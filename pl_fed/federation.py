@@ -95,9 +95,10 @@ class Federation:
             up to which each of them brings all uploads together; beyond, each merges a slice of the
             coordinates where the aggregator can. A mean takes neither way: it adds up.
         model_selection: By what data each client takes the better one of its own model and the
-            global one, the ``hybrid`` model (FLAME, section IV): its ``"validation"`` data, or, as
-            in the paper's experiments, its ``"test"`` data, which tells more than can be known and
-            gives metrics of the name ``hybrid_by_test_data``; ``None`` for neither.
+            global one, by accuracy and then by loss, the ``hybrid`` model (FLAME, section IV): its
+            ``"validation"`` data, or, as in the paper's experiments, its ``"test"`` data, which
+            tells more than can be known and gives metrics of the name ``hybrid_by_test_data``;
+            ``None`` for neither.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
     Attributes:

@@ -24,7 +24,10 @@ class ADMM(Client, ABC):
     changed, times cohort / clients: the mean of that over the cohort, added to w^t, leaves the mean
     of the last u_i of all clients, as long as the server's optimizer is SGD with learning rate 1.
     Robust aggregators, and attacks, then work on those changes instead of the u_i; and a change
-    that is rejected or forged is missing in w, or stays in it, until the end.
+    that is rejected or forged is missing in w, or stays in it, until the end. An attack that sends
+    a model (:class:`~pl_fed.attacks.SameValue`, say) then counts clients / cohort times as much as
+    a forged u_i does in (14), each time that the attacker is drawn. In FLAME's experiments all
+    clients take part in each round.
 
     Args:
         net: See :class:`Client`, as for all that is not named here.

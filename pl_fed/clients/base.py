@@ -325,10 +325,10 @@ class Client(LightningModule, ABC):
         return self._mean_loss(outputs, batch)
 
     def _mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        if batch.mask is None:
+        weights = sample_weights(self.criterion, batch.y)
+        if batch.mask is None and weights is None:
             mean: Tensor = self.criterion(outputs, batch.y)
             return mean
-        weights = sample_weights(self.criterion, batch.y)
         return masked_mean(self.sample_losses(outputs, batch.y), batch.mask, weights)
 
     def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ class Arrays:
 
     Attributes:
         x: Inputs [samples, ...]. Images are [samples, channels, height, width]; uint8 is read as
-            0..255 and scaled to [0, 1], other types are taken as they are.
+            0..255 and scaled to [0, 1]; other types are taken as they are, in float32.
         y: Targets [samples]: class ids 0..C-1 (any integer type) or real values [samples, ...].
         client: Id of the client each sample belongs to, [samples], or ``None`` where a partitioner
             has yet to say. Any integers: sorted, they become clients 0, 1, 2, ...

@@ -16,12 +16,13 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.functional.dropout import unkey_dropouts
+from pl_fed.functional.losses import sample_weights
 from pl_fed.metrics import ClientMetrics
 from pl_fed.types import Batch
 
 Tables = tuple[Tensor, Tensor, Tensor]
 """Of a model, for some clients: correct samples and samples by class, both [clients, classes], and
-the sums of their losses [clients]."""
+their mean losses, as in training, times their samples [clients]."""
 
 _BATCH = 1024  # samples that a model sees at once
 _IMAGES = 128  # and a net with convolutions on a CPU, whose caches hold what it makes of so many
@@ -123,7 +124,8 @@ class Evaluator:
     ) -> dict[str, Tables]:
         """Return what the metrics of some models are made of."""
         models = list(models)
-        sums = {model: _Sums(len(clients), data) for model in models}
+        criterion = self.client.criterion
+        sums = {model: _Sums(len(clients), data, criterion) for model in models}
         for model, position, index, outputs in self._outputs(data, part, clients, models):
             losses = self.client.sample_losses(outputs, data.y[index])
             sums[model].add(position, index, outputs, losses)
@@ -176,7 +178,7 @@ class Evaluator:
             model: Which model.
             rows: Holds the model's rows [clients, numel], and its ``<model>_statistics``.
         """
-        sums = _Sums(len(clients), data)
+        sums = _Sums(len(clients), data, self.client.criterion)
         order = data.part(part).sizes[clients].argsort(descending=True, stable=True)
         sorted_rows = {name: rows[name][order] for name in (model, f"{model}_statistics")}
         samples = self._samples(data, part, clients[order])
@@ -201,20 +203,20 @@ class Evaluator:
             float64 [clients].
         """
         module, samples = self.client.model("global"), self._samples(data, "train", clients)
-        sums = torch.zeros(len(clients), dtype=torch.float64, device=data.x.device)
+        mean = _MeanLoss(len(clients), data, self.client.criterion)
         with torch.no_grad(), evaluating(self.client):
             for position, index in samples.joined():
                 outputs = self._run(module, data.x.index_select(0, index))
                 losses = self.client.sample_losses(outputs, data.y[index])
-                sums.index_add_(0, position, losses.double())
+                mean.add(position, data.y[index], losses)
             for one, client in enumerate(clients.tolist()):
                 if client in poison:
-                    sums[one] = 0
-                    for _, index in samples.of(one):
+                    mean.forget(one)
+                    for position, index in samples.of(one):
                         batch = poison[client](Batch(data.x[index], data.y[index], None, index))
                         losses = self.client.sample_losses(self._run(module, batch.x), batch.y)
-                        sums[one] += losses.double().sum()
-        return sums / samples.sizes.to(sums.device)
+                        mean.add(position, batch.y, losses)
+        return mean.value
 
     def predict(self, data: ClientData, clients: Tensor, model: str) -> list[dict[str, Any]]:
         """Return each client's predictions on its own test samples.
@@ -278,7 +280,7 @@ class Evaluator:
         self, model: str, rows: Mapping[str, Tensor], samples: "_Samples"
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield (which of the clients, sample, outputs) of a model that each client has its own."""
-        if len(samples.sizes) > 1 and self._stacks(model):
+        if len(samples.sizes) > 1 and samples.sizes.any() and self._stacks(model):
             stack = self._many_at_once(model, rows, samples)
             try:
                 first = next(stack)
@@ -389,20 +391,45 @@ class _Samples:
             yield index[places.to(device)], inside.flatten().nonzero().flatten().to(device)
 
 
+class _MeanLoss:
+    """The mean loss of each of some clients, as training takes it: by the weights of classes."""
+
+    def __init__(self, clients: int, data: ClientData, criterion: nn.Module) -> None:
+        self._criterion = criterion
+        self._losses = torch.zeros(clients, dtype=torch.float64, device=data.x.device)
+        self._weights = torch.zeros_like(self._losses)
+
+    def add(self, position: Tensor, targets: Tensor, losses: Tensor) -> None:
+        """Add samples, of the clients at these positions."""
+        weights = sample_weights(self._criterion, targets)
+        weights = torch.ones_like(losses) if weights is None else weights
+        self._losses.index_add_(0, position, losses.double())
+        self._weights.index_add_(0, position, weights.double())
+
+    def forget(self, one: int) -> None:
+        """Begin anew with a client."""
+        self._losses[one] = self._weights[one] = 0
+
+    @property
+    def value(self) -> Tensor:
+        """The means [clients]; 0 where nothing counts."""
+        return self._losses / torch.where(self._weights == 0, 1, self._weights)
+
+
 class _Sums:
     """What the metrics of a model are made of, for each of some clients."""
 
-    def __init__(self, clients: int, data: ClientData) -> None:
+    def __init__(self, clients: int, data: ClientData, criterion: nn.Module) -> None:
         self._data = data
         self._shape = (clients, max(1, data.num_classes))
         device = data.x.device
         self._count = torch.zeros(clients * self._shape[1], dtype=torch.int64, device=device)
         self._correct = torch.zeros_like(self._count)
-        self._loss = torch.zeros(clients, dtype=torch.float64, device=device)
+        self._loss = _MeanLoss(clients, data, criterion)
 
     def add(self, position: Tensor, index: Tensor, outputs: Tensor, losses: Tensor) -> None:
         """Add samples, of the clients at these positions."""
-        self._loss.index_add_(0, position, losses.double())
+        self._loss.add(position, self._data.y[index], losses)
         cell = position
         if self._data.num_classes:
             y = self._data.y[index]
@@ -413,7 +440,8 @@ class _Sums:
     @property
     def tables(self) -> Tables:
         """What was added up."""
-        return self._correct.view(self._shape), self._count.view(self._shape), self._loss
+        count = self._count.view(self._shape)
+        return self._correct.view(self._shape), count, self._loss.value * count.sum(1)
 
 
 def better(one: Tables, other: Tables) -> Tensor:

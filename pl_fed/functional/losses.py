@@ -41,11 +41,12 @@ def sample_weights(criterion: nn.Module, targets: Tensor) -> Tensor | None:
 
     Args:
         criterion: The loss.
-        targets: Class ids [batch, ...].
+        targets: Class ids [batch, ...]: from 0 on, if there is one for each sample.
 
     Returns:
         The weight of each sample's class, 0 for those to be ignored, [batch]; ``None`` if every
-        sample counts once, as in all other losses.
+        sample counts once, as where classes have no weights and none is ignored, and as in all
+        other losses.
 
     Example:
         >>> criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]), ignore_index=2)
@@ -53,6 +54,8 @@ def sample_weights(criterion: nn.Module, targets: Tensor) -> Tensor | None:
         tensor([3., 1., 0.])
     """
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or targets.is_floating_point():
+        return None
+    if criterion.weight is None and criterion.ignore_index < 0 and targets.dim() == 1:
         return None
     counts = targets != criterion.ignore_index
     if criterion.weight is None:

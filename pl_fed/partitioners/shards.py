@@ -96,6 +96,12 @@ class Shards(Partitioner):
         shards = [
             shard for pool in pools for shard in pool.split(max(1, len(pool) // number))[:number]
         ]
+        if len(shards) < q * num_clients:
+            raise ValueError(
+                "Expected argument `num_clients` times `classes_per_client` to be at most the"
+                f" number of shards that the reference cuts the {len(pools)} classes into"
+                f" ({len(shards)}, as some have few samples) but got {num_clients} x {q}."
+            )
         order = torch.randperm(len(shards), generator=generator).tolist()
         drawn = [order[client * q : (client + 1) * q] for client in range(num_clients)]
         return [torch.cat([shards[one] for one in mine]).sort().values for mine in drawn]

@@ -314,10 +314,18 @@ def test_with_weighted_and_ignored_classes(options, make):
     """torch divides by the weights of a minibatch; so must a minibatch with padding."""
     options = {k: torch.tensor(v) if k == "weight" else v for k, v in options.items()}
     criterion = nn.CrossEntropyLoss(**options)
-    # three samples a minibatch: one that holds class 1 alone would be 0 / 0 for torch too
     arrays = classes([7, 3, 10], num_classes=3, seed=5)
     client = make(seeded(mlp), optimizer=sgd(0.1), criterion=criterion, local_steps=2)
     agree(client, shared_out(arrays, batch_size=5), chunks=(None, 2))
+
+
+def test_with_minibatches_in_which_nothing_counts():
+    """torch gives 0 / 0 there; a client whose samples are all ignored stands still instead."""
+    arrays = classes([7, 3, 10], num_classes=3, seed=5)
+    criterion = nn.CrossEntropyLoss(ignore_index=1)
+    client = FedAvg(seeded(mlp), optimizer=sgd(0.1), criterion=criterion, local_epochs=1)
+    outcome = agree(client, shared_out(arrays, batch_size=1), chunks=(None, 2))
+    assert all(report["train/rejected"] == 0 for report in outcome.reports)
 
 
 class Reporting(FedAvg):

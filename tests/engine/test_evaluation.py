@@ -442,3 +442,33 @@ def test_which_hybrid_models_there_are(kind, selection, fraction, expected):
 def test_an_unknown_selection_is_refused():
     with pytest.raises(ValueError, match='`model_selection` to be "validation", "test" or None'):
         pl_fed.Federation(model_selection="oracle")
+
+
+@pytest.mark.parametrize("options", [{"weight": [1.0, 10.0, 0.1]}, {"ignore_index": 1}], ids=str)
+def test_losses_are_means_as_training_takes_them(options):
+    """By the weights of classes: what clients descend is what is measured, and weighed by."""
+    options = {k: torch.tensor(v).double() if k == "weight" else v for k, v in options.items()}
+    client = Local(seeded(mlp), criterion=nn.CrossEntropyLoss(**options))
+    data, store = doubled(data_of()), store_of(client)
+    for model in ("global", "personal"):
+        found = metrics_of(client, data, "test", model, store).per_client()["loss"]
+        for one in range(4):
+            targets, outputs = by_hand(client, data, "test", model, store, one)
+            expected = client.criterion(outputs, targets).nan_to_num(0)
+            torch.testing.assert_close(found[one], expected)
+    evaluator = evaluator_of(client, store)
+    found = evaluator.start_losses(data, EVERYONE, {2: lambda batch: batch._replace(y=2 - batch.y)})
+    for one in range(4):
+        targets, outputs = by_hand(client, data, "train", "global", store, one)
+        targets = 2 - targets if one == 2 else targets
+        torch.testing.assert_close(found[one], client.criterion(outputs, targets))
+
+
+def test_clients_without_samples_leave_the_others_stacked():
+    client = Local(seeded(mlp))
+    data, store = doubled(data_of()), store_of(client)
+    evaluator = evaluator_of(client, store, stacked=True)
+    rows = {name: store.read(name, torch.tensor([1, 1])) for name in store.defaults}
+    losses = evaluator.losses(data, "val", torch.tensor([1, 1]), "personal", rows)
+    assert losses.isnan().all()
+    assert evaluator.stacked

@@ -58,6 +58,14 @@ def test_shards_of_the_reference_are_cut_as_the_samples_lie():
             assert len(places) == 350 * len(halves), "one half of the class, or both"
 
 
+def test_classes_of_too_few_samples_for_the_references_shards_are_refused():
+    labels = torch.tensor([0] + [1] * 1000)
+    for split in (Shards(1, reference=True), Hybrid(1, overlapping=True)):
+        match = r"at most the number of shards that the reference cuts the 2 classes into \(\d+, as"
+        with pytest.raises(ValueError, match=match):
+            split.split(labels, 10 if isinstance(split, Shards) else 20, generator())
+
+
 def test_shards_that_nobody_draws():
     """7 clients, q = 2: ⌈14/10⌉ = 2 shards a class, of which 6 of 20 are left."""
     parts = Shards(2, reference=True).split(LABELS, 7, generator())
