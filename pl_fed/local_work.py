@@ -19,7 +19,7 @@ from pl_fed.sharing import Guests, Sharing
 from pl_fed.trained import Trained
 
 _SENT = "what came"  # outputs beside what training_step gives
-_SENDS = "sends"
+_SENDS = "whether it sends"
 _START = "losses at the start"
 _PROPOSES = "proposes "  # and the name of a state of the server
 

@@ -169,6 +169,11 @@ def check_callback(callback: Callback) -> None:
                 f"Expected trainer argument `callbacks` without {name} but got one: {hint}."
             )
     _check_overridden("callbacks", HOOKS, callback, Callback)
+    if isinstance(callback, ModelCheckpoint) and "://" in str(callback.dirpath):
+        raise ValueError(
+            f"Expected {name} with a local folder as `dirpath` but got {callback.dirpath}:"
+            " checkpoints are moved into place as a whole; copy them elsewhere afterwards."
+        )
     if isinstance(callback, ModelCheckpoint) and callback.save_last and not callback.save_top_k:
         raise ValueError(
             f"Expected {name} with `save_last` to have a `save_top_k` other than 0 but got 0:"

@@ -1038,6 +1038,13 @@ def test_last_ckpt_that_would_come_too_late_is_refused(tmp_path):
         fit(tmp_path, callbacks=ModelCheckpoint(save_last=True, save_top_k=0))
 
 
+def test_checkpoints_go_to_local_folders(tmp_path):
+    saver = ModelCheckpoint(tmp_path)
+    saver.dirpath = "s3://bucket/run"  # as it is where fsspec knows the place
+    with pytest.raises(ValueError, match="Expected ModelCheckpoint with a local folder as `dirpa"):
+        fit(tmp_path, callbacks=saver)
+
+
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_that_would_never_be_called_is_refused(tmp_path, hook):
     expected = f"^Expected argument `callbacks` without the hook `{hook}` but got it in Lambda"

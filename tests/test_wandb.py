@@ -166,3 +166,12 @@ def test_a_resumed_run_is_the_same_run(run, tmp_path):
         if record["type"] == "history"
     ]
     assert max(rounds) == 6
+
+
+def test_a_test_of_a_checkpoint_is_after_its_rounds(run, tmp_path):
+    main(["test", *LAYERS, *short(tmp_path, 4), "--ckpt_path", "last"])
+    wandb.finish()
+    (tested,) = [path.parent for path in tmp_path.glob("*/metrics.csv") if path.parent != run]
+    logged = [r["history"]["item"] for r in records(tested) if r["type"] == "history"]
+    assert any(name.startswith("test/per_client") for item in logged for name in item)
+    assert {int(item["round"]) for item in logged} == {4}

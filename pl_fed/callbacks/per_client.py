@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
+from pl_fed.callbacks.round_metrics import round_of
 from pl_fed.clients.base import Client
 from pl_fed.federation import Federation
 from pl_fed.loggers import wandb_loggers
@@ -112,7 +113,7 @@ def _to_wandb(trainer: Trainer, part: str, tables: dict[str, dict[str, list[Any]
             for name, columns in tables.items()
             if columns
         }
-        logger.experiment.log({**logged, **accuracy, "round": trainer.current_epoch})
+        logger.experiment.log({**logged, **accuracy, "round": round_of(trainer)})
 
 
 def _write(path: Path, columns: dict[str, list[Any]]) -> None:

@@ -59,8 +59,14 @@ class RoundMetrics(Callback):
         self._log_round(trainer, pl_module)
 
     def _log_round(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        round = trainer.current_epoch if self._loaded is None else self._loaded
-        pl_module.log("round", float(round), batch_size=1)
+        pl_module.log("round", float(round_of(trainer)), batch_size=1)
+
+
+def round_of(trainer: Trainer) -> int:
+    """Return after how many rounds models are evaluated: those of a checkpoint, say."""
+    watching = (each for each in trainer.callbacks if isinstance(each, RoundMetrics))  # type: ignore[attr-defined]
+    loaded = next(watching)._loaded
+    return trainer.current_epoch if loaded is None else loaded
 
 
 def _as_metric(value: Tensor | float) -> Tensor:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from pl_fed.callbacks.round_metrics import round_of
 from pl_fed.loggers import wandb_loggers
 
 
@@ -40,4 +41,4 @@ class WandbReport(Callback):
                 )
                 for each in pictures
             }
-            logger.experiment.log({**images, "round": trainer.current_epoch})
+            logger.experiment.log({**images, "round": round_of(trainer)})

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pl_fed.data.batches import LocalWork
-from pl_fed.functional.arguments import check_optimizers
+from pl_fed.functional.arguments import check_integers, check_optimizers
 from pl_fed.functional.dropout import Draws, key_dropouts
 from pl_fed.functional.losses import (
     RowDistance,
@@ -587,8 +587,8 @@ def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> 
             f" {steps} and {epochs}."
         )
     for name, value in ((f"{prefix}_steps", steps), (f"{prefix}_epochs", epochs)):
-        if value is not None and value < 1:
-            raise ValueError(f"Expected argument `{name}` to be at least 1 but got {value}.")
+        if value is not None:
+            check_integers(1, **{name: value})
 
 
 def _reset(metrics: Mapping[str, ClientMetrics]) -> None:

@@ -14,6 +14,12 @@ from pl_fed.data.batches import Batches
 from pl_fed.functional.dropout import Draws
 from pl_fed.functional.random import hashed, key
 
+ROUND_NUMBERS = {
+    *("cohort", "byzantine", "forged", "clipped", "dropped", "rejected"),
+    *("update_norm", "benign_distance"),
+}
+"""What a round itself reports under ``train/``, beside what ``training_step`` gives."""
+
 
 @dataclass
 class Chunk:
@@ -147,6 +153,7 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
 
     Raises:
         TypeError: If it is neither a loss nor a dict of tensors with one.
+        ValueError: If a name is one of the round's own numbers, under ``train/`` too.
     """
     if isinstance(outputs, Tensor):
         return {"loss": outputs}
@@ -154,6 +161,11 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
         raise TypeError(
             "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but got"
             f" {type(outputs).__name__}."
+        )
+    if taken := ROUND_NUMBERS & outputs.keys():
+        raise ValueError(
+            "Expected `training_step` to return names that a round does not have itself but got"
+            f" `{'`, `'.join(sorted(taken))}`."
         )
     for name, value in outputs.items():
         if not isinstance(value, Tensor):

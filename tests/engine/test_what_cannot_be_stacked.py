@@ -159,6 +159,21 @@ def test_a_training_step_that_gives_no_loss_is_refused(returned, engine):
             run_rounds(client, shared_out(classes(SIZES)), engine=engine)
 
 
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("name", ["cohort", "update_norm"])
+def test_a_training_step_that_gives_a_round_s_own_number_is_refused(name, engine):
+    class Careless(FedAvg):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return {"loss": loss, name: loss.detach()}
+
+    client = Careless(seeded(mlp), optimizer=sgd())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match=f"names that a round .* itself but got `{name}`"):
+            run_rounds(client, shared_out(classes(SIZES)), engine=engine)
+
+
 def test_another_client_of_the_same_federation_is_tried_anew():
     federation = Federation(All(), engine="stacked", seed=0)
     data = shared_out(classes(SIZES), batch_size=5)
