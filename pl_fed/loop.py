@@ -1,4 +1,4 @@
-"""The loop: one round is one epoch. The only file that names Lightning's internals (2.6).
+"""The loop: one round is one epoch. The only file that names the trainer's internals (2.6).
 
 Private names that it needs, and that ``tests/test_lightning.py`` holds: ``_FitLoop``;
 ``_call_callback_hooks`` and ``_call_lightning_module_hook``; the trainer's ``_logger_connector``

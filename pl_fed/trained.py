@@ -18,7 +18,7 @@ class Trained:
         room: Where they are put in this round; ``None`` if one chunk gave them all.
         uploads: Shape [clients, numel]; ``None`` if nothing is sent.
         proposals: What is proposed for what the server keeps, by name [clients, length].
-        outputs: What ``training_step`` gave, each [clients]; and which uploads are finite.
+        outputs: What ``training_step`` gave, each [clients], and what the round notes of each.
         states: What clients keep: ids and rows by name, for each chunk.
     """
 

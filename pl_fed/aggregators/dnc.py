@@ -30,7 +30,7 @@ from pl_fed.types import RoundContext
 class DnC(Counting):
     """Mean of the uploads without the outliers of a spectral test; ``"dropped"`` counts these.
 
-    It takes 8 times as long as the mean (0.12 s for 100 uploads of 3,274,634 numbers, on one thread
+    It takes 7 times as long as the mean (0.12 s for 100 uploads of 3,274,634 numbers, on one thread
     of a CPU), and 35 times as long with all coordinates.
 
     Args:

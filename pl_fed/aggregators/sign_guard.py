@@ -42,7 +42,7 @@ class SignGuard(Aggregator):
     ``"dropped"`` counts these, and ``"clipped"`` those of the others that were too long. It needs
     four uploads to speak of clusters: with fewer, each that has signs of its own is one.
 
-    It takes 12 times as long as the mean (0.12 s for 100 uploads of 3,274,634 numbers, on one
+    It takes 10 times as long as the mean (0.12 s for 100 uploads of 3,274,634 numbers, on one
     thread of a CPU), and 30 to 40 times as long with ``similarity``.
 
     Args:

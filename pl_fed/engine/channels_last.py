@@ -2,8 +2,7 @@
 
 The compiler hands convolutions to oneDNN with channels last, whatever the net says: what comes
 before and after them is copied to and fro, and maxima over windows are scalar code. With all of it
-traced with channels last, a round of Ditto's CNN takes 0.78 of the time, one of a small residual
-net with group normalisation 0.37, evaluations 0.47 to 0.71
+traced with channels last, a round of Ditto's CNN takes 0.76 of the time
 (``experiments/benchmarks/channels_last.py``).
 """
 
