@@ -38,6 +38,7 @@ from pl_fed.functional.arguments import (
     check_at_most,
     check_instances,
     check_integers,
+    check_nonnegative,
     check_shares,
     check_writable,
 )
@@ -141,10 +142,8 @@ class Federation:
         check_shares(max_rejected=max_rejected)
         if num_byzantine is not None:
             check_integers(0, num_byzantine=num_byzantine)
-        if chunk_size is not None and chunk_size < 1:
-            raise ValueError(
-                f"Expected argument `chunk_size` to be at least 1 but got {chunk_size}."
-            )
+        if chunk_size is not None:
+            check_integers(1, chunk_size=chunk_size)
         if model_selection not in ("validation", "test", None):
             raise ValueError(
                 'Expected argument `model_selection` to be "validation", "test" or None but got'
@@ -153,10 +152,7 @@ class Federation:
         check_state_memory(state_memory)
         if store is not None:
             check_writable(store=Path(store))
-        if gather_memory < 0:
-            raise ValueError(
-                f"Expected argument `gather_memory` to be at least 0 but got {gather_memory}."
-            )
+        check_nonnegative(gather_memory=gather_memory)
         self.sampler = Uniform() if sampler is None else sampler
         defence = Mean() if aggregator is None else aggregator
         self.server = Server(_defence(before, defence), server_optimizer)

@@ -12,18 +12,18 @@ benign clients' samples of other classes that are taken for the target once they
 """
 
 from types import EllipsisType
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.arguments import check_integers, check_shares
+from pl_fed.functional.arguments import check_choice, check_integers, check_shares
 from pl_fed.functional.random import key, uniforms
 from pl_fed.types import Batch, ClientContext
 
 Corner = Literal["top_left", "top_right", "bottom_left", "bottom_right"]
-_CORNERS = ("top_left", "top_right", "bottom_left", "bottom_right")
+_CORNERS = get_args(Corner)
 
 
 class Backdoor(Attack):
@@ -73,10 +73,7 @@ class Backdoor(Attack):
         check_integers(0, target=target)
         check_shares(samples=samples)
         check_integers(1, size=size)
-        if corner not in _CORNERS:
-            raise ValueError(
-                f"Expected argument `corner` to be one of {', '.join(_CORNERS)} but got {corner!r}."
-            )
+        check_choice(_CORNERS, corner=corner)
         self.target = target
         self.samples = samples
         self.size = size

@@ -21,7 +21,12 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import LocalWork
-from pl_fed.functional.arguments import check_integers, check_nonnegative
+from pl_fed.functional.arguments import (
+    check_choice,
+    check_integers,
+    check_nonnegative,
+    check_positive,
+)
 from pl_fed.types import Batch
 
 Hessian = Literal["difference", "exact", "none"]
@@ -58,15 +63,10 @@ class PerFedAvg(Client):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, **kwargs)
-        check_nonnegative(adaptation_lr=adaptation_lr, difference=difference)
+        check_nonnegative(adaptation_lr=adaptation_lr)
+        check_positive(difference=difference)
         check_integers(1, adaptation_steps=adaptation_steps)
-        if difference == 0:
-            raise ValueError("Expected argument `difference` to be above 0 but got 0.")
-        if hessian not in get_args(Hessian):
-            raise ValueError(
-                "Expected argument `hessian` to be one of difference, exact and none but got"
-                f" {hessian!r}."
-            )
+        check_choice(get_args(Hessian), hessian=hessian)
         self.refuse_running_statistics(
             "a step goes through several points, and none of them is the model's"
         )

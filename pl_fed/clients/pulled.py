@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pl_fed.clients.base import Client
-from pl_fed.functional.arguments import check_nonnegative
+from pl_fed.functional.arguments import check_choice, check_nonnegative
 from pl_fed.functional.divergences import (
     diagonal_fisher,
     symmetrized_divergence,
@@ -49,11 +49,7 @@ class Pulled(Client, ABC):
     ) -> None:
         super().__init__(net, **kwargs)
         check_nonnegative(lam=lam)
-        if regularizer not in get_args(Regularizer):
-            raise ValueError(
-                "Expected argument `regularizer` to be one of l2, fisher and kl but got"
-                f" {regularizer!r}."
-            )
+        check_choice(get_args(Regularizer), regularizer=regularizer)
         self.lam = lam
         self.regularizer = regularizer
 

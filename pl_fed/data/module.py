@@ -82,12 +82,7 @@ class FederatedData(LightningDataModule):
         check_instances(DataSource, dataset=dataset)
         check_instances(Partitioner, partitioner=partitioner)
         check_instances(Skew, skew=skew)
-        for name, value in (
-            ("batch_size", batch_size),
-            ("clients_per_eval_batch", clients_per_eval_batch),
-        ):
-            if value < 1:
-                raise ValueError(f"Expected argument `{name}` to be at least 1 but got {value}.")
+        check_integers(1, batch_size=batch_size, clients_per_eval_batch=clients_per_eval_batch)
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not 0 <= share < 1:
                 raise ValueError(f"Expected argument `{name}` to lie in [0, 1) but got {share}.")

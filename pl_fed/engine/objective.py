@@ -44,7 +44,7 @@ class Objective:
             centres: Rows of the round by name; those of a model's length as a dict of tensors.
         """
         named = {
-            f"client.{self._attribute(model)}.{name}": tensor
+            f"client.{model}_model.{name}": tensor
             for model, group in tensors.items()
             for name, tensor in group.items()
         }
@@ -55,9 +55,6 @@ class Objective:
         finally:
             self.client.draws.start(0)
             self.client.centres = {}
-
-    def _attribute(self, model: str) -> str:
-        return f"{model}_model"
 
 
 class _Noted(dict[str, Any]):

@@ -142,9 +142,9 @@ def test_rounds_find_what_is_best_after_a_step():
     ("wrong", "match"),
     [
         ({"adaptation_lr": -1.0}, "`adaptation_lr` to be at least 0, and finite, but got -1.0"),
-        ({"difference": 0.0}, "`difference` to be above 0 but got 0"),
-        ({"difference": -1e-3}, "`difference` to be at least 0, and finite, but got -0.001"),
-        ({"hessian": "hf"}, "`hessian` to be one of difference, exact and none but got 'hf'"),
+        ({"difference": 0.0}, "`difference` to be above 0, and finite, but got 0"),
+        ({"difference": -1e-3}, "`difference` to be above 0, and finite, but got -0.001"),
+        ({"hessian": "hf"}, "`hessian` to be 'difference', 'exact' or 'none' but got 'hf'"),
         ({"adaptation_steps": 0}, "`adaptation_steps` to be at least 1 but got 0"),
     ],
 )

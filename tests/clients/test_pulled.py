@@ -120,7 +120,7 @@ def test_a_larger_lambda_leaves_predictions_nearer_to_the_global_models():
 
 @pytest.mark.parametrize("kind", [Ditto, Finetuning])
 def test_an_unknown_regularizer_is_refused(kind):
-    with pytest.raises(ValueError, match=r"`regularizer` to be one of l2, .* but got 'l1'"):
+    with pytest.raises(ValueError, match=r"`regularizer` to be 'l2', .* but got 'l1'"):
         kind(mlp(), regularizer="l1")
     with pytest.raises(ValueError, match=r"`lam` to be at least 0, and finite, but got -1"):
         kind(mlp(), lam=-1)
