@@ -14,8 +14,8 @@ from pl_fed.attacks import Attack
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData
-from pl_fed.engine.evaluation import evaluating
 from pl_fed.engine.features import features_of, keeps_features
+from pl_fed.functional.modes import evaluation_mode
 from pl_fed.functional.rows import trainable_parameters
 from pl_fed.types import RoundContext
 
@@ -89,7 +89,7 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
         )
     example = next(net.parameters())
     x = data.x[data.train.index[:2]].to(example.device, example.dtype)
-    with evaluating(client):
+    with evaluation_mode(client):
         expected = f"Expected `features` of {name}, whose `keep_features` is True, to take inputs"
         features = _tried(f"{expected} but that", lambda: features_of(net, x))
         if features.requires_grad:

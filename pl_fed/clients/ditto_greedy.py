@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from pl_fed.clients.ditto import Ditto
 from pl_fed.clients.ditto_choice import check_lams
-from pl_fed.clients.pulled import evaluation_mode
 from pl_fed.functional.arguments import check_integers
+from pl_fed.functional.modes import evaluation_mode
 from pl_fed.types import Batch
 
 

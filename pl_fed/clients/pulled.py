@@ -8,8 +8,7 @@ KL(f(w) ‖ f(v))), where f gives the probabilities of the classes.
 """
 
 from abc import ABC
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from pl_fed.functional.divergences import (
     symmetrized_divergence,
     weighted_squared_distance,
 )
+from pl_fed.functional.modes import evaluation_mode
 from pl_fed.types import Batch
 
 Regularizer = Literal["l2", "fisher", "kl"]
@@ -91,15 +91,3 @@ class Pulled(Client, ABC):
             live = self.parameters_of(model)
             return weighted_squared_distance(live, self.tensors_at("broadcast"), centre)
         return self.squared_distance(model)
-
-
-@contextmanager
-def evaluation_mode(net: nn.Module) -> Iterator[None]:
-    """Set evaluation mode for a while, and each module back to its own."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
@@ -17,6 +17,7 @@ from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.functional.dropout import unkey_dropouts
 from pl_fed.functional.losses import sample_weights
+from pl_fed.functional.modes import evaluation_mode
 from pl_fed.metrics import ClientMetrics
 from pl_fed.types import Batch
 
@@ -135,7 +136,7 @@ class Evaluator:
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
     ) -> dict[str, Tables]:
         """Return how good some models are for each client, at any time: see :meth:`evaluate`."""
-        with torch.no_grad(), evaluating(self.client):
+        with torch.no_grad(), evaluation_mode(self.client):
             return self._tables(data, part, clients, models)
 
     def models(self, clients: Tensor, model: str) -> Iterator[nn.Module]:
@@ -182,7 +183,7 @@ class Evaluator:
         order = data.part(part).sizes[clients].argsort(descending=True, stable=True)
         sorted_rows = {name: rows[name][order] for name in (model, f"{model}_statistics")}
         samples = self._samples(data, part, clients[order])
-        with torch.no_grad(), evaluating(self.client):
+        with torch.no_grad(), evaluation_mode(self.client):
             for position, index, outputs in self._own(model, sorted_rows, samples):
                 losses = self.client.sample_losses(outputs, data.y[index])
                 sums.add(order.to(position.device)[position], index, outputs, losses)
@@ -204,7 +205,7 @@ class Evaluator:
         """
         module, samples = self.client.model("global"), self._samples(data, "train", clients)
         mean = _MeanLoss(len(clients), data, self.client.criterion)
-        with torch.no_grad(), evaluating(self.client):
+        with torch.no_grad(), evaluation_mode(self.client):
             for position, index in samples.joined():
                 outputs = self._run(module, data.x.index_select(0, index))
                 losses = self.client.sample_losses(outputs, data.y[index])
@@ -456,17 +457,6 @@ def better(one: Tables, other: Tables) -> Tensor:
 
 def _chosen(other: Tensor, one: Tensor, another: Tensor) -> Tensor:
     return torch.where(other if one.dim() == 1 else other[:, None], another, one)
-
-
-@contextmanager
-def evaluating(client: Client) -> Iterator[None]:
-    """Set evaluation mode for a while."""
-    training = client.training
-    client.eval()
-    try:
-        yield
-    finally:
-        client.train(training)
 
 
 def trains_convolutions(net: nn.Module) -> bool:

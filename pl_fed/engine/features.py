@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
-from pl_fed.engine.evaluation import evaluating
+from pl_fed.functional.modes import evaluation_mode
 
 _BATCH = 128  # samples that a body sees at once: a pretrained one has large images
 
@@ -40,7 +40,7 @@ def moved(client: Client, data: ClientData) -> ClientData:
     """
     net, row = client.global_model, client.row("global").data
     if keeps_features(net):
-        with torch.no_grad(), evaluating(client):
+        with torch.no_grad(), evaluation_mode(client):
             pieces = [features_of(net, x.to(row.device, row.dtype)) for x in data.x.split(_BATCH)]
         data = replace(data, x=torch.cat(pieces))
     return data.to(row.device, row.dtype)
