@@ -14,18 +14,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from pl_fed.adversary import Adversary, Knowledge
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
 from pl_fed.attacks import Attack
-from pl_fed.checks import (
-    check_aggregator,
-    check_attacks,
-    check_broken,
-    check_features,
-    check_mean,
-    check_net,
-    check_state_memory,
-)
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
@@ -43,16 +33,26 @@ from pl_fed.functional.arguments import (
     check_writable,
 )
 from pl_fed.functional.random import generator
-from pl_fed.holdings import Holdings
-from pl_fed.local_work import LocalWork, Outcome
 from pl_fed.metrics import ClientMetrics
 from pl_fed.processes import Processes
+from pl_fed.rounds.adversary import Adversary, Knowledge
+from pl_fed.rounds.checks import (
+    check_aggregator,
+    check_attacks,
+    check_broken,
+    check_features,
+    check_mean,
+    check_net,
+    check_state_memory,
+)
+from pl_fed.rounds.holdings import Holdings
+from pl_fed.rounds.local_work import LocalWork, Outcome
+from pl_fed.rounds.server import Server
+from pl_fed.rounds.sharing import Sharing, at_home, collected
+from pl_fed.rounds.uploads import Uploads
 from pl_fed.samplers import Sampler, Uniform
-from pl_fed.server import Server
-from pl_fed.sharing import Sharing, at_home, collected
 from pl_fed.state import ClientStore
 from pl_fed.types import Population, RoundContext
-from pl_fed.uploads import Uploads
 
 _T = TypeVar("_T")
 

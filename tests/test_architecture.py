@@ -20,11 +20,8 @@ FLOORS = {
     6: ("__init__", "__main__", "cli"),
     5.5: ("trainer",),
     5: ("loop",),
-    4: (
-        *("federation", "holdings", "local_work", "uploads", "trained", "sharing"),
-        *("adversary", "server", "checks"),
-        *("refusals", "callbacks", "loggers", "reports", "exports", "runs"),
-    ),
+    4: ("federation", "refusals", "callbacks", "loggers", "reports", "exports", "runs"),
+    3.5: ("rounds",),
     3: ("clients", "engine", "data"),
     2: (
         "aggregators",
@@ -43,10 +40,6 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 SAME_FLOOR = {  # which room may import which beside it; so there are no cycles
     "engine": {"clients", "data"},
     "clients": {"data"},
-    "federation": {"adversary", "checks", "holdings", "local_work", "server", "sharing", "uploads"},
-    "local_work": {"adversary", "checks", "holdings", "sharing", "trained"},
-    "uploads": {"adversary", "server", "sharing", "trained"},
-    "holdings": {"server", "sharing"},
     "callbacks": {"federation", "loggers", "reports"},
     "exports": {"federation", "runs"},
     "__main__": {"cli"},

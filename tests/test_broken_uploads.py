@@ -15,8 +15,8 @@ import pl_fed.aggregators
 import pl_fed.attacks
 from pl_fed import Federation
 from pl_fed.aggregators import Aggregator, Clipping, Krum, Mean, Median, TrimmedMean
-from pl_fed.checks import NonFiniteLossError
 from pl_fed.clients import Ditto, FedAvg, Local, Scaffold
+from pl_fed.rounds.checks import NonFiniteLossError
 
 SIZES = [9, 4, 6, 11, 5, 8]
 COHORT = [5, 0, 3, 2, 4]

@@ -11,7 +11,6 @@ from small_federations import Given, Only, classes, seeded
 from torch import multiprocessing, nn
 
 import pl_fed
-from pl_fed import sharing
 from pl_fed.aggregators import (
     QFFL,
     AdaptiveClipping,
@@ -26,7 +25,6 @@ from pl_fed.aggregators import (
     TrimmedMean,
 )
 from pl_fed.attacks import ALittleIsEnough, Attack, Backdoor, Combined, Outliers, RandomLabels
-from pl_fed.checks import NonFiniteLossError
 from pl_fed.clients import (
     FLAME,
     Client,
@@ -42,6 +40,8 @@ from pl_fed.clients import (
     Scaffold,
 )
 from pl_fed.data import FederatedData
+from pl_fed.rounds import sharing
+from pl_fed.rounds.checks import NonFiniteLossError
 from pl_fed.samplers import All, Uniform
 
 SIZES = [9, 30, 12, 60, 15, 21, 45, 10, 33]

@@ -25,8 +25,8 @@ from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
 from pl_fed.processes import Processes
+from pl_fed.rounds.sharing import Sharing
 from pl_fed.samplers import Uniform
-from pl_fed.sharing import Sharing
 from pl_fed.types import RoundContext
 
 

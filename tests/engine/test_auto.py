@@ -18,7 +18,7 @@ from pl_fed.engine.measuring import Candidate, Notebook, Speed, machine
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
 from pl_fed.engine.stacked import Stacked
-from pl_fed.local_work import LocalWork
+from pl_fed.rounds.local_work import LocalWork
 from pl_fed.samplers import All, Uniform
 
 ALL_ENGINES = (*EAGER, *COMPILED)

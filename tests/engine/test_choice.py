@@ -12,8 +12,8 @@ from pl_fed.clients import Ditto, FedAvg
 from pl_fed.engine import EngineChoice, OneByOne, Stacked, Task
 from pl_fed.engine.choice import keep_freed_memory
 from pl_fed.engine.evaluation import WorkSpace
+from pl_fed.rounds.sharing import Guests
 from pl_fed.samplers import All
-from pl_fed.sharing import Guests
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine import EngineChoice
 from pl_fed.engine.features import moved
-from pl_fed.server import Server
-from pl_fed.sharing import Guests
+from pl_fed.rounds.server import Server
+from pl_fed.rounds.sharing import Guests
 from pl_fed.state import ClientStore
 
 

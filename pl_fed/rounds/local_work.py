@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pl_fed.adversary import Adversary
-from pl_fed.checks import Sent
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.engine import Chunk, EngineChoice, Task
 from pl_fed.engine.evaluation import Evaluator, WorkSpace
 from pl_fed.functional.rows import finite_rows
-from pl_fed.holdings import Holdings
-from pl_fed.sharing import Guests, Sharing
-from pl_fed.trained import Trained
+from pl_fed.rounds.adversary import Adversary
+from pl_fed.rounds.checks import Sent
+from pl_fed.rounds.holdings import Holdings
+from pl_fed.rounds.sharing import Guests, Sharing
+from pl_fed.rounds.trained import Trained
 
 _SENT = "what came"  # outputs beside what training_step gives
 _SENDS = "whether it sends"

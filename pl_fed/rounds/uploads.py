@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
-from pl_fed.adversary import Adversary
 from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.clients.base import Client
 from pl_fed.functional.aggregation import weighted_sum
 from pl_fed.functional.rows import finite_rows
-from pl_fed.server import Server
-from pl_fed.sharing import Sharing
-from pl_fed.trained import Trained
+from pl_fed.rounds.adversary import Adversary
+from pl_fed.rounds.server import Server
+from pl_fed.rounds.sharing import Sharing
+from pl_fed.rounds.trained import Trained
 from pl_fed.types import RoundContext
 
 

@@ -22,7 +22,6 @@ from small_federations import (
 from torch import nn
 
 import pl_fed
-from pl_fed.adversary import Adversary, draw_byzantine
 from pl_fed.aggregators import Aggregator, Krum, Median, TiltedMean, TrimmedMean
 from pl_fed.attacks import (
     ALittleIsEnough,
@@ -34,6 +33,7 @@ from pl_fed.attacks import (
     SignFlipping,
 )
 from pl_fed.clients import Ditto, FedAvg, Local, Scaffold
+from pl_fed.rounds.adversary import Adversary, draw_byzantine
 from pl_fed.samplers import Uniform
 from pl_fed.types import Batch
 

@@ -9,15 +9,21 @@ from small_federations import classes, mlp, seeded, sgd, shared_out
 from torch import nn
 
 from pl_fed import Federation, clients
-from pl_fed.adversary import draw_byzantine
 from pl_fed.aggregators import MDA, Clipping, GeometricMedian, Mean
 from pl_fed.attacks import SameValue
-from pl_fed.checks import NonFiniteLossError, Sent, check_broken, check_net, check_state_memory
 from pl_fed.clients import Ditto
 from pl_fed.data import Arrays, DataSource, FederatedData
 from pl_fed.functional.rows import finite_rows
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
+from pl_fed.rounds.adversary import draw_byzantine
+from pl_fed.rounds.checks import (
+    NonFiniteLossError,
+    Sent,
+    check_broken,
+    check_net,
+    check_state_memory,
+)
 from pl_fed.samplers import All
 
 DATA = shared_out(classes([5, 8, 4]))

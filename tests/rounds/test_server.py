@@ -7,7 +7,7 @@ import torch
 
 from pl_fed.aggregators import Aggregator, Mean, Median
 from pl_fed.optimizers import Yogi
-from pl_fed.server import Server
+from pl_fed.rounds.server import Server
 from pl_fed.types import RoundContext
 
 
