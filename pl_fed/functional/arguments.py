@@ -5,8 +5,10 @@ import math
 from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
 
-from torch.optim import Optimizer
+if TYPE_CHECKING:  # `report` waits for no torch
+    from torch.optim import Optimizer
 
 
 def check_integers(minimum: int, **arguments: int) -> None:
@@ -60,7 +62,7 @@ def check_choice(choices: Collection[str], **arguments: str) -> None:
             raise ValueError(f"Expected argument `{name}` to be {expected} but got {value!r}.")
 
 
-def check_optimizers(**arguments: Optimizer) -> None:
+def check_optimizers(**arguments: "Optimizer") -> None:
     """Raise ``ValueError`` if an optimizer's step evaluates the loss itself, as L-BFGS's does."""
     for name, value in arguments.items():
         closure = inspect.signature(type(value).step).parameters.get("closure")

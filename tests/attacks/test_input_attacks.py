@@ -105,7 +105,11 @@ def test_the_share_of_stamped_samples(share):
         ({"target": 1.0}, TypeError, "`target` to be an integer but got 1.0"),
         ({"target": 1, "samples": 1.5}, ValueError, r"`samples` to be in \[0, 1\] but got 1.5"),
         ({"target": 1, "size": 0}, ValueError, "`size` to be at least 1 but got 0"),
-        ({"target": 1, "corner": "left"}, ValueError, "`corner` to be one of .* but got 'left'"),
+        (
+            {"target": 1, "corner": "left"},
+            ValueError,
+            "`corner` to be 'top_left', .* but got 'left'",
+        ),
     ],
 )
 def test_a_backdoor_out_of_range(arguments, error, words):
