@@ -43,7 +43,14 @@ from pl_fed.messages import of_a_class, sentence, wrong_config
 from pl_fed.reports import command
 from pl_fed.reports.configs import differing, group_name, shown
 from pl_fed.reports.split import Split
-from pl_fed.runs import RowsOf, is_first_process, last_checkpoint, last_run, new_folder
+from pl_fed.runs import (
+    RowsOf,
+    alone_in,
+    is_first_process,
+    last_checkpoint,
+    last_run,
+    new_folder,
+)
 from pl_fed.trainer import Trainer
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # raised as one likes
@@ -143,6 +150,9 @@ class FederatedCLI(SectionsCLI):
         begun = self._has_config_of if resumes else None
         last = last_run(root, begun) if config.ckpt_path == "last" else None
         if is_first_process():  # it chooses the folder, and writes into it
+            if last and resumes:
+                with alone_in(last):  # said before any file is touched
+                    pass
             self.run_dir = last if resumes else new_folder(root)
         self._asked_for = self.config
         self.config = copy.deepcopy(self.config)

@@ -104,6 +104,36 @@ def _written(path: Path) -> int:
 
 
 @contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other fits out of a run's folder: two would write into each other's files.
+
+    The system forgets it when the process ends, however it does.
+
+    Raises:
+        ValueError: If another process, or another fit of this one, is at work there.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                "Expected the folder of a run that no other process writes into but got"
+                f" {folder}: wait until that has ended, or begin a run without `ckpt_path`."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
 def made_whole(folder: Path) -> Iterator[Path]:
     """Give a folder that is moved to its place in the end, and of which a failure leaves nothing.
 

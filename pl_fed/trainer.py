@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from pl_fed.processes import Processes, watched
 from pl_fed.refusals import check_data, check_processes, check_trainer
 from pl_fed.runs import (
     AtomicCheckpointIO,
+    alone_in,
     is_first_process,
     last_checkpoint,
     last_run,
@@ -158,7 +160,8 @@ class Trainer(LightningTrainer):
         Raises:
             FileNotFoundError: If ``ckpt_path`` is ``"last"`` and the run's folder has none.
             TypeError: If the model is not a :class:`Client`.
-            ValueError: If the trainer, a callback or the model asks for what a round cannot honour.
+            ValueError: If the trainer, a callback or the model asks for what a round cannot honour,
+                or another process is at work in the run's folder.
         """
         check_trainer(self, model)
         check_data(datamodule)
@@ -166,7 +169,8 @@ class Trainer(LightningTrainer):
             "ckpt_path": self._checkpoint(ckpt_path),
             "weights_only": weights_only,
         }
-        with watched(self.federation.processes):
+        alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
+        with alone, watched(self.federation.processes):
             super().fit(model, datamodule=datamodule, **settings)
 
     def validate(  # type: ignore[override]

@@ -13,6 +13,7 @@ import yaml
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.cli import main
+from pl_fed.runs import alone_in
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ["--config", str(ROOT / "configs" / "quickstart.yaml")]
@@ -105,6 +106,23 @@ def test_a_resume_that_is_refused_changes_no_file(tmp_path, capsys):
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_another_process_is_at_is_left_alone(tmp_path, capsys, begun):
+    run = fit(tmp_path)
+    if begun:  # and has no checkpoint yet
+        (run / "checkpoints" / "last.ckpt").unlink()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    arguments = ["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"]
+    with alone_in(run), pytest.raises(SystemExit):
+        main(arguments)
+    said = capsys.readouterr().err
+    assert "Expected the folder of a run that no other process writes into but got" in said
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert {*tmp_path.iterdir()} == {run}
+    main([*arguments, "--trainer.max_epochs", "3"])
+    assert [row["round"] for row in rows(run / "metrics.csv")][-1] == "3"
+
+
 def test_a_run_that_goes_on_with_another_config_says_so_and_keeps_both(tmp_path):
     run = fit(tmp_path)
     before = (run / "config.yaml").read_text()
@@ -127,12 +145,13 @@ def test_a_run_that_goes_on_with_another_config_says_so_and_keeps_both(tmp_path)
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew_in_its_folder(tmp_path):
-    older, newer = fit(tmp_path), fit(tmp_path, "--model.lam", "1")
+    given = ["--model.lam", "1", "--federation.engine", "one_by_one"]  # auto may choose anew
+    older, newer = fit(tmp_path), fit(tmp_path, *given)
     expected = (newer / "per_client.csv").read_text()
     (newer / "checkpoints" / "last.ckpt").unlink()
     before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
     with pytest.warns(UserWarning, match="was stopped before its first checkpoint: it begins anew"):
-        main(["fit", *QUICKSTART, *short(tmp_path), "--model.lam", "1", "--ckpt_path", "last"])
+        main(["fit", *QUICKSTART, *short(tmp_path), *given, "--ckpt_path", "last"])
     assert {*tmp_path.iterdir()} == {older, newer}
     assert (newer / "per_client.csv").read_text() == expected
     assert [row["round"] for row in rows(newer / "metrics.csv")] == ["0", "1", "2"]
