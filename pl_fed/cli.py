@@ -177,8 +177,7 @@ class FederatedCLI(SectionsCLI):
     def _has_config_of(self, run: Path) -> bool:
         """Whether a run is of the config that is asked for, or does not say of which it is."""
         asked = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.subcommand]
-        kept = _config_in(run)
-        return kept is None or differing([kept, asked]).keys() <= _LENGTHS
+        return not _changes(run, asked)
 
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
         """Make the trainer that runs the federation."""
@@ -344,7 +343,7 @@ class SaveAndLogConfig(SaveConfigCallback):
         """Say so if a run was whole already, and the config is another than that of the run."""
         if not self._goes_on or self.already_saved or not trainer.is_global_zero:
             return
-        if changes := self._changes(Path(trainer.default_root_dir)):
+        if changes := _changes(Path(trainer.default_root_dir), self._dumped()):
             rank_zero_warn(
                 f"The run was whole, so that nothing is trained by this config ({changes}): the"
                 " models that are tested are those of the config before. To train with this one,"
@@ -353,20 +352,12 @@ class SaveAndLogConfig(SaveConfigCallback):
 
     def _keep_old(self, folder: Path, round: int) -> None:
         """Keep the config that is there, if the new one is another, and say what differs."""
-        if changes := self._changes(folder):
+        if changes := _changes(folder, self._dumped()):
             kept = (folder / _CONFIG).rename(folder / f"config_to_round_{round}.yaml")
             rank_zero_warn(
                 f"The run goes on with another config from round {round} on ({changes}); the one"
                 f" before is kept in {kept.name}. Learning rates stay those of the checkpoint."
             )
-
-    def _changes(self, folder: Path) -> str:
-        """Return what differs from the config that is there, but for lengths."""
-        old = _config_in(folder)
-        changes = {} if old is None else differing([old, self._dumped()])
-        if changes.keys() <= _LENGTHS:
-            return ""
-        return ", ".join(f"{n} {shown(was)} → {shown(now)}" for n, (was, now) in changes.items())
 
     def save_config(
         self, trainer: LightningTrainer, pl_module: LightningModule, stage: str
@@ -426,13 +417,16 @@ def _is_lightnings_refusal(error: Exception) -> bool:
     return str(frames[-1][0].f_globals.get("__name__")).startswith("lightning.")
 
 
-def _config_in(folder: Path) -> dict[str, Any] | None:
-    """Return the config of a run, if its folder has one that can be read."""
+def _changes(run: Path, config: dict[str, Any]) -> str:
+    """Return how a config differs from a run's; nothing if by lengths only, or none can be read."""
     try:
-        config: dict[str, Any] | None = yaml.safe_load((folder / _CONFIG).read_text())
+        old: dict[str, Any] | None = yaml.safe_load((run / _CONFIG).read_text())
     except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return config
+        return ""
+    changes = {} if old is None else differing([old, config])
+    if changes.keys() <= _LENGTHS:
+        return ""
+    return ", ".join(f"{n} {shown(was)} → {shown(now)}" for n, (was, now) in changes.items())
 
 
 def _discard(run_dir: Path | None) -> None:

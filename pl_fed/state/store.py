@@ -51,11 +51,10 @@ class ClientStore:
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
         devices = [*(row.device for row in self.defaults.values()), torch.device("cpu")]
-        self._budget = {}
-        for each in devices if directory is None else []:
-            share = memory / sharers if each.type == "cpu" else memory
-            known = isinstance(memory, int)
-            self._budget[each] = memory if known else int(share * free_memory(each))
+        self._budget = {
+            each: memory if isinstance(memory, int) else int(memory * _own_share(each, sharers))
+            for each in dict.fromkeys(devices if directory is None else [])
+        }
         self._tables = self._new_tables()
 
     @property
@@ -191,6 +190,11 @@ def free_memory(device: torch.device) -> int:
         return int(values["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):
         return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _own_share(device: torch.device, sharers: int) -> float:
+    """Return a process's part of the free bytes of a device: each has a GPU of its own."""
+    return free_memory(device) / (sharers if device.type == "cpu" else 1)
 
 
 def _temporary_folder() -> Path:
