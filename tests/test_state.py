@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 import pl_fed.state.store
 from pl_fed.state import ClientStore, free_memory
+from pl_fed.state.memory import left_to_groups
 
 CPU = torch.device("cpu")
 
@@ -329,3 +330,50 @@ def test_files_may_be_read_and_written_in_parts(monkeypatch, tmp_path):
 
 def test_free_memory_is_between_nothing_and_a_petabyte():
     assert 1 << 20 < free_memory(CPU) < 1 << 50
+
+
+def group(folder, *, limit, used, cached, names=("memory.max", "memory.current", "inactive_file")):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 7\n{names[2]} {cached}\n")
+
+
+FIRST_VERSION = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def test_a_job_has_what_its_own_limit_and_those_around_it_leave(tmp_path):
+    own = tmp_path / "own"
+    own.write_text("0::/slurm/job_7/step_0\n")
+    (tmp_path / "slurm" / "job_7" / "step_0").mkdir(parents=True)
+    group(tmp_path / "slurm" / "job_7" / "step_0", limit="max", used=90, cached=0)
+    group(tmp_path / "slurm" / "job_7", limit=1000, used=700, cached=200)
+    group(tmp_path / "slurm", limit=5000, used=900, cached=0)
+    assert list(left_to_groups(own, tmp_path)) == [500, 4100]
+
+
+@pytest.mark.parametrize("path", ["/", "/docker/0123"], ids=["own names", "the host's names"])
+def test_a_container_has_what_its_limit_leaves(tmp_path, path):
+    own = tmp_path / "own"
+    own.write_text(f"9:name=systemd:/\n4:memory:{path}\n3:cpu,cpuacct:/\n")
+    group(tmp_path / "memory", limit=300, used=100, cached=0, names=FIRST_VERSION)
+    assert list(left_to_groups(own, tmp_path)) == [200]
+
+
+def test_a_group_beyond_its_limit_has_nothing_left(tmp_path):
+    (tmp_path / "own").write_text("0::/\n")
+    group(tmp_path, limit=100, used=130, cached=0)
+    assert list(left_to_groups(tmp_path / "own", tmp_path)) == [0]
+
+
+def test_no_groups_set_no_limit(tmp_path):
+    assert not list(left_to_groups(tmp_path / "own", tmp_path))
+    (tmp_path / "own").write_text("0::/user.slice\n")
+    assert not list(left_to_groups(tmp_path / "own", tmp_path))
+
+
+@pytest.mark.parametrize(("left", "free"), [([], 1000), ([400, 600], 400), ([5000], 1000)])
+def test_free_is_what_machine_and_groups_leave(monkeypatch, left, free):
+    monkeypatch.setattr("pl_fed.state.memory._of_machine", lambda: 1000)
+    monkeypatch.setattr("pl_fed.state.memory.left_to_groups", lambda: left)
+    assert free_memory(CPU) == free

@@ -1,7 +1,7 @@
 """What clients keep between rounds: in memory, and beyond a budget on disk."""
 
 from pl_fed.state.disk_rows import DiskRows as DiskRows
+from pl_fed.state.memory import free_memory as free_memory
 from pl_fed.state.row_table import RowTable as RowTable
 from pl_fed.state.store import ClientStore as ClientStore
-from pl_fed.state.store import free_memory as free_memory
 from pl_fed.state.store import of_clients as of_clients

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.state._paging import page_out
+from pl_fed.state.memory import free_memory
 from pl_fed.state.row_table import RowTable
 
 
@@ -178,18 +179,6 @@ def _of_clients(saved: Mapping[str, Any], wanted: Tensor) -> dict[str, Any]:
     chosen = [(each, here) for each, here in zip(saved["rows"], pieces) if here.any()]
     rows = [each if here.all() else each[here] for each, here in chosen]
     return {**saved, "clients": saved["clients"][wanted], "rows": rows}
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo") as lines:
-            values = dict(line.split(":", 1) for line in lines)
-        return int(values["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _own_share(device: torch.device, sharers: int) -> float:
