@@ -46,7 +46,7 @@ from pl_fed.rounds.checks import (
     check_state_memory,
 )
 from pl_fed.rounds.holdings import Holdings
-from pl_fed.rounds.local_work import LocalWork, Outcome
+from pl_fed.rounds.local_training import LocalTraining, Outcome
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.sharing import Sharing, at_home, collected
 from pl_fed.rounds.uploads import Uploads
@@ -254,12 +254,12 @@ class Federation:
         started = time.perf_counter()
         cohort = self.draw_cohort(round)
         self.adversary.begin(round)
-        work = self._local_work(round, optimizer)
-        sharing = self._share(cohort, work)
+        training = self._local_training(round, optimizer)
+        sharing = self._share(cohort, training)
         following = self.draw_cohort(round + 1) if self.store.on_disk else cohort[:0]
         measures_start = self.server.aggregator.needs_start_losses
         how = (self._room, self.rounds - round, following, measures_start, on_clients_done)
-        trained = work.run(sharing, *how)
+        trained = training.run(sharing, *how)
         self._room = trained.room
         outcome = Outcome.of(sharing, trained, self.data.x.device, self.client.trains)
         whole = outcome.whole
@@ -281,22 +281,22 @@ class Federation:
         sharing.keep(self.store, kept)  # a round happens as a whole, or not at all
         return {**report, "time/round": time.perf_counter() - started}
 
-    def _local_work(self, round: int, optimizer: torch.optim.Optimizer) -> LocalWork:
+    def _local_training(self, round: int, optimizer: torch.optim.Optimizer) -> LocalTraining:
         """Return how the clients of a round are trained."""
         parts = (self.holdings, self.engine, self.evaluator, self.adversary)
         how = (self._rule, self.datamodule.augment, self.seed)
-        return LocalWork(*parts, *how, round, optimizer)
+        return LocalTraining(*parts, *how, round, optimizer)
 
     @property
     def _rule(self) -> BatchRule:
         module = self.datamodule
         return BatchRule(module.batch_size, module.drop_last, self.shuffle, self.limit_local_steps)
 
-    def _share(self, cohort: Tensor, work: LocalWork) -> Sharing:
+    def _share(self, cohort: Tensor, training: LocalTraining) -> Sharing:
         """Share a cohort out over the processes, by the steps that its clients take."""
         if self.processes.size == 1:
             return Sharing.alone(cohort)
-        steps = torch.tensor(list(work.steps(cohort).values()), dtype=torch.float64)
+        steps = torch.tensor(list(training.steps(cohort).values()), dtype=torch.float64)
         return Sharing.by_work(self.processes, cohort, steps.sum(0))
 
     def draw_cohort(self, round: int) -> Tensor:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 
-class Server(Protocol):
+class FederationLike(Protocol):
     """What a client needs of the federation that it is part of."""
 
     def setup(self, client: "Client", datamodule: Any, stage: str) -> None:
@@ -497,9 +497,9 @@ class Client(LightningModule, ABC):
         return {"optimizer": optimizer, "lr_scheduler": config}  # type: ignore[return-value]
 
     @property
-    def server(self) -> Server:
+    def federation(self) -> FederationLike:
         """The federation that this client is part of."""
-        found: Server | None = getattr(self.trainer, "federation", None)
+        found: FederationLike | None = getattr(self.trainer, "federation", None)
         if found is None:
             raise TypeError(
                 "Expected a client to be fitted by `pl_fed.Trainer(federation=...)` but got"
@@ -510,7 +510,7 @@ class Client(LightningModule, ABC):
     def setup(self, stage: str) -> None:
         """Make the federation ready, in the trainer's precision before a checkpoint is loaded."""
         self.trainer.precision_plugin.convert_module(self)
-        self.server.setup(self, getattr(self.trainer, "datamodule", None), stage)
+        self.federation.setup(self, getattr(self.trainer, "datamodule", None), stage)
 
     def train(self, mode: bool = True) -> "Client":
         """Set training mode; what is frozen as a whole stays in evaluation mode."""
@@ -526,11 +526,11 @@ class Client(LightningModule, ABC):
 
     def on_validation_epoch_start(self) -> None:
         """Forget what was counted before."""
-        _reset(self.server.metrics("val"))
+        _reset(self.federation.metrics("val"))
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         """Evaluate a batch of clients, given by their ids, on their validation data."""
-        self.server.evaluate("val", batch)
+        self.federation.evaluate("val", batch)
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics under ``val/``."""
@@ -538,11 +538,11 @@ class Client(LightningModule, ABC):
 
     def on_test_epoch_start(self) -> None:
         """Forget what was counted before."""
-        _reset(self.server.metrics("test"))
+        _reset(self.federation.metrics("test"))
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
         """Evaluate a batch of clients, given by their ids, on their test data."""
-        self.server.evaluate("test", batch)
+        self.federation.evaluate("test", batch)
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics under ``test/``."""
@@ -550,11 +550,11 @@ class Client(LightningModule, ABC):
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> list[dict[str, Any]]:
         """Give the personalised predictions of a batch of clients, on their test data."""
-        return self.server.predict(batch)
+        return self.federation.predict(batch)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the federation's state."""
-        checkpoint["federation"] = self.server.state_dict()
+        checkpoint["federation"] = self.federation.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take over the federation's state, or say why it does not fit."""
@@ -562,10 +562,10 @@ class Client(LightningModule, ABC):
             raise ValueError(
                 "Expected a checkpoint written by pl_fed but got one without a federation's state."
             )
-        self.server.load_state_dict(checkpoint["federation"])
+        self.federation.load_state_dict(checkpoint["federation"])
 
     def _log_metrics(self, part: str) -> None:
-        for model, metrics in self.server.metrics(part).items():
+        for model, metrics in self.federation.metrics(part).items():
             for name, value in metrics.compute().items():
                 self.log(
                     f"{part}/{model}/{name}",

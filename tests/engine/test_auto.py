@@ -18,7 +18,7 @@ from pl_fed.engine.measuring import Candidate, Notebook, Speed, machine
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
 from pl_fed.engine.stacked import Stacked
-from pl_fed.rounds.local_work import LocalWork
+from pl_fed.rounds.local_training import LocalTraining
 from pl_fed.samplers import All, Uniform
 
 ALL_ENGINES = (*EAGER, *COMPILED)
@@ -408,12 +408,12 @@ def test_a_run_that_is_resumed_at_its_end_keeps_its_engine(clock, tmp_path):
 def test_the_cohorts_rows_are_not_loaded_to_count_its_steps(clock, monkeypatch):
     """A cohort may be larger than memory; a chunk is not."""
     read = []
-    original = LocalWork.load
+    original = LocalTraining.load
 
     def load(self, clients, *args, **kwargs):
         read.append(len(clients))
         return original(self, clients, *args, **kwargs)
 
-    monkeypatch.setattr(LocalWork, "load", load)
+    monkeypatch.setattr(LocalTraining, "load", load)
     settled(chunk_size=2)
     assert max(read) == 2

@@ -46,7 +46,7 @@ def task_of(client, cohort, data=None):
     federation.setup(client, data or shared_out(classes([4])), "fit")
     optimizer, cohort = client.configure_optimizers(), torch.zeros(cohort)
     with WorkSpace(client, client.models) as kept:
-        work = federation._local_work(0, optimizer)
+        work = federation._local_training(0, optimizer)
         chunk = work.load(torch.zeros(1, dtype=torch.int64), kept, Guests())
     return Task(client, optimizer, cohort, lambda _: chunk, 0, work.steps)
 

@@ -73,7 +73,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class LocalWork:
+class LocalTraining:
     """How a round's clients are trained.
 
     Attributes:
