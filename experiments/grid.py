@@ -8,7 +8,6 @@ but of what was done before a run was killed, the time that its rounds took.
 
 import contextlib
 import csv
-import fcntl
 import functools
 import logging
 import multiprocessing
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from pl_fed.locks import locked
 
 ROOT = Path(__file__).parent.parent
 _RUNS_OF_A_WORKER = 25
@@ -197,7 +198,9 @@ def each_once(
         SystemExit: If somebody else is at work in the same folder.
     """
     results.parent.mkdir(parents=True, exist_ok=True)
-    with _alone_in(results.parent):
+    with locked(results.parent) as alone:
+        if not alone:
+            sys.exit(f"Expected no other command to be writing to {results.parent} but one is.")
         done = {tuple(row[name] for name in names) for row in finished(results)}
         missing = [job for job in jobs if job.key not in done]
         print(f"{len(jobs)} runs, {len(missing)} of them missing", flush=True)
@@ -219,20 +222,6 @@ def each_once(
             write(results.parent / name, rows)
         if failed := len(read(results)) - len(finished(results)):
             print(f"{failed} failed, as {results} says: the same command tries again", flush=True)
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other commands out of a folder; end the one that finds another there."""
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sys.exit(f"Expected no other command to be writing to {folder} but one is.")
-        yield
-    finally:
-        os.close(lock)
 
 
 def _all_done(

@@ -19,6 +19,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from pl_fed.functional.arguments import check_writable
+from pl_fed.locks import locked
 from pl_fed.state import DiskRows, of_clients
 
 _LARGE = 1 << 28  # bytes of a checkpoint that is mapped, and not read as a whole
@@ -107,30 +108,16 @@ def _written(path: Path) -> int:
 def alone_in(folder: Path) -> Iterator[None]:
     """Keep other fits out of a run's folder: two would write into each other's files.
 
-    The system forgets it when the process ends, however it does.
-
     Raises:
         ValueError: If another process, or another fit of this one, is at work there.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with locked(folder) as alone:
+        if not alone:
             raise ValueError(
                 "Expected the folder of a run that no other process writes into but got"
                 f" {folder}: wait until that has ended, or begin a run without `ckpt_path`."
-            ) from None
-        except OSError:  # a file system without locks
-            pass
+            )
         yield
-    finally:
-        os.close(lock)
 
 
 @contextlib.contextmanager

@@ -345,7 +345,6 @@ FIRST_VERSION = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inacti
 def test_a_job_has_what_its_own_limit_and_those_around_it_leave(tmp_path):
     own = tmp_path / "own"
     own.write_text("0::/slurm/job_7/step_0\n")
-    (tmp_path / "slurm" / "job_7" / "step_0").mkdir(parents=True)
     group(tmp_path / "slurm" / "job_7" / "step_0", limit="max", used=90, cached=0)
     group(tmp_path / "slurm" / "job_7", limit=1000, used=700, cached=200)
     group(tmp_path / "slurm", limit=5000, used=900, cached=0)
