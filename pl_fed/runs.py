@@ -37,14 +37,18 @@ def is_first_process() -> bool:
     return int(rank_zero_only.rank or 0) == 0 and int(node) == 0  # type: ignore[attr-defined]
 
 
-def new_folder(root: str | Path) -> Path:
+def new_folder(root: str | Path, argument: str = "default_root_dir") -> Path:
     """Make a new folder for a run under ``root``, named by the time.
+
+    Args:
+        root: Where; it is made if need be.
+        argument: What says so, for a sentence about it.
 
     Raises:
         ValueError: If ``root`` cannot be written.
     """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    check_writable(default_root_dir=Path(root))
+    check_writable(**{argument: Path(root)})
     Path(root).mkdir(parents=True, exist_ok=True)
     for attempt in range(1, 1000):
         folder = Path(root) / (stamp if attempt == 1 else f"{stamp}-{attempt}")

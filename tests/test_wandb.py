@@ -22,6 +22,7 @@ MODELS = ("global", "personal", "hybrid")
 LAYERS = [
     *("--config", str(ROOT / "configs" / "quickstart.yaml")),
     *("--config", str(ROOT / "configs" / "wandb.yaml")),
+    *("--config", str(ROOT / "configs" / "label_poisoning.yaml")),
 ]
 
 
@@ -75,8 +76,14 @@ def test_offline_run_equals_metrics_csv(run):
                 assert logged[name] == pytest.approx(float(text), rel=1e-6), name
     assert "val/personal/accuracy" in history[3]
     assert "test/per_client.path" in history[4]
-    assert sum(history[4]["test/personal/client_accuracy.values"]) == 12
+    for name in ("test/personal/client_accuracy", "val/personal/client_accuracy"):
+        last = history[4 if name.startswith("test") else 3]
+        assert sum(last[f"{name}.values"]) == 10, "two of twelve lie"
     assert "test/per_class.path" in history[4]
+    (file,) = run.glob(f"wandb/offline-run-*/files/{history[4]['test/per_client.path']}")
+    table = json.loads(file.read_text())
+    assert {"byzantine", "personal_accuracy"} <= {*table["columns"]}
+    assert all(isinstance(cell, int | float) for row in table["data"] for cell in row)
     shown = {name.split(".")[0] for name in history[4] if name.startswith("report/")}
     kinds = [f"{k}_{m}" for k in ("curves", "clients", "classes") for m in MODELS]
     assert shown == {f"report/{name}" for name in [*kinds, "train_loss"]}
@@ -92,6 +99,18 @@ def test_round_is_the_axis_and_the_best_is_kept(run):
     (accuracy,) = [m for m in metrics if m.get("name") == "val/personal/accuracy"]
     assert accuracy["step_metric"] == "round"
     assert accuracy["summary"]["max"]
+
+
+def test_a_picture_that_cannot_be_drawn_ends_no_fit(tmp_path, monkeypatch):
+    def fails(groups):
+        raise RuntimeError("a table of another kind")
+
+    monkeypatch.setattr("pl_fed.reports.clients.distributions", fails)
+    with pytest.warns(UserWarning, match="could not be drawn: RuntimeError.'a table of"):
+        main(["fit", *LAYERS, *short(tmp_path, 1)])
+    wandb.finish()
+    (folder,) = [path.parent for path in tmp_path.glob("*/config.yaml")]
+    assert (folder / "per_client.csv").is_file()
 
 
 def test_the_whole_config_is_logged(run):

@@ -1,6 +1,7 @@
 """Who gets what: ``per_client.csv`` and others, and the same in Weights & Biases."""
 
 import csv
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class PerClient(Callback):
         for model, metrics in self.federation.metrics(part).items():
             for name, values in metrics.per_client().items():
                 if name != "samples":
-                    columns[f"{model}_{name}"] = [f"{v:.9g}" for v in values.tolist()]
+                    columns[f"{model}_{name}"] = values.tolist()
         return columns
 
     def class_columns(self, part: str) -> dict[str, list[Any]]:
@@ -90,23 +91,26 @@ class PerClient(Callback):
                     "samples": samples[clients, classes].tolist(),
                 }
             if columns:
-                values = accuracy[clients, classes].tolist()
-                columns[f"{model}_accuracy"] = [f"{value:.9g}" for value in values]
+                columns[f"{model}_accuracy"] = accuracy[clients, classes].tolist()
         return columns
 
 
 def _to_wandb(trainer: Trainer, part: str, tables: dict[str, dict[str, list[Any]]]) -> None:
-    """Log tables, and a histogram of the clients' accuracy for each model."""
+    """Log tables, and a histogram of the benign clients' accuracy for each model."""
+    clients = tables["per_client"]
     for logger in wandb_loggers(trainer):
         import wandb
 
-        accuracy = {
-            f"{part}/{name.removesuffix('_accuracy')}/client_accuracy": wandb.Histogram(
-                [float(v) for v in values if v != "nan"]
-            )
-            for name, values in tables["per_client"].items()
-            if name.endswith("_accuracy") and any(v != "nan" for v in values)
+        benign = {
+            f"{part}/{name.removesuffix('_accuracy')}/client_accuracy": [
+                value
+                for value, lies in zip(values, clients["byzantine"])
+                if not lies and math.isfinite(value)
+            ]
+            for name, values in clients.items()
+            if name.endswith("_accuracy")
         }
+        accuracy = {name: wandb.Histogram(values) for name, values in benign.items() if values}
         logged = {
             f"{part}/{name}": wandb.Table(
                 columns=list(columns), data=[list(row) for row in zip(*columns.values())]
@@ -126,5 +130,9 @@ def _write(path: Path, columns: dict[str, list[Any]]) -> None:
     with temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows(zip(*columns.values()))
+        writer.writerows(zip(*map(_written, columns.values())))
     os.replace(temporary, path)
+
+
+def _written(values: list[Any]) -> list[Any]:
+    return [f"{value:.9g}" if isinstance(value, float) else value for value in values]

@@ -45,7 +45,7 @@ class Predictions(Callback):
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say where the file is."""
         if trainer.is_global_zero:
-            Console().print(f"The predictions are in {self.path}", soft_wrap=True)
+            Console().print(f"The predictions are in {self.path}", soft_wrap=True, markup=False)
 
 
 def _rows(table: dict[str, Any]) -> Iterator[list[Any]]:

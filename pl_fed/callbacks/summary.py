@@ -58,4 +58,4 @@ class Summary(Callback):
         console = Console()
         console.print(table)
         if self.folder is not None and not getattr(trainer, "fast_dev_run", False):
-            console.print(f"The run's files are in {self.folder}", soft_wrap=True)
+            console.print(f"The run's files are in {self.folder}", soft_wrap=True, markup=False)

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.callbacks.round_metrics import round_of
 from pl_fed.loggers import wandb_loggers
@@ -31,9 +32,13 @@ class WandbReport(Callback):
         from pl_fed.reports.group import grouped
         from pl_fed.reports.run import read_run
 
-        run = grouped([read_run(self.folder)])
         drawn = (clients.distributions, classes.by_class, curves.validation, curves.training)
-        pictures = [picture for draw in drawn for picture in draw(run)]
+        try:
+            run = grouped([read_run(self.folder)])
+            pictures = [picture for draw in drawn for picture in draw(run)]
+        except Exception as error:  # the run is whole all the same
+            rank_zero_warn(f"The pictures of {self.folder} could not be drawn: {error!r}")
+            return
         for logger in loggers:
             images = {
                 f"report/{each.name}": wandb.Image(

@@ -61,7 +61,7 @@ class Export:
         data, row = self.federation.datamodule.clients, self.federation.client.row("global").data
         example = data.x[[0, len(data.x) - 1]].to(row.dtype)
         formats = [FORMATS[word](example) for word in self.request.formats]
-        out = self.request.out or new_folder(self.request.run / "exports")
+        out = self.request.out or new_folder(self.request.run / "exports", "out")
         number = len(self.clients) + self.request.with_global
         with made_whole(out) as folder:
             entries = []

@@ -112,16 +112,19 @@ def _drawn(found: Sequence[tuple[Group, Ranks]], measure: str) -> Figure:
     grid = figure.add_gridspec(
         lines, 2 * columns, width_ratios=[3, 1] * columns, wspace=0.1, **room
     )
-    top = 1.0
+    bottom, top = 0.0, 1.0
     if measure != "accuracy":
-        top = max(float(ranks.values.max()) for _, ranks in found) or 1.0
+        bottom = min(0.0, *(float(ranks.values.min()) for _, ranks in found))
+        top = max(0.0, *(float(ranks.values.max()) for _, ranks in found))
+        top = top if top > bottom else 1.0
+    margin = 0.04 * (top - bottom)
     for place, (group, ranks) in enumerate(found):
         line, column = divmod(place, columns)
         bars = figure.add_subplot(grid[line, 2 * column])
         side = figure.add_subplot(grid[line, 2 * column + 1], sharey=bars)
         _draw_bars(bars, ranks)
-        _draw_histogram(side, ranks, top)
-        bars.set_ylim(0, 1.04 * top)
+        _draw_histogram(side, ranks, (bottom, top))
+        bars.set_ylim(bottom - margin if bottom else 0, top + margin)
         bars.set_title(short(group.title, 52), loc="left", fontsize=8)
         if place + columns >= len(found):
             bars.set_xlabel("clients, from the worst")
@@ -150,8 +153,8 @@ def _draw_bars(axes: Axes, ranks: Ranks) -> None:
     axes.set_xlim(0, len(ranks.mean))
 
 
-def _draw_histogram(axes: Axes, ranks: Ranks, top: float) -> None:
-    counts, edges = np.histogram(ranks.values, bins=20, range=(0, top))
+def _draw_histogram(axes: Axes, ranks: Ranks, ends: tuple[float, float]) -> None:
+    counts, edges = np.histogram(ranks.values, bins=20, range=ends)
     axes.stairs(
         counts / len(ranks.values), edges, orientation="horizontal", fill=True, color=GREY, lw=0
     )

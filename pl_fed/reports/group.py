@@ -32,6 +32,14 @@ class Final(NamedTuple):
     low: float
     high: float
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Final":
+        """Return that of the values of one or more runs."""
+        known = len(values) > 1 and all(map(math.isfinite, values))
+        low, high = min(values), max(values)
+        mean = min(max(sum(values) / len(values), low), high)  # which rounding may put outside
+        return cls(mean, statistics.stdev(values) if known else None, low, high)
+
     def __str__(self) -> str:
         """Four digits, as in the table that a fit ends with."""
         return f"{self.mean:.4f}" + ("" if self.std is None else f" ± {self.std:.4f}")
@@ -96,15 +104,12 @@ class Group:
 
     def final(self, metric: str) -> Final | None:
         """Return a metric in the end, if a run has it."""
-        values = [value for run in self.runs if (value := run.final(metric)) is not None]
-        if not values:
-            return None
-        std = (
-            statistics.stdev(values)
-            if len(values) > 1 and all(map(math.isfinite, values))
-            else None
-        )
-        return Final(sum(values) / len(values), std, min(values), max(values))
+        values = self.finals(metric)
+        return Final.of(values) if values else None
+
+    def finals(self, metric: str) -> list[float]:
+        """Return a metric in the end of each run that has it."""
+        return [value for run in self.runs if (value := run.final(metric)) is not None]
 
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
@@ -117,14 +122,15 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     given = [each for each in found.values() if each[0].config]
     names = iter(labels([each[0].config for each in given]))
     called = [
-        next(names) + _changed(each[0]) if each[0].config else each[0].name
+        next(names) + changed(each[0]) if each[0].config else each[0].name
         for each in found.values()
     ]
     numbered = enumerate(zip(called, found.values()), 1)
     return [Group(number, label, tuple(each)) for number, (label, each) in numbered]
 
 
-def _changed(run: Run) -> str:
+def changed(run: Run) -> str:
+    """Tell from which rounds on a run had another config, if it had one."""
     rounds = " and ".join(str(round) for round in sorted(run.earlier))
     return f" (from round {rounds} on)" if rounds else ""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pl_fed.reports import classes, clients, configs, curves, robustness, spread, tables, times
 from pl_fed.reports.group import Group, grouped, measure_of
-from pl_fed.reports.picture import Picture, write_csv
+from pl_fed.reports.picture import Picture, as_csv, encoded
 from pl_fed.reports.run import Run
 
 _SPREAD, _CLIENTS, _CLASSES = "Mean against spread", "Clients", "Classes"
@@ -52,7 +52,7 @@ _HEAD = (
 def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Path:
     """Write ``report.html``, and beside it each picture as PNG and its numbers as CSV.
 
-    The pictures of a report that was there are removed.
+    The pictures of a report that was there are removed once those of this one are drawn.
 
     Args:
         runs: The runs, at least one.
@@ -62,23 +62,25 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
     Returns:
         The page.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "report.html"
-    _remove_pictures(page)
     groups = grouped(runs)
     facts = [tables.facts(group, run) for group in groups for run in group.runs]
-    write_csv(folder / "runs.csv", facts)
+    files = {"runs.csv": as_csv(facts)}
     chapters = {
         "Runs": tables.of_runs(groups),
         "Test results": tables.of_results(groups),
-        **{title: _drawn(drawn, folder) for title, drawn in _pictures(groups).items()},
+        **{title: _drawn(drawn, files) for title, drawn in _pictures(groups).items()},
         "What differs between the configs": tables.of_differences(groups),
         "Configs": tables.of_configs(groups),
     }
     for title in (_SPREAD, _CLIENTS):
         chapters[title] += _without_measure(groups) if chapters[title] else ""
     chapters[_CLASSES] += _without_classes(groups)
-    page.write_text(_page(_title(groups), _notes(groups, skipped), chapters), encoding="utf-8")
+    text = encoded(_page(_title(groups), _notes(groups, skipped), chapters))
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "report.html"
+    _remove_pictures(page)
+    for name, content in {**files, page.name: text}.items():
+        (folder / name).write_bytes(content)
     return page
 
 
@@ -184,15 +186,15 @@ def _remove_pictures(page: Path) -> None:
             (page.parent / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
-def _drawn(pictures: Iterator[Picture], folder: Path) -> str:
-    """Write pictures, and return them beside each other, below what their captions have in common.
+def _drawn(pictures: Iterator[Picture], files: dict[str, bytes]) -> str:
+    """Return pictures beside each other, below what their captions have in common.
 
-    They are drawn one after the other.
+    They are drawn one after the other, and their files are added to those given.
     """
     captions: dict[str, None] = {}
     figures = []
     for picture in pictures:
-        picture.write(folder)
+        files |= picture.files()
         captions[picture.caption] = None
         figures.append(_figure(picture))
     notes, shown = "".join(map(_note, captions)), "".join(figures)

@@ -8,15 +8,15 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
-from pl_fed.reports.group import Curve, Group
+from pl_fed.reports.group import Curve, Final, Group
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -113,23 +113,28 @@ class Picture:
             self.figure.savefig(content, **how)
         return content.getvalue()
 
-    def write(self, folder: Path) -> None:
-        """Write PNG and CSV into a folder."""
-        (folder / f"{self.name}.png").write_bytes(self.png())
-        write_csv(folder / f"{self.name}.csv", self.rows)
+    def files(self) -> dict[str, bytes]:
+        """Return PNG and CSV by the names of their files."""
+        return {f"{self.name}.png": self.png(), f"{self.name}.csv": as_csv(self.rows)}
 
 
 def _shortened(path: re.Match[bytes]) -> bytes:
     return _DIGITS.sub(rb"\1", path[0]).replace(b" \n", b" ")
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows, which may have different columns."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        columns = dict.fromkeys(name for row in rows for name in row)
-        writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return rows, which may have different columns, as a file of CSV."""
+    file = io.StringIO(newline="")
+    columns = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return encoded(file.getvalue())
+
+
+def encoded(text: str) -> bytes:
+    """Return a text in UTF-8; a folder's name may hold bytes that are none."""
+    return text.encode(errors="backslashreplace")
 
 
 def look(place: int) -> dict[str, Any]:
@@ -251,11 +256,18 @@ def spaced(places: Sequence[float], gap: float) -> list[float]:
     return found
 
 
+def bars(found: Iterable[Final]) -> list[list[float]]:
+    """Return how far bars over runs reach down and up from their means."""
+    finals = list(found)
+    return [[each.mean - each.low for each in finals], [each.high - each.mean for each in finals]]
+
+
 def fit_scale(axes: Axes, values: Iterable[float]) -> None:
-    """Use a logarithmic scale for values of very different size."""
-    known = [value for value in values if value > 0]
-    if known and max(known) > 200 * min(known):
+    """Use a logarithmic scale for values of very different size, if all are above 0."""
+    known = list(values)
+    if known and max(known) > 200 * min(known) > 0:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def round_numbers(values: Mapping[str, Any]) -> dict[str, Any]:

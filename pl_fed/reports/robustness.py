@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
 from pl_fed.reports import configs
-from pl_fed.reports.group import Final, Group, measure_of, models_of
+from pl_fed.reports.group import Final, Group, changed, measure_of, models_of
 from pl_fed.reports.labels import labels_of
-from pl_fed.reports.picture import Picture, look, round_numbers, short, styled
+from pl_fed.reports.picture import Picture, bars, look, round_numbers, short, styled
 
 _EXPECTED = "federation.num_byzantine"
 _COUNTS = ("federation.byzantine", _EXPECTED)
@@ -60,18 +61,22 @@ def lines_of(groups: Sequence[Group]) -> list[Line]:
     expecting: dict[tuple[str, str, float], set[Any]] = {}
     for one in found:
         expecting.setdefault((one.family, one.attack, one.share), set()).add(one.expected)
-    several = {key[:2] for key, numbers in expecting.items() if key[2] and len(numbers) > 1}
-    lines: dict[tuple[str, str, Any], dict[float, list[Group]]] = {}
-    examples: dict[tuple[str, str, Any], dict[str, Any]] = {}
+    several = {key[:2] for key, numbers in expecting.items() if len(numbers) > 1}
+    lines: dict[tuple[str, str, Any], list[_Placed]] = {}
     for one in found:
-        told = one.expected if (one.family, one.attack) in several else None
-        key = (one.family, one.attack, told)
-        lines.setdefault(key, {}).setdefault(one.share, []).append(one.group)
         if one.share:
-            said = {} if told is None else {_EXPECTED: told}
-            examples.setdefault(key, {**one.settings, **said})
-    names = labels_of(list(examples.values()))
-    return [Line(name, _joined(lines, key)) for name, key in zip(names, examples)]
+            told = one.expected if (one.family, one.attack) in several else None
+            lines.setdefault((one.family, one.attack, told), []).append(one)
+    names = labels_of(
+        [
+            {**own[0].settings, **({} if told is None else {_EXPECTED: told})}
+            for (_, _, told), own in lines.items()
+        ]
+    )
+    return [
+        Line(name + changed(own[0].group.runs[0]), _joined(_begun(found, key), own))
+        for name, (key, own) in zip(names, lines.items())
+    ]
 
 
 class _Placed(NamedTuple):
@@ -90,25 +95,30 @@ def _placed(group: Group) -> _Placed | None:
     attack = {k: settings.pop(k) for k in list(settings) if _is_of(k, _ATTACK)}
     expected = settings.get(_EXPECTED)
     settings = {k: v for k, v in settings.items() if not _is_of(k, _COUNTS)}
-    share = group.tested[0].byzantine_share
+    run = group.tested[0]
+    share = run.byzantine_share
     if share is None:
         return None
-    family, how = str(sorted(settings.items())), str(sorted(attack.items())) if share else ""
-    return _Placed(family, how, share, expected, {**settings, **attack}, group)
+    earlier = [(round, configs.identity(each)) for round, each in run.earlier.items()]
+    family, how = str((sorted(settings.items()), earlier)), str(sorted(attack.items()))
+    return _Placed(family, how if share else "", share, expected, {**settings, **attack}, group)
 
 
-def _joined(
-    lines: dict[tuple[str, str, Any], dict[float, list[Group]]], key: tuple[str, str, Any]
-) -> dict[float, Group]:
-    """Return the groups of a line by share, that of its federation without an attack first.
+def _begun(found: Sequence[_Placed], key: tuple[str, str, Any]) -> list[_Placed]:
+    """Return a line's groups without an attack: those that expect as many attackers, if any do."""
+    family, _, told = key
+    clean = [one for one in found if one.family == family and not one.share]
+    return [one for one in clean if told is not None and one.expected == told] or clean
 
-    Several at a share become one of all their runs.
-    """
-    groups = {**lines.get((key[0], "", None), {}), **lines[key]}
-    return {
-        share: replace(groups[share][0], runs=tuple(run for g in groups[share] for run in g.runs))
-        for share in sorted(groups)
-    }
+
+def _joined(*parts: Sequence[_Placed]) -> dict[float, Group]:
+    """Return groups by share; several at a share become one of all their runs."""
+    ordered = sorted((one for part in parts for one in part), key=lambda one: one.share)
+    found = {}
+    for share, own in groupby(ordered, key=lambda one: one.share):
+        same = [one.group for one in own]
+        found[share] = replace(same[0], runs=tuple(run for group in same for run in group.runs))
+    return found
 
 
 def _is_of(key: str, names: Sequence[str]) -> bool:
@@ -127,10 +137,7 @@ def _drawn(found: Sequence[tuple[str, dict[float, Final]]], measure: str) -> Fig
     for place, (label, values) in enumerate(found):
         style = look(place)
         means = [value.mean for value in values.values()]
-        reach = [
-            [value.mean - value.low for value in values.values()],
-            [value.high - value.mean for value in values.values()],
-        ]
+        reach = bars(values.values())
         axes.errorbar(
             list(values), means, reach if any(map(any, reach)) else None,
             lw=1.4, ms=5, elinewidth=0.8, capsize=2, label=short(label, 80), **style,

@@ -4,10 +4,11 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import yaml
@@ -17,6 +18,9 @@ from pl_fed.reports import configs
 
 Columns = Mapping[str, NDArray[np.float64]]
 
+csv.field_size_limit(2**31 - 1)  # a client's cell of owners may be long
+
+_MEASURES = (["accuracy"], ["loss"])  # every model has one of them
 _FIRST = ("personal", "global", "hybrid")  # the order in which models are shown
 
 
@@ -79,8 +83,9 @@ class Run:
 
     def models(self, part: str) -> list[str]:
         """Return the models that were evaluated on ``"val"`` or ``"test"``."""
-        found = {name.split("/")[1] for name in self.metrics if name.startswith(f"{part}/")}
-        return in_order(found)
+        names = (name.split("/") for name in self.metrics)
+        measured = [name for name in names if name[0] == part and name[2:] in _MEASURES]
+        return in_order(name[1] for name in measured)
 
     @property
     def tested(self) -> bool:
@@ -103,8 +108,11 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end: to its test, if need be early, or to its last round."""
-        return self.tested or self.rounds == self.planned
+        """Whether the run came to its end: to its test, if need be early, or to its last round.
+
+        Of a run without a config nothing says that it did not.
+        """
+        return self.tested or not self.config or self.rounds == self.planned
 
     @property
     def num_clients(self) -> int | None:
@@ -193,7 +201,8 @@ def _read_fit(folder: Path) -> Run:
 def _unusable(folder: Path) -> str:
     """Return why there is nothing to show of a run, if that is so."""
     if not (folder / "metrics.csv").is_file():
-        return "no metrics.csv, so no round was run"
+        predicted = (folder / "predictions.csv").is_file()
+        return "only predictions" if predicted else "no metrics.csv, so no round was run"
     names = _header(folder / "metrics.csv")
     if not any(name.startswith(("train/", "val/", "test/")) for name in names):
         return "no numbers in metrics.csv, so no round was run"
@@ -203,7 +212,7 @@ def _unusable(folder: Path) -> str:
 
 
 def _header(path: Path) -> list[str]:
-    with path.open(newline="", errors="replace") as file:
+    with _read(path) as file:
         return next(csv.reader(file), [])
 
 
@@ -226,12 +235,12 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     """Read a run's folder.
 
     Raises:
-        NoFitError: If ``config.yaml`` or ``metrics.csv`` is not what a fit writes.
+        NoFitError: If a file is not what a fit writes.
     """
     rows = _rounds(folder / "metrics.csv")
     tested = _tested(rows)
-    clients = _columns(folder / "per_client.csv") if tested else {}
-    found = clients or _columns(folder / "per_client_validation.csv")
+    clients = _columns(folder / "per_client.csv", "byzantine") if tested else {}
+    found = clients or _columns(folder / "per_client_validation.csv", "byzantine")
     return Run(
         folder=folder,
         name=name or folder.name,
@@ -239,7 +248,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         rows=rows,  # what an earlier test left is not that of a run that goes on
         clients=clients,
         benign=found.get("byzantine", np.empty(0)) == 0,
-        classes=_columns(folder / "per_class.csv") if tested else {},
+        classes=_columns(folder / "per_class.csv", "byzantine", "class") if tested else {},
         engine=_engine(folder),
         earlier=dict(_earlier(folder)),
     )
@@ -265,17 +274,23 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _rounds(path: Path) -> dict[int, dict[str, float]]:
     rows: dict[int, dict[str, float]] = {}
+    with _read(path) as file:
+        for row in csv.DictReader(file):
+            numbers = {name: _number(text) for name, text in row.items() if name}
+            round = numbers.pop("round", math.nan)
+            known = {name: value for name, value in numbers.items() if not math.isnan(value)}
+            if math.isfinite(round):
+                rows.setdefault(int(round), {}).update(known)
+    return dict(sorted(rows.items()))
+
+
+@contextmanager
+def _read(path: Path) -> Iterator[TextIO]:
     try:
         with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                numbers = {name: _number(text) for name, text in row.items() if name}
-                round = numbers.pop("round", math.nan)
-                known = {name: value for name, value in numbers.items() if not math.isnan(value)}
-                if math.isfinite(round):
-                    rows.setdefault(int(round), {}).update(known)
+            yield file
     except (UnicodeDecodeError, csv.Error):
         raise NoFitError(path.parent, f"{path.name} is not readable CSV") from None
-    return dict(sorted(rows.items()))
 
 
 def _tested(rows: Mapping[int, Mapping[str, float]]) -> bool:
@@ -286,15 +301,20 @@ def _tested(rows: Mapping[int, Mapping[str, float]]) -> bool:
     return not last or any(name.startswith("test/") for name in last)
 
 
-def _columns(path: Path) -> dict[str, NDArray[np.float64]]:
+def _columns(path: Path, *known: str) -> dict[str, NDArray[np.float64]]:
+    """Return a table by column, of which some are to be known throughout; nothing without it."""
     if not path.is_file():
         return {}
-    with path.open(newline="", errors="replace") as file:
+    with _read(path) as file:
         reader = csv.reader(file)
         names = next(reader, [])
         whole = [[_number(text) for text in row] for row in reader if len(row) == len(names)]
     table = np.array(whole, dtype=np.float64).reshape(len(whole), len(names))
-    return {name: table[:, place] for place, name in enumerate(names)}
+    columns = {name: table[:, place] for place, name in enumerate(names)}
+    for name in known:
+        if columns and not (name in columns and np.isfinite(columns[name]).all()):
+            raise NoFitError(path.parent, f"{path.name} does not say `{name}` of each of its rows")
+    return columns
 
 
 def _number(text: str | None) -> float:

@@ -89,14 +89,11 @@ class Split:
         for name in ("", "in all", "fewest", "median", "most"):
             table.add_column(name, justify="left" if not name else "right")
         for part, sizes in self.sizes.items():
-            numbers = (sizes.sum(), sizes.min(), sizes.median(), sizes.max())
-            table.add_row(f"{part} samples", *(str(int(number)) for number in numbers))
+            table.add_row(f"{part} samples", str(int(sizes.sum())), *map(_plain, _spanned(sizes)))
         if self.counts.shape[1]:
-            held = self.held
-            span = (held.min(), held.median(), held.max())
-            table.add_row("classes", str(self.counts.shape[1]), *(str(int(n)) for n in span))
-            spread = (self.distances.min(), self.distances.median(), self.distances.max())
-            table.add_row("distance from the mix of all", "", *(f"{float(d):.3f}" for d in spread))
+            table.add_row("classes", str(self.counts.shape[1]), *map(_plain, _spanned(self.held)))
+            spread = [f"{distance:.3f}" for distance in _spanned(self.distances)]
+            table.add_row("distance from the mix of all", "", *spread)
         return table
 
     def _each(self) -> Table:
@@ -166,6 +163,16 @@ class Split:
         axes.stairs(self.distances.numpy(), edges, fill=True, color=_BLUE)
         axes.set(ylabel="distance from\nthe mix of all", xlabel="client", ylim=(0, 1))
         axes.margins(x=0.01)
+
+
+def _spanned(values: Tensor) -> tuple[float, float, float]:
+    """Return the smallest value, the median, and the largest."""
+    return float(values.min()), float(np.median(values)), float(values.max())
+
+
+def _plain(number: float) -> str:
+    """Return a count, or what lies halfway between two."""
+    return f"{number:.1f}".removesuffix(".0")
 
 
 def _shortened(text: str) -> str:

@@ -8,7 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pl_fed.reports.group import Final, Group, measure_of, models_of
-from pl_fed.reports.picture import Picture, look, name_groups, round_numbers, sheet, styled
+from pl_fed.reports.picture import (
+    Picture,
+    bars,
+    look,
+    name_groups,
+    round_numbers,
+    sheet,
+    styled,
+)
 
 _AROUND = [  # where a number may stand, in units of its distance from the point
     *((1, 0), (-1, 0), (0, 1), (0, -1), (0.8, 0.8), (-0.8, 0.8), (0.8, -0.8), (-0.8, -0.8)),
@@ -55,10 +63,8 @@ def _points(groups: Sequence[Group], measure: str) -> Iterator[Point]:
         for group in groups:
             mean = group.final(f"test/{model}/{measure}")
             spread = group.final(f"test/{model}/{measure}_std")
-            variance = group.final(f"test/{model}/{measure}_var")
-            if spread is None and variance is not None:
-                roots = [math.sqrt(value) for value in (variance.mean, variance.low, variance.high)]
-                spread = Final(roots[0], None, *roots[1:])
+            if variances := group.finals(f"test/{model}/{measure}_var"):
+                spread = spread or Final.of([math.sqrt(value) for value in variances])
             if mean and spread and math.isfinite(mean.mean) and math.isfinite(spread.mean):
                 yield Point(group, model, mean, spread)
 
@@ -71,8 +77,7 @@ def _drawn(points: Sequence[Point], measure: str, named: Sequence[Group]) -> Fig
         own = [point for point in points if point.model == model]
         style = look(place)
         x, y = [p.mean.mean for p in own], [p.spread.mean for p in own]
-        across = _lengths([p.mean for p in own])
-        along = _lengths([p.spread for p in own])
+        across, along = bars([p.mean for p in own]), bars([p.spread for p in own])
         axes.errorbar(
             x, y, along, across, fmt=style["marker"], color=style["color"], ms=5, alpha=0.85,
             elinewidth=0.7, label=f"{model} models",
@@ -84,14 +89,6 @@ def _drawn(points: Sequence[Point], measure: str, named: Sequence[Group]) -> Fig
     if named:
         _number(figure, axes, points, models)
     return figure
-
-
-def _lengths(found: Sequence[Final]) -> list[list[float]]:
-    """Return how far bars reach down and up."""
-    return [
-        [max(0.0, f.mean - f.low) for f in found],
-        [max(0.0, f.high - f.mean) for f in found],
-    ]
 
 
 def _number(figure: Figure, axes: Axes, points: Sequence[Point], models: Sequence[str]) -> None:

@@ -147,6 +147,7 @@ def _run_net(client: Client, data: ClientData) -> None:
                 f" {criterion}",
                 lambda: client.sample_losses(outputs, targets),
             )
+            _check_alignment(client, outputs, targets)
     finally:
         client.train(mode)
 
@@ -169,6 +170,20 @@ def _check_outputs(outputs: object, samples: int, num_classes: int) -> None:
             f"Expected argument `net` to give one number for each of the {num_classes} classes,"
             f" shape [batch, {num_classes}], but got {list(outputs.shape)} for {samples} samples:"
             f" the data's labels go up to {num_classes - 1}."
+        )
+
+
+def _check_alignment(client: Client, outputs: Tensor, targets: Tensor) -> None:
+    """Refuse a criterion that compares what a sample gives with the targets of others."""
+    if outputs.dim() == targets.dim() or not targets.is_floating_point():
+        return
+    losses = client.sample_criterion(outputs, targets)
+    if losses.dim() > 1 and losses.shape == torch.broadcast_shapes(outputs.shape, targets.shape):
+        raise ValueError(
+            f"Expected argument `net` to give outputs of the targets' shape {list(targets.shape)}"
+            f" but got {list(outputs.shape)}, of which {type(client.criterion).__name__} would"
+            " compare each with all targets: give the targets as many dimensions, [samples, 1]"
+            " for one number each."
         )
 
 

@@ -1,6 +1,7 @@
 """The page: what is in it, and that it needs nothing but itself."""
 
 import html
+import os
 import re
 from html.parser import HTMLParser
 
@@ -185,6 +186,27 @@ def test_runs_of_real_values_beside_accuracies_are_said(tmp_path):
     assert not any(said("values").values()), "their losses are shown"
 
 
+def test_what_cannot_be_drawn_leaves_the_report_that_was_there(written, monkeypatch):
+    path = written(*TWO_SEEDS, *OTHERS)
+    before = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+
+    def fails(groups):
+        raise RuntimeError
+
+    monkeypatch.setattr(page.times, "of_rounds", fails)
+    with pytest.raises(RuntimeError):
+        page.write([read_run(path.parent.parent / "runs" / "run0")], path.parent)
+    assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == before
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    path = page.write([read_run(write_run(folder))], tmp_path / "out")
+    assert "caf\\udce9" in path.read_text(encoding="utf-8")
+    (row,) = read_table(path.parent / "runs.csv")
+    assert row["run"] == "caf\\udce9"
+
+
 def test_a_run_from_python(tmp_path):
     folder = write_run(tmp_path / "mine")
     (folder / "config.yaml").unlink()
@@ -200,6 +222,7 @@ def test_of_an_untested_run_from_python_little_is_known(tmp_path):
     page.write([read_run(folder)], tmp_path / "out")
     (row,) = read_table(tmp_path / "out" / "runs.csv")
     assert {row[name] for name in ("clients", "byzantine", "attack", "defence")} == {"–"}
+    assert row["state"] == "", "nothing says that it did not come to its end"
 
 
 def test_configs_are_folded_away_whole(written):

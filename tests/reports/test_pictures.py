@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
@@ -18,8 +19,8 @@ from run_folders import read_table, with_changes, without_accuracy, write_run, w
 from pl_fed.functional.fairness import best_mean, worst_mean
 from pl_fed.reports import classes, clients, curves, robustness, spread, times
 from pl_fed.reports.clients import Ranks
-from pl_fed.reports.group import grouped
-from pl_fed.reports.picture import FEW, Picture, look, spaced
+from pl_fed.reports.group import Final, grouped
+from pl_fed.reports.picture import FEW, Picture, bars, look, spaced
 from pl_fed.reports.run import find_runs
 
 
@@ -103,6 +104,13 @@ def test_where_targets_are_real_values_losses_are_shown(groups, tmp_path):
     (picture,) = spread.against_spread(found)
     (row,) = picture.rows
     assert (row["loss"], row["spread"]) == (0.125, 0.5)
+    again = shutil.copytree(tmp_path / "run00", tmp_path / "run01")
+    write_table(again / "metrics.csv", [*rounds, test | {"test/global/loss_var": 1.0}])
+    (config := again / "config.yaml").write_text(
+        config.read_text().replace("seed_everything: 0", "seed_everything: 1")
+    )
+    (both,) = spread.against_spread(grouped(find_runs([tmp_path])[0]))
+    assert [row["spread"] for row in both.rows] == [0.75], "the mean of the two deviations"
     assert [picture.name for picture in curves.validation(found)] == [
         "curves_personal",
         "curves_global",
@@ -112,6 +120,30 @@ def test_where_targets_are_real_values_losses_are_shown(groups, tmp_path):
         "val/global/loss",
     }
     check(personal, picture)
+
+
+@pytest.mark.parametrize(
+    ("losses", "ends"),
+    [
+        ((-2.0, -1.0), (-2.08, 0.08)),
+        ((-1.0, 3.0), (-1.16, 3.16)),
+        ((0.0, 0.0), (0.0, 1.04)),
+        ((1.0, 2.0), (0.0, 2.08)),
+    ],
+)
+def test_losses_below_zero_are_drawn(groups, tmp_path, losses, ends):
+    """As those of a density, or of a count by its Poisson likelihood."""
+    groups(*seeds((0.5, 0.75)))
+    without_accuracy(tmp_path / "run00")
+    table = tmp_path / "run00" / "per_client.csv"
+    rows = [row | {"global_loss": loss} for row, loss in zip(read_table(table), losses)]
+    write_table(table, rows)
+    picture = list(clients.distributions(grouped(find_runs([tmp_path])[0])))[1]
+    bars, side = picture.figure.axes
+    assert bars.get_ylim() == pytest.approx(ends)
+    (stairs,) = [each for each in side.patches if hasattr(each, "get_data")]
+    assert sum(stairs.get_data().values) == 2, "both are in the histogram"
+    check(picture)
 
 
 def test_many_clients_are_drawn_by_few_bars(groups):
@@ -284,6 +316,52 @@ def test_numbers_that_a_defence_expects_are_lines_of_their_own_where_they_differ
     assert all("num_byzantine" in label for label in lines)
 
 
+def test_such_a_line_begins_with_what_expects_as_many(groups):
+    four, one = ({"federation.num_byzantine": number} for number in (4, 1))
+    found = groups(
+        (one, {"accuracy": (0.9,)}),
+        (four, {"accuracy": (0.7,)}),
+        attacked("RandomLabels", 0.5, 0.5, one),
+        attacked("RandomLabels", 0.5, 0.6, four),
+    )
+    personal, _ = robustness.against_fraction(found)
+    lines: dict = {}
+    for row in personal.rows:
+        lines.setdefault(row["label"], []).append(row["accuracy"])
+    assert sorted(lines.values()) == [[0.7, 0.6], [0.9, 0.5]]
+
+
+def test_what_went_on_with_another_config_is_not_joined(groups):
+    def given():
+        return groups(
+            ({}, {"accuracy": (0.9,)}),
+            ({"seed_everything": 1}, {"accuracy": (0.1,)}),
+            attacked("RandomLabels", 0.5, 0.5),
+        )
+
+    given()
+    before = yaml.safe_dump(with_changes({"model.init_args.lam": 100.0}))
+    (groups.folder / "run01" / "config_to_round_2.yaml").write_text(before)
+    found = grouped(find_runs([groups.folder])[0])
+    personal, _ = robustness.against_fraction(found)
+    assert [row["accuracy"] for row in personal.rows] == [0.9, 0.5]
+
+
+@given(st.floats(0, 1), st.integers(2, 9))
+def test_equal_runs_have_no_range(value, number):
+    """Their sum may be rounded up, and their mean above each of them."""
+    final = Final.of([value] * number)
+    assert (final.mean, final.low, final.high) == (value, value, value)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
+def test_bars_reach_down_and_up(values):
+    (down,), (up,) = bars([Final.of(values)])
+    assert down >= 0
+    assert up >= 0
+    assert down + up == pytest.approx(max(values) - min(values))
+
+
 def test_without_attacks_there_is_nothing_to_draw(groups):
     assert list(robustness.against_fraction(groups(({}, {})))) == []
 
@@ -334,6 +412,26 @@ def test_a_group_that_is_drawn_alone_is_named_among_several(groups):
 
 def lines_drawn(picture):
     return picture.figure.axes[0].get_lines()
+
+
+def test_a_logarithmic_scale_says_plain_numbers(groups):
+    found = groups(({}, {"rounds": 1}), ({}, {"rounds": 4, "extra": {"time/round": 200}}))
+    (picture,) = times.of_rounds(found)
+    assert picture.figure.axes[0].get_yscale() == "log"
+    assert b">100<" in picture.svg()
+    assert b"mathdefault" not in picture.svg()
+
+
+def test_a_loss_that_falls_below_zero_has_no_logarithm(groups):
+    found = groups(*seeds((0.5,)))
+    losses = [5.0, 0.01, -0.5, -1.0]
+    table = groups.folder / "run00" / "metrics.csv"
+    rows = [row | {"train/loss": loss} for row, loss in zip(read_table(table), [*losses, ""])]
+    write_table(table, rows)
+    found = grouped(find_runs([groups.folder])[0])
+    (picture,) = curves.training(found)
+    assert [row["mean"] for row in picture.rows] == losses
+    assert picture.figure.axes[0].get_yscale() == "linear"
 
 
 def test_time_per_round(groups):

@@ -188,6 +188,10 @@ def test_what_is_no_fit_is_left_out_and_said(tmp_path):
     tested = write_run(tmp_path / "only_tested")
     (tested / "engine.json").unlink()
     write_table(tested / "metrics.csv", [{"round": 4, "test/global/accuracy": 0.5}])
+    predicted = tmp_path / "predicted"
+    predicted.mkdir()
+    for name in ("config.yaml", "predictions.csv"):
+        (predicted / name).write_text("a: 1\n")
     started = write_run(tmp_path / "started")
     (started / "metrics.csv").unlink()
     empty = write_run(tmp_path / "without_rounds")
@@ -196,12 +200,51 @@ def test_what_is_no_fit_is_left_out_and_said(tmp_path):
     assert [run.name for run in runs] == ["fit"]
     assert skipped == [
         f"{tested}: only evaluated, not a fit.",
+        f"{predicted}: only predictions.",
         f"{started}: no metrics.csv, so no round was run.",
         f"{empty}: no numbers in metrics.csv, so no round was run.",
     ]
-    for each in (tested, started, empty):
+    for each in (tested, predicted, started, empty):
         with pytest.raises(ValueError, match=r"^Expected argument `runs` to hold fits but got /"):
             find_runs([tmp_path / "fit", each])
+
+
+def test_a_metric_of_the_users_own_is_no_model(tmp_path):
+    names = ("val/mine", "test/mine", "test/mine/of/accuracy", "test/sizes/smallest")
+    run = read_run(write_run(tmp_path / "a", extra=dict.fromkeys(names, 0.5)))
+    assert run.models("test") == run.models("val") == ["personal", "global"]
+    assert run.final("test/mine") == 0.5
+
+
+def test_a_client_of_many_owners(tmp_path):
+    folder = write_run(tmp_path / "a")
+    rows = read_table(folder / "per_client.csv")
+    write_table(folder / "per_client.csv", [row | {"owner": "7, " * 90_000} for row in rows])
+    assert read_run(folder).clients["personal_accuracy"].tolist() == [0.5, 0.75, 1.0, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        *(("per_client", "byzantine"), ("per_class", "byzantine"), ("per_class", "class")),
+        ("per_client_validation", "byzantine"),
+    ],
+)
+@pytest.mark.parametrize("spoilt", [{}, None])
+def test_what_a_row_is_of_is_known(tmp_path, name, column, spoilt):
+    """A word in the place of a number, or no such column."""
+    folder = write_run(tmp_path / "a", tested=name != "per_client_validation")
+    rows = [{"client": k, "byzantine": 0, "class": 1, "global_accuracy": 0.5} for k in range(3)]
+    write_table(folder / f"{name}.csv", rows)
+    read_run(folder)
+    if spoilt is None:
+        rows = [{key: value for key, value in row.items() if key != column} for row in rows]
+    else:
+        rows[1][column] = "oops"
+    write_table(folder / f"{name}.csv", rows)
+    words = rf"but got .*/a: {name}\.csv does not say `{column}` of each of its rows\.$"
+    with pytest.raises(NoFitError, match=words):
+        find_runs([folder])
 
 
 def test_what_is_no_run(tmp_path):

@@ -100,6 +100,14 @@ def test_the_table_names_few_clients_and_sums_up_many():
     assert "60 clients" in shown(many)
 
 
+def test_the_median_of_two_is_between_them():
+    text = shown(given([0] * 10 + [0, 1, 2] * 5, [0] * 10 + [1] * 15))
+    (samples,) = [line.split() for line in text.splitlines() if "train samples" in line]
+    assert [cell for cell in samples if cell[0].isdigit()] == ["25", "10", "12.5", "15"]
+    (classes,) = [line.split() for line in text.splitlines() if "│ classes" in line]
+    assert [cell for cell in classes if cell[0].isdigit()] == ["3", "1", "2", "3"]
+
+
 @pytest.mark.parametrize("clients", [1, 12, 200])
 def test_pictures_of_few_and_many_clients(tmp_path, clients):
     split = given([k % 3 for k in range(600)], [k % clients for k in range(600)])

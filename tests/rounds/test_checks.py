@@ -1,6 +1,7 @@
 """What is looked at before training, and after each round."""
 
 import math
+import re
 import warnings
 
 import pytest
@@ -240,6 +241,35 @@ def test_real_targets(shape):
     net = nn.Linear(4, width) if len(shape) > 1 else nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
     check_net(Ditto(net, criterion=nn.MSELoss()), data)
     check_net(Ditto(net.double(), criterion=nn.MSELoss()), data)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("criterion", [nn.MSELoss, nn.SmoothL1Loss, nn.PoissonNLLLoss])
+@pytest.mark.parametrize(("given", "wide"), [((20,), True), ((20, 1), False)])
+def test_outputs_are_not_compared_with_the_targets_of_others(criterion, given, wide):
+    """As [2, 1] and [2] would be: each with each."""
+    net = nn.Linear(4, 1) if wide else nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    data = data_of(torch.rand(20, 4), torch.rand(given), 0)
+    shapes = ("[2]", "[2, 1]") if wide else ("[2, 1]", "[2]")
+    words = f"`net` to give outputs of the targets' shape {shapes[0]} but got {shapes[1]}"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        check_net(Ditto(net, criterion=criterion()), data)
+
+
+class Gaussian(nn.Module):
+    """The likelihood of a target by a mean and the logarithm of a variance."""
+
+    def forward(self, outputs, targets):
+        mean, log_var = outputs.unbind(1)
+        losses = (log_var + (targets - mean) ** 2 / log_var.exp()) / 2
+        return losses if self.reduction == "none" else losses.mean()
+
+    reduction = "mean"
+
+
+def test_a_criterion_may_take_several_outputs_for_a_target():
+    data = data_of(torch.rand(20, 4), torch.rand(20), 0)
+    check_net(Ditto(nn.Linear(4, 2), criterion=Gaussian()), data)
 
 
 def test_real_targets_are_taken_in_the_nets_precision():
