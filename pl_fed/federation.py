@@ -306,7 +306,7 @@ class Federation:
         if round not in self._cohorts:
             sizes = self.holdings.loaded.train.sizes
             draw = generator(self.seed, "cohort", round)
-            self._cohorts = {round: self.sampler.sample(len(sizes), sizes, draw)}
+            self._cohorts = {round: self.sampler.draw(len(sizes), sizes, draw)}
         return self._cohorts[round].clone()
 
     def _check_sent(self, cohort: Tensor, outcome: Outcome, round: int) -> None:
@@ -353,7 +353,7 @@ class Federation:
             raise ValueError(f"{str(error).rstrip('.')}; of the uploads, {left}.") from error
         benign = ~self.is_byzantine[sharing.cohort]
         note("benign_distance", uploads.distance(update, benign, server.aggregator))
-        uploads.move(self.client, kept, proposed)
+        uploads.move(self.client, kept, proposed, server.aggregator)
         uploads.receive(self.client, kept)
         return {"train/update_norm": update.norm()}
 

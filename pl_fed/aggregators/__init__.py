@@ -22,6 +22,7 @@ from pl_fed.aggregators.krum import Krum as Krum
 from pl_fed.aggregators.mda import MDA as MDA
 from pl_fed.aggregators.mea_med import MeaMed as MeaMed
 from pl_fed.aggregators.mean import Mean as Mean
+from pl_fed.aggregators.mean import counts_samples as counts_samples
 from pl_fed.aggregators.median import Median as Median
 from pl_fed.aggregators.nearest_neighbor_mixing import (
     NearestNeighborMixing as NearestNeighborMixing,

@@ -7,7 +7,8 @@ Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.056
 
 Departs from the paper: the default is ``uniform``, as in Ditto's Algorithm 1 and in FLAME. It goes
 with a cohort that is drawn in proportion to the clients' sizes; ``samples`` goes with a uniform
-draw. Large clients would count twice if both went by size.
+draw. Large clients would count twice if both went by size. Running statistics (BatchNorm's) are
+averaged as the parameters are.
 """
 
 from typing import Literal
@@ -62,3 +63,9 @@ class Mean(Aggregator):
     def max_byzantine(self, num_uploads: int) -> int:
         """Return 0: the mean has no breakdown point."""
         return 0
+
+
+def counts_samples(aggregator: Aggregator) -> bool:
+    """Return whether what merges uploads in the end is a mean by samples."""
+    last = getattr(aggregator, "then", aggregator)
+    return isinstance(last, Mean) and last.weighting == "samples"

@@ -380,9 +380,9 @@ class Client(LightningModule, ABC):
         """Return, within ``training_step``, a row that :meth:`begin` was given: the ONE client's.
 
         Args:
-            name: That of a state, of a server state, ``"broadcast"``, ``"samples"``,
-                ``"validation_samples"``, ``"client"``, ``"<model>_steps"``, ``"<model>_lr"``, or of
-                a row that :meth:`begin` added.
+            name: That of a state, of a server state, ``"broadcast"``, ``"broadcast_statistics"``
+                where there are any, ``"samples"``, ``"validation_samples"``, ``"client"``,
+                ``"<model>_steps"``, ``"<model>_lr"``, or of a row that :meth:`begin` added.
 
         Returns:
             Shape [its length]. It does not move with the models.

@@ -27,7 +27,10 @@ class FedRep(FedPer):
 
     Head and body are two models of the same net, of which only the one's own and only the other's
     shared parts are trained, so that the local optimizer (its momentum, say) has no say in the part
-    whose turn it is not. But weight decay pulls the body in all steps.
+    whose turn it is not. But weight decay pulls the body in all steps, and an optimizer that counts
+    its steps (Adam, whose first ones its bias correction makes large) counts the head's, too. A
+    limit on local steps (``limit_train_batches``) is one on both together: the head has its turn
+    first.
 
     Args:
         net: See :class:`FedPer`, as for all that is not named here.

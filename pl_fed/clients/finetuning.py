@@ -11,8 +11,9 @@ E. Bagdasaryan and V. Shmatikov, "Salvaging federated learning by local adaptati
 Every evaluation finetunes the global model of the moment; nothing personal is kept.
 
 Departs from the paper: the Fisher information is estimated anew by each minibatch, and once before
-the finetuning in the reference code. This also takes max(⌊i n_k / b⌋, i) steps of minibatches of b,
-which ``finetune_epochs`` of i equals where a client has a minibatch or more.
+the finetuning in the reference code. This also takes max(⌊i n_k / b⌋, i) steps of minibatches of b;
+``finetune_epochs`` of i takes i ⌈n_k / b⌉, or i max(⌊n_k / b⌋, 1) with ``drop_last``: as many where
+b divides n_k or exceeds it, else up to i more, or up to i fewer.
 """
 
 from typing import Any

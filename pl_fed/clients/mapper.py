@@ -62,10 +62,12 @@ class Mapper(Client):
         return {"local": row, "choice": row.new_tensor([len(self.lams) // 2])}
 
     def begin(self, rows: dict[str, Tensor]) -> None:
-        """Mix the candidates, and the personal model."""
+        """Mix the candidates, and the personal model; each w begins at w^t, statistics and all."""
         v, w = rows["local"], rows["broadcast"]
         for name, lam in zip(self.mixtures, self.lams):
             rows[name] = lam * v + (1 - lam) * w
+        for name in self.centrals:
+            rows[f"{name}_statistics"][:] = rows["broadcast_statistics"]
         rows["personal"] = self._chosen(rows, self.mixtures)
         statistics = [f"{name}_statistics" for name in self.mixtures]
         rows["personal_statistics"] = self._chosen(rows, statistics)

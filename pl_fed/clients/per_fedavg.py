@@ -10,7 +10,8 @@ batches. HF replaces the product of the Hessian with a vector u by
 
 The three batches are parts of the minibatch: D′ has its first sample and every third from there on,
 D those after these, D″ the rest. A part that is empty, in a minibatch of one or two samples, has
-gradient 0.
+gradient 0. The step w̃ is one of plain gradient descent, in training and before an evaluation,
+whatever the local optimizer is.
 """
 
 from collections.abc import Mapping
@@ -93,9 +94,11 @@ class PerFedAvg(Client):
         """Return f_k(v) on the minibatch."""
         return self.loss(self.personal_model, batch)
 
-    def group_options(self, model: str) -> dict[str, Any]:
-        """Take the step on a client's own data with learning rate α."""
-        return {"lr": self.adaptation_lr} if model == "personal" else {}
+    def adapter(self) -> Client:
+        """Return the client that takes the step on its own data: w − α ∇f_k(w)."""
+        adapter, lr = super().adapter(), self.adaptation_lr
+        adapter.optimizer = lambda parameters: torch.optim.SGD(parameters, lr=lr)
+        return adapter
 
     def evaluates(self) -> tuple[str, ...]:
         """Return the global model, and what it becomes on each client's data."""

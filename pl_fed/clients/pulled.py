@@ -73,12 +73,15 @@ class Pulled(Client, ABC):
         if self.regularizer == "l2":
             return None
         net, centre = self.model("global"), self.tensors_at("broadcast")
+        buffers: dict[str, Tensor] = {}  # the live ones move with the global model
+        if (layout := self.statistics("global").layout).numel:
+            buffers = layout.views(self.kept("broadcast_statistics"))
         with evaluation_mode(net):
             if self.regularizer == "kl":
-                return functional_call(net, centre, (batch.x,)).detach()
+                return functional_call(net, {**centre, **buffers}, (batch.x,)).detach()
 
             def sample_loss(at: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-                outputs = functional_call(net, dict(at), (x[None],))
+                outputs = functional_call(net, {**at, **buffers}, (x[None],))
                 return self.sample_losses(outputs, y[None])[0]
 
             return diagonal_fisher(sample_loss, centre, batch.x, batch.y, batch.mask)

@@ -55,6 +55,7 @@ class Scaffold(Client):
         self.trains = ("global", "slope") if control == "start" else ("global",)
         super().__init__(net, **kwargs)
         self.control = control
+        self.weight_decay = 0.0  # of the local optimizer: known from `check` on
 
     def check(self, federation: Any) -> None:
         """Refuse a local optimizer whose steps are not the learning rate times the gradient."""
@@ -63,6 +64,7 @@ class Scaffold(Client):
         }
         optimizer = self.build_optimizer(leaves)
         first, name = optimizer.param_groups[0], type(optimizer).__name__
+        self.weight_decay = float(first.get("weight_decay", 0.0))
         wrong = {each: first[each] for each in ("momentum", "maximize") if first.get(each)}
         if type(optimizer) is not torch.optim.SGD or wrong:
             given = ", ".join(f"{option}={value}" for option, value in wrong.items())
@@ -109,6 +111,8 @@ class Scaffold(Client):
         control = -taken / (steps * torch.where(lr == 0, 1, lr))
         if self.control == "path":
             control = control - rows["correction"]
+        else:
+            control = control + self.weight_decay * rows["broadcast"]
         rows["own_control"] = torch.where(lr == 0, known, control)  # no step, no news
         share = self.population.share
         rows["control"] = rows["control"] + share * (rows["own_control"] - known)
@@ -119,5 +123,5 @@ class Scaffold(Client):
         return LocalWork() if model == "slope" else self.local_work
 
     def group_options(self, model: str) -> dict[str, Any]:
-        """Let the gradient at x be summed, whatever the optimizer's options are."""
+        """Let the gradient at x be summed; that of weight decay there is known."""
         return {"lr": 1.0, "weight_decay": 0.0} if model == "slope" else {}

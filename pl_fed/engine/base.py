@@ -51,11 +51,16 @@ class Chunk:
         return Chunk(self.clients, batches, steps, dict(self.rows), dict(self.statistics))
 
     def centres(self, trains: Iterable[str]) -> dict[str, Tensor]:
-        """Rows that ``training_step`` may read: all but the live models."""
+        """Rows that ``training_step`` may read: all but the live models.
+
+        Of the running statistics it may read those of the broadcast, where there are any.
+        """
         return {
             name: row
             for name, row in self.rows.items()
-            if name not in trains and not name.endswith("_statistics")
+            if name not in trains
+            and (not name.endswith("_statistics") or name == "broadcast_statistics")
+            and row.shape[-1]
         }
 
     def draw_keys(self, draws: Draws) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
-from pl_fed.aggregators import Aggregator, Mean
+from pl_fed.aggregators import Aggregator, Mean, counts_samples
 from pl_fed.clients.base import Client
 from pl_fed.functional.aggregation import weighted_sum
 from pl_fed.functional.rows import finite_rows
@@ -54,6 +54,7 @@ class Uploads:
         self._mine, self._processes = sharing.mine, sharing.processes
         self._cohort = len(sharing.cohort)
         self._part = 1.0  # of the cohort that the rows count for
+        self._ids = sharing.cohort[sharing.mine]  # whose proposals there are
 
     @property
     def weights(self) -> Tensor:
@@ -103,6 +104,7 @@ class Uploads:
             self.rows = self.rows[whole[self.sharing.mine.to(whole.device)]]
             here = whole[self._mine.to(whole.device)]
             self._proposals = {name: each[here] for name, each in self._proposals.items()}
+            self._ids = self._ids[here.cpu()]
             self.sharing = self.sharing.of(whole.cpu())
             self.context = self._expecting(self.context.of(whole))
             if client.keeps_mean and client.population.cohort < client.population.clients:
@@ -128,7 +130,13 @@ class Uploads:
         distance: Tensor = (update - mean).norm()
         return distance
 
-    def move(self, client: Client, kept: Mapping[str, Tensor], proposed: Iterable[str]) -> None:
+    def move(
+        self,
+        client: Client,
+        kept: Mapping[str, Tensor],
+        proposed: Iterable[str],
+        aggregator: Aggregator,
+    ) -> None:
         """Move what the server keeps to the mean of what was proposed, in place.
 
         Args:
@@ -136,12 +144,17 @@ class Uploads:
             kept: What it keeps, by name, each [length].
             proposed: The names of what any process's clients have proposed: constants stay as they
                 are, bit for bit.
+            aggregator: What merges parameters: where it is a mean by samples, that of running
+                statistics is one, too.
         """
         for name in proposed:
             known = kept[name]
             change = self._proposals.get(name, known.expand(0, -1)) - known
             of_all = name in client.server_means
-            number = self._cohort if of_all else len(self.sharing.cohort)
+            number = float(self._cohort if of_all else len(self.sharing.cohort))
+            if name == "global_statistics" and counts_samples(aggregator):
+                change = change * self._sizes[self._ids[: len(change)], None].to(change)
+                number = float(self.weights.sum())
             known += self._processes.sum(change.sum(0)) / number
 
     def receive(self, client: Client, kept: Mapping[str, Tensor]) -> None:

@@ -45,3 +45,21 @@ class Sampler(ABC):
         Raises:
             ValueError: If the federation is too small.
         """
+
+    def draw(self, num_clients: int, sizes: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the cohort that :meth:`sample` gives, in whatever order.
+
+        Raises:
+            ValueError: If it is none: of another size, or of ids that are not those of clients.
+        """
+        cohort = self.sample(num_clients, sizes, generator)
+        number = self.size_of_cohort(num_clients)
+        known = torch.as_tensor(cohort)
+        whole = known.dtype == torch.int64 and known.shape == (number,)
+        if not whole or len(ids := known.unique()) < number or ids[0] < 0 or ids[-1] >= num_clients:
+            raise ValueError(
+                f"Expected argument `sampler` to draw {number} different ids of 0 to"
+                f" {num_clients - 1}, int64 [{number}], but {type(self).__name__} drew"
+                f" {known.tolist()} ({known.dtype})."
+            )
+        return known

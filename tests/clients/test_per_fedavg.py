@@ -1,5 +1,7 @@
 """Per-FedAvg's step, against Hessians written out, and against automatic meta-gradients."""
 
+import functools
+
 import pytest
 import torch
 from personal_models import trained, validated_by_training
@@ -110,12 +112,20 @@ def test_with_no_step_to_come_it_is_fedavg_on_a_third_of_the_minibatch():
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_client_is_evaluated_after_steps_of_its_own(engine, steps):
-    """v ← v − α (v − ȳ), whatever the learning rate of the rounds is."""
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        sgd(0.05),
+        sgd(0.05, momentum=0.9, weight_decay=0.5),
+        functools.partial(torch.optim.Adam, lr=0.05),
+    ],
+)
+def test_a_client_is_evaluated_after_steps_of_its_own(engine, steps, optimizer):
+    """v ← v − α (v − ȳ), whatever takes the steps of the rounds."""
     observed = ([1.0, 3.0], [4.0, 8.0, 6.0])
     data = validated_by_training(shared_out(points(*observed), batch_size=8))
     client = PerFedAvg(
-        Point(start=10.0), ALPHA, adaptation_steps=steps, optimizer=sgd(0.05),
+        Point(start=10.0), ALPHA, adaptation_steps=steps, optimizer=optimizer,
         criterion=HalfSquares(), local_steps=1,
     )  # fmt: skip
     found = trained(client, data, engine=engine)

@@ -124,3 +124,24 @@ def test_an_unknown_regularizer_is_refused(kind):
         kind(mlp(), regularizer="l1")
     with pytest.raises(ValueError, match=r"`lam` to be at least 0, and finite, but got -1"):
         kind(mlp(), lam=-1)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "one_by_one_compiled"])
+@pytest.mark.parametrize("regularizer", ["l2", "fisher", "kl"])
+def test_the_centre_stands_still_with_its_statistics(uncompiled, engine, regularizer):
+    """However many steps w takes in the round, v is pulled to the w^t that was sent."""
+    data = shared_out(classes([6, 8]), batch_size=4)
+
+    def after(global_steps, rounds=1):
+        net = seeded(
+            lambda: nn.Sequential(nn.Linear(INPUTS, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
+        )
+        how = {"optimizer": sgd(0.1), "local_steps": global_steps, "personal_steps": 3}
+        client = Ditto(net, lam=2.0, regularizer=regularizer, **how)
+        return run_rounds(client, data, rounds, engine=engine)
+
+    one, many = after(1), after(5)
+    assert torch.equal(one.v, many.v)
+    assert not torch.equal(one.w_statistics, many.w_statistics)
+    later = after(1, rounds=2)
+    assert not torch.equal(later.v, after(5, rounds=2).v), "the next w^t is another"

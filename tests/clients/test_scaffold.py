@@ -71,7 +71,7 @@ def algorithm_1(data, cohorts, rates, control, passes=2, server_lr=1.0, decay=0.
             for one in minibatches[i] * passes:
                 y -= rate * (gradient(y, *one) + decay * y - c_i[i] + c)
             if control == "start":
-                new = np.mean([gradient(x, *one) for one in minibatches[i]], 0)
+                new = np.mean([gradient(x, *one) for one in minibatches[i]], 0) + decay * x
             else:
                 new = c_i[i] - c + (x - y) / (steps * rate)
             dy, dc = dy + (y - x) / len(cohort), dc + (new - c_i[i]) / len(cohort)

@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import Cohorts, Only, classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 from torchvision.models import resnet18
 
 from pl_fed import Federation
-from pl_fed.clients import Ditto, FedAvg, Local
+from pl_fed.aggregators import Mean
+from pl_fed.clients import Ditto, FedAvg, Local, Mapper
 from pl_fed.samplers import All
 
 
@@ -223,3 +224,48 @@ def test_tied_weights_stay_tied():
     federation.run_round(0, client.configure_optimizers())
     for model in (client.global_model, client.personal_model):
         assert model[2].weight is model[0].weight
+
+
+def test_a_mean_by_samples_counts_statistics_by_samples():
+    arrays = classes([5, 3, 8])
+    data = shared_out(arrays, batch_size=8)
+    client = FedAvg(with_batch_norm(), optimizer=sgd(), local_steps=1)
+    rows = [0.9 * START + 0.1 * of_batch(arrays.x[arrays.client == k]) for k in range(3)]
+    outcome = run_rounds(client, data, rounds=1, aggregator=Mean("samples"))
+    expected = (5 * rows[0] + 3 * rows[1] + 8 * rows[2]) / 16
+    torch.testing.assert_close(outcome.w_statistics, expected)
+
+
+def test_those_of_a_rejected_client_are_in_no_mean_by_samples():
+    """Client 1 sends what is none: it is left out, and so is its weight."""
+
+    class Diverging(FedAvg):
+        def end_round(self, rows):
+            uploads = super().end_round(rows)
+            return uploads.where(rows["client"] != 1, torch.nan)
+
+    arrays = classes([5, 3, 8])
+    client = Diverging(with_batch_norm(), optimizer=sgd(), local_steps=1)
+    how = {"aggregator": Mean("samples"), "max_rejected": 1.0, "chunk_size": 2}
+    with pytest.warns(UserWarning, match="were left out"):
+        outcome = run_rounds(client, shared_out(arrays, batch_size=8), rounds=1, **how)
+    rows = [0.9 * START + 0.1 * of_batch(arrays.x[arrays.client == k]) for k in (0, 2)]
+    torch.testing.assert_close(outcome.w_statistics, (5 * rows[0] + 8 * rows[1]) / 13)
+
+
+def test_mapper_begins_each_w_with_the_servers_statistics():
+    """Client 1 takes part in the second round only."""
+    arrays = classes([6, 6])
+    data = shared_out(arrays, batch_size=6)
+    client = Mapper(with_batch_norm(), (0.5,), optimizer=sgd(), local_steps=1)
+    first, second = (of_batch(arrays.x[arrays.client == k]) for k in (0, 1))
+    outcome = run_rounds(client, data, rounds=2, sampler=Cohorts((0,), (1,)))
+    expected = 0.9 * (0.9 * START + 0.1 * first) + 0.1 * second
+    torch.testing.assert_close(outcome.w_statistics, expected)
+    again = run_rounds(
+        Mapper(with_batch_norm(), (0.5,), optimizer=sgd(), local_steps=1),
+        data,
+        rounds=3,
+        sampler=Cohorts((0,), (1,), (0,)),
+    )
+    torch.testing.assert_close(again.w_statistics, 0.9 * expected + 0.1 * first)

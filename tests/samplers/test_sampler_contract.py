@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pl_fed.samplers
-from pl_fed.samplers import All, BySize, Sampler, Uniform
+from pl_fed.samplers import All, BySize, FixedCohort, Sampler, Uniform
 
 
 def public_classes():
@@ -91,3 +91,26 @@ def test_cohort_size_is_an_integer_of_at_least_one(sampler):
     for size in (1.5, True, "3"):
         with pytest.raises(TypeError, match="`cohort_size` to be an integer but got"):
             sampler(size)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "words"),
+    [
+        ([0, 1], r"drew \[0, 1\] \(torch.int64\)"),
+        ([0, 1, 2, 3], r"drew \[0, 1, 2, 3\]"),
+        ([0, 1, 1], r"drew \[0, 1, 1\]"),
+        ([0, 1, 5], r"drew \[0, 1, 5\]"),
+        ([-1, 1, 2], r"drew \[-1, 1, 2\]"),
+        ([0.0, 1.0, 2.0], r"drew \[0.0, 1.0, 2.0\] \(torch.float32\)"),
+        ([[0, 1, 2]], r"drew \[\[0, 1, 2\]\]"),
+    ],
+)
+def test_a_cohort_that_is_none_is_refused(drawn, words):
+    class Own(FixedCohort):
+        def sample(self, num_clients, sizes, generator):
+            return torch.tensor(drawn)
+
+    with pytest.raises(ValueError, match=f"`sampler` to draw 3 different ids of 0 to 4, .*{words}"):
+        Own(3).draw(5, torch.ones(5), torch.Generator())
+    drawn = [4, 0, 2]
+    assert Own(3).draw(5, torch.ones(5), torch.Generator()).tolist() == drawn
