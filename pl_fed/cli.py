@@ -138,6 +138,8 @@ class FederatedCLI(SectionsCLI):
         path = self.config[self.config.subcommand].ckpt_path
         if path and not _NOT_A_FILE.match(path) and not zipfile.is_zipfile(path):
             what = "broken, or of another kind" if Path(path).is_file() else "no such file"
+            if Path(path).is_dir():
+                what = "a folder: those of a run are in its folder `checkpoints`"
             raise ValueError(
                 f"Expected argument `ckpt_path` to be a checkpoint, last or best but got {path}:"
                 f" {what}."
@@ -155,6 +157,8 @@ class FederatedCLI(SectionsCLI):
                 with alone_in(last):  # said before any file is touched
                     pass
             self.run_dir = last if resumes else new_folder(root)
+            if self.subcommand == "fit" and _saves_here(config.trainer):
+                (self.run_dir / "checkpoints").mkdir(exist_ok=True)  # type: ignore[operator]
         self._asked_for = self.config
         self.config = copy.deepcopy(self.config)
         config = self.config[self.subcommand]
@@ -414,9 +418,11 @@ def main(args: ArgsType = None) -> None:
         OSError,
         RuntimeError,
         ImportError,
+        KeyError,
         MisconfigurationException,
     ) as error:
-        text = of_a_class(error) or of_a_file(error) or sentence(str(error))
+        said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        text = of_a_class(error) or of_a_file(error) or sentence(said)
         if not text.startswith("Expected") and not _is_lightnings_refusal(error):
             raise
         print(f"error: {text}", file=sys.stderr)
@@ -427,6 +433,13 @@ def _is_lightnings_refusal(error: Exception) -> bool:
     """Whether Lightning itself raised an error: as a rule, it refuses a trainer argument."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return str(frames[-1][0].f_globals.get("__name__")).startswith("lightning.")
+
+
+def _saves_here(trainer: Namespace) -> bool:
+    """Whether a run's checkpoints, if it has any, go into its own folder."""
+    given = [each.get("init_args") or {} for each in _entries(trainer.callbacks)]
+    saves = trainer.enable_checkpointing is not False and not trainer.fast_dev_run
+    return saves and not any(each.get("dirpath") for each in given)
 
 
 def _changes(file: Path, config: dict[str, Any]) -> str:

@@ -173,6 +173,7 @@ class Federation:
         self.limit_local_steps: int | float | None = None
         self.shuffle = True
         self.rounds = 0.0
+        self.seconds: Callable[[], float] = lambda: math.inf
         self._room: Tensor | None = None
         self._cohorts: dict[int, Tensor] = {}  # the last one: both loop and round ask for it
         self._said_rejected = False
@@ -203,7 +204,7 @@ class Federation:
         sizes = data.train.sizes
         cohort = self.sampler.size_of_cohort(data.num_clients)
         client.population = Population(data.num_clients, cohort, int(sizes.sum()))
-        check_net(client, data)
+        check_net(client, data, datamodule.augment)
         check_mean(client, self.server.aggregator, self.server.adds)
         check_features(client, datamodule)
         check_attacks(client, data, (self.adversary.attack, self.adversary.corruption))
@@ -254,13 +255,15 @@ class Federation:
             ValueError: If too few uploads are left to be merged.
         """
         started = time.perf_counter()
+        self.client.renew_rows()
         cohort = self.draw_cohort(round)
         self.adversary.begin(round)
         training = self._local_training(round, optimizer)
         sharing = self._share(cohort, training)
         following = self.draw_cohort(round + 1) if self.store.on_disk else cohort[:0]
         measures_start = self.server.aggregator.needs_start_losses
-        how = (self._room, self.rounds - round, following, measures_start, on_clients_done)
+        ahead = (self.rounds - round, self.seconds())
+        how = (self._room, ahead, following, measures_start, on_clients_done)
         trained = training.run(sharing, *how)
         self._room = trained.room
         outcome = Outcome.of(sharing, trained, self.data.x.device, self.client.trains)
@@ -441,7 +444,9 @@ class Federation:
         return self._metrics[part]
 
     def validated_names(self) -> list[str]:
-        """Return under what names a validation logs."""
+        """Return under what names a validation logs; none without a sample to validate with."""
+        if not int(self.holdings.loaded.val.sizes.sum()):
+            return []
         found = self.metrics("val").items()
         return [f"val/{model}/{name}" for model, metrics in found for name in metrics.names]
 

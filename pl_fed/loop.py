@@ -2,11 +2,12 @@
 
 Private names that it needs, and that ``tests/test_lightning.py`` holds: ``_FitLoop``;
 ``_call_callback_hooks`` and ``_call_lightning_module_hook``; the trainer's ``_logger_connector``
-and ``_signal_connector``;
+and ``_signal_connector``; the module's ``_current_fx_name``;
 of the epoch loop ``_should_check_val_epoch`` and ``_batches_that_stepped``. Besides, it moves the
 progress counters of the loops, which have no underscore but no documentation either.
 """
 
+import math
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook
@@ -27,7 +29,7 @@ from torch import Tensor
 from pl_fed.engine import Clipping
 from pl_fed.federation import Federation
 from pl_fed.loggers import RunCSV, WaitingRows
-from pl_fed.refusals import check_monitors
+from pl_fed.refusals import check_monitors, check_optimizer
 
 _BAR_SECONDS = 0.1  # at least, between two moves of the progress bar within a round
 
@@ -61,7 +63,8 @@ class FederatedLoop(_FitLoop):
         self.within_round = False
         self.ends_together = False
         self._cohort = torch.empty(0, dtype=torch.int64)
-        self._validated = False
+        self._validated = self._was_validated = False
+        self._watchable: list[str] | None = None
         self._metrics: dict[str, Tensor] = {}
         self._waiting: list[WaitingRows] = []
         self._bar_due = 0.0
@@ -69,14 +72,19 @@ class FederatedLoop(_FitLoop):
     # Where a checkpoint left off
 
     def on_save_checkpoint(self) -> dict[str, Any]:
-        """Add the metrics, which callbacks and schedules may watch before they are logged anew."""
-        metrics = self.trainer.callback_metrics.items()
-        return {**super().on_save_checkpoint(), "metrics": {k: v.cpu() for k, v in metrics}}
+        """Add the metrics, which callbacks and schedules may watch before they are logged anew.
+
+        A validation is done once its numbers are logged.
+        """
+        metrics = {name: value.cpu() for name, value in self.trainer.callback_metrics.items()}
+        logged = self._validated or (self.trainer.validating and self._hook == "on_validation_end")
+        return {**super().on_save_checkpoint(), "metrics": metrics, "validated": logged}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         """Take them over; a run that was stopped early has ended, and is not taken up again."""
         super().on_load_checkpoint(state_dict)
         self._metrics = state_dict.get("metrics", {})
+        self._was_validated = state_dict.get("validated", False)
         reasons = {each.stopping_reason for each in self.trainer.early_stopping_callbacks}
         self.trainer.should_stop = bool(reasons - {EarlyStoppingReason.NOT_STOPPED})
         if self.trainer.should_stop:
@@ -91,9 +99,7 @@ class FederatedLoop(_FitLoop):
         """Find out where to go on: between two rounds, or after a round's training."""
         torch.set_grad_enabled(True)
         self._settle()
-        validation = self.epoch_loop.val_loop.batch_progress
-        counts = validation.current
-        self._validated = validation.is_last_batch and counts.completed == counts.ready > 0
+        self._validated, self._was_validated = self._was_validated, False
         device = self.trainer.strategy.root_device
         saved = {name: value.to(device) for name, value in self._metrics.items()}
         self.trainer.callback_metrics.update(saved)
@@ -108,6 +114,12 @@ class FederatedLoop(_FitLoop):
             counts.ready = counts.started = rounds
             counts.processed = counts.completed = rounds if counts is batches else finished
         self.epoch_loop._batches_that_stepped = finished
+
+    @property
+    def _hook(self) -> str | None:
+        """The hook that is being called."""
+        name: str | None = self.trainer.lightning_module._current_fx_name
+        return name
 
     @property
     def _unfinished(self) -> bool:
@@ -171,8 +183,10 @@ class FederatedLoop(_FitLoop):
             self.trainer.validating = True
             self.epoch_loop.val_loop.setup_data()
             self.trainer.training = True
-        module, names = self.trainer.lightning_module, self.federation.validated_names()
-        check_monitors(self.trainer, module, names if self.trainer.enable_validation else ())
+        names = self.federation.validated_names() if self.trainer.enable_validation else []
+        check_optimizer(self.trainer, self.trainer.lightning_module)
+        check_monitors(self.trainer, self.trainer.lightning_module, names)
+        self._watchable = names
         with warnings.catch_warnings():  # it is the frozen parts that are
             warnings.filterwarnings("ignore", message="Found .* in eval mode at the start")
             super().on_run_start()
@@ -189,14 +203,19 @@ class FederatedLoop(_FitLoop):
         """Run the round, and validate if it is time."""
         epoch = self.epoch_loop
         if not self._unfinished:
-            self._train()
             self._validated = False
+            self._train()
         if epoch._should_check_val_epoch() and not self._validated:
             self.write_rows()
             epoch.val_loop.restarting = False
             self.trainer.validating = True
-            epoch.val_loop.run()
+            try:
+                epoch.val_loop.run()
+            except BaseException:  # callbacks that watch it may have counted it, or not yet
+                self.within_round = self._hook == "on_validation_end"
+                raise
             self.trainer.training = True
+            self._validated = True
 
     def on_advance_end(self) -> None:
         """End the round.
@@ -207,12 +226,18 @@ class FederatedLoop(_FitLoop):
         trainer, epoch, connector = self.trainer, self.epoch_loop, self.trainer._logger_connector
         connector.epoch_end_reached()
         self.epoch_progress.increment_processed()
-        self._call("on_train_epoch_end", monitoring_callbacks=False)
-        connector.on_epoch_end()
-        epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
-        if connector.metrics["log"]:  # it is written at once, and the round's row before it
-            self.write_rows()
-        connector.update_train_epoch_metrics()
+        try:
+            self._call("on_train_epoch_end", monitoring_callbacks=False)
+            connector.on_epoch_end()
+            epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+            if connector.metrics["log"]:  # it is written at once, and the round's row before it
+                self.write_rows()
+            connector.update_train_epoch_metrics()
+        except BaseException:  # a run that is resumed ends the round anew
+            for counts in (self.epoch_progress.total, self.epoch_progress.current):
+                counts.processed -= 1
+            self._was_validated = self._validated
+            raise
         epoch._batches_that_stepped = self.epoch_progress.current.processed
         _call_callback_hooks(trainer, "on_train_epoch_end", monitoring_callbacks=True)
         self.epoch_progress.increment_completed()
@@ -231,6 +256,9 @@ class FederatedLoop(_FitLoop):
         epoch.batch_progress.increment_started()
         self.within_round = True
         row = {**self._run_round(), "round": float(self.epoch_progress.current.processed)}
+        if self._watchable is not None and "train/loss" in row:  # now all names are known
+            names, self._watchable = [*self._watchable, *row], None
+            check_monitors(self.trainer, self.trainer.lightning_module, names, whole=True)
         epoch.batch_progress.increment_processed()
         epoch.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         loss = {"loss": row["train/loss"]} if "train/loss" in row else {}
@@ -244,7 +272,8 @@ class FederatedLoop(_FitLoop):
 
     def _run_round(self) -> dict[str, Tensor | float]:
         """Let the federation run the round, and return what it reports."""
-        with self.trainer.profiler.profile("run_federated_round"), _explained():
+        # PyTorchProfiler counts steps by actions of such an ending
+        with self.trainer.profiler.profile("run_federated_round.training_step"), _explained():
             report: dict[str, Tensor | float] = self.federation.run_round(
                 self.epoch_progress.current.processed,
                 self.trainer.optimizers[0],
@@ -315,8 +344,15 @@ def prepare(trainer: Trainer, federation: Federation) -> None:
     limit = trainer.limit_train_batches
     federation.limit_local_steps = None if limit == 1.0 and isinstance(limit, float) else limit
     federation.rounds = trainer.estimated_stepping_batches
+    timers = [each for each in trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
+    federation.seconds = lambda: min(map(_time_left, timers), default=math.inf)
     federation.shuffle = not trainer.overfit_batches
     for config in trainer.lr_scheduler_configs:
         config.interval = "epoch"  # a round is an epoch and a step
         if config.reduce_on_plateau and str(config.monitor).startswith("val/"):
             config.frequency = trainer.check_val_every_n_epoch or 1
+
+
+def _time_left(timer: Timer) -> float:
+    left = timer.time_remaining()
+    return math.inf if left is None else max(0.0, left)

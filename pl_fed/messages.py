@@ -36,6 +36,9 @@ _LEAVES = {
     r"(?i)expected \"subcommand\" to be one of {.+}": (
         f"Expected a subcommand, one of {_COMMANDS}, but got none."
     ),
+    r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)": (
+        "Expected argument `seed_everything` to be an integer from {1} to {2} but got {0}."
+    ),
     r"(?:File does not exist|Path is not a file): (.+)": (
         "Expected argument `{where}` to be a file but found none at {0}."
     ),

@@ -55,6 +55,10 @@ METHODS = {
     **dict.fromkeys((*HOOKS, "backward", "optimizer_step", "optimizer_zero_grad"), _OWN_STEP),
     "configure_gradient_clipping": "give the trainer's gradient_clip_val",
     "on_validation_model_zero_grad": "no gradient is left after a round",
+    **dict.fromkeys(
+        [f"{stage}_dataloader" for stage in ("train", "val", "test", "predict")],
+        "the clients' data comes from the datamodule, a pl_fed.data.FederatedData",
+    ),
     **TRANSFERS,
 }
 """Methods of a LightningModule that are never called, or not with a batch of samples."""
@@ -184,7 +188,20 @@ def check_callback(callback: Callback) -> None:
         )
 
 
-def check_monitors(trainer: Any, model: Any, validated: Iterable[str]) -> None:
+def check_optimizer(trainer: Any, model: Any) -> None:
+    """Refuse local optimizers of a client's own that do not say which model each group is of."""
+    optimizers = trainer.optimizers
+    names = [group.get("name") for each in optimizers for group in each.param_groups]
+    if len(optimizers) != 1 or names != list(model.trains):
+        raise ValueError(
+            f"Expected `configure_optimizers` of {type(model).__name__} to give one optimizer, of a"
+            f" group for each of {', '.join(model.trains)}, by `name`, but got"
+            f" {len(optimizers)} of {', '.join(map(str, names)) or 'no group'}: change what that of"
+            " Client gives, or give the arguments `optimizer` and `lr_scheduler`."
+        )
+
+
+def check_monitors(trainer: Any, model: Any, logged: Iterable[str], *, whole: bool = False) -> None:
     """Refuse callbacks and schedules that watch what is never logged.
 
     Nothing is refused where a client or a callback of the user's own might log it.
@@ -192,7 +209,8 @@ def check_monitors(trainer: Any, model: Any, validated: Iterable[str]) -> None:
     Args:
         trainer: The trainer, with the callbacks and schedules of the model.
         model: The algorithm.
-        validated: What validations log; nothing if there are none.
+        logged: What validations log, nothing if there are none; and what rounds do, if it is known.
+        whole: Whether that is known.
 
     Raises:
         ValueError: With the names that are nearest.
@@ -209,9 +227,9 @@ def check_monitors(trainer: Any, model: Any, validated: Iterable[str]) -> None:
         for each in trainer.lr_scheduler_configs
         if each.reduce_on_plateau and each.monitor
     ]
-    known = [*validated, "train/loss", "round", "time/round", "epoch", "step"]
+    known = [*logged, "train/loss", "round", "time/round", "epoch", "step"]
     for name, monitor in watching:
-        if monitor not in known and not monitor.startswith("train/"):
+        if monitor not in known and (whole or not monitor.startswith("train/")):
             near = difflib.get_close_matches(monitor, known) or known[:3]
             raise ValueError(
                 f"Expected {name} with a `monitor` that rounds or validations log, as"

@@ -24,7 +24,7 @@ from pl_fed.callbacks import (
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.federation import Federation
-from pl_fed.functional.arguments import check_integers
+from pl_fed.functional.arguments import check_instances, check_integers
 from pl_fed.loggers import RunCSV
 from pl_fed.loop import FederatedLoop, prepare
 from pl_fed.processes import Processes, watched
@@ -99,6 +99,7 @@ class Trainer(LightningTrainer):
                 "Expected trainer argument `barebones` to be False but got True: metrics.csv is"
                 " always written. To save time, turn off checkpoints, progress bar and summary."
             )
+        check_instances(Federation, federation=federation)
         every = 1 if log_every_n_steps is None else log_every_n_steps
         check_integers(0, log_every_n_steps=every)
         self.federation = federation

@@ -1,5 +1,6 @@
 """Mistakes of the user: one sentence that says what was expected and what came, and no traces."""
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -266,6 +267,14 @@ REFUSED = {
         ["--ckpt_path=no.ckpt"],
         "`ckpt_path` to be a checkpoint, last or best but got no.ckpt: no such file",
     ),
+    "a run's folder": (
+        ["--ckpt_path=."],
+        "but got .: a folder: those of a run are in its folder `checkpoints`",
+    ),
+    "seed": (
+        ["--seed_everything=-1"],
+        "`seed_everything` to be an integer from 0 to 4294967295 but got -1",
+    ),
     "last checkpoint": (["--ckpt_path=last"], "`ckpt_path` = last to find a run"),
 }
 
@@ -405,6 +414,16 @@ def test_a_checkpoint_of_something_else(checkpoint, refused, subcommand, argumen
     found = refused(checkpoint, *arguments, subcommand=subcommand)
     assert found.startswith("Expected a checkpoint whose ")
     assert words in found
+
+
+def test_a_checkpoint_of_models_alone(here, refused):
+    run("--trainer.callbacks.save_weights_only=true")
+    (path,) = here.glob("runs/*/checkpoints/last.ckpt")
+    path.rename(here / "models.ckpt")
+    shutil.rmtree(here / "runs")
+    found = refused("--ckpt_path=models.ckpt", "--trainer.max_epochs=3")
+    assert "contains only the model" in found
+    assert "save_weights_only" in found
 
 
 def test_a_checkpoint_of_another_server(checkpoint, refused):

@@ -13,6 +13,7 @@ import yaml
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.cli import main
+from pl_fed.federation import Federation
 from pl_fed.runs import alone_in
 
 ROOT = Path(__file__).parent.parent
@@ -231,6 +232,40 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew_in_its_f
     assert (newer / "per_client.csv").read_text() == expected
     assert [row["round"] for row in rows(newer / "metrics.csv")] == ["0", "1", "2"]
     assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_so_does_one_that_was_stopped_before_its_own_checkpoint_callback_saved(
+    tmp_path, monkeypatch, elsewhere
+):
+    """Unless its checkpoints lie elsewhere, where some may be."""
+    saver = "lightning.pytorch.callbacks.ModelCheckpoint"
+    given = [*QUICKSTART, *short(tmp_path / "runs"), "--trainer.callbacks", saver]
+    given += ["--trainer.callbacks.monitor", "val/personal/accuracy"]
+    given += ["--trainer.callbacks.save_last", "true", "--trainer.check_val_every_n_epoch", "2"]
+    if elsewhere:
+        given += ["--trainer.callbacks.dirpath", str(tmp_path / "elsewhere")]
+    with monkeypatch.context() as patch:
+        real = Federation.run_round
+
+        def killed_in_the_second(self, round, *what, **how):
+            if round == 1:
+                raise KeyboardInterrupt
+            return real(self, round, *what, **how)
+
+        patch.setattr(Federation, "run_round", killed_in_the_second)
+        with pytest.raises(SystemExit):
+            main(["fit", *given])
+    (run,) = (tmp_path / "runs").iterdir()
+    if elsewhere:
+        with pytest.raises(SystemExit):
+            main(["fit", *given, "--ckpt_path", "last"])
+        return
+    with pytest.warns(UserWarning, match="was stopped before its first checkpoint: it begins anew"):
+        main(["fit", *given, "--ckpt_path", "last"])
+    assert [*(tmp_path / "runs").iterdir()] == [run]
+    assert (run / "per_client.csv").is_file()
+    assert (run / "checkpoints" / "last.ckpt").is_file()
 
 
 def test_a_start_of_another_config_that_failed_is_passed_over(tmp_path):

@@ -832,10 +832,14 @@ def test_metrics_csv_is_always_written(tmp_path, logger):
     assert len(rows(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("profiler", ["simple", "advanced", "pytorch"])
-def test_profilers_see_the_rounds(tmp_path, profiler, capfd, caplog):
+@pytest.mark.filterwarnings("ignore:The PyTorch Profiler default schedule")
+@pytest.mark.parametrize(
+    ("profiler", "rounds"), [("simple", 6), ("advanced", 6), ("pytorch", 1), ("pytorch", 6)]
+)
+def test_profilers_see_the_rounds(tmp_path, profiler, rounds, capfd, caplog):
     with caplog.at_level("INFO"):
-        fit(tmp_path, profiler=profiler, max_epochs=6, enable_checkpointing=False)
+        how = {"max_epochs": rounds, "check_val_every_n_epoch": 9}
+        fit(tmp_path, profiler=profiler, enable_checkpointing=False, **how)
     assert "run_federated_round" in capfd.readouterr().out + caplog.text
 
 

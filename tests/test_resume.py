@@ -246,6 +246,7 @@ MOMENTS = [
     "on_train_batch_end",
     "on_validation_start",
     "on_validation_batch_end",
+    "on_validation_epoch_end",
     "on_validation_end",
     "on_train_epoch_end",
     "on_train_end",
@@ -647,12 +648,39 @@ def test_the_last_checkpoint_after_an_exception(tmp_path, uninterrupted, moment)
     saver.on_train_epoch_end = lambda *_: None
     with pytest.raises(Killed):
         trainer.fit(client, digits())
-    within = moment in ("training_step", "on_before_optimizer_step", "on_train_batch_end")
+    within = moment in (
+        *("training_step", "on_before_optimizer_step", "on_train_batch_end"),
+        "on_validation_end",  # of callbacks that watch, some may have looked
+    )
     assert (last_checkpoint(folder) is None) is within
     if not within:
         result = resume(folder)
         expected = {**uninterrupted("each epoch"), "checkpoint": result["checkpoint"]}
         assert list(differences(expected, result)) == []
+
+
+@pytest.mark.parametrize(
+    "moment", ["on_validation_batch_end", "on_validation_epoch_end", "on_train_epoch_end"]
+)
+def test_whoever_watches_looks_once_though_a_round_was_ended_twice(tmp_path, moment):
+    def how():
+        stopping = EarlyStopping(MONITOR, min_delta=9.0, patience=4, check_on_train_epoch_end=True)
+        schedule = functools.partial(
+            ReduceLROnPlateau, monitor=MONITOR, factor=0.5, patience=2, threshold=0.99
+        )
+        return {"schedule": schedule, "callbacks": [stopping, LastCheckpoint()]}
+
+    whole = run(tmp_path / "whole", **how())
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    trainer, client = make(folder, kill=moment, **how())
+    with pytest.raises(Killed):
+        trainer.fit(client, digits())
+    assert last_checkpoint(folder) is not None
+    again = resume(folder, **how())
+    left_out = {"checkpoint": None}  # it also holds when it was saved
+    assert list(differences(whole | left_out, again | left_out)) == []
+    assert 3 < whole["rounds"][0] < ROUNDS, "or nobody had anything to decide"
 
 
 class Unloadable(torch.optim.lr_scheduler.ConstantLR):

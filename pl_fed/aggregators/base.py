@@ -63,8 +63,16 @@ class Aggregator(nn.Module, ABC):
     """Whether it looks at ``context.root``: the server trains on data of its own."""
 
     def __call__(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Call :meth:`forward`, and refuse a result that is not finite."""
+        """Call :meth:`forward`, and refuse a result that is no row, or is not finite."""
         merged: Tensor = super().__call__(uploads, weights, context)
+        shape = tuple(uploads.shape[1:])
+        if not isinstance(merged, Tensor) or merged.shape != shape:
+            got = getattr(merged, "shape", None)
+            raise ValueError(
+                f"Expected argument `aggregator` to merge uploads {list(uploads.shape)} into a"
+                f" tensor {list(shape)} but {type(self).__name__} gave"
+                f" {type(merged).__name__ if got is None else f'shape {list(got)}'}."
+            )
         if not finite_rows(merged[None]).all():
             raise self.overflow(uploads)
         return merged

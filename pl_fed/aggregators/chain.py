@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from pl_fed.aggregators.base import Aggregator, PreAggregator
+from pl_fed.aggregators.base import Aggregator, PreAggregator, Prepared
 from pl_fed.types import RoundContext
 
 
@@ -47,7 +47,7 @@ class Chain(Aggregator):
         """Merge uploads [n, d] into one row [d]."""
         self.require_uploads(uploads)
         for step in self.first:
-            uploads, weights, context = step(uploads, weights, context)
+            uploads, weights, context = _prepared(step, step(uploads, weights, context))
         merged: Tensor = self.then(uploads, weights, context)
         return merged
 
@@ -65,3 +65,26 @@ class Chain(Aggregator):
         for step in reversed(cast(Sequence[PreAggregator], self.first)):
             stands = partial(step.breakdown, then=stands)
         return stands(num_uploads)
+
+
+def _prepared(step: object, given: object) -> Prepared:
+    """Return what a pre-aggregator gave, if it is as many uploads, weights and clients."""
+    if isinstance(given, tuple) and len(given) == 3:
+        uploads, weights, context = given
+        clients = getattr(context, "clients", ())
+        lengths = [len(each) if isinstance(each, Tensor) else None for each in (uploads, weights)]
+        if None not in lengths and lengths[0] == lengths[1] and len(clients) in (0, lengths[0]):
+            return Prepared(uploads, weights, context)
+    raise ValueError(
+        "Expected argument `pre_aggregators` to give uploads [m, d], weights [m] and the context of"
+        f" their m clients but {type(step).__name__} gave {_described(given)}."
+    )
+
+
+def _described(given: object) -> str:
+    if isinstance(given, Tensor):
+        return f"a tensor {list(given.shape)}"
+    if isinstance(given, tuple):
+        return f"({', '.join(map(_described, given))})"
+    clients = getattr(given, "clients", None)
+    return type(given).__name__ if clients is None else f"a context of {len(clients)} clients"

@@ -134,5 +134,27 @@ def poisoned(batch: Batch, attacks: Iterable[Attack], context: ClientContext) ->
     """Return a batch after several attacks; of two of a kind each draws by itself."""
     for place, each in enumerate(attacks):
         seed = key(context.seed, "again", place) if place else context.seed
-        batch = each.poison(batch, replace(context, seed=seed))
+        before, batch = batch, each.poison(batch, replace(context, seed=seed))
+        _check_poisoned(each, before, batch, context.num_classes)
     return batch
+
+
+def _check_poisoned(attack: Attack, before: Batch, after: object, num_classes: int) -> None:
+    """Raise ``ValueError`` if poisoning left no minibatch of the same kind."""
+    name = type(attack).__name__
+    if not isinstance(after, Batch):
+        raise ValueError(
+            f"Expected `poison` of {name} to return a Batch but got {type(after).__name__}."
+        )
+    for part, one, other in (("x", before.x, after.x), ("y", before.y, after.y)):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            raise ValueError(
+                f"Expected `poison` of {name} to keep the shape {list(one.shape)} and {one.dtype}"
+                f" of `{part}` but got {list(other.shape)} and {other.dtype}."
+            )
+    y = after.y
+    if num_classes and y.is_cpu and y.numel() and not (y.min() >= 0 and y.max() < num_classes):
+        raise ValueError(
+            f"Expected `poison` of {name} to give labels from 0 to {num_classes - 1} but got"
+            f" {int(y.min())} to {int(y.max())}."
+        )

@@ -128,6 +128,12 @@ class Client(LightningModule, ABC):
     ) -> None:
         super().__init__()
         check_work(local_steps, local_epochs)
+        for argument, given in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
+            if given is not None and not callable(given):
+                raise TypeError(
+                    f"Expected argument `{argument}` to be a callable, as a class of torch.optim"
+                    f" with its options by functools.partial, but got {given!r}."
+                )
         if not isinstance(net, nn.Module):
             raise TypeError(
                 f"Expected argument `net` to be a torch.nn.Module but got {net!r}: where it comes"
@@ -454,6 +460,18 @@ class Client(LightningModule, ABC):
             self._rows[key] = Row(tensors, RowLayout.of(tensors.items()))
         return self._rows[key]
 
+    def renew_rows(self) -> None:
+        """Forget the rows of models whose tensors were replaced by others, as by a callback."""
+        for name in self.models:
+            model = self.model(name)
+            now: dict[str, Mapping[str, Tensor]] = {
+                name: trainable_parameters(model),
+                f"{name}_statistics": running_statistics(model),
+            }
+            for key, tensors in now.items():
+                if key in self._rows and not self._rows[key].is_of(tensors):
+                    del self._rows[key]
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Client":
         """Move or cast the models, as PyTorch does; their rows are made anew."""
         super()._apply(fn, recurse)
@@ -482,6 +500,19 @@ class Client(LightningModule, ABC):
         return self.optimizer(groups)
 
     # What Lightning calls
+
+    @classmethod
+    def load_from_checkpoint(cls, *_: Any, **__: Any) -> "Client":  # type: ignore[override]
+        """Refuse: a checkpoint holds all clients.
+
+        Raises:
+            TypeError: With what to do instead.
+        """
+        raise TypeError(
+            f"Expected {cls.__name__} to be loaded with its federation, as by trainer.fit or"
+            " trainer.test with `ckpt_path`, but got load_from_checkpoint: a checkpoint holds all"
+            " clients. `python -m pl_fed export` writes single models."
+        )
 
     def configure_optimizers(self) -> "OptimizerLRScheduler":
         """Return the local optimizer and its schedule, which moves once a round.

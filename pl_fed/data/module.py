@@ -14,7 +14,7 @@ from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.functional.arguments import check_choice, check_instances, check_integers
 from pl_fed.functional.random import generator, hashed, key, seeded_torch
-from pl_fed.partitioners.base import Partitioner
+from pl_fed.partitioners.base import Partitioner, check_parts
 from pl_fed.skews.base import Skew
 
 _MANY_CLIENTS = 10_000  # beyond, all clients' samples are shuffled by one draw
@@ -131,7 +131,13 @@ class FederatedData(LightningDataModule):
     def clients(self) -> ClientData:
         """The clients' data; loaded and shared out when first asked for."""
         if self._clients is None:
-            self._clients = self._share_out(self.dataset.load())
+            arrays = self.dataset.load()
+            if not isinstance(arrays, Arrays):
+                raise TypeError(
+                    f"Expected `load` of {type(self.dataset).__name__} to return Arrays but got"
+                    f" {type(arrays).__name__}."
+                )
+            self._clients = self._share_out(arrays)
         return self._clients
 
     @property
@@ -218,10 +224,12 @@ class FederatedData(LightningDataModule):
         for client in range(data.num_clients):
             mine = torch.cat([part.samples(client) for part in parts])
             changed = self.skew.change(x[mine], client, data.num_clients, self.seed)
-            if changed.shape != x[mine].shape:
+            kept = getattr(changed, "shape", None)
+            if kept != x[mine].shape:
+                got = type(changed).__name__ if kept is None else list(kept)
                 raise ValueError(
                     f"Expected argument `skew` to keep the shape {list(x[mine].shape)} of inputs"
-                    f" but {type(self.skew).__name__} gave {list(changed.shape)}."
+                    f" but {type(self.skew).__name__} gave {got}."
                 )
             x[mine] = changed
         return replace(data, x=x)
@@ -294,25 +302,28 @@ class FederatedData(LightningDataModule):
             ids = self._own_ids(arrays)
             sizes = ids[samples].bincount(minlength=int(ids.max()) + 1)
             return Part.of_sizes(samples[ids[samples].argsort(stable=True)], sizes)
-        draw = generator(self.seed, "partition")
+        draw, clients = generator(self.seed, "partition"), self.num_clients or 0
         if self.partitioner.splits == "owners":  # they may have samples of several official parts
             owners = self._owners(arrays)
             chosen = torch.zeros(len(owners), dtype=torch.bool)
             chosen[samples] = True
-            whole = self.partitioner.split(owners, self.num_clients or 0, draw)
+            whole = self.partitioner.split(owners, clients, draw)
+            whole = check_parts(self.partitioner, whole, len(owners), clients)
             return Part.of([mine[chosen[mine]] for mine in whole])
-        split = Part.of(self.partitioner.split(arrays.y[samples], self.num_clients or 0, draw))
+        given = self.partitioner.split(arrays.y[samples], clients, draw)
+        split = Part.of(check_parts(self.partitioner, given, len(samples), clients))
         return Part(samples[split.index], split.offsets)
 
     def _owned_matching(self, arrays: Arrays, train: Tensor, other: Tensor) -> tuple[Part, Part]:
         """The same for an official part, in each client's own mix of classes."""
         if self.partitioner is None or self.partitioner.splits == "owners":
             return self._owned(arrays, train), self._owned(arrays, other)
-        draw = generator(self.seed, "partition")
-        split = self.partitioner.split_matching(
-            arrays.y[train], arrays.y[other], self.num_clients or 0, draw
+        draw, clients = generator(self.seed, "partition"), self.num_clients or 0
+        split = self.partitioner.split_matching(arrays.y[train], arrays.y[other], clients, draw)
+        owned, matching = (
+            Part.of(check_parts(self.partitioner, each, len(of), clients))
+            for each, of in zip(split, (train, other))
         )
-        owned, matching = (Part.of(each) for each in split)
         return Part(train[owned.index], owned.offsets), Part(
             other[matching.index], matching.offsets
         )

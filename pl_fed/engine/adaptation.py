@@ -1,5 +1,6 @@
 """Personal models that are trained before each evaluation, from the global model, and not kept."""
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -82,7 +83,7 @@ class Adaptation:
 
                 everyone = torch.arange(len(clients))
                 engine = self._settled(
-                    like, Task(self._adapter, optimizer, everyone, load, 0, dict)
+                    like, Task(self._adapter, optimizer, everyone, load, 0, math.inf, dict)
                 )
                 for positions in everyone.split(engine.size or 1):
                     chunk = load(positions)

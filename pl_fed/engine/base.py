@@ -158,10 +158,11 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
 
     Raises:
         TypeError: If it is neither a loss nor a dict of tensors with one.
-        ValueError: If a name is one of the round's own numbers, under ``train/`` too.
+        ValueError: If a name is one of the round's own numbers, under ``train/`` too, or a tensor
+            is no scalar.
     """
     if isinstance(outputs, Tensor):
-        return {"loss": outputs}
+        outputs = {"loss": outputs}
     if not isinstance(outputs, dict) or "loss" not in outputs:
         raise TypeError(
             "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but got"
@@ -176,6 +177,11 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"Expected `training_step` to return tensors but got {type(value).__name__} for"
+                f" `{name}`."
+            )
+        if value.numel() != 1:
+            raise ValueError(
+                f"Expected `training_step` to return scalars but got shape {list(value.shape)} for"
                 f" `{name}`."
             )
     return outputs

@@ -53,6 +53,7 @@ class Task:
         cohort: The clients that this process runs in the coming round.
         load: Makes a chunk of some of them.
         rounds: How many rounds are to be run; 0 if that is not known.
+        seconds: How long they may take.
         steps: Gives, for each trained model, how many steps each of some clients takes.
     """
 
@@ -61,6 +62,7 @@ class Task:
     cohort: Tensor
     load: Callable[[Tensor], Chunk]
     rounds: float
+    seconds: float
     steps: Callable[[Tensor], dict[str, list[int]]]
 
     @cached_property
@@ -194,6 +196,7 @@ class EngineChoice:
                 notebook.write(shape, self.speeds)
         if not self.speeds:
             return default
+        steps = min(steps, task.seconds / min(speed.step for speed in self.speeds.values()))
         fastest = min(self.speeds, key=lambda name: self.speeds[name].total(steps))
         rank_zero_info(
             f"Clients are run by the engine {fastest}; microseconds for a step of a client:"
@@ -205,8 +208,9 @@ class EngineChoice:
         first = self._candidate(default, task)
         first.seconds_per_step(1)  # it warms up
         step = first.seconds_per_step(2)
-        names: tuple[str, ...] = EAGER if step * steps > _EAGER_PAYS else ()
-        if step * steps > _COMPILING_PAYS:
+        work = min(step * steps, task.seconds)
+        names: tuple[str, ...] = EAGER if work > _EAGER_PAYS else ()
+        if work > _COMPILING_PAYS:
             names += COMPILED
         if names and not self._can_stack(task, lambda _: None):
             names = tuple(name for name in names if name not in STACKED)

@@ -5,8 +5,10 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pl_fed.clients.base import Client
@@ -28,7 +30,7 @@ def trace(client: Client, function: Callable[..., Any], *tensors: Any) -> GraphM
         CannotCompileError: If it reads what would be the same for ever then: the trainer, or a
             number out of a tensor.
     """
-    with _trainer_unread(client), _NumbersUnread():
+    with _trainer_unread(client), _NumbersUnread(), _ArraysUnread():
         graph: GraphModule = make_fx(function)(*tensors)
     return graph
 
@@ -50,6 +52,23 @@ def _trainer_unread(client: Client) -> Iterator[None]:
 class _Unreadable:
     def __getattr__(self, name: str) -> NoReturn:
         raise CannotCompileError(f"`training_step` reads the trainer ({name})")
+
+
+class _ArraysUnread(TorchFunctionMode):
+    """Refuses arrays and lists of a tensor's numbers, which no dispatcher sees."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in (Tensor.numpy, Tensor.tolist, Tensor.__array__):
+            raise CannotCompileError(
+                f"`training_step` takes numbers out of a tensor (.{func.__name__}())"
+            )
+        return func(*args, **(kwargs or {}))
 
 
 class _NumbersUnread(TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import numbers
 from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -36,10 +37,17 @@ def check_instances(kind: type, **arguments: object) -> None:
 def check_nonnegative(**arguments: float | None) -> None:
     """Raise ``ValueError`` unless each argument that is given is finite and >= 0."""
     for name, value in arguments.items():
+        if value is not None:
+            _check_number(name, value)
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(
                 f"Expected argument `{name}` to be at least 0, and finite, but got {value}."
             )
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"Expected argument `{name}` to be a number but got {value!r}.")
 
 
 def check_finite(**arguments: float) -> None:
@@ -77,6 +85,7 @@ def check_optimizers(**arguments: "Optimizer") -> None:
 def check_positive(**arguments: float) -> None:
     """Raise ``ValueError`` unless each argument is a finite number above 0."""
     for name, value in arguments.items():
+        _check_number(name, value)
         if not 0 < value < math.inf:
             raise ValueError(
                 f"Expected argument `{name}` to be above 0, and finite, but got {value}."
@@ -86,6 +95,7 @@ def check_positive(**arguments: float) -> None:
 def check_shares(**arguments: float) -> None:
     """Raise ``ValueError`` unless each argument is in [0, 1]."""
     for name, value in arguments.items():
+        _check_number(name, value)
         if not 0 <= value <= 1:
             raise ValueError(f"Expected argument `{name}` to be in [0, 1] but got {value}.")
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,19 @@ class Row:
             self._row = row
         return self._row
 
+    def is_of(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Return whether it is the row of these very tensors."""
+        return self.tensors.keys() == tensors.keys() and all(
+            tensor is tensors[name] for name, tensor in self.tensors.items()
+        )
+
     def _tied(self, row: Tensor) -> bool:
-        first = next(iter(self.tensors.values()), None)
-        return first is None or (first.data_ptr() == row.data_ptr() and first.dtype == row.dtype)
+        begin, size, dtype = row.data_ptr(), row.element_size(), row.dtype
+        return all(
+            tensor.data_ptr() == begin + size * offset and tensor.dtype == dtype
+            for tensor, offset in zip(self.tensors.values(), self.layout.offsets)
+            if tensor.numel()
+        )
 
 
 def finite_rows(rows: Tensor) -> Tensor:
@@ -167,6 +178,11 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
         ValueError: If there is none, or if they have several dtypes.
     """
     found = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if lazy := [name for name, p in found.items() if is_lazy(p)]:
+        raise ValueError(
+            "Expected argument `net` to have parameters of known shapes but got lazy ones"
+            f" ({', '.join(lazy)}): run it once on an input before."
+        )
     if not found:
         raise ValueError(
             "Expected argument `net` to have at least one parameter with requires_grad=True but"

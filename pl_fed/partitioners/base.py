@@ -82,6 +82,35 @@ class Partitioner(ABC):
         return train, deal(pools, torch.stack(counts), generator)
 
 
+def check_parts(
+    partitioner: Partitioner, split: object, num_samples: int, num_clients: int
+) -> list[Tensor]:
+    """Return what :meth:`Partitioner.split` gave, if it is one tensor of indices for each client.
+
+    Raises:
+        ValueError: With what came, if it is not.
+    """
+    name = type(partitioner).__name__
+    expected = f"Expected argument `partitioner` to give {num_clients} tensors of indices (int64)"
+    if not isinstance(split, list | tuple) or len(split) != num_clients:
+        got = len(split) if isinstance(split, list | tuple) else type(split).__name__
+        raise ValueError(f"{expected}, one for each client, but {name} gave {got}.")
+    for client, part in enumerate(split):
+        if not isinstance(part, Tensor) or part.dtype != torch.int64 or part.dim() != 1:
+            got = (
+                f"{part.dtype} {list(part.shape)}"
+                if isinstance(part, Tensor)
+                else type(part).__name__
+            )
+            raise ValueError(f"{expected} but {name} gave {got} for client {client}.")
+        if len(part) and (part.min() < 0 or part.max() >= num_samples):
+            raise ValueError(
+                f"{expected} from 0 to {num_samples - 1} but {name} gave {int(part.min())} to"
+                f" {int(part.max())} for client {client}."
+            )
+    return list(split)
+
+
 def check_concentration(beta: float) -> None:
     """Raise ``ValueError`` unless ``beta`` is one that a Dirichlet distribution can have."""
     check_positive(beta=beta)

@@ -16,6 +16,7 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData
 from pl_fed.engine.features import features_of, keeps_features
 from pl_fed.functional.modes import evaluation_mode
+from pl_fed.functional.random import seeded_torch
 from pl_fed.functional.rows import trainable_parameters
 from pl_fed.types import RoundContext
 
@@ -44,13 +45,20 @@ def check_state_memory(memory: int | float) -> None:
         raise ValueError(f"{expected} but got {memory}.")
 
 
-def check_net(client: Client, data: ClientData) -> None:
+def check_net(
+    client: Client, data: ClientData, augment: Callable[[Tensor], Tensor] | None = None
+) -> None:
     """Build the local optimizer, and try models, net and criterion, these on two samples.
+
+    Args:
+        client: The algorithm.
+        data: The clients' data.
+        augment: Changes the inputs of each minibatch.
 
     Raises:
         ValueError: If the optimizer refuses its options, models or states do not fit together, the
-            net does not take the inputs, its output does not fit the classes, or the criterion does
-            not take output and targets.
+            inputs cannot be augmented, the net does not take them, its output does not fit the
+            classes, or the criterion does not take output and targets.
     """
     leaves: dict[str, list[Tensor]] = {
         name: list(trainable_parameters(client.model(name)).values()) for name in client.trains
@@ -62,13 +70,16 @@ def check_net(client: Client, data: ClientData) -> None:
     for name in (*client.evaluates(), *client.validates()):
         client.model(name)  # says so if there is none
     for name, row in {**client.states(), **client.server_states()}.items():
+        if not isinstance(row, Tensor) or row.dim() != 1:
+            got = f"shape {list(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
+            raise ValueError(f"Expected state `{name}` to be a tensor [its length] but got {got}.")
         numel = client.row("global").layout.numel
         if name in client.models and row.numel() != numel:
             raise ValueError(
                 f"Expected state `{name}`, which fills the model of that name, to be {numel}"
                 f" numbers long but got {row.numel()}: give a part of a model another name."
             )
-    _run_net(client, data)
+    _run_net(client, data, augment)
 
 
 def check_features(client: Client, datamodule: FederatedData) -> None:
@@ -125,7 +136,7 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack | N
             )
 
 
-def _run_net(client: Client, data: ClientData) -> None:
+def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tensor] | None) -> None:
     net, mode = client.global_model, client.training
     name, criterion = type(net).__name__, type(client.criterion).__name__
     index = data.train.index[:2]
@@ -134,6 +145,13 @@ def _run_net(client: Client, data: ClientData) -> None:
     client.eval()
     try:
         with torch.no_grad():
+            if augment is not None:
+                with seeded_torch(x.device):
+                    shape = list(x.shape)
+                    x = _tried(
+                        f"Expected argument `augment` to take inputs of shape {shape} but that",
+                        lambda: augment(x),
+                    )
             outputs = _tried(
                 f"Expected argument `net` to take inputs of shape {list(x.shape[1:])} but {name}",
                 lambda: net(x),

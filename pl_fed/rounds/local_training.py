@@ -113,7 +113,7 @@ class LocalTraining:
         self,
         sharing: Sharing,
         room: Tensor | None,
-        rounds: float,
+        ahead: tuple[float, float],
         following: Tensor,
         measures_start: bool,
         on_clients_done: Callable[[int], None],
@@ -123,7 +123,7 @@ class LocalTraining:
         Args:
             sharing: The cohort.
             room: Where uploads were put in the round before: see :class:`Trained`.
-            rounds: How many rounds are to be run, with this one.
+            ahead: How many rounds are to be run, with this one, and in how many seconds at most.
             following: The next cohort, whose rows may be fetched ahead; or no clients.
             measures_start: Whether the loss of w^t over all training data is asked for.
             on_clients_done: Called with the number of clients that are done.
@@ -140,7 +140,7 @@ class LocalTraining:
             def load(clients: Tensor) -> Chunk:
                 return self.load(clients, kept, guests)
 
-            self.engine.settle(Task(client, self.optimizer, cohort, load, rounds, self.steps))
+            self.engine.settle(Task(client, self.optimizer, cohort, load, *ahead, self.steps))
             chunks = self._chunks(cohort)
             coming = [cohort[positions] for positions in chunks[1:]]
             coming += [following[positions] for positions in self._chunks(following)[:1]]

@@ -1,6 +1,7 @@
 """Which engine runs the clients, and how many at a time."""
 
 import ctypes
+import math
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def task_of(client, cohort, data=None):
     with WorkSpace(client, client.models) as kept:
         work = federation._local_training(0, optimizer)
         chunk = work.load(torch.zeros(1, dtype=torch.int64), kept, Guests())
-    return Task(client, optimizer, cohort, lambda _: chunk, 0, work.steps)
+    return Task(client, optimizer, cohort, lambda _: chunk, 0, math.inf, work.steps)
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "stacked", "auto"])

@@ -1,5 +1,6 @@
 """Steps that are compiled: that they are, what is refused, and what is said then."""
 
+import ctypes
 import shutil
 import warnings
 from contextlib import contextmanager
@@ -262,6 +263,18 @@ REFUSED = {
     "a table of steps": (lambda c, loss, i: loss * {0: 1.0, 1: 2.0}.get(int(i), 3.0), mlp),
     "a key of a dict": (lambda c, loss, i: loss * {k: k + 1 for k in range(9)}[i], mlp),
     "a number out of a buffer": (lambda c, loss, i: loss * float(c.power), mlp),
+    "an array of numpy": (
+        identity,
+        lambda: After(lambda h: h * torch.from_numpy(h.detach().cpu().numpy())),
+    ),
+    "numpy's own function": (
+        identity,
+        lambda: After(lambda h: h * torch.as_tensor(np.tanh(np.asarray(h.detach())))),
+    ),
+    "a list": (
+        identity,
+        lambda: After(lambda h: h * torch.tensor(h.detach().tolist(), dtype=h.dtype)),
+    ),
 }
 
 
@@ -432,3 +445,60 @@ def test_what_a_step_makes_has_the_precision_of_the_run(uncompiled, engine):
     data = shared_out(classes(SIZES))
     run_rounds(client_with(note), data, engine=engine, autocast=double)
     assert dtypes == {torch.float64}
+
+
+class Remembering(nn.Module):
+    """A net that reads its input by means that no trace sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = x.contiguous()
+        content = bytearray(ctypes.string_at(x.data_ptr(), x.numel() * x.element_size()))
+        return self.last(x + torch.frombuffer(content, dtype=x.dtype).view(x.shape))
+
+
+def test_a_minibatch_that_became_a_constant_is_noticed():
+    """It is compared on other inputs than those that were traced."""
+    data = shared_out(classes([8, 8]), batch_size=4)
+
+    def client():
+        return FedAvg(seeded(Remembering), sgd(0.1), local_epochs=2)
+
+    expected = run_rounds(client(), data, rounds=2)
+    with pytest.warns(UserWarning, match=SAYING):
+        found = run_rounds(client(), data, rounds=2, engine="one_by_one_compiled")
+    assert found.distance(expected) <= 1e-10
+
+
+class Scaled(nn.Module):
+    """A net with a parameter without dimensions, and one without numbers, which comes first."""
+
+    def __init__(self):
+        super().__init__()
+        self.nothing = nn.Parameter(torch.zeros(0))
+        self.last, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.last(x) * self.scale + self.nothing.sum()
+
+
+@pytest.mark.parametrize(
+    "engine", ["one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
+)
+def test_parameters_without_dimensions_or_numbers(engine):
+    data = shared_out(classes([8, 8]), batch_size=4)
+
+    def outcome(net, engine):
+        return run_rounds(Ditto(seeded(net), optimizer=sgd(0.1)), data, rounds=2, engine=engine)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*stacked|.*compiled")
+        found = outcome(Scaled, engine)
+    assert found.distance(outcome(Scaled, "one_by_one")) <= 1e-10
+    plain = outcome(lambda: Scaled().last, engine)
+    assert not torch.equal(found.v[:, :-1], plain.v), "the scale is trained"
+    assert (found.v[:, -1] != 1.5).all()
+    assert (found.v - found.v[:1]).abs().max() > 0

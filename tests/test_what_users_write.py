@@ -1,0 +1,301 @@
+"""Classes of a user's own that do not keep what they promise: one sentence says so."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from small_federations import Given, classes, mlp, run_rounds, seeded, sgd, shared_out
+from torch import nn
+
+import pl_fed
+from pl_fed.aggregators import Chain, Mean, PreAggregator, Prepared
+from pl_fed.attacks import Attack
+from pl_fed.clients import Ditto, FedAvg
+from pl_fed.data import DataSource, FederatedData
+from pl_fed.partitioners import IID, Partitioner
+from pl_fed.samplers import All, Uniform
+from pl_fed.skews import Quality
+from pl_fed.types import Batch, RoundContext
+
+
+def fedavg(kind=FedAvg, net=mlp, **options):
+    return kind(seeded(net), optimizer=sgd(0.1), local_steps=2, **options)
+
+
+def giving(parent, method, what):
+    """An object of a subclass whose method gives what is wanted, or calls it."""
+
+    def instead(self, *args, **kwargs):
+        return what(*args, **kwargs) if callable(what) else what
+
+    return type("Own", (parent,), {method: instead})
+
+
+@pytest.mark.parametrize(
+    ("gives", "words"),
+    [
+        (None, "gave NoneType"),
+        ([torch.tensor([0])], "3 tensors of indices .int64., one for each client, but Own gave 1"),
+        ([torch.arange(2.0)] * 3, r"gave torch.float32 \[2\] for client 0"),
+        ([torch.arange(2), [1], torch.arange(2)], "gave list for client 1"),
+        ([torch.arange(2), torch.tensor([-1]), torch.arange(2)], "from 0 to 11 .* gave -1 to -1"),
+        ([torch.arange(2), torch.tensor([12]), torch.arange(2)], "gave 12 to 12 for client 1"),
+    ],
+)
+def test_partitioners(gives, words):
+    data = FederatedData(Given(classes([12])), giving(Partitioner, "split", gives)(), 3)
+    with pytest.raises(ValueError, match=f"^Expected argument `partitioner` to give .*{words}"):
+        _ = data.clients
+
+
+def test_data_sources_and_skews():
+    source = giving(DataSource, "load", (1, 2))()
+    with pytest.raises(TypeError, match=r"^Expected `load` of Own to return Arrays but got tuple"):
+        _ = FederatedData(source, IID(), 3).clients
+    skew = giving(Quality, "change", None)()
+    with pytest.raises(ValueError, match=r"`skew` to keep the shape .* but Own gave NoneType"):
+        _ = FederatedData(Given(classes([12])), IID(), 3, skew=skew).clients
+
+
+@pytest.mark.parametrize(
+    ("gives", "words"),
+    [
+        (None, "Own gave NoneType"),
+        (lambda uploads, *_: uploads, r"Own gave shape \[3, 64\]"),
+        (lambda uploads, *_: uploads[0, :-1], r"into a tensor \[64\] but Own gave shape \[63\]"),
+        (lambda uploads, *_: (uploads[0],), "Own gave tuple"),
+    ],
+)
+def test_aggregators(gives, words):
+    aggregator = giving(Mean, "forward", gives)()
+    with pytest.raises(ValueError, match=f"^Expected argument `aggregator` to merge .*{words}"):
+        run_rounds(fedavg(), shared_out(classes([4, 5, 6])), aggregator=aggregator)
+
+
+@pytest.mark.parametrize(
+    ("gives", "words"),
+    [
+        (None, "Own gave NoneType"),
+        (lambda uploads, *_: uploads, r"Own gave a tensor \[3, 4\]"),
+        (
+            lambda u, w, c: (u[:2], w, c),
+            r"gave \(a tensor \[2, 4\], a tensor \[3\], a context of 3",
+        ),
+        (lambda u, w, c: (u[:2], w[:2], c), "a context of 3 clients"),
+    ],
+)
+def test_pre_aggregators(gives, words):
+    chain = Chain([giving(PreAggregator, "forward", gives)()], Mean())
+    context = RoundContext(clients=torch.arange(3))
+    with pytest.raises(ValueError, match=f"^Expected argument `pre_aggregators` to give .*{words}"):
+        chain(torch.ones(3, 4), torch.ones(3), context)
+    fine = giving(PreAggregator, "forward", lambda *what: Prepared(*what))()
+    assert torch.equal(
+        Chain([fine], Mean())(torch.ones(3, 4), torch.ones(3), context), torch.ones(4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("gives", "words"),
+    [
+        (None, "return a Batch but got NoneType"),
+        (lambda batch, _: batch._replace(y=batch.y + 100), "labels from 0 to 2 but got 10"),
+        (lambda batch, _: batch._replace(y=batch.y.float()), "of `y` but got .* torch.float32"),
+        (lambda batch, _: batch._replace(x=batch.x[:, :2]), r"of `x` but got \[\d, 2\]"),
+    ],
+)
+def test_attacks_on_data(gives, words):
+    attack = giving(Attack, "poison", gives)()
+    with pytest.raises(ValueError, match=f"^Expected `poison` of Own to .*{words}"):
+        run_rounds(fedavg(), shared_out(classes([4, 5, 6])), attack=attack, byzantine=[1])
+
+
+# Algorithms and nets
+
+
+class Vector(FedAvg):
+    def training_step(self, batch, batch_idx):
+        return self.sample_losses(self.global_model(batch.x), batch.y)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked", "one_by_one_compiled"])
+@pytest.mark.filterwarnings("ignore:.*cannot be")
+def test_a_loss_is_a_scalar(engine):
+    words = r"^Expected `training_step` to return scalars but got shape \[4\] for `loss`"
+    with pytest.raises(ValueError, match=words):
+        run_rounds(fedavg(Vector), shared_out(classes([4, 4]), batch_size=4), engine=engine)
+
+
+@pytest.mark.parametrize("row", [torch.ones(2, 3), 1.0, None])
+def test_states_are_rows(row):
+    client = fedavg(giving(FedAvg, "states", {"mine": row}))
+    with pytest.raises(ValueError, match=r"^Expected state `mine` to be a tensor \[its length\]"):
+        run_rounds(client, shared_out(classes([4, 4])))
+
+
+def test_nets_of_unknown_shapes():
+    with pytest.raises(ValueError, match=r"of known shapes but got lazy ones \(1.weight, 1.bias\)"):
+        fedavg(net=lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))
+
+
+def test_an_augmentation_that_changes_the_shape():
+    data = FederatedData(
+        Given(classes([8, 8], (2, 6, 6))), test_fraction=0.0, augment=[nn.AvgPool2d(2)]
+    )
+    net = nn.Sequential(nn.Flatten(), nn.Linear(72, 3))
+    before = torch.random.get_rng_state()
+    with pytest.raises(ValueError, match=r"inputs of shape \[2, 3, 3\] but Sequential failed"):
+        pl_fed.Federation(All(), seed=0).setup(FedAvg(net), data, "fit")
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+# From Python
+
+
+def trainer_of(folder, federation=None, **how):
+    return pl_fed.Trainer(
+        federation or pl_fed.Federation(Uniform(2), seed=0),
+        run_dir=folder,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": 2, **how},
+    )
+
+
+def test_what_is_given_from_python(tmp_path):
+    with pytest.raises(TypeError, match="`federation` to be an object of a subclass of Federation"):
+        trainer_of(tmp_path, Uniform(2))
+    with pytest.raises(TypeError, match="`lam` to be a number but got 'a'"):
+        Ditto(mlp(), lam="a")
+    for name in ("optimizer", "lr_scheduler"):
+        with pytest.raises(TypeError, match=f"`{name}` to be a callable.* but got 'StepLR'"):
+            FedAvg(mlp(), **{name: "StepLR"})
+    with pytest.raises(TypeError, match="Ditto to be loaded with its federation"):
+        Ditto.load_from_checkpoint("last.ckpt", net=mlp())
+
+
+def test_what_a_client_may_not_override(tmp_path):
+    data = shared_out(classes([4, 4]))
+
+    class Own(FedAvg):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    words = "^Expected `configure_optimizers` of Own .* of global, by `name`, but got 1 of None: ch"
+    with pytest.raises(ValueError, match=words):
+        trainer_of(tmp_path).fit(fedavg(Own), data)
+    own = giving(FedAvg, "train_dataloader", None)
+    with pytest.raises(ValueError, match="without the hook `train_dataloader` but got it in Own"):
+        trainer_of(tmp_path).fit(fedavg(own), data)
+
+
+@pytest.mark.filterwarnings("ignore:.*exists and is not empty", "ignore:No checkpoint is written")
+@pytest.mark.parametrize("monitor", ["val/personal/loss", "train/los"])
+def test_what_will_never_be_logged_is_not_waited_for(tmp_path, monitor):
+    """Without validation data there is no val/; which train/ there are, the first round tells."""
+    data = FederatedData(Given(classes([9, 9])), val_fraction=0.0, seed=0)
+    stopping = EarlyStopping(monitor, check_on_train_epoch_end=True)
+    how = {"callbacks": [stopping], "max_epochs": 9, "check_val_every_n_epoch": 5}
+    with pytest.raises(ValueError, match=f"rounds or validations log, .* but got {monitor}"):
+        trainer_of(tmp_path, **how).fit(fedavg(Ditto), data)
+    rows = tmp_path / "metrics.csv"
+    assert not rows.exists() or len(rows.read_text().splitlines()) <= 2
+    saver = ModelCheckpoint(tmp_path, monitor="train/benign_distance")
+    trainer_of(tmp_path / "b", callbacks=[saver]).fit(fedavg(Ditto), data)
+
+
+# Models that callbacks change
+
+
+def replaced(module, how):
+    """Make the last layer's weight 0 in some way."""
+    layer = module.global_model[-1]
+    zeros = torch.zeros_like(layer.weight)
+    if how == "in place":
+        layer.weight.data.zero_()
+    elif how == "data":
+        layer.weight.data = zeros
+    elif how == "parameter":
+        layer.weight = nn.Parameter(zeros)
+    else:
+        state = {**layer.state_dict(), "weight": zeros}
+        layer.load_state_dict(state, assign=True)
+
+
+@pytest.mark.parametrize("how", ["data", "parameter", "assign"])
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_epoch_end"])
+def test_weights_that_are_replaced_count(tmp_path, how, hook):
+    def outcome(how):
+        changing = pl_fed_callback(hook, lambda module: replaced(module, how))
+        client = fedavg(Ditto)
+        data = FederatedData(Given(classes([9, 9, 9])), seed=0)
+        trainer = trainer_of(tmp_path / how, callbacks=[changing], max_epochs=3)
+        trainer.fit(client, data)
+        trainer.test(client, data, verbose=False)
+        return client.row("global").data.clone(), dict(trainer.callback_metrics)
+
+    row, metrics = outcome(how)
+    expected, other = outcome("in place")
+    assert torch.equal(row, expected)
+    assert metrics.pop("time/round", None) != other.pop("time/round", 1)
+    assert metrics == other
+
+
+def pl_fed_callback(hook, change):
+    from lightning.pytorch import Callback
+
+    def called(self, trainer, module):
+        with torch.no_grad():
+            change(module)
+
+    return type("Changing", (Callback,), {hook: called})()
+
+
+# Time
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1e6])
+def test_a_run_of_little_time_measures_little(tmp_path, monkeypatch, seconds):
+    found = []
+    from pl_fed.engine.choice import EngineChoice
+
+    def noted(self, task):
+        found.append(task.seconds)
+        return "one_by_one"
+
+    monkeypatch.setattr(EngineChoice, "_fastest", noted)
+    data = FederatedData(Given(classes([9, 9])), seed=0)
+    timer = Timer(timedelta(seconds=seconds))
+    trainer_of(tmp_path, callbacks=[timer], max_epochs=1).fit(fedavg(), data)
+    (left,) = found
+    assert 0 <= left <= seconds
+    assert left > seconds - 60
+
+
+def test_engines_are_measured_within_the_time_that_is_left(monkeypatch):
+    from pl_fed.engine import choice
+
+    tried = []
+    steps = {"global": [10**6]}
+    task = SimpleNamespace(cohort=torch.arange(1), seconds=5.0, rounds=100)
+    measured = choice.EngineChoice()
+    monkeypatch.setattr(
+        choice.EngineChoice,
+        "_candidate",
+        lambda *_: SimpleNamespace(seconds_per_step=lambda _: 1e-3),
+    )
+    monkeypatch.setattr(choice, "measure", lambda candidates, *_: (tried.extend(candidates), []))
+    monkeypatch.setattr(choice.EngineChoice, "_can_stack", lambda *_: True)
+    for task.seconds, names in ((5.0, []), (30.0, [*choice.EAGER]), (90.0, None)):
+        tried.clear()
+        measured._measure(task, 10**6 * len(steps), "one_by_one")
+        assert tried == ([*choice.EAGER, *choice.COMPILED] if names is None else names)
+
+
+def test_batch_is_what_poison_gives():
+    """The check lets what keeps its kind through, real-valued targets among it."""
+    attack = giving(Attack, "poison", lambda batch, _: Batch(*batch))()
+    run_rounds(fedavg(), shared_out(classes([4, 5, 6])), attack=attack, byzantine=[1])
