@@ -59,8 +59,7 @@ class Chunk:
             name: row
             for name, row in self.rows.items()
             if name not in trains
-            and (not name.endswith("_statistics") or name == "broadcast_statistics")
-            and row.shape[-1]
+            and (not name.endswith("_statistics") or (name == "broadcast_statistics" and len(row)))
         }
 
     def draw_keys(self, draws: Draws) -> Tensor:
