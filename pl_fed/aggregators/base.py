@@ -62,6 +62,11 @@ class Aggregator(nn.Module, ABC):
     needs_root: bool = False
     """Whether it looks at ``context.root``: the server trains on data of its own."""
 
+    @property
+    def last(self) -> "Aggregator":
+        """What merges uploads in the end, behind pre-aggregations if there are any."""
+        return self
+
     def __call__(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Call :meth:`forward`, and refuse a result that is no row, or is not finite."""
         merged: Tensor = super().__call__(uploads, weights, context)

@@ -43,6 +43,11 @@ class Chain(Aggregator):
         self.needs_start_losses = then.needs_start_losses
         self.needs_root = then.needs_root
 
+    @property
+    def last(self) -> Aggregator:
+        """What merges what comes out."""
+        return self.then.last
+
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Merge uploads [n, d] into one row [d]."""
         self.require_uploads(uploads)

@@ -67,5 +67,5 @@ class Mean(Aggregator):
 
 def counts_samples(aggregator: Aggregator) -> bool:
     """Return whether what merges uploads in the end is a mean by samples."""
-    last = getattr(aggregator, "then", aggregator)
+    last = aggregator.last
     return isinstance(last, Mean) and last.weighting == "samples"

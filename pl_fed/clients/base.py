@@ -10,10 +10,10 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pl_fed.data.batches import LocalWork
 from pl_fed.functional.arguments import check_integers, check_optimizers
+from pl_fed.functional.calls import functional_call
 from pl_fed.functional.dropout import Draws, key_dropouts
 from pl_fed.functional.losses import (
     RowDistance,
@@ -462,15 +462,9 @@ class Client(LightningModule, ABC):
 
     def renew_rows(self) -> None:
         """Forget the rows of models whose tensors were replaced by others, as by a callback."""
-        for name in self.models:
-            model = self.model(name)
-            now: dict[str, Mapping[str, Tensor]] = {
-                name: trainable_parameters(model),
-                f"{name}_statistics": running_statistics(model),
-            }
-            for key, tensors in now.items():
-                if key in self._rows and not self._rows[key].is_of(tensors):
-                    del self._rows[key]
+        for key, row in list(self._rows.items()):
+            if not row.is_of(self.model(key.removesuffix("_statistics"))):
+                del self._rows[key]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Client":
         """Move or cast the models, as PyTorch does; their rows are made anew."""

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pl_fed.clients.base import Client
 from pl_fed.functional.arguments import check_choice, check_nonnegative
+from pl_fed.functional.calls import functional_call
 from pl_fed.functional.divergences import (
     diagonal_fisher,
     symmetrized_divergence,

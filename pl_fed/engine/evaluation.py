@@ -8,13 +8,13 @@ from typing import Any, Self
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.conv import _ConvNd
 
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, mkl_held_back
+from pl_fed.functional.calls import functional_call
 from pl_fed.functional.dropout import unkey_dropouts
 from pl_fed.functional.losses import sample_weights
 from pl_fed.functional.modes import evaluation_mode

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import as_outputs
+from pl_fed.functional.calls import functional_call
 from pl_fed.types import Batch
 
 

@@ -37,9 +37,10 @@ def check_instances(kind: type, **arguments: object) -> None:
 def check_nonnegative(**arguments: float | None) -> None:
     """Raise ``ValueError`` unless each argument that is given is finite and >= 0."""
     for name, value in arguments.items():
-        if value is not None:
-            _check_number(name, value)
-        if value is not None and not 0 <= value < math.inf:
+        if value is None:
+            continue
+        _check_number(name, value)
+        if not 0 <= value < math.inf:
             raise ValueError(
                 f"Expected argument `{name}` to be at least 0, and finite, but got {value}."
             )

@@ -1,9 +1,10 @@
 """A model as a flat row, and its parameters as views on it."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -141,11 +142,16 @@ class Row:
             self._row = row
         return self._row
 
-    def is_of(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Return whether it is the row of these very tensors."""
-        return self.tensors.keys() == tensors.keys() and all(
-            tensor is tensors[name] for name, tensor in self.tensors.items()
-        )
+    def is_of(self, module: nn.Module) -> bool:
+        """Return whether its tensors are still the module's own, by their names."""
+        try:
+            return all(get(module) is tensor for get, tensor in self._places)
+        except AttributeError:
+            return False
+
+    @cached_property
+    def _places(self) -> list[tuple[Callable[[nn.Module], object], Tensor]]:
+        return [(attrgetter(name), tensor) for name, tensor in self.tensors.items()]
 
     def _tied(self, row: Tensor) -> bool:
         begin, size, dtype = row.data_ptr(), row.element_size(), row.dtype

@@ -103,11 +103,16 @@ def check_parts(
                 else type(part).__name__
             )
             raise ValueError(f"{expected} but {name} gave {got} for client {client}.")
-        if len(part) and (part.min() < 0 or part.max() >= num_samples):
-            raise ValueError(
-                f"{expected} from 0 to {num_samples - 1} but {name} gave {int(part.min())} to"
-                f" {int(part.max())} for client {client}."
-            )
+    index = torch.cat(list(split))  # one pass over all: clients may be a million
+    wrong = (index < 0) | (index >= num_samples)
+    if wrong.any():
+        sizes = torch.tensor([len(part) for part in split])
+        client = int((sizes.cumsum(0) > int(wrong.nonzero()[0])).nonzero()[0])
+        low, high = split[client].aminmax()
+        raise ValueError(
+            f"{expected} from 0 to {num_samples - 1} but {name} gave {int(low)} to {int(high)} for"
+            f" client {client}."
+        )
     return list(split)
 
 

@@ -219,7 +219,7 @@ def check_mean(client: Client, aggregator: Aggregator, adds: bool) -> None:
     if not client.keeps_mean:
         return
     name = type(client).__name__
-    last = getattr(aggregator, "then", aggregator)
+    last = aggregator.last
     weighting = getattr(last, "weighting", "uniform")
     if weighting != "uniform":
         raise ValueError(
