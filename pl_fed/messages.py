@@ -155,8 +155,8 @@ def _of_leaf(line: str, where: str, owner: str, given: str) -> str:
     if found := re.match(r"Expected an instantiatable class, but (?:(\S+) )?is abstract", line):
         path = found[1] or given
         return (
-            f"Expected argument `{where}` to be a class that can be made but {path} is abstract"
-            f"{_missing(path)}."
+            f"Expected argument `{where}` to name a class that can be made, by its `class_path`,"
+            f" but {path} is abstract{_missing(path)}."
         )
     if found := re.match(r"Option '(.+?)' is not accepted", line):
         callable_class = _CLASS_PATH.search(line)

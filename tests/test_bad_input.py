@@ -134,8 +134,12 @@ REFUSED = {
     ),
     "abstract class": (
         ["--federation.sampler=pl_fed.samplers.Sampler"],
-        "`federation.sampler` to be a class that can be made but pl_fed.samplers.Sampler is"
-        " abstract: it has no sample and no size_of_cohort.",
+        "`federation.sampler` to name a class that can be made, by its `class_path`, but"
+        " pl_fed.samplers.Sampler is abstract: it has no sample and no size_of_cohort.",
+    ),
+    "no class": (
+        ["--data.skew.init_args.std=0.3"],
+        "`data.skew` to name a class that can be made, by its `class_path`, but",
     ),
     "callback": (
         ["--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStoping"],
