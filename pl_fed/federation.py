@@ -1,6 +1,5 @@
 """The federation: who takes part, who lies, how uploads are merged; and a round, step by step."""
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
 from pl_fed.engine import EngineChoice, EngineName
 from pl_fed.engine.adaptation import Adaptation
+from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.engine.evaluation import Evaluator
 from pl_fed.engine.root import RootTraining
 from pl_fed.functional.arguments import (
@@ -46,6 +46,7 @@ from pl_fed.rounds.checks import (
     check_state_memory,
 )
 from pl_fed.rounds.holdings import Holdings
+from pl_fed.rounds.identity import check_identity, identity_of
 from pl_fed.rounds.local_training import LocalTraining, Outcome
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.sharing import Sharing, at_home, collected
@@ -55,8 +56,6 @@ from pl_fed.state import ClientStore
 from pl_fed.types import Population, RoundContext
 
 _T = TypeVar("_T")
-_SPLIT = "clients' numbers of training samples"
-_OTHER_SPLIT = "data.dataset, data.partitioner, the fractions or the seed are others"
 
 
 class Federation:
@@ -375,10 +374,12 @@ class Federation:
         if counts.any():
             chosen = counts.nonzero().flatten().to(outcome.losses.device)
             report = {f"train/{name}": each[chosen].mean() for name, each in outputs.items()}
-        numbers = {"cohort": len(cohort), "byzantine": int((~benign).sum())}
-        report |= {f"train/{name}": float(number) for name, number in numbers.items()}
-        rejected = float(len(cohort) - int(whole.sum()))
-        return report | _Notes().report | {"train/rejected": rejected, "train/update_norm": 0.0}
+        numbers = dict.fromkeys(ROUND_NUMBERS, 0) | {
+            "cohort": len(cohort),
+            "byzantine": int((~benign).sum()),
+            "rejected": len(cohort) - int(whole.sum()),
+        }
+        return report | {f"train/{name}": float(number) for name, number in numbers.items()}
 
     def context(self, cohort: Tensor, losses: Tensor, round: int) -> RoundContext:
         """Return what aggregators and attacks may know of a round."""
@@ -524,7 +525,7 @@ class Federation:
     def state_dict(self) -> dict[str, Any]:
         """Return what a resume needs beside the global model, which the client's state has."""
         return {
-            "identity": self._identity(self.client, self.holdings.loaded),
+            "identity": identity_of(self.client, self.holdings.loaded, self.seed),
             "byzantine": self.is_byzantine,
             "engine": self.engine.state_dict(),
             "store": collected(self.processes, self.store.state_dict()),
@@ -537,54 +538,20 @@ class Federation:
         Raises:
             ValueError: If it comes from another net, algorithm or federation.
         """
-        self.check_identity(state["identity"], self.client, self.holdings.loaded)
+        here = identity_of(self.client, self.holdings.loaded, self.seed)
+        check_identity(state["identity"], here)
         if self.adversary.redraw:
             self.adversary.is_byzantine = state["byzantine"]
         self.engine.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
         self.holdings.restore(at_home(self.processes, state["store"]))
 
-    def check_identity(self, saved: Mapping[str, Any], client: Client, data: ClientData) -> None:
-        """Refuse a checkpoint that does not fit, before anything is done with it.
-
-        Args:
-            saved: What it holds as ``identity``.
-            client: The algorithm.
-            data: The clients' data.
-
-        Raises:
-            ValueError: If it comes from another net, algorithm or federation.
-        """
-        for what, here in self._identity(client, data).items():
-            there = saved.get(what)
-            if there != here:
-                hint = f": {_OTHER_SPLIT}" if what == _SPLIT else ""
-                raise ValueError(
-                    f"Expected a checkpoint whose {what} is {_short(here)} but got one with"
-                    f" {_short(there)}{hint}."
-                )
-
-    def _identity(self, client: Client, data: ClientData) -> dict[str, Any]:
-        """What must be the same for a checkpoint to fit."""
-        layout = client.row("global").layout
-        shapes = zip(layout.names, layout.shapes)
-        sizes = data.train.sizes
-        digest = hashlib.blake2b(sizes.numpy().tobytes(), digest_size=8).hexdigest()
-        return {
-            "seed": self.seed,
-            "algorithm": type(client).__name__,
-            "net": "; ".join(f"{name} {list(shape)}" for name, shape in shapes),
-            "number of clients": len(sizes),
-            _SPLIT: f"{int(sizes.sum())} with digest {digest}",
-        }
-
 
 class _Notes:
     """What is counted in a round: numbers of one word add up."""
 
     def __init__(self) -> None:
-        words = ("forged", "clipped", "dropped", "rejected", "benign_distance")
-        self.report: dict[str, Tensor | float] = {f"train/{word}": 0.0 for word in words}
+        self.report: dict[str, Tensor | float] = {}
 
     def __call__(self, word: str, number: float | Tensor) -> None:
         name = f"train/{word}"
@@ -599,8 +566,3 @@ def _set_up(thing: _T | None) -> _T:
     if thing is None:
         raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
     return thing
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -29,6 +29,7 @@ from pl_fed.loggers import RunCSV
 from pl_fed.loop import FederatedLoop, prepare
 from pl_fed.processes import Processes, watched
 from pl_fed.refusals import check_data, check_processes, check_trainer
+from pl_fed.rounds.identity import check_identity, identity_of
 from pl_fed.runs import (
     AtomicCheckpointIO,
     alone_in,
@@ -169,7 +170,7 @@ class Trainer(LightningTrainer):
         check_data(datamodule)
         path = self._checkpoint(ckpt_path)
         if datamodule is not None and (saved := identity_in(path)):  # before loggers begin
-            self.federation.check_identity(saved, model, datamodule.clients)
+            check_identity(saved, identity_of(model, datamodule.clients, self.federation.seed))
         settings: dict[str, Any] = {"ckpt_path": path, "weights_only": weights_only}
         alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
         with alone, watched(self.federation.processes):

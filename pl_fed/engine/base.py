@@ -14,10 +14,10 @@ from pl_fed.data.batches import Batches
 from pl_fed.functional.dropout import Draws
 from pl_fed.functional.random import hashed, key
 
-ROUND_NUMBERS = {
+ROUND_NUMBERS = (
     *("cohort", "byzantine", "forged", "clipped", "dropped", "rejected"),
     *("update_norm", "benign_distance"),
-}
+)
 """What a round itself reports under ``train/``, beside what ``training_step`` gives."""
 
 
@@ -167,10 +167,10 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
             "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but got"
             f" {type(outputs).__name__}."
         )
-    if taken := ROUND_NUMBERS & outputs.keys():
+    if taken := [name for name in ROUND_NUMBERS if name in outputs]:
         raise ValueError(
             "Expected `training_step` to return names that a round does not have itself but got"
-            f" `{'`, `'.join(sorted(taken))}`."
+            f" `{'`, `'.join(taken)}`."
         )
     for name, value in outputs.items():
         if not isinstance(value, Tensor):
