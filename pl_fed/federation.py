@@ -44,6 +44,7 @@ from pl_fed.rounds.checks import (
     check_mean,
     check_net,
     check_state_memory,
+    try_attacks,
 )
 from pl_fed.rounds.holdings import Holdings
 from pl_fed.rounds.identity import check_identity, identity_of
@@ -206,7 +207,8 @@ class Federation:
         check_net(client, data, datamodule.augment)
         check_mean(client, self.server.aggregator, self.server.adds)
         check_features(client, datamodule)
-        check_attacks(client, data, (self.adversary.attack, self.adversary.corruption))
+        attacks = [each for each in (self.adversary.attack, self.adversary.corruption) if each]
+        check_attacks(client, data, attacks)
         if new:
             where = (self.store_folder, self.state_memory, self.processes.here)
             self._holdings = Holdings(client, data, self.server, self.engine, *where)
@@ -223,6 +225,7 @@ class Federation:
         if stage == "fit":
             context = self.context(torch.arange(cohort), torch.empty(0), 0)
             check_aggregator(self.server.new_aggregator(), context)
+            try_attacks(client, data, attacks)
         client.check(self)
         if client.adaptation_work is not None:
             how = (self.seed, self.adversary.poison, datamodule.augment)

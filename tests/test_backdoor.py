@@ -189,7 +189,7 @@ def test_stamped_samples_are_made_once(tmp_path):
     trainer.validate(client, data, verbose=False)
     trainer.test(client, data, verbose=False)
     parts = data.clients
-    assert made == [len(parts.val.index), len(parts.test.index)]
+    assert made == [2, len(parts.val.index), len(parts.test.index)]  # two are tried before training
 
 
 def test_samples_that_are_shown_belong_to_their_clients():

@@ -108,6 +108,7 @@ def the_sentence(err):
 
 
 MODEL, NET = "--model.init_args", "--model.init_args.net.init_args"
+NOT_YET = "--federation.byzantine_from=1000"
 FLIPPED = "--federation.attack=pl_fed.attacks.FlippedLabels"
 
 REFUSED = {
@@ -217,6 +218,21 @@ REFUSED = {
     "no attack": (
         ["--federation.byzantine=0.5"],
         "`attack` to be given with `byzantine` = 0.5 but got None",
+    ),
+    "compile mode": (
+        ["--federation.compile_mode=quick"],
+        "`compile_mode` to be a mode of torch.compile but got 'quick': Unrecognized mode=quick, sh",
+    ),
+    "target of a backdoor": (
+        ["--federation.attack=Backdoor", "--federation.attack.target=77", NOT_YET],
+        "`target` to be one of the 10 classes but got 77",
+    ),
+    "square of a backdoor": (
+        [
+            *("--federation.attack=Backdoor", "--federation.attack.target=7", NOT_YET),
+            "--federation.attack.size=9",
+        ],
+        "`size` to fit inputs of shape [1, 8, 8] but got 9",
     ),
     # what does not fit together
     "classes per client": (

@@ -152,9 +152,10 @@ def _check_poisoned(attack: Attack, before: Batch, after: object, num_classes: i
                 f"Expected `poison` of {name} to keep the shape {list(one.shape)} and {one.dtype}"
                 f" of `{part}` but got {list(other.shape)} and {other.dtype}."
             )
-    y = after.y
-    if num_classes and y.is_cpu and y.numel() and not (y.min() >= 0 and y.max() < num_classes):
-        raise ValueError(
-            f"Expected `poison` of {name} to give labels from 0 to {num_classes - 1} but got"
-            f" {int(y.min())} to {int(y.max())}."
-        )
+    if num_classes and after.y.is_cpu and after.y.numel():
+        low, high = after.y.aminmax()
+        if low < 0 or high >= num_classes:
+            raise ValueError(
+                f"Expected `poison` of {name} to give labels from 0 to {num_classes - 1} but got"
+                f" {int(low)} to {int(high)}."
+            )

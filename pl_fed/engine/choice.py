@@ -90,6 +90,9 @@ class EngineChoice:
         current: The engine in use, once it is known.
         size: How many clients it runs at a time, likewise.
         speeds: What was measured.
+
+    Raises:
+        ValueError: If PyTorch has no such mode.
     """
 
     def __init__(
@@ -98,6 +101,14 @@ class EngineChoice:
         chunk_size: int | None = None,
         compile_mode: str | None = None,
     ) -> None:
+        if compile_mode is not None:
+            try:
+                torch.compile(lambda: None, mode=compile_mode)  # compiles nothing yet
+            except RuntimeError as error:
+                raise ValueError(
+                    "Expected argument `compile_mode` to be a mode of torch.compile but got"
+                    f" {compile_mode!r}: {error}."
+                ) from error
         self.name = name
         self.chunk_size = chunk_size
         self.compile_mode = compile_mode

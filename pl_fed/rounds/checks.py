@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
 from pl_fed.attacks import Attack
+from pl_fed.attacks.base import poisoned
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData
@@ -18,7 +19,7 @@ from pl_fed.engine.features import features_of, keeps_features
 from pl_fed.functional.modes import evaluation_mode
 from pl_fed.functional.random import seeded_torch
 from pl_fed.functional.rows import trainable_parameters
-from pl_fed.types import RoundContext
+from pl_fed.types import Batch, ClientContext, RoundContext
 
 
 class NonFiniteLossError(RuntimeError):
@@ -114,7 +115,7 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
             raise ValueError(f"{expected} inputs but got other outputs for them.")
 
 
-def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack | None]) -> None:
+def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
     """Refuse attacks that the net or the data does not fit.
 
     Raises:
@@ -122,7 +123,7 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack | N
             none.
     """
     net = client.global_model
-    for attack in filter(None, attacks):
+    for attack in attacks:
         name = type(attack).__name__
         if attack.needs_inputs and keeps_features(net):
             raise ValueError(
@@ -134,6 +135,18 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack | N
                 f"Expected the data to have classes for {name}, which wants one of them to be"
                 " predicted, but got real-valued targets."
             )
+
+
+def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
+    """Try attacks on data on two samples: what they refuse, they refuse before training begins."""
+    example, index = next(client.global_model.parameters()), data.train.index[:2]
+    x, y = data.x[index].to(example.device, example.dtype), data.y[index].to(example.device)
+    index = index.to(example.device)
+    batch = Batch(x, y, samples=index, visits=torch.zeros_like(index))
+    someone = ClientContext(seed=0, round=0, client=0, num_classes=data.num_classes)
+    for attack in attacks:
+        poisoned(batch, [attack], someone)
+        attack.trigger(batch)
 
 
 def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tensor] | None) -> None:
