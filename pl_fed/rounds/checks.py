@@ -99,8 +99,7 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
             f"Expected argument `augment` to be left out where {name} keeps features but got"
             f" {datamodule.augment}: features are computed once, of inputs that are not augmented."
         )
-    example = next(net.parameters())
-    x = data.x[data.train.index[:2]].to(example.device, example.dtype)
+    x = _two_samples(client, data).x
     with evaluation_mode(client):
         expected = f"Expected `features` of {name}, whose `keep_features` is True, to take inputs"
         features = _tried(f"{expected} but that", lambda: features_of(net, x))
@@ -139,22 +138,29 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -
 
 def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
     """Try attacks on data on two samples: what they refuse, they refuse before training begins."""
-    example, index = next(client.global_model.parameters()), data.train.index[:2]
-    x, y = data.x[index].to(example.device, example.dtype), data.y[index].to(example.device)
-    index = index.to(example.device)
-    batch = Batch(x, y, samples=index, visits=torch.zeros_like(index))
+    net, batch = client.global_model, _two_samples(client, data)
+    if keeps_features(net):
+        with torch.no_grad(), evaluation_mode(client):
+            batch = batch._replace(x=features_of(net, batch.x))
     someone = ClientContext(seed=0, round=0, client=0, num_classes=data.num_classes)
     for attack in attacks:
         poisoned(batch, [attack], someone)
         attack.trigger(batch)
 
 
+def _two_samples(client: Client, data: ClientData) -> Batch:
+    """Return the first samples that are trained on, where the net is and as it takes them."""
+    example, index = next(client.global_model.parameters()), data.train.index[:2]
+    x, y = data.x[index].to(example.device, example.dtype), data.y[index].to(example.device)
+    y = y.to(example.dtype) if y.is_floating_point() else y
+    index = index.to(example.device)
+    return Batch(x, y, samples=index, visits=torch.zeros_like(index))
+
+
 def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tensor] | None) -> None:
     net, mode = client.global_model, client.training
     name, criterion = type(net).__name__, type(client.criterion).__name__
-    index = data.train.index[:2]
-    example = next(net.parameters())
-    x, y = data.x[index].to(example.device, example.dtype), data.y[index].to(example.device)
+    x, y = _two_samples(client, data)[:2]
     client.eval()
     try:
         with torch.no_grad():
@@ -169,16 +175,15 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tenso
                 f"Expected argument `net` to take inputs of shape {list(x.shape[1:])} but {name}",
                 lambda: net(x),
             )
-            _check_outputs(outputs, len(index), data.num_classes)
-            targets = y.to(example.dtype) if y.is_floating_point() else y
+            _check_outputs(outputs, len(y), data.num_classes)
             _tried(
                 f"Expected argument `criterion` to take outputs of shape {list(outputs.shape)} and"
                 f" targets of shape {list(y.shape)} ({y.dtype}"
                 f"{', where class ids are integers' if y.is_floating_point() else ''}) but"
                 f" {criterion}",
-                lambda: client.sample_losses(outputs, targets),
+                lambda: client.sample_losses(outputs, y),
             )
-            _check_alignment(client, outputs, targets)
+            _check_alignment(client, outputs, y)
     finally:
         client.train(mode)
 
