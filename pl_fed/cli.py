@@ -66,9 +66,11 @@ _PROGRAM = {
     ),
 }
 _NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry|.*://")  # what else Lightning takes for one
-_ANY_MODEL = [  # where none is trained: in place of one that may be large, or not given
+_TO_PARTITION = [  # any model, in place of one that may be large, or not given; and any machine
     *("--model=pl_fed.clients.FedAvg", "--model.net=torch.nn.Linear"),
     *("--model.net.in_features=1", "--model.net.out_features=1"),
+    *("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=1"),
+    *("--trainer.strategy=auto", "--trainer.precision=32-true"),
 ]
 _TO_LOAD = [  # a checkpoint, in one process: what is to be predicted is nothing
     *("--trainer.devices=1", "--trainer.num_nodes=1", "--trainer.strategy=auto"),
@@ -262,7 +264,7 @@ class ExportCLI(SectionsCLI):
     def __init__(self, args: list[str]) -> None:
         request = self.request = Request.parse(args)
         configs = [f"--config={path}" for path in request.config]
-        given = [*configs, *request.others, *_TO_LOAD]
+        given = [*configs, "--trainer.accelerator=auto", *request.others, *_TO_LOAD]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*(callbacks used to create|length of .* is zero).*")
             super().__init__(save_config_callback=None, args=["predict", *given])
@@ -401,7 +403,7 @@ def main(args: ArgsType = None) -> None:
     given = sys.argv[1:] if args is None else args
     try:
         if isinstance(given, list) and given[:1] == ["partition"]:
-            PartitionCLI([*given[1:], *_ANY_MODEL])
+            PartitionCLI([*given[1:], *_TO_PARTITION])
         elif isinstance(given, list) and given[:1] == ["report"]:
             command.report(given[1:])
         elif isinstance(given, list) and given[:1] == ["export"]:

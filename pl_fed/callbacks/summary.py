@@ -7,16 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pl_fed.federation import Federation
-
-_ROWS = {
-    "accuracy": "mean over clients",
-    "accuracy_std": "spread over clients (std)",
-    "accuracy_worst10": "worst 10 % of clients",
-    "accuracy_best10": "best 10 % of clients",
-    "accuracy_weighted": "over all samples",
-    "loss": "loss",
-    "backdoor_success": "taken for the backdoor's class",
-}
+from pl_fed.reports.tables import RESULTS
 
 
 class Summary(Callback):
@@ -46,16 +37,17 @@ class Summary(Callback):
         }
         if not trainer.is_global_zero:
             return
-        what = {"test": "test accuracy", "val": "validation accuracy"}[part]
-        table = Table(title=f"{what} of benign clients", title_justify="left")
-        table.add_column("")
+        what = "accuracy" if any("accuracy" in found for found in values.values()) else "results"
+        title = f"{'validation' if part == 'val' else part} {what} of benign clients"
+        table = Table("")
         for model in values:
             table.add_column(f"{model} model", justify="right")
-        for name, title in _ROWS.items():
-            found = [f"{v[name]:.4f}" if name in v else "–" for v in values.values()]
-            if name != "backdoor_success" or any(name in v for v in values.values()):
-                table.add_row(title, *found)
+        for name, meaning in RESULTS.items():
+            if any(name in found for found in values.values()):
+                row = [f"{v[name]:.4f}" if name in v else "–" for v in values.values()]
+                table.add_row(meaning, *row)
         console = Console()
+        console.print(title, style="italic")
         console.print(table)
         if self.folder is not None and not getattr(trainer, "fast_dev_run", False):
             console.print(f"The run's files are in {self.folder}", soft_wrap=True, markup=False)

@@ -81,6 +81,8 @@ class ClientData:
         root: Ids of training samples that the server has for itself, int64 [root samples].
         owners: Whose samples each client has, as the data call them: one or more for each client;
             empty if it was labels that were shared out.
+        ids: Which sample of the data set each of these is, int64 [samples], on the CPU, where some
+            are copies; ``None`` where they are the data set's own.
     """
 
     x: Tensor
@@ -91,6 +93,7 @@ class ClientData:
     num_classes: int
     root: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     owners: Sequence[Sequence[str]] = ()
+    ids: Tensor | None = None
 
     @property
     def num_clients(self) -> int:
@@ -114,7 +117,8 @@ class ClientData:
         pieces = torch.arange(len(index)).split([*(len(p.index) for p in parts), len(self.root)])
         train, val, test = (Part(piece, part.offsets) for piece, part in zip(pieces, parts))
         x, y = self.x[index], self.y[index]
-        return replace(self, x=x, y=y, train=train, val=val, test=test, root=pieces[-1])
+        own = {"train": train, "val": val, "test": test, "root": pieces[-1]}
+        return replace(self, x=x, y=y, ids=index, **own)
 
     def shown(self, part: str, change: Callable[[Batch], Batch]) -> "ClientData":
         """Return the samples of a part alone, changed: they are each part of the result.

@@ -22,17 +22,18 @@ _HOW = (
     "run `./preprocess.sh -s niid --sf 1.0 -k 0 -t sample` in LEAF's data/femnist and put its"
     " folders train and test there, or the parquet files of the data set flwrlabs/femnist"
 )
+_PARTS = ("train", "test")
 
 
 class FEMNIST(DataSource):
     """Characters of many writers; each writer is a client, if there is no partitioner.
 
     Args:
-        root: The folder that holds ``femnist``: in it, LEAF's folders ``train`` and ``test`` (or
-            ``data/train`` and ``data/test``) with their ``*.json``, which are the official parts;
-            or ``*.parquet`` files with the columns ``image``, ``writer_id`` and ``character``, that
-            have no official parts and need the package pyarrow. ``None`` takes ``PL_FED_DATA``, or
-            ``data``.
+        root: The folder that holds ``femnist``: in it, or in its folder ``data``, LEAF's folders
+            ``train`` and ``test`` with their ``*.json``, which are the official parts; or
+            ``*.parquet`` files with the columns ``image``, ``writer_id`` and ``character``, that
+            have no official parts and need the package pyarrow. Folders below are not looked into.
+            ``None`` takes ``PL_FED_DATA``, or ``data``.
     """
 
     num_classes = 62
@@ -46,19 +47,25 @@ class FEMNIST(DataSource):
         Raises:
             FileNotFoundError: If there are no files.
             ModuleNotFoundError: If pyarrow is needed and not there.
-            ValueError: If a file is broken.
+            ValueError: If a file is broken, or the samples are there more than once.
         """
-        folder = self.root / "femnist"
-        if found := sorted(folder.rglob("*.parquet")):
-            return self._arrays(list(_of_parquet(found)), None)
-        files = {
-            part: sorted(path for path in folder.rglob("*.json") if path.parent.name == part)
-            for part in ("train", "test")
-        }
-        if not all(files.values()):
+        places = (self.root / "femnist", self.root / "femnist" / "data")
+        parquet = {place: files for place in places if (files := _files(place, "*.parquet"))}
+        leaf = {place: [_files(place / part, "*.json") for part in _PARTS] for place in places}
+        leaf = {place: parts for place, parts in leaf.items() if all(parts)}
+        if not parquet and not leaf:
             wanted = "femnist/train/*.json and femnist/test/*.json, or femnist/*.parquet"
             raise missing(self.root, wanted, _HOW)
-        pieces = [list(_of_leaf(files[part])) for part in ("train", "test")]
+        if len(parquet) + len(leaf) > 1:
+            found = [f"{place}/*.parquet" for place in parquet]
+            found += [f"{place}/train/*.json" for place in leaf]
+            raise ValueError(
+                f"Expected {places[0]} to hold FEMNIST once but got {' and '.join(found)}: remove"
+                " all but one."
+            )
+        if parquet:
+            return self._arrays(list(_of_parquet(*parquet.values())), None)
+        pieces = [list(_of_leaf(files)) for files in next(iter(leaf.values()))]
         split = [part for part, each in zip((TRAIN, TEST), pieces) for _, y, _ in each for _ in y]
         return self._arrays([*pieces[0], *pieces[1]], torch.tensor(split))
 
@@ -72,6 +79,11 @@ class FEMNIST(DataSource):
             x, y = torch.cat(images), torch.cat(labels).long()
             writer = torch.from_numpy(ids).long()
             return Arrays(x, y, writer, split, self.num_classes, names.tolist())
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a folder by a pattern, but for hidden ones."""
+    return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
 
 
 def _of_leaf(files: list[Path]) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
@@ -98,9 +110,11 @@ def _of_parquet(files: list[Path]) -> Iterator[tuple[Tensor, Tensor, list[str]]]
     for path in files:
         with reading(path, "a parquet file of FEMNIST"):
             table = parquet.read_table(path, columns=["image", "writer_id", "character"])
-            images = np.stack([_image(each) for each in table["image"].to_pylist()])
+            images = [_image(each) for each in table["image"].to_pylist()]
+            if not images:
+                continue
             labels = torch.tensor(table["character"].to_pylist())
-            x = torch.from_numpy(images).view(len(labels), 1, 28, 28)
+            x = torch.from_numpy(np.stack(images)).view(len(labels), 1, 28, 28)
             yield x, labels, table["writer_id"].to_pylist()
 
 

@@ -1,5 +1,6 @@
 """Images in folders, one for each class, such as Medical MNIST."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from pl_fed.data.source import Arrays, DataSource
 from pl_fed.functional.arguments import check_integers
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+_IMAGES |= {".ppm", ".pgm", ".pbm", ".pnm"}
 
 
 class ImageFolder(DataSource):
@@ -105,13 +107,14 @@ class ImageFolder(DataSource):
 
 
 def _images_below(folder: Path) -> list[Path]:
-    """Return the images anywhere below a folder, but for what is hidden."""
-    return [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in _IMAGES
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
+    """Return the images anywhere below a folder, but for what is hidden; links are followed."""
+    found, seen = [], set()
+    for here, folders, files in os.walk(folder, followlinks=True):
+        known = os.path.realpath(here) in seen  # a link may lead back
+        folders[:] = [name for name in folders if not name.startswith(".") and not known]
+        found += [Path(here, name) for name in files if not name.startswith(".") and not known]
+        seen.add(os.path.realpath(here))
+    return sorted(path for path in found if path.suffix.lower() in _IMAGES)
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:

@@ -93,6 +93,11 @@ class FederatedData(LightningDataModule):
                 f" {val_fraction + test_fraction}: nothing would be left to train on."
             )
         check_choice(("own", "official"), split=split)
+        if split == "own" and partitioner is not None and partitioner.needs_official:
+            raise ValueError(
+                f"Expected argument `split` to be official with `{partitioner.needs_official}` of"
+                f" {type(partitioner).__name__} but got own: there is no official test set."
+            )
         if isinstance(normalize, str):
             check_choice(("none", "channel", "feature"), normalize=normalize)
         if partitioner is not None and num_clients is None:

@@ -470,9 +470,10 @@ def trains_convolutions(net: nn.Module) -> bool:
 def _table(data: ClientData, client: int, outputs: Tensor | None) -> dict[str, Any]:
     """The predictions for a client, from the outputs on its test samples."""
     index = data.test.samples(client)
+    samples = index.cpu()
     table: dict[str, Any] = {
         "client": client,
-        "sample": index.cpu(),
+        "sample": samples if data.ids is None else data.ids[samples],
         "target": data.y[index].cpu(),
     }
     if outputs is None:

@@ -28,6 +28,9 @@ class Partitioner(ABC):
     splits: Literal["labels", "owners"] = "labels"
     """What it is given in the place of labels: the targets, or the ids of the samples' owners."""
 
+    needs_official: str | None = None
+    """Which of its arguments, as given, means nothing without an official test set, if one does."""
+
     @abstractmethod
     def split(self, labels: Tensor, num_clients: int, generator: torch.Generator) -> list[Tensor]:
         """Return the samples of each client: disjoint, complete, none empty.

@@ -63,6 +63,7 @@ class Shards(Partitioner):
         self.classes_per_client = classes_per_client
         self.reference = reference
         self.whole_test_classes = whole_test_classes
+        self.needs_official = "whole_test_classes" if whole_test_classes else None
 
     def split(self, labels: Tensor, num_clients: int, generator: torch.Generator) -> list[Tensor]:
         """Return the samples of each client (see :class:`Partitioner`)."""

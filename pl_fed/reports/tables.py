@@ -12,11 +12,12 @@ from pl_fed.reports import configs
 from pl_fed.reports.group import Final, Group, models_of
 from pl_fed.reports.run import Run
 
-_ROWS = {  # of the summary that a fit ends with
+RESULTS = {  # what the summary that a fit ends with shows, and a report's table, by metric
     "accuracy": "mean over clients",
-    "accuracy_std": "spread (std)",
-    "accuracy_worst10": "worst 10 %",
-    "accuracy_best10": "best 10 %",
+    "accuracy_std": "spread over clients (std)",
+    "accuracy_worst10": "worst 10 % of clients",
+    "accuracy_best10": "best 10 % of clients",
+    "accuracy_weighted": "over all samples",
     "loss": "loss",
     "backdoor_success": "taken for the backdoor's class",
 }
@@ -75,7 +76,7 @@ def of_results(groups: Sequence[Group]) -> str:
     models = models_of(groups, "test")
     columns = {
         metric: title
-        for metric, title in _ROWS.items()
+        for metric, title in RESULTS.items()
         if any(group.final(f"test/{model}/{metric}") for group in groups for model in models)
     }
     if not columns:

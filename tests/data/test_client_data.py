@@ -2,7 +2,29 @@
 
 import pytest
 import torch
-from small_federations import classes, shared_out
+from small_federations import Given, classes, shared_out
+
+from pl_fed.data import FederatedData
+from pl_fed.partitioners import Partitioner
+from pl_fed.skews import Rotations
+
+
+class AllHaveAll(Partitioner):
+    """Everybody has all samples."""
+
+    def split(self, labels, num_clients, generator):
+        return [torch.arange(len(labels))] * num_clients
+
+
+def test_copies_know_of_which_samples_they_are():
+    arrays = classes([12], (1, 4, 4))
+    data = FederatedData(Given(arrays), AllHaveAll(), 4, skew=Rotations(), root_samples=2).clients
+    assert len(data.ids) == len(data.x) > len(arrays.x)
+    assert torch.equal(data.y, arrays.y[data.ids])
+    for client in range(4):
+        index = torch.cat([data.part(name).samples(client) for name in ("train", "val", "test")])
+        turned = arrays.x[data.ids[index]].rot90(client, (2, 3))
+        torch.testing.assert_close(data.x[index], turned)
 
 
 @pytest.mark.parametrize("part", ["train", "val", "test"])

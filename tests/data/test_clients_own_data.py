@@ -147,6 +147,28 @@ def test_femnist_as_leaf_writes_it(tmp_path, below):
     assert data.clients.owners == [["f1"], ["f2"]]
 
 
+def test_femnist_is_there_once(tmp_path):
+    """As where train and test were copied out of a clone of LEAF that lies there as well."""
+    user = leaf({"f1": (np.zeros((2, 784)), [0, 1])})
+    for name in ("train/a.json", "test/b.json", "data/all_data/a.json", "train/._a.json"):
+        path = tmp_path / "femnist" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("hidden" if "._" in name else user)
+    assert len(FEMNIST(root=str(tmp_path)).load()) == 4
+    for name in ("data/train/a.json", "data/test/b.json"):
+        path = tmp_path / "femnist" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(user)
+    with pytest.raises(
+        ValueError, match=r"to hold FEMNIST once but got \S+/femnist/train/\*.json "
+    ):
+        FEMNIST(root=str(tmp_path)).load()
+    (tmp_path / "femnist" / "data" / "train" / "a.json").unlink()
+    (tmp_path / "femnist" / "a.parquet").touch()
+    with pytest.raises(ValueError, match=r"got \S+/femnist/\*.parquet and \S+/train/\*.json: "):
+        FEMNIST(root=str(tmp_path)).load()
+
+
 def png(pixels):
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format="PNG")
@@ -163,13 +185,16 @@ def test_femnist_in_parquet_files(tmp_path, monkeypatch):
     }
     cells = {name: SimpleNamespace(to_pylist=lambda v=v: v) for name, v in table.items()}
 
+    nothing = SimpleNamespace(to_pylist=list)
+
     def read_table(path, columns):
-        return {name: cells[name] for name in columns}
+        return {name: cells[name] if "00000" in path.name else nothing for name in columns}
 
     reader = SimpleNamespace(read_table=read_table)
     monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=reader))
     (tmp_path / "femnist").mkdir()
-    (tmp_path / "femnist" / "train-00000-of-00001.parquet").touch()
+    (tmp_path / "femnist" / "train-00000-of-00002.parquet").touch()
+    (tmp_path / "femnist" / "train-00001-of-00002.parquet").touch()
     arrays = FEMNIST(root=str(tmp_path)).load()
     assert np.array_equal(arrays.x[:, 0], pixels)
     assert arrays.y.tolist() == [0, 61, 35]
@@ -254,6 +279,17 @@ def test_what_is_hidden_is_no_image(tmp_path):
     arrays = ImageFolder("scans", root=str(tmp_path)).load()
     assert arrays.y.tolist() == [0, 1, 1]
     assert arrays.num_classes == 2
+
+
+def test_images_of_other_kinds_and_in_linked_folders(tmp_path):
+    write_images(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    for kind in ("pgm", "ppm", "pbm", "pnm"):
+        Image.new("L", (4, 6)).save(tmp_path / "elsewhere" / f"0.{kind}", format="PPM")
+    (tmp_path / "scans" / "Hand" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "scans" / "Hand" / "back").symlink_to(tmp_path / "scans" / "Hand")
+    arrays = ImageFolder("scans", root=str(tmp_path)).load()
+    assert arrays.y.tolist() == [0] + [1] * 6
 
 
 def test_a_folder_without_images_is_no_class(tmp_path):

@@ -286,6 +286,10 @@ def test_clients_that_cannot_be_formed(arguments, words):
         ({"val_fraction": 0.5, "test_fraction": 0.5}, "below 1 but got 1.0: nothing"),
         ({"num_clients": None}, "`num_clients` to be given with a `partitioner` but got None"),
         ({"split": "offical"}, "`split` to be 'own' or 'official' but got 'offical'"),
+        (
+            {"partitioner": Shards(2, whole_test_classes=True)},
+            "`split` to be official with `whole_test_classes` of Shards but got own: there is no",
+        ),
         ({"normalize": "chanel"}, "`normalize` to be 'none', .* but got 'chanel'"),
     ],
 )

@@ -1,6 +1,7 @@
 """Evaluation against plain loops: every model on its clients' samples, and then put back."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 import pl_fed
 from pl_fed.clients import Ditto, FedAvg, Local
 from pl_fed.data import FederatedData
+from pl_fed.data.client_data import Part
 from pl_fed.engine.evaluation import Evaluator, WorkSpace, better, trains_convolutions
 from pl_fed.metrics import ClientMetrics
 from pl_fed.state import ClientStore
@@ -179,6 +181,18 @@ def test_predictions_are_each_clients_own_in_its_order(model):
         assert torch.equal(table["target"], y)
         assert torch.equal(table["prediction"], outputs.argmax(1))
         torch.testing.assert_close(table["probability"], outputs.softmax(1).amax(1))
+
+
+def test_predictions_name_the_data_sets_samples_where_clients_have_copies():
+    data, client = doubled(data_of()), Ditto(seeded(mlp))
+    shared = replace(data, test=Part.of([data.test.samples(1)] * data.num_clients))
+    with torch.no_grad():
+        tables = evaluator_of(client, store_of(client)).predict(
+            shared.owned_once(), torch.tensor([2, 0]), "global"
+        )
+    for table in tables:
+        assert torch.equal(table["sample"], data.test.samples(1))
+        assert torch.equal(table["target"], data.y[table["sample"]])
 
 
 def test_a_client_without_test_samples_gets_an_empty_table():

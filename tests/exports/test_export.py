@@ -562,6 +562,17 @@ def test_a_checkpoint_that_was_carried_elsewhere(folder, tmp_path):
     assert all(torch.equal(*pair) for pair in zip(*(each.values() for each in found)))
 
 
+def test_a_run_of_another_machine(folder, tmp_path):
+    """One with GPUs."""
+    (tmp_path / "last.ckpt").write_bytes(checkpoint(folder).read_bytes())
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["trainer"] |= {"accelerator": "cuda", "devices": 4, "strategy": "ddp"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    main(["export", "--ckpt", str(tmp_path / "last.ckpt"), "--client", "1"])
+    (out,) = (tmp_path / "exports").iterdir()
+    assert (out / "client_1.pt").exists()
+
+
 def test_algorithms_without_one_of_the_models(tmp_path, capsys):
     run = trained(tmp_path, "FedAvg")
     for select in ("personal", "validation"):

@@ -142,6 +142,16 @@ def test_the_command_needs_no_model(tmp_path):
     assert list((tmp_path / "a").glob("*/split.png"))
 
 
+def test_the_command_takes_the_config_of_another_machine(tmp_path):
+    """Whether or not there are GPUs here."""
+    trainer = {"accelerator": "gpu", "devices": 8, "strategy": "ddp", "precision": "16-mixed"}
+    layer = tmp_path / "gpus.yaml"
+    layer.write_text(yaml.safe_dump({"trainer": trainer}))
+    root = ["--trainer.default_root_dir", str(tmp_path / "a")]
+    main(["partition", *QUICKSTART, "--config", str(layer), *root])
+    assert list((tmp_path / "a").glob("*/split.png"))
+
+
 def test_the_command_does_not_make_the_model_that_is_given(tmp_path):
     net = {"architecture": "resnet18", "weights": "no_such_file.pth", "num_classes": 10}
     model = {"lam": 1.0, "net": {"class_path": "pl_fed.models.FrozenBody", "init_args": net}}

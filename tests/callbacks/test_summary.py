@@ -1,0 +1,35 @@
+"""The table that a fit ends with."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from pl_fed.callbacks.summary import Summary
+
+CLASSES = {"accuracy": 0.9, "accuracy_std": 0.1, "accuracy_worst10": 0.7, "accuracy_best10": 1.0}
+CLASSES |= {"accuracy_weighted": 0.91, "loss": 0.3}
+
+
+def said(capsys, **models):
+    metrics = {name: SimpleNamespace(compute=lambda v=v: v) for name, v in models.items()}
+    federation = SimpleNamespace(metrics=lambda part: metrics)
+    Summary(federation).on_test_end(SimpleNamespace(is_global_zero=True), None)
+    return [line.strip() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_of_classes(capsys):
+    lines = said(capsys, **{"global": CLASSES, "personal": {**CLASSES, "accuracy": 0.95}})
+    assert lines[0] == "test accuracy of benign clients"
+    (row,) = [line for line in lines if "mean over clients" in line]
+    assert row.split("│")[2:4] == ["       0.9000 ", "         0.9500 "]
+    assert any("over all samples" in line for line in lines)
+    assert not any("backdoor" in line for line in lines)
+
+
+@pytest.mark.parametrize("success", [{}, {"backdoor_success": 0.25}])
+def test_nobody_has_an_empty_row(capsys, success):
+    lines = said(capsys, **{"global": {"loss": 0.5, **success}})
+    assert lines[0] == "test results of benign clients"
+    assert not any("mean over clients" in line for line in lines)
+    assert sum("0.5000" in line for line in lines) == 1
+    assert sum("taken for the backdoor" in line for line in lines) == len(success)
