@@ -4,12 +4,13 @@ python -m experiments.summary
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.ditto import report as ditto
 from experiments.fedtilt import report as fedtilt
+from experiments.fedtilt.run import NAMES, SEEDS, table_jobs
 from experiments.flame import report as flame
 from experiments.grid import ROOT, Row, finished
 from experiments.tables import Comparison, markdown
@@ -31,6 +32,8 @@ class Table:
         command: What makes it, after ``python -m experiments.``.
         figures: What is compared.
         main: Those of the figures that README shows, by name.
+        uses: Whether a run of the folder is one of those that it is made of.
+        kinds: Figures that are counted apart, and by what name.
     """
 
     name: str
@@ -39,19 +42,25 @@ class Table:
     command: str
     figures: Figures
     main: Mapping[tuple[str, str], str]
+    uses: Callable[[Row], bool] = bool
+    kinds: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[Row]:
         """The runs that it is made of."""
-        return finished(HERE / self.folder / "results.csv")
+        return [row for row in finished(HERE / self.folder / "results.csv") if self.uses(row)]
 
     def counts(self) -> list[str]:
         """Return how many figures agree, seeds, runs, hours and the command."""
-        agree = sum(one.agrees for one in self.figures.values())
+        kinds = self.kinds or {"": {name for _, name in self.figures}}
+        agree = []
+        for kind, names in kinds.items():
+            found = [one.agrees for (_, name), one in self.figures.items() if name in names]
+            agree.append(f"{sum(found)} of {len(found)} {kind}".strip())
         hours = sum(float(row["seconds"]) for row in self.rows) / 3600
         return [
             f"[{self.name}](experiments/{self.folder}/{self.file})",
-            f"{agree} of {len(self.figures)}",
+            ", ".join(agree),
             str(len({row["seed"] for row in self.rows})),
             str(len(self.rows)),
             f"{hours:.1f}",
@@ -67,23 +76,38 @@ def _flat(nested: Mapping[tuple[str, str] | str, Mapping[str, Comparison]]) -> F
     }
 
 
+def _of_cifar(setting: str) -> bool:
+    return setting.startswith("cifar10/")
+
+
 def tables() -> list[Table]:
     """Return all tables of which there are runs."""
     label, hybrid = "2 classes a client", "half labels, half sizes"
-    tilted = _flat(fedtilt.figures())
+    flames, tilted = _flat(flame.figures()), _flat(fedtilt.figures())
+    tilts = {job.key for job in table_jobs(SEEDS)}
     found = [
         Table(
-            "FLAME, Table III",
+            "FLAME, Table III: MNIST and Fashion-MNIST",
             "flame",
             "table3.md",
             "flame.run",
-            _flat(flame.figures()),
+            {key: one for key, one in flames.items() if not _of_cifar(key[0])},
             {
                 (f"{data}/{split}", f"FLAME {model}"): f"FLAME, {name}, {said}: {model}"
                 for data, name in DATA.items()
                 for split, said in (("label_q2", label), ("hybrid_q2_dir0.5", hybrid))
                 for model in ("PM", "GM")
             },
+            lambda row: not _of_cifar(row["setting"]),
+        ),
+        Table(
+            "FLAME, Table III: CIFAR-10, two of its settings",
+            "flame",
+            "table3.md",
+            "flame.run --cifar10 --seeds 1",
+            {key: one for key, one in flames.items() if _of_cifar(key[0])},
+            {},
+            lambda row: _of_cifar(row["setting"]),
         ),
         Table(
             "Ditto, Tables 1, 5 and 9: Fashion-MNIST",
@@ -109,22 +133,22 @@ def tables() -> list[Table]:
                 for row, name in (("global", "FedAvg"), ("Ditto, lambda=1", "Ditto, λ = 1"))
             },
         ),
-        *(
-            Table(
-                f"FedTilt, Tables II, III and VII, FedAvg in two readings: {said}",
-                "fedtilt",
-                "tables.md",
-                "fedtilt.run",
-                {key: one for key, one in tilted.items() if key[1] in metrics},
-                {
-                    (f"{data}/clean / FedTilt", metrics[0]): f"FedTilt, {name}, clean: {unit}"
-                    for data, name in DATA.items()
-                },
-            )
-            for said, unit, *metrics in (
-                ("accuracy", "accuracy, %", "accuracy"),
-                ("spreads", "σ", "accuracy_std", "class_std_mean", "class_std_std"),
-            )
+        Table(
+            "FedTilt, Tables II, III and VII, FedAvg in two readings",
+            "fedtilt",
+            "tables.md",
+            "fedtilt.run",
+            tilted,
+            {
+                (f"{data}/clean / FedTilt", metric): f"FedTilt, {name}, clean: {unit}"
+                for metric, unit in (("accuracy", "accuracy, %"), ("accuracy_std", "σ"))
+                for data, name in DATA.items()
+            },
+            lambda row: tuple(row[name] for name in NAMES) in tilts,
+            {
+                "accuracies": {"accuracy"},
+                "spreads": {"accuracy_std", "class_std_mean", "class_std_std"},
+            },
         ),
     ]
     return [table for table in found if table.rows]
