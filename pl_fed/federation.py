@@ -146,6 +146,8 @@ class Federation:
             check_integers(0, num_byzantine=num_byzantine)
         if chunk_size is not None:
             check_integers(1, chunk_size=chunk_size)
+        if seed is not None:
+            check_integers(-(2**63), seed=seed)
         if model_selection not in ("validation", "test", None):
             raise ValueError(
                 'Expected argument `model_selection` to be "validation", "test" or None but got'
@@ -183,13 +185,23 @@ class Federation:
         self._root: RootTraining | None = None
         self._metrics: dict[str, dict[str, ClientMetrics]] = {}
 
-    def setup(self, client: Client, datamodule: Any, stage: str) -> None:
+    def setup(self, client: Client, datamodule: Any, stage: str, loads: bool = False) -> None:
         """Check that everything fits together, before anything is trained.
+
+        What clients and server keep stays as long as the client is the same object, and the data
+        are of as many samples a client, if made anew.
+
+        Args:
+            client: The algorithm.
+            datamodule: The data.
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+            loads: Whether a checkpoint will be loaded then.
 
         Raises:
             TypeError: If the data is not a :class:`FederatedData`.
-            ValueError: If cohort, byzantine clients or the net's output do not fit the data, or
-                features are to be kept that cannot be.
+            ValueError: If cohort, byzantine clients or the net's output do not fit the data,
+                features are to be kept that cannot be, or clients that have models of their own
+                are to be evaluated on others' data.
         """
         if not isinstance(datamodule, FederatedData):
             raise TypeError(
@@ -197,9 +209,13 @@ class Federation:
                 f" {type(datamodule).__name__}."
             )
         data, known = datamodule.clients, self._holdings
-        new = known is None or client is not known.client or data is not known.loaded
+        new = known is None or not known.are_of(client, data, self.seed)
+        if new and known is not None and stage != "fit" and not loads:
+            known.check_none_lost(client)
         if new:  # else who lied last stays known
             self.adversary.setup(data.num_clients, data.num_classes, self.seed)
+        elif known is not None and data is not known.loaded:
+            known.exchange(data)
         self._cohorts = {}
         sizes = data.train.sizes
         cohort = self.sampler.size_of_cohort(data.num_clients)

@@ -186,6 +186,15 @@ def check_callback(callback: Callback) -> None:
             " Lightning would write last.ckpt only when training ends. For one checkpoint, the"
             " latest, leave both out and give `filename: last`, `enable_version_counter: false`."
         )
+    if (
+        isinstance(callback, ModelCheckpoint)
+        and callback.save_last == "link"
+        and callback.save_on_exception
+    ):
+        raise ValueError(
+            f"Expected `save_last` of {name} to be true with `save_on_exception` but got link: in"
+            " the middle of a round nothing is written that last.ckpt could link to."
+        )
 
 
 def check_optimizer(trainer: Any, model: Any) -> None:

@@ -184,7 +184,7 @@ class Trainer(LightningTrainer):
         **kwargs: Any,
     ) -> Any:
         """See ``lightning.Trainer.validate``; ``ckpt_path`` as in :meth:`fit`."""
-        return super().validate(model, dataloaders, self._checkpoint(ckpt_path), **kwargs)
+        return super().validate(model, dataloaders, self._evaluated(model, ckpt_path), **kwargs)
 
     def test(  # type: ignore[override]
         self,
@@ -194,7 +194,7 @@ class Trainer(LightningTrainer):
         **kwargs: Any,
     ) -> Any:
         """See ``lightning.Trainer.test``; ``ckpt_path`` as in :meth:`fit`."""
-        return super().test(model, dataloaders, self._checkpoint(ckpt_path), **kwargs)
+        return super().test(model, dataloaders, self._evaluated(model, ckpt_path), **kwargs)
 
     def predict(  # type: ignore[override]
         self,
@@ -206,11 +206,25 @@ class Trainer(LightningTrainer):
         **kwargs: Any,
     ) -> Any:
         """See ``lightning.Trainer.predict``; ``ckpt_path`` as in :meth:`fit`."""
-        path = self._checkpoint(ckpt_path)
+        path = self._evaluated(model, ckpt_path)
         return super().predict(model, dataloaders, datamodule, return_predictions, path, **kwargs)
+
+    def _evaluated(self, client: Client | None, asked: str | Path | None) -> str | Path | None:
+        """Return which checkpoint is meant; warn if clients' own models are held elsewhere."""
+        before = getattr(getattr(client, "_trainer", None), "federation", self.federation)
+        if not isinstance(client, Client) or before is self.federation:
+            return self._checkpoint(asked)
+        if asked is None and client.states():
+            rank_zero_warn(
+                f"{type(client).__name__} was at work in another Federation, which has its clients'"
+                " own models: here they are as they were at first. Take that Federation, or give"
+                " `ckpt_path`."
+            )
+        return self._checkpoint(asked)
 
     def _checkpoint(self, asked: str | Path | None) -> str | Path | None:
         """Return which checkpoint is meant."""
+        self.loads = asked is not None
         if asked != "last":
             return asked
         if not is_first_process():

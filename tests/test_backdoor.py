@@ -10,7 +10,7 @@ from torch import nn
 
 import pl_fed
 from pl_fed import Federation
-from pl_fed.attacks import Attack, Backdoor, GaussianNoise, Outliers, RandomLabels
+from pl_fed.attacks import Attack, Backdoor, Combined, GaussianNoise, Outliers, RandomLabels
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Digits, FederatedData
 from pl_fed.engine.evaluation import Evaluator
@@ -249,3 +249,15 @@ def test_a_backdoor_needs_classes():
     client = FedAvg(seeded(mlp), criterion=nn.MSELoss())
     with pytest.raises(ValueError, match="Expected the data to have classes for Backdoor"):
         Federation(All(), attack=ATTACK, byzantine=[0]).setup(client, data, "fit")
+
+
+def test_the_success_of_two_backdoors_counts_no_true_label():
+    """Both are shown, and the last one's class is what counts."""
+    two = Combined(
+        [Backdoor(1, size=1, value=4.0, corner="top_left"), Backdoor(2, size=1, value=4.0)]
+    )
+    x = torch.zeros(3, 1, 4, 4)
+    shown = two.trigger(Batch(x, torch.tensor([0, 1, 2])))
+    assert shown.y.tolist() == [2, 2, 2]
+    assert shown.mask.tolist() == [True, True, False]
+    assert (shown.x[0, 0, 0, 0], shown.x[0, 0, -1, -1]) == (4.0, 4.0)

@@ -1040,6 +1040,11 @@ def test_the_callbacks_of_a_client_are_looked_at_too(tmp_path):
 def test_last_ckpt_that_would_come_too_late_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^Expected ModelCheckpoint with `save_last` to have"):
         fit(tmp_path, callbacks=ModelCheckpoint(save_last=True, save_top_k=0))
+    linked = ModelCheckpoint(save_last="link", save_on_exception=True)
+    with pytest.raises(
+        ValueError, match=r"^Expected `save_last` of ModelCheckpoint to be true with"
+    ):
+        fit(tmp_path, callbacks=linked)
 
 
 def test_checkpoints_go_to_local_folders(tmp_path):

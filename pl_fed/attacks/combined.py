@@ -73,7 +73,9 @@ class Combined(Attack):
         return own
 
     def trigger(self, batch: Batch) -> Batch:
-        """Return the samples with all triggers."""
+        """Return the samples with all triggers, with the targets that the last of them wants."""
+        shown = batch
         for each in self.attacks:
-            batch = each.trigger(batch)
-        return batch
+            if each.triggers:  # by its true targets it says which samples it misleads
+                shown = each.trigger(batch._replace(x=shown.x))
+        return shown

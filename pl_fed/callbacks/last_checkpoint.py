@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 
 
 class LastCheckpoint(ModelCheckpoint):
@@ -16,7 +16,9 @@ class LastCheckpoint(ModelCheckpoint):
 
     A checkpoint holds the states of all clients, and may take longer than a round. So rounds go on
     unsaved until saving has taken no more than a share of the time. The last round is saved in any
-    case, and, on an error or a signal between two rounds, the one before.
+    case, and, on an error or a signal between two rounds, the one before. Beside Lightning's
+    ``WeightAveraging`` each round is saved as it ends, and none later: that callback puts the
+    average in the place of the model for validations, and when training ends.
 
     Args:
         share: Largest share of the time that saving takes, in (0, 1]; 1 saves each round.
@@ -34,6 +36,7 @@ class LastCheckpoint(ModelCheckpoint):
         self.share = share
         self._due = 0.0
         self._training = False
+        self._averages = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Note that nothing is trained yet, or loaded."""
@@ -44,6 +47,8 @@ class LastCheckpoint(ModelCheckpoint):
         if stage == "fit" and writes and self.dirpath is not None:
             Path(self.dirpath).mkdir(parents=True, exist_ok=True)
         self._training = False
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        self._averages = any(isinstance(each, WeightAveraging) for each in callbacks)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what a checkpoint says; an evaluation of it has a folder of its own."""
@@ -59,17 +64,19 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the round if it is time."""
         started = time.monotonic()
-        if trainer.strategy.reduce_boolean_decision(started >= self._due, all=False):
+        due = self._averages or started >= self._due
+        if trainer.strategy.reduce_boolean_decision(due, all=False):
             super().on_train_epoch_end(trainer, pl_module)
             self._due = started + (time.monotonic() - started) / self.share
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last round, if it is not."""
-        super().on_train_epoch_end(trainer, pl_module)
+        if not self._averages:
+            super().on_train_epoch_end(trainer, pl_module)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Save what was trained since; the trainer does not in the middle of a round."""
-        if self._training:
+        if self._training and not self._averages:
             super().on_train_epoch_end(trainer, pl_module)

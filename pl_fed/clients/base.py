@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class FederationLike(Protocol):
     """What a client needs of the federation that it is part of."""
 
-    def setup(self, client: "Client", datamodule: Any, stage: str) -> None:
+    def setup(self, client: "Client", datamodule: Any, stage: str, loads: bool) -> None:
         """Make ready for a stage."""
 
     def evaluate(self, part: str, clients: Tensor) -> None:
@@ -539,7 +539,11 @@ class Client(LightningModule, ABC):
     def setup(self, stage: str) -> None:
         """Make the federation ready, in the trainer's precision before a checkpoint is loaded."""
         self.trainer.precision_plugin.convert_module(self)
-        self.federation.setup(self, getattr(self.trainer, "datamodule", None), stage)
+        data, loads = (
+            getattr(self.trainer, "datamodule", None),
+            getattr(self.trainer, "loads", False),
+        )
+        self.federation.setup(self, data, stage, loads)
 
     def train(self, mode: bool = True) -> "Client":
         """Set training mode; what is frozen as a whole stays in evaluation mode."""

@@ -93,6 +93,7 @@ def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
         ValueError: If the net has none of such a name, or only one such module.
     """
     names = list(trainable_parameters(net))
+    own = [own] if isinstance(own, str) else own
     if own is None:
         modules = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
         if len(modules) == 1:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.functional.arguments import check_instances
 from pl_fed.types import Batch
 
 
@@ -46,6 +47,7 @@ class Mapper(Client):
     def __init__(
         self, net: nn.Module, lams: Sequence[float] = (0.25, 0.5, 0.75), **kwargs: Any
     ) -> None:
+        check_instances(Sequence, lams=lams)
         if not lams or len(set(lams)) < len(lams) or not all(0 < lam <= 1 for lam in lams):
             raise ValueError(
                 f"Expected argument `lams` to be different numbers in (0, 1] but got {lams}."

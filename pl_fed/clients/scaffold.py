@@ -38,7 +38,7 @@ class Scaffold(Client):
         net: See :class:`Client`, as for all that is not named here.
         control: Where c_i comes from. ``"path"``: the mean gradient along the local steps (option
             II, which costs nothing); ``"start"``: the gradient at x (option I), which costs as much
-            as to train another model.
+            as to train another model. Gradient clipping clips each minibatch's there, too.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
 
     Raises:
@@ -117,6 +117,10 @@ class Scaffold(Client):
         share = self.population.share
         rows["control"] = rows["control"] + share * (rows["own_control"] - known)
         return change
+
+    def evaluates(self) -> tuple[str, ...]:
+        """Return the global model: the slope is none."""
+        return ("global",)
 
     def work(self, model: str) -> LocalWork:
         """Return one pass over the data for the gradient at x."""

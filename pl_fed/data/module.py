@@ -85,8 +85,8 @@ class FederatedData(LightningDataModule):
         check_instances(Skew, skew=skew)
         check_integers(1, batch_size=batch_size, clients_per_eval_batch=clients_per_eval_batch)
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
-            if not 0 <= share < 1:
-                raise ValueError(f"Expected argument `{name}` to lie in [0, 1) but got {share}.")
+            if not isinstance(share, float | int) or not 0 <= share < 1:
+                raise ValueError(f"Expected argument `{name}` to lie in [0, 1) but got {share!r}.")
         if split == "own" and val_fraction + test_fraction >= 1:
             raise ValueError(
                 "Expected arguments `val_fraction` + `test_fraction` to be below 1 but got"
@@ -112,11 +112,12 @@ class FederatedData(LightningDataModule):
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
         self.normalize = normalize
-        self.transforms = transforms or []
+        self.transforms = [transforms] if isinstance(transforms, nn.Module) else transforms or []
         self.skew = skew
         self.augment: Callable[[Tensor], Tensor] | None = None
         if augment:
-            self.augment = nn.Sequential(*augment)
+            each = [augment] if isinstance(augment, nn.Module) else augment
+            self.augment = nn.Sequential(*each)
         self.drop_last = drop_last
         self.clients_per_eval_batch = clients_per_eval_batch
         self.predict_clients = predict_clients

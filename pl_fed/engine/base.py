@@ -183,4 +183,5 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
                 f"Expected `training_step` to return scalars but got shape {list(value.shape)} for"
                 f" `{name}`."
             )
-    return outputs
+    kind = outputs["loss"].dtype  # of flags and counts, whose means are wanted
+    return {n: v if v.is_floating_point() else v.to(kind) for n, v in outputs.items()}

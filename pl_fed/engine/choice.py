@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -19,6 +19,7 @@ from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
 from pl_fed.engine.stacked import CannotStackError, Stacked
 from pl_fed.engine.tracing import CannotCompileError
+from pl_fed.functional.arguments import check_choice
 from pl_fed.state import free_memory
 
 EngineName = Literal["auto", "one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
@@ -92,7 +93,7 @@ class EngineChoice:
         speeds: What was measured.
 
     Raises:
-        ValueError: If PyTorch has no such mode.
+        ValueError: If there is no such engine, or PyTorch has no such mode.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class EngineChoice:
         chunk_size: int | None = None,
         compile_mode: str | None = None,
     ) -> None:
+        check_choice(get_args(EngineName), engine=name)
         if compile_mode is not None:
             try:
                 torch.compile(lambda: None, mode=compile_mode)  # compiles nothing yet

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import Chunk, Engine, as_outputs, built_anew, new_rows
 from pl_fed.functional.random import key, seeded_torch
+from pl_fed.functional.rows import counters
 
 
 class OneByOne(Engine):
@@ -99,9 +100,11 @@ class _LiveModels:
             self._add(model, client.row(model).data, chunk.rows)
             if model in chunk.statistics:
                 self._add(model, client.statistics(model).data, chunk.statistics)
-        # how many batches BatchNorm has seen: no row holds it, and each client begins with the same
-        counters = [buffer for buffer in client.buffers() if not buffer.is_floating_point()]
-        self.counters = [(buffer, buffer.clone()) for buffer in counters]
+        # such as how many batches BatchNorm has seen: no row holds it
+        unkept = {id(each): each for each in client.buffers() if not each.is_floating_point()}
+        for model in client.trains:
+            unkept |= {id(each): each for each in counters(client.model(model)).values()}
+        self.counters = [(buffer, buffer.clone()) for buffer in unkept.values()]
 
     def load(self, position: int) -> None:
         """Make the models those of a client."""
@@ -110,7 +113,7 @@ class _LiveModels:
         self.restore_counters()
 
     def restore_counters(self) -> None:
-        """Put integer buffers back to what they were before the first client."""
+        """Put buffers that no row holds back to what they were before the first client."""
         for buffer, value in self.counters:
             buffer.copy_(value)
 

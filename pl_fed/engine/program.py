@@ -161,10 +161,11 @@ class Program:
                 raise CannotCompileError(first.rstrip(".")) from error
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
-        """Make room for what one trial of the step gives, and forget rows that it does not read."""
+        """Make room for what one trial gives; forget rows that a compiled step does not read."""
         found, outputs = self.step.gradients(cloned(self._state()), inputs)
-        # in mixed precision the step has been traced, with all of them
-        for name in set() if self.step.casts else self.centres.keys() - self.step.objective.read:
+        # an eager step may read others later; in mixed precision it has been traced, with all
+        forgets = self.compiled and not self.step.casts
+        for name in self.centres.keys() - self.step.objective.read if forgets else ():
             del self.centres[name]
             del self.step.centre_dims[name]
         self.momenta = {

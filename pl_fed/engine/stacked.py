@@ -52,7 +52,7 @@ class Stacked(Stepping):
         buffers = {name: (buffer, buffer.clone()) for name, buffer in client.named_buffers()}
         try:
             with seeded_torch(client.device):
-                one, other = self._losses(client, optimizer, chunk)
+                one, *others = self._losses(client, optimizer, chunk)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # if it is not the stacking, it will come again one by one
@@ -64,7 +64,7 @@ class Stacked(Stepping):
                 buffer.copy_(kept)
         if changed:
             raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
-        if not torch.allclose(one, other, rtol=1e-3, equal_nan=True):
+        if not all(torch.allclose(one, other, rtol=1e-3, equal_nan=True) for other in others):
             raise CannotStackError(
                 "samples that `batch.mask` leaves out change what `training_step` returns"
             )
@@ -94,7 +94,7 @@ class Stacked(Stepping):
 
     def _inputs(
         self, program: Program, optimizer: torch.optim.Optimizer, chunk: Chunk
-    ) -> tuple[Tensor, Callable[[int, Batch], dict[str, Any]]]:
+    ) -> tuple[Tensor, Callable[..., dict[str, Any]]]:
         """Return each model's steps [models + 1, clients], and what makes a step's inputs."""
         device, steps, size = program.client.device, chunk.batches.max_steps, program.size or 0
         options = options_of(optimizer, program.example)
@@ -103,8 +103,8 @@ class Stacked(Stepping):
         running = index[:, None, None] < filled(ends, (len(ends), size))
         draws = filled(chunk.draw_keys(program.client.draws).to(device), (size, steps))
 
-        def inputs(step: int, batch: Batch) -> dict[str, Any]:
-            shape = (size, chunk.batches.width)
+        def inputs(step: int, batch: Batch, width: int = chunk.batches.width) -> dict[str, Any]:
+            shape = (size, width)
             return {
                 **{
                     name: filled(each, shape)
@@ -122,15 +122,24 @@ class Stacked(Stepping):
 
     def _losses(
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
-    ) -> tuple[Tensor, Tensor]:
-        """Return the losses of the first minibatches, with one padding and with another."""
+    ) -> list[Tensor]:
+        """Return the losses of the first minibatches, with one padding, with another, and without.
+
+        Without any, a dropout layer draws others if samples are not its first dimension.
+        """
         centres = chunk.centres(client.trains)
         program = self.program(client, optimizer, chunk, centres)
         with torch.no_grad():
             program.load(chunk.rows, chunk.statistics, centres)
             _, inputs = self._inputs(program, optimizer, chunk)
-            one, other = (program.outputs(inputs(0, batch))["loss"] for batch in _padded(chunk))
-        return one, other
+            one, other = _padded(chunk)
+            found = [program.outputs(inputs(0, batch))["loss"] for batch in (one, other)]
+            width = one.y.shape[1] - 1
+            if width and client.draws.wanted and not program.step.casts:  # traced for one shape
+                tensors = {name: each for name, each in one._asdict().items() if each is not None}
+                short = one._replace(**{name: each[:, :-1] for name, each in tensors.items()})
+                found.append(program.outputs(inputs(0, short, width))["loss"])
+        return found
 
 
 def _done(steps: list[int], step: int) -> list[int]:

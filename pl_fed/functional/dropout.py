@@ -31,8 +31,23 @@ class Draws:
         self._calls: dict[nn.Module, int] = {}
 
     def call(self, layer: nn.Module) -> int:
-        """Return how often a layer has drawn in this step, and count it."""
+        """Return how often a layer has drawn in this step, and count it.
+
+        Within a backward pass, activation checkpointing asks for what was drawn before.
+
+        Raises:
+            ValueError: If it does of a layer that has drawn several times: which of them is not
+                known.
+        """
         calls = self._calls.get(layer, 0)
+        if calls and torch._C._current_graph_task_id() != -1:
+            if calls > 1:
+                raise ValueError(
+                    "Expected each dropout layer of a net with activation checkpointing to be"
+                    f" called once a step but got one that is called {calls} times: give each"
+                    " place a layer of its own."
+                )
+            return 0
         self._calls[layer] = calls + 1
         return calls
 

@@ -1,11 +1,12 @@
 """The adversary: which clients are byzantine, when, what they know, and what they do."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -47,11 +48,7 @@ class Adversary:
         know: Knowledge = "all",
         corruption: Attack | None = None,
     ) -> None:
-        if isinstance(byzantine, int | float) and not 0 <= byzantine <= 1:
-            raise ValueError(
-                "Expected argument `byzantine` to be a fraction in [0, 1] or a list of client ids"
-                f" but got {byzantine}."
-            )
+        byzantine = _fraction_or_ids(byzantine)
         if byzantine and attack is None:
             raise ValueError(
                 f"Expected argument `attack` to be given with `byzantine` = {byzantine} but got"
@@ -98,6 +95,8 @@ class Adversary:
                 f"Nobody is byzantine: `byzantine` = {self.byzantine} of {num_clients} clients is"
                 " less than one, and is rounded down."
             )
+        if self.is_byzantine.all():
+            rank_zero_warn("Everybody is byzantine, and so there are no metrics of benign clients.")
 
     def begin(self, round: int) -> None:
         """Begin a round: draw anew who is byzantine, if that is so."""
@@ -181,6 +180,22 @@ class Adversary:
             )
         sent[byzantine] = forged.to(sent)
         return sent
+
+
+def _fraction_or_ids(byzantine: Any) -> float | list[int]:
+    """Return who is byzantine, if it is what it should be."""
+    if isinstance(byzantine, Tensor | np.ndarray):
+        byzantine = byzantine.tolist()
+    ids = isinstance(byzantine, Collection) and not isinstance(byzantine, str | Mapping)
+    if ids and all(type(each) is int for each in byzantine):
+        return list(byzantine)
+    if byzantine == 0 or (isinstance(byzantine, float) and 0 < byzantine <= 1):
+        return float(byzantine)
+    hint = ": give [1] for client 1, or 1.0 for everybody" if byzantine == 1 else ""
+    raise ValueError(
+        "Expected argument `byzantine` to be a fraction in [0, 1] or a list of client ids but got"
+        f" {byzantine!r}{hint}."
+    )
 
 
 class _Trials:

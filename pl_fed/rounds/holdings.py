@@ -11,6 +11,7 @@ from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine import EngineChoice
 from pl_fed.engine.features import moved
+from pl_fed.rounds.identity import identity_of
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.sharing import Guests
 from pl_fed.state import ClientStore
@@ -99,6 +100,27 @@ class Holdings:
                 self._store.load_state_dict(self._saved)
                 self._saved = None
         return self._store
+
+    def are_of(self, client: Client, data: ClientData, seed: int) -> bool:
+        """Return whether a client and data are these, the data perhaps made anew."""
+        if client is not self.client:
+            return False
+        one, other = (identity_of(client, each, seed) for each in (data, self.loaded))
+        return data is self.loaded or one == other
+
+    def check_none_lost(self, client: Client) -> None:
+        """Raise ``ValueError`` if an evaluation on others' data would lose clients' own models."""
+        held = self._saved is not None or not (self._store is None or self._store.is_empty)
+        if held and client is self.client:
+            raise ValueError(
+                f"Expected the data on which {type(client).__name__} was fitted, whose clients have"
+                f" models of their own, but got others to evaluate it on: take another Federation"
+                " for them, or give `ckpt_path`."
+            )
+
+    def exchange(self, data: ClientData) -> None:
+        """Take other data of the same clients, as they were loaded."""
+        self.loaded, self._moved = data, None
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take over what a store gave for a checkpoint, when the models are where they will be."""

@@ -63,6 +63,11 @@ class ClientStore:
         """Whether some rows are on disk."""
         return any(table.disk is not None for table in self._tables.values())
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all clients are as they were at first."""
+        return not any(len(table.clients()) for table in self._tables.values())
+
     def read(self, name: str, clients: Tensor) -> Tensor:
         """Return copies of the clients' rows, shape [clients, numel], on the default's device."""
         return self._tables[name].read(clients.cpu())

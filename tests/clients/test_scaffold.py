@@ -238,3 +238,8 @@ def test_optimizers_whose_steps_are_no_gradients_are_refused(optimizer, got):
 def test_another_control_is_refused():
     with pytest.raises(ValueError, match="`control` to be 'path' or 'start' but got 'middle'"):
         Scaffold(seeded(mlp), "middle")
+
+
+@pytest.mark.parametrize("control", ["path", "start"])
+def test_the_global_model_alone_is_evaluated(control):
+    assert Scaffold(seeded(mlp), control=control).evaluates() == ("global",)

@@ -130,3 +130,9 @@ def test_an_engine_trains_in_the_dtype_of_the_client():
         for engine in ("one_by_one", "stacked"):
             outcome = run_rounds(client, shared_out(classes([4])), dtype=dtype, engine=engine)
             assert outcome.w.dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["stackd", None])
+def test_an_engine_that_there_is_not(name):
+    with pytest.raises(ValueError, match="`engine` to be 'auto', .* or 'stacked_compiled' but got"):
+        Federation(All(), engine=name)

@@ -269,3 +269,27 @@ def test_mapper_begins_each_w_with_the_servers_statistics():
         sampler=Cohorts((0,), (1,), (0,)),
     )
     torch.testing.assert_close(again.w_statistics, 0.9 * expected + 0.1 * first)
+
+
+class Centred(nn.Module):
+    """A net that takes off a running mean which is not saved with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return self.last(x - self.mean)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "one_by_one_compiled"])
+def test_a_buffer_that_is_not_saved_is_nobody_elses(engine, uncompiled):
+    client, data = Local(seeded(Centred), optimizer=sgd(0.1)), shared_out(classes([9, 7, 5]))
+    both, alone = (
+        run_rounds(client, data, rounds=2, sampler=Only(*who), engine=engine)
+        for who in ((0, 1), (1,))
+    )
+    assert torch.equal(both.v[1], alone.v[1])

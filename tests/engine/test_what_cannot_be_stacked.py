@@ -207,3 +207,55 @@ def test_a_live_model_is_no_centre(engine, centre):
         match = f"`centre` to be one of broadcast, .* but got '{centre}'"
         with pytest.raises(ValueError, match=match):
             run_rounds(client, shared_out(classes(SIZES)), engine=engine)
+
+
+class WarmsUp(FedAvg):
+    """Its model is pulled back from the second step on."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(self.global_model, batch)
+        return loss + self.distance_to_broadcast() if batch_idx else loss
+
+
+def test_what_is_read_late_is_there():
+    client = WarmsUp(seeded(mlp), optimizer=sgd(0.1), local_epochs=2)
+    data = shared_out(classes([9, 7, 5]))
+    one, other = (run_rounds(client, data, engine=each) for each in ("one_by_one", "stacked"))
+    assert one.distance(other) < 1e-12
+
+
+class Columns(nn.Module):
+    """A net that drops from samples that are its last dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.drop(self.first(x).t()).t().tanh())
+
+
+def test_samples_that_are_dropped_from_otherwise_beside_padding():
+    client = FedAvg(seeded(Columns), optimizer=sgd(0.1), local_epochs=2)
+    data = shared_out(classes([9, 7, 5]))
+    one = run_rounds(client, data)
+    with pytest.warns(UserWarning, match="cannot be stacked: samples that `batch.mask` leaves out"):
+        other = run_rounds(client, data, engine="stacked")
+    assert one.distance(other) == 0
+
+
+class Flags(FedAvg):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(self.global_model, batch)
+        return {
+            "loss": loss,
+            "positive": loss.detach() > 0,
+            "samples": batch.y.numel() + 0 * batch.y[0],
+        }
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_flags_and_counts_are_averaged(engine):
+    client = Flags(seeded(mlp), optimizer=sgd(0.1), local_steps=4)
+    (report,) = run_rounds(client, shared_out(classes([8, 8])), rounds=1, engine=engine).reports
+    assert (float(report["train/positive"]), float(report["train/samples"])) == (1.0, 4.0)

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from pl_fed.functional.dropout import Draws, KeyedDropout, key_dropouts
 from pl_fed.functional.random import key
@@ -151,3 +152,38 @@ def test_other_layers_are_left_alone():
     net = nn.Sequential(nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5), Own(0.5))
     key_dropouts(net, Draws())
     assert [type(each) for each in net] == [nn.AlphaDropout, nn.FeatureAlphaDropout, Own]
+
+
+class Checkpointed(nn.Module):
+    """A net that forgets the activations of a part, and makes them again in the backward pass."""
+
+    def __init__(self, forgets, twice=False):
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Tanh())
+        self.last, self.forgets, self.twice = nn.Linear(16, 3), forgets, twice
+
+    def forward(self, x):
+        for _ in range(1 + self.twice):
+            y = checkpoint(self.part, x, use_reentrant=False) if self.forgets else self.part(x)
+        return self.last(y)
+
+
+def gradient(net):
+    torch.manual_seed(0)
+    draws, x = drawing("test"), torch.ones(5, 4)
+    key_dropouts(net, draws)
+    net(x).sum().backward()
+    return net.part[0].weight.grad
+
+
+def test_activation_checkpointing_drops_the_same_again():
+    made = []
+    for forgets in (False, True):
+        torch.manual_seed(0)
+        made.append(gradient(Checkpointed(forgets)))
+    assert torch.equal(*made)
+
+
+def test_activation_checkpointing_of_a_layer_used_twice_is_refused():
+    with pytest.raises(ValueError, match="to be called once a step but got one that is called 2 "):
+        gradient(Checkpointed(True, twice=True))

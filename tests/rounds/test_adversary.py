@@ -5,6 +5,7 @@ Clients estimate a point: with a learning rate of 1 each sends the way from w^t 
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from small_federations import (
@@ -452,6 +453,12 @@ def test_forged_uploads_of_another_shape(gives, got):
     [
         ({"byzantine": -0.1}, r"`byzantine` to be a fraction in \[0, 1\]"),
         ({"byzantine": 0.5}, "`attack` to be given with `byzantine` = 0.5"),
+        ({"attack": Spy(), "byzantine": 1}, r"ids but got 1: give \[1\] for client 1, or 1.0"),
+        ({"attack": Spy(), "byzantine": True}, "ids but got True: give"),
+        ({"attack": Spy(), "byzantine": [0.5]}, r"list of client ids but got \[0.5\]"),
+        ({"attack": Spy(), "byzantine": [True]}, r"list of client ids but got \[True\]"),
+        ({"attack": Spy(), "byzantine": "0.2"}, "list of client ids but got '0.2'"),
+        ({"attack": Spy(), "byzantine": (1,), "redraw": True}, r"fraction with .* got \[1\]"),
         ({"attack": Spy(), "byzantine": [1], "redraw": True}, "`byzantine` to be a fraction with"),
         ({"start": -1}, "`byzantine_from` to be at least 0"),
         ({"know": "some"}, "`attackers_know` to be 'all' or 'own' but got"),
@@ -470,6 +477,17 @@ def test_forged_uploads_of_another_shape(gives, got):
 def test_what_does_not_fit_together(arguments, message):
     with pytest.raises(ValueError, match=message):
         Adversary(**arguments)
+
+
+@pytest.mark.parametrize("kind", [tuple, set, np.array, torch.tensor])
+def test_ids_come_in_any_collection(kind):
+    assert Adversary(Spy(), kind([1, 2]) if kind is not set else {1, 2}).byzantine == [1, 2]
+
+
+def test_everybody_is_warned_of():
+    adversary = Adversary(Spy(), 1.0)
+    with pytest.warns(UserWarning, match="Everybody is byzantine, and so there are no metrics"):
+        adversary.setup(3, 2, seed=0)
 
 
 # Whatever the chunks, and through a stop
