@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import Chunk, Engine, as_outputs, built_anew, new_rows
 from pl_fed.functional.random import key, seeded_torch
-from pl_fed.functional.rows import counters
+from pl_fed.functional.rows import unkept_buffers
 
 
 class OneByOne(Engine):
@@ -103,7 +103,7 @@ class _LiveModels:
         # such as how many batches BatchNorm has seen: no row holds it
         unkept = {id(each): each for each in client.buffers() if not each.is_floating_point()}
         for model in client.trains:
-            unkept |= {id(each): each for each in counters(client.model(model)).values()}
+            unkept |= {id(each): each for each in unkept_buffers(client.model(model)).values()}
         self.counters = [(buffer, buffer.clone()) for buffer in unkept.values()]
 
     def load(self, position: int) -> None:

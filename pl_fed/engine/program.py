@@ -15,7 +15,7 @@ from pl_fed.engine.compiled_step import CompiledStep
 from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of
 from pl_fed.engine.tracing import CannotCompileError
 from pl_fed.functional.random import seeded_torch
-from pl_fed.functional.rows import RowLayout, counters
+from pl_fed.functional.rows import RowLayout, counters, unkept_buffers
 
 _PLAIN = (Number, str, type(None))
 _NOT_READ = {*vars(LightningModule()), "_rows"} - {"training"}  # what does not change a step
@@ -162,7 +162,8 @@ class Program:
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
         """Make room for what one trial gives; forget rows that a compiled step does not read."""
-        found, outputs = self.step.gradients(cloned(self._state()), inputs)
+        with self._buffers_kept():
+            found, outputs = self.step.gradients(cloned(self._state()), inputs)
         # an eager step may read others later; in mixed precision it has been traced, with all
         forgets = self.compiled and not self.step.casts
         for name in self.centres.keys() - self.step.objective.read if forgets else ():
@@ -174,6 +175,21 @@ class Program:
             if update.momentum
         }
         self.totals = {name: torch.zeros_like(value) for name, value in outputs.items()}
+
+    @contextmanager
+    def _buffers_kept(self) -> Iterator[None]:
+        """Refuse a trial that changes a buffer which neither a row nor the step holds."""
+        buffers = [
+            (name, buffer, buffer.clone())
+            for model in self.client.trains
+            for name, buffer in unkept_buffers(self.client.model(model)).items()
+        ]
+        yield
+        changed = [name for name, buffer, kept in buffers if not buffer.equal(kept)]
+        for _, buffer, kept in buffers:
+            buffer.copy_(kept)
+        if changed:
+            raise CannotCompileError(f"training changes a buffer of the net ({changed[0]})")
 
     def _compile(self, inputs: dict[str, Any]) -> CompiledStep:
         """Compile the step, and see that it does what it does eagerly."""

@@ -218,10 +218,14 @@ def running_statistics(module: nn.Module) -> dict[str, Tensor]:
 
 
 def counters(module: nn.Module) -> dict[str, Tensor]:
+    """Return the integer buffers that training may change, by name: BatchNorm's, as a rule."""
+    return {n: b for _, n, b in _unfrozen_buffers(module) if not b.is_floating_point()}
+
+
+def unkept_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that training may change and no row holds, by name.
 
-    Those of integers, such as BatchNorm's, and those that are not saved with the module. Each
-    client begins with the same.
+    Those of integers, and those that are not saved with the module, most of them constants.
     """
     kept = running_statistics(module)
     return {name: each for _, name, each in _unfrozen_buffers(module) if name not in kept}
