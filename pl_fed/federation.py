@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -155,7 +154,7 @@ class Federation:
             )
         check_state_memory(state_memory)
         if store is not None:
-            check_writable(store=Path(store))
+            check_writable(store=store)
         check_nonnegative(gather_memory=gather_memory)
         self.sampler = Uniform() if sampler is None else sampler
         defence = Mean() if aggregator is None else aggregator

@@ -48,7 +48,7 @@ def new_folder(root: str | Path, argument: str = "default_root_dir") -> Path:
         ValueError: If ``root`` cannot be written.
     """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    check_writable(**{argument: Path(root)})
+    check_writable(**{argument: root})
     Path(root).mkdir(parents=True, exist_ok=True)
     for attempt in range(1, 1000):
         folder = Path(root) / (stamp if attempt == 1 else f"{stamp}-{attempt}")

@@ -561,6 +561,7 @@ KINDS = {
     "pre_aggregators": (partial(Federation, pre_aggregators=Clipping()), "list but got Clipping"),
     "each of them": (partial(Federation, pre_aggregators=[Median()]), "PreAggregator but got Med"),
     "attack": (partial(Federation, attack="RandomLabels"), "Attack but got 'RandomLabels'"),
+    "store": (partial(Federation, store=123), "`store` to be a folder but got 123"),
     "dataset": (partial(FederatedData, "mine.npz"), "DataSource but got 'mine.npz'"),
     "partitioner": (partial(DIGITS, "IID"), "Partitioner but got 'IID'"),
     "skew": (partial(DIGITS, IID(), skew=[]), "Skew but got []"),

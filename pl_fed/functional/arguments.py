@@ -108,9 +108,12 @@ def check_at_most(maximum: float, **arguments: float) -> None:
             raise ValueError(f"Expected argument `{name}` to be at most {maximum} but got {value}.")
 
 
-def check_writable(**arguments: Path) -> None:
-    """Raise ``ValueError`` unless each argument is a folder to write in, or can be made one."""
-    for name, path in arguments.items():
+def check_writable(**arguments: str | Path) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless each can be a folder to write in."""
+    for name, given in arguments.items():
+        if not isinstance(given, (str, Path)):
+            raise TypeError(f"Expected argument `{name}` to be a folder but got {given!r}.")
+        path = Path(given)
         try:
             with TemporaryFile(dir=next(each for each in (path, *path.parents) if each.exists())):
                 pass

@@ -30,7 +30,7 @@ def report(arguments: Sequence[str]) -> Path:
         ValueError: If a folder holds nothing to show, or the page cannot be written.
     """
     given = _parser().parse_args(list(arguments))
-    check_writable(out=Path(given.out))
+    check_writable(out=given.out)
     runs, skipped = find_runs(given.runs)
     for each in (*skipped, *(f"{run.folder}: unfinished." for run in runs if not run.finished)):
         print(f"note: {each}", file=sys.stderr)
