@@ -77,7 +77,8 @@ class Federation:
         attackers_know: Which honest uploads of a round the byzantine clients know: ``"all"``, or
             only their ``"own"``, what they would send if they were honest.
         num_byzantine: How many byzantine uploads aggregators count with in a round; ``None`` for
-            the number to be expected, of all clients' share (rounded down), as in Ditto.
+            the number to be expected, of all clients' share (rounded down), as in Ditto. Uploads
+            that are left out as broken are counted off.
         corruption: What is wrong with the training data of every client, byzantine or not: an
             attack on data, such as outliers (FedTilt, section IV).
         max_rejected: The largest share of a round's benign clients, in [0, 1], that may be left out
@@ -403,11 +404,12 @@ class Federation:
         """Return what aggregators and attacks may know of a round."""
         return self._expecting(RoundContext(self.seed, round, clients=cohort, losses=losses))
 
-    def _expecting(self, context: RoundContext) -> RoundContext:
-        """Say how many byzantine uploads are to be expected among so many."""
-        expected = self.num_byzantine
-        if expected is None:
+    def _expecting(self, context: RoundContext, broken: int = 0) -> RoundContext:
+        """Say how many byzantine uploads are to be expected among so many, without broken ones."""
+        if self.num_byzantine is None:
             expected = math.floor(self.adversary.share * len(context.clients) + 1e-9)
+        else:
+            expected = max(0, self.num_byzantine - broken)
         return replace(context, num_byzantine=expected)
 
     # What the clients have

@@ -396,3 +396,33 @@ def test_forged_uploads_beside_broken_ones(how):
     ended = run(client, aggregator=Median(), **how)
     assert seen == [4, 3, 4]
     same(ended, run(client, WITHOUT, broken=None, aggregator=Median(), **how), 0)
+
+
+class OneIsNaN(pl_fed.attacks.Attack):
+    """The first of the attackers sends no numbers."""
+
+    def forge(self, honest, own, context):
+        sent = own.clone()
+        sent[0] = math.nan
+        return sent
+
+
+@pytest.mark.filterwarnings("ignore:In round 0 the uploads")
+@pytest.mark.parametrize("aggregator", [TrimmedMean(), Krum()], ids=["TrimmedMean", "Krum"])
+@pytest.mark.parametrize("expected", [None, 2])
+def test_byzantine_clients_do_not_stop_a_run_by_uploads_that_are_broken(aggregator, expected):
+    """Whoever is left out is counted off those that the server expects: one of four, not two."""
+    seen = []
+
+    class Seen(type(aggregator)):
+        def forward(self, uploads, weights, context):
+            seen.append((len(uploads), context.num_byzantine))
+            return super().forward(uploads, weights, context)
+
+    settings = {"attack": OneIsNaN(), "byzantine": [0, 5], "num_byzantine": expected}
+    client = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
+    merges = Seen()
+    ended = run(client, broken=None, aggregator=merges, max_rejected=0.0, **settings)
+    assert [report["train/rejected"] for report in ended.reports] == [1, 1, 1]
+    assert seen[-3:] == [(4, 1)] * 3, "after a trial of what a cohort sends"
+    assert ended.w.isfinite().all()

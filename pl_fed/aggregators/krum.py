@@ -16,6 +16,7 @@ Departs from reference code only where it is told to: ``num_selected=None`` and
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from pl_fed.aggregators.counting import Counting
@@ -38,13 +39,14 @@ class Krum(Counting):
             takes the number that the server expects.
         squared: Whether distances are squared.
         without_neighbours: What happens if n − f − 2 < 1, where no score can be had: ``"error"``,
-            or ``"first"`` for taking those that Ditto's code takes then, the first that it drew
-            into the cohort: here those of a draw by ``weights``, its law of the first.
+            or ``"first"`` for those that Ditto's code takes then, the first that it drew into the
+            cohort: here any of the cohort, as given who is in it the order of its draw hardly
+            depends on sizes.
 
     Shape:
         - ``uploads``: [n, d], n at least f + 3 (unless ``"first"`` is taken) and at least m,
           without NaN.
-        - ``weights``: [n]; read by ``"first"`` only.
+        - ``weights``: [n]; not read.
         - output: [d].
 
     Raises:
@@ -92,8 +94,7 @@ class Krum(Counting):
             best = by_client[scores.argsort(stable=True)][:selected]
         elif self.without_neighbours == "first":
             draw = generator(context.seed, "krum", context.round)
-            shares = weights[by_client].double().cpu()
-            best = by_client[shares.multinomial(selected, generator=draw).to(uploads.device)]
+            best = by_client[torch.randperm(n, generator=draw)[:selected].to(uploads.device)]
         else:
             raise ValueError(
                 f"Expected argument `uploads` to have at least {byzantine + 3} rows for Krum, which"

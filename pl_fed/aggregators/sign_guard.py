@@ -14,9 +14,11 @@ upload to the others to what it is clustered by.
 As in the authors' code: L, R and the share of the coordinates; the bandwidth of the clusters, which
 is the mean distance to the farthest of the nearest half of the uploads; and that uploads which are
 near no cluster belong to none. Departs from that code, which takes the coordinates in one block,
-divides each share by the largest of all uploads, takes the lower of two middle norms for M, and has
-SignGuard-Sim compare with the last merged update after its first rounds: here it is always the
-median of the cosines to all uploads. Where no upload is in both sets the result is 0.
+divides each share by the largest of all uploads, takes the lower of two middle norms for M,
+measures the bandwidth on 50 uploads at most, and starts mean shift from bins, where it starts from
+every upload here. Its SignGuard-Sim compares with the last merged update after its first rounds,
+and scales similarities to [0, 0.2]: here it is always the median of the cosines to all uploads.
+Where no upload is in both sets the result is 0.
 """
 
 import math

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.arguments import check_choice, check_integers, check_shares
+from pl_fed.functional.arguments import check_choice, check_finite, check_integers, check_shares
 from pl_fed.functional.random import key, uniforms
 from pl_fed.types import Batch, ClientContext
 
@@ -74,6 +74,7 @@ class Backdoor(Attack):
         check_shares(samples=samples)
         check_integers(1, size=size)
         check_choice(_CORNERS, corner=corner)
+        check_finite(value=value)
         self.target = target
         self.samples = samples
         self.size = size

@@ -21,9 +21,9 @@ honest ones, where x_i are updates and d is the number of signs that are not 0, 
 
     λ_0 = (max_i ‖x_i‖ + √(lowest score of an honest one / number of honest neighbours)) / √d
 
-That holds where Krum looks at honest neighbours only: of up to f + 1 attackers, f being what the
-server expects. With more, which a cohort may have by chance, it may pick a larger λ, too, which is
-not tried.
+That holds where Krum looks at honest neighbours, too: of up to f + 1 attackers who are fewer than
+n − f − 1, f being what the server expects. With more, which a cohort may have by chance, it may
+pick a larger λ, too, which is not tried: n − f − 1 or more are each other's neighbours, at any λ.
 
 Departs from the paper: its λ_0 is for distances that are not squared; s is of the mean of the known
 updates, for attackers who know the defence, too; all attackers send the same to Krum, where the

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.arguments import check_shares
+from pl_fed.functional.arguments import check_finite, check_shares
 from pl_fed.functional.random import hashed, key, uniforms
 from pl_fed.types import Batch, ClientContext
 
@@ -30,8 +30,8 @@ class Outliers(Attack):
         samples: Share of a client's samples that are hit, in [0, 1].
         pixels: Share of their pixels, in [0, 1].
         low: Smallest number, in the units of the inputs, after they are normalised; ``None`` for
-            the smallest of the sample.
-        high: Largest number; ``None`` for the largest of the sample.
+            the smallest of the sample, or ``high`` where that is less.
+        high: Largest number; ``None`` for the largest of the sample, or ``low`` where that is more.
 
     Shape:
         - ``batch.x``: images [batch, channels, height, width], where a pixel is hit in all
@@ -58,6 +58,7 @@ class Outliers(Attack):
         high: float | None = None,
     ) -> None:
         check_shares(samples=samples, pixels=pixels)
+        check_finite(low=low, high=high)
         if low is not None and high is not None and not low <= high:
             raise ValueError(
                 f"Expected argument `low` to be at most `high` = {high} but got {low}."
@@ -91,6 +92,9 @@ class Outliers(Attack):
         hit = order <= order.kthvalue(count, dim=1, keepdim=True).values
         numbers = torch.arange(channels * pixels, device=x.device).view(channels, pixels)
         draws = uniforms(values[:, None, None], numbers).to(x.dtype)
-        low = flat.amin((1, 2), keepdim=True) if self.low is None else self.low
-        high = flat.amax((1, 2), keepdim=True) if self.high is None else self.high
+        low, high = flat.amin((1, 2), keepdim=True), flat.amax((1, 2), keepdim=True)
+        if self.low is not None:
+            low, high = low.new_tensor(self.low), high.clamp(min=self.low)
+        if self.high is not None:
+            low, high = low.clamp(max=self.high), high.new_tensor(self.high)
         return torch.where(hit[:, None], low + (high - low) * draws, flat).view_as(x)

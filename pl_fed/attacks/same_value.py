@@ -52,8 +52,7 @@ class SameValue(Attack):
         std: float = 0.1**0.5,
         on: Literal["update", "model"] = "model",
     ) -> None:
-        if value is not None:
-            check_finite(value=value)
+        check_finite(value=value)
         check_nonnegative(std=std)
         check_choice(("update", "model"), on=on)
         self.value = value

@@ -51,10 +51,10 @@ def _check_number(name: str, value: object) -> None:
         raise TypeError(f"Expected argument `{name}` to be a number but got {value!r}.")
 
 
-def check_finite(**arguments: float) -> None:
-    """Raise ``ValueError`` unless each argument is a finite number."""
+def check_finite(**arguments: float | None) -> None:
+    """Raise ``ValueError`` unless each argument that is given is a finite number."""
     for name, value in arguments.items():
-        if (
+        if value is not None and (
             isinstance(value, bool)
             or not isinstance(value, int | float)
             or not math.isfinite(value)

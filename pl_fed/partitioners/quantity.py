@@ -7,7 +7,7 @@ Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022, arXiv:2102.02
     sizes ∝ q,   q ~ Dir(β) over the clients
 
 Lognormal: Tian Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020,
-arXiv:1812.06127 (sizes follow a power law), as Ditto's Fashion-MNIST split draws it::
+arXiv:1812.06127 (sizes follow a power law)::
 
     sizes ∝ exp(σ z_k),   z_k ~ N(0, 1)
 

@@ -25,7 +25,8 @@ class Uploads:
         whole: Which of the cohort's uploads are whole, bool [cohort].
         context: The round, of the whole cohort.
         sizes: Training samples of all clients, int64 [clients].
-        expecting: Says of a context how many byzantine uploads are to be expected.
+        expecting: Says of a context how many byzantine uploads are to be expected, where so many
+            others are broken.
 
     Attributes:
         sharing: The same of those that are still in.
@@ -40,7 +41,7 @@ class Uploads:
         whole: Tensor,
         context: RoundContext,
         sizes: Tensor,
-        expecting: Callable[[RoundContext], RoundContext],
+        expecting: Callable[[RoundContext, int], RoundContext],
     ) -> None:
         self.sharing = sharing
         self.context = context
@@ -78,7 +79,7 @@ class Uploads:
         context, whole = self.context, self._whole
 
         def tried(sent: Tensor, whole: Tensor) -> Tensor:
-            known = self._expecting(context.of(whole))
+            known = self._context_of(whole)
             weights = self._sizes[known.clients].to(sent.device)
             return server.tried(sent if whole.all() else sent[whole], weights, known)
 
@@ -106,10 +107,14 @@ class Uploads:
             self._proposals = {name: each[here] for name, each in self._proposals.items()}
             self._ids = self._ids[here.cpu()]
             self.sharing = self.sharing.of(whole.cpu())
-            self.context = self._expecting(self.context.of(whole))
+            self.context = self._context_of(whole)
             if client.keeps_mean and client.population.cohort < client.population.clients:
                 self._part = len(self.sharing.cohort) / self._cohort
         return rejected
+
+    def _context_of(self, whole: Tensor) -> RoundContext:
+        """Return the round of those clients alone whose uploads are whole."""
+        return self._expecting(self.context.of(whole), int((~whole).sum()))
 
     def distance(self, update: Tensor, benign: Tensor, aggregator: Aggregator) -> Tensor | float:
         """Return how far the merged update is from the mean of the benign uploads.

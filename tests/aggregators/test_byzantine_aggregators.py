@@ -29,6 +29,8 @@ from pl_fed.aggregators import (
     MeaMed,
     TrimmedMean,
 )
+from pl_fed.functional.random import generator
+from pl_fed.samplers import BySize
 from pl_fed.types import RoundContext
 
 
@@ -183,7 +185,7 @@ def test_centered_clipping_against_the_formula(tau, steps, kind):
 
 def test_krum_without_neighbours_takes_who_was_drawn_first_as_dittos_code():
     """n = 10 and f = 8: no neighbour, all scores are 0, and multi-Krum averages n − f = 2."""
-    rows, weights = torch.eye(10).double(), torch.tensor([1.0] * 9 + [11.0])
+    rows, weights = torch.eye(10).double(), torch.ones(10)
     draws = []
     for round in range(600):
         context = RoundContext(round=round, num_byzantine=8, clients=torch.arange(10) * 3)
@@ -196,10 +198,22 @@ def test_krum_without_neighbours_takes_who_was_drawn_first_as_dittos_code():
         assert sorted(two.tolist()) == [0.0] * 8 + [0.5] * 2
         assert two[one] == 0.5
         draws.append(int(one))
-    counts = torch.tensor(draws).bincount(minlength=10)
-    assert chisquare(counts, weights / weights.sum() * 600).pvalue > 0.001, "by its size"
+    assert chisquare(torch.tensor(draws).bincount(minlength=10)).pvalue > 0.001
     with pytest.raises(ValueError, match="at least 11 rows for Krum"):
         merged(Krum(), rows, 8)
+
+
+def test_whom_dittos_code_draws_first_is_drawn_by_size_once():
+    """Of all clients: the cohort is by size, and who is first in it is by size no further."""
+    sizes = torch.from_numpy(np.random.RandomState(0).lognormal(3, 1, 100) + 10).round().long()
+    krum, tenths = Krum(without_neighbours="first"), sizes.argsort(descending=True).view(10, 10)
+    counts = torch.zeros(100)
+    for round in range(2000):
+        cohort = BySize(10).sample(100, sizes, generator(0, "cohort", round))
+        context = RoundContext(round=round, num_byzantine=8, clients=cohort)
+        counts[int(krum(cohort[:, None].double(), sizes[cohort], context))] += 1
+    expected = 2000 * sizes.double() / sizes.sum()
+    assert chisquare(counts[tenths].sum(1), expected[tenths].sum(1)).pvalue > 0.001
 
 
 def test_krum_with_a_neighbour_looks_at_it_whatever_the_option():

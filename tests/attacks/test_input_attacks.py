@@ -167,6 +167,13 @@ def test_the_range_is_that_of_the_sample_unless_another_is_given():
     assert wide.max() > 90
 
 
+@pytest.mark.parametrize("bound", [{"low": 5.0}, {"high": -5.0}])
+def test_a_range_that_the_sample_is_not_in_has_one_number(bound):
+    (number,) = bound.values()
+    x = Outliers(samples=1.0, pixels=1.0, **bound).poison(batch_of(20), CONTEXT).x
+    assert (x == number).all()
+
+
 def test_which_samples_are_hit_is_the_documented_draw_anew_in_each_round():
     batch = batch_of()
     found = []
@@ -194,6 +201,8 @@ def test_no_pixel(pixels):
         ({"samples": -0.1}, r"`samples` to be in \[0, 1\] but got -0.1"),
         ({"pixels": 2.0}, r"`pixels` to be in \[0, 1\] but got 2.0"),
         ({"low": 1.0, "high": 0.5}, "`low` to be at most `high` = 0.5 but got 1.0"),
+        ({"low": float("nan")}, "`low` to be a finite number but got nan"),
+        ({"high": float("inf")}, "`high` to be a finite number but got inf"),
     ],
 )
 def test_outliers_out_of_range(arguments, words):
