@@ -162,6 +162,14 @@ def test_what_is_a_mean_over_all_clients_stays_one(kind, how):
 
 
 @quiet
+def test_the_mean_of_models_that_the_server_has_stays_one_where_all_take_part():
+    everyone = list(range(len(SIZES)))
+    end = run(breaks(Mocha), cohorts=[everyone] * 3)
+    models = end.server["models"].view(len(SIZES), -1)
+    torch.testing.assert_close(end.w, models.mean(0), rtol=1e-12, atol=1e-12)
+
+
+@quiet
 @engines
 @pytest.mark.parametrize("how", ["a loss", "NaN", "a row"])
 def test_beside_others_in_a_chunk(how, engine):

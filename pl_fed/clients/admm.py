@@ -27,7 +27,7 @@ class ADMM(Client, ABC):
     that a defence drops or an attack forges is missing in w, or stays in it, until the end. An
     attack that sends a model (:class:`~pl_fed.attacks.SameValue`, say) then counts clients / cohort
     times as much as a forged u_i does in (14), each time that the attacker is drawn. In FLAME's
-    experiments all clients take part in each round.
+    experiments all clients take part in each round, but for Figure 12.
 
     Args:
         net: See :class:`Client`, as for all that is not named here.

@@ -108,7 +108,12 @@ class Client(LightningModule, ABC):
     keeps_mean = False
     """Whether the global model is to be the plain mean of what all clients keep: an aggregator that
     counts samples is refused then, and of any server optimizer but SGD with learning rate 1 there
-    is a warning. A client that is left out of a round as broken changes nothing of the mean."""
+    is a warning. A client that is left out of a round as broken changes nothing of the mean where
+    uploads are changes of it: if part of the clients are in a round, or :attr:`sends_changes`. Else
+    the mean is that of those who are left, until the next round."""
+
+    sends_changes = False
+    """Whether uploads are changes of that mean also where all clients are in each round."""
 
     server_means: tuple[str, ...] = ()
     """Which :meth:`server_states` are to be means of what all clients keep, as ``keeps_mean`` says
@@ -485,6 +490,11 @@ class Client(LightningModule, ABC):
                 f"Expected argument `net` to have no running statistics but got {names}: {why}."
             )
 
+    @property
+    def leaves(self) -> dict[str, list[Tensor]]:
+        """The tensors of each trained model."""
+        return {name: list(self.row(name).tensors.values()) for name in self.trains}
+
     def build_optimizer(self, leaves: Mapping[str, list[Tensor]]) -> torch.optim.Optimizer:
         """Build the local optimizer over tensors of each trained model, one group a model."""
         groups = [
@@ -514,7 +524,7 @@ class Client(LightningModule, ABC):
         Raises:
             ValueError: If the optimizer needs a closure, which a local step does not give it.
         """
-        leaves = {name: list(self.row(name).tensors.values()) for name in self.trains}
+        leaves = self.leaves
         check_optimizers(optimizer=self.optimizer(leaves[self.trains[0]]))
         optimizer = self.build_optimizer(leaves)
         if self.lr_scheduler is None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.ditto import Ditto
-from pl_fed.functional.arguments import check_integers, check_nonnegative
+from pl_fed.functional.arguments import check_instances, check_integers, check_nonnegative
 
 
 class DittoChoice(Ditto):
@@ -101,8 +101,10 @@ def check_lams(lams: Sequence[float]) -> None:
     """Refuse candidates of λ that are none, not different, negative or infinite.
 
     Raises:
+        TypeError: If they are no sequence.
         ValueError: If they are.
     """
+    check_instances(Sequence, lams=lams)
     for each in lams:
         check_nonnegative(lams=each)
     if not lams or len(set(lams)) < len(lams):

@@ -33,7 +33,8 @@ class DittoGreedy(Ditto):
             strong attacks.
         min_validation: So many validation samples are enough, >= 1; 4 in the paper.
         **kwargs: See :class:`Ditto`, without ``regularizer``. The optimizer is meant to be SGD
-            without momentum: λ is tried by a step of it, at the learning rate of v.
+            without momentum and weight decay: λ is tried by a step of it, at the learning rate of
+            v. A net with dropout drops other units in the step that is taken.
 
     Raises:
         ValueError: If a λ is negative or infinite, there are none or one twice, or
@@ -79,11 +80,14 @@ class DittoGreedy(Ditto):
         gradient = torch.func.grad(lambda at: self.loss_at("personal", at, batch))(v)
         centre, rate = self.tensors_at("broadcast"), self.kept("personal_lr")[0]
         validation, losses = self.validation_batch(batch), []
+        if not len(validation.y):
+            return torch.full_like(rate, self.lam)
         with evaluation_mode(self.personal_model):
             for lam in self.candidate_lams:
                 there = {n: v[n] - rate * (gradient[n] + lam * (v[n] - centre[n])) for n in v}
                 losses.append(self.loss_at("personal", there, validation))
         lams = self.kept("lams")
-        best = torch.arange(len(lams), device=lams.device) == torch.stack(losses).argmin()
+        lowest = torch.stack(losses).nan_to_num(torch.inf).argmin()
+        best = torch.arange(len(lams), device=lams.device) == lowest
         enough = self.kept("validation_samples")[0] >= self.min_validation
         return torch.where(enough, torch.where(best, lams, 0).sum(), self.lam)

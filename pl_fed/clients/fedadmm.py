@@ -35,6 +35,8 @@ class FedADMM(ADMM):
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
             training samples.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+            Weight decay of the optimizer acts on w_i as it is: as a part of f_i it would be
+            weighed by α_i.
 
     Raises:
         ValueError: If an argument is out of range.

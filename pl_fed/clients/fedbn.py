@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from pl_fed.clients.fedper import FedPer
+from pl_fed.functional.rows import frozen_modules
 
 NORMALISATIONS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -48,10 +49,12 @@ def norm_layers(net: nn.Module) -> tuple[str, ...]:
     Raises:
         ValueError: If there is none.
     """
+    frozen = {id(each) for module in frozen_modules(net) for each in module.modules()}
     found = tuple(
         name
         for name, layer in net.named_modules()
         if isinstance(layer, NORMALISATIONS)
+        and id(layer) not in frozen
         and (any(p.requires_grad for p in layer.parameters()) or list(layer.buffers()))
     )
     if not found:

@@ -90,7 +90,8 @@ def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
         own: Their names; ``None`` for the last module with trainable parameters.
 
     Raises:
-        ValueError: If the net has none of such a name, or only one such module.
+        ValueError: If the net has none of such a name, or only one such module; or if a parameter
+            of these parts is used in others, too.
     """
     names = list(trainable_parameters(net))
     own = [own] if isinstance(own, str) else own
@@ -101,7 +102,7 @@ def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
                 "Expected argument `own` to be given where the net has only one module with"
                 f" trainable parameters, as {type(net).__name__} has, but got None."
             )
-        return (modules[-1],)
+        own = (modules[-1],)
     names += RowLayout.of_buffers(net).names
     for part in own:
         if not any(belongs(name, [part]) for name in names):
@@ -109,7 +110,22 @@ def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
                 f"Expected argument `own` to name some of {', '.join(names)}, or modules that hold"
                 f" them, but got {part!r}."
             )
+    _refuse_tied(net, own)
     return tuple(own)
+
+
+def _refuse_tied(net: nn.Module, own: Sequence[str]) -> None:
+    """Refuse a parameter that belongs to some parts, and by another name to none of them."""
+    uses: dict[Tensor, list[str]] = {}
+    for name, parameter in net.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad:
+            uses.setdefault(parameter, []).append(name)
+    for names in uses.values():
+        if 0 < sum(belongs(name, own) for name in names) < len(names):
+            raise ValueError(
+                "Expected argument `own` to name all or none of the uses of a parameter but got"
+                f" {', '.join(own)}: {' and '.join(names)} are one."
+            )
 
 
 def places(layout: RowLayout, parts: Sequence[str]) -> Tensor:

@@ -13,8 +13,8 @@ for each client of the cohort of round t::
 
 and w is the mean of the u_i of all clients (14). The start is θ_i = w_i = u_i = w^0 and π_i = 0, so
 that π_i = λ α_i (θ_i − w_i) at all times (Lemma 3): that follows from (12) and (13) alone, however
-θ_i was found. If ρ = λ α_i for all i, as in all of the paper's experiments, u_i is θ_i, and w the
-mean of the θ_i.
+θ_i was found. If ρ = λ α_i for all i, as in the paper's comparisons, u_i is θ_i, and w the mean of
+the θ_i.
 
 Departs from the paper: as in the reference code, the server merges at the end of a round instead of
 at the beginning of the next.

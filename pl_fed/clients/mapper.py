@@ -38,7 +38,8 @@ class Mapper(Client):
             models in training.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
             The optimizer is meant to be SGD, with or without momentum: another moves the mixtures
-            in its own way.
+            in its own way, and weight decay shortens each mixture and each w as they are, which is
+            not what a term of F_k would do.
 
     Raises:
         ValueError: If a λ is out of range, or there are none, or one twice.

@@ -58,6 +58,7 @@ class Mocha(Client):
 
     trains = ("personal",)
     keeps_mean = True
+    sends_changes = True
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from pl_fed.functional.arguments import (
     check_nonnegative,
     check_positive,
 )
+from pl_fed.functional.modes import full_precision
 from pl_fed.types import Batch
 
 Hessian = Literal["difference", "exact", "none"]
@@ -42,7 +43,7 @@ class PerFedAvg(Client):
             statistics (BatchNorm).
         adaptation_lr: α >= 0, the learning rate of the step on a client's own data.
         hessian: How the Hessian's product with a vector is found: ``"difference"`` of two
-            gradients (HF), ``"exact"``, or ``"none"`` at all (FO).
+            gradients (HF), in full precision, ``"exact"``, or ``"none"`` at all (FO).
         difference: δ > 0 of HF.
         adaptation_steps: Steps on a client's own data before an evaluation, >= 1; 1 in the paper.
         **kwargs: ``optimizer`` (its learning rate is β), ``lr_scheduler``, ``local_steps`` (τ),
@@ -78,7 +79,7 @@ class PerFedAvg(Client):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return f_k(w̃; D′), with the gradient (I − α ∇²f_k(w; D″)) ∇f_k(w̃; D′)."""
-        outer, inner, third = (batch.part(slice(i, None, 3)) for i in range(3))
+        outer, inner, third = (_part(batch, i) for i in range(3))
         live = self.parameters_of("global")
         w = {name: parameter.detach() for name, parameter in live.items()}
         adapted = _moved(w, self._gradient(w, inner), -self.adaptation_lr)
@@ -113,10 +114,20 @@ class PerFedAvg(Client):
         if self.hessian == "exact":
             found: Tensors = torch.func.grad(lambda at: _dot(self._gradient(at, batch), u))(w)
             return found
-        ahead, behind = (
-            self._gradient(_moved(w, u, sign * self.difference), batch) for sign in (1, -1)
-        )
+        with full_precision(batch.y.device):  # bfloat16 would tell few of the points apart
+            ahead, behind = (
+                self._gradient(_moved(w, u, sign * self.difference), batch) for sign in (1, -1)
+            )
         return {name: (ahead[name] - behind[name]) / (2 * self.difference) for name in w}
+
+
+def _part(batch: Batch, first: int) -> Batch:
+    """Return every third sample from one on; where there is none, one that does not count."""
+    part = batch.part(slice(first, None, 3))
+    if len(part.y):
+        return part
+    one = batch.part(slice(1))
+    return one._replace(mask=torch.zeros(1, dtype=torch.bool, device=one.y.device))
 
 
 def _moved(at: Mapping[str, Tensor], along: Mapping[str, Tensor], by: float) -> Tensors:

@@ -32,7 +32,8 @@ class PFedMe(Client):
     """pFedMe (Algorithm 1). w_i is the model ``global``, and θ_i the model ``personal``.
 
     The optimizer is that of w_i: SGD, whose learning rate is η. Its schedule, were there one, would
-    act on θ_i too, and is refused. Gradient clipping clips what θ_i moves by in K steps.
+    act on θ_i too, and is refused. Its weight decay is taken for a part of f_i, and so acts in the
+    steps on θ_i. Gradient clipping clips what θ_i moves by in K steps.
 
     Args:
         net: See :class:`Client`, as for all that is not named here.
@@ -68,6 +69,11 @@ class PFedMe(Client):
         self.lam = lam
         self.personal_steps = personal_steps
         self.personal_lr = personal_lr
+        self.weight_decay = 0.0  # of the local optimizer: known from `check` on
+
+    def check(self, federation: Any) -> None:
+        """Learn what is a part of f_i by the optimizer."""
+        self.weight_decay = float(self.build_optimizer(self.leaves).defaults["weight_decay"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Take K steps on θ_i, and return what a step on w_i descends, λ/2 ‖w_i − θ_i‖².
@@ -84,7 +90,9 @@ class PFedMe(Client):
         for _ in range(self.personal_steps):
             slope = gradient(theta)
             theta = {
-                name: at - self.personal_lr * (slope[name] + self.lam * (at - centre[name]))
+                name: at
+                - self.personal_lr
+                * (slope[name] + self.weight_decay * at + self.lam * (at - centre[name]))
                 for name, at in theta.items()
             }
         there = [p.detach() for p in theta.values()]
@@ -94,9 +102,9 @@ class PFedMe(Client):
         return {"loss": value + pull + torch.stack(moves).sum()}
 
     def group_options(self, model: str) -> dict[str, Any]:
-        """Let θ_i go where its K steps lead."""
-        exactly = {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0}
-        return {**exactly, "nesterov": False} if model == "personal" else {}
+        """Let θ_i go where its K steps lead, in which it decays."""
+        exactly = {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "nesterov": False}
+        return {"weight_decay": 0.0} | (exactly if model == "personal" else {})
 
     def build_optimizer(self, leaves: Mapping[str, list[Tensor]]) -> torch.optim.Optimizer:
         """Build the local optimizer.

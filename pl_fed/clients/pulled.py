@@ -21,6 +21,7 @@ from pl_fed.functional.divergences import (
     symmetrized_divergence,
     weighted_squared_distance,
 )
+from pl_fed.functional.losses import sample_weights
 from pl_fed.functional.modes import evaluation_mode
 from pl_fed.types import Batch
 
@@ -41,7 +42,8 @@ class Pulled(Client, ABC):
         **kwargs: See :class:`Client`.
 
     Raises:
-        ValueError: If ``lam`` is negative or infinite, or ``regularizer`` is none of these.
+        ValueError: If ``lam`` is negative or infinite, or ``regularizer`` is none of these; and
+            before training, if it is ``"kl"`` and the targets are no classes.
     """
 
     def __init__(
@@ -52,6 +54,20 @@ class Pulled(Client, ABC):
         check_choice(get_args(Regularizer), regularizer=regularizer)
         self.lam = lam
         self.regularizer = regularizer
+
+    def check(self, federation: Any) -> None:
+        """Refuse a divergence of classes where there are none."""
+        super().check(federation)
+        targets = federation.datamodule.clients.y
+        if (
+            self.regularizer == "kl"
+            and targets.is_floating_point()
+            and not isinstance(self.criterion, nn.CrossEntropyLoss)
+        ):
+            raise ValueError(
+                "Expected argument `regularizer` to be l2 or fisher where targets are no classes"
+                f" but got kl, with targets of {targets.dtype}."
+            )
 
     def pulled_loss(self, batch: Batch, lams: Mapping[str, float]) -> Tensor:
         """Return Σ over models of F_k(v) + λ/2 R(v, w^t) on the minibatch.
@@ -84,7 +100,8 @@ class Pulled(Client, ABC):
                 outputs = functional_call(net, {**at, **buffers}, (x[None],))
                 return self.sample_losses(outputs, y[None])[0]
 
-            return diagonal_fisher(sample_loss, centre, batch.x, batch.y, batch.mask)
+            weights = sample_weights(self.criterion, batch.y)
+            return diagonal_fisher(sample_loss, centre, batch.x, batch.y, batch.mask, weights)
 
     def _distance(self, model: str, outputs: Tensor, centre: Any, batch: Batch) -> Tensor:
         """Return R(v, w^t), given v's outputs."""

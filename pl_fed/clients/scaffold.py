@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import LocalWork
 from pl_fed.functional.arguments import check_choice
-from pl_fed.functional.rows import trainable_parameters
 from pl_fed.types import Batch
 
 
@@ -59,10 +58,7 @@ class Scaffold(Client):
 
     def check(self, federation: Any) -> None:
         """Refuse a local optimizer whose steps are not the learning rate times the gradient."""
-        leaves: dict[str, list[Tensor]] = {
-            name: list(trainable_parameters(self.model(name)).values()) for name in self.trains
-        }
-        optimizer = self.build_optimizer(leaves)
+        optimizer = self.build_optimizer(self.leaves)
         first, name = optimizer.param_groups[0], type(optimizer).__name__
         self.weight_decay = float(first.get("weight_decay", 0.0))
         wrong = {each: first[each] for each in ("momentum", "maximize") if first.get(each)}

@@ -180,7 +180,8 @@ class Evaluator:
             rows: Holds the model's rows [clients, numel], and its ``<model>_statistics``.
         """
         sums = _Sums(len(clients), data, self.client.criterion)
-        order = data.part(part).sizes[clients].argsort(descending=True, stable=True)
+        sizes = data.part(part).sizes[clients]
+        order = sizes.argsort(descending=True, stable=True)[: int((sizes > 0).sum())]
         sorted_rows = {name: rows[name][order] for name in (model, f"{model}_statistics")}
         samples = self._samples(data, part, clients[order])
         with torch.no_grad(), evaluation_mode(self.client):

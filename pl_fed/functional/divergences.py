@@ -15,6 +15,7 @@ from torch import Tensor
 from pl_fed.functional.losses import masked_mean
 
 Parameters = Mapping[str, Tensor]
+_LOWEST = -1e30  # in place of the logarithm of a probability of 0
 
 
 def diagonal_fisher(
@@ -23,6 +24,7 @@ def diagonal_fisher(
     x: Tensor,
     y: Tensor,
     mask: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return the diagonal of the empirical Fisher information: mean over samples of (∂ℓ_i/∂w_j)².
 
@@ -32,6 +34,8 @@ def diagonal_fisher(
         x: Inputs [batch, ...].
         y: Targets [batch, ...].
         mask: Which samples count, bool [batch]; ``None`` for all.
+        weights: How much of a sample each counts for, [batch]; one by default. The losses carry
+            their weights already.
 
     Returns:
         Tensors of the parameters' shapes, by name; 0 where no sample counts.
@@ -49,11 +53,14 @@ def diagonal_fisher(
         return found
 
     counts = torch.ones(len(x), dtype=torch.bool, device=x.device) if mask is None else mask
-    number = counts.sum().clamp(min=1)
+    weights = counts.to(torch.get_default_dtype()) if weights is None else weights
+    counts = counts & (weights > 0)
+    divisor, total = torch.where(counts, weights, 1), torch.where(counts, weights, 0).sum()
     fisher = {}
     for name, each in torch.vmap(gradient)(x, y).items():
-        counted = counts.view(-1, *([1] * (each.dim() - 1)))
-        fisher[name] = torch.where(counted, each.square(), 0).sum(0) / number
+        counted, divided = (it.view(-1, *([1] * (each.dim() - 1))) for it in (counts, divisor))
+        squares = torch.where(counted, each.square() / divided, 0).sum(0)
+        fisher[name] = squares / torch.where(total == 0, 1, total)
     return fisher
 
 
@@ -73,7 +80,7 @@ def symmetrized_divergence(logits: Tensor, others: Tensor, mask: Tensor | None =
     """Return the mean over samples of KL(p ‖ q) + KL(q ‖ p) = Σ_c (p_c − q_c) (log p_c − log q_c).
 
     Args:
-        logits: Those of p, shape [batch, classes].
+        logits: Those of p, shape [batch, classes, ...]: more dimensions are averaged.
         others: Those of q, likewise.
         mask: Which samples count, bool [batch]; ``None`` for all.
 
@@ -82,5 +89,9 @@ def symmetrized_divergence(logits: Tensor, others: Tensor, mask: Tensor | None =
         >>> symmetrized_divergence(one, other)
         tensor(0.)
     """
-    p, q = logits.log_softmax(1), others.log_softmax(1)
-    return masked_mean(((p.exp() - q.exp()) * (p - q)).sum(1), mask)
+    wide = torch.promote_types(logits.dtype, torch.float32)  # small differences are lost in others
+    p, q = (each.to(wide).log_softmax(1).clamp(min=_LOWEST) for each in (logits, others))
+    divergences = ((p.exp() - q.exp()) * (p - q)).sum(1)
+    if divergences.dim() > 1:
+        divergences = divergences.flatten(1).mean(1)
+    return masked_mean(divergences, mask)

@@ -26,7 +26,8 @@ def worst_mean(values: Tensor, percent: int = 10) -> Tensor:
         >>> worst_mean(torch.tensor([0.5, 0.1, 0.9, 0.3]), percent=50)
         tensor(0.2000)
     """
-    return values.topk(_tail_size(values, percent), largest=False).values.mean()
+    worst = values.topk(_tail_size(values, percent), largest=False).values.mean()
+    return torch.where(values.isnan().any(), torch.nan, worst)  # to topk NaN is large
 
 
 def best_mean(values: Tensor, percent: int = 10) -> Tensor:
@@ -55,9 +56,10 @@ def jain_index(values: Tensor) -> Tensor:
         tensor(0.2500)
     """
     _require_clients(values)
-    squares = values.square().sum()
-    index = values.sum().square() / (len(values) * squares)
-    return torch.where(squares > 0, index, torch.ones_like(index))
+    largest = values.max()
+    shares = values / torch.where(largest == 0, 1, largest)  # whose squares do not vanish
+    index = shares.sum().square() / (len(shares) * shares.square().sum())
+    return torch.where(largest == 0, 1, index)
 
 
 def population_var(values: Tensor) -> Tensor:

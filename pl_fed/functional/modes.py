@@ -1,9 +1,18 @@
-"""Training and evaluation mode."""
+"""Training and evaluation mode, and full precision within a mixed one."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import torch
 from torch import nn
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context without autocast on a device."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 @contextmanager

@@ -108,7 +108,8 @@ class Uploads:
             self._ids = self._ids[here.cpu()]
             self.sharing = self.sharing.of(whole.cpu())
             self.context = self._context_of(whole)
-            if client.keeps_mean and client.population.cohort < client.population.clients:
+            partial = client.population.cohort < client.population.clients
+            if client.keeps_mean and (client.sends_changes or partial):
                 self._part = len(self.sharing.cohort) / self._cohort
         return rejected
 

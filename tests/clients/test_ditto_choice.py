@@ -3,11 +3,11 @@
 import pytest
 import torch
 from personal_models import trained
-from small_federations import Only, classes, mlp, seeded, sgd, shared_out
+from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from pl_fed.clients import Ditto, DittoChoice
+from pl_fed.clients import Ditto, DittoChoice, DittoGreedy
 from pl_fed.samplers import All
 
 SIZES = [30, 24, 12, 8, 40, 16, 4, 26]  # with a quarter for validation: 7 6 3 2 10 4 1 6, about
@@ -109,3 +109,31 @@ def test_statistics_are_those_of_the_choice():
 def test_what_makes_no_sense_is_refused(wrong, match):
     with pytest.raises(ValueError, match=match):
         DittoChoice(mlp(), **wrong)
+
+
+class Views(nn.Module):
+    """A net that no batch without samples goes through."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x.view(x.size(0), -1))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.2])
+@pytest.mark.parametrize("kind", [DittoChoice, DittoGreedy])
+@pytest.mark.parametrize("chunk_size", [1, None])
+def test_clients_without_validation_data(kind, fraction, chunk_size):
+    """One of three, or all: each takes the λ that there is for them."""
+    data = shared_out(classes([20, 12, 2], shape=(2, 2)), val_fraction=fraction)
+    client = kind(seeded(Views), lams=LAMS, lam=0.5, optimizer=sgd(0.1), local_steps=2)
+    found = run_rounds(client, data, rounds=1, chunk_size=chunk_size)
+    assert found.v.isfinite().all()
+
+
+def test_lams_are_several():
+    for kind in (DittoChoice, DittoGreedy):
+        with pytest.raises(TypeError, match="`lams` to be an object of a subclass of Sequence but"):
+            kind(mlp(), lams=0.5)

@@ -61,3 +61,11 @@ def test_a_net_without_normalisation_is_refused():
     with pytest.raises(ValueError, match=r"`net` to have a normalisation layer .* got Sequential"):
         FedBN(seeded(mlp))
     assert FedBN(seeded(mlp), own=["0.bias"]).own == ("0.bias",)
+
+
+def test_what_is_frozen_is_nobodys_own():
+    body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).requires_grad_(False)
+    net = nn.Sequential(body, nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+    assert FedBN(net).own == ("2",)
+    with pytest.raises(ValueError, match="normalisation layer with trainable parameters but"):
+        FedBN(nn.Sequential(body, nn.Linear(6, 3)))

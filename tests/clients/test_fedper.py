@@ -152,3 +152,22 @@ def test_a_net_that_is_all_head_has_to_be_told_apart():
     with pytest.raises(ValueError, match=r"`own` to be given .*, as LogisticRegression has, but"):
         FedPer(LogisticRegression(4, 3))
     assert FedPer(LogisticRegression(4, 3), own=["layers.1.bias"]).own == ("layers.1.bias",)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.middle, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head.weight = self.body.weight
+
+    def forward(self, x):
+        return self.head(self.middle(self.body(x)))
+
+
+@pytest.mark.parametrize("own", [None, ["head"], ["body.weight", "middle"]])
+def test_a_part_that_is_used_in_others_too_is_refused(own):
+    with pytest.raises(ValueError, match="all or none of the uses of a parameter but got") as no:
+        FedPer(Tied(), own)
+    assert str(no.value).endswith(": body.weight and head.weight are one.")
+    FedPer(Tied(), ["head", "body"])
+    FedPer(Tied(), ["middle", "head.bias"])

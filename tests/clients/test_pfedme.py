@@ -86,7 +86,7 @@ def test_two_steps_by_hand(engine):
 
 
 @each_engine
-def test_momentum_and_weight_decay_are_those_of_w_alone(engine):
+def test_momentum_is_that_of_w_and_weight_decay_that_of_f(engine):
     """θ_i takes its steps exactly, in any case."""
     lam, eta, rate = 2.0, 0.05, 0.1
     sent, ends = [], []
@@ -94,8 +94,9 @@ def test_momentum_and_weight_decay_are_those_of_w_alone(engine):
         local, theta, velocity = np.ones(3), np.ones(3), 0.0
         for _ in range(4):
             for _ in range(3):
-                theta = theta - rate * (PROBLEM.gradient(i, theta) + lam * (theta - local))
-            velocity = 0.9 * velocity + lam * (local - theta) + 0.1 * local
+                slope = PROBLEM.gradient(i, theta) + 0.1 * theta
+                theta = theta - rate * (slope + lam * (theta - local))
+            velocity = 0.9 * velocity + lam * (local - theta)
             local = local - eta * velocity
         sent.append(local)
         ends.append(theta)
@@ -167,3 +168,22 @@ def test_epochs_refuse_what_makes_no_sense(wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(ValueError, match=f"`{name}` to be above 0, and finite, but got {value}"):
         PFedMeEpochs(Point(), **wrong)
+
+
+@each_engine
+def test_weight_decay_is_a_part_of_f(engine):
+    """The least of (w − 8)²/2 + w²/2 is at 4: for θ and w alike."""
+    client = PFedMe(
+        Point(),
+        lam=15.0,
+        personal_steps=20,
+        personal_lr=0.05,
+        optimizer=sgd(0.05, weight_decay=1.0),
+        criterion=HalfSquares(),
+        local_steps=20,
+    )
+    data = shared_out(points([8.0, 8.0]))
+    for state in after_each_round(client, data, 20, engine=engine):
+        end = state
+    close(end["w"], [4.0], 1e-6)
+    close(end["personal"].flatten(), [4.0], 1e-6)

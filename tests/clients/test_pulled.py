@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import classes, mlp, reals, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
 from pl_fed.clients import Ditto, Finetuning, Local
@@ -145,3 +145,20 @@ def test_the_centre_stands_still_with_its_statistics(uncompiled, engine, regular
     assert not torch.equal(one.w_statistics, many.w_statistics)
     later = after(1, rounds=2)
     assert not torch.equal(later.v, after(5, rounds=2).v), "the next w^t is another"
+
+
+def test_a_divergence_is_refused_where_there_are_no_classes():
+    data = shared_out(reals(torch.randn(6, 3), torch.randn(6, 1), [0, 0, 0, 1, 1, 1]))
+    client = Ditto(nn.Linear(3, 1), regularizer="kl", criterion=nn.MSELoss())
+    with pytest.raises(ValueError, match="`regularizer` to be l2 or fisher where targets are no"):
+        run_rounds(client, data)
+
+
+@pytest.mark.parametrize("regularizer", ["l2", "fisher", "kl"])
+def test_the_scale_of_classes_weights_does_not_matter(regularizer):
+    found = []
+    for weights in (None, [10.0, 10.0, 10.0]):
+        criterion = nn.CrossEntropyLoss(weights and torch.tensor(weights).double())
+        client = Ditto(seeded(mlp), regularizer=regularizer, criterion=criterion, local_epochs=2)
+        found.append(run_rounds(client, shared_out(classes([5, 6]))))
+    assert found[0].distance(found[1]) < 1e-10

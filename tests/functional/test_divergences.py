@@ -68,3 +68,37 @@ def test_weighted_distance():
     weights = {"a": drawn(2, 3, seed=8).abs(), "b": drawn(4, seed=9).abs()}
     expected = sum((weights[n] * (one[n] - other[n]) ** 2).sum() for n in "ab")
     torch.testing.assert_close(weighted_squared_distance(one, other, weights), expected)
+
+
+def test_fisher_does_not_depend_on_the_scale_of_weights():
+    """Σ weight · (gradient without it)² / Σ weight; a sample of weight 0 does not count."""
+    x, y, weights = drawn(4, 3), drawn(4), torch.tensor([1.0, 3.0, 0.0, 2.0]).double()
+    at = {"w": drawn(3, seed=1)}
+
+    def fisher(scale):
+        def loss(at, x, y):
+            return scale * y[1] * (x @ at["w"] - y[0]).square() / 2
+
+        return diagonal_fisher(loss, at, x, torch.stack([y, weights], 1), None, scale * weights)
+
+    gradients = (x @ at["w"] - y)[:, None] * x
+    expected = (weights[:, None] * gradients.square()).sum(0) / 6
+    for scale in (1.0, 10.0):
+        torch.testing.assert_close(fisher(scale)["w"], expected)
+
+
+def test_a_divergence_of_classes_that_cannot_be_and_of_half_precision():
+    logits = torch.tensor([[0.5, -torch.inf, 1.0]], requires_grad=True)
+    same = symmetrized_divergence(logits, logits.detach())
+    assert same == 0
+    same.backward()
+    assert torch.equal(logits.grad, torch.zeros(1, 3))
+    one, other = drawn(5, 3).bfloat16(), (1.01 * drawn(5, 3)).bfloat16()
+    exact = symmetrized_divergence(one.double(), other.double())
+    assert abs(symmetrized_divergence(one, other) / exact - 1) < 1e-3
+
+
+def test_a_divergence_for_each_pixel():
+    one, other = drawn(2, 3, 4, 5), drawn(2, 3, 4, 5, seed=1)
+    flat = (each.movedim(1, -1).reshape(-1, 3) for each in (one, other))
+    torch.testing.assert_close(symmetrized_divergence(one, other), symmetrized_divergence(*flat))

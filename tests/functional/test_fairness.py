@@ -99,3 +99,12 @@ def test_no_client_is_an_error(statistic, shape):
 def test_percent_out_of_range_is_an_error(percent):
     with pytest.raises(ValueError, match=f"`percent` .* but got {percent}"):
         worst_mean(torch.ones(3), percent)
+
+
+def test_numbers_that_are_none_are_not_left_out():
+    for measure in (jain_index, worst_mean, best_mean):
+        assert measure(torch.tensor([torch.nan, 1.0, 0.0])).isnan()
+
+
+def test_jain_of_numbers_whose_squares_vanish():
+    assert jain_index(torch.tensor([1e-30, 0.0, 0.0, 0.0])) == 0.25
