@@ -71,6 +71,19 @@ def last_checkpoint(folder: str | Path) -> Path | None:
     return max(named, key=_written, default=None)
 
 
+def check_holds_no_run(folder: Path) -> None:
+    """Refuse a folder in which a run has left what a new one would write over.
+
+    Raises:
+        ValueError: If it is one.
+    """
+    if last_checkpoint(folder) or (folder / "per_client.csv").is_file():
+        raise ValueError(
+            f"Expected argument `run_dir` to be a folder without a run but got {folder}, which"
+            ' holds one: go on with it by `ckpt_path` = "last", or take another folder.'
+        )
+
+
 def last_run(root: str | Path, begun: Callable[[Path], bool] | None = None) -> Path:
     """Return the folder of the run under ``root`` whose last checkpoint is the newest.
 

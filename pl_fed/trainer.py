@@ -33,6 +33,7 @@ from pl_fed.rounds.identity import check_identity, identity_of
 from pl_fed.runs import (
     AtomicCheckpointIO,
     alone_in,
+    check_holds_no_run,
     identity_in,
     is_first_process,
     last_checkpoint,
@@ -105,15 +106,17 @@ class Trainer(LightningTrainer):
         check_integers(0, log_every_n_steps=every)
         self.federation = federation
         self.run_dir = _folder(default_root_dir, run_dir)
+        self._has_fitted = False
         others = [] if logger is None or isinstance(logger, bool) else logger
         loggers = [others] if isinstance(others, Logger) else list(others)
         added = plugins if isinstance(plugins, list) else [plugins] if plugins else []
         if not any(isinstance(plugin, CheckpointIO) for plugin in added):
             added = [*added, AtomicCheckpointIO()]
         given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-        saves = any(isinstance(each, ModelCheckpoint) for each in given)
-        if not saves and kwargs.get("enable_checkpointing") is not False:
-            given.append(LastCheckpoint())
+        saves = [each for each in given if isinstance(each, ModelCheckpoint)]
+        late = any(each.save_last and each.monitor and not each.dirpath for each in saves)
+        if (late or not saves) and kwargs.get("enable_checkpointing") is not False:
+            given.append(LastCheckpoint())  # Lightning's last.ckpt is of the last of the best
         super().__init__(
             default_root_dir=str(self.run_dir),
             logger=[RunCSV(self.run_dir), *loggers],
@@ -164,7 +167,7 @@ class Trainer(LightningTrainer):
             FileNotFoundError: If ``ckpt_path`` is ``"last"`` and the run's folder has none.
             TypeError: If the model is not a :class:`Client`.
             ValueError: If the trainer, a callback or the model asks for what a round cannot honour,
-                or another process is at work in the run's folder.
+                another process is at work in the run's folder, or that holds another run.
         """
         check_trainer(self, model)
         check_data(datamodule)
@@ -174,6 +177,9 @@ class Trainer(LightningTrainer):
         settings: dict[str, Any] = {"ckpt_path": path, "weights_only": weights_only}
         alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
         with alone, watched(self.federation.processes):
+            if path is None and self.is_global_zero and not self._has_fitted:
+                check_holds_no_run(self.run_dir)
+            self._has_fitted = True
             super().fit(model, datamodule=datamodule, **settings)
 
     def validate(  # type: ignore[override]

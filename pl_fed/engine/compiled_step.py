@@ -12,7 +12,7 @@ from torch._guards import TracingContext, tracing
 from torch._inductor import compile as compile_graph
 from torch._inductor import list_mode_options
 from torch._subclasses import FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -92,8 +92,17 @@ def _shapes(tensors: list[Tensor]) -> list[Any]:
 def _check_draws(traced: GraphModule) -> None:
     """Refuse draws from torch's own generators: compiled ones are others than eager ones."""
     for node in traced.graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _draws(node):
             raise CannotCompileError(f"it draws from torch's own generator ({node.target})")
+
+
+def _draws(node: Node) -> bool:
+    """Return whether an operation that may draw does so: an attention without dropout does not."""
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else argument.default_value
+            return bool(node.kwargs.get("dropout_p", given) != 0)
+    return True
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from pl_fed.functional.random import seeded_torch
 from pl_fed.functional.rows import RowLayout, counters, unkept_buffers
 
 _PLAIN = (Number, str, type(None))
-_NOT_READ = {*vars(LightningModule()), "_rows"} - {"training"}  # what does not change a step
+_MIRRORS = {"_flat_weights", "_flat_weight_refs"}  # a recurrent layer's own lists of its parameters
+_NOT_READ = {*vars(LightningModule()), "_rows", *_MIRRORS} - {"training"}  # changes no step
 _TOLERANCE = {True: 5e-2, False: 1e-3}  # of mixed precision, and without; relative
 
 

@@ -159,7 +159,8 @@ def check_stackable(client: Client, optimizer: torch.optim.Optimizer) -> None:
         )
     for model in client.trains:
         for name, layer in client.model(model).named_modules():
-            if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+            mixes = isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
+            if mixes or getattr(layer, "scale_grad_by_freq", False):
                 raise CannotStackError(
                     f"{type(layer).__name__} ({name}) mixes the samples of a minibatch"
                 )

@@ -1,12 +1,13 @@
 """One local step as a function of tensors: gradient, clipping and update, to be compiled whole."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import Clipping, casts
@@ -68,6 +69,7 @@ class LocalStep:
         self._used: dict[str, tuple[str, ...]] = {}
         self.casts = casts(autocast, client.device)
         self.traced = compiled or self.casts
+        self._within: bool | None = None  # whether to differentiate within torch.vmap only
 
     def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
         """Take the step, and return the gradients that are still to be followed."""
@@ -109,8 +111,12 @@ class LocalStep:
         if not self.stacked:
             return self._of_one(state["leaves"], state["buffers"], *rest)
         tensors, dims = (state["leaves"], *rest), (0, 0, None, 0, self.centre_dims)
-        if not self.traced:
-            return self._of_all(tensors, dims)
+        if not self.traced and not self._within:
+            with nullcontext() if self._within is False else _PaddedEmbeddings() as embeddings:
+                found = self._of_all(tensors, dims)
+            self._within = bool(embeddings and embeddings.found)
+            if not self._within:
+                return found
         if self._one is None:
             self._one = self._one_for_many(*_first(tensors, dims))
         return torch.vmap(self._one, in_dims=dims)(*tensors)  # type: ignore[no-any-return]
@@ -250,6 +256,22 @@ def updates_of(client: Client, optimizer: torch.optim.Optimizer) -> list[SgdUpda
     if type(optimizer) is not torch.optim.SGD or names != list(client.trains):
         return None
     return [SgdUpdate.of(group) for group in optimizer.param_groups]
+
+
+class _PaddedEmbeddings(TorchFunctionMode):
+    """Notes whether an embedding has a padding index.
+
+    Differentiated around ``torch.vmap``, all clients' tables are one, whose first client's row
+    alone is known for the padding's.
+    """
+
+    found = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (nn.functional.embedding, torch.embedding):
+            padding = args[2] if len(args) > 2 else (kwargs or {}).get("padding_idx")
+            self.found |= padding not in (None, -1)
+        return func(*args, **(kwargs or {}))
 
 
 def options_of(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, Tensor]:

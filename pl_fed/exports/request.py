@@ -102,8 +102,7 @@ class Request:
     @property
     def run(self) -> Path:
         """The folder of the run: the one with its config, or else that of the checkpoint."""
-        folder = self.checkpoint.parent
-        return folder.parent if folder.name == "checkpoints" else folder
+        return _run_of(self.checkpoint)
 
     def clients(self, number: int) -> Tensor:
         """Return the ids that are asked for, int64 [n], of so many clients.
@@ -143,8 +142,14 @@ def _is_of_torch(path: Path) -> bool:
         return any(name.endswith("data.pkl") for name in archive.namelist())
 
 
+def _run_of(checkpoint: Path) -> Path:
+    """Return what holds ``checkpoints``: a name with a metric's slashes lies in folders below."""
+    folders = checkpoint.parents
+    return next((each.parent for each in folders if each.name == "checkpoints"), folders[0])
+
+
 def _config_of(checkpoint: Path) -> Path:
-    for folder in (checkpoint.parent.parent, checkpoint.parent):
+    for folder in (_run_of(checkpoint), checkpoint.parent.parent, checkpoint.parent):
         if (folder / "config.yaml").is_file():
             return folder / "config.yaml"
     raise FileNotFoundError(

@@ -90,11 +90,17 @@ class Adversary:
         """
         self.seed, self.num_classes = seed, num_classes
         self.is_byzantine = draw_byzantine(self.byzantine, num_clients, seed)
-        if isinstance(self.byzantine, float) and self.byzantine and not self.is_byzantine.any():
-            rank_zero_warn(
-                f"Nobody is byzantine: `byzantine` = {self.byzantine} of {num_clients} clients is"
-                " less than one, and is rounded down."
-            )
+        if not self.is_byzantine.any():
+            if isinstance(self.byzantine, float) and self.byzantine:
+                rank_zero_warn(
+                    f"Nobody is byzantine: `byzantine` = {self.byzantine} of {num_clients} clients"
+                    " is less than one, and is rounded down."
+                )
+            elif self.attack is not None:
+                rank_zero_warn(
+                    f"Nobody is byzantine, and so {type(self.attack).__name__} does nothing: say"
+                    " by `byzantine` who is."
+                )
         if self.is_byzantine.all():
             rank_zero_warn("Everybody is byzantine, and so there are no metrics of benign clients.")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_fed.aggregators import Aggregator
 from pl_fed.attacks import Attack
@@ -176,6 +176,7 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tenso
                 lambda: net(x),
             )
             _check_outputs(outputs, len(y), data.num_classes)
+            _check_probabilities(client.criterion, data.y)
             _tried(
                 f"Expected argument `criterion` to take outputs of shape {list(outputs.shape)} and"
                 f" targets of shape {list(y.shape)} ({y.dtype}"
@@ -186,6 +187,21 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tenso
             _check_alignment(client, outputs, y)
     finally:
         client.train(mode)
+
+
+def _check_probabilities(criterion: nn.Module, targets: Tensor) -> None:
+    """Refuse real-valued targets of a cross entropy that are no probabilities of classes."""
+    if not isinstance(criterion, nn.CrossEntropyLoss) or not targets.is_floating_point():
+        return
+    if targets.dim() > 1 and targets.shape[1] > 1:
+        total = targets.sum(1)
+        if bool((targets >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-3):
+            return
+    raise ValueError(
+        "Expected argument `criterion` to be a loss of real-valued targets, as torch.nn.MSELoss or"
+        " torch.nn.BCEWithLogitsLoss, but got CrossEntropyLoss, and targets that are no"
+        " probabilities of classes."
+    )
 
 
 def _tried(expected: str, call: Callable[[], Any]) -> Any:

@@ -502,3 +502,41 @@ def test_parameters_without_dimensions_or_numbers(engine):
     assert not torch.equal(found.v[:, :-1], plain.v), "the scale is trained"
     assert (found.v[:, -1] != 1.5).all()
     assert (found.v - found.v[:1]).abs().max() > 0
+
+
+class Recurrent(nn.Module):
+    """Its layer has a list of its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = nn.GRU(2, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(self.layer(x.view(len(x), 2, 2))[0][:, -1])
+
+
+class Attentive(nn.Module):
+    """Attention is an operation that may draw, and does not here."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.first, self.layer, self.last = nn.Linear(2, 4), layer, nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.layer(self.first(x.view(len(x), 2, 2))).mean(1))
+
+
+@needs_a_compiler
+@pytest.mark.parametrize(
+    ("net", "engine"),
+    [(Recurrent, "one_by_one_compiled"), *((Attentive, engine) for engine in COMPILED)],
+)
+def test_recurrent_layers_and_attention_stay_compiled(net, engine):
+    client, data = (
+        FedAvg(seeded(net), optimizer=sgd(0.5), local_steps=3),
+        shared_out(classes(SIZES)),
+    )
+    with saying():
+        found = run_rounds(client, data, rounds=6, engine=engine)
+    assert found.distance(run_rounds(client, data, rounds=6)) < 1e-10

@@ -450,3 +450,34 @@ def test_a_trainers_precision_and_clipping_reach_both_engines(tmp_path, algorith
     for clip in (None, 0.001):
         assert (rows["one_by_one", clip] - rows["stacked", clip]).abs().max() < 2e-2
     assert (rows["stacked", None] - start).norm() > 5 * (rows["stacked", 0.001] - start).norm()
+
+
+class Padded(nn.Module):
+    """Vectors of ids, of which one stays as it is."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.table = how, nn.Embedding(5, 4, padding_idx=1 if how == "layer" else None)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        ids, weight = (x.abs() * 2).long().clamp(max=4), self.table.weight
+        if self.how == "layer":
+            vectors = self.table(ids)
+        elif self.how == "function":
+            vectors = nn.functional.embedding(ids, weight, padding_idx=1)
+        else:
+            vectors = torch.embedding(weight, ids, 1)
+        return self.last(vectors.mean(1))
+
+
+@pytest.mark.parametrize("how", ["layer", "function", "operation"])
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_the_row_of_the_padding_stays_in_every_client(engine, how):
+    client = FedAvg(seeded(lambda: Padded(how)), optimizer=sgd(0.5), local_epochs=2)
+    before = client.global_model.table.weight.detach().double().clone()
+    found = run_rounds(client, shared_out(classes(SIZES)), engine=engine)
+    moved = (found.w[:20].view(5, 4) - before).abs().amax(1) > 0
+    assert moved.tolist() == [True, False, True, True, True]
+    reference = run_rounds(client, shared_out(classes(SIZES)))
+    assert found.distance(reference) < 1e-12

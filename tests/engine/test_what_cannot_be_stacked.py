@@ -62,6 +62,16 @@ class IgnoresTheMask(FedAvg):
         return F.cross_entropy(self.global_model(batch.x), batch.y)
 
 
+class Ids(nn.Embedding):
+    """Vectors of as many ids as there are inputs, by the sign of each."""
+
+    def __init__(self, **options):
+        super().__init__(2, 2, **options)
+
+    def forward(self, x):
+        return super().forward((x > 0).long())
+
+
 def without_bias():
     return nn.Sequential(nn.Linear(4, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
 
@@ -80,6 +90,10 @@ CASES = {
         fedavg(
             lambda: After(nn.BatchNorm1d(5, track_running_stats=False).requires_grad_(False)),
         ),
+        "mixes the samples",
+    ),
+    "Embedding of frequencies": (
+        fedavg(lambda: nn.Sequential(Ids(scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 3))),
         "mixes the samples",
     ),
     "samples that see each other": (fedavg(Standardizing), "leaves out change"),

@@ -573,6 +573,16 @@ def test_a_run_of_another_machine(folder, tmp_path):
     assert (out / "client_1.pt").exists()
 
 
+def test_a_checkpoint_whose_name_has_a_metrics_slashes(folder, tmp_path):
+    below = tmp_path / "checkpoints" / "epoch=2-val" / "personal" / "accuracy=0.708.ckpt"
+    below.parent.mkdir(parents=True)
+    below.write_bytes(checkpoint(folder).read_bytes())
+    (tmp_path / "config.yaml").write_bytes((folder / "config.yaml").read_bytes())
+    main(["export", "--ckpt", str(below), "--client", "1"])
+    (out,) = (tmp_path / "exports").iterdir()
+    assert (out / "client_1.pt").exists()
+
+
 def test_algorithms_without_one_of_the_models(tmp_path, capsys):
     run = trained(tmp_path, "FedAvg")
     for select in ("personal", "validation"):

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from small_federations import classes, mlp, seeded, sgd, shared_out
+from small_federations import classes, mlp, reals, seeded, sgd, shared_out
 from torch import nn
 
 from pl_fed import Federation, clients
@@ -87,8 +87,38 @@ def test_a_fraction_that_is_nobody_is_said():
         set_up("FedAvg", {}, byzantine=0.1, attack=SameValue())
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*Nobody.*")
-        for enough in (0.0, 0.4, []):
-            set_up("FedAvg", {}, byzantine=enough, attack=SameValue())
+        set_up("FedAvg", {}, byzantine=0.4, attack=SameValue())
+        set_up("FedAvg", {}, byzantine=0.0)
+
+
+@pytest.mark.parametrize("nobody", [0.0, 0, []])
+def test_an_attack_of_nobody_is_said(nobody):
+    with pytest.warns(UserWarning, match="Nobody is byzantine, and so SameValue does nothing: say"):
+        set_up("FedAvg", {}, byzantine=nobody, attack=SameValue())
+
+
+TARGETS = {
+    "one real number": (torch.randn(6, 1), 1),
+    "several": (torch.randn(6, 3).abs(), 3),
+    "labels": (torch.tensor([[1.0, 1.0, 0.0]] * 6), 3),
+}
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+def test_real_valued_targets_want_a_loss_of_their_own(targets):
+    """A cross entropy of one output is 0, whatever it is."""
+    y, width = TARGETS[targets]
+    data = shared_out(reals(torch.randn(6, 4), y, [0, 0, 0, 1, 1, 1]))
+    federation = Federation(All(), seed=0)
+    client = clients.FedAvg(torch.nn.Linear(4, width))
+    with pytest.raises(ValueError, match="`criterion` to be a loss of real-valued targets, as tor"):
+        federation.setup(client, data, "fit")
+
+
+def test_probabilities_of_classes_are_targets():
+    y = torch.rand(6, 3).softmax(1)
+    data = shared_out(reals(torch.randn(6, 4), y, [0, 0, 0, 1, 1, 1]))
+    Federation(All(), seed=0).setup(clients.FedAvg(torch.nn.Linear(4, 3)), data, "fit")
 
 
 @pytest.mark.parametrize(
