@@ -257,7 +257,7 @@ REFUSED = {
     ),
     "inputs": (
         [f"{NET}.in_features=63"],
-        "`net` to take inputs of shape [1, 8, 8] but MLP failed: ",
+        "`net` to take inputs of shape [1, 8, 8] (torch.float32) but MLP failed: ",
     ),
     "clients to predict": (["--data.predict_clients=[1, 6]"], "to be ids from 0 to 5 but got [6]"),
     # what a round cannot do
@@ -386,7 +386,10 @@ def test_subcommands(capsys, arguments, words):
         ({"x": np.zeros((9, 63)), "y": np.arange(9)}, "`net` to take inputs of shape [63]"),
         ({"x": np.full((9, 64), np.nan), "y": np.arange(9)}, "`x` to hold finite numbers"),
         ({"x": np.zeros((9, 64)), "y": np.arange(9)}, "each of the 9 classes"),
-        ({"x": np.zeros((9, 64)), "y": np.zeros((9, 3))}, "`criterion` to take outputs of shape"),
+        (
+            {"x": np.zeros((9, 64)), "y": np.zeros((9, 3))},
+            "`criterion` to be a loss of real-valued targets",
+        ),
     ],
 )
 def test_an_npz_that_will_not_do(here, refused, arrays, words):

@@ -1069,6 +1069,12 @@ PLATEAU = functools.partial(ReduceLROnPlateau, monitor="val/personal/los")
             "as train/loss .* but got val/global/lo",
         ),
         ([], {"lr_scheduler": PLATEAU}, 1.0, "ReduceLROnPlateau .* val/personal/loss.* got val/pe"),
+        (
+            [],
+            {"lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau},
+            1.0,
+            "`lr_scheduler` to say what it watches, as lightning.pytorch.cli.ReduceLROnPlateau",
+        ),
     ],
 )
 def test_what_nobody_logs_is_not_waited_for(tmp_path, watching, client, limit, words):

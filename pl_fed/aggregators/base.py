@@ -118,7 +118,8 @@ class Aggregator(nn.Module, ABC):
     def overflow(self, uploads: Tensor) -> ValueError:
         """Return what to raise where uploads cannot be merged, as numbers are not finite."""
         broken = (~finite_rows(uploads)).nonzero().flatten().tolist()
-        got = f"NaN or infinity in rows {broken}" if broken else "rows that overflow"
+        merges = "finite ones that it merges into NaN or infinity"
+        got = f"NaN or infinity in rows {broken}" if broken else merges
         return ValueError(
             "Expected argument `uploads` to be finite, and small enough to be merged by"
             f" {type(self).__name__}, but got {got}."

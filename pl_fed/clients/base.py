@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pl_fed.data.batches import LocalWork
 from pl_fed.functional.arguments import check_integers, check_optimizers
@@ -530,6 +531,12 @@ class Client(LightningModule, ABC):
         if self.lr_scheduler is None:
             return optimizer
         scheduler = self.lr_scheduler(optimizer)
+        if isinstance(scheduler, ReduceLROnPlateau) and not hasattr(scheduler, "monitor"):
+            raise ValueError(
+                "Expected argument `lr_scheduler` to say what it watches, as"
+                " lightning.pytorch.cli.ReduceLROnPlateau does by `monitor`, but got"
+                " torch.optim.lr_scheduler.ReduceLROnPlateau."
+            )
         config: dict[str, Any] = {"scheduler": scheduler, "interval": "epoch"}
         if hasattr(scheduler, "monitor"):
             config["monitor"] = scheduler.monitor

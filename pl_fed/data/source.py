@@ -26,6 +26,7 @@ class Arrays:
             list then; ``None`` where they have no other name.
 
     Raises:
+        TypeError: If one is no tensor.
         ValueError: If there is no sample, the tensors do not have a row each for every sample, a
             number is NaN or infinite, or an id is out of range.
 
@@ -44,6 +45,7 @@ class Arrays:
 
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""
+        self._check_tensors()
         if self.x.dim() == 0 or len(self.x) == 0:
             raise ValueError(
                 f"Expected `x` to hold at least one sample but got shape {list(self.x.shape)}."
@@ -65,14 +67,33 @@ class Arrays:
         else:
             _check_ids("client", self.client, range(len(self.names)), "places in `names`")
         _check_ids("split", self.split, range(3), "0 (train), 1 (val) or 2 (test)")
-        if not self.y.is_floating_point():
-            below = f"class ids from 0 to below `num_classes` ({self.num_classes})"
-            _check_ids("y", self.y, range(self.num_classes), below)
-        elif self.num_classes:
+        self._check_targets()
+
+    def _check_tensors(self) -> None:
+        given = {"x": self.x, "y": self.y, "client": self.client, "split": self.split}
+        for name, tensor in given.items():
+            if not isinstance(tensor, Tensor) and (tensor is not None or name in ("x", "y")):
+                raise TypeError(
+                    f"Expected `{name}` to be a tensor, as torch.as_tensor makes of an array, but"
+                    f" got {type(tensor).__name__}."
+                )
+
+    def _check_targets(self) -> None:
+        if self.y.is_floating_point():
+            if self.num_classes:
+                raise ValueError(
+                    "Expected `num_classes` to be left out for targets that are real values"
+                    f" ({self.y.dtype}) but got {self.num_classes}."
+                )
+            return
+        _check_ids("y", self.y)
+        if not self.num_classes and int(self.y.min()) >= 0:
             raise ValueError(
-                "Expected `num_classes` to be left out for targets that are real values"
-                f" ({self.y.dtype}) but got {self.num_classes}."
+                "Expected `num_classes` to be given for targets that are class ids, the largest id"
+                f" plus 1, but got 0: real values would be floating point, not {self.y.dtype}."
             )
+        below = f"class ids from 0 to below `num_classes` ({self.num_classes})"
+        _check_ids("y", self.y, range(self.num_classes), below)
 
     def __len__(self) -> int:
         return len(self.x)

@@ -172,7 +172,8 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tenso
                         lambda: augment(x),
                     )
             outputs = _tried(
-                f"Expected argument `net` to take inputs of shape {list(x.shape[1:])} but {name}",
+                f"Expected argument `net` to take inputs of shape {list(x.shape[1:])} ({x.dtype})"
+                f" but {name}",
                 lambda: net(x),
             )
             _check_outputs(outputs, len(y), data.num_classes)
@@ -193,7 +194,9 @@ def _check_probabilities(criterion: nn.Module, targets: Tensor) -> None:
     """Refuse real-valued targets of a cross entropy that are no probabilities of classes."""
     if not isinstance(criterion, nn.CrossEntropyLoss) or not targets.is_floating_point():
         return
-    if targets.dim() > 1 and targets.shape[1] > 1:
+    if targets.dim() == 1:  # which it does not take
+        return
+    if targets.shape[1] > 1:
         total = targets.sum(1)
         if bool((targets >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-3):
             return
@@ -318,12 +321,14 @@ def check_broken(
             "as a rule the learning rate is too high (or λ times it is above 2), or the inputs are"
             " not normalised"
         )
+        expected = "finite losses"
         if int(sent[first]) == Sent.MISSHAPEN:
+            expected = "uploads as long as the model"
             what = "an upload of another length than the model's, or none"
             cause = "`end_round` is to return what the local steps changed, [clients, numbers]"
         others = f", as did {number - 1} more of {int(benign.sum())}" if number > 1 else ""
         raise NonFiniteLossError(
-            f"Expected finite losses but in round {round} client {int(clients[first])} got"
+            f"Expected {expected} but in round {round} client {int(clients[first])} got"
             f" {what}{others}: {cause}; a checkpoint of an earlier round is left as it is."
         )
     return number

@@ -79,7 +79,7 @@ class Uploads:
         context, whole = self.context, self._whole
 
         def tried(sent: Tensor, whole: Tensor) -> Tensor:
-            known = self._context_of(whole)
+            known = self._context_of(context, whole)
             weights = self._sizes[known.clients].to(sent.device)
             return server.tried(sent if whole.all() else sent[whole], weights, known)
 
@@ -107,15 +107,15 @@ class Uploads:
             self._proposals = {name: each[here] for name, each in self._proposals.items()}
             self._ids = self._ids[here.cpu()]
             self.sharing = self.sharing.of(whole.cpu())
-            self.context = self._context_of(whole)
+            self.context = self._context_of(self.context, whole)
             partial = client.population.cohort < client.population.clients
             if client.keeps_mean and (client.sends_changes or partial):
                 self._part = len(self.sharing.cohort) / self._cohort
         return rejected
 
-    def _context_of(self, whole: Tensor) -> RoundContext:
+    def _context_of(self, context: RoundContext, whole: Tensor) -> RoundContext:
         """Return the round of those clients alone whose uploads are whole."""
-        return self._expecting(self.context.of(whole), int((~whole).sum()))
+        return self._expecting(context.of(whole), int((~whole).sum()))
 
     def distance(self, update: Tensor, benign: Tensor, aggregator: Aggregator) -> Tensor | float:
         """Return how far the merged update is from the mean of the benign uploads.

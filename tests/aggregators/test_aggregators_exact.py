@@ -240,3 +240,12 @@ def test_weights_that_are_none_are_refused(weights, message):
 def test_the_base_class_is_abstract():
     with pytest.raises(TypeError, match="abstract"):
         Aggregator()
+
+
+def test_a_merge_of_finite_uploads_that_is_not_finite():
+    class Divides(Mean):
+        def forward(self, uploads, weights, context):
+            return uploads.mean(0) / 0
+
+    with pytest.raises(ValueError, match="by Divides, but got finite ones that it merges into NaN"):
+        Divides()(torch.ones(2, 3), torch.ones(2), RoundContext(clients=torch.arange(2)))

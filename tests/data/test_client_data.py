@@ -1,10 +1,11 @@
 """Clients' samples as tables."""
 
+import numpy as np
 import pytest
 import torch
 from small_federations import Given, classes, shared_out
 
-from pl_fed.data import FederatedData
+from pl_fed.data import Arrays, FederatedData
 from pl_fed.partitioners import Partitioner
 from pl_fed.skews import Rotations
 
@@ -46,3 +47,26 @@ def test_where_nobody_has_any_the_table_is_empty():
     x, y = data.padded("val", torch.tensor([1, 0]))
     assert x.shape == (2, 0, 4)
     assert y.shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((np.zeros((2, 3)), torch.zeros(2)), "`x` to be a tensor, as torch.as_tensor makes of an"),
+        (
+            (torch.zeros(2, 3), [0, 1]),
+            "`y` to be a tensor, as torch.as_tensor makes of an array, b",
+        ),
+        ((torch.zeros(2, 3), torch.zeros(2), [0, 1]), "`client` to be a tensor, as torch.as_ten"),
+    ],
+)
+def test_what_are_no_tensors(given, words):
+    with pytest.raises(TypeError, match=f"^Expected {words}"):
+        Arrays(*given)
+
+
+def test_class_ids_want_to_know_how_many_there_are():
+    with pytest.raises(
+        ValueError, match="`num_classes` to be given for targets that are class ids"
+    ):
+        Arrays(torch.zeros(2, 3), torch.tensor([0, 1]))

@@ -247,7 +247,10 @@ class TwoArguments(MLP):
     ("net", "words"),
     [
         (MLP(16, [], 4), r"3 classes, shape \[batch, 3\], but got \[2, 4\] for 2 samples"),
-        (MLP(15, [], 3), r"inputs of shape \[1, 4, 4\] but MLP failed: .*cannot be multiplied"),
+        (
+            MLP(15, [], 3),
+            r"inputs of shape \[1, 4, 4\] \(torch.float32\) but MLP failed: .*cannot be multiplied",
+        ),
         (nn.Linear(4, 3), r"shape \[batch, 3\], but got \[2, 1, 4, 3\]"),
         (Tuple(16, [], 3), "`net` to give a tensor but got tuple"),
         (TwoArguments(16, [], 3), "TwoArguments failed: .*missing 1 required positional argument"),
