@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.data.client_data import ClientData, Part
@@ -315,9 +316,11 @@ class FederatedData(LightningDataModule):
             chosen[samples] = True
             whole = self.partitioner.split(owners, clients, draw)
             whole = check_parts(self.partitioner, whole, len(owners), clients)
-            return Part.of([mine[chosen[mine]] for mine in whole])
+            _say_if_shared(self.partitioner, split := Part.of([one[chosen[one]] for one in whole]))
+            return split
         given = self.partitioner.split(arrays.y[samples], clients, draw)
         split = Part.of(check_parts(self.partitioner, given, len(samples), clients))
+        _say_if_shared(self.partitioner, split)
         return Part(samples[split.index], split.offsets)
 
     def _owned_matching(self, arrays: Arrays, train: Tensor, other: Tensor) -> tuple[Part, Part]:
@@ -330,6 +333,7 @@ class FederatedData(LightningDataModule):
             Part.of(check_parts(self.partitioner, each, len(of), clients))
             for each, of in zip(split, (train, other))
         )
+        _say_if_shared(self.partitioner, owned)
         return Part(train[owned.index], owned.offsets), Part(
             other[matching.index], matching.offsets
         )
@@ -410,6 +414,15 @@ class FederatedData(LightningDataModule):
                         f" ({len(arrays)}) but got {len(x)} from {type(transform).__name__}."
                     )
         return x
+
+
+def _say_if_shared(partitioner: Partitioner, split: Part) -> None:
+    if not partitioner.overlapping and len(split.index.unique()) < len(split.index):
+        rank_zero_warn(
+            f"{type(partitioner).__name__} gives samples to several clients each, so that one's"
+            " test samples may be another's training samples: let its `overlapping` be True if that"
+            " is meant."
+        )
 
 
 class ClientBatches:

@@ -28,6 +28,10 @@ class Partitioner(ABC):
     splits: Literal["labels", "owners"] = "labels"
     """What it is given in the place of labels: the targets, or the ids of the samples' owners."""
 
+    overlapping: bool = False
+    """Whether clients are meant to share samples: one's training samples may be another's test
+    samples then."""
+
     needs_official: str | None = None
     """Which of its arguments, as given, means nothing without an official test set, if one does."""
 

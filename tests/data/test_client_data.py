@@ -1,5 +1,7 @@
 """Clients' samples as tables."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -70,3 +72,23 @@ def test_class_ids_want_to_know_how_many_there_are():
         ValueError, match="`num_classes` to be given for targets that are class ids"
     ):
         Arrays(torch.zeros(2, 3), torch.tensor([0, 1]))
+
+
+class Everything(Partitioner):
+    """All samples for all clients."""
+
+    def split(self, labels, num_clients, generator):
+        return [torch.arange(len(labels))] * num_clients
+
+
+@pytest.mark.parametrize("meant", [False, True])
+def test_samples_of_several_clients_are_said_unless_they_are_meant(meant):
+    partitioner = Everything()
+    partitioner.overlapping = meant
+    data = FederatedData(Given(classes([30])), partitioner, num_clients=3, seed=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        index = data.clients.train.index
+    said = [str(each.message) for each in caught if "to several clients" in str(each.message)]
+    assert len(said) == (0 if meant else 1)
+    assert len(index.unique()) < len(index)

@@ -651,7 +651,7 @@ GOOD = {"x": torch.zeros(4, 2), "y": torch.tensor([0, 1, 1, 0]), "num_classes": 
         ({"y": torch.tensor([0, 1, 2, 0])}, r"below `num_classes` \(2\) but got 2"),
         ({"y": torch.tensor([0, -1, 1, 0])}, r"class ids from 0 .* but got -1"),
         ({"y": torch.zeros(4, 1, dtype=torch.int64)}, r"of shape \[samples\] but got \[4, 1\]"),
-        ({"num_classes": 0}, r"below `num_classes` \(0\) but got 0"),
+        ({"num_classes": 0}, "`num_classes` to be given for targets that are class ids, .* got 0"),
         ({"y": torch.zeros(4)}, r"`num_classes` to be left out .* but got 2"),
         ({"x": torch.tensor([[0, 1], [0, math.nan], [0, 1], [math.inf, 1]])}, "2 samples, .* 1"),
         ({"y": torch.tensor([0.0, 1.0, math.inf, 1.0]), "num_classes": 0}, "`y` .* sample 2"),
