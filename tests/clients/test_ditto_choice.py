@@ -3,7 +3,7 @@
 import pytest
 import torch
 from personal_models import trained
-from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import Only, Views, classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -109,17 +109,6 @@ def test_statistics_are_those_of_the_choice():
 def test_what_makes_no_sense_is_refused(wrong, match):
     with pytest.raises(ValueError, match=match):
         DittoChoice(mlp(), **wrong)
-
-
-class Views(nn.Module):
-    """A net that no batch without samples goes through."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.linear(x.view(x.size(0), -1))
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.2])

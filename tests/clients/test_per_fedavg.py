@@ -8,6 +8,7 @@ from personal_models import trained, validated_by_training
 from small_federations import (
     HalfSquares,
     Point,
+    Views,
     classes,
     mlp,
     points,
@@ -168,17 +169,6 @@ def test_running_statistics_are_refused():
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     with pytest.raises(ValueError, match=r"`net` to have no running .* but got 1.running_mean"):
         PerFedAvg(net)
-
-
-class Views(nn.Module):
-    """A net that no batch without samples goes through."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.linear(x.view(x.size(0), -1))
 
 
 def test_parts_without_a_sample_are_not_run():
