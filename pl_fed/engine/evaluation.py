@@ -180,8 +180,7 @@ class Evaluator:
             rows: Holds the model's rows [clients, numel], and its ``<model>_statistics``.
         """
         sums = _Sums(len(clients), data, self.client.criterion)
-        sizes = data.part(part).sizes[clients]
-        order = sizes.argsort(descending=True, stable=True)[: int((sizes > 0).sum())]
+        order = _largest_first(data.part(part).sizes[clients])
         sorted_rows = {name: rows[name][order] for name in (model, f"{model}_statistics")}
         samples = self._samples(data, part, clients[order])
         with torch.no_grad(), evaluation_mode(self.client):
@@ -270,8 +269,7 @@ class Evaluator:
 
     def _pieces(self, sizes: Tensor) -> Iterator[Tensor]:
         """Yield positions of clients that have samples, and that fit into memory together."""
-        order = sizes.argsort(descending=True, stable=True)  # those of equal size are padded least
-        yield from order[: int((sizes > 0).sum())].split(self._rows_at_once)
+        yield from _largest_first(sizes).split(self._rows_at_once)
 
     @property
     def _rows_at_once(self) -> int:
@@ -346,6 +344,11 @@ class Evaluator:
             outputs = stack(own, inputs).flatten(0, 1).index_select(0, inside)
             position = inside.div(table.shape[1], rounding_mode="floor")
             yield position, table.flatten()[inside], outputs
+
+
+def _largest_first(sizes: Tensor) -> Tensor:
+    """Return the positions of clients that have samples; those of equal size are padded least."""
+    return sizes.argsort(descending=True, stable=True)[: int((sizes > 0).sum())]
 
 
 class _Samples:

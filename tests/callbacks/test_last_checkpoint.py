@@ -20,18 +20,27 @@ class Stops(Callback):
             raise RuntimeError("stopped")
 
 
-def run(folder, average, rounds, *others, **kwargs):
-    trainer = pl_fed.Trainer(
+def quiet_trainer(folder, rounds, **kwargs):
+    return pl_fed.Trainer(
         pl_fed.Federation(All(), engine="one_by_one", seed=0),
         run_dir=folder,
         max_epochs=rounds,
         accelerator="cpu",
-        callbacks=[average(), LastCheckpoint(share=1e-9), *others],
         enable_progress_bar=False,
         enable_model_summary=False,
+        **kwargs,
     )
+
+
+def started():
     client = seeded(lambda: Ditto(mlp(), optimizer=sgd(0.2)))
-    trainer.fit(client, shared_out(classes([9, 7, 5]), val_fraction=0.3), **kwargs)
+    return client, shared_out(classes([9, 7, 5]), val_fraction=0.3)
+
+
+def run(folder, average, rounds, *others, **kwargs):
+    callbacks = [average(), LastCheckpoint(share=1e-9), *others]
+    client, data = started()
+    quiet_trainer(folder, rounds, callbacks=callbacks).fit(client, data, **kwargs)
     return client.row("global").data.clone()
 
 
@@ -49,23 +58,6 @@ def test_a_run_that_averages_goes_on_as_if_it_had_not_stopped(tmp_path, average,
         with pytest.raises(RuntimeError, match="stopped"):
             run(tmp_path / "parts", average, 5, Stops())
     assert torch.equal(run(tmp_path / "parts", average, 5, ckpt_path="last"), whole)
-
-
-def quiet_trainer(folder, rounds, **kwargs):
-    return pl_fed.Trainer(
-        pl_fed.Federation(All(), engine="one_by_one", seed=0),
-        run_dir=folder,
-        max_epochs=rounds,
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **kwargs,
-    )
-
-
-def started():
-    client = seeded(lambda: Ditto(mlp(), optimizer=sgd(0.2)))
-    return client, shared_out(classes([9, 7, 5]), val_fraction=0.3)
 
 
 def test_the_last_checkpoint_is_of_the_last_round_also_beside_the_best(tmp_path):
