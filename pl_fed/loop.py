@@ -187,6 +187,7 @@ class FederatedLoop(_FitLoop):
         check_optimizer(self.trainer, self.trainer.lightning_module)
         check_monitors(self.trainer, self.trainer.lightning_module, names)
         self._watchable = names
+        self.trainer.lightning_module.train()
         with warnings.catch_warnings():  # it is the frozen parts that are
             warnings.filterwarnings("ignore", message="Found .* in eval mode at the start")
             super().on_run_start()

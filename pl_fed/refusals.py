@@ -1,6 +1,7 @@
 """What a federated round cannot honour: refused by one sentence, before anything is done."""
 
 import difflib
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -63,6 +64,13 @@ METHODS = {
 }
 """Methods of a LightningModule that are never called, or not with a batch of samples."""
 
+NEEDED = (
+    *("setup", "train", "on_save_checkpoint", "on_load_checkpoint"),
+    *("validation_step", "test_step", "predict_step"),
+    *[f"on_{part}_epoch_{when}" for part in ("validation", "test") for when in ("start", "end")],
+)
+"""Methods of a client in which a federation is set up, evaluated or saved."""
+
 
 def check_trainer(trainer: Any, model: Any) -> None:
     """Refuse what a federated fit cannot honour.
@@ -91,11 +99,24 @@ def check_model(model: Any) -> None:
             f" {type(model).__name__}."
         )
     _check_overridden("model", METHODS, model, LightningModule)
+    _check_calls_super(model)
     if not model.automatic_optimization:
         raise ValueError(
             "Expected argument `model` to have automatic_optimization=True but got"
             f" {type(model).__name__} with False: {_OWN_STEP}."
         )
+
+
+def _check_calls_super(client: Client) -> None:
+    """Refuse hooks of a client's own that leave out what Client does in them, such as logging."""
+    for hook in NEEDED:
+        for cls in type(client).__mro__[: type(client).__mro__.index(Client)]:
+            code = getattr(inspect.unwrap(vars(cls).get(hook, Client)), "__code__", None)
+            if code is not None and hook not in code.co_names:
+                raise ValueError(
+                    f"Expected `{hook}` of {cls.__name__} to call super().{hook}(...), by which a"
+                    " federation is set up, evaluated or saved, but got one that does not."
+                )
 
 
 def check_data(datamodule: Any) -> None:

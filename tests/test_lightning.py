@@ -40,7 +40,7 @@ from pl_fed.data import Digits, FederatedData
 from pl_fed.loggers import RunCSV
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID, Shards
-from pl_fed.refusals import CALLBACKS, HOOKS, METHODS
+from pl_fed.refusals import CALLBACKS, HOOKS, METHODS, NEEDED
 from pl_fed.runs import AtomicCheckpointIO
 from pl_fed.samplers import Sampler, Uniform
 
@@ -1105,6 +1105,26 @@ def test_a_method_that_would_never_be_called_is_refused(tmp_path, method):
     expected = f"^Expected argument `model` without the hook `{method}` but got it in Mine"
     with Untouched() as (data, seen), pytest.raises(ValueError, match=expected):
         fit(tmp_path, client_of(mine), data=data, callbacks=[seen])
+
+
+@pytest.mark.parametrize("hook", NEEDED)
+def test_a_hook_that_clients_need_calls_theirs(tmp_path, hook):
+    assert hook in vars(pl_fed.clients.Client)
+    mixin = type("Mixin", (), {hook: lambda self, *args: None})
+    mine = type("Mine", (mixin, FedAvg), {})
+    expected = rf"^Expected `{hook}` of Mixin to call super\(\).{hook}\(...\), by which a fed"
+    with Untouched() as (data, seen), pytest.raises(ValueError, match=expected):
+        fit(tmp_path, client_of(mine), data=data, callbacks=[seen])
+
+
+def test_a_client_adds_to_the_hooks_it_needs(tmp_path):
+    class Mine(FedAvg):
+        def on_validation_epoch_end(self):
+            super().on_validation_epoch_end()
+            self.log("val/mine", 1.0)
+
+    trainer = fit(tmp_path, client_of(Mine))
+    assert {"val/mine", "val/global/accuracy"} <= set(trainer.callback_metrics)
 
 
 def test_what_is_no_client_is_refused(tmp_path):

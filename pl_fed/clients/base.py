@@ -570,10 +570,6 @@ class Client(LightningModule, ABC):
                 frozen.eval()
         return self
 
-    def on_train_start(self) -> None:
-        """Begin in training mode."""
-        self.train()
-
     def on_validation_epoch_start(self) -> None:
         """Forget what was counted before."""
         _reset(self.federation.metrics("val"))
