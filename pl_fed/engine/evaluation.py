@@ -225,7 +225,7 @@ class Evaluator:
         Returns:
             For each client a dict with ``client`` (id), ``sample`` (ids in the data set),
             ``target``, and for classes ``prediction`` and ``probability`` (the predicted class's),
-            else ``prediction`` as the net gives it.
+            else ``prediction`` as the net gives it, in the shape of ``target`` if it fits.
         """
         pieces = list(self._outputs(data, "test", clients, [model]))
         if not pieces:
@@ -483,8 +483,12 @@ def _table(data: ClientData, client: int, outputs: Tensor | None) -> dict[str, A
     if outputs is None:
         table["prediction"] = table["target"][:0]
         table["probability"] = torch.empty(0)
-    elif data.num_classes:
-        table["probability"], table["prediction"] = outputs.cpu().softmax(1).max(1)
+        return table
+    outputs = outputs.cpu().to(torch.promote_types(outputs.dtype, torch.float32))
+    if data.num_classes:
+        table["probability"], table["prediction"] = outputs.softmax(1).max(1)
     else:
-        table["prediction"] = outputs.cpu()
+        target = table["target"]
+        one = outputs.numel() == target.numel()  # an output a sample, of shape [samples, 1]
+        table["prediction"] = outputs.reshape(target.shape) if one else outputs
     return table

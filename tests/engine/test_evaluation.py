@@ -219,6 +219,17 @@ def test_real_valued_predictions_are_the_outputs():
     torch.testing.assert_close(table["prediction"], outputs)
 
 
+def test_one_real_valued_output_is_a_number_for_each_sample():
+    owner = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
+    data = doubled(data_of(reals(torch.randn(30, 4), torch.randn(30), owner)))
+    client = Ditto(seeded(lambda: nn.Linear(4, 1)), criterion=nn.MSELoss())
+    with torch.no_grad():
+        (table,) = evaluator_of(client, store_of(client)).predict(
+            data, torch.tensor([2]), "personal"
+        )
+    assert table["prediction"].shape == table["target"].shape == (len(data.test.samples(2)),)
+
+
 # Within a fit
 
 
@@ -258,6 +269,8 @@ def test_what_a_fit_logs_is_what_its_models_do(tmp_path, kind, precision):
         tolerance = 2e-3 if precision == "bf16-mixed" else 1e-6
         assert float(logged[f"val/{model}/loss"]) == pytest.approx(expected, abs=tolerance)
         assert max(losses) - min(losses) > 0.02  # the wrong client's model would show
+    table = trainer.predict(client, module)[0][0]
+    assert table["probability"].dtype == (torch.float64 if "64" in precision else torch.float32)
 
 
 # Stacked
