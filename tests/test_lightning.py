@@ -436,7 +436,7 @@ def test_the_last_checkpoint_takes_a_share_of_the_time(tmp_path, monkeypatch):
 
 def test_the_share_is_checked():
     for share in (0.0, 1.5):
-        with pytest.raises(ValueError, match="Expected argument `share` to lie in"):
+        with pytest.raises(ValueError, match="Expected argument `share` to be"):
             LastCheckpoint(share)
 
 

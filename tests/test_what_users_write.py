@@ -12,7 +12,7 @@ from torch import nn
 import pl_fed
 from pl_fed.aggregators import Chain, Mean, PreAggregator, Prepared
 from pl_fed.attacks import Attack
-from pl_fed.clients import Ditto, FedAvg
+from pl_fed.clients import FLAME, Ditto, FedAvg
 from pl_fed.data import DataSource, FederatedData
 from pl_fed.partitioners import IID, Partitioner
 from pl_fed.samplers import All, Uniform
@@ -172,6 +172,8 @@ def test_what_is_given_from_python(tmp_path):
         trainer_of(tmp_path, Uniform(2))
     with pytest.raises(TypeError, match="`lam` to be a number but got 'a'"):
         Ditto(mlp(), lam="a")
+    with pytest.raises(ValueError, match="`decay` to be a finite number but got 'a'"):
+        FLAME(mlp(), decay="a")
     for name in ("optimizer", "lr_scheduler"):
         with pytest.raises(TypeError, match=f"`{name}` to be a callable.* but got 'StepLR'"):
             FedAvg(mlp(), **{name: "StepLR"})

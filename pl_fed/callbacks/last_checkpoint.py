@@ -8,6 +8,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 
+from pl_fed.functional.arguments import check_at_most, check_positive
+
 
 class LastCheckpoint(ModelCheckpoint):
     """Keeps the latest round that was saved: what a run saves unless it is given a ModelCheckpoint.
@@ -28,8 +30,8 @@ class LastCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, share: float = 0.05) -> None:
-        if not 0 < share <= 1:
-            raise ValueError(f"Expected argument `share` to lie in (0, 1] but got {share}.")
+        check_positive(share=share)
+        check_at_most(1, share=share)
         super().__init__(
             filename="last", enable_version_counter=False, save_on_train_epoch_end=True
         )

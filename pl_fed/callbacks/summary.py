@@ -38,7 +38,7 @@ class Summary(Callback):
         if not trainer.is_global_zero:
             return
         what = "accuracy" if any("accuracy" in found for found in values.values()) else "results"
-        title = f"{'validation' if part == 'val' else part} {what} of benign clients"
+        stage = "validation" if part == "val" else part
         table = Table("")
         for model in values:
             table.add_column(f"{model} model", justify="right")
@@ -47,7 +47,10 @@ class Summary(Callback):
                 row = [f"{v[name]:.4f}" if name in v else "–" for v in values.values()]
                 table.add_row(meaning, *row)
         console = Console()
-        console.print(title, style="italic")
-        console.print(table)
+        if table.row_count:
+            console.print(f"{stage} {what} of benign clients", style="italic")
+            console.print(table)
+        else:
+            console.print(f"no benign client has {stage} data", style="italic")
         if self.folder is not None and not getattr(trainer, "fast_dev_run", False):
             console.print(f"The run's files are in {self.folder}", soft_wrap=True, markup=False)

@@ -38,7 +38,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.clients.admm import ADMM
-from pl_fed.functional.arguments import check_choice, check_positive
+from pl_fed.functional.arguments import check_choice, check_finite, check_positive
 from pl_fed.functional.rows import copy_trainable
 from pl_fed.types import Batch
 
@@ -95,6 +95,7 @@ class FLAME(ADMM):
         super().__init__(net, rho, weights, **kwargs)
         given = {"lam": lam, "tolerance": tolerance, "smoothness": smoothness}
         check_positive(**{name: value for name, value in given.items() if value is not None})
+        check_finite(decay=decay)
         if not 0 < decay < 1:
             raise ValueError(f"Expected argument `decay` to be between 0 and 1 but got {decay}.")
         check_choice(("own", "broadcast"), pull_to=pull_to)

@@ -57,10 +57,17 @@ def check_net(
         augment: Changes the inputs of each minibatch.
 
     Raises:
-        ValueError: If the optimizer refuses its options, models or states do not fit together, the
-            inputs cannot be augmented, the net does not take them, its output does not fit the
-            classes, or the criterion does not take output and targets.
+        ValueError: If the net is of half precision, the optimizer refuses its options, models or
+            states do not fit together, the inputs cannot be augmented, the net does not take them,
+            its output does not fit the classes, or the criterion does not take output and targets.
     """
+    dtype = client.row("global").data.dtype
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            "Expected argument `net` to have parameters of float32 or float64 but got"
+            f" {dtype}: small steps would be lost in them. The trainer's precision `bf16-mixed`"
+            " computes in less."
+        )
     leaves: dict[str, list[Tensor]] = {
         name: list(trainable_parameters(client.model(name)).values()) for name in client.trains
     }

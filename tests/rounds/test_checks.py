@@ -220,6 +220,12 @@ def test_a_net_that_fits_a_single_sample():
     check_net(Ditto(MLP(16, [], 3)), data)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_net_of_half_precision_is_refused(pictures, dtype):
+    with pytest.raises(ValueError, match=f"of float32 or float64 but got {dtype}: small steps"):
+        check_net(Ditto(MLP(16, [], 3).to(dtype)), pictures)
+
+
 def test_a_check_leaves_no_trace(pictures):
     net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))
     client = Ditto(net)
