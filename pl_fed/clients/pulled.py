@@ -11,6 +11,7 @@ from abc import ABC
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
@@ -56,9 +57,12 @@ class Pulled(Client, ABC):
         self.regularizer = regularizer
 
     def check(self, federation: Any) -> None:
-        """Refuse a divergence of classes where there are none."""
+        """Refuse a divergence of classes where there are none, and nets without Fisher weights."""
         super().check(federation)
-        targets = federation.datamodule.clients.y
+        data = federation.datamodule.clients
+        if self.regularizer == "fisher":
+            self._check_by_sample(data.x[:2])
+        targets = data.y
         if (
             self.regularizer == "kl"
             and targets.is_floating_point()
@@ -68,6 +72,18 @@ class Pulled(Client, ABC):
                 "Expected argument `regularizer` to be l2 or fisher where targets are no classes"
                 f" but got kl, with targets of {targets.dtype}."
             )
+
+    def _check_by_sample(self, x: Tensor) -> None:
+        """Refuse nets that take no gradient for each sample: those that PyTorch cannot vmap."""
+        net = self.model("global")
+        with evaluation_mode(net), torch.no_grad():
+            try:
+                torch.func.vmap(lambda one: net(one[None]))(x.to(self.row("global").data))
+            except RuntimeError as error:
+                raise ValueError(
+                    "Expected argument `regularizer` to be l2 or kl for a net that torch.func.vmap"
+                    f" does not take but got fisher: {str(error).splitlines()[0]}"
+                ) from error
 
     def pulled_loss(self, batch: Batch, lams: Mapping[str, float]) -> Tensor:
         """Return Σ over models of F_k(v) + λ/2 R(v, w^t) on the minibatch.

@@ -154,6 +154,21 @@ def test_a_divergence_is_refused_where_there_are_no_classes():
         run_rounds(client, data)
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(2, CLASSES, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x.view(len(x), 2, 2))[0][:, -1]
+
+
+def test_fisher_is_refused_for_nets_that_take_no_sample_by_sample():
+    data, net = shared_out(classes([4, 4])), Recurrent()
+    with pytest.raises(ValueError, match=r"to be l2 or kl for a net that torch\.func\.vmap"):
+        run_rounds(Ditto(net, regularizer="fisher"), data)
+
+
 @pytest.mark.parametrize("regularizer", ["l2", "fisher", "kl"])
 def test_the_scale_of_classes_weights_does_not_matter(regularizer):
     found = []
