@@ -1,9 +1,12 @@
 """Small made files in the formats of real data sets."""
 
+import io
 import json
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
+from pyarrow import parquet
 from torchvision import datasets
 
 
@@ -43,6 +46,21 @@ def write_femnist(root, writers=12, each=10):
         }
         (root / "femnist" / part).mkdir(parents=True)
         (root / "femnist" / part / f"all_data_0_{part}.json").write_text(leaf(made))
+
+
+def png(pixels):
+    """As a cell of the data set flwrlabs/femnist has an image."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def write_parquet(root, name, **columns):
+    """As the data set flwrlabs/femnist has it."""
+    path = root / "femnist" / f"{name}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    parquet.write_table(pa.table(columns), path)
+    return path
 
 
 def write_celeba(root, identity, monkeypatch):

@@ -76,7 +76,7 @@ class FEMNIST(DataSource):
             images, labels, writers = zip(*pieces)
             of_samples = np.asarray([name for each in writers for name in each])
             names, ids = np.unique(of_samples, return_inverse=True)
-            x, y = torch.cat(images), torch.cat(labels).long()
+            x, y = torch.cat(images), torch.cat(labels)
             writer = torch.from_numpy(ids).long()
             return Arrays(x, y, writer, split, self.num_classes, names.tolist())
 
@@ -87,15 +87,22 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _of_leaf(files: list[Path]) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
-    """Yield images, classes and writers of each writer in LEAF's files."""
+    """Yield images, classes and writers of each writer in LEAF's files of one part."""
+    found: dict[str, Path] = {}
     for path in files:
         with reading(path, "a json file of LEAF's FEMNIST"):
             content = json.loads(path.read_text())
             for user in content["users"]:
+                if user in found:
+                    raise ValueError(
+                        f"Expected {path} to list writers that no file of this part had before but"
+                        f" got {user}, of {found[user].name}"
+                    )
+                found[user] = path
                 own = content["user_data"][user]
                 if samples := len(own["y"]):
                     x = torch.tensor(own["x"], dtype=torch.float32).view(samples, 1, 28, 28)
-                    yield x, torch.tensor(own["y"]), [str(user)] * samples
+                    yield x, _classes(own["y"]), [str(user)] * samples
 
 
 def _of_parquet(files: list[Path]) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
@@ -113,9 +120,20 @@ def _of_parquet(files: list[Path]) -> Iterator[tuple[Tensor, Tensor, list[str]]]
             images = [_image(each) for each in table["image"].to_pylist()]
             if not images:
                 continue
-            labels = torch.tensor(table["character"].to_pylist())
+            labels = _classes(table["character"].to_pylist())
+            writers = table["writer_id"].to_pylist()
+            if None in writers:
+                raise ValueError("a row has no `writer_id`")
             x = torch.from_numpy(np.stack(images)).view(len(labels), 1, 28, 28)
-            yield x, labels, table["writer_id"].to_pylist()
+            yield x, labels, writers
+
+
+def _classes(labels: list[Any]) -> Tensor:
+    """Return class ids of one file."""
+    found = torch.tensor(labels)
+    if bool((found != found.long()).any()):
+        raise ValueError("its classes are no integers")
+    return found.long()
 
 
 def _image(cell: Any) -> np.ndarray:

@@ -44,4 +44,6 @@ class Vehicle(DataSource):
             raise missing(self.root, self.file, how)
         x, y, device = read_npz(path, ("x", "y", "device")).values()
         with reading(path, "samples"):
+            if not bool((y.abs() == 1).all()):
+                raise ValueError(f"Expected `y` to be -1 and 1 but got {y[y.abs() != 1][0].item()}")
             return Arrays(x, (y > 0).long(), device, num_classes=2)

@@ -2,12 +2,18 @@
 
 import hashlib
 import json
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from made_data import leaf, write_celeba, write_femnist, write_scans, write_vehicle
+from made_data import (
+    leaf,
+    png,
+    write_celeba,
+    write_femnist,
+    write_parquet,
+    write_scans,
+    write_vehicle,
+)
 from test_clients_own_data import write_writers
 from test_images import idx_root  # noqa: F401
 from torchvision import datasets
@@ -35,6 +41,10 @@ WITHOUT_USERS = json.dumps({"user_data": {"f1": {"x": [], "y": []}}})
         (leaf(WRITER)[:200], "to be a json file of LEAF's FEMNIST but got JSONDecodeError"),
         (WITHOUT_USERS, "FEMNIST but got KeyError: 'users'"),
         (leaf({"f1": (np.zeros((2, 100)), [3, 4])}), r"'\[2, 1, 28, 28\]' is invalid .* size 200"),
+        (
+            leaf({"f1": (np.zeros((1, 784)), [3.7])}),
+            "FEMNIST but got .*: its classes are no",
+        ),
         (leaf({"f1": (np.zeros((2, 784)), [3])}), r"'\[1, 1, 28, 28\]' is invalid .* size 1568"),
     ],
 )
@@ -45,6 +55,21 @@ def test_a_file_of_leaf(tmp_path, content, words):
     refused(FEMNIST(root=str(tmp_path)), path, words)
 
 
+@pytest.mark.parametrize("again", ["the same file", "another file"])
+def test_a_writer_that_leaf_has_twice(tmp_path, again):
+    """The second time would be taken for samples of their own, to be tested on, say."""
+    write_femnist(tmp_path)
+    folder = tmp_path / "femnist" / "test"
+    twice = json.loads(leaf(WRITER))
+    if again == "the same file":
+        twice["users"] *= 2
+    else:
+        (folder / "a.json").write_text(leaf(WRITER))
+    (folder / "b.json").write_text(json.dumps(twice))
+    (folder / "all_data_0_test.json").unlink()
+    refused(FEMNIST(root=str(tmp_path)), folder / "b.json", "that no file of this part had before")
+
+
 def test_classes_that_femnist_does_not_have(tmp_path):
     write_femnist(tmp_path)
     path = tmp_path / "femnist" / "test" / "all_data_0_test.json"
@@ -52,23 +77,30 @@ def test_classes_that_femnist_does_not_have(tmp_path):
     refused(FEMNIST(root=str(tmp_path)), tmp_path / "femnist", r"class ids .* \(62\) but got 62 in")
 
 
-def unreadable(path, columns):
-    raise OSError("Parquet magic bytes not found in footer")
+BLANK = png(np.zeros((28, 28), np.uint8))
 
 
 @pytest.mark.parametrize(
-    ("read_table", "words"),
+    ("columns", "words"),
     [
-        (unreadable, "to be a parquet file of FEMNIST but got OSError: Parquet magic bytes"),
-        (lambda path, columns: {}, "FEMNIST but got KeyError: 'image'"),
+        (None, "to be a parquet file of FEMNIST but got ArrowInvalid: "),
+        ({"writer_id": ["f1"], "character": [3]}, "FEMNIST but got .*image"),
+        (
+            {"image": [BLANK], "writer_id": [None], "character": [3]},
+            ": a row has no `writer_id`",
+        ),
+        ({"image": [BLANK], "writer_id": ["f1"], "character": [3.7]}, ": its classes are no in"),
+        ({"image": [BLANK], "writer_id": ["f1"], "character": [None]}, "FEMNIST but got "),
+        (
+            {"image": [{"bytes": b"PNG"}], "writer_id": ["f"], "character": [3]},
+            "cannot identify",
+        ),
     ],
 )
-def test_a_parquet_file(tmp_path, monkeypatch, read_table, words):
-    reader = SimpleNamespace(read_table=read_table)
-    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=reader))
-    path = tmp_path / "femnist" / "a.parquet"
-    path.parent.mkdir()
-    path.touch()
+def test_a_parquet_file(tmp_path, columns, words):
+    path = write_parquet(tmp_path, "a", **(columns or {"image": [BLANK]}))
+    if columns is None:
+        path.write_bytes(path.read_bytes()[:100])
     refused(FEMNIST(root=str(tmp_path)), path, words)
 
 
@@ -146,6 +178,8 @@ def test_a_vehicle_file(tmp_path):
     refused(source, path, "to hold an array `device` but got x, y")
     np.savez(path, **{**arrays, "device": arrays["device"][1:]})
     refused(source, path, r"`client` to have 12 rows, .* got shape \[11\] in ")
+    np.savez(path, **{**arrays, "y": np.where(arrays["y"] > 0, 2, 1)})
+    refused(source, path, "Expected `y` to be -1 and 1 but got 2")
 
 
 def test_a_file_of_writers(idx_root):  # noqa: F811

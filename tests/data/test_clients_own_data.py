@@ -1,15 +1,13 @@
 """Data sets that say whose each sample is: made files of their real formats, and the real files."""
 
-import io
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from made_data import leaf, write_celeba, write_vehicle
+from made_data import leaf, png, write_celeba, write_parquet, write_vehicle
 from PIL import ExifTags, Image
 from test_images import idx_root  # noqa: F401
 
@@ -169,32 +167,11 @@ def test_femnist_is_there_once(tmp_path):
         FEMNIST(root=str(tmp_path)).load()
 
 
-def png(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return {"bytes": file.getvalue(), "path": None}
-
-
-def test_femnist_in_parquet_files(tmp_path, monkeypatch):
-    """A reader that gives what pyarrow's gives: the package is not needed for anything else."""
+def test_femnist_in_parquet_files(tmp_path):
     pixels = np.random.default_rng(0).integers(256, size=(3, 28, 28), dtype=np.uint8)
-    table = {
-        "image": [png(each) for each in pixels],
-        "writer_id": ["f0000_14", "f0001_41", "f0000_14"],
-        "character": [0, 61, 35],
-    }
-    cells = {name: SimpleNamespace(to_pylist=lambda v=v: v) for name, v in table.items()}
-
-    nothing = SimpleNamespace(to_pylist=list)
-
-    def read_table(path, columns):
-        return {name: cells[name] if "00000" in path.name else nothing for name in columns}
-
-    reader = SimpleNamespace(read_table=read_table)
-    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=reader))
-    (tmp_path / "femnist").mkdir()
-    (tmp_path / "femnist" / "train-00000-of-00002.parquet").touch()
-    (tmp_path / "femnist" / "train-00001-of-00002.parquet").touch()
+    cells = {"writer_id": ["f0000_14", "f0001_41", "f0000_14"], "character": [0, 61, 35]}
+    write_parquet(tmp_path, "train-00000-of-00002", image=[png(each) for each in pixels], **cells)
+    write_parquet(tmp_path, "train-00001-of-00002", image=[], writer_id=[], character=[])
     arrays = FEMNIST(root=str(tmp_path)).load()
     assert np.array_equal(arrays.x[:, 0], pixels)
     assert arrays.y.tolist() == [0, 61, 35]
