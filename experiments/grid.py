@@ -17,6 +17,7 @@ import shutil
 import sys
 import threading
 import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from copy import deepcopy
@@ -100,7 +101,7 @@ def made(path: str, /, **arguments: Any) -> Config:
 def fit(config: Config, folder: Path) -> Fitted:
     """Run a federation in this process, or go on with what there is of it in ``folder``.
 
-    What another config left there is deleted.
+    What another config left there is deleted, and a run whose checkpoint was cut off.
     """
     from pl_fed.cli import FederatedCLI
     from pl_fed.runs import last_checkpoint
@@ -113,7 +114,14 @@ def fit(config: Config, folder: Path) -> Fitted:
         file.write_text(text)
     arguments = ["fit", "--config", str(file)]
     before = 0.0
-    if killed := [run for run in folder.iterdir() if run.is_dir() and last_checkpoint(run)]:
+    killed = []
+    for run in [run for run in folder.iterdir() if run.is_dir()]:
+        if last := last_checkpoint(run):
+            if zipfile.is_zipfile(last):
+                killed.append(run)
+            else:
+                shutil.rmtree(run)
+    if killed:
         arguments += ["--ckpt_path", "last"]
         earlier = [row for run in killed for row in read(run / "metrics.csv")]
         before = sum(float(row.get("time/round") or 0) for row in earlier)

@@ -76,6 +76,7 @@ def main() -> None:
     done = {(row["condition"], row["method"]) for row in finished(FOLDER / "results.csv")}
     rows = read(FOLDER / "over_rounds.csv")
     rows = [row for row in rows if (row["condition"], row["method"]) in done]
+    rows.sort(key=lambda row: (row["condition"], RUNS.index((row["condition"], row["method"]))))
     paper = {
         (row["condition"], row["row"]): float(row["mean"])
         for row in read(HERE / "fashion" / "paper.csv")

@@ -8,7 +8,15 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from experiments.ditto.run import DEFENCES, MIN_VALIDATION, WEAK, choices_of, ditto, fallback_of
+from experiments.ditto.run import (
+    ALL,
+    DEFENCES,
+    MIN_VALIDATION,
+    WEAK,
+    choices_of,
+    ditto,
+    fallback_of,
+)
 from experiments.grid import Row, finished, grouped, read
 from experiments.tables import Comparison, markdown, measured, notes
 
@@ -51,7 +59,8 @@ class Results:
 
     def __init__(self, rows: Iterable[Row], clients: Iterable[Row] = ()) -> None:
         self.rows = list(rows)
-        self.conditions = list(dict.fromkeys(row["condition"] for row in self.rows))
+        found = {row["condition"] for row in self.rows}
+        self.conditions = [condition for condition in ALL if condition in found]
         self.seeds = sorted({row["seed"] for row in self.rows}, key=int)
         self.clients = dict(grouped(clients, "condition", "method", "seed"))
 

@@ -77,6 +77,17 @@ def test_what_another_config_left_is_not_gone_on_with(tmp_path):
     assert fit(other, tmp_path / "run").last == fit(other, tmp_path / "afresh").last
 
 
+def test_a_run_whose_checkpoint_was_cut_off_begins_anew(tmp_path):
+    whole = fit(TINY, tmp_path)
+    (checkpoint,) = tmp_path.glob("*/checkpoints/last.ckpt")
+    with checkpoint.open("r+b") as file:
+        file.truncate(2000)
+    again = fit(TINY, tmp_path)
+    assert (again.last["round"], again.before) == ("4", 0)
+    assert again.clients == whole.clients
+    assert len(list(tmp_path.glob("*/checkpoints"))) == 1
+
+
 def rows_of(fitted: Fitted):
     return {"results.csv": [{"accuracy": fitted.last["test/personal/accuracy"]}]}
 
