@@ -86,7 +86,7 @@ def test_offline_run_equals_metrics_csv(run):
     assert all(isinstance(cell, int | float) for row in table["data"] for cell in row)
     shown = {name.split(".")[0] for name in history[4] if name.startswith("report/")}
     kinds = [f"{k}_{m}" for k in ("curves", "clients", "classes") for m in MODELS]
-    assert shown == {f"report/{name}" for name in [*kinds, "train_loss"]}
+    assert shown == {f"report/{name}" for name in [*kinds, "train_loss", "time"]}
     for name in shown:
         (picture,) = run.glob(f"wandb/offline-run-*/files/{history[4][f'{name}.path']}")
         assert min(Image.open(picture).size) > 300

@@ -11,7 +11,7 @@ from pl_fed.loggers import wandb_loggers
 
 
 class WandbReport(Callback):
-    """Logs curves, the distribution over clients and accuracy by class, when a test has ended.
+    """Logs the distribution over clients, accuracy by class, curves and times after a test.
 
     Args:
         folder: The run's folder, whose files are drawn; ``None`` logs nothing.
@@ -28,11 +28,12 @@ class WandbReport(Callback):
         import wandb
         from PIL import Image
 
-        from pl_fed.reports import classes, clients, curves
+        from pl_fed.reports import classes, clients, curves, times
         from pl_fed.reports.group import grouped
         from pl_fed.reports.run import read_run
 
-        drawn = (clients.distributions, classes.by_class, curves.validation, curves.training)
+        by_round = (curves.validation, curves.training, curves.uploads, times.of_rounds)
+        drawn = (clients.distributions, classes.by_class, *by_round)
         try:
             run = grouped([read_run(self.folder)])
             pictures = [picture for draw in drawn for picture in draw(run)]

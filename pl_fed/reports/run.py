@@ -306,7 +306,10 @@ def _columns(path: Path, *known: str) -> dict[str, NDArray[np.float64]]:
     if not path.is_file():
         return {}
     with _read(path) as file:
-        reader = csv.reader(file)
+        lines = file.readlines()
+        if lines and not lines[-1].endswith("\n"):
+            raise NoFitError(path.parent, f"{path.name} was cut off")
+        reader = csv.reader(lines)
         names = next(reader, [])
         whole = [[_number(text) for text in row] for row in reader if len(row) == len(names)]
     table = np.array(whole, dtype=np.float64).reshape(len(whole), len(names))

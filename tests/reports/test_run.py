@@ -247,6 +247,17 @@ def test_what_a_row_is_of_is_known(tmp_path, name, column, spoilt):
         find_runs([folder])
 
 
+@pytest.mark.parametrize("name", ["per_client", "per_class"])
+def test_a_table_that_was_cut_off_is_not_taken_for_one_of_fewer_clients(tmp_path, name):
+    folder = write_run(tmp_path / "a")
+    write_table(folder / f"{name}.csv", [{"client": k, "byzantine": 0, "class": 1} for k in "123"])
+    read_run(folder)
+    with (folder / f"{name}.csv").open("r+") as file:
+        file.truncate(len(file.read()) - 2)
+    with pytest.raises(NoFitError, match=rf"but got .*/a: {name}\.csv was cut off\.$"):
+        find_runs([folder])
+
+
 def test_what_is_no_run(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^Expected argument `runs` to be folders but got"):
         find_runs([tmp_path / "nowhere"])
