@@ -114,14 +114,11 @@ def fit(config: Config, folder: Path) -> Fitted:
         file.write_text(text)
     arguments = ["fit", "--config", str(file)]
     before = 0.0
-    killed = []
-    for run in [run for run in folder.iterdir() if run.is_dir()]:
-        if last := last_checkpoint(run):
-            if zipfile.is_zipfile(last):
-                killed.append(run)
-            else:
-                shutil.rmtree(run)
-    if killed:
+    saved = {run: last_checkpoint(run) for run in folder.iterdir() if run.is_dir()}
+    for run, last in saved.items():
+        if last and not zipfile.is_zipfile(last):
+            shutil.rmtree(run)
+    if killed := [run for run, last in saved.items() if last and run.exists()]:
         arguments += ["--ckpt_path", "last"]
         earlier = [row for run in killed for row in read(run / "metrics.csv")]
         before = sum(float(row.get("time/round") or 0) for row in earlier)

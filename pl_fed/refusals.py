@@ -109,9 +109,10 @@ def check_model(model: Any) -> None:
 
 def _check_calls_super(client: Client) -> None:
     """Refuse hooks of a client's own that leave out what Client does in them, such as logging."""
-    for hook in NEEDED:
-        for cls in type(client).__mro__[: type(client).__mro__.index(Client)]:
-            code = getattr(inspect.unwrap(vars(cls).get(hook, Client)), "__code__", None)
+    classes = type(client).__mro__
+    for cls in classes[: classes.index(Client)]:
+        for hook in [hook for hook in NEEDED if hook in vars(cls)]:
+            code = getattr(inspect.unwrap(vars(cls)[hook]), "__code__", None)
             if code is not None and hook not in code.co_names:
                 raise ValueError(
                     f"Expected `{hook}` of {cls.__name__} to call super().{hook}(...), by which a"

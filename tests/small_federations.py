@@ -173,6 +173,17 @@ class Point(nn.Module):
         return self.value.expand(len(x), -1)
 
 
+class Recurrent(nn.Module):
+    """Its layer has a list of its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = nn.GRU(2, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(self.layer(x.view(len(x), 2, 2))[0][:, -1])
+
+
 class Views(nn.Module):
     """A net that no batch without samples goes through."""
 

@@ -435,8 +435,11 @@ def test_the_last_checkpoint_takes_a_share_of_the_time(tmp_path, monkeypatch):
 
 
 def test_the_share_is_checked():
-    for share in (0.0, 1.5):
-        with pytest.raises(ValueError, match="Expected argument `share` to be"):
+    for share, expected in (
+        (0.0, "above 0, and finite, but got 0.0"),
+        (1.5, "at most 1 but got 1.5"),
+    ):
+        with pytest.raises(ValueError, match=f"^Expected argument `share` to be {expected}"):
             LastCheckpoint(share)
 
 

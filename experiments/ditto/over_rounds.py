@@ -22,6 +22,7 @@ RUNS = [  # what does not agree with the paper after the last round
     ("A1_50", "fair"),
     ("A2_50", "fair"),
 ]
+METHODS = list(dict.fromkeys(method for _, method in RUNS))
 
 
 def rows_of(fitted: Fitted) -> Rows:
@@ -41,8 +42,7 @@ def draw(rows: list[Row], paper: dict[tuple[str, str], float], path: Path) -> No
     conditions = list(grouped(rows, "condition"))
     figure = Figure(figsize=(1 + 3.2 * len(conditions), 3.6), layout="constrained")
     every = figure.subplots(1, len(conditions), sharey=True, squeeze=False)[0]
-    names = dict.fromkeys(method for _, method in RUNS)
-    colours = dict(zip(names, COLOURS))
+    colours = dict(zip(METHODS, COLOURS))
     for axes, ((condition,), some) in zip(every, conditions):
         for (method,), own in grouped(some, "method"):
             rounds = [int(row["round"]) for row in own]
@@ -61,8 +61,8 @@ def draw(rows: list[Row], paper: dict[tuple[str, str], float], path: Path) -> No
 def main() -> None:
     """Run what is missing, and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--conditions", nargs="+", choices={one for one, _ in RUNS})
-    parser.add_argument("--methods", nargs="+", choices={method for _, method in RUNS})
+    parser.add_argument("--conditions", nargs="+", choices=sorted({one for one, _ in RUNS}))
+    parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
     validated = {"trainer": {"check_val_every_n_epoch": EVERY}}

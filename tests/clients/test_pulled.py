@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_federations import classes, mlp, reals, run_rounds, seeded, sgd, shared_out
+from small_federations import Recurrent, classes, mlp, reals, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
 from pl_fed.clients import Ditto, Finetuning, Local
@@ -152,15 +152,6 @@ def test_a_divergence_is_refused_where_there_are_no_classes():
     client = Ditto(nn.Linear(3, 1), regularizer="kl", criterion=nn.MSELoss())
     with pytest.raises(ValueError, match="`regularizer` to be l2 or fisher where targets are no"):
         run_rounds(client, data)
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.GRU(2, CLASSES, batch_first=True)
-
-    def forward(self, x):
-        return self.layer(x.view(len(x), 2, 2))[0][:, -1]
 
 
 def test_fisher_is_refused_for_nets_that_take_no_sample_by_sample():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import Recurrent, classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F  # noqa: N812
@@ -502,17 +502,6 @@ def test_parameters_without_dimensions_or_numbers(engine):
     assert not torch.equal(found.v[:, :-1], plain.v), "the scale is trained"
     assert (found.v[:, -1] != 1.5).all()
     assert (found.v - found.v[:1]).abs().max() > 0
-
-
-class Recurrent(nn.Module):
-    """Its layer has a list of its weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.last = nn.GRU(2, 5, batch_first=True), nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.last(self.layer(x.view(len(x), 2, 2))[0][:, -1])
 
 
 class Attentive(nn.Module):
