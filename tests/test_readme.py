@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from pl_fed import data
 from pl_fed.cli import main
 from pl_fed.data import Digits
 
@@ -48,6 +49,14 @@ def folder(tmp_path, monkeypatch):
 def test_python_from_a_notebook(folder, capsys):
     exec(block("python", "import pl_fed\n"), {})
     assert 0.5 < float(capsys.readouterr().out.splitlines()[-1]) <= 1
+
+
+def test_tensors_that_are_at_hand():
+    names = {"torch": torch, "data": data, "my_dataset": [(torch.ones(2) * k, k) for k in range(3)]}
+    exec(block("python", "class Mine"), names)
+    arrays = names["Mine"]().load()
+    assert arrays.x.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert arrays.y.tolist() == [0, 1, 2]
 
 
 def test_data_of_ones_own(folder):

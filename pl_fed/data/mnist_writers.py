@@ -41,6 +41,6 @@ class MNISTWriters(MNIST):
             how = "write who wrote what, which QMNIST's labels say, there with numpy.savez"
             raise missing(data_root(self.root), self.file, how)
         arrays = super().load()
-        writers = torch.cat([*read_npz(path, ("train_writer", "test_writer")).values()])
+        parts = read_npz(path, ("train_writer", "test_writer")).values()
         with reading(path, "writers"):
-            return replace(arrays, client=writers)
+            return replace(arrays, client=torch.cat([*map(torch.from_numpy, parts)]))

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from pl_fed.data.reading import read_npz, reading
 from pl_fed.data.source import Arrays, DataSource, classes_of
 
@@ -13,9 +16,10 @@ class Npz(DataSource):
 
     - ``x`` [samples, ...]: inputs. Images are [samples, channels, height, width]; uint8 is scaled
       from 0..255 to [0, 1], any other type becomes float32 as it is.
-    - ``y`` [samples]: class ids 0..C-1 as integers; or real-valued targets as floats.
-    - ``client`` [samples], optional: whose sample it is, any integers. Then no partitioner is
-      needed; sorted, the ids become clients 0, 1, 2, ...
+    - ``y`` [samples]: class ids 0..C-1 as integers; or as floats real-valued targets, or labels of
+      which a sample may have several [samples, labels].
+    - ``client`` [samples], optional: whose sample it is, any integers or strings. Then no
+      partitioner is needed; sorted, the ids become clients 0, 1, 2, ...
     - ``split`` [samples], optional: 0 train, 1 val, 2 test. It is used with
       ``data.split: official``; else each client's samples are cut by the fractions.
 
@@ -51,8 +55,12 @@ class Npz(DataSource):
                 " client if there is a partitioner; a shipped config says in its comment where its"
                 " data come from."
             )
-        tensors = read_npz(path, ("x", "y"), ("client", "split"))
+        arrays = read_npz(path, ("x", "y"), ("client", "split"), texts=("client",))
+        names = None
+        if "client" in arrays and arrays["client"].dtype.kind == "U":
+            owners, arrays["client"] = np.unique(arrays["client"], return_inverse=True)
+            names = owners.tolist()
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         classes = classes_of(tensors["y"]) if self.num_classes is None else self.num_classes
         with reading(path, "samples"):
-            client, split = tensors.get("client"), tensors.get("split")
-            return Arrays(tensors["x"], tensors["y"], client, split, classes)
+            return Arrays(**tensors, num_classes=classes, names=names)

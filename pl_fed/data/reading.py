@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 
 @contextmanager
@@ -40,13 +38,16 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         raise ValueError(f"{text}.") from error
 
 
-def read_npz(path: Path, wanted: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Tensor]:
+def read_npz(
+    path: Path, wanted: Sequence[str], optional: Sequence[str] = (), texts: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
     """Return arrays of an ``.npz`` file by name, integers as int64, but for inputs ``x``.
 
     Args:
         path: The file, which is there.
         wanted: Names of arrays that it must hold.
         optional: Names of arrays that it may hold.
+        texts: Names of arrays that may be of strings instead of numbers.
 
     Raises:
         ValueError: If the file cannot be read, or an array is missing or does not hold numbers.
@@ -61,11 +62,11 @@ def read_npz(path: Path, wanted: Sequence[str], optional: Sequence[str] = ()) ->
                     found = ", ".join(file.files) or "none"
                     raise ValueError(f"Expected {path} to hold an array `{name}` but got {found}.")
             names = [name for name in (*wanted, *optional) if name in file.files]
-            return {name: _tensor(name, file[name]) for name in names}
+            return {name: _checked(name, file[name], name in texts) for name in names}
 
 
-def _tensor(name: str, array: np.ndarray) -> Tensor:
-    if array.dtype.kind not in "biuf":
+def _checked(name: str, array: np.ndarray, text: bool) -> np.ndarray:
+    if array.dtype.kind not in ("biufU" if text else "biuf"):
         raise TypeError(f"`{name}` is of type {array.dtype}.")
     if array.dtype.kind in "iu" and name != "x":
         if array.dtype == np.uint64 and array.size and array.max() >= 2**63:
@@ -73,4 +74,4 @@ def _tensor(name: str, array: np.ndarray) -> Tensor:
         array = array.astype(np.int64)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return np.ascontiguousarray(array)

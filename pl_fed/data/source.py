@@ -86,6 +86,11 @@ class Arrays:
                     f" ({self.y.dtype}) but got {self.num_classes}."
                 )
             return
+        if self.y.dim() > 1:
+            raise ValueError(
+                "Expected `y`, being integers, to be of shape [samples] but got"
+                f" {list(self.y.shape)}: several labels a sample would be floating point."
+            )
         _check_ids("y", self.y)
         if not self.num_classes and int(self.y.min()) >= 0:
             raise ValueError(

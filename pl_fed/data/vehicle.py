@@ -6,6 +6,8 @@ learning", NeurIPS 2017, arXiv 1705.10467 (MOCHA), and of Ditto (ICML 2021, arXi
 sensors, each a client, with 100 features of sound and vibration and two classes.
 """
 
+import torch
+
 from pl_fed.data.folders import data_root, missing
 from pl_fed.data.reading import read_npz, reading
 from pl_fed.data.source import Arrays, DataSource
@@ -42,7 +44,7 @@ class Vehicle(DataSource):
                 " there with numpy.savez"
             )
             raise missing(self.root, self.file, how)
-        x, y, device = read_npz(path, ("x", "y", "device")).values()
+        x, y, device = map(torch.from_numpy, read_npz(path, ("x", "y", "device")).values())
         with reading(path, "samples"):
             if not bool((y.abs() == 1).all()):
                 raise ValueError(f"Expected `y` to be -1 and 1 but got {y[y.abs() != 1][0].item()}")

@@ -40,6 +40,12 @@ def test_everything_is_read(written):
     assert arrays.num_classes == 2
 
 
+def test_clients_may_have_names(written):
+    arrays = Npz(written(client=np.array(["zoe", "ann", "zoe", "bob"]))).load()
+    assert [arrays.called(int(id)) for id in arrays.client] == ["zoe", "ann", "zoe", "bob"]
+    assert arrays.client.tolist() == [2, 0, 2, 1]
+
+
 def test_other_arrays_do_not_matter(written):
     path = written(names=np.array(["a", "b"]), objects=np.array([{}], dtype=object))
     assert len(Npz(path).load()) == 4
@@ -113,8 +119,9 @@ WITH_A_NAN[2, 1] = math.nan
         ({"y": np.array([0, 1, 1])}, r"`y` to have 4 rows, as many as `x`, but got shape \[3\]"),
         ({"client": np.zeros(5, int)}, r"`client` to have 4 rows, .* got shape \[5\]"),
         ({"y": np.array([0, -1, 1, 1])}, r"class ids from 0 to below `num_classes` .* got -1"),
-        ({"y": np.zeros((4, 1), int)}, r"`y`, .* of shape \[samples\] but got \[4, 1\]"),
+        ({"y": np.zeros((4, 1), int)}, r"of shape \[samples\] but got \[4, 1\]: .* floating point"),
         ({"client": np.zeros(4)}, "`client` to be integers but got torch.float64"),
+        ({"client": np.array(["a", "b"])}, r"`client` to have 4 rows, .* got shape \[2\]"),
         (
             {"client": np.full(4, 2**63 + 5, "uint64")},
             r"below 2\^63 but got 9223372036854775813 in",
