@@ -1,4 +1,4 @@
-"""How many of the papers' figures agree with ours, and the main ones, for README.
+"""README's tables: how many of the papers' figures agree with ours, and all algorithms beside.
 
 python -m experiments.summary
 """
@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.ditto import report as ditto
+from experiments.fashion_mnist import run as fashion_mnist
 from experiments.fedtilt import report as fedtilt
 from experiments.fedtilt.run import NAMES, SEEDS, table_jobs
 from experiments.flame import report as flame
-from experiments.grid import ROOT, Row, finished
+from experiments.grid import ROOT, Row, finished, read
 from experiments.tables import Comparison, markdown
 
 HERE = Path(__file__).parent
 DATA = {"mnist": "MNIST", "fmnist": "Fashion-MNIST"}
-BLOCK = re.compile(r"(?<=<!-- papers -->\n).*?(?=<!-- /papers -->)", re.DOTALL)
+BLOCK = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- /\1 -->", re.DOTALL)
 Figures = Mapping[tuple[str, str], Comparison]
 
 
@@ -154,8 +155,8 @@ def tables() -> list[Table]:
     return [table for table in found if table.rows]
 
 
-def text() -> str:
-    """Return what stands in README."""
+def papers() -> str:
+    """Return how many figures agree, and the main ones."""
     made = tables()
     head = ["", "figures in the band", "seeds", "runs", "hours of one core", "command"]
     counts = markdown(head, [table.counts() for table in made])
@@ -168,10 +169,24 @@ def text() -> str:
     return f"\n{counts}\n{markdown(['', 'the paper', 'pl_fed', 'difference'], main)}\n"
 
 
+def algorithms() -> str:
+    """Return what all algorithms reach on Fashion-MNIST."""
+    return f"\n{fashion_mnist.short_table(read(HERE / 'fashion_mnist' / 'results.csv'))}\n"
+
+
+def texts() -> dict[str, str]:
+    """Return what stands in README between ``<!-- name -->`` and ``<!-- /name -->``."""
+    return {"papers": papers(), "algorithms": algorithms()}
+
+
 def main() -> None:
     """Put the tables into README."""
-    readme = ROOT / "README.md"
-    readme.write_text(BLOCK.sub(lambda _: text(), readme.read_text()))
+    readme, made = ROOT / "README.md", texts()
+
+    def block(old: re.Match[str]) -> str:
+        return f"<!-- {old[1]} -->\n{made[old[1]]}<!-- /{old[1]} -->"
+
+    readme.write_text(BLOCK.sub(block, readme.read_text()))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ PL_FED_DATA=../data python -m experiments.fashion_mnist.run
 rounds of one pass, minibatches of 10, CPU, one thread a process. Each run is ``python -m pl_fed
 fit`` with the shipped configs, hyperparameters and all: nothing is tuned here. FedBN is left out,
 as the net has no normalisation layers. Resumable: a run whose row is in results.csv is not run
-again. Writes results.csv and, from it, table.md and accuracy_spread.png.
+again. Writes results.csv and, from it, table.md and accuracy_spread.png; ``python -m
+experiments.summary`` then puts the shorter table into README.
 
 ``--only FedAvg Ditto`` runs some algorithms, ``--seeds 0 1 2`` these seeds, ``--at-once 2`` so many
 runs at a time.
@@ -22,6 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from experiments.grid import Job, Row, Rows, each_once, read, write
+from experiments.tables import markdown
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -111,6 +113,26 @@ def table(rows: list[Row]) -> str:
                     lines.append(f"| {setting} | {algorithm}, {model} | {cells} | {middle:.0f} |")
     failures = [f"- {r['algorithm']}, {r['setting']}: {r['failed']}" for r in rows if r["failed"]]
     return "\n".join([*lines, *([""] if failures else []), *failures]) + "\n"
+
+
+def short_table(rows: list[Row]) -> str:
+    """Return all settings side by side, of one model: the personal one where there is one."""
+    lines = []
+    for algorithm in ALGORITHMS:
+        own = any(found(rows, algorithm, one, "personal_accuracy") for one in SETTINGS)
+        model = "personal" if own else "global"
+        cells = [
+            _cell(found(rows, algorithm, setting, f"{model}_{metric}"))
+            for setting in SETTINGS
+            for metric in METRICS[:3]
+        ]
+        lines.append([algorithm, model, *cells])
+    head = [
+        name
+        for setting in SETTINGS
+        for name in (f"{setting}: accuracy", "spread (std)", "worst 10 %")
+    ]
+    return markdown(["algorithm", "model", *head], lines)
 
 
 def _cell(values: list[float]) -> str:

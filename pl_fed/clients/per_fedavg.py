@@ -44,7 +44,8 @@ class PerFedAvg(Client):
         adaptation_lr: α >= 0, the learning rate of the step on a client's own data.
         hessian: How the Hessian's product with a vector is found: ``"difference"`` of two
             gradients (HF), in full precision, ``"exact"``, or ``"none"`` at all (FO).
-        difference: δ > 0 of HF.
+        difference: δ > 0 of HF. Where a gradient jumps (ReLU), the product is as large as the jump
+            over 2 δ: with too large a β this diverges where ``"exact"`` does not.
         adaptation_steps: Steps on a client's own data before an evaluation, >= 1; 1 in the paper.
         **kwargs: ``optimizer`` (its learning rate is β), ``lr_scheduler``, ``local_steps`` (τ),
             ``local_epochs``, ``criterion``.
