@@ -13,7 +13,7 @@ from experiments.fashion_mnist import run as fashion_mnist
 from experiments.fedtilt import report as fedtilt
 from experiments.fedtilt.run import NAMES, SEEDS, table_jobs
 from experiments.flame import report as flame
-from experiments.grid import ROOT, Row, finished, read
+from experiments.grid import ROOT, Row, finished
 from experiments.tables import Comparison, markdown
 
 HERE = Path(__file__).parent
@@ -171,7 +171,7 @@ def papers() -> str:
 
 def algorithms() -> str:
     """Return what all algorithms reach on Fashion-MNIST."""
-    return f"\n{fashion_mnist.short_table(read(HERE / 'fashion_mnist' / 'results.csv'))}\n"
+    return f"\n{fashion_mnist.short_table(finished(HERE / 'fashion_mnist' / 'results.csv'))}\n"
 
 
 def texts() -> dict[str, str]:

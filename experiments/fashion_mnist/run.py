@@ -98,21 +98,18 @@ def found(rows: Iterable[Row], algorithm: str, setting: str, column: str) -> lis
 
 def table(rows: list[Row]) -> str:
     """Return the rows as a table: means over seeds."""
-    lines = [
-        "| | | accuracy | spread (std) | worst 10 % | spread within clients | seconds |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for setting in SETTINGS:
         for algorithm in ALGORITHMS:
             seconds = found(rows, algorithm, setting, "seconds")
             for model in MODELS:
                 columns = [found(rows, algorithm, setting, f"{model}_{m}") for m in METRICS]
                 if columns[0]:
-                    cells = " | ".join(_cell(values) for values in columns)
-                    middle = statistics.median(seconds)
-                    lines.append(f"| {setting} | {algorithm}, {model} | {cells} | {middle:.0f} |")
+                    middle = f"{statistics.median(seconds):.0f}"
+                    lines.append([setting, f"{algorithm}, {model}", *map(_cell, columns), middle])
     failures = [f"- {r['algorithm']}, {r['setting']}: {r['failed']}" for r in rows if r["failed"]]
-    return "\n".join([*lines, *([""] if failures else []), *failures]) + "\n"
+    head = ["", "", "accuracy", "spread (std)", "worst 10 %", "spread within clients", "seconds"]
+    return markdown(head, lines) + "".join(f"{line}\n" for line in ["", *failures] if failures)
 
 
 def short_table(rows: list[Row]) -> str:

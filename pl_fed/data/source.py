@@ -86,12 +86,7 @@ class Arrays:
                     f" ({self.y.dtype}) but got {self.num_classes}."
                 )
             return
-        if self.y.dim() > 1:
-            raise ValueError(
-                "Expected `y`, being integers, to be of shape [samples] but got"
-                f" {list(self.y.shape)}: several labels a sample would be floating point."
-            )
-        _check_ids("y", self.y)
+        _check_ids("y", self.y, hint=": several labels a sample would be floating point")
         if not self.num_classes and int(self.y.min()) >= 0:
             raise ValueError(
                 "Expected `num_classes` to be given for targets that are class ids, the largest id"
@@ -159,7 +154,11 @@ def _check_finite(name: str, values: Tensor) -> None:
 
 
 def _check_ids(
-    name: str, ids: Tensor | None, allowed: range | None = None, as_text: str = ""
+    name: str,
+    ids: Tensor | None,
+    allowed: range | None = None,
+    as_text: str = "",
+    hint: str = "",
 ) -> None:
     if ids is None:
         return
@@ -168,7 +167,7 @@ def _check_ids(
     if ids.dim() != 1:
         raise ValueError(
             f"Expected `{name}`, being integers, to be of shape [samples] but got"
-            f" {list(ids.shape)}."
+            f" {list(ids.shape)}{hint}."
         )
     if allowed is None:
         return

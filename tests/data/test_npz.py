@@ -119,7 +119,10 @@ WITH_A_NAN[2, 1] = math.nan
         ({"y": np.array([0, 1, 1])}, r"`y` to have 4 rows, as many as `x`, but got shape \[3\]"),
         ({"client": np.zeros(5, int)}, r"`client` to have 4 rows, .* got shape \[5\]"),
         ({"y": np.array([0, -1, 1, 1])}, r"class ids from 0 to below `num_classes` .* got -1"),
-        ({"y": np.zeros((4, 1), int)}, r"of shape \[samples\] but got \[4, 1\]: .* floating point"),
+        (
+            {"y": np.zeros((4, 1), int)},
+            r"`y`, .* of shape \[samples\] but got \[4, 1\]: .* floating point",
+        ),
         ({"client": np.zeros(4)}, "`client` to be integers but got torch.float64"),
         ({"client": np.array(["a", "b"])}, r"`client` to have 4 rows, .* got shape \[2\]"),
         (
