@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from scipy.stats import spearmanr
+
 from experiments.ditto.run import (
     ALL,
     DEFENCES,
@@ -147,12 +149,12 @@ def table(
     compared: Mapping[tuple[str, str], Comparison],
     condition: str,
 ) -> str:
-    """Return the table of a condition; what cannot be compared is only shown.
+    """Return the table of a condition; where figures cannot be compared, the order of rows is.
 
     There is none before the runs of its first row are done.
     """
     theirs = {row["row"]: row for row in paper if row["condition"] == condition}
-    rows, kept = [], []
+    rows, kept, shown = [], [], []
     for name in ORDER:
         ours = results.values(condition, name, "accuracy_weighted")
         if not ours:
@@ -164,6 +166,8 @@ def table(
         else:
             said = f"{float(theirs[name]['mean']):.3f}" if name in theirs else "–"
             cells += [said, measured(ours, 3), ""]
+            if name in theirs and name not in NAMES:  # those are some of the other rows
+                shown.append((float(theirs[name]["mean"]), statistics.mean(ours)))
         unweighted = measured(results.values(condition, name, "accuracy"), 3)
         std = measured(results.values(condition, name, "accuracy_std"), 3)
         cells += [unweighted, f"{float(theirs[name]['std']):.2f}" if name in theirs else "–", std]
@@ -172,8 +176,13 @@ def table(
         return ""
     head = ["", "the paper", "ours", "difference", "ours, mean over devices"]
     head += ["std over devices, the paper", "ours"]
-    agree = sum(one.agrees for one in kept)
-    said = f": {agree} of {len(kept)} agree (within {kept[0].band})" if kept else ""
+    said = ""
+    if kept:
+        agree = sum(one.agrees for one in kept)
+        said = f": {agree} of {len(kept)} agree (within {kept[0].band})"
+    elif len(shown) > 2:
+        order = spearmanr(shown).statistic
+        said = f": rank correlation with the paper {order:.2f} ({len(shown)} rows)"
     return f"## {condition}{said}\n\n" + markdown(head, rows)
 
 
