@@ -159,7 +159,7 @@ def work(
     rows_of: Callable[[Fitted], Rows],
     workers: int = 2,
 ) -> None:
-    """Run the configs that are missing.
+    """Run the configs that are missing, as :func:`each_once`.
 
     Args:
         jobs: All runs.
@@ -188,7 +188,8 @@ def each_once(
 ) -> None:
     """Do what is missing of some jobs; one that fails has a row that says why.
 
-    The next time it is tried again. In the end rows are in the order of the jobs.
+    The next time it is tried again. In the end rows are in the order of the jobs, unless there are
+    others.
 
     Args:
         jobs: All of them.
@@ -200,13 +201,14 @@ def each_once(
         on_written: Called with a job whose rows are written, unless it failed.
 
     Raises:
-        SystemExit: If somebody else is at work in the same folder.
+        SystemExit: If somebody else is at work in the same folder. When all is done, if a job
+            failed: nobody makes a table without it.
     """
     results.parent.mkdir(parents=True, exist_ok=True)
     with locked(results.parent) as alone:
         if not alone:
             sys.exit(f"Expected no other command to be writing to {results.parent} but one is.")
-        done = {tuple(row[name] for name in names) for row in finished(results)}
+        done = {key_of(row, names) for row in finished(results)}
         missing = [job for job in jobs if job.key not in done]
         print(f"{len(jobs)} runs, {len(missing)} of them missing", flush=True)
         files: set[str] = set()
@@ -223,10 +225,15 @@ def each_once(
         order = {job.key: place for place, job in enumerate(jobs)}
         for name in files:
             rows = read(results.parent / name)
-            rows.sort(key=lambda row: order.get(tuple(row[each] for each in names), len(order)))
-            write(results.parent / name, rows)
-        if failed := len(read(results)) - len(finished(results)):
-            print(f"{failed} failed, as {results} says: the same command tries again", flush=True)
+            if order.keys() >= {key_of(row, names) for row in rows}:
+                rows.sort(key=lambda row: order[key_of(row, names)])
+                write(results.parent / name, rows)
+        tried = (row["failed"] for row in read(results) if key_of(row, names) in order)
+        if failed := sum(map(bool, tried)):
+            sys.exit(
+                f"{failed} failed, as {results} says, and tables and pictures are as they were: the"
+                " same command tries again."
+            )
 
 
 def _all_done(
@@ -287,9 +294,14 @@ def finished(path: Path) -> list[Row]:
     return [row for row in read(path) if not row.get("failed")]
 
 
+def key_of(row: Row, names: Iterable[str]) -> tuple[str, ...]:
+    """Return what a row has in some columns."""
+    return tuple(row[name] for name in names)
+
+
 def append(path: Path, names: Sequence[str], key: tuple[str, ...], rows: Iterable[Row]) -> None:
     """Write a run's rows, in place of what a killed run may have left there of it."""
-    old = [row for row in read(path) if tuple(row[name] for name in names) != key]
+    old = [row for row in read(path) if key_of(row, names) != key]
     write(path, [*old, *rows])
 
 
@@ -313,5 +325,5 @@ def grouped(rows: Iterable[Row], *names: str) -> Iterator[tuple[tuple[str, ...],
     """Yield rows that agree in some columns, in the order in which they come first."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+        groups.setdefault(key_of(row, names), []).append(row)
     yield from groups.items()

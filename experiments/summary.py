@@ -11,9 +11,9 @@ from pathlib import Path
 from experiments.ditto import report as ditto
 from experiments.fashion_mnist import run as fashion_mnist
 from experiments.fedtilt import report as fedtilt
-from experiments.fedtilt.run import NAMES, SEEDS, table_jobs
+from experiments.fedtilt.run import CIFAR10_SETTINGS, NAMES, SEEDS, SETTINGS, table_jobs
 from experiments.flame import report as flame
-from experiments.grid import ROOT, Row, finished
+from experiments.grid import ROOT, Row, finished, key_of
 from experiments.tables import Comparison, markdown
 
 HERE = Path(__file__).parent
@@ -85,7 +85,11 @@ def tables() -> list[Table]:
     """Return all tables of which there are runs."""
     label, hybrid = "2 classes a client", "half labels, half sizes"
     flames, tilted = _flat(flame.figures()), _flat(fedtilt.figures())
-    tilts = {job.key for job in table_jobs(SEEDS)}
+    tilts = {job.key for job in table_jobs(SEEDS, SETTINGS + CIFAR10_SETTINGS)}
+    kinds = {
+        "accuracies": {"accuracy"},
+        "spreads": {"accuracy_std", "class_std_mean", "class_std_std"},
+    }
     found = [
         Table(
             "FLAME, Table III: MNIST and Fashion-MNIST",
@@ -139,17 +143,24 @@ def tables() -> list[Table]:
             "fedtilt",
             "tables.md",
             "fedtilt.run",
-            tilted,
+            {key: one for key, one in tilted.items() if not _of_cifar(key[0])},
             {
                 (f"{data}/clean / FedTilt", metric): f"FedTilt, {name}, clean: {unit}"
                 for metric, unit in (("accuracy", "accuracy, %"), ("accuracy_std", "σ"))
                 for data, name in DATA.items()
             },
-            lambda row: tuple(row[name] for name in NAMES) in tilts,
-            {
-                "accuracies": {"accuracy"},
-                "spreads": {"accuracy_std", "class_std_mean", "class_std_std"},
-            },
+            lambda row: key_of(row, NAMES) in tilts and not _of_cifar(row["setting"]),
+            kinds,
+        ),
+        Table(
+            "FedTilt, Table II: CIFAR-10, a fifth of the rounds",
+            "fedtilt",
+            "tables.md",
+            "fedtilt.run cifar10",
+            {key: one for key, one in tilted.items() if _of_cifar(key[0])},
+            {},
+            lambda row: key_of(row, NAMES) in tilts and _of_cifar(row["setting"]),
+            kinds,
         ),
     ]
     return [table for table in found if table.rows]

@@ -12,6 +12,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from experiments.fedtilt.run import (
+    CIFAR10_SETTINGS,
     DITTO_LAM,
     SEEDS,
     SETTINGS,
@@ -64,7 +65,8 @@ class Results:
 
 def published() -> list[Row]:
     """Return the paper's rows of what is run."""
-    return [row for row in read(HERE / "paper.csv") if row["setting"] in SETTINGS]
+    ours = {*SETTINGS, *CIFAR10_SETTINGS}
+    return [row for row in read(HERE / "paper.csv") if row["setting"] in ours]
 
 
 def figures() -> dict[tuple[str, str], dict[str, Comparison]]:

@@ -2,8 +2,9 @@
 
 PL_FED_DATA=../data python -m experiments.fedtilt.run
 
-``... run select`` chooses Ditto's λ by validation data, ``... run sweep`` runs FedTilt over τ and
-λ, ``... run split`` clean data that are shared out and tested in other ways.
+``... run cifar10`` runs CIFAR-10, clean, for fewer rounds; ``... run select`` chooses Ditto's λ by
+validation data, ``... run sweep`` runs FedTilt over τ and λ, ``... run split`` clean data that are
+shared out and tested in other ways.
 """
 
 import argparse
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.grid import QUIET, Config, Fitted, Job, Rows, made, merged, shorter, work
+from experiments.make_cifar10_npz import MADE, made_of
+from pl_fed.data.folders import data_root
 
 HERE = Path(__file__).parent
 SEEDS = (0, 1)
@@ -22,7 +25,11 @@ MLP = made("pl_fed.models.MLP", in_features=784, hidden=[300, 100], num_classes=
 DATASETS = {
     "mnist": {"dataset": made("pl_fed.data.MNIST")},
     "fmnist": {"dataset": made("pl_fed.data.FashionMNIST")},
+    "cifar10": {"dataset": made("pl_fed.data.Npz", path=str(MADE))},
 }
+NETS = {"mnist": MLP, "fmnist": MLP, "cifar10": made("pl_fed.models.FedTiltCNN")}
+ROUNDS = {"mnist": 50, "fmnist": 50, "cifar10": 100}  # the paper: 500 of CIFAR-10
+GREY = ("mnist", "fmnist")
 CONDITIONS: dict[str, Config] = {
     "clean": {},
     "corruption": {"corruption": made("pl_fed.attacks.Outliers", samples=0.3, pixels=0.3)},
@@ -31,8 +38,10 @@ CONDITIONS: dict[str, Config] = {
 TILTS = {  # the paper's λ and τ
     "mnist": {"clean": (100.0, 50.0), "corruption": (1.0, -0.5), "gaussian": (-10.0, 50.0)},
     "fmnist": {"clean": (100.0, 50.0), "corruption": (10.0, -1.0), "gaussian": (-10.0, 50.0)},
+    "cifar10": {"clean": (1.0, 2.0)},
 }
-SETTINGS = [f"{data}/{condition}" for condition in CONDITIONS for data in DATASETS]
+SETTINGS = [f"{data}/{condition}" for condition in CONDITIONS for data in GREY]
+CIFAR10_SETTINGS = ["cifar10/clean"]
 WHOLE = "whole classes"
 OWN: Config = {"split": "own", "val_fraction": 0.0, "test_fraction": 0.2}
 SPLITS: dict[str, Config] = {
@@ -69,7 +78,6 @@ COMMON: Config = {
         "engine": "one_by_one_compiled",
     },
     "trainer": {
-        "max_epochs": 50,
         "limit_val_batches": 0,
         **QUIET,
     },
@@ -85,10 +93,11 @@ def job(setting: str, split: str, method: str, seed: int, **arguments: Any) -> J
     if method == "FedTilt":
         own = {**own, **dict(zip(("lam", "tau"), TILTS[data][condition]))}
     own = {**own, **arguments}
-    model = made(path, local_epochs=10, optimizer=SGD, net=MLP, **own)
+    model = made(path, local_epochs=10, optimizer=SGD, net=NETS[data], **own)
     config = merged(
         COMMON,
         {"seed_everything": seed, "model": model, "data": DATASETS[data]},
+        {"trainer": {"max_epochs": ROUNDS[data]}},
         {"data": SPLITS[split], "federation": CONDITIONS[condition]},
     )
     said = " ".join(f"{name}={value:g}" for name, value in own.items())
@@ -108,9 +117,9 @@ def validated(fitted: Fitted) -> Rows:
     return {"select.csv": [{"personal_validation": accuracy}]}
 
 
-def table_jobs(seeds: Iterable[int]) -> list[Job]:
+def table_jobs(seeds: Iterable[int], settings: Iterable[str] = SETTINGS) -> list[Job]:
     """Return the runs of the tables."""
-    return [job(s, WHOLE, m, seed) for seed in seeds for s in SETTINGS for m in METHODS]
+    return [job(s, WHOLE, m, seed) for seed in seeds for s in settings for m in METHODS]
 
 
 def split_jobs(seeds: Iterable[int]) -> list[Job]:
@@ -120,7 +129,7 @@ def split_jobs(seeds: Iterable[int]) -> list[Job]:
         for seed in seeds
         for split in SPLITS
         if split != WHOLE
-        for data in DATASETS
+        for data in GREY
         for method in METHODS
     ]
 
@@ -142,7 +151,7 @@ def select_jobs(seeds: Iterable[int]) -> list[Job]:
     change: Config = {"data": {"val_fraction": 0.1}}
     change["trainer"] = {"limit_val_batches": 1.0, "check_val_every_n_epoch": 50}
     for seed in seeds:
-        for data in DATASETS:
+        for data in GREY:
             for lam in LAMS:
                 one = job(f"{data}/clean", WHOLE, "Ditto", seed, lam=lam)
                 jobs.append(Job(one.key, merged(one.config, change)))
@@ -152,7 +161,7 @@ def select_jobs(seeds: Iterable[int]) -> list[Job]:
 def main() -> None:
     """Run what is missing, and write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    what = ["table", "select", "sweep", "split"]
+    what = ["table", "cifar10", "select", "sweep", "split"]
     parser.add_argument("what", nargs="?", default="table", choices=what)
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--workers", type=int, default=2)
@@ -161,8 +170,11 @@ def main() -> None:
     if asked.what == "select":
         work(select_jobs(seeds), HERE / "select.csv", NAMES, validated, asked.workers)
         return
+    if asked.what == "cifar10":
+        made_of(data_root(None))
     jobs = {
         "table": table_jobs(seeds),
+        "cifar10": table_jobs(seeds, CIFAR10_SETTINGS),
         "sweep": sweep_jobs(seeds),
         "split": split_jobs(seeds),
     }[asked.what]

@@ -11,7 +11,6 @@ from typing import Any
 
 from experiments.grid import (
     QUIET,
-    ROOT,
     Config,
     Fitted,
     Job,
@@ -22,20 +21,19 @@ from experiments.grid import (
     shorter,
     work,
 )
-from experiments.make_cifar10_npz import made_of
+from experiments.make_cifar10_npz import MADE, made_of
 from pl_fed.data.folders import data_root
 
 HERE = Path(__file__).parent
 SEEDS = (1, 10, 100, 1000, 10000)  # those of the authors' code
 SGD = made("torch.optim.SGD", lr=0.01, momentum=0.5, weight_decay=0.01)
 MLP = made("pl_fed.models.MLP", in_features=784, hidden=[128, 64], num_classes=10)
-CIFAR10 = ROOT / "runs" / "cifar10.npz"
 GREY, COLOUR = [0.1307, 0.3081], [0.5, 0.5]  # mean and std, of both grey data sets
 DATASETS: dict[str, dict[str, Any]] = {
     "mnist": {"dataset": made("pl_fed.data.MNIST"), "normalize": GREY},
     "fmnist": {"dataset": made("pl_fed.data.FashionMNIST"), "normalize": GREY},
     "cifar10": {
-        "dataset": made("pl_fed.data.Npz", path=str(CIFAR10)),
+        "dataset": made("pl_fed.data.Npz", path=str(MADE)),
         "normalize": COLOUR,
     },
 }
@@ -161,7 +159,8 @@ def rows_of(fitted: Fitted) -> Rows:
 def main() -> None:
     """Run what is missing, and write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--settings", nargs="+", default=SETTINGS)
+    known = [f"{data}/{partition}" for data in DATASETS for partition in PARTITIONS]
+    parser.add_argument("--settings", nargs="+", default=SETTINGS, choices=known, metavar="SETTING")
     parser.add_argument("--cifar10", action="store_true", help="two settings of CIFAR-10 instead")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
@@ -169,7 +168,7 @@ def main() -> None:
     asked = parser.parse_args()
     settings = CIFAR10_SETTINGS if asked.cifar10 else asked.settings
     if any(setting.startswith("cifar10") for setting in settings):
-        made_of(data_root(None), CIFAR10)
+        made_of(data_root(None))
     jobs = [
         Job((setting, method, str(seed)), config(setting, method, seed))
         for seed in asked.seeds

@@ -133,18 +133,18 @@ def test_workers_are_replaced_and_all_is_done(tmp_path, monkeypatch):
     assert found == {"0": "0", "1": "1", "2": "4", "3": "9", "4": "16"}
 
 
-def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "ROOT", tmp_path)
     results = tmp_path / "table" / "results.csv"
     short = merged(TINY, {"trainer": {"max_epochs": 1}})
     broken = merged(short, {"data": {"num_clients": 100_000}})
-    work([Job(("broken",), broken), Job(("whole",), short)], results, ("name",), rows_of, 1)
+    with pytest.raises(SystemExit, match=r"1 failed, as .*results\.csv says"):
+        work([Job(("broken",), broken), Job(("whole",), short)], results, ("name",), rows_of, 1)
     rows = {row["name"]: row for row in read(results)}
     assert rows["broken"]["failed"].startswith("ValueError: Expected argument")
     assert rows["broken"]["accuracy"] == ""
     assert float(rows["whole"]["accuracy"]) > 0
     assert [row["name"] for row in grid.finished(results)] == ["whole"]
-    assert "1 failed" in capsys.readouterr().out
     work([Job(("broken",), short), Job(("whole",), broken)], results, ("name",), rows_of, 1)
     rows = {row["name"]: row for row in read(results)}
     assert float(rows["broken"]["accuracy"]) > 0, "tried again, mended"
@@ -159,9 +159,22 @@ def broken_off(job: Job):
 
 def test_whatever_a_run_fails_with_the_others_are_kept(tmp_path):
     jobs = [Job((str(number),)) for number in range(3)]
-    grid.each_once(jobs, tmp_path / "results.csv", ("number",), broken_off, workers=1)
+    with pytest.raises(SystemExit, match="1 failed"):
+        grid.each_once(jobs, tmp_path / "results.csv", ("number",), broken_off, workers=1)
     found = {row["number"]: row["failed"] for row in read(tmp_path / "results.csv")}
     assert found == {"0": "", "1": "KeyError: 'column'", "2": ""}
+    others = [job for job in jobs if job.key != ("1",)]
+    grid.each_once(others, tmp_path / "results.csv", ("number",), broken_off, workers=1)
+
+
+def test_rows_that_nobody_asked_for_stay_where_they_are(tmp_path):
+    results = tmp_path / "results.csv"
+    jobs = [Job((str(number),)) for number in range(4)]
+    grid.each_once([jobs[2], jobs[0]], results, ("number",), squared, workers=1)
+    grid.each_once([jobs[3]], results, ("number",), squared, workers=1)
+    assert [row["number"] for row in read(results)] == ["2", "0", "3"]
+    grid.each_once(jobs, results, ("number",), squared, workers=1)
+    assert [row["number"] for row in read(results)] == ["0", "1", "2", "3"]
 
 
 def test_two_commands_do_not_write_to_one_folder(tmp_path):

@@ -33,7 +33,7 @@ CONFIGS = {
     **{str(job.key): job.config for job in figures.parameter_jobs([1])[::3]},
     **{
         f"fedtilt {s} {m} {split}": fedtilt.job(s, split, m, 0).config
-        for s, split in zip(fedtilt.SETTINGS, 3 * list(fedtilt.SPLITS))
+        for s, split in zip(fedtilt.SETTINGS + fedtilt.CIFAR10_SETTINGS, 3 * list(fedtilt.SPLITS))
         for m in fedtilt.METHODS
     },
     **{
