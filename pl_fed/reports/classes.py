@@ -89,7 +89,7 @@ def _said(table: Classes) -> str:
 @styled
 def _drawn(found: Sequence[tuple[Group, Classes]]) -> Figure:
     figure, lines, columns, room = tiles(len(found))
-    panels = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flat
+    panels = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
     figure.subplots_adjust(wspace=0.06, **room)
     for place, (axes, (group, table)) in enumerate(zip(panels, found)):
         low = np.minimum(table.spread, table.mean)
@@ -106,7 +106,7 @@ def _drawn(found: Sequence[tuple[Group, Classes]]) -> Figure:
             axes.set_xlabel("class")
         if place % columns == 0:
             axes.set_ylabel("accuracy")
-    for axes in list(panels)[len(found) :]:
+    for axes in panels[len(found) :]:
         axes.remove()
     return figure
 

@@ -22,7 +22,7 @@ class Curve(NamedTuple):
 
 
 class Final(NamedTuple):
-    """A metric in the end: the mean over runs, their standard deviation, and their range.
+    """A metric in the end: the mean over runs, their standard deviation, range, and number.
 
     The deviation is that of a sample (n − 1); ``None`` for a single run.
     """
@@ -31,6 +31,7 @@ class Final(NamedTuple):
     std: float | None
     low: float
     high: float
+    runs: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Final":
@@ -38,7 +39,7 @@ class Final(NamedTuple):
         known = len(values) > 1 and all(map(math.isfinite, values))
         low, high = min(values), max(values)
         mean = min(max(sum(values) / len(values), low), high)  # which rounding may put outside
-        return cls(mean, statistics.stdev(values) if known else None, low, high)
+        return cls(mean, statistics.stdev(values) if known else None, low, high, len(values))
 
     def __str__(self) -> str:
         """Four digits, as in the table that a fit ends with."""

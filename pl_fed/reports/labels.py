@@ -15,7 +15,8 @@ def labels(configs: Sequence[Config]) -> list[str]:
     """Return a short name for each config: its algorithm, and in what it differs from the others.
 
     Arguments are compared among those that give them to the same class. Where the names would be
-    long, they say what is needed to tell them apart, and then what fits, classes first.
+    long, they say what is needed to tell them apart, the most telling first, so that a name that is
+    cut still tells; then what fits, classes first.
 
     Example:
         >>> ditto = {"class_path": "pl_fed.clients.Ditto"}
@@ -34,8 +35,9 @@ def labels_of(found: Sequence[Mapping[str, Any]]) -> list[str]:
             values = kinds.setdefault((key, _classes_around(key, own)), set())
             values.add(str(own.get(key)))
     marks = [dict(_marks(own, kinds)) for own in found]
-    if max(map(len, _names(marks, keys)), default=0) <= _LONG:
-        return _names(marks, keys)
+    whole = [", ".join(each.values()) for each in marks]
+    if max(map(len, whole), default=0) <= _LONG:
+        return whole
     chosen = ["model", *_telling(marks)]
     for key in sorted(keys, key=lambda key: not any(_is_class(own.get(key)) for own in found)):
         if max(map(len, _names(marks, [*chosen, key]))) <= _LONG:
@@ -43,9 +45,9 @@ def labels_of(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return _names(marks, chosen)
 
 
-def _names(marks: Sequence[_Marks], chosen: Iterable[str]) -> list[str]:
-    kept = set(chosen)
-    return [", ".join(mark for key, mark in each.items() if key in kept) for each in marks]
+def _names(marks: Sequence[_Marks], chosen: Sequence[str]) -> list[str]:
+    keys = dict.fromkeys(chosen)
+    return [", ".join(each[key] for key in keys if key in each) for each in marks]
 
 
 def _marks(own: Mapping[str, Any], kinds: _Kinds) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from pl_fed.reports import configs
 from pl_fed.reports.group import Final, Group, changed, measure_of, models_of
 from pl_fed.reports.labels import labels_of
 from pl_fed.reports.picture import Picture, bars, look, round_numbers, short, styled
+from pl_fed.reports.run import Run
 
 _EXPECTED = "federation.num_byzantine"
 _COUNTS = ("federation.byzantine", _EXPECTED)
@@ -112,13 +113,26 @@ def _begun(found: Sequence[_Placed], key: tuple[str, str, Any]) -> list[_Placed]
 
 
 def _joined(*parts: Sequence[_Placed]) -> dict[float, Group]:
-    """Return groups by share; several at a share become one of all their runs."""
+    """Return groups by share; several at a share become one of all their runs.
+
+    Without byzantine clients runs with and without an attack are the same: those of one seed that
+    came to the same end count once.
+    """
     ordered = sorted((one for part in parts for one in part), key=lambda one: one.share)
     found = {}
     for share, own in groupby(ordered, key=lambda one: one.share):
         same = [one.group for one in own]
-        found[share] = replace(same[0], runs=tuple(run for group in same for run in group.runs))
+        runs = [run for group in same for run in group.runs]
+        if not share:
+            runs = list({_end(run): run for run in reversed(runs)}.values())[::-1]
+        found[share] = replace(same[0], runs=tuple(runs))
     return found
+
+
+def _end(run: Run) -> tuple[Any, ...]:
+    """Return what is the same of runs that are the same."""
+    tests = sorted(name for name in run.metrics if name.startswith("test/"))
+    return configs.seed(run.config), *((name, run.final(name)) for name in tests)
 
 
 def _is_of(key: str, names: Sequence[str]) -> bool:
@@ -162,5 +176,6 @@ def _rows(label: str, values: dict[float, Final], measure: str) -> Iterator[dict
                 measure: value.mean,
                 "min": value.low,
                 "max": value.high,
+                "runs": value.runs,
             }
         )

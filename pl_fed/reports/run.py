@@ -207,7 +207,7 @@ def _unusable(folder: Path) -> str:
     if not any(name.startswith(("train/", "val/", "test/")) for name in names):
         return "no numbers in metrics.csv, so no round was run"
     if "time/round" not in names and not (folder / "engine.json").is_file():
-        return "only evaluated, not a fit"
+        return "only evaluated, no round was run"
     return ""
 
 
@@ -267,7 +267,7 @@ def _config(path: Path) -> dict[str, Any]:
         config = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, ValueError, OSError):
         config = None
-    if not isinstance(config, dict):
+    if not isinstance(config, dict) or "model" not in config:
         raise NoFitError(path.parent, f"{path.name} is not the config of a run")
     return config
 

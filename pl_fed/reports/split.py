@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -85,7 +86,9 @@ class Split:
             console.print(self._each())
 
     def _overview(self) -> Table:
-        table = Table(title=f"{len(self.counts)} clients", title_justify="left")
+        clients = len(self.counts)
+        title = f"{clients} client{'s' if clients > 1 else ''}"
+        table = Table(title=title, title_justify="left")
         for name in ("", "in all", "fewest", "median", "most"):
             table.add_column(name, justify="left" if not name else "right")
         for part, sizes in self.sizes.items():
@@ -144,7 +147,7 @@ class Split:
             axes.set_title("area: training samples", loc="right", fontsize="small")
         if classes <= 20:
             axes.set_yticks(range(classes))
-        axes.set(ylabel="class", xlabel="client")
+        _over_clients(axes, "class")
 
     def _draw_sizes(self, axes: Axes) -> None:
         begin = np.zeros(len(self.counts))
@@ -153,7 +156,7 @@ class Split:
             end = begin + sizes.numpy()
             axes.stairs(end, edges, baseline=begin, fill=True, color=color, label=part)
             begin = end
-        axes.set(ylabel="samples", xlabel="client")
+        _over_clients(axes, "samples")
         axes.margins(x=0.01)
         axes.legend(ncols=3, frameon=False, fontsize="small", loc="upper right")
         axes.set_ylim(top=float(begin.max()) * 1.25)
@@ -161,8 +164,14 @@ class Split:
     def _draw_distances(self, axes: Axes) -> None:
         edges = np.arange(len(self.distances) + 1) - 0.5
         axes.stairs(self.distances.numpy(), edges, fill=True, color=_BLUE)
-        axes.set(ylabel="distance from\nthe mix of all", xlabel="client", ylim=(0, 1))
+        _over_clients(axes, "distance from\nthe mix of all")
+        axes.set_ylim(0, 1)
         axes.margins(x=0.01)
+
+
+def _over_clients(axes: Axes, what: str) -> None:
+    axes.set(ylabel=what, xlabel="client")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _spanned(values: Tensor) -> tuple[float, float, float]:

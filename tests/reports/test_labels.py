@@ -59,3 +59,18 @@ def test_what_fits_is_said_as_well_and_classes_first():
         assert len(name) <= 60
     assert "Median" in labels(given)[1]
     assert "lam=0.5" in labels(given)[0]
+
+
+def test_what_tells_most_comes_first_in_a_long_name():
+    """One run with other data does not put its arguments before what tells all the others apart."""
+    alike = {f"data.same_but_in_one_{n}": 1 for n in range(3)}
+    given = [
+        *(
+            with_changes({**alike, "trainer.some_setting_of_it": k, "federation.a": 1})
+            for k in range(5)
+        ),
+        with_changes({f"data.same_but_in_one_{n}": 2 for n in range(3)}),
+    ]
+    found = labels(given)
+    assert len({name[:35] for name in found}) == len(given)
+    assert found[3].startswith("Ditto, some_setting_of_it=3")

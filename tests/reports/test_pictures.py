@@ -177,6 +177,13 @@ def test_classes_of_several_seeds(groups):
     assert table.spread.tolist() == pytest.approx([0.1, 0])
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_each_run_has_a_panel_of_classes_and_no_panel_is_empty(groups, number):
+    found = groups(*(({"model.init_args.lam": float(n + 1)}, {}) for n in range(number)))
+    for picture in classes.by_class(found):
+        assert [bool(axes.get_title("left")) for axes in picture.figure.axes] == [True] * number
+
+
 def test_runs_without_classes_lack_the_picture(groups):
     found = groups(*seeds((0.2, 0.4), classes=False))
     assert list(classes.by_class(found)) == []
@@ -300,6 +307,16 @@ def test_groups_at_one_share_are_joined(groups):
             shutil.rmtree(folder)
         personal, _ = robustness.against_fraction(groups(*order))
         assert [row["accuracy"] for row in personal.rows] == pytest.approx([0.8, 0.5])
+
+
+def test_a_run_without_byzantine_clients_counts_once_with_an_attack_and_without(groups):
+    found = groups(
+        *seeds((0.9,) * 10, (0.6,) * 10),
+        attacked("RandomLabels", 0.0, 0.9),
+        attacked("RandomLabels", 0.5, 0.5),
+    )
+    personal, _ = robustness.against_fraction(found)
+    assert [(row["accuracy"], row["runs"]) for row in personal.rows] == [(0.75, 2), (0.5, 1)]
 
 
 def test_numbers_that_a_defence_expects_are_lines_of_their_own_where_they_differ(groups):

@@ -199,7 +199,7 @@ def test_what_is_no_fit_is_left_out_and_said(tmp_path):
     runs, skipped = find_runs([tmp_path])
     assert [run.name for run in runs] == ["fit"]
     assert skipped == [
-        f"{tested}: only evaluated, not a fit.",
+        f"{tested}: only evaluated, no round was run.",
         f"{predicted}: only predictions.",
         f"{started}: no metrics.csv, so no round was run.",
         f"{empty}: no numbers in metrics.csv, so no round was run.",
@@ -266,7 +266,7 @@ def test_what_is_no_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["a: [", "just words", "- 1", "2026-13-01", "!!python/object:os.x {}"]
+    "content", ["a: [", "a: b", "just words", "- 1", "2026-13-01", "!!python/object:os.x {}"]
 )
 def test_a_config_that_is_none(tmp_path, content):
     folder = write_run(tmp_path / "a")
