@@ -171,9 +171,11 @@ def _of_leaf(line: str, where: str, owner: str, given: str) -> str:
         near = _near(found[2], dir(import_module(found[1])))
         return f"Expected argument `{where}` to be a class but {found[1]} has no {found[2]}{near}."
     if found := re.match(r"the following arguments are required: (.+)", line):
-        name = re.sub(r"^(fit|validate|test|predict)\.", "", found[1])
-        missing = f"{where}.init_args.{name}" if where else name
-        return f"Expected argument `{missing}` to be given but got none."
+        names = [
+            re.sub(r"^(fit|validate|test|predict)\.", "", each) for each in found[1].split(", ")
+        ]
+        missing = " and ".join(f"`{where}.init_args.{n}`" if where else f"`{n}`" for n in names)
+        return f"Expected argument {missing} to be given but got none."
     return line if line.startswith("Expected ") else ""
 
 

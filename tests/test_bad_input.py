@@ -346,6 +346,11 @@ def test_something_is_missing(here, refused, section):
     assert refused() == f"Expected argument `{section}` to be given but got none."
 
 
+def test_all_that_is_missing_is_named(here, refused):
+    (here / "tiny.yaml").write_text("{}")
+    assert refused() == "Expected argument `data.dataset` and `model` to be given but got none."
+
+
 @pytest.mark.parametrize(
     ("content", "wrong"),
     [

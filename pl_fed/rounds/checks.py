@@ -1,6 +1,7 @@
 """What is checked before training, and after each round."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -239,7 +240,9 @@ def _check_alignment(client: Client, outputs: Tensor, targets: Tensor) -> None:
     """Refuse a criterion that compares what a sample gives with the targets of others."""
     if outputs.dim() == targets.dim() or not targets.is_floating_point():
         return
-    losses = client.sample_criterion(outputs, targets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says the same, in other words
+        losses = client.sample_criterion(outputs, targets)
     if losses.dim() > 1 and losses.shape == torch.broadcast_shapes(outputs.shape, targets.shape):
         raise ValueError(
             f"Expected argument `net` to give outputs of the targets' shape {list(targets.shape)}"
