@@ -153,7 +153,7 @@ def tables() -> list[Table]:
             kinds,
         ),
         Table(
-            "FedTilt, Table II: CIFAR-10, a fifth of the rounds",
+            "FedTilt, Table II: CIFAR-10, a tenth of the rounds",
             "fedtilt",
             "tables.md",
             "fedtilt.run cifar10",
