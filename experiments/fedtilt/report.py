@@ -22,7 +22,7 @@ from experiments.fedtilt.run import (
     WHOLE,
     job,
 )
-from experiments.grid import Row, finished, grouped, read
+from experiments.grid import Row, finished, grouped, key_of, read
 from experiments.tables import Comparison, markdown, notes
 
 HERE = Path(__file__).parent
@@ -59,7 +59,7 @@ class Results:
         return [
             100 * float(row[column])
             for row in self.rows
-            if tuple(row[name] for name in names) == asked and row.get(column)
+            if key_of(row, names) == asked and row.get(column)
         ]
 
 
