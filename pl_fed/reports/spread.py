@@ -46,8 +46,8 @@ def against_spread(groups: Sequence[Group]) -> Iterator[Picture]:
         f"Benign clients: mean, and standard deviation over them. Further down is fairer, further"
         f" {better} is better."
     )
-    shown = list({point.group.number: point.group for point in points}.values())
-    named = shown if len(groups) > 1 else []
+    shown = {point.group.number for point in points}
+    named = [each for each in groups if each.number in shown] if len(groups) > 1 else []
     if named:
         caption += " Numbers are those of the runs' table."
     if any(point.mean.std is not None for point in points):

@@ -206,6 +206,13 @@ def test_a_point_for_each_group_and_model(groups):
     check(picture)
 
 
+def test_groups_are_named_in_the_order_of_their_numbers(groups):
+    found = groups(({}, {"models": ("global",)}), ({"data.num_clients": 7}, {}))
+    (picture,) = spread.against_spread(found)  # the personal models of the second come first
+    (legend,) = picture.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [each.title for each in found]
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 400), st.floats(0, 300)), min_size=1, max_size=40, unique=True)
 )
