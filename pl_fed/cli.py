@@ -280,7 +280,7 @@ class ExportCLI(SectionsCLI):
         federation: Federation = self._get(self.config_init, "federation")
         self.trainer_class = Trainer
         clients = self.request.clients(self.datamodule.clients.num_clients)
-        self.export = Export(federation, self.request, clients, self.model.evaluates())
+        self.export = Export(federation, self.request, clients, self.model.evaluated)
         how = {"run_dir": self.request.checkpoint.parent, "plugins": [RowsOf(clients)]}
         return super().instantiate_trainer(federation=federation, **how, **kwargs)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
 from pl_fed.attacks import Attack
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
@@ -50,6 +51,7 @@ from pl_fed.rounds.identity import check_identity, identity_of
 from pl_fed.rounds.local_training import LocalTraining, Outcome
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.sharing import Sharing, at_home, collected
+from pl_fed.rounds.trained import GLOBAL_STATISTICS
 from pl_fed.rounds.uploads import Uploads
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore
@@ -242,10 +244,10 @@ class Federation:
             context = self.context(torch.arange(cohort), torch.empty(0), 0)
             check_aggregator(self.server.new_aggregator(), context)
             try_attacks(client, data, attacks)
-        client.check(self)
-        if client.adaptation_work is not None:
-            how = (self.seed, self.adversary.poison, datamodule.augment)
-            self._adaptation = Adaptation(client, *how)
+        client.check(data, client.population)
+        if client.adaptation is not None:
+            poison, augment = self.adversary.poison, datamodule.augment
+            self._adaptation = Adaptation(client, client.adaptation, self.seed, poison, augment)
         self._metrics = {}
 
     # A round
@@ -284,7 +286,7 @@ class Federation:
         how = (self._room, ahead, following, measures_start, on_clients_done)
         trained = training.run(sharing, *how)
         self._room = trained.room
-        outcome = Outcome.of(sharing, trained, self.data.x.device, self.client.trains)
+        outcome = Outcome.of(sharing, trained, self.data.x.device, self.client.trained)
         whole = outcome.whole
         self._check_sent(cohort, outcome, round)
         report, notes = self._report(cohort, outcome), _Notes()
@@ -354,7 +356,7 @@ class Federation:
         server, everyone = self.server, uploads.sharing.cohort
         round, note = uploads.context.round, uploads.context.note
         statistics = self.client.statistics("global").data
-        kept = {"global_statistics": statistics, **self.server_states}
+        kept = {GLOBAL_STATISTICS: statistics, **self.server_states}
         if self.adversary.forges(everyone, round):
             note("forged", float(self.adversary.attacks(everyone, round).sum()))
             uploads.forge(self.adversary, server, kept)
@@ -457,7 +459,7 @@ class Federation:
             data = self.holdings.loaded
             sizes = (data.num_clients, data.num_classes)
             with torch.inference_mode(False):
-                models = self.client.evaluates()
+                models = self.client.evaluated
                 self._metrics[part] = {
                     model: ClientMetrics(*sizes, ~self.is_byzantine, self.adversary.triggers)
                     for model in (*models, *self._hybrid(part))
@@ -473,7 +475,7 @@ class Federation:
 
     def _hybrid(self, part: str) -> dict[str, str]:
         """Return under what name the better model of each client has metrics, and by what data."""
-        models, data = self.client.evaluates(), self.holdings.loaded
+        models, data = self.client.evaluated, self.holdings.loaded
         if len(models) < 2 or "global" not in models:
             return {}
         if self.model_selection == "validation" and int(data.val.sizes.sum()):
@@ -498,20 +500,20 @@ class Federation:
         with self.engine.autocast():
             self.evaluator.evaluate(self.data, part, clients, *what)
 
-    def _begin_evaluation(self, clients: Tensor) -> dict[str, Tensor]:
-        """Bring together the rows of clients that are to be evaluated."""
+    def _begin_evaluation(self, clients: Tensor) -> ClientRound:
+        """Begin an evaluation of some clients, whose personal models may be adapted first."""
         if self._adaptation is None:
             return self.holdings.begin(clients)
         with torch.inference_mode(False):
-            rows = self.holdings.begin(clients)
-            self._adaptation.run(self.data, clients, rows, self._rule, self.engine)
-        return rows
+            start = self.holdings.begin(clients)
+            self._adaptation.run(self.data, clients, start, self._rule, self.engine)
+        return start
 
     def predict(self, clients: Tensor) -> list[dict[str, Any]]:
         """Give each client's predictions on its test data, by its personal model if it has one."""
         home = clients[self.processes.at_home(clients)]
         with self.engine.autocast():
-            mine = self.evaluator.predict(self.data, home, self.client.evaluates()[-1])
+            mine = self.evaluator.predict(self.data, home, self.client.evaluated[-1])
         if self.processes.size == 1:
             return mine
         everyones = {one["client"]: one for each in self.processes.everyones(mine) for one in each}
@@ -528,7 +530,7 @@ class Federation:
             The user's net, in evaluation mode, with that client's parameters and running
             statistics: a copy, which pl_fed has no part in.
         """
-        return self.evaluator.models(clients, model or self.client.evaluates()[-1])
+        return self.evaluator.models(clients, model or self.client.evaluated[-1])
 
     def model_of(self, client: int, model: str | None = None) -> nn.Module:
         """Return the same of one client.

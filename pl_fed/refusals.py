@@ -223,10 +223,10 @@ def check_optimizer(trainer: Any, model: Any) -> None:
     """Refuse local optimizers of a client's own that do not say which model each group is of."""
     optimizers = trainer.optimizers
     names = [group.get("name") for each in optimizers for group in each.param_groups]
-    if len(optimizers) != 1 or names != list(model.trains):
+    if len(optimizers) != 1 or names != list(model.trained):
         raise ValueError(
             f"Expected `configure_optimizers` of {type(model).__name__} to give one optimizer, of a"
-            f" group for each of {', '.join(model.trains)}, by `name`, but got"
+            f" group for each of {', '.join(model.trained)}, by `name`, but got"
             f" {len(optimizers)} of {', '.join(map(str, names)) or 'no group'}: change what that of"
             " Client gives, or give the arguments `optimizer` and `lr_scheduler`."
         )

@@ -220,7 +220,7 @@ class Trainer(LightningTrainer):
         before = getattr(getattr(client, "_trainer", None), "federation", self.federation)
         if not isinstance(client, Client) or before is self.federation:
             return self._checkpoint(asked)
-        if asked is None and client.states():
+        if asked is None and client.state_defaults():
             rank_zero_warn(
                 f"{type(client).__name__} was at work in another Federation, which has its clients'"
                 " own models: here they are as they were at first. Take that Federation, or give"

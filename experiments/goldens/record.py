@@ -60,6 +60,7 @@ def read_numbers(trainer: Any, client: Any) -> Iterator[tuple[str, Tensor]]:
             yield name.replace("global_model.", "global/"), tensor
     state = trainer.federation.state_dict()
     for name, saved in state["store"].items():
+        name = name.replace(".statistics", "_statistics")
         if saved:
             order = saved["clients"].argsort()
             rows = torch.cat([saved["default"].expand(0, -1), *saved["rows"]])

@@ -29,7 +29,7 @@ class WandbAxis(Callback):
             run = logger.experiment
             run.define_metric("round")
             run.define_metric("*", step_metric="round")
-            for model in (*pl_module.evaluates(), "hybrid"):
+            for model in (*pl_module.evaluated, "hybrid"):
                 for name, best in _BEST.items():
                     run.define_metric(
                         f"val/{model}/{name}", step_metric="round", summary=f"{best},last"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.functional.arguments import check_choice, check_positive
 
 
@@ -41,8 +42,7 @@ class ADMM(Client, ABC):
             the clients' losses by ``weights`` instead.
     """
 
-    trains = ("personal",)
-    keeps_mean = True
+    mean_of = "clients"
 
     def __init__(
         self,
@@ -51,7 +51,8 @@ class ADMM(Client, ABC):
         weights: Literal["uniform", "samples"] = "uniform",
         **kwargs: Any,
     ) -> None:
-        super().__init__(net, **kwargs)
+        models = {"global": Model(trained=False), "personal": Model()}
+        super().__init__(net, models=models, **kwargs)
         check_positive(rho=rho)
         check_choice(("uniform", "samples"), weights=weights)
         self.rho = rho
@@ -63,23 +64,20 @@ class ADMM(Client, ABC):
             return torch.full_like(samples, 1 / self.population.clients)
         return samples / self.population.samples
 
-    def closed_forms(
-        self, rows: dict[str, Tensor], theta: Tensor, w: Tensor, stiffness: Tensor
+    def update_in_closed_form(
+        self, client: ClientRound, theta: Tensor, w: Tensor, stiffness: Tensor
     ) -> Tensor:
-        """Replace w_i (row ``local``) and π_i (``dual``) by (12) and (13), and return the upload.
+        """Update the states ``local``, w_i, by (12) and ``dual``, π_i, by (13); return the upload.
 
         Args:
-            rows: See :meth:`Client.end_round`.
+            client: See :meth:`Client.end_round`.
             theta: What the w_i are pulled to, [clients, length].
             w: w^t, [length].
             stiffness: λ α_i, [clients, 1].
         """
-        before = rows["local"] + rows["dual"] / self.rho
-        numerator = stiffness * theta + self.rho * w - rows["dual"]
-        rows["local"] = numerator / (stiffness + self.rho)
-        rows["dual"] = rows["dual"] + self.rho * (rows["local"] - w)
-        return self.population.upload(rows["local"] + rows["dual"] / self.rho, before, w)
-
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the global model too, although no local step trains it."""
-        return ("global", *self.trains)
+        local, dual = client.states["local"], client.states["dual"]
+        before = local + dual / self.rho
+        local = (stiffness * theta + self.rho * w - dual) / (stiffness + self.rho)
+        dual = dual + self.rho * (local - w)
+        client.states |= {"local": local, "dual": dual}
+        return self.upload_change(local + dual / self.rho, before, w)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, Model, ModelRows
 from pl_fed.functional.arguments import check_nonnegative, check_shares
 from pl_fed.types import Batch
 
@@ -38,12 +39,16 @@ class APFL(Client):
             and the net has running statistics (BatchNorm).
     """
 
-    trains = ("global", "local")
-
     def __init__(
         self, net: nn.Module, alpha: float = 0.5, alpha_lr: float = 0.0, **kwargs: Any
     ) -> None:
-        super().__init__(net, **kwargs)
+        models = {
+            "global": Model(),
+            "local": Model(evaluated=False),
+            "personal": Model(trained=False, kept=False),
+        }
+        super().__init__(net, models=models, **kwargs)
+        self.add_state("alpha", alpha)
         check_nonnegative(alpha_lr=alpha_lr)
         check_shares(alpha=alpha)
         if alpha_lr:
@@ -51,39 +56,32 @@ class APFL(Client):
         self.alpha = alpha
         self.alpha_lr = alpha_lr
 
-    def states(self) -> dict[str, Tensor]:
-        """Return v_k, and α_k."""
-        return {**super().states(), "alpha": self.row("global").data.new_tensor([self.alpha])}
-
-    def begin(self, rows: dict[str, Tensor]) -> None:
+    def begin(self, client: ClientRound) -> None:
         """Mix the personal model, from v_k and what the server has."""
-        alpha = rows["alpha"]
-        rows["personal"] = alpha * rows["local"] + (1 - alpha) * rows["broadcast"]
-        rows["personal_statistics"] = rows["local_statistics"].clone()  # those of the mixture
+        alpha, local = client.states["alpha"], client.models["local"]
+        mixture = alpha * local.parameters + (1 - alpha) * client.broadcast.parameters
+        client.models["personal"] = ModelRows(mixture, local.statistics.clone())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return f_k(w) + f_k(α v + (1 − α) w), where the second moves v alone."""
-        w = {name: each.detach() for name, each in self.parameters_of("global").items()}
+        w = {name: p.detach() for name, p in self.parameters_of("global").items()}
         v = self.parameters_of("local")
 
         def mixed_loss(alpha: Tensor, v: dict[str, Tensor]) -> Tensor:
             mixed = {name: alpha * v[name] + (1 - alpha) * w[name] for name in v}
             return self.loss_at("local", mixed, batch)
 
-        alpha = self.kept("alpha")[0]
-        loss = self.loss(self.global_model, batch) + mixed_loss(alpha, v)
+        alpha = self.read("alpha")[0]
+        loss = self.loss("global", batch) + mixed_loss(alpha, v)
         if not self.alpha_lr:
             return loss
-        still = {name: each.detach() for name, each in v.items()}
+        still = {name: p.detach() for name, p in v.items()}
         return {"loss": loss, "alpha_gradient": torch.func.grad(mixed_loss)(alpha, still)}
 
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor | None:
+    def end_round(self, client: ClientRound) -> Tensor | None:
         """Adapt α, and upload w_k − w^t."""
         if self.alpha_lr:
-            step = self.alpha_lr * rows["mean_alpha_gradient"][:, None]
-            rows["alpha"] = (rows["alpha"] - step.to(rows["alpha"])).clamp(0, 1)
-        return super().end_round(rows)
-
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the global model, and the mixtures."""
-        return ("global", "personal")
+            alpha = client.states["alpha"]
+            step = self.alpha_lr * client.step_means["alpha_gradient"][:, None]
+            client.states["alpha"] = (alpha - step.to(alpha)).clamp(0, 1)
+        return super().end_round(client)

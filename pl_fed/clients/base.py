@@ -2,18 +2,27 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from pl_fed.clients.contract import (
+    RESERVED_NAMES,
+    ClientRound,
+    Model,
+    ModelRows,
+    Objective,
+    RowDefault,
+)
+from pl_fed.clients.host import FederationModule
 from pl_fed.data.batches import LocalWork
-from pl_fed.functional.arguments import check_integers, check_optimizers
+from pl_fed.data.client_data import ClientData
+from pl_fed.functional.arguments import check_integers
 from pl_fed.functional.calls import functional_call
 from pl_fed.functional.dropout import Draws, key_dropouts
 from pl_fed.functional.losses import (
@@ -30,46 +39,18 @@ from pl_fed.functional.rows import (
     running_statistics,
     trainable_parameters,
 )
-from pl_fed.metrics import ClientMetrics
 from pl_fed.types import Batch, Population
 
-if TYPE_CHECKING:
-    from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
-
-class FederationLike(Protocol):
-    """What a client needs of the federation that it is part of."""
-
-    def setup(self, client: "Client", datamodule: Any, stage: str, loads: bool) -> None:
-        """Make ready for a stage."""
-
-    def evaluate(self, part: str, clients: Tensor) -> None:
-        """Add clients to the metrics of a part of the data."""
-
-    def predict(self, clients: Tensor) -> list[dict[str, Any]]:
-        """Give each client's predictions."""
-
-    def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
-        """Return a part's metrics by model."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it over."""
-
-
-class Client(LightningModule, ABC):
+class Client(FederationModule, ABC):
     """One client: a global and a personal model, and the objective that trains them.
 
-    A new algorithm is a subclass in one file: it says in :attr:`trains` which models its
-    ``training_step`` trains, and gives that objective. ``training_step`` must be a pure function of
-    the parameters, the buffers and the batch of ONE client, as it is also run for many clients at
-    once under ``torch.vmap``: no data-dependent Python branches, no ``.item()``.
+    A new algorithm is a subclass in one file. It declares its models in ``super().__init__``, its
+    states by :meth:`add_state`, and defines :meth:`training_step`.
 
-    A round of a client: its models are filled from what the server sent and from what the client
-    keeps (:meth:`states`, :meth:`begin`); ``training_step`` and the optimizer move them; then
-    :meth:`end_round` says what is kept, and what is sent.
+    A round of a client: :meth:`begin` prepares its models from the broadcast and from what the
+    client keeps; :meth:`training_step` and the optimizer train them; :meth:`end_round` updates the
+    states and returns the upload.
 
     Args:
         net: Any classifier: a module that turns a batch of inputs into logits [batch, classes].
@@ -77,6 +58,9 @@ class Client(LightningModule, ABC):
             submodules that are frozen as a whole stay in evaluation mode. If ``net.keep_features``
             is true, ``net.features(x)`` is computed once for all samples, by what is frozen, and
             takes the place of the inputs, which the net's forward must allow.
+        models: The algorithm's models by name, in the order of their optimizer groups and metrics.
+            ``"global"`` and ``"personal"`` exist in any case; here they are trained or evaluated.
+            By default the global model is trained, as in FedAvg.
         optimizer: Builds the local optimizer from parameters; built anew each round.
         lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps of a round; or give ``local_epochs``.
@@ -87,38 +71,31 @@ class Client(LightningModule, ABC):
     Attributes:
         global_model: The model w, given by the server at the start of a round.
         personal_model: The model v_k that the client keeps; it shares what is frozen.
-        adaptation_work: How long the personal model is trained by :meth:`adaptation_step` before
-            each evaluation; ``None``, the default, if it is not.
-        population: Of how many clients it is one; known from :meth:`check` on.
-        models: Names of all models: these two, and whatever else is trained. The module of model
-            ``"x"`` is ``x_model``.
+        models: All models, by name. The module of model ``"x"`` is ``x_model``.
+        trained: Names of the models that ``training_step`` trains.
+        evaluated: Names of the models that have metrics; the last one gives predictions.
+        validated: Names of the models whose validation losses close a round.
+        adaptation: Local training of personal models before each evaluation, from the global
+            model; its results are not kept. ``None`` for algorithms without.
+        population: Sizes of the federation; known from :meth:`check` on.
 
     Raises:
-        ValueError: If the net has no trainable parameter, the local work is below 1, or the
-            criterion's ``reduction`` is not ``"mean"``.
+        ValueError: If the net has no trainable parameter, no model is trained, the local work is
+            below 1, or the criterion's ``reduction`` is not ``"mean"``.
     """
 
     global_model: nn.Module
     personal_model: nn.Module
 
-    trains: tuple[str, ...] = ("global",)
-    """Which models ``training_step`` trains: ``"global"``, ``"personal"``, and any further personal
-    ones, such as ``"personal_1"``, which exist because they are named here. Where their number
-    depends on an argument, set it before ``super().__init__``."""
+    mean_of: Literal["cohort", "clients"] = "cohort"
+    """Whose mean the global model is: of the cohort's uploads, or of what all clients keep. For
+    ``"clients"`` an upload says how much the client moves that mean (:meth:`upload_change`); an
+    aggregator that counts samples is refused, and of any server optimizer but SGD with learning
+    rate 1 there is a warning."""
 
-    keeps_mean = False
-    """Whether the global model is to be the plain mean of what all clients keep: an aggregator that
-    counts samples is refused then, and of any server optimizer but SGD with learning rate 1 there
-    is a warning. A client that is left out of a round as broken changes nothing of the mean where
-    uploads are changes of it: if part of the clients are in a round, or :attr:`sends_changes`. Else
-    the mean is that of those who are left, until the next round."""
-
-    sends_changes = False
-    """Whether uploads are changes of that mean also where all clients are in each round."""
-
-    server_means: tuple[str, ...] = ()
-    """Which :meth:`server_states` are to be means of what all clients keep, as ``keeps_mean`` says
-    of the global model: a client that is left out of a round as broken changes nothing of them."""
+    uploads_changes = False
+    """For ``mean_of = "clients"``: whether uploads are changes of the mean also where all clients
+    take part in each round. A broken upload then leaves the mean as it was."""
 
     reads_validation = False
     """Whether ``training_step`` reads the client's validation data, by :meth:`validation_batch`."""
@@ -126,6 +103,7 @@ class Client(LightningModule, ABC):
     def __init__(
         self,
         net: nn.Module,
+        models: Mapping[str, Model] | None = None,
         optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.05),
         lr_scheduler: LRSchedulerCallable | None = None,
         local_steps: int | None = None,
@@ -134,11 +112,11 @@ class Client(LightningModule, ABC):
     ) -> None:
         super().__init__()
         check_work(local_steps, local_epochs)
-        for argument, given in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
-            if given is not None and not callable(given):
+        for argument, builder in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
+            if builder is not None and not callable(builder):
                 raise TypeError(
                     f"Expected argument `{argument}` to be a callable, as a class of torch.optim"
-                    f" with its options by functools.partial, but got {given!r}."
+                    f" with its options by functools.partial, but got {builder!r}."
                 )
         if not isinstance(net, nn.Module):
             raise TypeError(
@@ -149,12 +127,14 @@ class Client(LightningModule, ABC):
         self.lr_scheduler = lr_scheduler
         self.local_work = LocalWork(local_steps, local_epochs or 1)
         self.draws = Draws()
-        trainable_parameters(net)  # says so if there is none
-        self.models = tuple(dict.fromkeys(("global", "personal", *self.trains)))
-        for name in self.models:
-            model = net if name == "global" else copy_trainable(net)
-            key_dropouts(model, self.draws)
-            self.add_module(f"{name}_model", model)
+        trainable_parameters(net)  # raises if there is none
+        key_dropouts(net, self.draws)
+        self.add_module("global_model", net)
+        self._states: dict[str, _State] = {}
+        self._server_states: dict[str, RowDefault] = {}
+        self._rows: dict[str, Row] = {}
+        self._readable: Mapping[str, Any] = {}
+        self.set_models({"global": Model()} if models is None else models)
         self.criterion = nn.CrossEntropyLoss() if criterion is None else criterion
         if getattr(self.criterion, "reduction", None) != "mean":
             raise ValueError(
@@ -164,16 +144,117 @@ class Client(LightningModule, ABC):
             )
         self.sample_criterion = copy.deepcopy(self.criterion)
         setattr(self.sample_criterion, "reduction", "none")  # noqa: B010 (for mypy)
-        self.adaptation_work: LocalWork | None = None
+        self.adaptation: Objective | None = None
         self.population = Population()
-        self.centres: Mapping[str, Any] = {}
-        self._rows: dict[str, Row] = {}
 
-    # What an algorithm says
+    # What an algorithm declares
+
+    def set_models(self, models: Mapping[str, Model]) -> None:
+        """Declare the models, in place of those declared before.
+
+        An algorithm declares its models in ``super().__init__``; one that derives from another
+        algorithm may declare others afterwards.
+
+        Args:
+            models: By name; the order is that of optimizer groups and metrics.
+
+        Raises:
+            ValueError: If no model is trained, or a name is taken or no identifier.
+        """
+        for name in models:
+            self._check_name(name, "model", taken=(*self._states, *self._server_states))
+        unused = Model(trained=False, kept=False, evaluated=False)
+        self.models = {**models}
+        for name in ("global", "personal"):
+            self.models.setdefault(name, unused)
+        self.trained = tuple(name for name, model in models.items() if model.trained)
+        self.evaluated = tuple(name for name, model in models.items() if model.evaluated)
+        self.validated = tuple(name for name, model in models.items() if model.validated)
+        if not self.trained:
+            raise ValueError(
+                f"Expected argument `models` of {type(self).__name__} to have a trained model but"
+                f" got {', '.join(models) or 'none'}."
+            )
+        for name in self.models:
+            if not hasattr(self, f"{name}_model"):
+                model = copy_trainable(self.global_model)
+                key_dropouts(model, self.draws)
+                self.add_module(f"{name}_model", model)
+        trained = {
+            name: replace(self.models[name], work=self.models[name].work or self.local_work)
+            for name in self.trained
+        }
+        self._objective = Objective(self._run_training_step, trained, self.optimizer)
+
+    def add_state(self, name: str, default: RowDefault, mean: str | None = None) -> None:
+        """Declare a state: a row that each client keeps between rounds.
+
+        It is read as ``self.read(name)`` in ``training_step``, and read and replaced as
+        ``client.states[name]`` in ``begin`` and ``end_round``.
+
+        Args:
+            name: Its name.
+            default: The row of a new client: a number, a tensor [length], or a function that
+                returns a tensor, as :meth:`initial_row` and :meth:`zero_row`.
+            mean: Name of a server state that is the mean of all clients' rows.
+
+        Raises:
+            ValueError: If a name is taken or no identifier.
+        """
+        self._check_name(name, "state", taken=self._taken_names)
+        self._states[name] = _State(default, mean)
+        if mean is not None:
+            self.add_server_state(mean, default)
+
+    def add_server_state(self, name: str, default: RowDefault) -> None:
+        """Declare a state of the server: a row that it keeps beside the global model.
+
+        Clients read it, and may propose what it becomes (:attr:`ClientRound.proposals`). The server
+        takes the mean of the proposals, whatever the aggregator is; attacks on uploads do not
+        change proposals.
+
+        Args:
+            name: Its name.
+            default: Its first value: see :meth:`add_state`.
+
+        Raises:
+            ValueError: If the name is taken or no identifier.
+        """
+        self._check_name(name, "server state", taken=self._taken_names)
+        self._server_states[name] = default
+
+    @property
+    def _taken_names(self) -> tuple[str, ...]:
+        return (*self.models, *self._states, *self._server_states)
+
+    def _check_name(self, name: str, kind: str, taken: tuple[str, ...]) -> None:
+        if not name.isidentifier():
+            raise ValueError(f"Expected the name of a {kind} to be an identifier but got {name!r}.")
+        if name in RESERVED_NAMES:
+            raise ValueError(
+                f"Expected the name of a {kind} not to be one of {', '.join(RESERVED_NAMES)},"
+                f" which every round has, but got {name!r}."
+            )
+        if name in taken:
+            raise ValueError(
+                f"Expected the name of a {kind} to differ from those of other models and states"
+                f" but got {name!r} twice."
+            )
+
+    def initial_row(self) -> Tensor:
+        """Return the parameters of the global model before the first round, [numel]."""
+        return self.row("global").data
+
+    def zero_row(self) -> Tensor:
+        """Return a row of zeros as long as a model, [numel]."""
+        return torch.zeros_like(self.initial_row())
 
     @abstractmethod
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return the objective of one local step, for ONE client.
+
+        It must be a pure function of the models, the states and the batch, with no data-dependent
+        Python branch and no ``.item()``: it is also run for many clients at once by ``torch.vmap``.
 
         Args:
             batch: The client's minibatch; honour its mask (:meth:`loss` does).
@@ -184,163 +265,94 @@ class Client(LightningModule, ABC):
             cohort and logged as ``train/<name>``.
         """
 
-    def adaptation_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Return the objective by which the personal model is adapted before each evaluation.
+    def begin(self, client: ClientRound) -> None:
+        """Prepare personal models and states, before a round and before an evaluation.
 
-        It begins as :meth:`begin` gives it, at the global model as a rule, is trained by the local
-        optimizer on the client's training data for :attr:`adaptation_work`, and is not kept.
-
-        Args:
-            batch: See :meth:`training_step`, as for the rest.
-            batch_idx: Which step it is, from 0.
-        """
-        raise NotImplementedError(
-            f"Expected {type(self).__name__} to define `adaptation_step`, as its"
-            " `adaptation_work` is given."
-        )
-
-    def begin(self, rows: dict[str, Tensor]) -> None:
-        """Fill the personal models of a chunk of clients, before a round and before an evaluation.
-
-        The global model always begins at the broadcast. A personal one begins, before this is
-        called, at the state of its name if there is one, and else at the broadcast.
+        A personal model begins at the row that the client keeps of it, or at the broadcast if none
+        is kept. Whatever is to begin elsewhere is written here.
 
         Args:
-            rows: ``broadcast`` [numel]; whatever :meth:`states` names, [clients, their length], and
-                whatever :meth:`server_states` names, [their length]; ``samples`` and
-                ``validation_samples`` [clients, 1], the numbers of samples to train on and to
-                validate with; ``client`` [clients, 1], the ids, int64; and each personal model that
-                is trained or evaluated, by name [clients, numel]: to be written here. Running
-                statistics go beside them, as ``broadcast_statistics`` and ``<model>_statistics``.
-                Which numbers of a row are those of a layer ``self.row(model).layout.positions``
-                tells. Before a round, and not before an evaluation, there are ``<model>_steps``
-                [clients, 1], int64: how many steps a trained model is about to take, and
-                ``<model>_lr`` [1], its learning rate. Rows that are added here are there in
-                ``training_step`` and at the end of the round, too.
+            client: Some clients' round. Before an evaluation its ``steps`` and ``lr`` are empty.
         """
 
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor | None:
-        """Close the round on a chunk of clients, and say what they upload.
+    def end_round(self, client: ClientRound) -> Tensor | None:
+        """Close the round: update the states and return the uploads.
 
         Args:
-            rows: What :meth:`begin` was given, with the trained models as they are after the local
-                steps, ``global`` [clients, numel] among them, and the losses of :meth:`validates`.
-                What ``training_step`` gave is there as ``mean_<name>`` [clients], the mean over the
-                steps (``mean_loss``, at least).
-                What is written into states is kept. If ``global_statistics`` are there at the end,
-                their mean becomes the server's; where no step trains the global model, but it is
-                evaluated, they are those of the model that is trained, if nothing is written. The
-                mean of a server state is taken, too, if there is a row for each client in the end,
-                [clients, its length].
+            client: Some clients' round, with the models as the local steps left them.
 
         Returns:
-            The uploads [clients, numel], which the server merges and adds to w^t: w_k − w^t here.
-            An algorithm that sends models u_k, whose mean is the next w, returns u_k − w^t too.
-            ``None`` if nothing is sent.
+            The uploads [clients, numel], which the server merges and adds to w^t: by default
+            w_k − w^t. An algorithm that sends models u_k, whose mean is the next w, returns
+            u_k − w^t. ``None`` if nothing is sent.
         """
-        return rows["global"] - rows["broadcast"] if "global" in self.trains else None
+        if "global" not in self.trained:
+            return None
+        return client.models["global"].parameters - client.broadcast.parameters
 
-    def receive(self, clients: Tensor, uploads: Tensor) -> dict[str, Tensor]:
-        """Return how uploads change what the server keeps, beside what was proposed of it.
+    # Further hooks, which few algorithms need
 
-        It is given them as they came, so that what an attacker forged counts here, too.
-
-        Args:
-            clients: Whose they are, int64 [clients]; those of one process, of several.
-            uploads: Those that are not broken, [clients, numel].
-
-        Returns:
-            For each of some :meth:`server_states` what is added to it, [its length]: summed over
-            processes, so that without clients it is 0.
-        """
-        return {}
-
-    def states(self) -> dict[str, Tensor]:
-        """Return what a client keeps between rounds: for each name the row of a new client.
-
-        By default the personal models that are trained. Their running statistics are always kept.
-        """
-        return {name: self.row(name).data for name in self.trains if name != "global"}
-
-    def server_states(self) -> dict[str, Tensor]:
-        """Return what the server keeps beside the global model: for each name its first row.
-
-        Clients get them with the broadcast, and each of the cohort may propose what they become:
-        see :meth:`end_round`. The mean of the proposals is taken whatever the aggregator is, and
-        attacks on uploads leave them as they are; what follows from uploads is for
-        :meth:`receive`.
-        """
-        return {}
-
-    def check(self, federation: Any) -> None:
+    def check(self, data: ClientData, population: Population) -> None:
         """Refuse a federation that the algorithm does not fit, before anything is trained.
 
         Args:
-            federation: The :class:`pl_fed.Federation`, with its ``datamodule``; :attr:`population`
-                is known by now.
+            data: The clients' data.
+            population: How many clients and samples there are; also :attr:`population`.
 
         Raises:
-            ValueError: If it does not.
+            ValueError: If the federation does not fit.
         """
 
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the models that have metrics, the one that gives predictions last.
+    def receive(self, clients: Tensor, uploads: Tensor) -> dict[str, Tensor]:
+        """Return how uploads change the server's states, beside what was proposed.
 
-        ``"global"`` is evaluated as the server has it; others are a client's own, as :meth:`begin`
-        gives them.
+        Uploads are as the server got them, so that forged ones count here, too.
+
+        Args:
+            clients: The clients that sent them, int64 [clients]; those of one process.
+            uploads: Their valid uploads, [clients, numel].
+
+        Returns:
+            For some server states the change that is added, [length]: it is summed over processes.
         """
-        return self.trains
-
-    def validates(self) -> tuple[str, ...]:
-        """Return the models whose losses on a client's validation data end a round.
-
-        :meth:`end_round` finds them as ``<model>_loss`` [clients], NaN where there is no such data:
-        what to choose among candidates by.
-        """
-        return ()
-
-    def work(self, model: str) -> LocalWork:
-        """Return how long a model is trained in a round."""
-        return self.local_work
-
-    def group_options(self, model: str) -> dict[str, Any]:
-        """Return options of the optimizer that are a model's own, such as ``lr``."""
         return {}
 
     # What an algorithm builds on
 
-    def adapter(self) -> "Client":
-        """Return the same client, on the same models, as one whose step is the adaptation's."""
-        adapter, work = copy.copy(self), self.adaptation_work or self.local_work
-        adapter.trains = ("personal",)
-        adapter.training_step = MethodType(type(self).adaptation_step, adapter)  # type: ignore[method-assign]
-        adapter.work = lambda _: work  # type: ignore[assignment, method-assign]
-        return adapter
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def loss(self, model: str, batch: Batch) -> Tensor:
         """Return the mean loss of a model over the samples of a batch that count."""
-        return self._mean_loss(model(batch.x), batch)
+        return self.mean_loss(self.model(model)(batch.x), batch)
 
-    def loss_at(self, name: str, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
+    def loss_at(self, model: str, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean loss of a model whose parameters are replaced, as a function of them.
 
-        It is what gradients within an objective are taken of, by ``torch.func.grad``, and they may
-        be differentiated once more::
-
-            gradient = torch.func.grad(lambda at: self.loss_at("global", at, batch))
-            at = self.parameters_of("global")
-            step = {name: at[name] - 0.1 * g for name, g in gradient(at).items()}
-            return self.loss_at("global", step, batch)
-
         Args:
-            name: The model.
+            model: The model.
             parameters: By name, as :meth:`parameters_of` gives them; others stay the model's own.
             batch: See :meth:`training_step`.
         """
-        outputs = functional_call(self.model(name), dict(parameters), (batch.x,))
-        return self._mean_loss(outputs, batch)
+        outputs = functional_call(self.model(model), dict(parameters), (batch.x,))
+        return self.mean_loss(outputs, batch)
 
-    def _mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def gradient_at(
+        self, model: str, parameters: Mapping[str, Tensor], batch: Batch
+    ) -> dict[str, Tensor]:
+        """Return the gradient of :meth:`loss_at`, which may be differentiated once more.
+
+        Example: the loss after one step of gradient descent, differentiable in ``at``::
+
+            at = self.parameters_of("global")
+            gradient = self.gradient_at("global", at, batch)
+            moved = {name: at[name] - 0.1 * gradient[name] for name in at}
+            return self.loss_at("global", moved, batch)
+        """
+        gradient: dict[str, Tensor] = torch.func.grad(lambda at: self.loss_at(model, at, batch))(
+            dict(parameters)
+        )
+        return gradient
+
+    def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Return the mean loss of outputs over the samples of a batch that count."""
         weights = sample_weights(self.criterion, batch.y)
         if batch.mask is None and weights is None:
             mean: Tensor = self.criterion(outputs, batch.y)
@@ -352,60 +364,81 @@ class Client(LightningModule, ABC):
         losses: Tensor = self.sample_criterion(outputs, targets)
         return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
 
-    def squared_distance(self, model: str, centre: str = "broadcast") -> Tensor:
-        """Return ‖model − centre‖² over the trainable parameters.
+    def squared_distance(self, model: str, to: str = "broadcast") -> Tensor:
+        """Return the squared distance ‖model − centre‖² over the trainable parameters.
 
         Args:
-            model: The name of a model that is trained.
-            centre: ``"broadcast"``, the w^t that the round began with, or the name of a state of
-                :meth:`states` that is as long. It is a copy: it does not move with the model.
-
-        Raises:
-            ValueError: If the centre is neither.
+            model: The name of a trained model.
+            to: The centre: ``"broadcast"``, the w^t that the round began with, or a row as long as
+                the model, by its name: see :meth:`read`. It does not move with the model.
         """
-        row, where = self.row(model), self._centre(centre)
-        if isinstance(where, Tensor):
+        row, centre = self.row(model), self._find(to)
+        if isinstance(centre, Tensor):
             distance: Tensor = RowDistance.apply(  # type: ignore[no-untyped-call]
-                row.data, where, row.layout, *row.tensors.values()
+                row.data, centre, row.layout, *row.tensors.values()
             )
             return distance
-        live = self.parameters_of(model)
-        return squared_distance(list(live.values()), [where[name] for name in live])
+        parameters = self.parameters_of(model)
+        return squared_distance(list(parameters.values()), [centre[name] for name in parameters])
 
-    def distance_to_broadcast(self) -> Tensor:
-        """Return ‖v − w^t‖²: the personal model's distance to what the server sent."""
-        return self.squared_distance("personal", "broadcast")
-
-    def inner_product(self, model: str, centre: str) -> Tensor:
-        """Return ⟨model, centre⟩ over the trainable parameters: a term whose gradient is a row.
+    def inner_product(self, model: str, with_: str) -> Tensor:
+        """Return the inner product ⟨model, row⟩ over the trainable parameters.
 
         Args:
-            model: See :meth:`squared_distance`, as for the rest.
-            centre: A row as long as the model.
+            model: The name of a trained model.
+            with_: The name of a row as long as the model: see :meth:`read`.
         """
-        where = self.tensors_at(centre)
-        return torch.stack(
-            [(p * where[n]).sum() for n, p in self.parameters_of(model).items()]
-        ).sum()
+        row = self.tensors(with_)
+        products = [(p * row[name]).sum() for name, p in self.parameters_of(model).items()]
+        return torch.stack(products).sum()
 
-    def kept(self, name: str) -> Tensor:
-        """Return, within ``training_step``, a row that :meth:`begin` was given: the ONE client's.
+    def read(self, name: str) -> Tensor:
+        """Return, within ``training_step``, a row of the ONE client; it does not move.
 
         Args:
-            name: That of a state, of a server state, ``"broadcast"``, ``"broadcast_statistics"``
-                where there are any, ``"samples"``, ``"validation_samples"``, ``"client"``,
-                ``"<model>_steps"``, ``"<model>_lr"``, or of a row that :meth:`begin` added.
+            name: Name of a state, of a server state, or of a row that :meth:`begin` added to
+                ``extra``; or ``"broadcast"``, ``"samples"``, ``"validation_samples"``,
+                ``"client"`` (the id), ``"<model>.steps"``, ``"<model>.lr"``; or
+                ``"broadcast.statistics"`` where the net has running statistics.
 
         Returns:
-            Shape [its length]. It does not move with the models.
+            Shape [length].
 
         Raises:
-            ValueError: If there is none of that name.
+            ValueError: If there is no such row.
         """
-        where = self._centre(name)
-        if isinstance(where, Tensor):
-            return where
-        return torch.cat([tensor.flatten() for tensor in where.values()])
+        row = self._find(name)
+        if isinstance(row, Tensor):
+            return row
+        return torch.cat([tensor.flatten() for tensor in row.values()])
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """Return, within ``training_step``, a row as long as a model, cut into its parameters.
+
+        Args:
+            name: See :meth:`read`.
+        """
+        row = self._find(name)
+        return self.row("global").layout.views(row) if isinstance(row, Tensor) else dict(row)
+
+    def _find(self, name: str) -> Any:
+        """Return a row, or its tensors by name where an engine has cut it into parameters."""
+        if name not in self._readable:
+            names = ", ".join(self._readable) or "none outside of a round"
+            raise ValueError(
+                f"Expected argument `name` to be a row that a round has ({names}) but got"
+                f" {name!r}: declare a state by add_state, or add a row in begin to client.extra."
+            )
+        return self._readable[name]
+
+    @contextmanager
+    def reading(self, rows: Mapping[str, Any]) -> Iterator[None]:
+        """Let ``training_step`` read these rows of ONE client, within a ``with`` statement."""
+        before, self._readable = self._readable, rows
+        try:
+            yield
+        finally:
+            self._readable = before
 
     def validation_batch(self, batch: Batch) -> Batch:
         """Return, within ``training_step``, all validation data of the client: see its mask.
@@ -415,23 +448,26 @@ class Client(LightningModule, ABC):
         Args:
             batch: A minibatch, whose samples have the same shape.
         """
-        x = self.kept("validation_x").unflatten(0, (-1, *batch.x.shape[1:]))
-        y = self.kept("validation_y").unflatten(0, (-1, *batch.y.shape[1:]))
-        mask = torch.arange(len(y), device=y.device) < self.kept("validation_samples")[0]
+        x = self.read("validation.inputs").unflatten(0, (-1, *batch.x.shape[1:]))
+        y = self.read("validation.targets").unflatten(0, (-1, *batch.y.shape[1:]))
+        mask = torch.arange(len(y), device=y.device) < self.read("validation_samples")[0]
         return Batch(x, y, mask)
 
-    def tensors_at(self, name: str) -> dict[str, Tensor]:
-        """Return the same of a row as long as a model, cut into parameters: see :meth:`loss_at`."""
-        where = self._centre(name)
-        return self.row("global").layout.views(where) if isinstance(where, Tensor) else dict(where)
+    def upload_change(self, now: Tensor, before: Tensor, broadcast: Tensor) -> Tensor:
+        """Return the uploads by which w becomes the mean of what all clients keep.
 
-    def _centre(self, name: str) -> Any:
-        if name not in self.centres:
-            raise ValueError(
-                f"Expected argument `centre` to be one of {', '.join(self.centres)} but got"
-                f" {name!r}."
-            )
-        return self.centres[name]
+        If all clients take part in each round, an upload is the client's row less w^t. Else it is
+        the change of the client's row, times cohort / clients: its mean over the cohort is the
+        change of the mean over all clients. A forged change stays in w until the end.
+
+        Args:
+            now: What the clients keep from now on, [clients, numel].
+            before: What they kept until now, [clients, numel].
+            broadcast: w^t, [numel].
+        """
+        if self.population.cohort == self.population.clients:
+            return now - broadcast
+        return self.population.share * (now - before)
 
     def model(self, name: str) -> nn.Module:
         """Return a model by its name.
@@ -446,10 +482,125 @@ class Client(LightningModule, ABC):
         model: nn.Module = getattr(self, f"{name}_model")
         return model
 
-    def parameters_of(self, name: str) -> dict[str, Tensor]:
-        """Return a model's trainable parameters by name: under vmap, those of the one client."""
-        live = dict(self.model(name).named_parameters())
-        return {each: live[each] for each in self.row(name).layout.names}
+    def parameters_of(self, model: str) -> dict[str, Tensor]:
+        """Return a model's trainable parameters by name: under vmap, those of the ONE client."""
+        parameters = dict(self.model(model).named_parameters())
+        return {name: parameters[name] for name in self.row(model).layout.names}
+
+    def refuse_running_statistics(self, reason: str) -> None:
+        """Raise ``ValueError`` if the net has running statistics (BatchNorm's, as a rule).
+
+        Args:
+            reason: Why they do not fit the algorithm: as a rule it takes a gradient within the
+                objective, as :meth:`gradient_at` does, which cannot change them.
+        """
+        if self.statistics("global").layout.numel:
+            names = ", ".join(self.statistics("global").layout.names)
+            raise ValueError(
+                f"Expected argument `net` to have no running statistics but got {names}: {reason}."
+            )
+
+    # What a round builds on
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of the local steps: ``training_step`` with the trained models."""
+        return self._objective
+
+    def _run_training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        return self.training_step(batch, batch_idx)
+
+    def state_defaults(self) -> dict[str, Tensor]:
+        """Return the row of a new client for each name under which rows are kept, [length].
+
+        These are the declared states; the parameters of kept models, by the model's name; and the
+        running statistics of trained models, as ``<model>.statistics``.
+        """
+        rows = {
+            name: self.row(name).data
+            for name in self.trained
+            if name != "global" and self.models[name].kept
+        }
+        rows |= {name: self._default_row(name, s.default) for name, s in self._states.items()}
+        for name in self.trained:
+            if name != "global":
+                rows[f"{name}.statistics"] = self.statistics(name).data
+        return rows
+
+    def server_state_defaults(self) -> dict[str, Tensor]:
+        """Return the first row of each server state, [length]."""
+        return {name: self._default_row(name, row) for name, row in self._server_states.items()}
+
+    @property
+    def state_means(self) -> dict[str, str]:
+        """Names of states whose mean over all clients the server keeps, with that mean's name."""
+        return {name: state.mean for name, state in self._states.items() if state.mean is not None}
+
+    def _default_row(self, name: str, default: RowDefault) -> Tensor:
+        """Return a state's first row, in the dtype and on the device of the parameters.
+
+        Raises:
+            ValueError: If it is no row of numbers.
+        """
+        example = self.row("global").data
+        row = default() if callable(default) else default
+        if isinstance(row, int | float):
+            return example.new_tensor([float(row)])
+        if not isinstance(row, Tensor) or row.dim() != 1:
+            shape = f"shape {list(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
+            raise ValueError(
+                f"Expected the default of state `{name}` to be a number or a tensor [length] but"
+                f" got {shape}."
+            )
+        return row.to(example)
+
+    def start_round(self, client: ClientRound) -> ClientRound:
+        """Fill in the models of some clients, let :meth:`begin` prepare them, and return the round.
+
+        Args:
+            client: A round whose ``states`` have the kept rows under the names of
+                :meth:`state_defaults`.
+        """
+        kept = client.states
+        client.states = {name: kept[name] for name in self._states}
+        for name in dict.fromkeys((*self.trained, *self.evaluated)):
+            if name == "global":
+                continue
+            model = client.broadcast.expand(len(client))
+            parameters, statistics = kept.get(name), kept.get(f"{name}.statistics")
+            client.models[name] = ModelRows(
+                model.parameters.clone() if parameters is None else parameters,
+                model.statistics.clone() if statistics is None else statistics,
+            )
+        self.begin(client)
+        return client
+
+    def close_round(self, client: ClientRound) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Let :meth:`end_round` close the round; return its uploads and what the clients keep.
+
+        Proposals that follow by themselves are added to ``client.proposals``: means of states.
+
+        Args:
+            client: The round, after the local steps.
+
+        Returns:
+            The uploads, and rows [clients, length] under the names of :meth:`state_defaults`.
+        """
+        before = {name: client.states[name].clone() for name in self.state_means}
+        upload = self.end_round(client)
+        for name, mean in self.state_means.items():
+            change = self.population.share * (client.states[name] - before[name])
+            client.proposals.setdefault(mean, client.server_states[mean] + change)
+        if client.global_statistics is None and "global" in (*self.trained, *self.evaluated):
+            source = "global" if "global" in self.trained else self.trained[-1]
+            client.global_statistics = client.models[source].statistics
+        kept = dict(client.states)
+        for name in self.trained:
+            if name != "global":
+                if self.models[name].kept:
+                    kept[name] = client.models[name].parameters
+                kept[f"{name}.statistics"] = client.models[name].statistics
+        return upload, kept
 
     def row(self, name: str) -> Row:
         """Return the flat row of a model's trainable parameters."""
@@ -460,7 +611,7 @@ class Client(LightningModule, ABC):
 
     def statistics(self, name: str) -> Row:
         """Return the flat row of a model's running statistics (BatchNorm's, as a rule)."""
-        key = f"{name}_statistics"
+        key = f"{name}.statistics"
         if key not in self._rows:
             tensors = running_statistics(self.model(name))
             self._rows[key] = Row(tensors, RowLayout.of(tensors.items()))
@@ -469,98 +620,13 @@ class Client(LightningModule, ABC):
     def renew_rows(self) -> None:
         """Forget the rows of models whose tensors were replaced by others, as by a callback."""
         for key, row in list(self._rows.items()):
-            if not row.is_of(self.model(key.removesuffix("_statistics"))):
+            if not row.is_of(self.model(key.removesuffix(".statistics"))):
                 del self._rows[key]
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Client":
-        """Move or cast the models, as PyTorch does; their rows are made anew."""
-        super()._apply(fn, recurse)
-        self._rows.clear()
-        return self
-
-    def refuse_running_statistics(self, why: str) -> None:
-        """Raise ``ValueError`` if the net has running statistics (BatchNorm's, as a rule).
-
-        Args:
-            why: What they do not go with: as a rule a gradient within an objective, as
-                :meth:`loss_at` takes it, which cannot change them.
-        """
-        if self.statistics("global").layout.numel:
-            names = ", ".join(self.statistics("global").layout.names)
-            raise ValueError(
-                f"Expected argument `net` to have no running statistics but got {names}: {why}."
-            )
-
     @property
-    def leaves(self) -> dict[str, list[Tensor]]:
-        """The tensors of each trained model."""
-        return {name: list(self.row(name).tensors.values()) for name in self.trains}
-
-    def build_optimizer(self, leaves: Mapping[str, list[Tensor]]) -> torch.optim.Optimizer:
-        """Build the local optimizer over tensors of each trained model, one group a model."""
-        groups = [
-            {"params": leaves[name], "name": name, **self.group_options(name)}
-            for name in self.trains
-        ]
-        return self.optimizer(groups)
-
-    # What Lightning calls
-
-    @classmethod
-    def load_from_checkpoint(cls, *_: Any, **__: Any) -> "Client":  # type: ignore[override]
-        """Refuse: a checkpoint holds all clients.
-
-        Raises:
-            TypeError: With what to do instead.
-        """
-        raise TypeError(
-            f"Expected {cls.__name__} to be loaded with its federation, as by trainer.fit or"
-            " trainer.test with `ckpt_path`, but got load_from_checkpoint: a checkpoint holds all"
-            " clients. `python -m pl_fed export` writes single models."
-        )
-
-    def configure_optimizers(self) -> "OptimizerLRScheduler":
-        """Return the local optimizer and its schedule, which moves once a round.
-
-        Raises:
-            ValueError: If the optimizer needs a closure, which a local step does not give it.
-        """
-        leaves = self.leaves
-        check_optimizers(optimizer=self.optimizer(leaves[self.trains[0]]))
-        optimizer = self.build_optimizer(leaves)
-        if self.lr_scheduler is None:
-            return optimizer
-        scheduler = self.lr_scheduler(optimizer)
-        if isinstance(scheduler, ReduceLROnPlateau) and not hasattr(scheduler, "monitor"):
-            raise ValueError(
-                "Expected argument `lr_scheduler` to say what it watches, as"
-                " lightning.pytorch.cli.ReduceLROnPlateau does by `monitor`, but got"
-                " torch.optim.lr_scheduler.ReduceLROnPlateau."
-            )
-        config: dict[str, Any] = {"scheduler": scheduler, "interval": "epoch"}
-        if hasattr(scheduler, "monitor"):
-            config["monitor"] = scheduler.monitor
-        return {"optimizer": optimizer, "lr_scheduler": config}  # type: ignore[return-value]
-
-    @property
-    def federation(self) -> FederationLike:
-        """The federation that this client is part of."""
-        found: FederationLike | None = getattr(self.trainer, "federation", None)
-        if found is None:
-            raise TypeError(
-                "Expected a client to be fitted by `pl_fed.Trainer(federation=...)` but got"
-                f" {type(self.trainer).__module__}.{type(self.trainer).__name__}."
-            )
-        return found
-
-    def setup(self, stage: str) -> None:
-        """Make the federation ready, in the trainer's precision before a checkpoint is loaded."""
-        self.trainer.precision_plugin.convert_module(self)
-        data, loads = (
-            getattr(self.trainer, "datamodule", None),
-            getattr(self.trainer, "loads", False),
-        )
-        self.federation.setup(self, data, stage, loads)
+    def trained_parameters(self) -> dict[str, list[Tensor]]:
+        """The trainable parameters of each trained model."""
+        return {name: list(self.row(name).tensors.values()) for name in self.trained}
 
     def train(self, mode: bool = True) -> "Client":
         """Set training mode; what is frozen as a whole stays in evaluation mode."""
@@ -570,55 +636,19 @@ class Client(LightningModule, ABC):
                 frozen.eval()
         return self
 
-    def on_validation_epoch_start(self) -> None:
-        """Forget what was counted before."""
-        _reset(self.federation.metrics("val"))
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Client":
+        """Move or cast the models, as PyTorch does; their rows are made anew."""
+        super()._apply(fn, recurse)
+        self._rows.clear()
+        return self
 
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Evaluate a batch of clients, given by their ids, on their validation data."""
-        self.federation.evaluate("val", batch)
 
-    def on_validation_epoch_end(self) -> None:
-        """Log the metrics under ``val/``."""
-        self._log_metrics("val")
+@dataclass(frozen=True)
+class _State:
+    """A declared state: its first row, and the server state that is its mean over all clients."""
 
-    def on_test_epoch_start(self) -> None:
-        """Forget what was counted before."""
-        _reset(self.federation.metrics("test"))
-
-    def test_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Evaluate a batch of clients, given by their ids, on their test data."""
-        self.federation.evaluate("test", batch)
-
-    def on_test_epoch_end(self) -> None:
-        """Log the metrics under ``test/``."""
-        self._log_metrics("test")
-
-    def predict_step(self, batch: Tensor, batch_idx: int) -> list[dict[str, Any]]:
-        """Give the personalised predictions of a batch of clients, on their test data."""
-        return self.federation.predict(batch)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the federation's state."""
-        checkpoint["federation"] = self.federation.state_dict()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over the federation's state, or say why it does not fit."""
-        if "federation" not in checkpoint:
-            raise ValueError(
-                "Expected a checkpoint written by pl_fed but got one without a federation's state."
-            )
-        self.federation.load_state_dict(checkpoint["federation"])
-
-    def _log_metrics(self, part: str) -> None:
-        for model, metrics in self.federation.metrics(part).items():
-            for name, value in metrics.compute().items():
-                self.log(
-                    f"{part}/{model}/{name}",
-                    value.to(torch.float32),
-                    prog_bar=part == "val" and name == "accuracy",
-                    batch_size=1,
-                )
+    default: RowDefault
+    mean: str | None
 
 
 def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> None:
@@ -635,8 +665,3 @@ def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> 
     for name, value in ((f"{prefix}_steps", steps), (f"{prefix}_epochs", epochs)):
         if value is not None:
             check_integers(1, **{name: value})
-
-
-def _reset(metrics: Mapping[str, ClientMetrics]) -> None:
-    for metric in metrics.values():
-        metric.reset()

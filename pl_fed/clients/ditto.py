@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pl_fed.clients.base import check_work
+from pl_fed.clients.contract import Model
 from pl_fed.clients.pulled import Pulled, Regularizer
 from pl_fed.data.batches import LocalWork
 from pl_fed.functional.arguments import check_nonnegative
@@ -48,8 +49,6 @@ class Ditto(Pulled):
             below 1, or ``regularizer`` unknown.
     """
 
-    trains: tuple[str, ...] = ("global", "personal")
-
     def __init__(
         self,
         net: nn.Module,
@@ -61,14 +60,14 @@ class Ditto(Pulled):
         global_mu: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(net, lam, regularizer, **kwargs)
         check_nonnegative(personal_lr=personal_lr, global_mu=global_mu)
         check_work(personal_steps, personal_epochs, prefix="personal")
-        self.personal_lr = personal_lr
-        self.global_mu = global_mu
-        self.personal_work = self.local_work
+        work = None
         if personal_steps is not None or personal_epochs is not None:
-            self.personal_work = LocalWork(personal_steps, personal_epochs or 1)
+            work = LocalWork(personal_steps, personal_epochs or 1)
+        models = {"global": Model(), "personal": Model(work=work, lr=personal_lr)}
+        super().__init__(net, models=models, lam=lam, regularizer=regularizer, **kwargs)
+        self.global_mu = global_mu
 
     def lams(self) -> dict[str, float]:
         """Return λ of each personal model that is trained, by name."""
@@ -80,17 +79,7 @@ class Ditto(Pulled):
 
     def global_loss(self, batch: Batch) -> Tensor:
         """Return F_k(w), and FedProx's term if there is μ, on the minibatch."""
-        loss = self.loss(self.global_model, batch)
+        loss = self.loss("global", batch)
         if self.global_mu:
             loss = loss + self.global_mu / 2 * self.squared_distance("global")
         return loss
-
-    def work(self, model: str) -> LocalWork:
-        """Return r for w, and s for v."""
-        return self.local_work if model == "global" else self.personal_work
-
-    def group_options(self, model: str) -> dict[str, Any]:
-        """Give v a learning rate of its own, if it has one."""
-        if model != "global" and self.personal_lr is not None:
-            return {"lr": self.personal_lr}
-        return {}

@@ -14,11 +14,12 @@ device chooses, or by what; its reference code chooses λ anew for each local st
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from pl_fed.clients.contract import ClientRound, Model, ModelRows
 from pl_fed.clients.ditto import Ditto
 from pl_fed.functional.arguments import check_instances, check_integers, check_nonnegative
 
@@ -54,47 +55,37 @@ class DittoChoice(Ditto):
         check_lams(lams)
         if lam not in lams:
             raise ValueError(f"Expected argument `lam` to be one of {lams} but got {lam}.")
-        self.candidates = tuple(f"personal_{i}" for i in range(len(lams)))
-        self.trains = ("global", *self.candidates)
         super().__init__(net, lam, **kwargs)
+        self.candidates = tuple(f"personal_{i}" for i in range(len(lams)))
         self.candidate_lams = tuple(lams)
         self.min_validation = min_validation
+        self._fallback = self.candidate_lams.index(lam)
+        candidate = replace(self.models["personal"], evaluated=False, validated=True)
+        self.set_models(
+            {
+                "global": self.models["global"],
+                **dict.fromkeys(self.candidates, candidate),
+                "personal": Model(trained=False, kept=False),
+            }
+        )
+        self.add_state("choice", self._fallback)  # the chosen candidate
 
     def lams(self) -> dict[str, float]:
         """Return λ of each candidate."""
         return dict(zip(self.candidates, self.candidate_lams))
 
-    def states(self) -> dict[str, Tensor]:
-        """Return the candidates, and which of them is chosen: at first that of ``lam``."""
-        return {**super().states(), "choice": self.row("global").data.new_tensor([self._fallback])}
-
-    def begin(self, rows: dict[str, Tensor]) -> None:
+    def begin(self, client: ClientRound) -> None:
         """Make the chosen candidate the personal model."""
-        choice = rows["choice"][:, 0].long()
-        for suffix in ("", "_statistics"):
-            candidates = torch.stack([rows[f"{name}{suffix}"] for name in self.candidates])
-            chosen = torch.arange(len(choice), device=choice.device)
-            rows[f"personal{suffix}"] = candidates[choice, chosen]
+        candidates = [client.models[name] for name in self.candidates]
+        client.models["personal"] = ModelRows.choose(
+            candidates, client.states["choice"][:, 0].long()
+        )
 
-    def validates(self) -> tuple[str, ...]:
-        """Return the candidates."""
-        return self.candidates
-
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor | None:
+    def end_round(self, client: ClientRound) -> Tensor | None:
         """Choose a candidate, and upload w_k − w^t."""
-        losses = torch.stack([rows[f"{name}_loss"] for name in self.candidates], 1)
-        best = losses.nan_to_num(torch.inf).argmin(1, keepdim=True)
-        enough = rows["validation_samples"] >= self.min_validation
-        rows["choice"] = torch.where(enough, best, self._fallback).to(rows["choice"])
-        return super().end_round(rows)
-
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the global model, and the chosen candidate."""
-        return ("global", "personal")
-
-    @property
-    def _fallback(self) -> int:
-        return self.candidate_lams.index(self.lam)
+        best = client.best_by_validation(self.candidates, self._fallback, self.min_validation)
+        client.states["choice"] = best[:, None].to(client.states["choice"])
+        return super().end_round(client)
 
 
 def check_lams(lams: Sequence[float]) -> None:

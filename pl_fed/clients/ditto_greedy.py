@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pl_fed.clients.contract import ClientRound
 from pl_fed.clients.ditto import Ditto
 from pl_fed.clients.ditto_choice import check_lams
 from pl_fed.functional.arguments import check_integers
@@ -63,22 +64,22 @@ class DittoGreedy(Ditto):
         self.candidate_lams = tuple(lams)
         self.min_validation = min_validation
 
-    def begin(self, rows: dict[str, Tensor]) -> None:
-        """Let the steps know the candidates."""
-        rows["lams"] = rows["broadcast"].new_tensor(self.candidate_lams)
+    def begin(self, client: ClientRound) -> None:
+        """Let the steps read the candidates."""
+        client.extra["lams"] = client.samples.new_tensor(self.candidate_lams)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return F_k(w) + F_k(v) + λ/2 ‖v − w^t‖² on the minibatch, and the λ that is taken."""
         lam = self._best_lam(batch)
         pull = lam / 2 * self.squared_distance("personal")
-        loss = self.global_loss(batch) + self.loss(self.personal_model, batch) + pull
+        loss = self.global_loss(batch) + self.loss("personal", batch) + pull
         return {"loss": loss, "lam": lam}
 
     def _best_lam(self, batch: Batch) -> Tensor:
         """Return the λ whose step gives the lowest loss on the client's validation data."""
-        v = {name: each.detach() for name, each in self.parameters_of("personal").items()}
-        gradient = torch.func.grad(lambda at: self.loss_at("personal", at, batch))(v)
-        centre, rate = self.tensors_at("broadcast"), self.kept("personal_lr")[0]
+        v = {name: p.detach() for name, p in self.parameters_of("personal").items()}
+        gradient = self.gradient_at("personal", v, batch)
+        centre, rate = self.tensors("broadcast"), self.read("personal.lr")[0]
         validation, losses = self.validation_batch(batch), []
         if not len(validation.y):
             return torch.full_like(rate, self.lam)
@@ -86,8 +87,8 @@ class DittoGreedy(Ditto):
             for lam in self.candidate_lams:
                 there = {n: v[n] - rate * (gradient[n] + lam * (v[n] - centre[n])) for n in v}
                 losses.append(self.loss_at("personal", there, validation))
-        lams = self.kept("lams")
+        lams = self.read("lams")
         lowest = torch.stack(losses).nan_to_num(torch.inf).argmin()
         best = torch.arange(len(lams), device=lams.device) == lowest
-        enough = self.kept("validation_samples")[0] >= self.min_validation
+        enough = self.read("validation_samples")[0] >= self.min_validation
         return torch.where(enough, torch.where(best, lams, 0).sum(), self.lam)

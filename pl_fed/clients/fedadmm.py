@@ -19,10 +19,10 @@ both as one.
 
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.admm import ADMM
+from pl_fed.clients.contract import ClientRound
 from pl_fed.types import Batch
 
 
@@ -50,22 +50,19 @@ class FedADMM(ADMM):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, rho, weights, **kwargs)
-
-    def states(self) -> dict[str, Tensor]:
-        """Return w_i, π_i (``dual``) and u_i (``sent``)."""
-        start = self.row("global").data
-        return {**super().states(), "dual": torch.zeros_like(start), "sent": start}
+        self.add_state("dual", self.zero_row)  # π_i
+        self.add_state("sent", self.initial_row)  # u_i
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return α_i f_i(w_i) + ⟨π_i, w_i − w^t⟩ + ρ/2 ‖w_i − w^t‖² on the minibatch."""
-        alpha = self.alpha(self.kept("samples")).squeeze()
-        loss = alpha * self.loss(self.personal_model, batch)
-        price = self.inner_product("personal", "dual") - self.kept("dual") @ self.kept("broadcast")
-        return loss + price + self.rho / 2 * self.distance_to_broadcast()
+        loss = self.alpha(self.read("samples")).squeeze() * self.loss("personal", batch)
+        price = self.inner_product("personal", "dual") - self.read("dual") @ self.read("broadcast")
+        return loss + price + self.rho / 2 * self.squared_distance("personal", to="broadcast")
 
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+    def end_round(self, client: ClientRound) -> Tensor:
         """Update π_i, and upload u_i."""
-        w, before = rows["broadcast"], rows["sent"]
-        rows["dual"] = rows["dual"] + self.rho * (rows["personal"] - w)
-        rows["sent"] = rows["personal"] + rows["dual"] / self.rho
-        return self.population.upload(rows["sent"], before, w)
+        w, own = client.broadcast.parameters, client.models["personal"].parameters
+        before = client.states["sent"]
+        dual = client.states["dual"] + self.rho * (own - w)
+        client.states |= {"dual": dual, "sent": own + dual / self.rho}
+        return self.upload_change(client.states["sent"], before, w)

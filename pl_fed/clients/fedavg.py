@@ -4,9 +4,12 @@ H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Agüera y Arcas. "Communic
 learning of deep networks from decentralized data". AISTATS 2017. arXiv 1602.05629.
 """
 
-from torch import Tensor
+from typing import Any
+
+from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import Model
 from pl_fed.types import Batch
 
 
@@ -22,8 +25,9 @@ class FedAvg(Client):
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
     """
 
-    trains = ("global",)
+    def __init__(self, net: nn.Module, **kwargs: Any) -> None:
+        super().__init__(net, models={"global": Model()}, **kwargs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(w) on the minibatch."""
-        return self.loss(self.global_model, batch)
+        return self.loss("global", batch)

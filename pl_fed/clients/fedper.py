@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.functional.rows import RowLayout, trainable_parameters
 from pl_fed.types import Batch
 
@@ -47,37 +48,35 @@ class FedPer(Client):
         (('2',), ('0.weight',))
     """
 
-    trains: tuple[str, ...] = ("personal",)
-
     def __init__(self, net: nn.Module, own: Sequence[str] | None = None, **kwargs: Any) -> None:
-        super().__init__(net, **kwargs)
+        super().__init__(net, models={"personal": Model(kept=False)}, **kwargs)
         self.own = own_parts(net, own)
         self.own_places = places(RowLayout.of_parameters(net), self.own)
         self.own_statistics = places(RowLayout.of_buffers(net), self.own)
+        self.add_state("own", self._initial_own_parts)
 
-    def states(self) -> dict[str, Tensor]:
-        """Return what a client keeps: its own parts only."""
-        return {"own": self.row("personal").data[self.own_places]}
+    def _initial_own_parts(self) -> Tensor:
+        return self.initial_row()[self.own_places]
 
-    def begin(self, rows: dict[str, Tensor]) -> None:
+    def begin(self, client: ClientRound) -> None:
         """Put the client's own parts into the model that the server sent."""
-        rows["personal"][:, self.own_places] = rows["own"]
-        statistics = rows["personal_statistics"]
-        kept = statistics[:, self.own_statistics]
-        statistics[:] = rows["broadcast_statistics"]
-        statistics[:, self.own_statistics] = kept
+        personal = client.models["personal"]
+        personal.parameters[:, self.own_places] = client.states["own"]
+        own_statistics = personal.statistics[:, self.own_statistics]
+        personal.statistics[:] = client.broadcast.statistics
+        personal.statistics[:, self.own_statistics] = own_statistics
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(W_B, W_Pk) on the minibatch."""
-        return self.loss(self.personal_model, batch)
+        return self.loss("personal", batch)
 
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
-        """Keep one's own parts, and send how the others have changed."""
-        rows["own"] = rows["personal"][:, self.own_places]
-        shared = rows["personal_statistics"].clone()
-        shared[:, self.own_statistics] = rows["broadcast_statistics"][self.own_statistics]
-        rows["global_statistics"] = shared
-        upload = rows["personal"] - rows["broadcast"]
+    def end_round(self, client: ClientRound) -> Tensor:
+        """Keep the client's own parts, and send how the others have changed."""
+        personal, broadcast = client.models["personal"], client.broadcast
+        client.states["own"] = personal.parameters[:, self.own_places]
+        client.global_statistics = personal.statistics.clone()
+        client.global_statistics[:, self.own_statistics] = broadcast.statistics[self.own_statistics]
+        upload = personal.parameters - broadcast.parameters
         upload[:, self.own_places] = 0
         return upload
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import Model
 from pl_fed.functional.arguments import check_nonnegative
 from pl_fed.types import Batch
 
@@ -31,13 +32,11 @@ class FedProx(Client):
         ValueError: If ``mu`` is negative or infinite.
     """
 
-    trains = ("global",)
-
     def __init__(self, net: nn.Module, mu: float = 0.01, **kwargs: Any) -> None:
-        super().__init__(net, **kwargs)
+        super().__init__(net, models={"global": Model()}, **kwargs)
         check_nonnegative(mu=mu)
         self.mu = mu
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(w) + μ/2 ‖w − w^t‖² on the minibatch."""
-        return self.loss(self.global_model, batch) + self.mu / 2 * self.squared_distance("global")
+        return self.loss("global", batch) + self.mu / 2 * self.squared_distance("global")

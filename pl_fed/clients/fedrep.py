@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import check_work
-from pl_fed.clients.fedper import FedPer, belongs, own_parts
+from pl_fed.clients.contract import ClientRound, Model
+from pl_fed.clients.fedper import FedPer, belongs
 from pl_fed.data.batches import LocalWork
 from pl_fed.types import Batch
 
@@ -55,7 +56,6 @@ class FedRep(FedPer):
         **kwargs: Any,
     ) -> None:
         check_work(head_steps, head_epochs, prefix="head")
-        self.trains = ("head", "personal") if own_parts(net, own) else ("personal",)
         super().__init__(net, own, **kwargs)
         body = self.local_work
         if head_steps is None and head_epochs is None:
@@ -68,19 +68,26 @@ class FedRep(FedPer):
                 f" {body.steps or body.epochs} {'epochs' if body.steps is None else 'steps'} on"
                 " the body."
             )
-        self.head_work = LocalWork(head_steps, head_epochs or 1)
+        if self.own:
+            head = LocalWork(head_steps, head_epochs or 1)
+            self.set_models(
+                {
+                    "head": Model(kept=False, evaluated=False, work=head),
+                    "personal": Model(kept=False, work=_add_work(head, body)),
+                }
+            )
 
-    def begin(self, rows: dict[str, Tensor]) -> None:
+    def begin(self, client: ClientRound) -> None:
         """Begin with the body that the server sent, and with the head that was kept."""
-        super().begin(rows)
-        if "head" in self.trains:
-            rows["head"][:, self.own_places] = rows["own"]
+        super().begin(client)
+        if self.own:
+            client.models["head"].parameters[:, self.own_places] = client.states["own"]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(φ, h_k), which falls on the head in the first τ steps, then on the body."""
-        if "head" not in self.trains:
-            return self.loss(self.personal_model, batch)
-        turn_of_head = batch_idx < self.kept("head_steps")[0]
+        if not self.own:
+            return self.loss("personal", batch)
+        turn_of_head = batch_idx < self.read("head.steps")[0]
         head, body = self.parameters_of("head"), self.parameters_of("personal")
         at = {
             name: head[name]  # which stands still after its turn
@@ -90,22 +97,16 @@ class FedRep(FedPer):
         }
         return self.loss_at("personal", at, batch)
 
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+    def end_round(self, client: ClientRound) -> Tensor:
         """Keep the head, and send how the body has changed."""
-        if "head" in self.trains:
-            rows["personal"][:, self.own_places] = rows["head"][:, self.own_places]
-        return super().end_round(rows)
+        if self.own:
+            head = client.models["head"].parameters[:, self.own_places]
+            client.models["personal"].parameters[:, self.own_places] = head
+        return super().end_round(client)
 
-    def work(self, model: str) -> LocalWork:
-        """Return τ for the head; the body stands still so long, and takes its own steps then."""
-        if "head" not in self.trains:
-            return self.local_work
-        if model == "head":
-            return self.head_work
-        if self.head_work.steps is None or self.local_work.steps is None:
-            return LocalWork(None, self.head_work.epochs + self.local_work.epochs)
-        return LocalWork(self.head_work.steps + self.local_work.steps)
 
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the personal model: the shared body under the client's head."""
-        return ("personal",)
+def _add_work(head: LocalWork, body: LocalWork) -> LocalWork:
+    """Return the work of the body, which stands still as long as the head is trained."""
+    if head.steps is None or body.steps is None:
+        return LocalWork(None, head.epochs + body.epochs)
+    return LocalWork(head.steps + body.steps)

@@ -32,10 +32,12 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import Model
+from pl_fed.data.client_data import ClientData
 from pl_fed.functional.arguments import check_nonnegative
 from pl_fed.functional.losses import sample_weights
 from pl_fed.functional.tilted import tilted_loss
-from pl_fed.types import Batch
+from pl_fed.types import Batch, Population
 
 
 class FedTilt(Client):
@@ -59,8 +61,6 @@ class FedTilt(Client):
             data has no classes.
     """
 
-    trains = ("global", "personal")
-
     def __init__(
         self,
         net: nn.Module,
@@ -70,25 +70,24 @@ class FedTilt(Client):
         personal_lr: float | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(net, **kwargs)
+        check_nonnegative(mu=mu, personal_lr=personal_lr)
+        models = {"global": Model(), "personal": Model(lr=personal_lr)}
+        super().__init__(net, models=models, **kwargs)
         for name, tilt in (("tau", tau), ("lam", lam)):
             if math.isnan(tilt):
                 raise ValueError(f"Expected argument `{name}` to be a number but got {tilt}.")
-        check_nonnegative(mu=mu, personal_lr=personal_lr)
         self.tau = tau
         self.lam = lam
         self.mu = mu
-        self.personal_lr = personal_lr
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return R_n(w) + R_n(v) + μ/2 ‖v − w^t‖² on the minibatch."""
-        global_loss = self.tilted_loss(self.global_model, batch)
-        personal_loss = self.tilted_loss(self.personal_model, batch)
-        return global_loss + personal_loss + self.mu / 2 * self.distance_to_broadcast()
+        pull = self.mu / 2 * self.squared_distance("personal", to="broadcast")
+        return self.tilted_loss("global", batch) + self.tilted_loss("personal", batch) + pull
 
-    def tilted_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def tilted_loss(self, model: str, batch: Batch) -> Tensor:
         """Return R_n(τ, λ) of a model over the samples of a batch that count."""
-        outputs = model(batch.x)
+        outputs = self.model(model)(batch.x)
         losses = self.sample_losses(outputs, batch.y)
         weights = sample_weights(self.criterion, batch.y)
         weights = torch.ones_like(losses) if weights is None else weights.to(losses.dtype)
@@ -97,15 +96,9 @@ class FedTilt(Client):
             weights = torch.where(batch.mask, weights, 0)
         return tilted_loss(losses, batch.y, outputs.shape[1], self.tau, self.lam, weights)
 
-    def group_options(self, model: str) -> dict[str, Any]:
-        """Give v a learning rate of its own, if it has one."""
-        if model == "personal" and self.personal_lr is not None:
-            return {"lr": self.personal_lr}
-        return {}
-
-    def check(self, federation: Any) -> None:
+    def check(self, data: ClientData, population: Population) -> None:
         """Refuse data whose samples have no class each."""
-        targets = federation.datamodule.clients.y
+        targets = data.y
         if targets.is_floating_point() or targets.dim() != 1:
             raise ValueError(
                 "Expected argument `dataset` to give a class id for each sample, as FedTilt tilts"

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pl_fed.clients.base import check_work
+from pl_fed.clients.contract import Model, Objective
 from pl_fed.clients.pulled import Pulled, Regularizer
 from pl_fed.data.batches import LocalWork
 from pl_fed.functional.arguments import check_nonnegative
@@ -46,8 +47,6 @@ class Finetuning(Pulled):
             negative or counted twice, or ``regularizer`` unknown.
     """
 
-    trains = ("global",)
-
     def __init__(
         self,
         net: nn.Module,
@@ -58,28 +57,21 @@ class Finetuning(Pulled):
         regularizer: Regularizer = "l2",
         **kwargs: Any,
     ) -> None:
-        super().__init__(net, lam, regularizer, **kwargs)
+        models = {"global": Model(), "personal": Model(trained=False, kept=False)}
+        super().__init__(net, models=models, lam=lam, regularizer=regularizer, **kwargs)
         check_nonnegative(finetune_lr=finetune_lr)
-        self.finetune_lr = finetune_lr
-        self.adaptation_work: LocalWork | None = None
         if {finetune_epochs, finetune_steps} != {0, None}:
             check_work(finetune_steps, finetune_epochs, prefix="finetune")
-            self.adaptation_work = LocalWork(finetune_steps, finetune_epochs or 1)
+            work = LocalWork(finetune_steps, finetune_epochs or 1)
+            personal = Model(work=work, lr=finetune_lr)
+            self.adaptation = Objective(
+                self.adaptation_step, {"personal": personal}, self.optimizer
+            )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(w) on the minibatch."""
-        return self.loss(self.global_model, batch)
+        return self.loss("global", batch)
 
     def adaptation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(v) + λ/2 ‖v − w‖² on the minibatch."""
         return self.pulled_loss(batch, {"personal": self.lam})
-
-    def group_options(self, model: str) -> dict[str, Any]:
-        """Give the finetuning a learning rate of its own, if it has one."""
-        if model == "personal" and self.finetune_lr is not None:
-            return {"lr": self.finetune_lr}
-        return {}
-
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the global model, and what it becomes on each client's data."""
-        return ("global", "personal")

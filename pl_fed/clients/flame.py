@@ -38,9 +38,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.clients.admm import ADMM
+from pl_fed.clients.contract import ClientRound, Model, ModelRows
+from pl_fed.data.client_data import ClientData
 from pl_fed.functional.arguments import check_choice, check_finite, check_positive
-from pl_fed.functional.rows import copy_trainable
-from pl_fed.types import Batch
+from pl_fed.types import Batch, Population
 
 
 class FLAME(ADMM):
@@ -75,7 +76,7 @@ class FLAME(ADMM):
 
     Example:
         >>> from pl_fed.models import LogisticRegression
-        >>> FLAME(LogisticRegression(4, 2), lam=1.0, rho=0.1).evaluates()
+        >>> FLAME(LogisticRegression(4, 2), lam=1.0, rho=0.1).evaluated
         ('global', 'personal')
     """
 
@@ -107,30 +108,31 @@ class FLAME(ADMM):
         self.decay = decay
         self.smoothness = smoothness
         self.lagged_global = lagged_global
+        self.add_state("local", self.initial_row)  # w_i
+        self.add_state("dual", self.zero_row)  # π_i
+        if tolerance is not None:
+            self.add_state("epsilon", tolerance)  # ε_i
         if lagged_global:
-            self.models = (*self.models, "lagged_global")
-            self.add_module("lagged_global_model", copy_trainable(net))
+            lagged = Model(trained=False, kept=False)
+            self.set_models(
+                {
+                    "global": self.models["global"],
+                    "lagged_global": lagged,
+                    "personal": self.models["personal"],
+                }
+            )
+            self.add_server_state("lagged", self.initial_row)  # w^t of the round before
 
-    def states(self) -> dict[str, Tensor]:
-        """Return θ_i, w_i (``local``), π_i (``dual``); ε_i (``tolerance``) if there is one."""
-        start = self.row("global").data
-        states = {**super().states(), "local": start, "dual": torch.zeros_like(start)}
-        if self.tolerance is not None:
-            states["tolerance"] = start.new_full((1,), self.tolerance)
-        return states
-
-    def server_states(self) -> dict[str, Tensor]:
-        """Return the global model of the round before, if it is evaluated."""
-        return {"lagged": self.row("global").data} if self.lagged_global else {}
-
-    def begin(self, rows: dict[str, Tensor]) -> None:
+    def begin(self, client: ClientRound) -> None:
         """Fill in the global model of the round before."""
         if self.lagged_global:
-            rows["lagged_global"] = rows["lagged"].expand_as(rows["personal"])
+            lagged = client.server_states["lagged"].expand(len(client), -1)
+            statistics = client.models["lagged_global"].statistics
+            client.models["lagged_global"] = ModelRows(lagged, statistics)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return f_i(θ_i) + λ/2 ‖θ_i − w_i‖² on the minibatch."""
-        loss = self.loss(self.personal_model, batch)
+        loss = self.loss("personal", batch)
         loss = loss + self.lam / 2 * self.squared_distance("personal", self.centre)
         if self.tolerance is None:
             return loss
@@ -141,56 +143,56 @@ class FLAME(ADMM):
     def _solved(self, batch: Batch) -> Tensor:
         """Return whether (17) holds, a bool scalar."""
         at = {name: p.detach() for name, p in self.parameters_of("personal").items()}
-        slopes = torch.func.grad(lambda at: self.loss_at("personal", at, batch))(at)
-        centre = self.tensors_at(self.centre)
+        slopes = self.gradient_at("personal", at, batch)
+        centre = self.tensors(self.centre)
         gradients = [slopes[name] + self.lam * (at[name] - centre[name]) for name in at]
         square = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
-        alpha, tolerance = self.alpha(self.kept("samples")), self.kept("tolerance")
+        alpha, tolerance = self.alpha(self.read("samples")), self.read("epsilon")
         return (alpha.square() * square <= self.decay * tolerance).squeeze()
 
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+    def end_round(self, client: ClientRound) -> Tensor:
         """Update w_i and π_i, and upload u_i."""
-        w = rows["broadcast"]
+        w, theta = client.broadcast.parameters, client.models["personal"].parameters
         if self.tolerance is not None:
-            rows["tolerance"] = self.decay * rows["tolerance"]
+            client.states["epsilon"] = self.decay * client.states["epsilon"]
         if self.lagged_global:
-            rows["lagged"] = w.expand_as(rows["personal"])
-        return self.closed_forms(rows, rows["personal"], w, self.lam * self.alpha(rows["samples"]))
+            client.proposals["lagged"] = w.expand_as(theta)
+        stiffness = self.lam * self.alpha(client.samples)
+        return self.update_in_closed_form(client, theta, w, stiffness)
 
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the global, the personal, and perhaps the lagged global model."""
-        return ("global", *(["lagged_global"] if self.lagged_global else []), "personal")
-
-    def build_optimizer(self, leaves: Any) -> torch.optim.Optimizer:
-        """Build the local optimizer, which must leave a model alone that has no gradient.
+    def check(self, data: ClientData, population: Population) -> None:
+        """Refuse an optimizer that a tolerance cannot stop; warn of what Theorem 1 does not allow.
 
         Raises:
-            ValueError: If there is a tolerance, and it does not.
+            ValueError: If there is a tolerance, and the optimizer moves a model without a gradient.
         """
-        optimizer = super().build_optimizer(leaves)
+        if self.tolerance is not None:
+            self._check_stands_still()
+        if self.smoothness is not None:
+            self._check_theorem(data.train.sizes, self.smoothness)
+
+    def _check_stands_still(self) -> None:
+        """Refuse a local optimizer that moves a model which has no gradient."""
+        optimizer = self.objective.build_optimizer(self.trained_parameters)
         options = optimizer.param_groups[0]
         still = type(optimizer) is torch.optim.SGD
         still = still and not options["momentum"] and not options["weight_decay"]
-        if self.tolerance is not None and not still:
+        if not still:
             raise ValueError(
                 "Expected argument `optimizer` to build torch.optim.SGD without momentum and weight"
                 " decay, as a model is to stand still when `tolerance` is reached, but got"
                 f" {type(optimizer).__name__} with momentum {options.get('momentum', 'of its own')}"
                 f" and weight decay {options.get('weight_decay', 'of its own')}."
             )
-        return optimizer
 
-    def check(self, federation: Any) -> None:
-        """Warn of what Theorem 1 does not allow."""
-        if self.smoothness is None:
-            return
-        sizes = federation.datamodule.clients.train.sizes.unique().double()
-        for alpha in self.alpha(sizes).unique().tolist():
-            violated = violated_conditions(self.lam, self.rho, alpha, self.smoothness)
+    def _check_theorem(self, sizes: Tensor, smoothness: float) -> None:
+        """Warn once of conditions of Theorem 1 that do not hold for clients of some size."""
+        for alpha in self.alpha(sizes.unique().double()).unique().tolist():
+            violated = violated_conditions(self.lam, self.rho, alpha, smoothness)
             if violated:
                 rank_zero_warn(
                     f"Theorem 1 does not cover FLAME with lam = {self.lam:g}, rho = {self.rho:g},"
-                    f" alpha = {alpha:g} and smoothness = {self.smoothness:g}: it asks for"
+                    f" alpha = {alpha:g} and smoothness = {smoothness:g}: it asks for"
                     f" {', and for '.join(violated)}."
                 )
                 return

@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.functional.arguments import check_nonnegative
 from pl_fed.types import Batch
 
@@ -44,30 +45,28 @@ class L2SGD(Client):
         ValueError: If ``lam`` is negative or infinite.
     """
 
-    trains = ("personal",)
-    keeps_mean = True
+    mean_of = "clients"
 
     def __init__(self, net: nn.Module, lam: float = 1.0, **kwargs: Any) -> None:
-        super().__init__(net, **kwargs)
+        models = {"global": Model(trained=False), "personal": Model()}
+        super().__init__(net, models=models, **kwargs)
         check_nonnegative(lam=lam)
         self.lam = lam
 
-    def begin(self, rows: dict[str, Tensor]) -> None:
+    def begin(self, client: ClientRound) -> None:
         """Take the step on the penalty, before a round: x_i ← (1 − β) x_i + β x̄."""
-        if "personal_steps" not in rows:  # an evaluation
+        if not client.steps:  # an evaluation
             return
-        beta = (self.lam * rows["personal_lr"] * rows["personal_steps"]).clamp(max=1)
-        rows["before"] = rows["personal"]
-        rows["personal"] = rows["personal"] + beta * (rows["broadcast"] - rows["personal"])
+        own = client.models["personal"].parameters
+        beta = (self.lam * client.lr["personal"] * client.steps["personal"]).clamp(max=1)
+        client.extra["before"] = own
+        client.models["personal"].parameters = own + beta * (client.broadcast.parameters - own)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return f_i(x_i) on the minibatch."""
-        return self.loss(self.personal_model, batch)
+        return self.loss("personal", batch)
 
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
-        """Send what the mean over the cohort turns into the change of the mean over all clients."""
-        return self.population.upload(rows["personal"], rows["before"], rows["broadcast"])
-
-    def evaluates(self) -> tuple[str, ...]:
-        """Return both: the mean, and the client's own."""
-        return ("global", "personal")
+    def end_round(self, client: ClientRound) -> Tensor:
+        """Send by how much the client moves the mean over all clients."""
+        own, before = client.models["personal"].parameters, client.extra["before"]
+        return self.upload_change(own, before, client.broadcast.parameters)

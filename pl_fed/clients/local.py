@@ -1,8 +1,11 @@
 """Local training: every client for itself."""
 
-from torch import Tensor
+from typing import Any
+
+from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import Model
 from pl_fed.types import Batch
 
 
@@ -17,8 +20,9 @@ class Local(Client):
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
     """
 
-    trains = ("personal",)
+    def __init__(self, net: nn.Module, **kwargs: Any) -> None:
+        super().__init__(net, models={"personal": Model()}, **kwargs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(v_k) on the minibatch."""
-        return self.loss(self.personal_model, batch)
+        return self.loss("personal", batch)

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.admm import ADMM
+from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.functional.arguments import check_integers, check_positive
 from pl_fed.functional.projection import SparseProjection
 from pl_fed.types import Batch
@@ -74,31 +75,30 @@ class LpProj(ADMM):
             )
         self.lam = lam
         self.projection = SparseProjection(numel, dimensions, projection_seed)
+        self.set_models({"personal": Model()})  # the global model is not evaluated
+        self.add_state("local", self._project_initial_row)  # w_i
+        self.add_state("dual", torch.zeros(dimensions))  # π_i
 
-    def states(self) -> dict[str, Tensor]:
-        """Return θ_i, w_i (``local``) and π_i (``dual``), the last two of few numbers."""
-        start = self.row("global").data
-        local = self.projection(start)
-        return {**super().states(), "local": local, "dual": torch.zeros_like(local)}
+    def _project_initial_row(self) -> Tensor:
+        row: Tensor = self.projection(self.initial_row())
+        return row
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return f_i(θ_i) + λ/2 ‖P θ_i − w_i‖² on the minibatch."""
         live = self.parameters_of("personal")
         still = {name: p.detach() for name, p in live.items()}
         theta = torch.cat([p.flatten() for p in still.values()])
-        apart: Tensor = self.projection(theta) - self.kept("local")
+        apart: Tensor = self.projection(theta) - self.read("local")
         # Pᵀ (P θ − w_i), by hand: autograd's way back through a gather would add up one by one
         slope = self.row("personal").layout.views(self.projection.lifted(apart))
         moved = torch.stack([(slope[n] * (live[n] - still[n])).sum() for n in live]).sum()
-        return self.loss(self.personal_model, batch) + self.lam * (apart.square().sum() / 2 + moved)
+        return self.loss("personal", batch) + self.lam * (apart.square().sum() / 2 + moved)
 
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+    def end_round(self, client: ClientRound) -> Tensor:
         """Update w_i and π_i, and upload u_i, all of few numbers until they are sent."""
-        theta, w = self.projection(rows["personal"]), self.projection(rows["broadcast"])
-        stiffness = self.lam * self.alpha(rows["samples"])
-        change: Tensor = self.projection.lifted(self.closed_forms(rows, theta, w, stiffness))
-        return change
-
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the personal model alone."""
-        return self.trains
+        theta = self.projection(client.models["personal"].parameters)
+        w = self.projection(client.broadcast.parameters)
+        stiffness = self.lam * self.alpha(client.samples)
+        change = self.update_in_closed_form(client, theta, w, stiffness)
+        upload: Tensor = self.projection.lifted(change)
+        return upload

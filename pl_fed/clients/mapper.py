@@ -21,10 +21,10 @@ and takes a single step on w.)
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, Model, ModelRows
 from pl_fed.functional.arguments import check_instances
 from pl_fed.types import Batch
 
@@ -55,60 +55,51 @@ class Mapper(Client):
             )
         self.mixtures = tuple(f"personal_{i}" for i in range(len(lams)))
         self.centrals = tuple(f"central_{i}" for i in range(len(lams)))
-        self.trains = (*self.mixtures, *self.centrals)
-        super().__init__(net, **kwargs)
+        mixture = Model(kept=False, evaluated=False, validated=True)
+        models = {
+            "global": Model(trained=False),
+            **dict.fromkeys(self.mixtures, mixture),
+            **dict.fromkeys(self.centrals, Model(kept=False, evaluated=False)),
+            "personal": Model(trained=False, kept=False),
+        }
+        super().__init__(net, models=models, **kwargs)
         self.lams = tuple(lams)
+        self.add_state("local", self.initial_row)  # v_k
+        self.add_state("choice", len(lams) // 2)  # the position of the chosen λ
 
-    def states(self) -> dict[str, Tensor]:
-        """Return v_k, and which λ is chosen: at first the middle one."""
-        row = self.row("global").data
-        return {"local": row, "choice": row.new_tensor([len(self.lams) // 2])}
-
-    def begin(self, rows: dict[str, Tensor]) -> None:
-        """Mix the candidates, and the personal model; each w begins at w^t, statistics and all."""
-        v, w = rows["local"], rows["broadcast"]
+    def begin(self, client: ClientRound) -> None:
+        """Mix the candidates and the personal model; each w begins at w^t with its statistics."""
+        v, w = client.states["local"], client.broadcast.parameters
         for name, lam in zip(self.mixtures, self.lams):
-            rows[name] = lam * v + (1 - lam) * w
+            client.models[name].parameters = lam * v + (1 - lam) * w
         for name in self.centrals:
-            rows[f"{name}_statistics"][:] = rows["broadcast_statistics"]
-        rows["personal"] = self._chosen(rows, self.mixtures)
-        statistics = [f"{name}_statistics" for name in self.mixtures]
-        rows["personal_statistics"] = self._chosen(rows, statistics)
+            client.models[name].statistics[:] = client.broadcast.statistics
+        client.models["personal"] = self._choose(client, self.mixtures)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return Σ over λ of λ² f_k(u) + f_k(u + (1 − λ)(w − w^t)), where the second moves w."""
-        centre = self.tensors_at("broadcast")
+        centre = self.tensors("broadcast")
         losses = []
         for mixture, central, lam in zip(self.mixtures, self.centrals, self.lams):
             u, w = self.parameters_of(mixture), self.parameters_of(central)
             there = {n: u[n].detach() + (1 - lam) * (w[n] - centre[n]) for n in u}
-            losses.append(lam**2 * self.loss(self.model(mixture), batch))
+            losses.append(lam**2 * self.loss(mixture, batch))
             losses.append(self.loss_at(central, there, batch))
         return sum(losses[1:], losses[0])
 
-    def validates(self) -> tuple[str, ...]:
-        """Return the mixtures."""
-        return self.mixtures
-
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor | None:
+    def end_round(self, client: ClientRound) -> Tensor | None:
         """Choose λ, keep its v, and upload the change of its w."""
-        w = rows["broadcast"]
-        losses = torch.stack([rows[f"{name}_loss"] for name in self.mixtures], 1)
-        best = losses.nan_to_num(torch.inf).argmin(1, keepdim=True)
-        some = rows["validation_samples"] > 0
-        rows["choice"] = torch.where(some, best, len(self.lams) // 2).to(rows["choice"])
-        lam = w.new_tensor(self.lams)[rows["choice"].long()]
-        rows["local"] = (self._chosen(rows, self.mixtures) - (1 - lam) * w) / lam
-        statistics = [f"{name}_statistics" for name in self.centrals]
-        rows["global_statistics"] = self._chosen(rows, statistics)
-        return self._chosen(rows, self.centrals) - w
+        w = client.broadcast.parameters
+        best = client.best_by_validation(self.mixtures, otherwise=len(self.lams) // 2)
+        client.states["choice"] = best[:, None].to(client.states["choice"])
+        lam = w.new_tensor(self.lams)[best[:, None]]
+        mixture = self._choose(client, self.mixtures).parameters
+        client.states["local"] = (mixture - (1 - lam) * w) / lam
+        central = self._choose(client, self.centrals)
+        client.global_statistics = central.statistics
+        return central.parameters - w
 
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the global model, and the mixtures that are chosen."""
-        return ("global", "personal")
-
-    def _chosen(self, rows: dict[str, Tensor], names: Sequence[str]) -> Tensor:
-        """Return each client's chosen one of several rows, [clients, length]."""
-        choice = rows["choice"][:, 0].long()
-        clients = torch.arange(len(choice), device=choice.device)
-        return torch.stack([rows[name] for name in names])[choice, clients]
+    def _choose(self, client: ClientRound, names: Sequence[str]) -> ModelRows:
+        """Return each client's chosen one of several models."""
+        choice = client.states["choice"][:, 0].long()
+        return ModelRows.choose([client.models[name] for name in names], choice)

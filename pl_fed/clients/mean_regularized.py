@@ -14,6 +14,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.functional.arguments import check_choice, check_nonnegative
 from pl_fed.types import Batch
 
@@ -35,8 +36,6 @@ class MeanRegularized(Client):
         ValueError: If ``lam`` is negative or infinite, or ``mean`` is neither.
     """
 
-    trains = ("personal",)
-
     def __init__(
         self,
         net: nn.Module,
@@ -44,29 +43,26 @@ class MeanRegularized(Client):
         mean: Literal["clients", "cohort"] = "clients",
         **kwargs: Any,
     ) -> None:
-        super().__init__(net, **kwargs)
+        models = {"global": Model(trained=False), "personal": Model()}
+        super().__init__(net, models=models, **kwargs)
         check_nonnegative(lam=lam)
         check_choice(("clients", "cohort"), mean=mean)
         self.lam = lam
-        self.mean = mean
-        self.keeps_mean = mean == "clients"
+        self.mean_of = mean
 
-    def begin(self, rows: dict[str, Tensor]) -> None:
+    def begin(self, client: ClientRound) -> None:
         """Remember the model that the client has begun with."""
-        if self.mean == "clients":
-            rows["before"] = rows["personal"].clone()
+        if self.mean_of == "clients":
+            client.extra["before"] = client.models["personal"].parameters.clone()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return f_i(θ_i) + λ/2 ‖θ_i − w^t‖² on the minibatch."""
-        loss = self.loss(self.personal_model, batch)
-        return loss + self.lam / 2 * self.distance_to_broadcast()
+        pull = self.lam / 2 * self.squared_distance("personal", to="broadcast")
+        return self.loss("personal", batch) + pull
 
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+    def end_round(self, client: ClientRound) -> Tensor:
         """Send θ_i − w^t; or by how much the client moves the mean over all."""
-        if self.mean == "cohort":
-            return rows["personal"] - rows["broadcast"]
-        return self.population.upload(rows["personal"], rows["before"], rows["broadcast"])
-
-    def evaluates(self) -> tuple[str, ...]:
-        """Return both: the mean, and the client's own."""
-        return ("global", "personal")
+        own, broadcast = client.models["personal"].parameters, client.broadcast.parameters
+        if self.mean_of == "cohort":
+            return own - broadcast
+        return self.upload_change(own, client.extra["before"], broadcast)

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.types import Batch
 
 
@@ -56,9 +57,8 @@ class Mocha(Client):
         ValueError: If an argument is out of range; and before training, if m · d is.
     """
 
-    trains = ("personal",)
-    keeps_mean = True
-    sends_changes = True
+    mean_of = "clients"
+    uploads_changes = True
 
     def __init__(
         self,
@@ -70,7 +70,9 @@ class Mocha(Client):
         max_numbers: int = 1_000_000,
         **kwargs: Any,
     ) -> None:
-        super().__init__(net, **kwargs)
+        models = {"global": Model(trained=False), "personal": Model(kept=False)}
+        super().__init__(net, models=models, **kwargs)
+        self.add_server_state("models", self._repeat_initial_row)  # W, one model behind the other
         for name, value, least in (("lam", lam, 0), ("decay", decay, 0), ("sigma", sigma, 1)):
             if not least <= value < math.inf:
                 raise ValueError(
@@ -87,58 +89,53 @@ class Mocha(Client):
         self.sigma = sigma
         self.max_numbers = max_numbers
 
-    def states(self) -> dict[str, Tensor]:
-        """Return nothing: the models are with the server."""
-        return {}
-
-    def server_states(self) -> dict[str, Tensor]:
-        """Return W, one model behind the other.
+    def _repeat_initial_row(self) -> Tensor:
+        """Return W before the first round.
 
         Raises:
             ValueError: If there are more clients and parameters than the server is to keep.
         """
-        clients, row = self.population.clients, self.row("global").data
+        clients, row = self.population.clients, self.initial_row()
         if clients * len(row) > self.max_numbers:
             raise ValueError(
                 f"Expected argument `max_numbers` ({self.max_numbers}) to be at least the number of"
                 f" clients times that of parameters but got {clients} times {len(row)}: the server"
                 " keeps all models, so Mocha is for small nets, as convex ones are."
             )
-        return {"models": row.repeat(clients)}
+        return row.repeat(clients)
 
-    def begin(self, rows: dict[str, Tensor]) -> None:
-        """Take the clients' models out of W, and find what they are pulled to, and how hard."""
-        models = rows["models"].view(self.population.clients, -1)
-        clients = rows["client"][:, 0]
-        rows["personal"] = models[clients]
-        if "personal_steps" not in rows:  # an evaluation
+    def begin(self, client: ClientRound) -> None:
+        """Take the clients' models out of W, and compute their pull: its centre and strength."""
+        models = self._all_models(client)
+        client.models["personal"].parameters = models[client.ids]
+        if not client.steps:  # an evaluation
             return
-        relation = relations(models, self.epsilon)[clients]
-        strength = relation.gather(1, clients[:, None])
-        rows["strength"] = self.sigma * strength
-        rows["centre"] = models[clients] - relation @ models / rows["strength"]
+        relation = relations(models, self.epsilon)[client.ids]
+        strength = self.sigma * relation.gather(1, client.ids[:, None])
+        centre = models[client.ids] - relation @ models / strength
+        client.extra |= {"strength": strength, "centre": centre}
+
+    def _all_models(self, client: ClientRound) -> Tensor:
+        """Return Wᵀ, [m, d]."""
+        return client.server_states["models"].view(self.population.clients, -1)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(v) + σ′λ₁Ω_kk/2 ‖v − c_k‖² + λ₂/2 ‖v‖² on the minibatch."""
-        loss = self.loss(self.personal_model, batch)
-        pull = self.lam / 2 * self.kept("strength")[0] * self.squared_distance("personal", "centre")
+        loss = self.loss("personal", batch)
+        pull = self.lam / 2 * self.read("strength")[0] * self.squared_distance("personal", "centre")
         norm = sum(p.square().sum() for p in self.parameters_of("personal").values())
         return loss + pull + self.decay / 2 * norm
 
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+    def end_round(self, client: ClientRound) -> Tensor:
         """Send |S| / m of the model's change, so that the mean of the cohort's moves that of W."""
-        models = rows["models"].view(self.population.clients, -1)
-        return self.population.share * (rows["personal"] - models[rows["client"][:, 0]])
+        before = self._all_models(client)[client.ids]
+        return self.population.share * (client.models["personal"].parameters - before)
 
     def receive(self, clients: Tensor, uploads: Tensor) -> dict[str, Tensor]:
         """Renew the models of those whose uploads came."""
         change = uploads.new_zeros(self.population.clients, uploads.shape[1])
         change[clients] = uploads / self.population.share
         return {"models": change.flatten()}
-
-    def evaluates(self) -> tuple[str, ...]:
-        """Return both: the mean, and the client's own."""
-        return ("global", "personal")
 
 
 def relations(models: Tensor, epsilon: float) -> Tensor:

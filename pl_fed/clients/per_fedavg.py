@@ -15,12 +15,14 @@ whatever the local optimizer is.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import Model, Objective
 from pl_fed.data.batches import LocalWork
 from pl_fed.functional.arguments import (
     check_choice,
@@ -54,8 +56,6 @@ class PerFedAvg(Client):
         ValueError: If an argument is out of range, or the net has running statistics.
     """
 
-    trains = ("global",)
-
     def __init__(
         self,
         net: nn.Module,
@@ -65,7 +65,8 @@ class PerFedAvg(Client):
         adaptation_steps: int = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(net, **kwargs)
+        models = {"global": Model(), "personal": Model(trained=False, kept=False)}
+        super().__init__(net, models=models, **kwargs)
         check_nonnegative(adaptation_lr=adaptation_lr)
         check_positive(difference=difference)
         check_integers(1, adaptation_steps=adaptation_steps)
@@ -76,15 +77,19 @@ class PerFedAvg(Client):
         self.adaptation_lr = adaptation_lr
         self.hessian = hessian
         self.difference = difference
-        self.adaptation_work: LocalWork | None = LocalWork(steps=adaptation_steps)
+        self.adaptation = Objective(
+            self.adaptation_step,
+            {"personal": Model(work=LocalWork(steps=adaptation_steps))},
+            partial(torch.optim.SGD, lr=adaptation_lr),
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return f_k(w̃; D′), with the gradient (I − α ∇²f_k(w; D″)) ∇f_k(w̃; D′)."""
         outer, inner, third = (_part(batch, i) for i in range(3))
         live = self.parameters_of("global")
         w = {name: parameter.detach() for name, parameter in live.items()}
-        adapted = _moved(w, self._gradient(w, inner), -self.adaptation_lr)
-        direction = self._gradient(adapted, outer)
+        adapted = _moved(w, self.gradient_at("global", w, inner), -self.adaptation_lr)
+        direction = self.gradient_at("global", adapted, outer)
         if self.hessian != "none":
             product = self._hessian_product(w, direction, third)
             direction = _moved(direction, product, -self.adaptation_lr)
@@ -94,30 +99,19 @@ class PerFedAvg(Client):
 
     def adaptation_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return f_k(v) on the minibatch."""
-        return self.loss(self.personal_model, batch)
-
-    def adapter(self) -> Client:
-        """Return the client that takes the step on its own data: w − α ∇f_k(w)."""
-        adapter, lr = super().adapter(), self.adaptation_lr
-        adapter.optimizer = lambda parameters: torch.optim.SGD(parameters, lr=lr)
-        return adapter
-
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the global model, and what it becomes on each client's data."""
-        return ("global", "personal")
-
-    def _gradient(self, at: Tensors, batch: Batch) -> Tensors:
-        found: Tensors = torch.func.grad(lambda at: self.loss_at("global", at, batch))(at)
-        return found
+        return self.loss("personal", batch)
 
     def _hessian_product(self, w: Tensors, u: Tensors, batch: Batch) -> Tensors:
         """Return ∇²f_k(w) u on a batch."""
         if self.hessian == "exact":
-            found: Tensors = torch.func.grad(lambda at: _dot(self._gradient(at, batch), u))(w)
+            found: Tensors = torch.func.grad(
+                lambda at: _dot(self.gradient_at("global", at, batch), u)
+            )(w)
             return found
         with full_precision(batch.y.device):  # bfloat16 would tell few of the points apart
             ahead, behind = (
-                self._gradient(_moved(w, u, sign * self.difference), batch) for sign in (1, -1)
+                self.gradient_at("global", _moved(w, u, sign * self.difference), batch)
+                for sign in (1, -1)
             )
         return {name: (ahead[name] - behind[name]) / (2 * self.difference) for name in w}
 

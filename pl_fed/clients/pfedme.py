@@ -16,16 +16,17 @@ Departs from the paper: clients outside of the cohort do not train, as what they
 never sent. See :class:`~pl_fed.clients.PFedMeEpochs` for pFedMe as FLAME's paper compares with it.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import Model
+from pl_fed.data.client_data import ClientData
 from pl_fed.functional.arguments import check_integers, check_positive
 from pl_fed.functional.losses import squared_distance
-from pl_fed.types import Batch
+from pl_fed.types import Batch, Population
 
 
 class PFedMe(Client):
@@ -47,8 +48,6 @@ class PFedMe(Client):
             statistics (BatchNorm).
     """
 
-    trains = ("global", "personal")
-
     def __init__(
         self,
         net: nn.Module,
@@ -57,7 +56,13 @@ class PFedMe(Client):
         personal_lr: float = 0.01,
         **kwargs: Any,
     ) -> None:
-        super().__init__(net, **kwargs)
+        decays_in_steps = {"weight_decay": 0.0}  # it is part of f_i, in the K steps
+        exactly = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, **decays_in_steps}
+        models = {
+            "global": Model(options=decays_in_steps),
+            "personal": Model(lr=1.0, options=exactly),  # goes where its K steps lead
+        }
+        super().__init__(net, models=models, **kwargs)
         check_positive(lam=lam, personal_lr=personal_lr)
         check_integers(1, personal_steps=personal_steps)
         self.refuse_running_statistics("a local round goes through several points")
@@ -71,9 +76,19 @@ class PFedMe(Client):
         self.personal_lr = personal_lr
         self.weight_decay = 0.0  # of the local optimizer: known from `check` on
 
-    def check(self, federation: Any) -> None:
-        """Learn what is a part of f_i by the optimizer."""
-        self.weight_decay = float(self.build_optimizer(self.leaves).defaults["weight_decay"])
+    def check(self, data: ClientData, population: Population) -> None:
+        """Read the weight decay off the optimizer, which must be SGD.
+
+        Raises:
+            ValueError: If it is not.
+        """
+        optimizer = self.objective.build_optimizer(self.trained_parameters)
+        if type(optimizer) is not torch.optim.SGD:
+            raise ValueError(
+                "Expected argument `optimizer` to build torch.optim.SGD but got"
+                f" {type(optimizer).__name__}."
+            )
+        self.weight_decay = float(optimizer.defaults["weight_decay"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Take K steps on θ_i, and return what a step on w_i descends, λ/2 ‖w_i − θ_i‖².
@@ -84,11 +99,10 @@ class PFedMe(Client):
         w, live = self.parameters_of("global"), self.parameters_of("personal")
         centre = {name: p.detach() for name, p in w.items()}
         before = {name: p.detach() for name, p in live.items()}
-        gradient = torch.func.grad(lambda at: self.loss_at("personal", at, batch))
         first = torch.as_tensor(batch_idx, device=self.row("global").data.device) == 0
         theta = {name: torch.where(first, centre[name], before[name]) for name in live}
         for _ in range(self.personal_steps):
-            slope = gradient(theta)
+            slope = self.gradient_at("personal", theta, batch)
             theta = {
                 name: at
                 - self.personal_lr
@@ -100,22 +114,3 @@ class PFedMe(Client):
         moves = [((live[n] - before[n]) * (before[n] - p)).sum() for n, p in zip(live, there)]
         value = self.loss_at("personal", dict(zip(theta, there)), batch).detach()
         return {"loss": value + pull + torch.stack(moves).sum()}
-
-    def group_options(self, model: str) -> dict[str, Any]:
-        """Let θ_i go where its K steps lead, in which it decays."""
-        exactly = {"lr": 1.0, "momentum": 0.0, "dampening": 0.0, "nesterov": False}
-        return {"weight_decay": 0.0} | (exactly if model == "personal" else {})
-
-    def build_optimizer(self, leaves: Mapping[str, list[Tensor]]) -> torch.optim.Optimizer:
-        """Build the local optimizer.
-
-        Raises:
-            ValueError: If it is not SGD.
-        """
-        optimizer = super().build_optimizer(leaves)
-        if type(optimizer) is not torch.optim.SGD:
-            raise ValueError(
-                "Expected argument `optimizer` to build torch.optim.SGD but got"
-                f" {type(optimizer).__name__}."
-            )
-        return optimizer

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.functional.arguments import check_positive
 from pl_fed.types import Batch
 
@@ -36,23 +37,19 @@ class PFedMeEpochs(Client):
         ValueError: If ``lam`` or ``eta`` is not positive.
     """
 
-    trains = ("personal",)
-
     def __init__(self, net: nn.Module, lam: float = 1.0, eta: float = 0.1, **kwargs: Any) -> None:
-        super().__init__(net, **kwargs)
+        models = {"global": Model(trained=False), "personal": Model()}
+        super().__init__(net, models=models, **kwargs)
         check_positive(lam=lam, eta=eta)
         self.lam = lam
         self.eta = eta
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return f_i(θ_i) + λ/2 ‖θ_i − w^t‖² on the minibatch."""
-        loss = self.loss(self.personal_model, batch)
-        return loss + self.lam / 2 * self.distance_to_broadcast()
+        pull = self.lam / 2 * self.squared_distance("personal", to="broadcast")
+        return self.loss("personal", batch) + pull
 
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+    def end_round(self, client: ClientRound) -> Tensor:
         """Upload w_i − w^t = η λ (θ_i − w^t)."""
-        return self.eta * self.lam * (rows["personal"] - rows["broadcast"])
-
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the global model too, although no local step trains it."""
-        return ("global", "personal")
+        apart = client.models["personal"].parameters - client.broadcast.parameters
+        return self.eta * self.lam * apart

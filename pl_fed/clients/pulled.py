@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import Model
+from pl_fed.data.client_data import ClientData
 from pl_fed.functional.arguments import check_choice, check_nonnegative
 from pl_fed.functional.calls import functional_call
 from pl_fed.functional.divergences import (
@@ -24,7 +26,7 @@ from pl_fed.functional.divergences import (
 )
 from pl_fed.functional.losses import sample_weights
 from pl_fed.functional.modes import evaluation_mode
-from pl_fed.types import Batch
+from pl_fed.types import Batch, Population
 
 Regularizer = Literal["l2", "fisher", "kl"]
 
@@ -34,6 +36,7 @@ class Pulled(Client, ABC):
 
     Args:
         net: See :class:`Client`, as for all that is not named here.
+        models: The algorithm's models.
         lam: λ >= 0, the strength of the pull.
         regularizer: R: ``"l2"`` is ‖v − w^t‖²; ``"fisher"`` weighs the squares of the differences
             by the diagonal of the empirical Fisher information at w^t, the mean over the minibatch
@@ -48,18 +51,22 @@ class Pulled(Client, ABC):
     """
 
     def __init__(
-        self, net: nn.Module, lam: float = 1.0, regularizer: Regularizer = "l2", **kwargs: Any
+        self,
+        net: nn.Module,
+        models: Mapping[str, Model],
+        lam: float = 1.0,
+        regularizer: Regularizer = "l2",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(net, **kwargs)
+        super().__init__(net, models=models, **kwargs)
         check_nonnegative(lam=lam)
         check_choice(get_args(Regularizer), regularizer=regularizer)
         self.lam = lam
         self.regularizer = regularizer
 
-    def check(self, federation: Any) -> None:
+    def check(self, data: ClientData, population: Population) -> None:
         """Refuse a divergence of classes where there are none, and nets without Fisher weights."""
-        super().check(federation)
-        data = federation.datamodule.clients
+        super().check(data, population)
         if self.regularizer == "fisher":
             self._check_by_sample(data.x[:2])
         targets = data.y
@@ -92,22 +99,22 @@ class Pulled(Client, ABC):
             batch: See :meth:`training_step`.
             lams: λ of each of the models, by name.
         """
-        centre = self._of_the_centre(batch)
+        centre = self._describe_centre(batch)
         losses = []
         for model, lam in lams.items():
             outputs = self.model(model)(batch.x)
             pull = self._distance(model, outputs, centre, batch)
-            losses.append(self._mean_loss(outputs, batch) + lam / 2 * pull)
+            losses.append(self.mean_loss(outputs, batch) + lam / 2 * pull)
         return sum(losses[1:], losses[0])
 
-    def _of_the_centre(self, batch: Batch) -> Any:
+    def _describe_centre(self, batch: Batch) -> Any:
         """Return what R needs of w^t: the same for all that is pulled to it."""
         if self.regularizer == "l2":
             return None
-        net, centre = self.model("global"), self.tensors_at("broadcast")
+        net, centre = self.model("global"), self.tensors("broadcast")
         buffers: dict[str, Tensor] = {}  # the live ones move with the global model
         if (layout := self.statistics("global").layout).numel:
-            buffers = layout.views(self.kept("broadcast_statistics"))
+            buffers = layout.views(self.read("broadcast.statistics"))
         with evaluation_mode(net):
             if self.regularizer == "kl":
                 return functional_call(net, {**centre, **buffers}, (batch.x,)).detach()
@@ -125,5 +132,5 @@ class Pulled(Client, ABC):
             return symmetrized_divergence(outputs, centre, batch.mask)
         if self.regularizer == "fisher":
             live = self.parameters_of(model)
-            return weighted_squared_distance(live, self.tensors_at("broadcast"), centre)
+            return weighted_squared_distance(live, self.tensors("broadcast"), centre)
         return self.squared_distance(model)

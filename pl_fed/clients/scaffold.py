@@ -22,9 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.data.batches import LocalWork
+from pl_fed.data.client_data import ClientData
 from pl_fed.functional.arguments import check_choice
-from pl_fed.types import Batch
+from pl_fed.types import Batch, Population
 
 
 class Scaffold(Client):
@@ -45,23 +47,30 @@ class Scaffold(Client):
             SGD, or has momentum.
     """
 
-    server_means = ("control",)
-
     def __init__(
         self, net: nn.Module, control: Literal["path", "start"] = "path", **kwargs: Any
     ) -> None:
         check_choice(("path", "start"), control=control)
-        self.trains = ("global", "slope") if control == "start" else ("global",)
-        super().__init__(net, **kwargs)
+        models = {"global": Model()}
+        if control == "start":  # sums up the gradients at x, over one pass
+            models["slope"] = Model(
+                kept=False,
+                evaluated=False,
+                work=LocalWork(),
+                lr=1.0,
+                options={"weight_decay": 0.0},  # its gradient at x is known
+            )
+        super().__init__(net, models=models, **kwargs)
+        self.add_state("own_control", self.zero_row, mean="control")
         self.control = control
         self.weight_decay = 0.0  # of the local optimizer: known from `check` on
 
-    def check(self, federation: Any) -> None:
+    def check(self, data: ClientData, population: Population) -> None:
         """Refuse a local optimizer whose steps are not the learning rate times the gradient."""
-        optimizer = self.build_optimizer(self.leaves)
+        optimizer = self.objective.build_optimizer(self.trained_parameters)
         first, name = optimizer.param_groups[0], type(optimizer).__name__
         self.weight_decay = float(first.get("weight_decay", 0.0))
-        wrong = {each: first[each] for each in ("momentum", "maximize") if first.get(each)}
+        wrong = {option: first[option] for option in ("momentum", "maximize") if first.get(option)}
         if type(optimizer) is not torch.optim.SGD or wrong:
             given = ", ".join(f"{option}={value}" for option, value in wrong.items())
             raise ValueError(
@@ -69,59 +78,39 @@ class Scaffold(Client):
                 f" whose steps control variates can be read, but got {name}({given})."
             )
 
-    def states(self) -> dict[str, Tensor]:
-        """Return c_i, zero at first."""
-        return {"own_control": torch.zeros_like(self.row("global").data)}
-
-    def server_states(self) -> dict[str, Tensor]:
-        """Return c, zero at first."""
-        return {"control": torch.zeros_like(self.row("global").data)}
-
-    def begin(self, rows: dict[str, Tensor]) -> None:
-        """Give c − c_i to the local steps."""
-        rows["correction"] = rows["control"] - rows["own_control"]
-        rows["offset"] = (rows["correction"] @ rows["broadcast"])[:, None]
-        if "slope" in self.trains:
-            rows["slope"].zero_()
+    def begin(self, client: ClientRound) -> None:
+        """Let the local steps read c − c_i."""
+        correction = client.server_states["control"] - client.states["own_control"]
+        client.extra["correction"] = correction
+        client.extra["offset"] = (correction @ client.broadcast.parameters)[:, None]
+        if self.control == "start":
+            client.models["slope"].parameters.zero_()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return f_i(y) + ⟨y − x, c − c_i⟩ on the minibatch."""
-        loss = self.loss(self.global_model, batch)
-        loss = loss + self.inner_product("global", "correction") - self.kept("offset")[0]
+        loss = self.loss("global", batch)
+        loss = loss + self.inner_product("global", "correction") - self.read("offset")[0]
         return loss if self.control == "path" else loss + self._slope_at_start(batch)
 
     def _slope_at_start(self, batch: Batch) -> Tensor:
         """Return 0, whose gradient is that of f_i at x and falls on the slope, which sums it up."""
-        start, slope = self.tensors_at("broadcast"), self.parameters_of("slope")
+        start, slope = self.tensors("broadcast"), self.parameters_of("slope")
         at = {name: start[name] + (s - s.detach()) for name, s in slope.items()}
         loss = self.loss_at("slope", at, batch)
         return loss - loss.detach()
 
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
-        """Renew c_i, propose c + |S| / N (c_i⁺ − c_i), and send y_i − x."""
-        change, known = rows["global"] - rows["broadcast"], rows["own_control"]
+    def end_round(self, client: ClientRound) -> Tensor:
+        """Renew c_i, by which the server's c moves, and send y_i − x."""
+        start = client.broadcast.parameters
+        change = client.models["global"].parameters - start
+        source = "global" if self.control == "path" else "slope"
+        path = change if self.control == "path" else client.models["slope"].parameters
+        lr = client.lr[source]
+        control = -path / (client.steps[source] * torch.where(lr == 0, 1, lr))
         if self.control == "path":
-            taken, steps, lr = change, rows["global_steps"], rows["global_lr"]
+            control = control - client.extra["correction"]
         else:
-            taken, steps, lr = rows["slope"], rows["slope_steps"], rows["slope_lr"]
-        control = -taken / (steps * torch.where(lr == 0, 1, lr))
-        if self.control == "path":
-            control = control - rows["correction"]
-        else:
-            control = control + self.weight_decay * rows["broadcast"]
-        rows["own_control"] = torch.where(lr == 0, known, control)  # no step, no news
-        share = self.population.share
-        rows["control"] = rows["control"] + share * (rows["own_control"] - known)
+            control = control + self.weight_decay * start
+        # without a learning rate no step is taken, and c_i stays
+        client.states["own_control"] = torch.where(lr == 0, client.states["own_control"], control)
         return change
-
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the global model: the slope is none."""
-        return ("global",)
-
-    def work(self, model: str) -> LocalWork:
-        """Return one pass over the data for the gradient at x."""
-        return LocalWork() if model == "slope" else self.local_work
-
-    def group_options(self, model: str) -> dict[str, Any]:
-        """Let the gradient at x be summed; that of weight decay there is known."""
-        return {"lr": 1.0, "weight_decay": 0.0} if model == "slope" else {}

@@ -1,15 +1,16 @@
 """How a chunk of clients is run: the contract, and what every engine shares."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, Objective
 from pl_fed.data.batches import Batches
 from pl_fed.functional.dropout import Draws
 from pl_fed.functional.random import hashed, key
@@ -23,44 +24,33 @@ ROUND_NUMBERS = (
 
 @dataclass
 class Chunk:
-    """Clients that are run together, and the rows they are run on.
+    """Clients that are trained together, with their objective, minibatches and rows.
 
     Attributes:
         clients: Their ids, int64 [clients], on the CPU.
+        objective: What their local steps minimise.
         batches: Their minibatches.
         steps: For each trained model, how many steps each client takes on it.
-        rows: ``broadcast`` [numel]; for each trained model a row per client [clients, numel], at
-            first that before the local steps, perhaps one row that is repeated; in the end that
-            after them, in a new tensor; and what engines leave alone: the client's states, and
-            models that are not trained.
-        statistics: For each trained model the running statistics [clients, numel], likewise.
-        on_done: To be called, as clients are done, with how many of the chunk's are.
+        round: Their rows. Engines read its trained models, perhaps one row that is repeated, and
+            replace them by new tensors; and they read :meth:`ClientRound.readable`.
+        on_done: Called, as clients are done, with the number of clients done so far.
     """
 
     clients: Tensor
+    objective: Objective
     batches: Batches
     steps: dict[str, list[int]]
-    rows: dict[str, Tensor]
-    statistics: dict[str, Tensor] = field(default_factory=dict)
+    round: ClientRound
     on_done: Callable[[int], None] = lambda _: None
 
     def shortened(self, most_steps: int) -> "Chunk":
-        """Return the same with fewer steps: the rows are the same, too."""
+        """Return a chunk of the same clients and rows with at most so many steps."""
         batches = self.batches.shortened(most_steps)
-        steps = {model: [min(n, most_steps) for n in each] for model, each in self.steps.items()}
-        return Chunk(self.clients, batches, steps, dict(self.rows), dict(self.statistics))
-
-    def centres(self, trains: Iterable[str]) -> dict[str, Tensor]:
-        """Rows that ``training_step`` may read: all but the live models.
-
-        Of the running statistics it may read those of the broadcast, where there are any.
-        """
-        return {
-            name: row
-            for name, row in self.rows.items()
-            if name not in trains
-            and (not name.endswith("_statistics") or (name == "broadcast_statistics" and len(row)))
+        steps = {
+            model: [min(count, most_steps) for count in counts]
+            for model, counts in self.steps.items()
         }
+        return Chunk(self.clients, self.objective, batches, steps, self.round.copy())
 
     def draw_keys(self, draws: Draws) -> Tensor:
         """Return keys of the draws that the clients' layers make in each step.
@@ -136,20 +126,22 @@ def new_rows(like: Tensor) -> Tensor:
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-def built_anew(
-    client: Client, optimizer: torch.optim.Optimizer, leaves: Mapping[str, list[Tensor]]
+def rebuild_optimizer(
+    objective: Objective,
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, list[Tensor]],
 ) -> torch.optim.Optimizer:
-    """Build the local optimizer anew, as each round does, with the options of this round.
+    """Build the local optimizer without memory, as each round does, with this round's options.
 
     Args:
-        client: The algorithm.
+        objective: The objective, which builds it.
         optimizer: The optimizer that Lightning's schedules and callbacks know.
-        leaves: What to build it over, for each trained model.
+        parameters: The tensors of each trained model that the new optimizer moves.
     """
-    anew = client.build_optimizer(leaves)
-    for group, known in zip(anew.param_groups, optimizer.param_groups):
-        group.update({name: value for name, value in known.items() if name != "params"})
-    return anew
+    rebuilt = objective.build_optimizer(parameters)
+    for group, current in zip(rebuilt.param_groups, optimizer.param_groups):
+        group.update({name: value for name, value in current.items() if name != "params"})
+    return rebuilt
 
 
 def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:

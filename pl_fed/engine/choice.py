@@ -165,7 +165,7 @@ class EngineChoice:
         if name not in STACKED:
             return max(1, min(cohort, _ROWS_BYTES // row.nbytes))
         # a row, its gradient, two of optimizer state and two in passing; activations by guess
-        models, batches = len(task.client.trains), task.example.batches
+        models, batches = len(task.example.objective.trained), task.example.batches
         needed = 6 * models * row.nbytes + 64 * batches.data.x[:1].nbytes * batches.width
         most = int(0.5 * free_memory(row.device) / needed)
         if row.device.type == "cpu":

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, mkl_held_back
@@ -70,14 +71,14 @@ class Evaluator:
 
     Args:
         client: The algorithm.
-        begin: Gives the rows of clients, by ids, as they begin a round: see :meth:`Client.begin`.
+        begin: Returns the round of clients, by ids, as an evaluation begins it.
 
     Attributes:
         stacked: Whether clients' own models are run many at once; ``None`` leaves it to the rule.
             It is set to ``False`` when they turn out not to stack.
     """
 
-    def __init__(self, client: Client, begin: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
+    def __init__(self, client: Client, begin: Callable[[Tensor], ClientRound]) -> None:
         self.client = client
         self.stacked: bool | None = None
         self._begin = begin
@@ -150,10 +151,10 @@ class Evaluator:
             yield from (self._plain(model) for _ in clients)
             return
         for some in clients.split(self._rows_at_once):
-            rows = self._begin(some)
+            rows = self._begin(some).models[model]
             for one in range(len(some)):
                 with torch.inference_mode(False), WorkSpace(self.client, [model]):
-                    self._fill(model, rows, one)
+                    self._fill(model, rows[one])
                     net = self._plain(model)
                 yield net
 
@@ -168,7 +169,7 @@ class Evaluator:
         return net.eval()
 
     def losses(
-        self, data: ClientData, part: str, clients: Tensor, model: str, rows: Mapping[str, Tensor]
+        self, data: ClientData, part: str, clients: Tensor, model: str, rows: ModelRows
     ) -> Tensor:
         """Return the mean loss of each client's own model, float64 [clients]; NaN without samples.
 
@@ -177,14 +178,13 @@ class Evaluator:
             part: ``train``, ``val`` or ``test``.
             clients: Ids, int64 [clients].
             model: Which model.
-            rows: Holds the model's rows [clients, numel], and its ``<model>_statistics``.
+            rows: The clients' models.
         """
         sums = _Sums(len(clients), data, self.client.criterion)
         order = _largest_first(data.part(part).sizes[clients])
-        sorted_rows = {name: rows[name][order] for name in (model, f"{model}_statistics")}
         samples = self._samples(data, part, clients[order])
         with torch.no_grad(), evaluation_mode(self.client):
-            for position, index, outputs in self._own(model, sorted_rows, samples):
+            for position, index, outputs in self._own(model, rows[order], samples):
                 losses = self.client.sample_losses(outputs, data.y[index])
                 sums.add(order.to(position.device)[position], index, outputs, losses)
         _, count, loss = sums.tables
@@ -252,11 +252,11 @@ class Evaluator:
         if not own:
             return
         for positions in self._pieces(data.part(part).sizes[clients]):
-            rows = self._begin(clients[positions])
+            models = self._begin(clients[positions]).models
             samples = self._samples(data, part, clients[positions])
             positions = positions.to(data.x.device)
             for model in own:
-                for position, index, outputs in self._own(model, rows, samples):
+                for position, index, outputs in self._own(model, models[model], samples):
                     yield model, positions[position], index, outputs
 
     def _samples(self, data: ClientData, part: str, clients: Tensor) -> "_Samples":
@@ -277,7 +277,7 @@ class Evaluator:
         return max(1, _ROWS_BYTES // (row.nbytes * len(self.client.models)))
 
     def _own(
-        self, model: str, rows: Mapping[str, Tensor], samples: "_Samples"
+        self, model: str, rows: ModelRows, samples: "_Samples"
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield (which of the clients, sample, outputs) of a model that each client has its own."""
         if len(samples.sizes) > 1 and samples.sizes.any() and self._stacks(model):
@@ -305,12 +305,12 @@ class Evaluator:
         return self.stacked
 
     def _one_by_one(
-        self, model: str, rows: Mapping[str, Tensor], samples: "_Samples"
+        self, model: str, rows: ModelRows, samples: "_Samples"
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         module = self.client.model(model)
         with WorkSpace(self.client, [model]):
             for one in range(len(samples.sizes)):
-                self._fill(model, rows, one)
+                self._fill(model, rows[one])
                 for position, index in samples.of(one):
                     x = samples.data.x.index_select(0, index)
                     yield position, index, self._run(module, x)
@@ -325,18 +325,18 @@ class Evaluator:
             outputs: Tensor = module(x)
         return outputs
 
-    def _fill(self, model: str, rows: Mapping[str, Tensor], one: int) -> None:
-        """Make a model that of one of some clients."""
-        self.client.row(model).data.copy_(rows[model][one])
-        self.client.statistics(model).data.copy_(rows[f"{model}_statistics"][one])
+    def _fill(self, model: str, rows: ModelRows) -> None:
+        """Write one client's parameters and running statistics into a model."""
+        self.client.row(model).data.copy_(rows.parameters)
+        self.client.statistics(model).data.copy_(rows.statistics)
 
     def _many_at_once(
-        self, model: str, rows: Mapping[str, Tensor], samples: "_Samples"
+        self, model: str, rows: ModelRows, samples: "_Samples"
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         client, x = self.client, samples.data.x
         module = client.model(model)
-        tensors = client.row(model).layout.views(rows[model])
-        tensors |= client.statistics(model).layout.views(rows[f"{model}_statistics"])
+        tensors = client.row(model).layout.views(rows.parameters)
+        tensors |= client.statistics(model).layout.views(rows.statistics)
         stack = torch.vmap(lambda own, x: functional_call(module, own, (x,)), randomness="error")
         for table, inside in samples.padded():
             own = {name: tensor[: len(table)] for name, tensor in tensors.items()}

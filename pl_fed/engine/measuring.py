@@ -58,7 +58,7 @@ class Candidate:
         """Return the seconds that it takes to run a chunk, on a GPU to the end."""
         started = time.perf_counter()
         self.run(chunk)
-        if chunk.rows["broadcast"].is_cuda:
+        if chunk.round.broadcast.parameters.is_cuda:
             torch.cuda.synchronize()
         return time.perf_counter() - started
 

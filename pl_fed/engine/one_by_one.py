@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Chunk, Engine, as_outputs, built_anew, new_rows
+from pl_fed.clients.contract import ModelRows
+from pl_fed.engine.base import Chunk, Engine, as_outputs, new_rows, rebuild_optimizer
 from pl_fed.functional.random import key, seeded_torch
 from pl_fed.functional.rows import unkept_buffers
 
@@ -18,25 +19,26 @@ class OneByOne(Engine):
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
         """Train the chunk's rows: see :meth:`Engine.run`."""
-        batches, models = chunk.batches, _LiveModels(client, chunk)
-        leaves = {model: list(client.row(model).tensors.values()) for model in client.trains}
-        centres = chunk.centres(client.trains)
+        batches, objective, models = chunk.batches, chunk.objective, _LiveModels(client, chunk)
+        parameters = {
+            model: list(client.row(model).tensors.values()) for model in objective.trained
+        }
+        rows = chunk.round.readable()
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
         with seeded_torch(client.device) as seed:
             for position, one in enumerate(batches.clients):
                 seed(key(batches.seed, "torch", batches.round, one))
                 models.load(position)
-                client.centres = {
-                    name: row if row.dim() == 1 else row[position] for name, row in centres.items()
-                }
-                anew = built_anew(client, optimizer, leaves)
-                outputs.append(self._steps(client, anew, chunk, models, position, keys[position]))
+                own = {name: row if row.dim() == 1 else row[position] for name, row in rows.items()}
+                rebuilt = rebuild_optimizer(objective, optimizer, parameters)
+                with client.reading(own):
+                    steps = self._steps(client, rebuilt, chunk, models, position, keys[position])
+                outputs.append(steps)
                 chunk.on_done(position + 1)
         models.hand_over()
         models.restore_counters()
         client.zero_grad()
-        client.centres = {}
         client.draws.start(0)
         return {name: torch.stack([each[name] for each in outputs]) for name in outputs[0]}
 
@@ -63,7 +65,7 @@ class OneByOne(Engine):
             client.draws.start(keys[step])
             optimizer.zero_grad()
             with self.autocast():
-                outputs = as_outputs(client.training_step(batch, step))
+                outputs = as_outputs(chunk.objective.step(batch, step))
             outputs["loss"].backward()
             for _, parameters, steps in groups:
                 if step >= steps:
@@ -96,13 +98,20 @@ class _LiveModels:
 
     def __init__(self, client: Client, chunk: Chunk) -> None:
         self.places: list[_Place] = []
-        for model in client.trains:
-            self._add(model, client.row(model).data, chunk.rows)
-            if model in chunk.statistics:
-                self._add(model, client.statistics(model).data, chunk.statistics)
+        self.models = chunk.round.models
+        self.trained: dict[str, ModelRows] = {}
+        for model in chunk.objective.trained:
+            before = self.models[model]
+            after = ModelRows(new_rows(before.parameters), new_rows(before.statistics))
+            live = ModelRows(client.row(model).data, client.statistics(model).data)
+            self.places += [
+                _Place(model, live.parameters, before.parameters, after.parameters),
+                _Place(model, live.statistics, before.statistics, after.statistics),
+            ]
+            self.trained[model] = after
         # such as how many batches BatchNorm has seen: no row holds it
         unkept = {id(each): each for each in client.buffers() if not each.is_floating_point()}
-        for model in client.trains:
+        for model in chunk.objective.trained:
             unkept |= {id(each): each for each in unkept_buffers(client.model(model)).values()}
         self.counters = [(buffer, buffer.clone()) for buffer in unkept.values()]
 
@@ -124,20 +133,15 @@ class _LiveModels:
                 place.after[position].copy_(place.live)
 
     def hand_over(self) -> None:
-        """Exchange the chunk's rows for the new ones."""
-        for place in self.places:
-            place.rows[place.model] = place.after
-
-    def _add(self, model: str, live: Tensor, rows: dict[str, Tensor]) -> None:
-        self.places.append(_Place(model, live, rows[model], new_rows(rows[model]), rows))
+        """Replace the chunk's models by the trained ones."""
+        self.models.update(self.trained)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A live row of one model, the clients' rows before and after, and where these belong."""
+    """A live row of one model, and the clients' rows before and after the local steps."""
 
     model: str
     live: Tensor
     before: Tensor
     after: Tensor
-    rows: dict[str, Tensor]

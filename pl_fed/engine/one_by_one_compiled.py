@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pl_fed.clients.contract import ModelRows
 from pl_fed.engine.base import Chunk, new_rows
 from pl_fed.engine.program import Program
 from pl_fed.engine.step import options_of
@@ -25,18 +26,19 @@ class OneByOneCompiled(Stepping):
         program: Program,
         optimizer: torch.optim.Optimizer,
         chunk: Chunk,
-        centres: dict[str, Tensor],
+        rows: dict[str, Tensor],
     ) -> dict[str, Tensor]:
         """Run the chunk's steps."""
-        batches, device = chunk.batches, program.client.device
-        rows = {model: new_rows(chunk.rows[model]) for model in program.client.trains}
-        statistics = {model: new_rows(each) for model, each in chunk.statistics.items()}
+        batches, device, models = chunk.batches, program.client.device, chunk.round.models
+        trained = {
+            model: ModelRows(new_rows(models[model].parameters), new_rows(models[model].statistics))
+            for model in chunk.objective.trained
+        }
         inputs, outputs = self._inputs(program, optimizer, chunk), []
         with seeded_torch(device) as seed:
             for position, one in enumerate(batches.clients):
                 seed(key(batches.seed, "torch", batches.round, one))
-                own = {**centres, **_at(centres, position)}
-                program.load(_at(chunk.rows, position), _at(chunk.statistics, position), own)
+                program.load(_select(models, position), _select_rows(rows, position))
                 outside = Outside.of(program, optimizer)
                 for step, batch in enumerate(batches.of(position)):
                     whole = len(batch.y) == batches.width
@@ -44,12 +46,11 @@ class OneByOneCompiled(Stepping):
                     if outside is not None:
                         done = {model: step >= n[position] for model, n in chunk.steps.items()}
                         outside.step(gradients, done)
-                program.write(_at(rows, position), _at(statistics, position))
+                program.write(_select(trained, position))
                 number = batches.steps[position]
                 outputs.append({name: total / number for name, total in program.totals.items()})
                 chunk.on_done(position + 1)
-        chunk.rows.update(rows)
-        chunk.statistics.update(statistics)
+        models.update(trained)
         return {name: torch.stack([each[name] for each in outputs]) for name in outputs[0]}
 
     def _inputs(
@@ -68,7 +69,7 @@ class OneByOneCompiled(Stepping):
                 **{name: each for name, each in batch._asdict().items() if each is not None},
                 "index": index[step],
                 "draw": draws[position, step],
-                "centres": program.centres,
+                "rows": program.rows,
                 "running": running[position, step],
                 "options": options[step > 0],
             }
@@ -76,5 +77,11 @@ class OneByOneCompiled(Stepping):
         return inputs
 
 
-def _at(rows: dict[str, Tensor], position: int) -> dict[str, Tensor]:
-    return {name: row[position] for name, row in rows.items() if row.dim() == 2}
+def _select(models: dict[str, ModelRows], position: int) -> dict[str, ModelRows]:
+    """Return one client's models."""
+    return {name: rows[position] for name, rows in models.items()}
+
+
+def _select_rows(rows: dict[str, Tensor], position: int) -> dict[str, Tensor]:
+    """Return the rows that one client may read."""
+    return {name: row if row.dim() == 1 else row[position] for name, row in rows.items()}

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ModelRows
 from pl_fed.engine.compiled_step import CompiledStep
 from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of
 from pl_fed.engine.tracing import CannotCompileError
@@ -19,7 +20,8 @@ from pl_fed.functional.rows import RowLayout, counters, unkept_buffers
 
 _PLAIN = (Number, str, type(None))
 _MIRRORS = {"_flat_weights", "_flat_weight_refs"}  # a recurrent layer's own lists of its parameters
-_NOT_READ = {*vars(LightningModule()), "_rows", *_MIRRORS} - {"training"}  # changes no step
+_BOOKKEEPING = {"_rows", "_readable", "_objective", "_states", "_server_states", "models"}
+_NOT_READ = {*vars(LightningModule()), *_BOOKKEEPING, *_MIRRORS} - {"training"}  # changes no step
 _TOLERANCE = {True: 5e-2, False: 1e-3}  # of mixed precision, and without; relative
 
 
@@ -36,8 +38,8 @@ class Program:
     Attributes:
         leaves: Parameters of each trained model, each a tensor of its own.
         totals: Sums over the steps of what ``training_step`` gives.
-        centres: What ``training_step`` may read: rows as long as a model, cut into its tensors by
-            name, so that models may be pulled to them; and others as they are.
+        rows: What the objective may read: rows as long as a model, cut into its tensors by name,
+            so that models may be pulled to them; and others as they are.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Program:
         self.compiled = compiled
         self.mode = mode
         lead = () if size is None else (size,)
-        self.layouts = {model: client.row(model).layout for model in client.trains}
+        self.layouts = {model: client.row(model).layout for model in step.trained}
         self.leaves = {
             model: _empty(layout, lead, client.row(model).data)
             for model, layout in self.layouts.items()
@@ -61,57 +63,51 @@ class Program:
             self._own_buffers()
         self.momenta: Tensors = {}
         self.totals: dict[str, Tensor] = {}
-        self.centres: dict[str, Any] = {}
+        self.rows: dict[str, Any] = {}
         self._compiled: CompiledStep | None = None
         self._flat_state: list[Tensor] = []
 
     @property
     def example(self) -> Tensor:
         """A tensor of the parameters' dtype and device."""
-        return next(iter(self.leaves[self.client.trains[0]].values()))
+        return next(iter(self.leaves[self.step.trained[0]].values()))
 
-    def load(
-        self,
-        rows: Mapping[str, Tensor],
-        statistics: Mapping[str, Tensor],
-        centres: Mapping[str, Tensor],
-    ) -> None:
-        """Begin a round: take over models and centres, and forget what was summed.
+    def load(self, models: Mapping[str, ModelRows], rows: Mapping[str, Tensor]) -> None:
+        """Begin a round: load models and rows, and reset what was summed.
 
         Args:
-            rows: For each trained model the clients' rows [clients, numel], at most as many as
-                there is room for; or one row [numel], where clients are not stacked.
-            statistics: Likewise.
-            centres: Rows [clients, length], or [length] that is all clients'.
+            models: Each trained model of the clients, at most as many as there is room for; or of
+                one client, where clients are not stacked.
+            rows: Rows that the objective may read, [clients, length], or [length] that is all
+                clients'.
         """
         for model, layout in self.layouts.items():
-            self._copy(layout.views(rows[model]), self.leaves[model])
+            self._copy(layout.views(models[model].parameters), self.leaves[model])
         for model, layout in self.statistics.items():
-            self._copy(layout.views(statistics[model]), self.buffers[model])
+            self._copy(layout.views(models[model].statistics), self.buffers[model])
         for counter, value in self.counters:
             counter.copy_(value)
-        layout = self.layouts[self.client.trains[0]]
-        for name, row in centres.items():
-            if self.totals and name not in self.centres:
+        layout = self.layouts[self.step.trained[0]]
+        for name, row in rows.items():
+            if self.totals and name not in self.rows:
                 continue  # it is not read
             lead = (self.size,) if self.size is not None and row.dim() == 2 else ()
             if row.shape[-1] != layout.numel:
-                kept = self.centres.setdefault(name, row.new_zeros(*lead, row.shape[-1]))
-                _fill(kept, row)
+                _fill(self.rows.setdefault(name, row.new_zeros(*lead, row.shape[-1])), row)
                 continue
-            if name not in self.centres:
-                self.centres[name] = _empty(layout, lead, row)
-            self._copy(layout.views(row), self.centres[name])
+            if name not in self.rows:
+                self.rows[name] = _empty(layout, lead, row)
+            self._copy(layout.views(row), self.rows[name])
         for group in (*self.momenta.values(), self.totals):
             for each in group.values():
                 each.zero_()
 
-    def write(self, rows: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> None:
-        """End a round: write models into the clients' rows, of shapes as in :meth:`load`."""
+    def write(self, models: Mapping[str, ModelRows]) -> None:
+        """End a round: write the models into rows of shapes as in :meth:`load`."""
         for model, layout in self.layouts.items():
-            self._copy(self.leaves[model], layout.views(rows[model]))
+            self._copy(self.leaves[model], layout.views(models[model].parameters))
         for model, layout in self.statistics.items():
-            self._copy(self.buffers[model], layout.views(statistics[model]))
+            self._copy(self.buffers[model], layout.views(models[model].statistics))
 
     def __call__(self, inputs: dict[str, Any], whole: bool) -> Tensors:
         """Take a step, and return the gradients that are still to be followed.
@@ -167,12 +163,12 @@ class Program:
             found, outputs = self.step.gradients(cloned(self._state()), inputs)
         # an eager step may read others later; in mixed precision it has been traced, with all
         forgets = self.compiled and not self.step.casts
-        for name in self.centres.keys() - self.step.objective.read if forgets else ():
-            del self.centres[name]
-            del self.step.centre_dims[name]
+        for name in self.rows.keys() - self.step.function.rows_read if forgets else ():
+            del self.rows[name]
+            del self.step.row_dims[name]
         self.momenta = {
             model: {name: torch.zeros_like(gradient) for name, gradient in found[model].items()}
-            for model, update in zip(self.client.trains, self.step.updates or [])
+            for model, update in zip(self.step.trained, self.step.updates or [])
             if update.momentum
         }
         self.totals = {name: torch.zeros_like(value) for name, value in outputs.items()}
@@ -182,7 +178,7 @@ class Program:
         """Refuse a trial that changes a buffer which neither a row nor the step holds."""
         buffers = [
             (name, buffer, buffer.clone())
-            for model in self.client.trains
+            for model in self.step.trained
             for name, buffer in unkept_buffers(self.client.model(model)).items()
         ]
         yield
@@ -210,7 +206,7 @@ class Program:
 
     def _own_buffers(self) -> None:
         """Give the step buffers to change: running statistics, and counters."""
-        for model in self.client.trains:
+        for model in self.step.trained:
             row = self.client.statistics(model)
             if row.layout.numel:
                 self.statistics[model] = row.layout

@@ -1,6 +1,5 @@
 """What the server's own data makes of the global model: the root update of FLTrust."""
 
-import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, ModelRows, Objective
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData, Part
 from pl_fed.engine.base import Chunk, Clipping
@@ -38,13 +38,13 @@ class RootTraining:
     ) -> None:
         self.seed = key(seed, "root")
         self.augment = augment
-        self._client = copy.copy(client)
-        self._client.trains = ("global",)
-        self._client.training_step = self._step  # type: ignore[method-assign, assignment]
-        self._model = "global" if "global" in client.trains else client.trains[0]
+        self.client = client
+        self._model = "global" if "global" in client.trained else client.trained[0]
+        model = client.objective.models[self._model]
+        self.objective = Objective(self._step, {"global": model}, client.optimizer)
 
     def _step(self, batch: Batch, batch_idx: int) -> Tensor:
-        return self._client.loss(self._client.global_model, batch)
+        return self.client.loss("global", batch)
 
     def run(
         self,
@@ -65,23 +65,24 @@ class RootTraining:
             autocast: Gives the context of the local steps.
             clipping: Gradient clipping of the local steps.
         """
-        client, mine = self._client, replace(data, train=Part.of([data.root]))
-        steps = rule.count(client.work(self._model), len(data.root))
+        client, mine = self.client, replace(data, train=Part.of([data.root]))
+        steps = rule.count(self.objective.work("global"), len(data.root))
         alone = torch.tensor([0])
         batches = Batches(mine, alone, [steps], rule, self.seed, round, None, self.augment)
-        row = client.row("global").data
-        statistics = {"global": client.statistics("global").data[None].clone()}
-        rows = {"global": row[None].clone(), "broadcast": row.clone()}
-        chunk = Chunk(alone, batches, {"global": [steps]}, rows, statistics)
+        broadcast = ModelRows(client.row("global").data, client.statistics("global").data).clone()
+        size = broadcast.parameters.new_tensor([[len(data.root)]])
+        start = ClientRound(alone.to(size.device), size, torch.zeros_like(size), broadcast)
+        start.models["global"] = broadcast.expand(1)
+        chunk = Chunk(alone, self.objective, batches, {"global": [steps]}, start)
         with WorkSpace(client, ["global"]):
             OneByOne(autocast, clipping).run(client, self._options(optimizer), chunk)
-        return chunk.rows["global"][0] - chunk.rows["broadcast"]
+        return start.models["global"].parameters[0] - broadcast.parameters
 
     def _options(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return an optimizer of one group, with the options of the model that is trained."""
-        leaves = {"global": list(self._client.row("global").tensors.values())}
-        own = self._client.build_optimizer(leaves)
-        (known,) = (each for each in optimizer.param_groups if each["name"] == self._model)
-        options = {name: value for name, value in known.items() if name not in ("params", "name")}
+        parameters = {"global": list(self.client.row("global").tensors.values())}
+        own = self.objective.build_optimizer(parameters)
+        (group,) = (group for group in optimizer.param_groups if group["name"] == self._model)
+        options = {name: value for name, value in group.items() if name not in ("params", "name")}
         own.param_groups[0].update(options)
         return own

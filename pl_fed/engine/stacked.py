@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ModelRows
 from pl_fed.engine.base import Chunk, new_rows
 from pl_fed.engine.program import Program
 from pl_fed.engine.step import options_of
@@ -48,7 +49,7 @@ class Stacked(Stepping):
         Raises:
             CannotStackError: If ``torch.vmap`` does not take it, or what is masked counts in it.
         """
-        check_stackable(client, optimizer)
+        check_stackable(client, chunk.objective.trained, optimizer)
         buffers = {name: (buffer, buffer.clone()) for name, buffer in client.named_buffers()}
         try:
             with seeded_torch(client.device):
@@ -74,11 +75,11 @@ class Stacked(Stepping):
         program: Program,
         optimizer: torch.optim.Optimizer,
         chunk: Chunk,
-        centres: dict[str, Tensor],
+        rows: dict[str, Tensor],
     ) -> dict[str, Tensor]:
         """Run the chunk's steps."""
-        client, batches, number = program.client, chunk.batches, len(chunk.clients)
-        program.load(chunk.rows, chunk.statistics, centres)
+        batches, models, number = chunk.batches, chunk.round.models, len(chunk.clients)
+        program.load(models, rows)
         ends, each_step = self._inputs(program, optimizer, chunk)
         outside = Outside.of(program, optimizer)
         for step in range(batches.max_steps):
@@ -86,9 +87,12 @@ class Stacked(Stepping):
             if outside is not None:
                 done = {model: _done(steps, step) for model, steps in chunk.steps.items()}
                 outside.step(gradients, done)
-        rows = {model: new_rows(chunk.rows[model]) for model in client.trains}
-        program.write(rows, {})
-        chunk.rows.update(rows)
+        trained = {  # nets whose running statistics change are not stacked
+            model: ModelRows(new_rows(models[model].parameters), models[model].statistics)
+            for model in chunk.objective.trained
+        }
+        program.write(trained)
+        models.update(trained)
         chunk.on_done(number)
         return {name: total[:number] / ends[-1] for name, total in program.totals.items()}
 
@@ -113,7 +117,7 @@ class Stacked(Stepping):
                 },
                 "index": index[step] if program.step.traced else step,
                 "draw": draws[:, step],
-                "centres": program.centres,
+                "rows": program.rows,
                 "running": running[step],
                 "options": options[step > 0],
             }
@@ -127,10 +131,10 @@ class Stacked(Stepping):
 
         Without any, a dropout layer draws others if samples are not its first dimension.
         """
-        centres = chunk.centres(client.trains)
-        program = self.program(client, optimizer, chunk, centres)
+        rows = chunk.round.readable()
+        program = self.program(client, optimizer, chunk, rows)
         with torch.no_grad():
-            program.load(chunk.rows, chunk.statistics, centres)
+            program.load(chunk.round.models, rows)
             _, inputs = self._inputs(program, optimizer, chunk)
             one, other = _padded(chunk)
             found = [program.outputs(inputs(0, batch))["loss"] for batch in (one, other)]
@@ -146,8 +150,15 @@ def _done(steps: list[int], step: int) -> list[int]:
     return [position for position, count in enumerate(steps) if step >= count]
 
 
-def check_stackable(client: Client, optimizer: torch.optim.Optimizer) -> None:
+def check_stackable(
+    client: Client, trained: tuple[str, ...], optimizer: torch.optim.Optimizer
+) -> None:
     """Refuse what is known not to stack.
+
+    Args:
+        client: The algorithm.
+        trained: Names of the models that are trained.
+        optimizer: The local optimizer.
 
     Raises:
         CannotStackError: If the optimizer mixes the numbers of a tensor, or the net the samples of
@@ -157,7 +168,7 @@ def check_stackable(client: Client, optimizer: torch.optim.Optimizer) -> None:
         raise CannotStackError(
             f"{type(optimizer).__name__} is not known to treat every number by itself"
         )
-    for model in client.trains:
+    for model in trained:
         for name, layer in client.model(model).named_modules():
             mixes = isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
             if mixes or getattr(layer, "scale_grad_by_freq", False):

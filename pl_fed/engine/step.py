@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import Objective
 from pl_fed.engine.base import Clipping, casts
-from pl_fed.engine.objective import Objective
+from pl_fed.engine.step_function import StepFunction
 from pl_fed.engine.tracing import trace
 from pl_fed.types import Batch
 
@@ -35,35 +36,38 @@ class LocalStep:
 
     The inputs are ``x``, ``y``, ``samples`` and perhaps ``mask`` of a minibatch; ``index``, which
     step it is: a scalar tensor where the step is traced, else an int; ``draw``, the key of the
-    layers' draws; ``centres``; ``running``, whether the client still trains each model, and, last,
+    layers' draws; ``rows``; ``running``, whether the client still trains each model, and, last,
     any of them [models + 1]; and ``options``, SGD's numbers, see :func:`options_of`.
 
     Args:
         client: The algorithm.
+        objective: What is minimised.
         updates: SGD's, by trained model; ``None`` leaves the update to an optimizer outside.
         clipping: Gradient clipping.
         autocast: Gives the context in which ``training_step`` runs.
         stacked: Whether clients are stacked.
+        row_dims: Of stacked clients: 0 for each row that is a client's own, else ``None``.
         compiled: Whether it is to be compiled: all steps are then the same.
-        centre_dims: Of stacked clients: 0 for each centre that is a client's own, else ``None``.
     """
 
     def __init__(
         self,
         client: Client,
+        objective: Objective,
         updates: "list[SgdUpdate] | None",
         clipping: Clipping,
         autocast: Callable[[], AbstractContextManager[Any]],
         stacked: bool,
-        centre_dims: Mapping[str, int | None],
+        row_dims: Mapping[str, int | None],
         compiled: bool = False,
     ) -> None:
-        self.objective = Objective(client)
-        self.trains = client.trains
+        self.objective = objective
+        self.function = StepFunction(client, objective)
+        self.trained = objective.trained
         self.clipping = clipping
         self.autocast = autocast
         self.stacked = stacked
-        self.centre_dims = dict(centre_dims)
+        self.row_dims = dict(row_dims)
         self.updates = updates
         self._one: Callable[..., Any] | None = None
         self._used: dict[str, tuple[str, ...]] = {}
@@ -76,7 +80,7 @@ class LocalStep:
         seen = cloned(state["buffers"])
         gradients, outputs = self.gradients({**state, "buffers": seen}, inputs)
         gradients = {model: self._clipped(group) for model, group in gradients.items()}
-        for position, model in enumerate(self.trains):
+        for position, model in enumerate(self.trained):
             running = inputs["running"][position]
             _replace(state["buffers"].get(model, {}), seen.get(model, {}), running)
             if self.updates is not None:
@@ -94,7 +98,7 @@ class LocalStep:
         options: Tensor,
     ) -> dict[str, Tensor]:
         """Return where the parameters of a model move; its momenta are changed in place."""
-        model, update = self.trains[position], (self.updates or [])[position]
+        model, update = self.trained[position], (self.updates or [])[position]
         leaves, momenta = state["leaves"][model], state["momenta"].get(model, {})
         numbers = options[position].unbind()
         return {
@@ -107,10 +111,10 @@ class LocalStep:
     ) -> tuple[Tensors, dict[str, Tensor]]:
         """Return the gradient of each parameter that has one, and ``training_step``'s outputs."""
         batch = {name: inputs[name] for name in ("x", "y", "mask", "samples") if name in inputs}
-        rest: tuple[Any, ...] = (batch, inputs["index"], inputs["draw"], inputs["centres"])
+        rest: tuple[Any, ...] = (batch, inputs["index"], inputs["draw"], inputs["rows"])
         if not self.stacked:
             return self._of_one(state["leaves"], state["buffers"], *rest)
-        tensors, dims = (state["leaves"], *rest), (0, 0, None, 0, self.centre_dims)
+        tensors, dims = (state["leaves"], *rest), (0, 0, None, 0, self.row_dims)
         if not self.traced and not self._within:
             with nullcontext() if self._within is False else _PaddedEmbeddings() as embeddings:
                 found = self._of_all(tensors, dims)
@@ -128,7 +132,7 @@ class LocalStep:
         batch: dict[str, Tensor],
         index: Tensor,
         draw: Tensor,
-        centres: Mapping[str, Any],
+        rows: Mapping[str, Any],
     ) -> tuple[Tensors, dict[str, Tensor]]:
         with torch.enable_grad():
             leaves = _trainable(leaves)
@@ -136,7 +140,7 @@ class LocalStep:
                 model: {**group, **buffers.get(model, {})} for model, group in leaves.items()
             }
             with self.autocast():
-                outputs = self.objective(tensors, Batch(**batch), index, draw, centres)
+                outputs = self.function(tensors, Batch(**batch), index, draw, rows)
             gradients = _differentiated(outputs["loss"], leaves)
         return gradients, {name: value.detach() for name, value in outputs.items()}
 
@@ -146,7 +150,7 @@ class LocalStep:
         """Stack the objective, and differentiate what it gives for all clients together."""
 
         def one(leaves: Tensors, batch: dict[str, Tensor], *rest: Any) -> dict[str, Tensor]:
-            return self.objective(leaves, Batch(**batch), *rest)
+            return self.function(leaves, Batch(**batch), *rest)
 
         with torch.enable_grad():
             leaves = _trainable(tensors[0])
@@ -161,7 +165,7 @@ class LocalStep:
             *tensors: Those of one client.
         """
         if self.casts:  # torch.vmap goes past autocast, and so over the casts written out
-            return trace(self.objective.client, self._of_one_alone, *tensors)
+            return trace(self.function.client, self._of_one_alone, *tensors)
         found, _ = self._of_one_alone(*tensors)
         self._used = {model: tuple(group) for model, group in found.items()}
         return self._of_one_in_many
@@ -177,7 +181,7 @@ class LocalStep:
         def loss(used: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
             tensors = {model: {**leaves[model], **group} for model, group in used.items()}
             with self.autocast():
-                outputs = self.objective(tensors, Batch(**batch), *rest)
+                outputs = self.function(tensors, Batch(**batch), *rest)
             return outputs["loss"], outputs
 
         used = {model: {n: leaves[model][n] for n in names} for model, names in self._used.items()}
@@ -250,10 +254,10 @@ class SgdUpdate:
         return leaf - rate * gradient
 
 
-def updates_of(client: Client, optimizer: torch.optim.Optimizer) -> list[SgdUpdate] | None:
+def updates_of(objective: Objective, optimizer: torch.optim.Optimizer) -> list[SgdUpdate] | None:
     """Return the updates of the trained models' groups, or ``None`` if the optimizer is no SGD."""
     names = [group.get("name") for group in optimizer.param_groups]
-    if type(optimizer) is not torch.optim.SGD or names != list(client.trains):
+    if type(optimizer) is not torch.optim.SGD or names != list(objective.trained):
         return None
     return [SgdUpdate.of(group) for group in optimizer.param_groups]
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Chunk, Clipping, Engine, built_anew, casts
+from pl_fed.clients.contract import Objective
+from pl_fed.engine.base import Chunk, Clipping, Engine, casts, rebuild_optimizer
 from pl_fed.engine.program import Program, plain_attributes
 from pl_fed.engine.step import LocalStep, Tensors, updates_of
 from pl_fed.engine.tracing import CannotCompileError
@@ -45,7 +46,7 @@ class Stepping(Engine):
         self.size = size
         self.compiled = compiled
         self.mode = mode
-        self._client: Client | None = None
+        self._objective: Objective | None = None
         self._programs: dict[Hashable, Program] = {}
 
     def run(
@@ -56,10 +57,10 @@ class Stepping(Engine):
         Raises:
             CannotCompileError: If the step cannot be compiled; the rows are as they were.
         """
-        centres = chunk.centres(client.trains)
-        program = self.program(client, optimizer, chunk, centres)
+        rows = chunk.round.readable()
+        program = self.program(client, optimizer, chunk, rows)
         with torch.no_grad():
-            return self.run_steps(program, optimizer, chunk, centres)
+            return self.run_steps(program, optimizer, chunk, rows)
 
     @abstractmethod
     def run_steps(
@@ -67,23 +68,24 @@ class Stepping(Engine):
         program: Program,
         optimizer: torch.optim.Optimizer,
         chunk: Chunk,
-        centres: dict[str, Tensor],
+        rows: dict[str, Tensor],
     ) -> dict[str, Tensor]:
-        """Run the chunk's steps."""
+        """Run the chunk's steps; ``rows`` are those that the objective may read."""
 
     def program(
         self,
         client: Client,
         optimizer: torch.optim.Optimizer,
         chunk: Chunk,
-        centres: dict[str, Tensor],
+        rows: dict[str, Tensor],
     ) -> Program:
-        """Return what runs the chunk's steps; made when it is first asked for."""
-        if self._client is not client:
-            self._client, self._programs = client, {}
-        own, data = client.row(client.trains[0]).data, chunk.batches.data
-        dims = {name: None if row.dim() == 1 else 0 for name, row in centres.items()}
-        updates = updates_of(client, optimizer) if self.compiled else None
+        """Return the program that runs the chunk's steps; it is made when first asked for."""
+        objective = chunk.objective
+        if self._objective is not objective:
+            self._objective, self._programs = objective, {}
+        own, data = client.row(objective.trained[0]).data, chunk.batches.data
+        dims = {name: None if row.dim() == 1 else 0 for name, row in rows.items()}
+        updates = updates_of(objective, optimizer) if self.compiled else None
         traced = self.compiled or casts(self.autocast, client.device)
         signature = (
             (chunk.batches.width, data.x.shape[1:], data.y.shape[1:], data.y.dtype),
@@ -99,8 +101,16 @@ class Stepping(Engine):
                     "shapes, options or attributes of the client change from round to round"
                 )
             stacked = self.size is not None
-            how = (self.clipping, self.autocast, stacked, dims, self.compiled)
-            step = LocalStep(client, updates, *how)
+            step = LocalStep(
+                client,
+                objective,
+                updates,
+                clipping=self.clipping,
+                autocast=self.autocast,
+                stacked=stacked,
+                row_dims=dims,
+                compiled=self.compiled,
+            )
             self._programs[signature] = Program(step, client, self.size, self.compiled, self.mode)
         return self._programs[signature]
 
@@ -116,7 +126,7 @@ class Outside:
     def __init__(self, program: Program, optimizer: torch.optim.Optimizer) -> None:
         self.program = program
         leaves = {model: list(group.values()) for model, group in program.leaves.items()}
-        self.optimizer = built_anew(program.client, optimizer, leaves)
+        self.optimizer = rebuild_optimizer(program.step.objective, optimizer, leaves)
 
     @classmethod
     def of(cls, program: Program, optimizer: torch.optim.Optimizer) -> "Outside | None":

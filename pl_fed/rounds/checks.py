@@ -70,24 +70,14 @@ def check_net(
             " computes in less."
         )
     leaves: dict[str, list[Tensor]] = {
-        name: list(trainable_parameters(client.model(name)).values()) for name in client.trains
+        name: list(trainable_parameters(client.model(name)).values()) for name in client.trained
     }
     _tried(
         "Expected argument `optimizer` to build a local optimizer but that",
-        lambda: client.build_optimizer(leaves),
+        lambda: client.objective.build_optimizer(leaves),
     )
-    for name in (*client.evaluates(), *client.validates()):
-        client.model(name)  # says so if there is none
-    for name, row in {**client.states(), **client.server_states()}.items():
-        if not isinstance(row, Tensor) or row.dim() != 1:
-            got = f"shape {list(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
-            raise ValueError(f"Expected state `{name}` to be a tensor [its length] but got {got}.")
-        numel = client.row("global").layout.numel
-        if name in client.models and row.numel() != numel:
-            raise ValueError(
-                f"Expected state `{name}`, which fills the model of that name, to be {numel}"
-                f" numbers long but got {row.numel()}: give a part of a model another name."
-            )
+    client.state_defaults()  # says so if one is no row
+    client.server_state_defaults()
     _run_net(client, data, augment)
 
 
@@ -263,7 +253,7 @@ def check_mean(client: Client, aggregator: Aggregator, adds: bool) -> None:
     Raises:
         ValueError: If the mean is one by samples.
     """
-    if not client.keeps_mean:
+    if client.mean_of != "clients":
         return
     name = type(client).__name__
     last = aggregator.last

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pl_fed.attacks import Attack
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine import EngineChoice
 from pl_fed.engine.features import moved
@@ -81,19 +82,16 @@ class Holdings:
         server, row = self._server, self.client.row("global").data
         with torch.inference_mode(False):
             if not server.states:
-                first = self.client.server_states()
-                server.states = {name: each.detach().clone() for name, each in first.items()}
-            server.states = {name: each.to(row) for name, each in server.states.items()}
+                defaults = self.client.server_state_defaults()
+                server.states = {name: rows.detach().clone() for name, rows in defaults.items()}
+            server.states = {name: rows.to(row) for name, rows in server.states.items()}
         return server.states
 
     @property
     def store(self) -> ClientStore:
         """What the clients keep between rounds."""
         if self._store is None:
-            states = dict(self.client.states())
-            for model in self.client.trains:
-                if model != "global":
-                    states[f"{model}_statistics"] = self.client.statistics(model).data
+            states = self.client.state_defaults()
             with torch.inference_mode(False):
                 self._store = ClientStore(self.loaded.num_clients, states, *self._where)
             if self._saved is not None:
@@ -130,35 +128,35 @@ class Holdings:
     def begin(
         self,
         clients: Tensor,
-        broadcast: Tensor | None = None,
-        statistics: Tensor | None = None,
+        broadcast: ModelRows | None = None,
         guests: Guests | None = None,
-        work: Mapping[str, Tensor] | None = None,
-    ) -> dict[str, Tensor]:
-        """Bring together the rows of clients: what they got, what they keep, and their own models.
+        steps: Mapping[str, Tensor] | None = None,
+        lr: Mapping[str, Tensor] | None = None,
+    ) -> ClientRound:
+        """Begin a round, or an evaluation, of some clients: see :meth:`Client.start_round`.
 
         Args:
             clients: Their ids, int64 [clients].
-            broadcast: The global model's row; as it is now by default.
-            statistics: Its running statistics, likewise.
+            broadcast: The global model; as it is now by default.
             guests: Rows of clients that are at home elsewhere.
-            work: Rows about the local work, if a round begins.
-
-        Returns:
-            What :meth:`Client.begin` was given, after it.
+            steps: For each trained model, how many steps each client takes, [clients, 1].
+            lr: For each trained model, its learning rate, [1].
         """
         client, store, guests = self.client, self.store, guests or Guests()
-        if broadcast is None or statistics is None:
-            broadcast, statistics = client.row("global").data, client.statistics("global").data
-        rows = {name: guests.read(store, name, clients) for name in store.defaults}
-        rows |= {"broadcast": broadcast, "broadcast_statistics": statistics, **self.server_states}
-        rows["samples"] = self.data.train.sizes[clients, None].to(broadcast)
-        rows["validation_samples"] = self.data.val.sizes[clients, None].to(broadcast)
-        rows["client"] = clients[:, None].to(broadcast.device)
-        rows |= work or {}
-        for model in dict.fromkeys((*client.trains, *client.evaluates())):
-            for name, row in ((model, broadcast), (f"{model}_statistics", statistics)):
-                if model != "global" and name not in rows:
-                    rows[name] = row.expand(len(clients), -1).clone()
-        client.begin(rows)
-        return rows
+        if broadcast is None:
+            broadcast = ModelRows(client.row("global").data, client.statistics("global").data)
+        row = broadcast.parameters
+        start = ClientRound(
+            ids=clients.to(row.device),
+            samples=self.data.train.sizes[clients, None].to(row),
+            validation_samples=self.data.val.sizes[clients, None].to(row),
+            broadcast=broadcast,
+            states={name: guests.read(store, name, clients) for name in store.defaults},
+            server_states=self.server_states,
+            steps=dict(steps or {}),
+            lr=dict(lr or {}),
+        )
+        if client.reads_validation and steps:
+            x, y = self.data.padded("val", clients)
+            start.validation_inputs, start.validation_targets = x.flatten(1), y.flatten(1)
+        return client.start_round(start)

@@ -1,13 +1,14 @@
 """The local work of a round: the clients of a cohort are trained, in chunks."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.engine import Chunk, EngineChoice, Task
 from pl_fed.engine.evaluation import Evaluator, WorkSpace
@@ -16,7 +17,7 @@ from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.checks import Sent
 from pl_fed.rounds.holdings import Holdings
 from pl_fed.rounds.sharing import Guests, Sharing
-from pl_fed.rounds.trained import Trained
+from pl_fed.rounds.trained import GLOBAL_STATISTICS, Trained
 
 _SENT = "what came"  # outputs beside what training_step gives
 _SENDS = "whether it sends"
@@ -106,8 +107,11 @@ class LocalTraining:
     def steps(self, clients: Tensor) -> dict[str, list[int]]:
         """Return how many steps each client takes on each model that is trained."""
         sizes = self.holdings.loaded.train.sizes[clients].tolist()
-        work = {model: self.client.work(model) for model in self.client.trains}
-        return {model: [self.rule.count(each, n) for n in sizes] for model, each in work.items()}
+        objective = self.client.objective
+        return {
+            model: [self.rule.count(objective.work(model), size) for size in sizes]
+            for model in objective.trained
+        }
 
     def run(
         self,
@@ -135,7 +139,7 @@ class LocalTraining:
         cohort, guests = sharing.clients, sharing.fetch(store)
         trained, done = Trained(len(cohort), room), 0
         start = self._start_losses(cohort) if measures_start and len(cohort) else None
-        with WorkSpace(client, {"global", *client.trains}) as kept:
+        with WorkSpace(client, {"global", *client.trained}) as kept:
 
             def load(clients: Tensor) -> Chunk:
                 return self.load(clients, kept, guests)
@@ -151,14 +155,14 @@ class LocalTraining:
                 chunk = load(clients)
                 chunk.on_done = _after(done, on_clients_done, len(sharing.cohort) / len(cohort))
                 outputs = self.engine.run(client, self.optimizer, chunk)
-                uploads, proposals, rows = self._close(chunk, outputs)
+                uploads, proposals, states = self._close(chunk, outputs)
                 if start is not None:
                     outputs[_START] = start[positions.to(start.device)]
                 sends = uploads is not None
                 outputs[_SENDS] = torch.full_like(outputs["loss"], sends, dtype=torch.bool)
                 outputs |= {f"{_PROPOSES}{name}": outputs["loss"] for name in proposals}
                 trained.add(positions, uploads, proposals, outputs)
-                trained.states.append((clients, {n: rows[n] for n in store.defaults}))
+                trained.states.append((clients, states))
                 done += len(clients)
         return trained
 
@@ -187,19 +191,22 @@ class LocalTraining:
         client, data, steps = self.client, self.holdings.data, self.steps(clients)
         most = [max(counts) for counts in zip(*steps.values())]
         poison = self.adversary.poison(clients, self.round)
-        how = (self.rule, self.seed, self.round, poison, self.augment)
-        batches = Batches(data, clients, most, *how)
-        sent = (kept.rows["global"], kept.statistics["global"])
-        work = _work(steps, self.optimizer, sent[0])
-        if client.reads_validation:
-            x, y = data.padded("val", clients)
-            work |= {"validation_x": x.flatten(1), "validation_y": y.flatten(1)}
-        rows = self.holdings.begin(clients, *sent, guests, work)
-        if "global" in client.trains:
-            rows["global"] = rows["broadcast"].expand(len(clients), -1)
-            rows["global_statistics"] = rows["broadcast_statistics"].expand(len(clients), -1)
-        statistics = {model: rows.pop(f"{model}_statistics") for model in client.trains}
-        return Chunk(clients, batches, steps, rows, statistics)
+        batches = Batches(
+            data, clients, most, self.rule, self.seed, self.round, poison, self.augment
+        )
+        broadcast = ModelRows(kept.rows["global"], kept.statistics["global"])
+        counts = {
+            model: torch.tensor(each, dtype=torch.int64, device=client.device)[:, None]
+            for model, each in steps.items()
+        }
+        lr = {
+            group["name"]: broadcast.parameters.new_tensor([float(group.get("lr", math.nan))])
+            for group in self.optimizer.param_groups
+        }
+        start = self.holdings.begin(clients, broadcast, guests, counts, lr)
+        if "global" in client.trained:
+            start.models["global"] = broadcast.expand(len(clients))
+        return Chunk(clients, client.objective, batches, steps, start)
 
     def _close(
         self, chunk: Chunk, outputs: dict[str, Tensor]
@@ -208,58 +215,42 @@ class LocalTraining:
 
         What came of each goes to the outputs of the local steps.
         """
-        client, rows = self.client, dict(chunk.rows)
-        rows |= {f"{model}_statistics": row for model, row in chunk.statistics.items()}
-        for model in client.validates():
-            args = (self.holdings.data, "val", chunk.clients, model, rows)
-            rows[f"{model}_loss"] = self.evaluator.losses(*args).to(rows[model])
-        rows |= {f"mean_{name}": values for name, values in outputs.items()}
-        upload = client.end_round(rows)
-        if "global" in client.evaluates() and "global" not in client.trains:
-            rows.setdefault("global_statistics", rows[f"{client.trains[-1]}_statistics"])
-        proposals = self._proposals(rows)
+        client, end = self.client, chunk.round
+        for model in client.validated:
+            rows = end.models[model]
+            losses = self.evaluator.losses(self.holdings.data, "val", chunk.clients, model, rows)
+            end.validation_losses[model] = losses.to(rows.parameters)
+        end.step_means = dict(outputs)
+        upload, states = client.close_round(end)
+        proposals = self._proposals(end)
         losses = outputs["loss"]
         finite, shape = losses.isfinite(), (len(losses), client.row("global").layout.numel)
-        for model in client.trains:
+        for model in client.trained:
             if model != "global":
-                finite = finite & finite_rows(rows[model])
+                finite = finite & finite_rows(end.models[model].parameters)
         misshapen = upload is not None and upload.shape != shape
         if misshapen:  # no part of it is of any use
-            upload = rows["broadcast"].new_full(shape, math.nan)
+            upload = end.broadcast.parameters.new_full(shape, math.nan)
         elif upload is not None:
             for sent in (upload, *proposals.values()):
                 finite = finite & finite_rows(sent)
         broken = Sent.MISSHAPEN if misshapen else Sent.NOT_FINITE
         whole = finite & (not misshapen)
         outputs[_SENT] = torch.where(whole, Sent.FINE, broken).to(torch.int8)
-        return upload, proposals, rows
+        return upload, proposals, states
 
-    def _proposals(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _proposals(self, end: ClientRound) -> dict[str, Tensor]:
         """Return what clients propose for what the server keeps, each [clients, length]."""
-        names = ("global_statistics", *self.holdings.server_states)
-        found = {name: rows.get(name) for name in names}
-        return {
-            n: row for n, row in found.items() if row is not None and row.dim() == 2 and row.numel()
-        }
+        proposals = dict(end.proposals)
+        if end.global_statistics is not None and end.global_statistics.numel():
+            proposals[GLOBAL_STATISTICS] = end.global_statistics
+        return proposals
 
     def _start_losses(self, clients: Tensor) -> Tensor:
         """Return the loss of w^t over all training data of each client."""
         with self.engine.autocast():
             poison = self.adversary.poison(clients, self.round)
             return self.evaluator.start_losses(self.holdings.data, clients, poison)
-
-
-def _work(
-    steps: Mapping[str, list[int]], optimizer: torch.optim.Optimizer, like: Tensor
-) -> dict[str, Tensor]:
-    """Return for each trained model how many steps clients take, and their learning rate."""
-    rows = {
-        f"{model}_steps": torch.tensor(counts, dtype=torch.int64, device=like.device)[:, None]
-        for model, counts in steps.items()
-    }
-    for group in optimizer.param_groups:
-        rows[f"{group['name']}_lr"] = like.new_tensor([float(group.get("lr", math.nan))])
-    return rows
 
 
 def _after(done: int, report: Callable[[int], None], others: float) -> Callable[[int], None]:

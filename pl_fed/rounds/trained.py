@@ -5,6 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+GLOBAL_STATISTICS = "global.statistics"
+"""The name under which clients propose running statistics of the global model."""
+
 
 class Trained:
     """What the local work of this process's clients gives, put together from chunks.

@@ -12,7 +12,7 @@ from pl_fed.functional.rows import finite_rows
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.sharing import Sharing
-from pl_fed.rounds.trained import Trained
+from pl_fed.rounds.trained import GLOBAL_STATISTICS, Trained
 from pl_fed.types import RoundContext
 
 
@@ -109,7 +109,7 @@ class Uploads:
             self.sharing = self.sharing.of(whole.cpu())
             self.context = self._context_of(self.context, whole)
             partial = client.population.cohort < client.population.clients
-            if client.keeps_mean and (client.sends_changes or partial):
+            if client.mean_of == "clients" and (client.uploads_changes or partial):
                 self._part = len(self.sharing.cohort) / self._cohort
         return rejected
 
@@ -156,9 +156,9 @@ class Uploads:
         for name in proposed:
             known = kept[name]
             change = self._proposals.get(name, known.expand(0, -1)) - known
-            of_all = name in client.server_means
+            of_all = name in client.state_means.values()
             number = float(self._cohort if of_all else len(self.sharing.cohort))
-            if name == "global_statistics" and counts_samples(aggregator):
+            if name == GLOBAL_STATISTICS and counts_samples(aggregator):
                 change = change * self._sizes[self._ids[: len(change)], None].to(change)
                 number = float(self.weights.sum())
             known += self._processes.sum(change.sum(0)) / number

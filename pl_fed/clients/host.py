@@ -1,0 +1,175 @@
+"""A client as Lightning sees it: the hooks that set up, evaluate and save a federation."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from pl_fed.clients.contract import Objective
+from pl_fed.functional.arguments import check_optimizers
+from pl_fed.metrics import ClientMetrics
+
+if TYPE_CHECKING:
+    from lightning.pytorch.utilities.types import OptimizerLRScheduler
+
+
+class FederationLike(Protocol):
+    """The part of a federation that its clients call."""
+
+    def setup(self, client: Any, datamodule: Any, stage: str, loads: bool) -> None:
+        """Make the federation ready for a stage."""
+
+    def evaluate(self, part: str, clients: Tensor) -> None:
+        """Add clients to the metrics of a part of the data."""
+
+    def predict(self, clients: Tensor) -> list[dict[str, Any]]:
+        """Return each client's predictions."""
+
+    def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
+        """Return the metrics of a part of the data, by model."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a resumed run needs."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the federation from :meth:`state_dict`."""
+
+
+class FederationModule(LightningModule):
+    """A LightningModule whose validation, test, prediction and checkpoints are a federation's.
+
+    It forwards Lightning's hooks to the federation of its trainer, and logs the metrics.
+    """
+
+    lr_scheduler: LRSchedulerCallable | None
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of the local steps."""
+        raise NotImplementedError
+
+    @property
+    def trained_parameters(self) -> dict[str, list[Tensor]]:
+        """The trainable parameters of each trained model."""
+        raise NotImplementedError
+
+    @property
+    def federation(self) -> FederationLike:
+        """The federation that this client is part of.
+
+        Raises:
+            TypeError: If the trainer is none of pl_fed's.
+        """
+        federation: FederationLike | None = getattr(self.trainer, "federation", None)
+        if federation is None:
+            raise TypeError(
+                "Expected a client to be fitted by `pl_fed.Trainer(federation=...)` but got"
+                f" {type(self.trainer).__module__}.{type(self.trainer).__name__}."
+            )
+        return federation
+
+    @classmethod
+    def load_from_checkpoint(cls, *_: Any, **__: Any) -> "FederationModule":  # type: ignore[override]
+        """Refuse: a checkpoint holds all clients.
+
+        Raises:
+            TypeError: With the way to load a checkpoint.
+        """
+        raise TypeError(
+            f"Expected {cls.__name__} to be loaded with its federation, as by trainer.fit or"
+            " trainer.test with `ckpt_path`, but got load_from_checkpoint: a checkpoint holds all"
+            " clients. `python -m pl_fed export` writes single models."
+        )
+
+    def configure_optimizers(self) -> "OptimizerLRScheduler":
+        """Return the local optimizer and its schedule, which moves once a round.
+
+        Raises:
+            ValueError: If the optimizer needs a closure, or the schedule does not say what it
+                monitors.
+        """
+        parameters = self.trained_parameters
+        check_optimizers(optimizer=self.objective.optimizer(next(iter(parameters.values()))))
+        optimizer = self.objective.build_optimizer(parameters)
+        if self.lr_scheduler is None:
+            return optimizer
+        scheduler = self.lr_scheduler(optimizer)
+        if isinstance(scheduler, ReduceLROnPlateau) and not hasattr(scheduler, "monitor"):
+            raise ValueError(
+                "Expected argument `lr_scheduler` to say what it watches, as"
+                " lightning.pytorch.cli.ReduceLROnPlateau does by `monitor`, but got"
+                " torch.optim.lr_scheduler.ReduceLROnPlateau."
+            )
+        config: dict[str, Any] = {"scheduler": scheduler, "interval": "epoch"}
+        if hasattr(scheduler, "monitor"):
+            config["monitor"] = scheduler.monitor
+        return {"optimizer": optimizer, "lr_scheduler": config}  # type: ignore[return-value]
+
+    def setup(self, stage: str) -> None:
+        """Make the federation ready, in the trainer's precision, before a checkpoint is loaded."""
+        self.trainer.precision_plugin.convert_module(self)
+        datamodule = getattr(self.trainer, "datamodule", None)
+        loads = getattr(self.trainer, "loads", False)
+        self.federation.setup(self, datamodule, stage, loads)
+
+    def on_validation_epoch_start(self) -> None:
+        """Reset the validation metrics."""
+        _reset(self.federation.metrics("val"))
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Evaluate a batch of clients, given by their ids, on their validation data."""
+        self.federation.evaluate("val", batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics under ``val/``."""
+        self._log_metrics("val")
+
+    def on_test_epoch_start(self) -> None:
+        """Reset the test metrics."""
+        _reset(self.federation.metrics("test"))
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Evaluate a batch of clients, given by their ids, on their test data."""
+        self.federation.evaluate("test", batch)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics under ``test/``."""
+        self._log_metrics("test")
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> list[dict[str, Any]]:
+        """Return the personalised predictions of a batch of clients, on their test data."""
+        return self.federation.predict(batch)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the federation's state to a checkpoint."""
+        checkpoint["federation"] = self.federation.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the federation's state from a checkpoint.
+
+        Raises:
+            ValueError: If the checkpoint does not fit.
+        """
+        if "federation" not in checkpoint:
+            raise ValueError(
+                "Expected a checkpoint written by pl_fed but got one without a federation's state."
+            )
+        self.federation.load_state_dict(checkpoint["federation"])
+
+    def _log_metrics(self, part: str) -> None:
+        for model, metrics in self.federation.metrics(part).items():
+            for name, value in metrics.compute().items():
+                self.log(
+                    f"{part}/{model}/{name}",
+                    value.float(),
+                    prog_bar=part == "val" and name == "accuracy",
+                    batch_size=1,
+                )
+
+
+def _reset(metrics: Mapping[str, ClientMetrics]) -> None:
+    for metric in metrics.values():
+        metric.reset()

@@ -1,0 +1,83 @@
+"""An objective as a function of tensors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from pl_fed.clients.base import Client
+from pl_fed.clients.contract import Objective
+from pl_fed.engine.base import as_outputs
+from pl_fed.functional.calls import functional_call
+from pl_fed.types import Batch
+
+
+class StepFunction:
+    """The step of an objective as a function of models, batch and rows, all given as arguments.
+
+    Args:
+        client: The algorithm; it is left as it was.
+        objective: The objective, of which ``step`` is a method of the client.
+
+    Attributes:
+        rows_read: Names of the rows that the step has read.
+    """
+
+    def __init__(self, client: Client, objective: Objective) -> None:
+        self.client = client
+        self.rows_read: set[str] = set()
+        self._module = _StepModule(client, objective)
+
+    def __call__(
+        self,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        batch: Batch,
+        index: int | Tensor,
+        draw: Tensor | int,
+        rows: Mapping[str, Any],
+    ) -> dict[str, Tensor]:
+        """Return what the step returns for ONE client.
+
+        Args:
+            tensors: For each model its parameters (and buffers) by name.
+            batch: The minibatch.
+            index: Which local step it is: ``batch_idx``.
+            draw: The key under which the client's layers draw.
+            rows: The rows that it may read, by name; those of a model's length as a dict of
+                tensors.
+        """
+        named = {
+            f"client.{model}_model.{name}": tensor
+            for model, group in tensors.items()
+            for name, tensor in group.items()
+        }
+        self.client.draws.start(draw)
+        try:
+            with self.client.reading(_RecordingRows(rows, self.rows_read)):
+                return functional_call(self._module, named, (batch, index))  # type: ignore[no-any-return]
+        finally:
+            self.client.draws.start(0)
+
+
+class _RecordingRows(dict[str, Any]):
+    """Rows by name, which record the names that are read."""
+
+    def __init__(self, rows: Mapping[str, Any], rows_read: set[str]) -> None:
+        super().__init__(rows)
+        self.rows_read = rows_read
+
+    def __getitem__(self, name: str) -> Any:
+        self.rows_read.add(name)
+        return super().__getitem__(name)
+
+
+class _StepModule(nn.Module):
+    """A client whose forward is an objective's step: ``functional_call`` can swap its tensors."""
+
+    def __init__(self, client: Client, objective: Objective) -> None:
+        super().__init__()
+        self.client = client
+        self.objective = objective
+
+    def forward(self, batch: Batch, index: int) -> dict[str, Tensor]:
+        return as_outputs(self.objective.step(batch, index))
