@@ -302,6 +302,7 @@ class Federation:
         if not whole.all():
             kept, sharing = trained.states_of(cohort[whole.cpu()]), sharing.of(whole.cpu())
         sharing.keep(self.store, kept)  # a round happens as a whole, or not at all
+        self.holdings.count_round(sharing.cohort)
         return {**report, "time/round": time.perf_counter() - started}
 
     def _local_training(self, round: int, optimizer: torch.optim.Optimizer) -> LocalTraining:
@@ -444,6 +445,25 @@ class Federation:
         """What the clients keep between rounds."""
         return self.holdings.store
 
+    @property
+    def participation(self) -> Tensor | None:
+        """The number of rounds in which each client's work counted, int32 [clients].
+
+        ``None`` after a checkpoint that does not tell it.
+        """
+        return self.holdings.participation
+
+    def clients_without_training(self) -> Tensor:
+        """Return the ids of the benign clients with a model of their own that was never trained.
+
+        Such clients took part in no round, or their work never counted. There are none where each
+        client's model comes from the global one before an evaluation.
+        """
+        rounds = self.participation
+        if rounds is None or not self.holdings.keeps_models:
+            return torch.empty(0, dtype=torch.int64)
+        return ((rounds == 0) & ~self.is_byzantine).nonzero().flatten()
+
     # Evaluation
 
     @property
@@ -548,6 +568,7 @@ class Federation:
             "identity": identity_of(self.client, self.holdings.loaded, self.seed),
             "byzantine": self.is_byzantine,
             "engine": self.engine.state_dict(),
+            "participation": self.participation,
             "store": collected(self.processes, self.store.state_dict()),
             "server": self.server.state_dict(self.client.row("global").data),
         }
@@ -564,7 +585,8 @@ class Federation:
             self.adversary.is_byzantine = state["byzantine"]
         self.engine.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
-        self.holdings.restore(at_home(self.processes, state["store"]))
+        rows = at_home(self.processes, state["store"])
+        self.holdings.restore(rows, state.get("participation"))
 
 
 class _Notes:
