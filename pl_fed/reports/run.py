@@ -120,6 +120,12 @@ class Run:
         return len(self.benign) or configs.dotted(self.config).get("data.num_clients")
 
     @property
+    def untrained_clients(self) -> int:
+        """How many benign clients took part in no round, by ``per_client.csv``; 0 if unknown."""
+        rounds = self.clients.get("rounds", np.empty(0))
+        return int((self.benign[: len(rounds)] & (rounds == 0)).sum())
+
+    @property
     def byzantine_share(self) -> float | None:
         """The share of byzantine clients, in [0, 1]: of those that there are, or as configured."""
         if len(self.benign):
