@@ -13,6 +13,7 @@ from pl_fed.callbacks.participation import untrained_models
 from pl_fed.callbacks.round_metrics import round_of
 from pl_fed.clients.base import Client
 from pl_fed.federation import Federation
+from pl_fed.functional.text import csv_cell
 from pl_fed.loggers import wandb_loggers
 
 
@@ -143,7 +144,7 @@ def _write(path: Path, columns: dict[str, list[Any]]) -> None:
         path.unlink(missing_ok=True)
         return
     temporary = path.with_suffix(".csv.tmp")
-    with temporary.open("w", newline="") as file:
+    with temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(zip(*map(_written, columns.values())))
@@ -151,4 +152,10 @@ def _write(path: Path, columns: dict[str, list[Any]]) -> None:
 
 
 def _written(values: list[Any]) -> list[Any]:
-    return [f"{value:.9g}" if isinstance(value, float) else value for value in values]
+    return [_cell(value) for value in values]
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    return csv_cell(value) if isinstance(value, str) else value

@@ -15,6 +15,7 @@ from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.functional.arguments import check_choice, check_instances, check_integers
 from pl_fed.functional.random import generator, hashed, key, seeded_torch
+from pl_fed.functional.text import printable
 from pl_fed.partitioners.base import Partitioner, check_parts
 from pl_fed.skews.base import Skew
 
@@ -270,7 +271,7 @@ class FederatedData(LightningDataModule):
         )
         if self.partitioner is None and arrays.client is not None:
             owner = arrays.client.unique()[empty[0]]
-            who += f" (id {arrays.called(int(owner))} in the data)"
+            who += f" (id {printable(arrays.called(int(owner)))} in the data)"
             hint = "leave such clients out of the data, or use smaller fractions"
             official = arrays.split if self._is_official(arrays) else None
             if official is not None and TRAIN not in official[arrays.client == owner]:

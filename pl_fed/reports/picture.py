@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from pl_fed.functional.text import csv_cell
 from pl_fed.reports.group import Curve, Final, Group
 
 _P = ParamSpec("_P")
@@ -139,7 +140,10 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     columns = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(
+        {name: csv_cell(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        for row in rows
+    )
     return encoded(file.getvalue())
 
 

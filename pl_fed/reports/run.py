@@ -270,7 +270,7 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = yaml.safe_load(path.read_text())
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, OSError):
         config = None
     if not isinstance(config, dict) or "model" not in config:
@@ -293,7 +293,7 @@ def _rounds(path: Path) -> dict[int, dict[str, float]]:
 @contextmanager
 def _read(path: Path) -> Iterator[TextIO]:
     try:
-        with path.open(newline="") as file:
+        with path.open(encoding="utf-8", newline="") as file:
             yield file
     except (UnicodeDecodeError, csv.Error):
         raise NoFitError(path.parent, f"{path.name} is not readable CSV") from None
@@ -336,7 +336,7 @@ def _number(text: str | None) -> float:
 
 def _engine(folder: Path) -> str | None:
     try:
-        found = json.loads((folder / "engine.json").read_text())
+        found = json.loads((folder / "engine.json").read_text(encoding="utf-8"))
         return str(found["engine"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
