@@ -212,6 +212,8 @@ class Federation:
         new = known is None or not known.are_of(client, data, self.seed)
         if new and known is not None and stage != "fit" and not loads:
             known.check_none_lost(client)
+        if new or (known is not None and data is not known.loaded):
+            self._metrics = {}  # else the last results can be read until the next evaluation
         if new:  # else who lied last stays known
             self.adversary.setup(data.num_clients, data.num_classes, self.seed)
         elif known is not None and data is not known.loaded:
@@ -246,7 +248,6 @@ class Federation:
         if client.adaptation_work is not None:
             how = (self.seed, self.adversary.poison, datamodule.augment)
             self._adaptation = Adaptation(client, *how)
-        self._metrics = {}
 
     # A round
 
@@ -472,7 +473,11 @@ class Federation:
         return _set_up(self._evaluator)
 
     def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
-        """Return the metrics of ``"val"`` or ``"test"``, by model."""
+        """Return the metrics of ``"val"`` or ``"test"``, by model.
+
+        They hold the last evaluation's results, also for each client
+        (:meth:`~pl_fed.metrics.ClientMetrics.per_client`), until the next one begins.
+        """
         if part not in self._metrics:  # tables of all clients
             data = self.holdings.loaded
             sizes = (data.num_clients, data.num_classes)

@@ -242,6 +242,19 @@ def test_the_loop_does_name_them():
     assert any(name.startswith(INTERNAL_MODULES) for name in imports(loop))
 
 
+def test_the_package_lists_what_it_has_and_imports_nothing_for_that():
+    code = "import sys, pl_fed; print(*dir(pl_fed)); print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names, imported = said.stdout.splitlines()
+    rooms = {"clients", "data", "models", "samplers", "partitioners", "aggregators", "attacks"}
+    assert {"Federation", "Trainer", "__version__", *rooms} <= set(names.split())
+    assert imported == "False"
+    assert all(getattr(pl_fed, name) is not None for name in names.split())
+    assert pl_fed.data.Digits.__name__ == "Digits"
+    with pytest.raises(AttributeError, match="no attribute 'digits'"):
+        _ = pl_fed.digits
+
+
 @every_file
 def test_no_assert_in_the_package(path):
     assert not [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Assert)]
