@@ -3,7 +3,7 @@
 The folder holds CIFAR-10 as mosaics: train_1.webp to train_5.webp and test.webp, each a grid of 100
 by 100 images of 32 by 32, row by row; and labels.npz with an array train_1_labels and so on. The
 .npz holds x (uint8 [60000, 3, 32, 32]), y (int64 [60000]) and split (0 for the 50,000 training
-images, 2 for the 10,000 test images): use it with ``data.split: official``.
+images, 2 for the 10,000 test images), which is used unless ``data.split: own`` is set.
 """
 
 import argparse

@@ -8,11 +8,23 @@ if TYPE_CHECKING:
     from pl_fed.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
-__all__ = ["Federation", "Trainer"]
+_CLASSES = ("Federation", "Trainer")
+_ROOMS = (
+    *("aggregators", "attacks", "callbacks", "clients", "data", "loggers", "metrics", "models"),
+    *("optimizers", "partitioners", "samplers", "skews"),
+)
+__all__ = [*_CLASSES, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the trainer when it is asked for: the leaves need no Lightning, nor wait for it."""
-    if name in __all__:
+    """Import what is asked for, and no more: the leaves need no Lightning, nor wait for it."""
+    if name in _CLASSES:
         return getattr(import_module(f"pl_fed.{name.lower()}"), name)
+    if name in _ROOMS:
+        return import_module(f"pl_fed.{name}")
     raise AttributeError(f"module 'pl_fed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Name what can be had, so that notebooks complete it; nothing is imported for that."""
+    return sorted([*__all__, "__version__", "__doc__"])

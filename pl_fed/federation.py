@@ -214,6 +214,8 @@ class Federation:
         new = known is None or not known.are_of(client, data, self.seed)
         if new and known is not None and stage != "fit" and not loads:
             known.check_none_lost(client)
+        if new or (known is not None and data is not known.loaded):
+            self._metrics = {}  # else the last results can be read until the next evaluation
         if new:  # else who lied last stays known
             self.adversary.setup(data.num_clients, data.num_classes, self.seed)
         elif known is not None and data is not known.loaded:
@@ -248,7 +250,6 @@ class Federation:
         if client.adaptation is not None:
             poison, augment = self.adversary.poison, datamodule.augment
             self._adaptation = Adaptation(client, client.adaptation, self.seed, poison, augment)
-        self._metrics = {}
 
     # A round
 
@@ -304,6 +305,7 @@ class Federation:
         if not whole.all():
             kept, sharing = trained.states_of(cohort[whole.cpu()]), sharing.of(whole.cpu())
         sharing.keep(self.store, kept)  # a round happens as a whole, or not at all
+        self.holdings.count_round(sharing.cohort)
         return {**report, "time/round": time.perf_counter() - started}
 
     def _local_training(self, round: int, optimizer: torch.optim.Optimizer) -> LocalTraining:
@@ -446,6 +448,25 @@ class Federation:
         """What the clients keep between rounds."""
         return self.holdings.store
 
+    @property
+    def participation(self) -> Tensor | None:
+        """The number of rounds in which each client's work counted, int32 [clients].
+
+        ``None`` after a checkpoint that does not tell it.
+        """
+        return self.holdings.participation
+
+    def clients_without_training(self) -> Tensor:
+        """Return the ids of the benign clients with a model of their own that was never trained.
+
+        Such clients took part in no round, or their work never counted. There are none where each
+        client's model comes from the global one before an evaluation.
+        """
+        rounds = self.participation
+        if rounds is None or not self.holdings.keeps_models:
+            return torch.empty(0, dtype=torch.int64)
+        return ((rounds == 0) & ~self.is_byzantine).nonzero().flatten()
+
     # Evaluation
 
     @property
@@ -454,7 +475,11 @@ class Federation:
         return _set_up(self._evaluator)
 
     def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
-        """Return the metrics of ``"val"`` or ``"test"``, by model."""
+        """Return the metrics of ``"val"`` or ``"test"``, by model.
+
+        They hold the last evaluation's results, also for each client
+        (:meth:`~pl_fed.metrics.ClientMetrics.per_client`), until the next one begins.
+        """
         if part not in self._metrics:  # tables of all clients
             data = self.holdings.loaded
             sizes = (data.num_clients, data.num_classes)
@@ -550,6 +575,7 @@ class Federation:
             "identity": identity_of(self.client, self.holdings.loaded, self.seed),
             "byzantine": self.is_byzantine,
             "engine": self.engine.state_dict(),
+            "participation": self.participation,
             "store": collected(self.processes, self.store.state_dict()),
             "server": self.server.state_dict(self.client.row("global").data),
         }
@@ -566,7 +592,8 @@ class Federation:
             self.adversary.is_byzantine = state["byzantine"]
         self.engine.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
-        self.holdings.restore(at_home(self.processes, state["store"]))
+        rows = at_home(self.processes, state["store"])
+        self.holdings.restore(rows, state.get("participation"))
 
 
 class _Notes:

@@ -3,12 +3,12 @@
 import contextlib
 import os
 import re
-import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from io import BufferedWriter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from pl_fed.state import DiskRows, of_clients
 
 _LARGE = 1 << 28  # bytes of a checkpoint that is mapped, and not read as a whole
 _PIECE = 1 << 20
+_LONGEST_PREFIX = 50  # letters, so that the name of a folder beside another is never too long
 _HALF_WRITTEN = ".ckpt.tmp"
 _LAST = re.compile(r"last(-v\d+)?\.ckpt")
 
@@ -142,6 +143,8 @@ def alone_in(folder: Path) -> Iterator[None]:
 def made_whole(folder: Path) -> Iterator[Path]:
     """Give a folder that is moved to its place in the end, and of which a failure leaves nothing.
 
+    A process that is killed leaves a hidden folder of a name of its own beside the place.
+
     Args:
         folder: Its place, where there is nothing, or an empty folder.
     """
@@ -149,14 +152,12 @@ def made_whole(folder: Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         folder.rmdir()
-    beside = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(beside, ignore_errors=True)  # of one that was killed
-    beside.mkdir()
-    try:
-        yield beside
-        beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    names = {"prefix": f".{folder.name[:_LONGEST_PREFIX]}.", "suffix": ".tmp"}
+    with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True, **names) as beside:
+        made = Path(beside) / "made"
+        made.mkdir()  # with the rights of any new folder, unlike the one around it
+        yield made
+        made.rename(folder)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -58,6 +58,30 @@ def name_of(path):
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
 
+TEXT_FILES = ("callbacks", "data", "exports", "loggers", "reports")
+
+
+def opened_without_encoding(path):
+    """Yield the lines of a file that open a text file in the encoding of the locale."""
+    opens = {"open", "read_text", "write_text"}
+    for node in ast.walk(tree(path)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        owner = getattr(node.func.value, "id", "")
+        modes = [each.value for each in node.args[:1] if isinstance(each, ast.Constant)]
+        binary = node.func.attr == "open" and "b" in str(modes)
+        named = any(keyword.arg == "encoding" for keyword in node.keywords)
+        if node.func.attr in opens and not (binary or named or owner in ("Image", "self")):
+            yield node.lineno
+
+
+@pytest.mark.parametrize("room", TEXT_FILES)
+def test_text_files_are_utf8_whatever_the_locale(room):
+    for path in files():
+        if room_of(path) == room:
+            assert list(opened_without_encoding(path)) == [], path
+
+
 def room_of(path):
     return name_of(path).split(".")[0]
 
@@ -216,6 +240,19 @@ def test_the_loop_does_name_them():
     used = {node.attr for node in ast.walk(tree(loop)) if isinstance(node, ast.Attribute)}
     assert "_should_check_val_epoch" in used, "or this test looks for the wrong thing"
     assert any(name.startswith(INTERNAL_MODULES) for name in imports(loop))
+
+
+def test_the_package_lists_what_it_has_and_imports_nothing_for_that():
+    code = "import sys, pl_fed; print(*dir(pl_fed)); print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names, imported = said.stdout.splitlines()
+    rooms = {"clients", "data", "models", "samplers", "partitioners", "aggregators", "attacks"}
+    assert {"Federation", "Trainer", "__version__", *rooms} <= set(names.split())
+    assert imported == "False"
+    assert all(getattr(pl_fed, name) is not None for name in names.split())
+    assert pl_fed.data.Digits.__name__ == "Digits"
+    with pytest.raises(AttributeError, match="no attribute 'digits'"):
+        _ = pl_fed.digits
 
 
 @every_file

@@ -93,3 +93,22 @@ def test_another_federation_is_warned_of(tmp_path):
     same = pl_fed.Trainer(trainer.federation, default_root_dir=tmp_path, **HOW)
     again = results(same, client, data_of())
     assert again["test/global/loss"] == expected["test/global/loss"]
+
+
+def test_results_can_be_read_for_each_client_until_the_next_evaluation(tmp_path):
+    """Also after a prediction, and after more rounds."""
+    trainer, client = trained(tmp_path)
+    data = trainer.datamodule
+    federation, losses = trainer.federation, []
+    mean = results(trainer, client, data)["test/personal/loss"]
+    trainer.predict(client, datamodule=data)
+    losses.append(federation.metrics("test")["personal"].per_client()["loss"])
+    trainer.fit_loop.max_epochs = 5
+    trainer.fit(client, data)
+    losses.append(federation.metrics("test")["personal"].per_client()["loss"])
+    assert float(losses[0].mean()) == pytest.approx(mean)
+    assert torch.equal(*losses)
+    again = results(trainer, client, data)["test/personal/loss"]
+    after = federation.metrics("test")["personal"].per_client()["loss"]
+    assert float(after.mean()) == pytest.approx(again)
+    assert again != pytest.approx(mean)

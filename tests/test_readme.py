@@ -19,6 +19,16 @@ TEXT = (ROOT / "README.md").read_text()
 SHORT = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
 
 
+class Endless(torch.utils.data.Dataset):
+    """A data set with a length, which raises no IndexError beyond it: `[*dataset]` never ends."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, place):
+        return torch.ones(2) * place, place
+
+
 def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
 
@@ -52,11 +62,13 @@ def test_python_from_a_notebook(folder, capsys):
 
 
 def test_tensors_that_are_at_hand():
-    names = {"torch": torch, "data": data, "my_dataset": [(torch.ones(2) * k, k) for k in range(3)]}
+    names = {"torch": torch, "data": data, "my_dataset": Endless()}
+    names["my_owners"] = torch.tensor([2, 0, 1, 1, 2, 0])
     exec(block("python", "class Mine"), names)
     arrays = names["Mine"]().load()
-    assert arrays.x.tolist() == [[0, 0], [1, 1], [2, 2]]
-    assert arrays.y.tolist() == [0, 1, 2]
+    assert arrays.x.tolist() == [[k, k] for k in range(6)]
+    assert arrays.y.tolist() == [0, 1, 2, 3, 4, 5]
+    assert names["mine"].clients.owners == [["Ada"], ["Bo"], ["Cy"]]
 
 
 def test_data_of_ones_own(folder):

@@ -87,6 +87,7 @@ COMMON: Config = {
         "num_clients": 10,
         "batch_size": 100,
         "drop_last": True,
+        "split": "own",
         "val_fraction": 0.1,
         "test_fraction": 0.1,
     },

@@ -47,6 +47,7 @@ class EngineReport(Callback):
             "microseconds_per_step": {n: round(1e6 * s.step) for n, s in engine.speeds.items()},
         }
         if self.folder is not None and not getattr(trainer, "fast_dev_run", False):
-            (self.folder / "engine.json").write_text(json.dumps(report, indent=1) + "\n")
+            text = json.dumps(report, indent=1) + "\n"
+            (self.folder / "engine.json").write_text(text, encoding="utf-8")
         for logger in trainer.loggers:
             logger.log_hyperparams({"engine": report})

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
+from pl_fed.callbacks.participation import untrained_models
 from pl_fed.callbacks.round_metrics import round_of
 from pl_fed.clients.base import Client
 from pl_fed.federation import Federation
+from pl_fed.functional.text import csv_cell
 from pl_fed.loggers import wandb_loggers
 
 
@@ -29,17 +32,30 @@ class PerClient(Callback):
     def __init__(self, federation: Federation, folder: Path | None = None) -> None:
         self.federation = federation
         self.folder = folder
+        self._warned = False
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
         """Write the clients' validation results, and log them."""
         seen = self._folder_of(trainer) is not None or wandb_loggers(trainer)
         if seen and not trainer.sanity_checking:
             self._show(trainer, "val", {"per_client": self.columns("val")}, "_validation")
+        if trainer.state.fn == "validate":
+            self._warn_of_untrained_models()
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
         """Write the clients' test results, and log them."""
         tables = {"per_client": self.columns("test"), "per_class": self.class_columns("test")}
         self._show(trainer, "test", tables)
+        self._warn_of_untrained_models()
+
+    def _warn_of_untrained_models(self) -> None:
+        """Warn once of the personal models that were never trained but count in the metrics."""
+        if not self._warned and (sentence := untrained_models(self.federation)):
+            self._warned = True
+            rank_zero_warn(
+                f"{sentence} They count in the metrics all the same: the column `rounds` of"
+                " per_client.csv says in how many rounds each client took part."
+            )
 
     def _show(
         self, trainer: Trainer, part: str, tables: dict[str, dict[str, list[Any]]], suffix: str = ""
@@ -57,11 +73,12 @@ class PerClient(Callback):
 
     def columns(self, part: str) -> dict[str, list[Any]]:
         """Return the table of a part of the data: one entry per client in each column."""
-        data = self.federation.data
+        data, rounds = self.federation.data, self.federation.participation
         columns: dict[str, list[Any]] = {
             "client": list(range(data.num_clients)),
             **({"owner": [", ".join(each) for each in data.owners]} if data.owners else {}),
             "byzantine": self.federation.is_byzantine.int().tolist(),
+            **({} if rounds is None else {"rounds": rounds.tolist()}),
             "train_samples": data.train.sizes.tolist(),
             f"{part}_samples": data.part(part).sizes.tolist(),
         }
@@ -127,7 +144,7 @@ def _write(path: Path, columns: dict[str, list[Any]]) -> None:
         path.unlink(missing_ok=True)
         return
     temporary = path.with_suffix(".csv.tmp")
-    with temporary.open("w", newline="") as file:
+    with temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(zip(*map(_written, columns.values())))
@@ -135,4 +152,10 @@ def _write(path: Path, columns: dict[str, list[Any]]) -> None:
 
 
 def _written(values: list[Any]) -> list[Any]:
-    return [f"{value:.9g}" if isinstance(value, float) else value for value in values]
+    return [_cell(value) for value in values]
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    return csv_cell(value) if isinstance(value, str) else value

@@ -23,7 +23,7 @@ class Predictions(Callback):
         """Begin the file."""
         header = ["client", "sample", "target", "prediction", "probability"]
         if trainer.is_global_zero:
-            self.path.write_text(",".join(header) + "\n")
+            self.path.write_text(",".join(header) + "\n", encoding="utf-8")
 
     def on_predict_batch_end(
         self,
@@ -37,7 +37,7 @@ class Predictions(Callback):
         """Add the rows of some clients."""
         if not trainer.is_global_zero:
             return
-        with self.path.open("a", newline="") as file:
+        with self.path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             for table in outputs:
                 writer.writerows(_rows(table))

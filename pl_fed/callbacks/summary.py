@@ -6,6 +6,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.table import Table
 
+from pl_fed.callbacks.participation import untrained_models
 from pl_fed.federation import Federation
 from pl_fed.reports.tables import RESULTS
 
@@ -50,6 +51,8 @@ class Summary(Callback):
         if table.row_count:
             console.print(f"{stage} {what} of benign clients", style="italic")
             console.print(table)
+            if sentence := untrained_models(self.federation):
+                console.print(sentence, soft_wrap=True, markup=False)
         else:
             console.print(f"no benign client has {stage} data", style="italic")
         if self.folder is not None and not getattr(trainer, "fast_dev_run", False):

@@ -91,7 +91,7 @@ def _of_leaf(files: list[Path]) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
     found: dict[str, Path] = {}
     for path in files:
         with reading(path, "a json file of LEAF's FEMNIST"):
-            content = json.loads(path.read_text())
+            content = json.loads(path.read_text(encoding="utf-8"))
             for user in content["users"]:
                 if user in found:
                     raise ValueError(

@@ -18,7 +18,8 @@ from pl_fed.data.source import Arrays
 class MNISTWriters(MNIST):
     """70,000 handwritten digits, 28×28, grey, each with its writer.
 
-    The official parts have no writer in common: use ``split: own``, or the partitioner ByOwner.
+    The official parts have no writer in common: set ``data.split: own``, or use the partitioner
+    ByOwner.
 
     Args:
         root: The folder that holds ``MNIST/raw``, and ``MNIST_writers/mnist_writer_ids.npz`` with

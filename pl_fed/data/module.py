@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.data.client_data import ClientData, Part
@@ -15,6 +15,7 @@ from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.functional.arguments import check_choice, check_instances, check_integers
 from pl_fed.functional.random import generator, hashed, key, seeded_torch
+from pl_fed.functional.text import printable
 from pl_fed.partitioners.base import Partitioner, check_parts
 from pl_fed.skews.base import Skew
 
@@ -30,13 +31,14 @@ class FederatedData(LightningDataModule):
             whose each sample is (an ``.npz`` with ``client``).
         num_clients: Number of clients; left out with the partitioner.
         batch_size: Samples in a training minibatch.
-        split: ``"own"`` pools all samples and cuts each client's at random by the fractions below.
-            ``"official"`` keeps the data set's own train / val / test: each client's test samples
-            come from the official test set, in the client's own mix of classes, and val, where the
-            data set has none, is cut from train.
+        split: ``"official"`` keeps the data set's own train / val / test: each client's test
+            samples come from the official test set, in the client's own mix of classes, and val,
+            where the data set has none, is cut from train. ``"own"`` pools all samples and cuts
+            each client's at random by the fractions below. ``None`` is official where the data set
+            has train and test parts, and says so once; else own.
         val_fraction: Share of a client's samples used for validation, in [0, 1).
-        test_fraction: Share of a client's samples used for testing, in [0, 1); not with
-            ``split: official``.
+        test_fraction: Share of a client's samples used for testing, in [0, 1); not with an
+            official test set.
         normalize: ``"none"``; ``"channel"`` or ``"feature"`` subtract the mean and divide by the
             standard deviation over all training samples, of each channel (dimension 1; a constant
             one is divided by 1) or of each input number (where 0.001 is added to it, as in Ditto's
@@ -67,7 +69,7 @@ class FederatedData(LightningDataModule):
         partitioner: Partitioner | None = None,
         num_clients: int | None = None,
         batch_size: int = 10,
-        split: Literal["own", "official"] = "own",
+        split: Literal["own", "official"] | None = None,
         val_fraction: float = 0.1,
         test_fraction: float = 0.2,
         normalize: Literal["none", "channel", "feature"] | list[float] | list[list[float]] = "none",
@@ -88,12 +90,13 @@ class FederatedData(LightningDataModule):
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not isinstance(share, float | int) or not 0 <= share < 1:
                 raise ValueError(f"Expected argument `{name}` to lie in [0, 1) but got {share!r}.")
-        if split == "own" and val_fraction + test_fraction >= 1:
+        if split != "official" and val_fraction + test_fraction >= 1:
             raise ValueError(
                 "Expected arguments `val_fraction` + `test_fraction` to be below 1 but got"
                 f" {val_fraction + test_fraction}: nothing would be left to train on."
             )
-        check_choice(("own", "official"), split=split)
+        if split is not None:
+            check_choice(("own", "official"), split=split)
         if split == "own" and partitioner is not None and partitioner.needs_official:
             raise ValueError(
                 f"Expected argument `split` to be official with `{partitioner.needs_official}` of"
@@ -196,6 +199,7 @@ class FederatedData(LightningDataModule):
         return ClientBatches(clients, self.clients_per_eval_batch)
 
     def _share_out(self, arrays: Arrays) -> ClientData:
+        self._say_which_split(arrays)
         train, val, test = self._parts(arrays)
         train, root = self._without_root(train)
         self._check_training_data(arrays, train.sizes)
@@ -267,9 +271,9 @@ class FederatedData(LightningDataModule):
         )
         if self.partitioner is None and arrays.client is not None:
             owner = arrays.client.unique()[empty[0]]
-            who += f" (id {arrays.called(int(owner))} in the data)"
+            who += f" (id {printable(arrays.called(int(owner)))} in the data)"
             hint = "leave such clients out of the data, or use smaller fractions"
-            official = arrays.split if self.split == "official" else None
+            official = arrays.split if self._is_official(arrays) else None
             if official is not None and TRAIN not in official[arrays.client == owner]:
                 hint = "use `split: own`, or the partitioner ByOwner for clients of several ids"
         if self.root_samples:
@@ -280,7 +284,7 @@ class FederatedData(LightningDataModule):
         )
 
     def _parts(self, arrays: Arrays) -> tuple[Part, Part, Part]:
-        if self.split == "own":
+        if not self._is_official(arrays):
             owned = self._owned(arrays, torch.arange(len(arrays)))
             return self._cut(owned, self.test_fraction)
         if arrays.split is None:
@@ -302,6 +306,31 @@ class FederatedData(LightningDataModule):
             return owned, self._owned_matching(arrays, train, val)[1], owned_test
         cut_train, cut_val, _ = self._cut(owned, test_fraction=0.0)
         return cut_train, cut_val, owned_test
+
+    def _is_official(self, arrays: Arrays) -> bool:
+        """Return whether the data set's own parts are kept."""
+        if self.split is not None:
+            return self.split == "official"
+        needs = self.partitioner is not None and self.partitioner.needs_official is not None
+        return needs or (arrays.split is not None and _has_parts(arrays.split))
+
+    def _say_which_split(self, arrays: Arrays) -> None:
+        """Say which split is used where the data set has parts and ``split`` does not say."""
+        if self.split is not None or arrays.split is None:
+            return
+        name, parts = type(self.dataset).__name__, arrays.split.bincount(minlength=3).tolist()
+        sizes = f"{parts[TRAIN]} train, {parts[VAL]} val and {parts[TEST]} test samples"
+        if self._is_official(arrays):
+            rank_zero_info(
+                f"The official split of {name} is used ({sizes}), and `test_fraction` is not:"
+                " `data.split: own` would pool all samples and cut each client's."
+            )
+        else:
+            rank_zero_warn(
+                f"The official split of {name} is not used, as it lacks a part ({sizes}): all"
+                " samples are pooled, and each client's are cut by the fractions. Set"
+                " `data.split: own` if that is meant."
+            )
 
     def _owned(self, arrays: Arrays, samples: Tensor) -> Part:
         """Which of the samples each client owns."""
@@ -414,6 +443,11 @@ class FederatedData(LightningDataModule):
                         f" ({len(arrays)}) but got {len(x)} from {type(transform).__name__}."
                     )
         return x
+
+
+def _has_parts(split: Tensor) -> bool:
+    """Return whether there are samples both to train on and to test on."""
+    return bool((split == TRAIN).any()) and bool((split == TEST).any())
 
 
 def _say_if_shared(partitioner: Partitioner, split: Part) -> None:

@@ -20,8 +20,8 @@ class Npz(DataSource):
       which a sample may have several [samples, labels].
     - ``client`` [samples], optional: whose sample it is, any integers or strings. Then no
       partitioner is needed; sorted, the ids become clients 0, 1, 2, ...
-    - ``split`` [samples], optional: 0 train, 1 val, 2 test. It is used with
-      ``data.split: official``; else each client's samples are cut by the fractions.
+    - ``split`` [samples], optional: 0 train, 1 val, 2 test. It is used unless
+      ``data.split: own`` is set; without it each client's samples are cut by the fractions.
 
     Args:
         path: The file.

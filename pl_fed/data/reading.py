@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pl_fed.functional.text import printable
+
 
 @contextmanager
 def reading(path: Path, kind: str) -> Iterator[None]:
@@ -35,13 +37,15 @@ def reading(path: Path, kind: str) -> Iterator[None]:
             text = f"Expected {path} to be {kind} but got {what}"
         elif str(path) not in text:
             text = f"{text} in {path}"
-        raise ValueError(f"{text}.") from error
+        raise ValueError(f"{printable(text)}.") from error
 
 
 def read_npz(
     path: Path, wanted: Sequence[str], optional: Sequence[str] = (), texts: Sequence[str] = ()
 ) -> dict[str, np.ndarray]:
     """Return arrays of an ``.npz`` file by name, integers as int64, but for inputs ``x``.
+
+    Floating point beyond float64, which torch lacks, becomes float64.
 
     Args:
         path: The file, which is there.
@@ -72,6 +76,9 @@ def _checked(name: str, array: np.ndarray, text: bool) -> np.ndarray:
         if array.dtype == np.uint64 and array.size and array.max() >= 2**63:
             raise ValueError(f"Expected `{name}` to be integers below 2^63 but got {array.max()}")
         array = array.astype(np.int64)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        with np.errstate(over="ignore"):  # what becomes infinite is refused
+            array = array.astype(np.float64)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return np.ascontiguousarray(array)

@@ -28,7 +28,7 @@ class Arrays:
     Raises:
         TypeError: If one is no tensor.
         ValueError: If there is no sample, the tensors do not have a row each for every sample, a
-            number is NaN or infinite, or an id is out of range.
+            number is NaN or infinite, an id is out of range, or a name is no text in UTF-8.
 
     Example:
         >>> import torch
@@ -65,6 +65,7 @@ class Arrays:
         if self.names is None:
             _check_ids("client", self.client)
         else:
+            _check_names(self.names)
             _check_ids("client", self.client, range(len(self.names)), "places in `names`")
         _check_ids("split", self.split, range(3), "0 (train), 1 (val) or 2 (test)")
         self._check_targets()
@@ -151,6 +152,18 @@ def _check_finite(name: str, values: Tensor) -> None:
             f"Expected `{name}` to hold finite numbers but got NaN or infinity in {len(samples)}"
             f" samples, first in sample {int(samples[0])}."
         )
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse names that no file of the run could hold."""
+    for place, name in enumerate(names):
+        try:
+            str(name).encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"Expected the names of clients to be text in UTF-8 but got {str(name)!r}, at place"
+                f" {place}: rename this client."
+            ) from None
 
 
 def _check_ids(

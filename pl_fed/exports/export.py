@@ -71,7 +71,8 @@ class Export:
                     each.write(net.cpu(), folder / file)
                 entries.append({**entry, "files": files})
             about = {**self._about(example), "models": entries}
-            (folder / MANIFEST).write_text(json.dumps(about, indent=1, allow_nan=False) + "\n")
+            text = json.dumps(about, indent=1, allow_nan=False) + "\n"
+            (folder / MANIFEST).write_text(text, encoding="utf-8")
         return out
 
     def _models(self) -> Iterator[tuple[dict[str, Any], nn.Module]]:

@@ -8,6 +8,7 @@ from typing import NoReturn
 from jsonargparse import ArgumentParser
 
 from pl_fed.functional.arguments import check_writable
+from pl_fed.functional.text import printable
 from pl_fed.messages import of_a_file, sentence
 from pl_fed.reports import page
 from pl_fed.reports.run import find_runs
@@ -33,9 +34,9 @@ def report(arguments: Sequence[str]) -> Path:
     check_writable(out=given.out)
     runs, skipped = find_runs(given.runs)
     for each in (*skipped, *(f"{run.folder}: unfinished." for run in runs if not run.finished)):
-        print(f"note: {each}", file=sys.stderr)
+        print(f"note: {printable(each)}", file=sys.stderr)
     written = page.write(runs, Path(given.out), skipped)
-    print(f"The report is {written}; its pictures and tables are beside it.")
+    print(f"The report is {printable(str(written))}; its pictures and tables are beside it.")
     return written
 
 
@@ -69,5 +70,5 @@ def main() -> None:
         text = of_a_file(error) or str(error)
         if not text.startswith("Expected"):
             raise
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {printable(text)}", file=sys.stderr)
         sys.exit(1)

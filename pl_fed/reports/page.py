@@ -12,6 +12,8 @@ from pl_fed.reports.picture import Picture, as_csv, encoded
 from pl_fed.reports.run import Run
 
 _SPREAD, _CLIENTS, _CLASSES = "Mean against spread", "Clients", "Classes"
+_ROBUSTNESS = "Robustness"
+_NOT_PERSONAL = {"global", "lagged_global", "hybrid", "hybrid_by_test_data"}
 _FIGURE = '<figure id="picture-'
 _MOST_NAMES = 6
 _STYLE = """
@@ -75,6 +77,8 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
     for title in (_SPREAD, _CLIENTS):
         chapters[title] += _without_measure(groups) if chapters[title] else ""
     chapters[_CLASSES] += _without_classes(groups)
+    if missing := robustness.left_out(groups):
+        chapters[_ROBUSTNESS] += _note(f"Not shown here: {missing}.")
     text = encoded(_page(_title(groups), _notes(groups, skipped), chapters))
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"
@@ -87,7 +91,7 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
 def _pictures(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
     return {
         _SPREAD: spread.against_spread(groups),
-        "Robustness": robustness.against_fraction(groups),
+        _ROBUSTNESS: robustness.against_fraction(groups),
         _CLIENTS: clients.distributions(groups),
         _CLASSES: classes.by_class(groups),
         "Validation over rounds": curves.validation(groups),
@@ -138,8 +142,25 @@ def _notes(groups: Sequence[Group], skipped: Sequence[str]) -> list[str]:
     unfinished = [run.name for group in groups for run in group.runs if not run.finished]
     if unfinished:
         notes.append(f"Unfinished, shown with what they have: {', '.join(unfinished)}.")
+    notes += _without_training([run for group in groups for run in group.runs])
     notes += [f"Not shown: {each}" for each in skipped]
     return [*notes, "Numbers are over benign clients: byzantine ones are left out everywhere."]
+
+
+def _without_training(runs: Sequence[Run]) -> list[str]:
+    """Return a note on the runs whose personal models are partly of clients never trained."""
+    counts = ", ".join(
+        f"{run.untrained_clients} of {int(run.benign.sum())} in {run.name}"
+        for run in runs
+        if run.untrained_clients and not _NOT_PERSONAL.issuperset(run.models("test"))
+    )
+    if not counts:
+        return []
+    return [
+        f"Benign clients that never took part: {counts}. A personal model that such a client keeps"
+        " was never trained, and counts in the metrics all the same; one that is made from the"
+        " global model before an evaluation is not affected."
+    ]
 
 
 def _without_classes(groups: Sequence[Group]) -> str:
@@ -208,9 +229,9 @@ def _figure(picture: Picture) -> str:
     title = f"<strong>{html.escape(picture.title)}</strong>"
     least = min(width, 520)  # a narrower page is scrolled: letters stay readable
     return (
-        f'{_FIGURE}{picture.name}">\n<figcaption>{title}'
-        f' <span class="files"><a href="{picture.name}.png">PNG</a>'
-        f' <a href="{picture.name}.csv">CSV</a></span></figcaption>\n'
+        f'{_FIGURE}{picture.stem}">\n<figcaption>{title}'
+        f' <span class="files"><a href="{picture.stem}.png">PNG</a>'
+        f' <a href="{picture.stem}.csv">CSV</a></span></figcaption>\n'
         f'<div class="wide"><img alt="{html.escape(picture.alt)}" src="{source}"'
         f' style="width:{width}px;max-width:max(100%,{least}px)"></div>\n</figure>\n'
     )

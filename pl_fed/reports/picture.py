@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import hashlib
 import io
 import re
 import warnings
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from pl_fed.functional.text import csv_cell
 from pl_fed.reports.group import Curve, Final, Group
 
 _P = ParamSpec("_P")
@@ -37,6 +39,7 @@ LINES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 FEW = len(COLOURS)  # lines that a legend is enough for: more have their numbers at their ends
 WIDTH = 6.4
 _DPI = 150
+_LONGEST_NAME = 100  # of a file, without its digest
 _PATH, _DIGITS = re.compile(rb' d="[^"]*"'), re.compile(rb"(\.\d\d)\d+")
 _STYLE = {
     "font.size": 9.0,
@@ -76,7 +79,7 @@ class Picture:
     """A picture, and the numbers that it shows.
 
     Attributes:
-        name: The name of its files.
+        name: Its name, with that of the model that it shows.
         title: What it shows, in a few words.
         caption: How to read it.
         alt: What there is to see, for those who cannot see it.
@@ -90,6 +93,15 @@ class Picture:
     alt: str
     rows: Sequence[Mapping[str, Any]]
     figure: Figure
+
+    @property
+    def stem(self) -> str:
+        """The name of its files, of letters, digits and underscores: a model's name may be any."""
+        safe = re.sub(r"\W", "_", self.name, flags=re.ASCII)
+        if safe == self.name and len(safe) <= _LONGEST_NAME:
+            return safe
+        digest = hashlib.sha256(self.name.encode(errors="backslashreplace")).hexdigest()
+        return f"{safe[:_LONGEST_NAME]}_{digest[:8]}"  # two names may have the same letters
 
     @property
     def width(self) -> int:
@@ -115,7 +127,7 @@ class Picture:
 
     def files(self) -> dict[str, bytes]:
         """Return PNG and CSV by the names of their files."""
-        return {f"{self.name}.png": self.png(), f"{self.name}.csv": as_csv(self.rows)}
+        return {f"{self.stem}.png": self.png(), f"{self.stem}.csv": as_csv(self.rows)}
 
 
 def _shortened(path: re.Match[bytes]) -> bytes:
@@ -128,7 +140,10 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     columns = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(
+        {name: csv_cell(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        for row in rows
+    )
     return encoded(file.getvalue())
 
 

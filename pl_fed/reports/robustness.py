@@ -29,28 +29,68 @@ class Line(NamedTuple):
 
 
 def against_fraction(groups: Sequence[Group]) -> Iterator[Picture]:
-    """Yield a picture for each model: its result against the share of byzantine clients."""
-    lines = lines_of([group for group in groups if group.tested and group.config])
+    """Yield a picture for each model: its result against the share of byzantine clients.
+
+    Groups with one share only are single points. Without any line of several shares there is no
+    picture.
+    """
+    lines = lines_of(_comparable(groups))
     measure = measure_of(groups, "test")
     for model in models_of(groups, "test"):
         metric = f"test/{model}/{measure}"
-        found = [(line.label, _values(line, metric)) for line in lines]
-        found = [(label, values) for label, values in found if len(values) > 1]
-        if not found:
+        found = [(line.label, points) for line in lines if (points := _values(line, metric))]
+        if all(len(points) < 2 for _, points in found):
             continue
         title = f"Robustness of {model} models"
         caption = f"Test {measure} of benign clients (mean) against the share of byzantine clients."
-        if any(value.std is not None for _, values in found for value in values.values()):
+        if any(len(points) == 1 for _, points in found):
+            caption += " A single point is of runs at one share only."
+        if any(value.std is not None for _, points in found for value in points.values()):
             caption += " Bars are the range over runs."
-        said = "; ".join(f"{label}: {_said(values)}" for label, values in found)
+        said = "; ".join(f"{label}: {_said(points)}" for label, points in found)
         yield Picture(
             f"robustness_{model}",
             title,
             caption,
             f"{title}, by share of byzantine clients. {said}.",
-            [row for label, values in found for row in _rows(label, values, measure)],
+            [row for label, points in found for row in _rows(label, points, measure)],
             _drawn(found, measure),
         )
+
+
+def left_out(groups: Sequence[Group]) -> str:
+    """Return the groups that the pictures do not show, with the reasons; empty without an attack.
+
+    Args:
+        groups: The groups of the report.
+    """
+    shares = {group.number: [run.byzantine_share for run in group.runs] for group in groups}
+    if not any(share for own in shares.values() for share in own):
+        return ""
+    lines = lines_of(_comparable(groups))
+    several = any(len(line.groups) > 1 for line in lines)
+    numbers = {run.folder for line in lines for group in line.groups.values() for run in group.runs}
+    reasons: dict[str, list[str]] = {}
+    for group in groups:
+        if several and any(run.folder in numbers for run in group.runs):
+            continue
+        reasons.setdefault(_reason(group), []).append(group.title)
+    return "; ".join(f"{', '.join(titles)} ({reason})" for reason, titles in reasons.items())
+
+
+def _comparable(groups: Sequence[Group]) -> list[Group]:
+    return [group for group in groups if group.tested and group.config]
+
+
+def _reason(group: Group) -> str:
+    """Return why a group is in no picture of robustness."""
+    if not group.tested:
+        return "without a test"
+    if not group.config:
+        return "without a config"
+    if group.tested[0].byzantine_share is None:
+        return "its share of byzantine clients is unknown"
+    return "no other run differs from it in byzantine clients alone"
 
 
 def lines_of(groups: Sequence[Group]) -> list[Line]:

@@ -120,6 +120,12 @@ class Run:
         return len(self.benign) or configs.dotted(self.config).get("data.num_clients")
 
     @property
+    def untrained_clients(self) -> int:
+        """How many benign clients took part in no round, by ``per_client.csv``; 0 if unknown."""
+        rounds = self.clients.get("rounds", np.empty(0))
+        return int((self.benign[: len(rounds)] & (rounds == 0)).sum())
+
+    @property
     def byzantine_share(self) -> float | None:
         """The share of byzantine clients, in [0, 1]: of those that there are, or as configured."""
         if len(self.benign):
@@ -264,7 +270,7 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = yaml.safe_load(path.read_text())
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, OSError):
         config = None
     if not isinstance(config, dict) or "model" not in config:
@@ -287,7 +293,7 @@ def _rounds(path: Path) -> dict[int, dict[str, float]]:
 @contextmanager
 def _read(path: Path) -> Iterator[TextIO]:
     try:
-        with path.open(newline="") as file:
+        with path.open(encoding="utf-8", newline="") as file:
             yield file
     except (UnicodeDecodeError, csv.Error):
         raise NoFitError(path.parent, f"{path.name} is not readable CSV") from None
@@ -330,7 +336,7 @@ def _number(text: str | None) -> float:
 
 def _engine(folder: Path) -> str | None:
     try:
-        found = json.loads((folder / "engine.json").read_text())
+        found = json.loads((folder / "engine.json").read_text(encoding="utf-8"))
         return str(found["engine"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from pl_fed.data.client_data import ClientData
+from pl_fed.functional.text import csv_cell, printable
 
 _PARTS = ("train", "val", "test")
 _MOST_ROWS = 30  # of the printed table
@@ -73,10 +74,13 @@ class Split:
     def write(self, path: Path) -> None:
         """Write the rows as CSV."""
         rows = self.rows()
-        with path.open("w", newline="") as file:
+        with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows(
+                {k: csv_cell(v) if isinstance(v, str) else v for k, v in row.items()}
+                for row in rows
+            )
 
     def show(self, console: Console | None = None) -> None:
         """Print what clients have in all, and each by itself if they are few."""
@@ -106,7 +110,8 @@ class Split:
         for name in ("client", *of_owners, *_PARTS, *of_classes):
             table.add_column(name, justify="left" if " " in name else "right")
         for row, counts in zip(self.rows(), self.counts.tolist()):
-            cells = [escape(_shortened(str(row[name]))) for name in ("client", *of_owners, *_PARTS)]
+            names = ("client", *of_owners, *_PARTS)
+            cells = [escape(_shortened(printable(str(row[name])))) for name in names]
             if of_classes:
                 held = " ".join(f"{c}:{n}" for c, n in enumerate(counts) if n)
                 cells += [f"{row['distance']:.3f}", held]

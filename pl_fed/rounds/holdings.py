@@ -29,7 +29,13 @@ class Holdings:
         folder: Folder for the clients' states, on disk; see :class:`ClientStore`.
         memory: Memory for them, likewise.
         sharers: Processes on this node, likewise.
+
+    Attributes:
+        participation: The number of rounds in which each client's work counted, int32 [clients];
+            ``None`` after a checkpoint that does not tell it.
     """
+
+    participation: Tensor | None
 
     def __init__(
         self,
@@ -50,6 +56,8 @@ class Holdings:
         self._triggered: dict[str, ClientData] = {}  # by part, of what is moved
         self._store: ClientStore | None = None
         self._saved: Mapping[str, Any] | None = None
+        with torch.inference_mode(False):
+            self.participation = torch.zeros(data.num_clients, dtype=torch.int32)
 
     @property
     def data(self) -> ClientData:
@@ -120,8 +128,37 @@ class Holdings:
         """Take other data of the same clients, as they were loaded."""
         self.loaded, self._moved = data, None
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take over what a store gave for a checkpoint, when the models are where they will be."""
+    def count_round(self, clients: Tensor) -> None:
+        """Count a round for the clients whose work counted in it, int64 [clients]."""
+        if self.participation is not None:
+            one = self.participation.new_ones(1)
+            self.participation.index_put_((clients,), one, accumulate=True)
+
+    @property
+    def keeps_models(self) -> bool:
+        """Whether each client has a model of its own, which only its own rounds train."""
+        client = self.client
+        keeps = bool(client.states()) or any(model != "global" for model in client.trains)
+        return keeps and client.evaluates()[-1] != "global"
+
+    def restore(self, saved: Mapping[str, Any], participation: Tensor | None) -> None:
+        """Take over what a store gave for a checkpoint, when the models are where they will be.
+
+        Args:
+            saved: The clients' states.
+            participation: See the attribute.
+
+        Raises:
+            ValueError: If ``participation`` does not have a number for each client.
+        """
+        clients = self.loaded.num_clients
+        if participation is not None and participation.shape != (clients,):
+            raise ValueError(
+                f"Expected a checkpoint whose participation is of {clients} clients but got one"
+                f" of shape {list(participation.shape)}."
+            )
+        with torch.inference_mode(False):  # rounds that follow count in place
+            self.participation = None if participation is None else participation.clone()
         self._store, self._saved = None, saved
         self._moved = None  # and features by the body that will be loaded
 

@@ -1,6 +1,7 @@
 """Rows of clients and of their classes, after a test and after a validation."""
 
 import csv
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ SIZES = [20, 35, 15, 40]
 
 
 def rows(path):
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -69,6 +70,13 @@ def test_classes_add_up_to_clients(tmp_path, model):
         hits = sum(int(row["samples"]) * float(row[f"{model}_accuracy"]) for row in own)
         share = float(client[f"{model}_accuracy"])
         assert hits / int(client["test_samples"]) == pytest.approx(share)
+
+
+def test_names_are_utf8_and_no_formulas(tmp_path):
+    names = ["=1+1", "é☃", "-2+3", "-2"]
+    trained(tmp_path, replace(classes(SIZES), names=names), 3)
+    found = rows(tmp_path / "per_client.csv")
+    assert [row["owner"] for row in found] == ["'=1+1", "é☃", "'-2+3", "-2"]
 
 
 def test_real_valued_targets_have_no_classes(tmp_path):

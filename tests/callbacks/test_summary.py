@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pl_fed.callbacks.summary import Summary
 
@@ -10,9 +11,14 @@ CLASSES = {"accuracy": 0.9, "accuracy_std": 0.1, "accuracy_worst10": 0.7, "accur
 CLASSES |= {"accuracy_weighted": 0.91, "loss": 0.3}
 
 
-def said(capsys, **models):
+def said(capsys, never_trained=0, **models):
     metrics = {name: SimpleNamespace(compute=lambda v=v: v) for name, v in models.items()}
-    federation = SimpleNamespace(metrics=lambda part: metrics)
+    benign, untrained = torch.zeros(9, dtype=torch.bool), torch.arange(never_trained)
+    federation = SimpleNamespace(
+        metrics=lambda part: metrics,
+        is_byzantine=benign,
+        clients_without_training=lambda: untrained,
+    )
     Summary(federation).on_test_end(SimpleNamespace(is_global_zero=True), None)
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
@@ -37,3 +43,10 @@ def test_nobody_has_an_empty_row(capsys, success):
 
 def test_without_any_data_there_is_no_table(capsys):
     assert said(capsys, **{"global": {}, "personal": {}}) == ["no benign client has test data"]
+
+
+@pytest.mark.parametrize("never_trained", [0, 3])
+def test_personal_models_that_were_never_trained_are_counted(capsys, never_trained):
+    lines = said(capsys, never_trained, **{"global": CLASSES, "personal": CLASSES})
+    sentence = "3 of 9 benign clients never took part: their personal models were never trained."
+    assert (sentence in lines) == bool(never_trained)

@@ -69,7 +69,9 @@ def test_mnist_by_writer(idx_root):  # noqa: F811
     write_writers(root)
     arrays = MNISTWriters(root=str(root)).load()
     assert arrays.client.tolist() == [4, 4, 9, 9, 9, 2, 7, 7, 8, 8]
-    data = FederatedData(MNISTWriters(root=str(root)), val_fraction=0.0, test_fraction=0.0)
+    data = FederatedData(
+        MNISTWriters(root=str(root)), split="own", val_fraction=0.0, test_fraction=0.0
+    )
     assert owners(data) == [[2], [4], [7], [8], [9]]
 
 

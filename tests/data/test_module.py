@@ -207,6 +207,48 @@ def test_official_tests_have_the_clients_own_classes():
             assert set(clients.y[clients.part(part).samples(k)].tolist()) == trained
 
 
+def test_an_official_split_is_used_by_default_and_this_is_said_once(caplog):
+    """Else test samples would be trained on."""
+    caplog.set_level("INFO")
+    data = federated(numbered(90, split=official(50, 10, 30)), num_clients=5)
+    _ = data.clients
+    data.setup()
+    assert flat(data.clients, "train") == list(range(50))
+    assert flat(data.clients, "val") == list(range(50, 60))
+    assert flat(data.clients, "test") == list(range(60, 90))
+    (said,) = [text for text in caplog.messages if "official" in text]
+    assert said == (
+        "The official split of Made is used (50 train, 10 val and 30 test samples), and"
+        " `test_fraction` is not: `data.split: own` would pool all samples and cut each client's."
+    )
+
+
+def test_an_official_split_is_pooled_where_that_is_asked_for(caplog):
+    caplog.set_level("INFO")
+    clients = shared_out(numbered(90, split=official()), num_clients=5, split="own")
+    assert set(flat(clients, "train")) & set(range(60, 90))
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("parts", [(90, 0, 0), (60, 30, 0), (0, 0, 90)])
+def test_official_parts_without_train_or_test_are_not_used_by_default(parts):
+    with pytest.warns(UserWarning, match="of Made is not used, as it lacks a part"):
+        clients = shared_out(numbered(90, split=official(*parts)), num_clients=5)
+    without = shared_out(numbered(90), num_clients=5)
+    assert all(ids(clients, part) == ids(without, part) for part in PARTS)
+
+
+def test_without_an_official_split_nothing_is_said(caplog):
+    caplog.set_level("INFO")
+    shared_out(numbered(90), num_clients=5)
+    assert not caplog.messages
+
+
+def test_a_partitioner_that_needs_official_parts_refuses_data_without_any():
+    with pytest.raises(ValueError, match="official parts for `split: official` but got Made"):
+        shared_out(numbered(90), Shards(2, whole_test_classes=True), 5)
+
+
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
@@ -287,7 +329,7 @@ def test_clients_that_cannot_be_formed(arguments, words):
         ({"num_clients": None}, "`num_clients` to be given with a `partitioner` but got None"),
         ({"split": "offical"}, "`split` to be 'own' or 'official' but got 'offical'"),
         (
-            {"partitioner": Shards(2, whole_test_classes=True)},
+            {"partitioner": Shards(2, whole_test_classes=True), "split": "own"},
             "`split` to be official with `whole_test_classes` of Shards but got own: there is no",
         ),
         ({"normalize": "chanel"}, "`normalize` to be 'none', .* but got 'chanel'"),

@@ -46,6 +46,36 @@ def test_clients_may_have_names(written):
     assert arrays.client.tolist() == [2, 0, 2, 1]
 
 
+def test_a_name_that_no_file_can_hold_is_refused_when_it_is_loaded(written):
+    path = written(client=np.array(["ann", "a\udc80", "ann", "bob"]))
+    words = r"names of clients to be text in UTF-8 but got 'a\\udc80', at place 1: rename .* in "
+    with pytest.raises(ValueError, match=words):
+        Npz(path).load()
+
+
+def test_control_characters_reach_no_message(written):
+    path = written(client=np.array(["a", "a", "\x1b[31mb", "a"]), split=np.array([0, 0, 2, 2]))
+    with pytest.raises(ValueError, match=r"\(id \\x1b\[31mb in the data\)") as caught:
+        _ = FederatedData(Npz(path)).clients
+    assert str(caught.value).isprintable()
+
+
+def test_control_characters_of_an_arrays_name_reach_no_message(written):
+    with pytest.raises(ValueError, match="array `y`") as caught:
+        Npz(written(y=None, **{"\x1b[31m": np.zeros(4)})).load()
+    assert str(caught.value).isprintable()
+
+
+def test_long_doubles_become_doubles(written):
+    x = np.arange(12).reshape(4, 3)
+    arrays = Npz(written(x=x.astype(np.longdouble), y=np.zeros(4, np.longdouble))).load()
+    assert arrays.x.tolist() == x.tolist()
+    assert arrays.y.dtype == torch.float64
+    if np.finfo(np.longdouble).max > np.finfo(np.float64).max:
+        with pytest.raises(ValueError, match="finite numbers but got NaN or infinity in 4"):
+            Npz(written(x=np.full((4, 3), np.longdouble(10) ** 400))).load()
+
+
 def test_other_arrays_do_not_matter(written):
     path = written(names=np.array(["a", "b"]), objects=np.array([{}], dtype=object))
     assert len(Npz(path).load()) == 4

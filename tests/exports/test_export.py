@@ -619,10 +619,11 @@ def test_a_net_that_cannot_be_traced(net, tmp_path, capsys):
 
 
 def test_an_interrupted_export_leaves_nothing(folder, monkeypatch):
-    """Also of what an earlier one left that was killed."""
+    """Nothing of its own: a hidden folder beside its place may be the user's."""
     beside = folder / ".out.tmp"
     beside.mkdir()
-    (beside / "client_9.pt").touch()
+    (beside / "mine").touch()
+    before = {path.name for path in folder.iterdir()}
     written = []
 
     def write(self, net, path):
@@ -636,12 +637,11 @@ def test_an_interrupted_export_leaves_nothing(folder, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             export(folder, "--client", "1", "2", "--format", "state_dict")
     assert len(written) == 2
-    assert not beside.exists()
-    assert not (folder / "out").exists()
-    beside.mkdir()
-    (beside / "client_9.pt").touch()
+    assert {path.name for path in folder.iterdir()} == before
     out, _ = export(folder, "--client", "1", "--format", "state_dict")
     assert {path.name for path in out.iterdir()} == {"client_1.pt", "manifest.json"}
+    assert {path.name for path in folder.iterdir()} == {*before, "out"}
+    assert (beside / "mine").exists()
 
 
 def test_a_folder_that_holds_something_is_left_alone(folder, capsys):
@@ -669,6 +669,8 @@ def test_a_folder_is_made_whole(tmp_path):
         (beside / "file").touch()
         assert not (tmp_path / "a" / "b").exists()
     assert [path.name for path in (tmp_path / "a").rglob("*")] == ["b", "file"]
+    (tmp_path / "usual").mkdir()
+    assert (tmp_path / "a" / "b").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
 def test_nothing_is_written_beside_and_the_data_may_lie_elsewhere(folder, tmp_path, monkeypatch):

@@ -8,7 +8,14 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_folders import CONFIG, read_table, with_changes, without_accuracy, write_run
+from run_folders import (
+    CONFIG,
+    read_table,
+    with_changes,
+    without_accuracy,
+    write_run,
+    write_table,
+)
 
 from pl_fed.reports import page, tables
 from pl_fed.reports.group import grouped
@@ -279,3 +286,40 @@ def test_durations():
     with tempfile.TemporaryDirectory() as folder:
         found = [duration(s, Path(folder) / str(s)) for s in (0.24, 59, 61, 3599, 3601, 9000)]
     assert found == ["0.2 s", "59.0 s", "1 min", "1 h 0 min", "1 h 0 min", "2 h 30 min"]
+
+
+def with_rounds(folder, rounds):
+    """Write in how many rounds each client took part."""
+    table = read_table(folder / "per_client.csv")
+    write_table(folder / "per_client.csv", [{**r, "rounds": n} for r, n in zip(table, rounds)])
+    return folder
+
+
+@pytest.mark.parametrize("models", [("global", "personal"), ("global",)])
+def test_clients_that_never_took_part_are_said_where_models_are_personal(tmp_path, models):
+    folder = write_run(tmp_path / "mine", byzantine=[1], models=models)
+    runs = [read_run(with_rounds(folder, [0, 0, 5, 0])), read_run(write_run(tmp_path / "old"))]
+    texts = Reader(page.write(runs, tmp_path / "out").read_text(encoding="utf-8")).texts
+    said = [text for text in texts if text.startswith("Benign clients that never took part: ")]
+    assert len(said) == ("personal" in models)
+    assert all("part: 2 of 3 in mine. A personal model" in text for text in said)
+
+
+def test_what_robustness_leaves_out_is_said_on_the_page(written):
+    reader = Reader(written(*TWO_SEEDS, *OTHERS).read_text(encoding="utf-8"))
+    assert "Not shown here: 3 Ditto, lam=1, byzantine=0 (without a test)." in reader.texts
+
+
+def test_names_of_models_cannot_add_markup_or_leave_the_folder(tmp_path):
+    """They are columns of files that anybody may have written, and become names of files."""
+    odd = ('"><img src=x onerror=1>', "..", "a b", "a_b", "x" * 130)
+    path = page.write([read_run(write_run(tmp_path / "run", models=odd))], tmp_path / "out")
+    reader = Reader(path.read_text(encoding="utf-8"))
+    assert not [image for image in reader.each("img") if "onerror" in image]
+    places = [figure["id"] for figure in reader.each("figure")]
+    assert len(places) == len(set(places))
+    assert all(re.fullmatch(r"[\w-]+", p) for p in places)
+    files = [each["href"] for each in reader.each("a") if not each["href"].startswith("#")]
+    assert files
+    assert all((path.parent / file).is_file() for file in files)
+    assert {each.parent for each in tmp_path.rglob("*.png")} == {path.parent}

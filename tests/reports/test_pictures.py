@@ -269,8 +269,36 @@ def test_lines_over_the_share_of_byzantine_clients(groups):
     assert lines == {
         "Ditto, RandomLabels": [(0.0, 0.9), (0.2, 0.55), (0.4, 0.5)],
         "Ditto, SignFlipping": [(0.0, 0.9), (0.2, 0.3)],
-    }, "a median has one point, which is no line"
+        "Ditto, Median, RandomLabels": [(0.2, 0.6)],
+    }, "a median has a single point"
+    assert "A single point is of runs at one share only." in personal.caption
     check(personal)
+    assert robustness.left_out(found) == ""
+
+
+def test_groups_that_no_picture_of_robustness_shows_are_listed_with_the_reason(groups):
+    found = groups(
+        ({}, {"accuracy": (0.9,)}),
+        attacked("RandomLabels", 0.4, 0.5),
+        (MEDIAN, {"accuracy": (0.8,)}),
+        ({"model.init_args.lam": 1.0}, {"tested": False}),
+    )
+    told = robustness.left_out(found)
+    assert told == (
+        f"{found[2].title} (no other run differs from it in byzantine clients alone);"
+        f" {found[3].title} (without a test)"
+    )
+
+
+def test_single_points_alone_are_listed_instead_of_drawn(groups):
+    found = groups(attacked("RandomLabels", 0.2, 0.6), attacked("RandomLabels", 0.2, 0.6, MEDIAN))
+    assert list(robustness.against_fraction(found)) == []
+    reason = "(no other run differs from it in byzantine clients alone)"
+    assert robustness.left_out(found) == f"{found[0].title}, {found[1].title} {reason}"
+
+
+def test_without_an_attack_robustness_leaves_nothing_out(groups):
+    assert robustness.left_out(groups(({}, {}), (MEDIAN, {}))) == ""
 
 
 def test_the_share_of_byzantine_clients_is_the_true_one(groups):

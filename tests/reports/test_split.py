@@ -62,6 +62,23 @@ def test_real_values_have_sizes_only(tmp_path):
     assert "class" not in text
 
 
+ODD = ["=1+1", "\x1b[31mred\x1b[0m", "[bold]é☃", "'tis"]
+
+
+def test_odd_names_are_neither_formulas_nor_obeyed_by_a_terminal(tmp_path):
+    arrays = Arrays(torch.zeros(4, 2), torch.zeros(4).long(), torch.arange(4), num_classes=1)
+    named = Given(replace(arrays, names=ODD))
+    split = Split(FederatedData(named, val_fraction=0.0, test_fraction=0.0).clients)
+    split.write(tmp_path / "split.csv")
+    text = shown(split)
+    assert "\x1b" not in text
+    assert "\\x1b[31mred" in text
+    with (tmp_path / "split.csv").open(encoding="utf-8", newline="") as file:
+        owners = [row["owner"] for row in csv.DictReader(file)]
+    assert owners == ["'=1+1", ODD[1], ODD[2], "''tis"]
+    assert [owner.removeprefix("'") for owner in owners] == ODD
+
+
 def test_whose_samples_a_client_has(tmp_path):
     """As the data call them: by id or by name; nobody's where labels are shared out."""
     owner = torch.tensor([9, 9, 4, 4, 7, 7]) - 4
