@@ -236,7 +236,8 @@ class Client(LightningModule, ABC):
         Returns:
             The uploads [clients, numel], which the server merges and adds to w^t: w_k − w^t here.
             An algorithm that sends models u_k, whose mean is the next w, returns u_k − w^t too.
-            ``None`` if nothing is sent.
+            ``None`` if nothing is sent. Uploads, states and proposals are dense floating-point
+            tensors, and states keep their dtypes: of anything else the clients count as broken.
         """
         return rows["global"] - rows["broadcast"] if "global" in self.trains else None
 
@@ -259,6 +260,8 @@ class Client(LightningModule, ABC):
         """Return what a client keeps between rounds: for each name the row of a new client.
 
         By default the personal models that are trained. Their running statistics are always kept.
+        Names are the algorithm's own: none that :meth:`begin` lists, none that begins with
+        ``mean_`` or ends with ``_statistics``, ``_steps``, ``_lr`` or ``_loss``.
         """
         return {name: self.row(name).data for name in self.trains if name != "global"}
 
@@ -268,7 +271,8 @@ class Client(LightningModule, ABC):
         Clients get them with the broadcast, and each of the cohort may propose what they become:
         see :meth:`end_round`. The mean of the proposals is taken whatever the aggregator is, and
         attacks on uploads leave them as they are; what follows from uploads is for
-        :meth:`receive`.
+        :meth:`receive`. Their names are no model's and none of :meth:`states`, beside what holds
+        for those.
         """
         return {}
 

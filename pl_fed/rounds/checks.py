@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -78,17 +78,60 @@ def check_net(
     )
     for name in (*client.evaluates(), *client.validates()):
         client.model(name)  # says so if there is none
-    for name, row in {**client.states(), **client.server_states()}.items():
-        if not isinstance(row, Tensor) or row.dim() != 1:
-            got = f"shape {list(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
-            raise ValueError(f"Expected state `{name}` to be a tensor [its length] but got {got}.")
-        numel = client.row("global").layout.numel
-        if name in client.models and row.numel() != numel:
-            raise ValueError(
-                f"Expected state `{name}`, which fills the model of that name, to be {numel}"
-                f" numbers long but got {row.numel()}: give a part of a model another name."
-            )
+    check_states(client)
     _run_net(client, data, augment)
+
+
+_TAKEN = {
+    *("global", "broadcast", "samples", "validation_samples", "client"),
+    *("validation_x", "validation_y"),
+}
+_TAKEN_ENDS = ("_statistics", "_steps", "_lr", "_loss")
+
+
+def check_states(client: Client) -> None:
+    """Refuse states whose names a round uses itself, or that are no rows.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    states, server_states = client.states(), client.server_states()
+    for method, given in (("states", states), ("server_states", server_states)):
+        for name, row in given.items():
+            if reason := _name_taken(name, client, method, states):
+                raise ValueError(
+                    f"Expected `{method}` of {type(client).__name__} to give names of their own but"
+                    f" got `{name}`, {reason}: rename it."
+                )
+            _check_state(name, row, client)
+
+
+def _name_taken(name: str, client: Client, method: str, states: Mapping[str, Tensor]) -> str:
+    """Return why a state may not have a name; nothing if it may."""
+    if name in _TAKEN:
+        return "which a round writes itself"
+    if name.startswith("mean_"):
+        return "as what `training_step` gave is called (mean_<name>)"
+    if end := next((end for end in _TAKEN_ENDS if name.endswith(end)), ""):
+        return f"as rows of a model are called (<model>{end})"
+    if method == "server_states" and name in states:
+        return "which is a name in `states`, too"
+    if method == "server_states" and name in client.models:
+        return "which is the name of a model that each client has"
+    return ""
+
+
+def _check_state(name: str, row: object, client: Client) -> None:
+    """Refuse a state that is no row, or does not fill the model of its name."""
+    if not isinstance(row, Tensor) or row.dim() != 1:
+        got = f"shape {list(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
+        raise ValueError(f"Expected state `{name}` to be a tensor [its length] but got {got}.")
+    numel = client.row("global").layout.numel
+    if name in client.models and row.numel() != numel:
+        raise ValueError(
+            f"Expected state `{name}`, which fills the model of that name, to be {numel}"
+            f" numbers long but got {row.numel()}: give a part of a model another name."
+        )
 
 
 def check_features(client: Client, datamodule: FederatedData) -> None:
@@ -333,9 +376,12 @@ def check_broken(
         )
         expected = "finite losses"
         if int(sent[first]) == Sent.MISSHAPEN:
-            expected = "uploads as long as the model"
-            what = "an upload of another length than the model's, or none"
-            cause = "`end_round` is to return what the local steps changed, [clients, numbers]"
+            expected = "uploads and states of real numbers, as long as the model and its states"
+            what = "some of another kind or length, or no upload"
+            cause = (
+                "`end_round` is to return what the local steps changed, a floating-point tensor"
+                " [clients, numbers] on the model's device, and to keep states' dtypes and lengths"
+            )
         others = f", as did {number - 1} more of {int(benign.sum())}" if number > 1 else ""
         raise NonFiniteLossError(
             f"Expected {expected} but in round {round} client {int(clients[first])} got"

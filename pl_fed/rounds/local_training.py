@@ -11,7 +11,7 @@ from pl_fed.clients.base import Client
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.engine import Chunk, EngineChoice, Task
 from pl_fed.engine.evaluation import Evaluator, WorkSpace
-from pl_fed.functional.rows import finite_rows
+from pl_fed.functional.rows import finite_rows, usable_rows
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.checks import Sent
 from pl_fed.rounds.holdings import Holdings
@@ -160,6 +160,8 @@ class LocalTraining:
                 trained.add(positions, uploads, proposals, outputs)
                 trained.states.append((clients, {n: rows[n] for n in store.defaults}))
                 done += len(clients)
+        current = {"global_statistics": kept.statistics["global"], **self.holdings.server_states}
+        trained.complete_proposals(current)
         return trained
 
     def _chunks(self, cohort: Tensor) -> tuple[Tensor, ...]:
@@ -216,37 +218,74 @@ class LocalTraining:
         rows |= {f"mean_{name}": values for name, values in outputs.items()}
         upload = client.end_round(rows)
         if "global" in client.evaluates() and "global" not in client.trains:
-            rows.setdefault("global_statistics", rows[f"{client.trains[-1]}_statistics"])
-        proposals = self._proposals(rows)
-        losses = outputs["loss"]
-        finite, shape = losses.isfinite(), (len(losses), client.row("global").layout.numel)
+            rows.setdefault("global_statistics", rows.get(f"{client.trains[-1]}_statistics"))
+        losses, numel = outputs["loss"], client.row("global").layout.numel
+        rules = _RowRules(len(losses), chunk.rows["broadcast"])
+        finite = losses.isfinite()
+        for name, default in self.holdings.store.defaults.items():
+            rows[name] = rules.keep_to(rows.get(name), default.numel(), default)
         for model in client.trains:
             if model != "global":
+                rows[model] = rules.keep_to(rows.get(model), numel)
                 finite = finite & finite_rows(rows[model])
-        misshapen = upload is not None and upload.shape != shape
-        if misshapen:  # no part of it is of any use
-            upload = rows["broadcast"].new_full(shape, math.nan)
-        elif upload is not None:
+        proposals = self._proposals(rows, chunk, rules)
+        if upload is not None:
+            upload = rules.keep_to(upload, numel)
             for sent in (upload, *proposals.values()):
                 finite = finite & finite_rows(sent)
-        broken = Sent.MISSHAPEN if misshapen else Sent.NOT_FINITE
-        whole = finite & (not misshapen)
-        outputs[_SENT] = torch.where(whole, Sent.FINE, broken).to(torch.int8)
+        broken = Sent.MISSHAPEN if rules.broken else Sent.NOT_FINITE
+        valid = finite & (not rules.broken)
+        outputs[_SENT] = torch.where(valid, Sent.FINE, broken).to(torch.int8)
         return upload, proposals, rows
 
-    def _proposals(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what clients propose for what the server keeps, each [clients, length]."""
-        names = ("global_statistics", *self.holdings.server_states)
-        found = {name: rows.get(name) for name in names}
-        return {
-            n: row for n, row in found.items() if row is not None and row.dim() == 2 and row.numel()
-        }
+    def _proposals(
+        self, rows: Mapping[str, Tensor], chunk: Chunk, rules: "_RowRules"
+    ) -> dict[str, Tensor]:
+        """Return what clients propose for what the server keeps, each [clients, length].
+
+        A server state that is still the one row which all clients were given is no proposal.
+        """
+        lengths = {"global_statistics": self.client.statistics("global").layout.numel}
+        lengths |= {name: row.numel() for name, row in self.holdings.server_states.items()}
+        proposals = {}
+        for name, length in lengths.items():
+            row, received = rows.get(name), chunk.rows.get(name)
+            if row is None or not length or (row is received and row.dim() == 1):
+                continue
+            proposals[name] = rules.keep_to(row, length)
+        return proposals
 
     def _start_losses(self, clients: Tensor) -> Tensor:
         """Return the loss of w^t over all training data of each client."""
         with self.engine.autocast():
             poison = self.adversary.poison(clients, self.round)
             return self.evaluator.start_losses(self.holdings.data, clients, poison)
+
+
+class _RowRules:
+    """What rows must be that a chunk of clients gives, and whether all of them are.
+
+    Args:
+        number: How many clients there are.
+        like: A tensor on the device and of the dtype of the models.
+
+    Attributes:
+        broken: Whether any rows could not be used: no part of what the chunk gave is, then.
+    """
+
+    def __init__(self, number: int, like: Tensor) -> None:
+        self.number = number
+        self.like = like
+        self.broken = False
+
+    def keep_to(self, rows: object, length: int, like: Tensor | None = None) -> Tensor:
+        """Return rows as they may be used; NaN, and note it, if they cannot be."""
+        like, shape = self.like if like is None else like, (self.number, length)
+        usable = usable_rows(rows, shape, like)
+        if usable is None:
+            self.broken = True
+            usable = like.new_full(shape, math.nan if like.is_floating_point() else 0)
+        return usable
 
 
 def _work(
