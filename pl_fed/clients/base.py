@@ -94,6 +94,8 @@ class Client(LightningModule, ABC):
             ``"x"`` is ``x_model``.
 
     Raises:
+        TypeError: If the net is no module, or a LightningModule that has steps or hooks of its own,
+            or the optimizer or the schedule cannot be called.
         ValueError: If the net has no trainable parameter, the local work is below 1, or the
             criterion's ``reduction`` is not ``"mean"``.
     """
@@ -145,6 +147,7 @@ class Client(LightningModule, ABC):
                 f"Expected argument `net` to be a torch.nn.Module but got {net!r}: where it comes"
                 " from a config, annotate it in the subclass's __init__ (net: torch.nn.Module)."
             )
+        _check_plain(net)
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.local_work = LocalWork(local_steps, local_epochs or 1)
@@ -639,6 +642,33 @@ def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> 
     for name, value in ((f"{prefix}_steps", steps), (f"{prefix}_epochs", epochs)):
         if value is not None:
             check_integers(1, **{name: value})
+
+
+def _check_plain(net: nn.Module) -> None:
+    """Refuse a net that is a LightningModule with steps or hooks, which nothing would call.
+
+    Raises:
+        TypeError: If it is; it says what to give instead.
+    """
+    kind = type(net)
+    bases = kind.__mro__
+    names = [base.__name__ for base in bases]  # pytorch_lightning has a class of its own
+    if "LightningModule" not in names:
+        return
+    place = names.index("LightningModule")
+    defined = dict.fromkeys(name for base in bases[:place] for name in vars(base))
+    ignored = [
+        name
+        for name in defined
+        if not name.startswith("_") and hasattr(bases[place], name) and not hasattr(nn.Module, name)
+    ]
+    if ignored:
+        raise TypeError(
+            "Expected argument `net` to be a module that turns inputs into outputs but got the"
+            f" LightningModule {kind.__name__}, whose `{'`, `'.join(ignored)}` would not be called:"
+            " give the module that it trains as `net`, its loss as `criterion` and its optimizer as"
+            " `optimizer`."
+        )
 
 
 def _reset(metrics: Mapping[str, ClientMetrics]) -> None:
