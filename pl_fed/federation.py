@@ -84,8 +84,9 @@ class Federation:
         corruption: What is wrong with the training data of every client, byzantine or not: an
             attack on data, such as outliers (FedTilt, section IV).
         max_rejected: The largest share of a round's benign clients, in [0, 1], that may be left out
-            as broken (NaN or infinity in losses, models or uploads, or an upload of a wrong length)
-            before the run stops. The states of such clients stay as before the round.
+            as broken (NaN or infinity in losses, models or uploads; an upload or a state of a wrong
+            length, or that is no tensor of real numbers) before the run stops. The states of such
+            clients stay as before the round.
         engine: How the local steps are run: ``"one_by_one"``; ``"stacked"``, many clients at once
             under vmap; ``"one_by_one_compiled"`` and ``"stacked_compiled"``, the same by
             ``torch.compile``; ``"auto"`` measures, and keeps the fastest.
@@ -344,8 +345,9 @@ class Federation:
             broken = ~outcome.whole.cpu() & benign
             rank_zero_warn(
                 f"In round {round} the uploads of clients {cohort[broken].tolist()} were left out,"
-                " which hold NaN or infinity, or are of a wrong length: the round goes on without"
-                " them. This is said once; `train/rejected` counts them in every round."
+                " which hold NaN or infinity, are of a wrong length, or are no real numbers: the"
+                " round goes on without them. This is said once; `train/rejected` counts them in"
+                " every round."
             )
 
     def _merge(

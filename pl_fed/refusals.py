@@ -96,7 +96,9 @@ def check_model(model: Any) -> None:
     if not isinstance(model, Client):
         raise TypeError(
             "Expected argument `model` to be a pl_fed.clients.Client but got"
-            f" {type(model).__name__}."
+            f" {type(model).__name__}: give an algorithm the net that it trains, its loss and its"
+            " optimizer, as in pl_fed.clients.FedAvg(net, criterion=..., optimizer=...), and fit"
+            " that."
         )
     _check_overridden("model", METHODS, model, LightningModule)
     _check_calls_super(model)

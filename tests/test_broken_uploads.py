@@ -6,6 +6,7 @@ import inspect
 import math
 import pkgutil
 import warnings
+from itertools import product
 
 import pytest
 import torch
@@ -193,6 +194,114 @@ def test_a_chunk_whose_uploads_are_of_no_use(order, how):
     assert broken.reports[1]["train/rejected"] == len(order) - len(left)
 
 
+OTHER_KINDS = {
+    "bool": lambda rows: rows > 0,
+    "int64": lambda rows: (1e6 * rows).long(),
+    "uint8": lambda rows: rows.to(torch.uint8),
+    "complex": lambda rows: rows * 1j,
+    "sparse": lambda rows: rows.to_sparse(),
+    "nested": lambda rows: torch.nested.nested_tensor(list(rows)),
+    "meta": lambda rows: rows.to("meta"),
+    "numpy": lambda rows: rows.numpy(),
+    "list": lambda rows: rows.tolist(),
+    "dict": lambda rows: {"upload": rows},
+    "string": lambda rows: "upload",
+    "number": lambda rows: 0.5,
+}
+
+
+class OfAnotherKind:
+    """One client that gives rows of another kind in one round: an upload, or what ``of`` names."""
+
+    who, change, of, now = BROKEN, staticmethod(lambda rows: rows), "upload", False
+
+    def end_round(self, rows):
+        upload = super().end_round(rows)
+        if self.now and (rows["client"] == self.who).any():
+            if self.of == "upload":
+                return self.change(upload)
+            rows[self.of] = self.change(torch.as_tensor(rows[self.of]))
+        return upload
+
+
+def of_another_kind(kind, change, of="upload"):
+    members = {"change": staticmethod(change), "of": of}
+    made = type(f"Odd{kind.__name__}", (OfAnotherKind, kind), members)
+    return made(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
+
+
+@quiet
+@pytest.mark.parametrize("place", [0, 2, 4], ids=["first", "third", "last"])
+@pytest.mark.parametrize("change", OTHER_KINDS)
+def test_an_upload_of_another_kind_changes_nobody_elses(change, place):
+    """Wherever in the cohort it comes: uploads lie in one tensor, which has one dtype."""
+    others = [client for client in COHORT if client != BROKEN]
+    cohort = [*others[:place], BROKEN, *others[place:]]
+    client = of_another_kind(Ditto, OTHER_KINDS[change])
+    end = run(client, [cohort] * 3)
+    same(end, run(client, [cohort, others, cohort], broken=None), 1e-12)
+    assert [report["train/rejected"] for report in end.reports] == [0, 1, 0]
+
+
+@quiet
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("change", OTHER_KINDS)
+def test_a_chunk_of_another_kind_is_left_out(change, engine):
+    cohort, others = [3, 0, 5, 2, 4, 1], [5, 2, 4, 1]
+    client, arrays = of_another_kind(FedAvg, OTHER_KINDS[change]), classes([4] * 6)
+    settings = {"engine": engine, "chunk_size": 2, "data": shared_out(arrays)}
+    end = run(client, [cohort] * 3, **settings)
+    same(end, run(client, [cohort, others, cohort], broken=None, **settings), 1e-12)
+    assert end.reports[1]["train/rejected"] == 2
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("of", "change"),
+    [
+        *product(("own_control", "control"), (*OTHER_KINDS, "length")),
+        ("own_control", "None"),  # who proposes nothing is not broken
+    ],
+)
+def test_a_state_of_another_kind_is_neither_kept_nor_proposed(change, of):
+    """The client's control variate is a state of its own, the other is proposed to the server."""
+    change = {"length": lambda rows: rows[:, :-1], "None": lambda rows: None, **OTHER_KINDS}[change]
+    cohort, others = [3, 0, 5, 2, 4], [0, 5, 2, 4]
+    client = of_another_kind(Scaffold, change, of)
+    end = run(client, [cohort] * 3)
+    assert [report["train/rejected"] for report in end.reports] == [0, 1, 0]
+    assert all(row.isfinite().all() for row in (*end.states.values(), *end.server.values()))
+    torch.testing.assert_close(end.server["control"], end.states["own_control"].mean(0))
+    assert not torch.equal(end.w, run(client, [cohort, others], 2, broken=None).w)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_real_numbers_of_another_precision_are_uploads(dtype):
+    client = of_another_kind(FedAvg, lambda rows: rows.to(dtype))
+    end, plain = run(client), run(client, broken=None)
+    assert end.w.dtype == torch.float64
+    torch.testing.assert_close(end.w, plain.w, rtol=0, atol=1e-2)
+    assert not torch.equal(end.w, plain.w)
+    assert [report["train/rejected"] for report in end.reports] == [0, 0, 0]
+
+
+class ProposesBySome(FedAvg):
+    """Clients 0 and 4 propose that the server's number grows by 10; the others propose nothing."""
+
+    def server_states(self):
+        return {"number": torch.ones(1)}
+
+    def end_round(self, rows):
+        if rows["client"].item() in (0, 4):
+            rows["number"] = rows["number"][None] + 10
+        return super().end_round(rows)
+
+
+def test_a_client_that_proposes_nothing_keeps_to_what_the_server_has():
+    end = run(ProposesBySome(seeded(mlp), optimizer=sgd(0.1), local_steps=1), rounds=1)
+    assert end.server["number"].item() == pytest.approx(1 + 10 * 2 / len(COHORT))
+
+
 @quiet
 @engines
 def test_local_models_that_break_are_not_kept(engine):
@@ -293,8 +402,8 @@ class Forgets(FedAvg):
 def test_an_algorithm_that_forgets_to_return_its_uploads_is_stopped(engine):
     client = Forgets(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
     match = (
-        "^Expected uploads as long as the model but in round 0 client 5 got an upload of another"
-        " length than the model's, or none, .*"
+        "^Expected uploads and states of real numbers, as long .* in round 0 client 5 got some of"
+        " another kind or length, or no upload, .*"
     )
     with pytest.raises(NonFiniteLossError, match=match + "`end_round` is to return"):
         run(client, broken=None, engine=engine, rounds=1)
@@ -313,8 +422,8 @@ def test_without_any_upload_left_the_global_model_stays():
 def test_the_strict_behaviour_stops_at_the_first(how):
     what = {
         "a loss": "a loss of nan",
-        "another length": "an upload of another length",
-        "nothing": "an upload of another length",
+        "another length": "some of another kind or length, or no upload",
+        "nothing": "some of another kind or length, or no upload",
     }.get(how, "a model with NaN or infinity")
     match = f"in round 1 client 3 got {what}"
     with pytest.raises(NonFiniteLossError, match=match) as failed:

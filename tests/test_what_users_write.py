@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from small_federations import Given, classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
@@ -133,6 +134,47 @@ def test_states_are_rows(row):
     client = fedavg(giving(FedAvg, "states", {"mine": row}))
     with pytest.raises(ValueError, match=r"^Expected state `mine` to be a tensor \[its length\]"):
         run_rounds(client, shared_out(classes([4, 4])))
+
+
+class LightningNet(LightningModule):
+    """A LightningModule that is no more than a net."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    "method", ["training_step", "validation_step", "configure_optimizers", "on_train_start"]
+)
+def test_a_lightning_module_is_no_net_if_it_would_not_be_trained_by_its_own_steps(method):
+    net = giving(LightningNet, method, None)()
+    match = f"^Expected argument `net` .* LightningModule Own, whose `{method}` would not be called"
+    with pytest.raises(TypeError, match=match + ".* as `criterion` and its optimizer as"):
+        FedAvg(net)
+    with pytest.raises(TypeError, match="LightningModule FedAvg, whose"):
+        FedAvg(fedavg())
+
+
+def test_a_lightning_module_that_only_runs_is_a_net(tmp_path):
+    client = fedavg(Ditto, LightningNet)
+    trainer = trainer_of(tmp_path)
+    trainer.fit(client, shared_out(classes([8, 8]), val_fraction=0.25, test_fraction=0.25))
+    plain = trainer.federation.model_of(1, "personal")
+    assert type(plain) is LightningNet
+    assert plain._trainer is None
+    expected = run_rounds(
+        fedavg(Ditto, LightningNet), shared_out(classes([8, 8])), engine="stacked", rounds=1
+    )
+    assert expected.reports[0]["train/loss"].isfinite()
+
+
+def test_a_lightning_module_is_no_client(tmp_path):
+    with pytest.raises(TypeError, match=r"`model` .* got LightningNet: give an algorithm the net"):
+        trainer_of(tmp_path).fit(LightningNet(), shared_out(classes([4, 4])))
 
 
 def test_nets_of_unknown_shapes():

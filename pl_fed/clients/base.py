@@ -80,6 +80,8 @@ class Client(FederationModule, ABC):
         population: Sizes of the federation; known from :meth:`check` on.
 
     Raises:
+        TypeError: If the net is no module, or a LightningModule that has steps or hooks of its own,
+            or the optimizer or the schedule cannot be called.
         ValueError: If the net has no trainable parameter, no model is trained, the local work is
             below 1, or the criterion's ``reduction`` is not ``"mean"``.
     """
@@ -123,6 +125,7 @@ class Client(FederationModule, ABC):
                 f"Expected argument `net` to be a torch.nn.Module but got {net!r}: where it comes"
                 " from a config, annotate it in the subclass's __init__ (net: torch.nn.Module)."
             )
+        _check_plain(net)
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.local_work = LocalWork(local_steps, local_epochs or 1)
@@ -284,7 +287,8 @@ class Client(FederationModule, ABC):
         Returns:
             The uploads [clients, numel], which the server merges and adds to w^t: by default
             w_k − w^t. An algorithm that sends models u_k, whose mean is the next w, returns
-            u_k − w^t. ``None`` if nothing is sent.
+            u_k − w^t. ``None`` if nothing is sent. Uploads, states and proposals are dense
+            floating-point tensors; with anything else the clients count as broken.
         """
         if "global" not in self.trained:
             return None
@@ -589,8 +593,10 @@ class Client(FederationModule, ABC):
         before = {name: client.states[name].clone() for name in self.state_means}
         upload = self.end_round(client)
         for name, mean in self.state_means.items():
-            change = self.population.share * (client.states[name] - before[name])
-            client.proposals.setdefault(mean, client.server_states[mean] + change)
+            row = client.states[name]
+            if isinstance(row, Tensor) and row.shape == before[name].shape:  # else it is broken
+                change = self.population.share * (row - before[name])
+                client.proposals.setdefault(mean, client.server_states[mean] + change)
         if client.global_statistics is None and "global" in (*self.trained, *self.evaluated):
             source = "global" if "global" in self.trained else self.trained[-1]
             client.global_statistics = client.models[source].statistics
@@ -665,3 +671,30 @@ def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> 
     for name, value in ((f"{prefix}_steps", steps), (f"{prefix}_epochs", epochs)):
         if value is not None:
             check_integers(1, **{name: value})
+
+
+def _check_plain(net: nn.Module) -> None:
+    """Refuse a net that is a LightningModule with steps or hooks, which nothing would call.
+
+    Raises:
+        TypeError: If it is; it says what to give instead.
+    """
+    kind = type(net)
+    bases = kind.__mro__
+    names = [base.__name__ for base in bases]  # pytorch_lightning has a class of its own
+    if "LightningModule" not in names:
+        return
+    place = names.index("LightningModule")
+    defined = dict.fromkeys(name for base in bases[:place] for name in vars(base))
+    ignored = [
+        name
+        for name in defined
+        if not name.startswith("_") and hasattr(bases[place], name) and not hasattr(nn.Module, name)
+    ]
+    if ignored:
+        raise TypeError(
+            "Expected argument `net` to be a module that turns inputs into outputs but got the"
+            f" LightningModule {kind.__name__}, whose `{'`, `'.join(ignored)}` would not be called:"
+            " give the module that it trains as `net`, its loss as `criterion` and its optimizer as"
+            " `optimizer`."
+        )

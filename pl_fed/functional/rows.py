@@ -162,6 +162,36 @@ class Row:
         )
 
 
+_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def usable_rows(rows: object, shape: tuple[int, int], like: Tensor) -> Tensor | None:
+    """Return rows in the dtype of another tensor, or ``None`` if they cannot be used.
+
+    Usable are dense tensors of a shape, on the other tensor's device. Where that is of a floating
+    dtype, rows may be of another floating precision; else they must be of its very dtype: a cast
+    would make other numbers of booleans, integers and complex numbers.
+
+    Args:
+        rows: Anything.
+        shape: The shape that they must have.
+        like: A tensor of the dtype that is wanted, on the device where it is wanted.
+
+    Example:
+        >>> usable_rows(torch.ones(1, 2).double(), (1, 2), torch.zeros(1))
+        tensor([[1., 1.]])
+        >>> usable_rows(torch.ones(1, 2).bool(), (1, 2), torch.zeros(1)) is None
+        True
+    """
+    if not isinstance(rows, Tensor) or rows.layout is not torch.strided or rows.is_nested:
+        return None
+    if rows.device != like.device or rows.shape != shape:
+        return None
+    if rows.dtype not in (_REAL if like.is_floating_point() else (like.dtype,)):
+        return None
+    return rows.detach().to(like.dtype)
+
+
 def finite_rows(rows: Tensor) -> Tensor:
     """Return which rows hold finite numbers only, bool [n].
 

@@ -15,7 +15,7 @@ from pl_fed.attacks import Attack
 from pl_fed.attacks.base import poisoned
 from pl_fed.functional.arguments import check_choice, check_integers
 from pl_fed.functional.random import generator
-from pl_fed.functional.rows import finite_rows
+from pl_fed.functional.rows import finite_rows, usable_rows
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 Knowledge = Literal["all", "own"]
@@ -164,7 +164,7 @@ class Adversary:
             ``sent``.
 
         Raises:
-            ValueError: If the attack gives anything but rows of the same shape.
+            ValueError: If the attack gives anything but rows of real numbers of that shape.
         """
         if self.attack is None:
             return sent
@@ -178,14 +178,24 @@ class Adversary:
         else:
             context = replace(context, merged=_Trials(sent, byzantine, finite, merge))
         forged = self.attack.forge(sent[known], own, context)
-        if not isinstance(forged, Tensor) or forged.shape != own.shape:
-            got = list(forged.shape) if isinstance(forged, Tensor) else type(forged).__name__
+        rows = usable_rows(forged, (len(own), own.shape[1]), own)
+        if rows is None:
             raise ValueError(
                 f"Expected `forge` of {type(self.attack).__name__} to give uploads of shape"
-                f" {list(own.shape)} but got {got}."
+                f" {list(own.shape)} but got {_described(forged, own)}."
             )
-        sent[byzantine] = forged.to(sent)
+        sent[byzantine] = rows
         return sent
+
+
+def _described(forged: object, own: Tensor) -> str:
+    """Return what an attack forged that are no uploads."""
+    if not isinstance(forged, Tensor):
+        return type(forged).__name__
+    if forged.is_nested or forged.shape == own.shape:
+        kind = "nested" if forged.is_nested else forged.layout
+        return f"{forged.dtype}, {kind}, on {forged.device}: give real numbers as `own` has them"
+    return str(list(forged.shape))
 
 
 def _fraction_or_ids(byzantine: Any) -> float | list[int]:

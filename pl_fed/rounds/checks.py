@@ -323,9 +323,12 @@ def check_broken(
         )
         expected = "finite losses"
         if int(sent[first]) == Sent.MISSHAPEN:
-            expected = "uploads as long as the model"
-            what = "an upload of another length than the model's, or none"
-            cause = "`end_round` is to return what the local steps changed, [clients, numbers]"
+            expected = "uploads and states of real numbers, as long as the model and its states"
+            what = "some of another kind or length, or no upload"
+            cause = (
+                "`end_round` is to return what the local steps changed, a floating-point tensor"
+                " [clients, numbers] on the model's device, and to keep states' dtypes and lengths"
+            )
         others = f", as did {number - 1} more of {int(benign.sum())}" if number > 1 else ""
         raise NonFiniteLossError(
             f"Expected {expected} but in round {round} client {int(clients[first])} got"

@@ -137,9 +137,7 @@ class Holdings:
     @property
     def keeps_models(self) -> bool:
         """Whether each client has a model of its own, which only its own rounds train."""
-        client = self.client
-        keeps = bool(client.states()) or any(model != "global" for model in client.trains)
-        return keeps and client.evaluates()[-1] != "global"
+        return bool(self.client.state_defaults()) and self.client.evaluated[-1] != "global"
 
     def restore(self, saved: Mapping[str, Any], participation: Tensor | None) -> None:
         """Take over what a store gave for a checkpoint, when the models are where they will be.

@@ -12,7 +12,7 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.engine import Chunk, EngineChoice, Task
 from pl_fed.engine.evaluation import Evaluator, WorkSpace
-from pl_fed.functional.rows import finite_rows
+from pl_fed.functional.rows import finite_rows, usable_rows
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.checks import Sent
 from pl_fed.rounds.holdings import Holdings
@@ -164,6 +164,8 @@ class LocalTraining:
                 trained.add(positions, uploads, proposals, outputs)
                 trained.states.append((clients, states))
                 done += len(clients)
+        current = {GLOBAL_STATISTICS: kept.statistics["global"], **self.holdings.server_states}
+        trained.complete_proposals(current)
         return trained
 
     def _chunks(self, cohort: Tensor) -> tuple[Tensor, ...]:
@@ -221,29 +223,37 @@ class LocalTraining:
             losses = self.evaluator.losses(self.holdings.data, "val", chunk.clients, model, rows)
             end.validation_losses[model] = losses.to(rows.parameters)
         end.step_means = dict(outputs)
-        upload, states = client.close_round(end)
-        proposals = self._proposals(end)
-        losses = outputs["loss"]
-        finite, shape = losses.isfinite(), (len(losses), client.row("global").layout.numel)
+        upload, kept = client.close_round(end)
+        losses, numel = outputs["loss"], client.row("global").layout.numel
+        rules = _RowRules(len(losses), end.broadcast.parameters)
+        finite = losses.isfinite()
+        states = {
+            name: rules.keep_to(kept.get(name), default.numel(), default)
+            for name, default in self.holdings.store.defaults.items()
+        }
         for model in client.trained:
             if model != "global":
-                finite = finite & finite_rows(end.models[model].parameters)
-        misshapen = upload is not None and upload.shape != shape
-        if misshapen:  # no part of it is of any use
-            upload = end.broadcast.parameters.new_full(shape, math.nan)
-        elif upload is not None:
+                parameters = rules.keep_to(end.models[model].parameters, numel)
+                finite = finite & finite_rows(parameters)
+        proposals = self._proposals(end, rules)
+        if upload is not None:
+            upload = rules.keep_to(upload, numel)
             for sent in (upload, *proposals.values()):
                 finite = finite & finite_rows(sent)
-        broken = Sent.MISSHAPEN if misshapen else Sent.NOT_FINITE
-        whole = finite & (not misshapen)
-        outputs[_SENT] = torch.where(whole, Sent.FINE, broken).to(torch.int8)
+        broken = Sent.MISSHAPEN if rules.broken else Sent.NOT_FINITE
+        valid = finite & (not rules.broken)
+        outputs[_SENT] = torch.where(valid, Sent.FINE, broken).to(torch.int8)
         return upload, proposals, states
 
-    def _proposals(self, end: ClientRound) -> dict[str, Tensor]:
+    def _proposals(self, end: ClientRound, rules: "_RowRules") -> dict[str, Tensor]:
         """Return what clients propose for what the server keeps, each [clients, length]."""
-        proposals = dict(end.proposals)
-        if end.global_statistics is not None and end.global_statistics.numel():
-            proposals[GLOBAL_STATISTICS] = end.global_statistics
+        proposals = {
+            name: rules.keep_to(rows, len(self.holdings.server_states[name]))
+            for name, rows in end.proposals.items()
+        }
+        length = self.client.statistics("global").layout.numel
+        if end.global_statistics is not None and length:
+            proposals[GLOBAL_STATISTICS] = rules.keep_to(end.global_statistics, length)
         return proposals
 
     def _start_losses(self, clients: Tensor) -> Tensor:
@@ -251,6 +261,32 @@ class LocalTraining:
         with self.engine.autocast():
             poison = self.adversary.poison(clients, self.round)
             return self.evaluator.start_losses(self.holdings.data, clients, poison)
+
+
+class _RowRules:
+    """What rows must be that a chunk of clients gives, and whether all of them are.
+
+    Args:
+        number: How many clients there are.
+        like: A tensor on the device and of the dtype of the models.
+
+    Attributes:
+        broken: Whether any rows could not be used: no part of what the chunk gave is, then.
+    """
+
+    def __init__(self, number: int, like: Tensor) -> None:
+        self.number = number
+        self.like = like
+        self.broken = False
+
+    def keep_to(self, rows: object, length: int, like: Tensor | None = None) -> Tensor:
+        """Return rows as they may be used; NaN, and note it, if they cannot be."""
+        like, shape = self.like if like is None else like, (self.number, length)
+        usable = usable_rows(rows, shape, like)
+        if usable is None:
+            self.broken = True
+            usable = like.new_full(shape, math.nan if like.is_floating_point() else 0)
+        return usable
 
 
 def _after(done: int, report: Callable[[int], None], others: float) -> Callable[[int], None]:

@@ -23,6 +23,8 @@ class Trained:
         proposals: What is proposed for what the server keeps, by name [clients, length].
         outputs: What ``training_step`` gave, each [clients], and what the round notes of each.
         states: What clients keep: ids and rows by name, for each chunk.
+
+    All rows are usable: see :func:`pl_fed.functional.rows.usable_rows`.
     """
 
     def __init__(self, number: int, room: Tensor | None) -> None:
@@ -32,6 +34,7 @@ class Trained:
         self.proposals: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
         self.states: list[tuple[Tensor, dict[str, Tensor]]] = []
+        self._proposers: dict[str, list[Tensor]] = {}
 
     def add(
         self,
@@ -49,6 +52,19 @@ class Trained:
             self.room = None if self.uploads is uploads else self.uploads
             for name, some in proposals.items():
                 self.proposals[name] = self._with(self.proposals.get(name), positions, some)
+                self._proposers.setdefault(name, []).append(positions)
+
+    def complete_proposals(self, current: Mapping[str, Tensor]) -> None:
+        """Let clients that propose nothing, where others do, propose what the server has.
+
+        Args:
+            current: What the server has, by name, each [length].
+        """
+        for name, proposers in self._proposers.items():
+            if sum(map(len, proposers)) < self.number:
+                silent = torch.ones(self.number, dtype=torch.bool)
+                silent[torch.cat(proposers)] = False
+                self.proposals[name][silent.to(current[name].device)] = current[name]
 
     def states_of(self, chosen: Tensor) -> list[tuple[Tensor, dict[str, Tensor]]]:
         """Return what some clients keep, by their ids: those that are not broken."""

@@ -436,9 +436,15 @@ def test_who_sends_nothing_forges_nothing():
         (lambda own: own.flatten(), r"\[2\]"),
         (lambda own: None, "NoneType"),
         (lambda own: own.tolist(), "list"),
+        (lambda own: own.numpy(), "ndarray"),
+        (lambda own: own > 0, "torch.bool, torch.strided, on cpu: give real .* as `own` has them"),
+        (lambda own: own.long(), "torch.int64, torch.strided, on cpu: .*"),
+        (lambda own: own * 1j, "torch.complex128, torch.strided, on cpu: .*"),
+        (lambda own: own.to_sparse(), "torch.float64, torch.sparse_coo, on cpu: .*"),
+        (lambda own: own.to("meta"), "torch.float64, torch.strided, on meta: .*"),
     ],
 )
-def test_forged_uploads_of_another_shape(gives, got):
+def test_forged_uploads_of_another_shape_or_kind(gives, got):
     class Odd(Attack):
         def forge(self, honest, own, context):
             return gives(own)
