@@ -1,29 +1,21 @@
-"""The federation: who takes part, who lies, how uploads are merged; and a round, step by step."""
+"""The federation: its arguments, checked, and what a trainer sets up by them."""
 
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
 from pl_fed.attacks import Attack
 from pl_fed.clients.base import Client
-from pl_fed.clients.contract import ClientRound
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
 from pl_fed.engine import EngineChoice, EngineName
 from pl_fed.engine.adaptation import Adaptation
-from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.engine.evaluation import Evaluator
-from pl_fed.engine.root import RootTraining
 from pl_fed.functional.arguments import (
     check_at_most,
     check_instances,
@@ -32,32 +24,29 @@ from pl_fed.functional.arguments import (
     check_shares,
     check_writable,
 )
-from pl_fed.functional.random import generator
 from pl_fed.metrics import ClientMetrics
 from pl_fed.processes import Processes
 from pl_fed.rounds.adversary import Adversary, Knowledge
 from pl_fed.rounds.checks import (
     check_aggregator,
     check_attacks,
-    check_broken,
     check_features,
     check_mean,
     check_net,
     check_state_memory,
     try_attacks,
 )
-from pl_fed.rounds.holdings import Holdings
+from pl_fed.rounds.client_states import ClientStates
+from pl_fed.rounds.evaluation import FederatedEvaluation, ModelSelection
 from pl_fed.rounds.identity import check_identity, identity_of
-from pl_fed.rounds.local_training import LocalTraining, Outcome
+from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
-from pl_fed.rounds.sharing import Sharing, at_home, collected
-from pl_fed.rounds.trained import GLOBAL_STATISTICS
-from pl_fed.rounds.uploads import Uploads
+from pl_fed.rounds.session import Session
+from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.work_share import at_home, collected
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore
-from pl_fed.types import Population, RoundContext
-
-_T = TypeVar("_T")
+from pl_fed.types import Population
 
 
 class Federation:
@@ -107,9 +96,6 @@ class Federation:
             ``None`` for neither.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
-    Attributes:
-        processes: The processes that share the work; the trainer says which they are.
-
     Raises:
         ValueError: If an argument is out of range.
     """
@@ -134,7 +120,7 @@ class Federation:
         store: str | None = None,
         state_memory: int | float = 0.5,
         gather_memory: int = 1 << 20,
-        model_selection: Literal["validation", "test"] | None = "validation",
+        model_selection: ModelSelection = "validation",
         seed: int | None = None,
     ) -> None:
         before = pre_aggregators or []
@@ -164,41 +150,42 @@ class Federation:
         defence = Mean() if aggregator is None else aggregator
         self.server = Server(_defence(before, defence), server_optimizer)
         self.adversary = Adversary(
-            attack, byzantine, redraw_byzantine, byzantine_from, attackers_know, corruption
+            attack,
+            byzantine,
+            redraw_byzantine,
+            byzantine_from,
+            attackers_know,
+            corruption,
+            num_byzantine,
         )
-        self.num_byzantine = num_byzantine
         self.max_rejected = max_rejected
         self.engine = EngineChoice(engine, chunk_size, compile_mode)
         self.store_folder = store
         self.state_memory = state_memory
         self.gather_memory = gather_memory
         self.model_selection = model_selection
-        self.processes = Processes()
         self.seed = global_seed() if seed is None else seed
-        self.limit_local_steps: int | float | None = None
-        self.shuffle = True
-        self.rounds = 0.0
-        self.seconds: Callable[[], float] = lambda: math.inf
-        self._room: Tensor | None = None
-        self._cohorts: dict[int, Tensor] = {}  # the last one: both loop and round ask for it
-        self._said_rejected = False
-        self._holdings: Holdings | None = None
-        self._evaluator: Evaluator | None = None
-        self._adaptation: Adaptation | None = None
-        self._root: RootTraining | None = None
-        self._metrics: dict[str, dict[str, ClientMetrics]] = {}
+        self._session: Session | None = None
 
-    def setup(self, client: Client, datamodule: Any, stage: str, loads: bool = False) -> None:
+    def setup(
+        self,
+        client: Client,
+        datamodule: Any,
+        stage: str,
+        loads: bool = False,
+        settings: RunSettings = RunSettings(),
+    ) -> None:
         """Check that everything fits together, before anything is trained.
 
-        What clients and server keep stays as long as the client is the same object, and the data
-        are of as many samples a client, if made anew.
+        The states of clients and server stay as long as the client is the same object, and the
+        data have the same clients, if loaded once more.
 
         Args:
             client: The algorithm.
             datamodule: The data.
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
             loads: Whether a checkpoint will be loaded then.
+            settings: The trainer's settings.
 
         Raises:
             TypeError: If the data is not a :class:`FederatedData`.
@@ -211,244 +198,172 @@ class Federation:
                 "Expected argument `datamodule` to be a pl_fed.data.FederatedData but got"
                 f" {type(datamodule).__name__}."
             )
-        data, known = datamodule.clients, self._holdings
-        new = known is None or not known.are_of(client, data, self.seed)
-        if new and known is not None and stage != "fit" and not loads:
-            known.check_none_lost(client)
-        if new or (known is not None and data is not known.loaded):
-            self._metrics = {}  # else the last results can be read until the next evaluation
-        if new:  # else who lied last stays known
+        data, before = datamodule.clients, self._session
+        if before is not None and not before.states.are_of(client, data, self.seed):
+            if stage != "fit" and not loads:
+                before.states.check_none_lost(client)
+            before = None
+        if before is None:
             self.adversary.setup(data.num_clients, data.num_classes, self.seed)
-        elif known is not None and data is not known.loaded:
-            known.exchange(data)
-        self._cohorts = {}
-        sizes = data.train.sizes
         cohort = self.sampler.size_of_cohort(data.num_clients)
-        client.population = Population(data.num_clients, cohort, int(sizes.sum()))
+        client.population = Population(data.num_clients, cohort, int(data.train.sizes.sum()))
+        self._check(client, datamodule)
+        session = self._build_session(client, datamodule, settings, before)
+        if stage == "fit":
+            self._try_parts(session)
+        client.check(data, client.population)
+        self._session = session
+
+    def _check(self, client: Client, datamodule: FederatedData) -> None:
+        """Refuse an algorithm, data, attacks and aggregators that do not fit together."""
+        data = datamodule.clients
         check_net(client, data, datamodule.augment)
         check_mean(client, self.server.aggregator, self.server.adds)
         check_features(client, datamodule)
-        attacks = [each for each in (self.adversary.attack, self.adversary.corruption) if each]
-        check_attacks(client, data, attacks)
-        if new:
-            where = (self.store_folder, self.state_memory, self.processes.here)
-            self._holdings = Holdings(client, data, self.server, self.engine, *where)
-            self._adaptation = None
-            self._root = None
-            self._evaluator = Evaluator(client, self._begin_evaluation)
-            self.server.reset()
-        self.datamodule = datamodule
+        check_attacks(client, data, self.adversary.attacks_on_data)
         if self.server.aggregator.needs_root and not len(data.root):
             raise ValueError(
                 "Expected argument `root_samples` of the data to be above 0 for an aggregator that"
                 " compares with what data of the server's own gives, as FLTrust does, but got 0."
             )
-        if stage == "fit":
-            context = self.context(torch.arange(cohort), torch.empty(0), 0)
-            check_aggregator(self.server.new_aggregator(), context)
-            try_attacks(client, data, attacks)
-        client.check(data, client.population)
+
+    def _try_parts(self, session: Session) -> None:
+        """Try the aggregator, the attacks and the engine on a few numbers, before training."""
+        client, data, rounds = session.client, session.datamodule.clients, session.rounds
+        cohort = torch.arange(client.population.cohort)
+        context = rounds.context(cohort, torch.empty(0), 0)
+        check_aggregator(self.server.new_aggregator(), context)
+        try_attacks(client, data, self.adversary.attacks_on_data)
+
+    def _build_session(
+        self,
+        client: Client,
+        datamodule: FederatedData,
+        settings: RunSettings,
+        before: Session | None,
+    ) -> Session:
+        """Return a session, which goes on with the states of the one before, if there is one.
+
+        Results of an evaluation can be read until the next one, unless the data are loaded again.
+        """
+        data = datamodule.clients
+        evaluated_before = None
+        if before is not None and data is before.states.loaded:
+            evaluated_before = before.evaluation
+        if before is None:
+            self.server.reset()
+            states = ClientStates(
+                client, data, self.server, settings, self.store_folder, self.state_memory
+            )
+        else:
+            states = before.states
+            states.renew(data, settings)
+        batch_rule = BatchRule(
+            datamodule.batch_size,
+            datamodule.drop_last,
+            settings.shuffle,
+            settings.limit_local_steps,
+        )
+        adaptation = None
         if client.adaptation is not None:
-            poison, augment = self.adversary.poison, datamodule.augment
-            self._adaptation = Adaptation(client, client.adaptation, self.seed, poison, augment)
+            adaptation = Adaptation(
+                client, client.adaptation, self.seed, self.adversary.poison, datamodule.augment
+            )
+        evaluation = FederatedEvaluation(
+            states,
+            self.engine,
+            self.adversary,
+            settings,
+            batch_rule,
+            adaptation,
+            self.model_selection,
+            before=evaluated_before,
+        )
+        rounds = RoundRunner(
+            states,
+            datamodule,
+            self.sampler,
+            self.server,
+            self.adversary,
+            self.engine,
+            evaluation.evaluator,
+            settings,
+            batch_rule,
+            max_rejected=self.max_rejected,
+            gather_memory=self.gather_memory,
+            seed=self.seed,
+        )
+        return Session(client, datamodule, states, evaluation, rounds)
+
+    @property
+    def session(self) -> Session:
+        """The federation as it is set up.
+
+        Raises:
+            RuntimeError: If no trainer has set it up.
+        """
+        if self._session is None:
+            raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
+        return self._session
 
     # A round
 
     def run_round(
-        self,
-        round: int,
-        optimizer: torch.optim.Optimizer,
-        on_server_step: Callable[[torch.optim.Optimizer], None] = lambda _: None,
-        on_clients_done: Callable[[int], None] = lambda _: None,
-    ) -> dict[str, Tensor | float]:
-        """Run one communication round.
-
-        Args:
-            round: Which, from 0.
-            optimizer: The local optimizer, with this round's learning rates.
-            on_server_step: Called before the server's optimizer steps, its gradients being set.
-            on_clients_done: Called with the number of clients that are done.
-
-        Returns:
-            What is logged of the round under ``train/`` and ``time/``.
-
-        Raises:
-            NonFiniteLossError: If too many benign clients' losses or models are not finite.
-            ValueError: If too few uploads are left to be merged.
-        """
-        started = time.perf_counter()
-        self.client.renew_rows()
-        cohort = self.draw_cohort(round)
-        self.adversary.begin(round)
-        training = self._local_training(round, optimizer)
-        sharing = self._share(cohort, training)
-        following = self.draw_cohort(round + 1) if self.store.on_disk else cohort[:0]
-        measures_start = self.server.aggregator.needs_start_losses
-        ahead = (self.rounds - round, self.seconds())
-        how = (self._room, ahead, following, measures_start, on_clients_done)
-        trained = training.run(sharing, *how)
-        self._room = trained.room
-        outcome = Outcome.of(sharing, trained, self.data.x.device, self.client.trained)
-        whole = outcome.whole
-        self._check_sent(cohort, outcome, round)
-        report, notes = self._report(cohort, outcome), _Notes()
-        if outcome.sends:
-            context = self.context(cohort, outcome.losses, round)
-            context = replace(context, start_losses=outcome.start_losses, note=notes)
-            context = replace(context, broadcast=self.client.row("global").data.clone())
-            if self.server.aggregator.needs_root:
-                context = replace(context, root=self._root_update(round, optimizer))
-            sizes = self.data.train.sizes
-            uploads = Uploads(sharing, trained, whole, context, sizes, self._expecting)
-            merged = self._merge(uploads, outcome.proposed, on_server_step)
-            report |= notes.report | merged
-        kept = trained.states
-        if not whole.all():
-            kept, sharing = trained.states_of(cohort[whole.cpu()]), sharing.of(whole.cpu())
-        sharing.keep(self.store, kept)  # a round happens as a whole, or not at all
-        self.holdings.count_round(sharing.cohort)
-        return {**report, "time/round": time.perf_counter() - started}
-
-    def _local_training(self, round: int, optimizer: torch.optim.Optimizer) -> LocalTraining:
-        """Return how the clients of a round are trained."""
-        parts = (self.holdings, self.engine, self.evaluator, self.adversary)
-        how = (self._rule, self.datamodule.augment, self.seed)
-        return LocalTraining(*parts, *how, round, optimizer)
-
-    @property
-    def _rule(self) -> BatchRule:
-        module = self.datamodule
-        return BatchRule(module.batch_size, module.drop_last, self.shuffle, self.limit_local_steps)
-
-    def _share(self, cohort: Tensor, training: LocalTraining) -> Sharing:
-        """Share a cohort out over the processes, by the steps that its clients take."""
-        if self.processes.size == 1:
-            return Sharing.alone(cohort)
-        steps = torch.tensor(list(training.steps(cohort).values()), dtype=torch.float64)
-        return Sharing.by_work(self.processes, cohort, steps.sum(0))
+        self, round: int, optimizer: torch.optim.Optimizer, hooks: RoundHooks = RoundHooks()
+    ) -> Report:
+        """Run one communication round: see :meth:`pl_fed.rounds.round.RoundRunner.run`."""
+        return self.session.rounds.run(round, optimizer, hooks)
 
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of the clients that take part in a round."""
-        if round not in self._cohorts:
-            sizes = self.holdings.loaded.train.sizes
-            draw = generator(self.seed, "cohort", round)
-            self._cohorts = {round: self.sampler.draw(len(sizes), sizes, draw)}
-        return self._cohorts[round].clone()
+        return self.session.rounds.draw_cohort(round)
 
-    def _check_sent(self, cohort: Tensor, outcome: Outcome, round: int) -> None:
-        """Stop if too many benign clients are broken, and say once that some are."""
-        benign, most = ~self.is_byzantine[cohort], self.max_rejected
-        if not check_broken(outcome.sent, benign, outcome.losses, cohort, round, most):
-            return
-        if not self._said_rejected:
-            self._said_rejected = True
-            broken = ~outcome.whole.cpu() & benign
-            rank_zero_warn(
-                f"In round {round} the uploads of clients {cohort[broken].tolist()} were left out,"
-                " which hold NaN or infinity, are of a wrong length, or are no real numbers: the"
-                " round goes on without them. This is said once; `train/rejected` counts them in"
-                " every round."
-            )
-
-    def _merge(
-        self,
-        uploads: Uploads,
-        proposed: list[str],
-        on_server_step: Callable[[torch.optim.Optimizer], None],
-    ) -> dict[str, Tensor | float]:
-        """Leave out broken uploads, and let the server merge the rest and step."""
-        server, everyone = self.server, uploads.sharing.cohort
-        round, note = uploads.context.round, uploads.context.note
-        statistics = self.client.statistics("global").data
-        kept = {GLOBAL_STATISTICS: statistics, **self.server_states}
-        if self.adversary.forges(everyone, round):
-            note("forged", float(self.adversary.attacks(everyone, round).sum()))
-            uploads.forge(self.adversary, server, kept)
-        rejected = uploads.leave_out(self.client)
-        note("rejected", float(rejected))
-        sharing = uploads.sharing
-        if not len(sharing.cohort):
-            return {}
-        how = partial(sharing.merged, gather_memory=self.gather_memory)
-        what = (uploads.changes, uploads.weights, uploads.context)
-        try:
-            update = server.step(self.client.row("global").data, *what, on_server_step, how)
-        except ValueError as error:
-            if not rejected:
-                raise
-            left = f"{rejected} of {len(everyone)} were left out of round {round} as broken"
-            raise ValueError(f"{str(error).rstrip('.')}; of the uploads, {left}.") from error
-        benign = ~self.is_byzantine[sharing.cohort]
-        note("benign_distance", uploads.distance(update, benign, server.aggregator))
-        uploads.move(self.client, kept, proposed, server.aggregator)
-        uploads.receive(self.client, kept)
-        return {"train/update_norm": update.norm()}
-
-    def _root_update(self, round: int, optimizer: torch.optim.Optimizer) -> Tensor:
-        """Return what the server's own data adds to the global model: in every process the same."""
-        if self._root is None:
-            self._root = RootTraining(self.client, self.seed, self.datamodule.augment)
-        how = (self.engine.autocast, self.engine.clipping)
-        return self._root.run(self.data, self._rule, round, optimizer, *how)
-
-    def _report(self, cohort: Tensor, outcome: Outcome) -> dict[str, Tensor | float]:
-        """Return the round's numbers: outputs are means over the benign clients of the cohort."""
-        benign, whole, outputs = ~self.is_byzantine[cohort], outcome.whole, outcome.outputs
-        counts = benign & whole.cpu()
-        report: dict[str, Tensor | float] = {}
-        if counts.any():
-            chosen = counts.nonzero().flatten().to(outcome.losses.device)
-            report = {f"train/{name}": each[chosen].mean() for name, each in outputs.items()}
-        numbers = dict.fromkeys(ROUND_NUMBERS, 0) | {
-            "cohort": len(cohort),
-            "byzantine": int((~benign).sum()),
-            "rejected": len(cohort) - int(whole.sum()),
-        }
-        return report | {f"train/{name}": float(number) for name, number in numbers.items()}
-
-    def context(self, cohort: Tensor, losses: Tensor, round: int) -> RoundContext:
-        """Return what aggregators and attacks may know of a round."""
-        return self._expecting(RoundContext(self.seed, round, clients=cohort, losses=losses))
-
-    def _expecting(self, context: RoundContext, broken: int = 0) -> RoundContext:
-        """Say how many byzantine uploads are to be expected among so many, without broken ones."""
-        if self.num_byzantine is None:
-            expected = math.floor(self.adversary.share * len(context.clients) + 1e-9)
-        else:
-            expected = max(0, self.num_byzantine - broken)
-        return replace(context, num_byzantine=expected)
-
-    # What the clients have
+    # The session's parts, for callbacks and tests
 
     @property
     def is_byzantine(self) -> Tensor:
-        """Which clients are byzantine, in the round at hand, bool [clients]."""
+        """Which clients are Byzantine in the present round, bool [clients]."""
         return self.adversary.is_byzantine
-
-    @property
-    def holdings(self) -> Holdings:
-        """What the clients have."""
-        return _set_up(self._holdings)
 
     @property
     def client(self) -> Client:
         """The algorithm that is run."""
-        return self.holdings.client
+        return self.session.client
+
+    @property
+    def datamodule(self) -> FederatedData:
+        """The data of the federation."""
+        return self.session.datamodule
+
+    @property
+    def processes(self) -> Processes:
+        """The processes that share the clients."""
+        return self.session.states.processes
+
+    @property
+    def states(self) -> ClientStates:
+        """The clients' data and states."""
+        return self.session.states
 
     @property
     def data(self) -> ClientData:
-        """The clients' data: see :attr:`Holdings.data`."""
-        return self.holdings.data
+        """The clients' data where the models are: see :attr:`ClientStates.data`."""
+        return self.session.states.data
 
     @property
     def server_states(self) -> dict[str, Tensor]:
-        """What the server keeps beside the global model."""
-        return self.holdings.server_states
+        """The states that the server keeps beside the global model, by name."""
+        return self.session.states.server_states
 
     @property
     def store(self) -> ClientStore:
-        """What the clients keep between rounds."""
-        return self.holdings.store
+        """The states that the clients keep between rounds."""
+        return self.session.states.store
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """Runs models on the clients' own data."""
+        return self.session.evaluation.evaluator
 
     @property
     def participation(self) -> Tensor | None:
@@ -456,7 +371,7 @@ class Federation:
 
         ``None`` after a checkpoint that does not tell it.
         """
-        return self.holdings.participation
+        return self.session.states.participation
 
     def clients_without_training(self) -> Tensor:
         """Return the ids of the benign clients with a model of their own that was never trained.
@@ -465,16 +380,11 @@ class Federation:
         client's model comes from the global one before an evaluation.
         """
         rounds = self.participation
-        if rounds is None or not self.holdings.keeps_models:
+        if rounds is None or not self.states.keeps_models:
             return torch.empty(0, dtype=torch.int64)
         return ((rounds == 0) & ~self.is_byzantine).nonzero().flatten()
 
     # Evaluation
-
-    @property
-    def evaluator(self) -> Evaluator:
-        """Runs models on the clients' own data."""
-        return _set_up(self._evaluator)
 
     def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
         """Return the metrics of ``"val"`` or ``"test"``, by model.
@@ -482,85 +392,35 @@ class Federation:
         They hold the last evaluation's results, also for each client
         (:meth:`~pl_fed.metrics.ClientMetrics.per_client`), until the next one begins.
         """
-        if part not in self._metrics:  # tables of all clients
-            data = self.holdings.loaded
-            sizes = (data.num_clients, data.num_classes)
-            with torch.inference_mode(False):
-                models = self.client.evaluated
-                self._metrics[part] = {
-                    model: ClientMetrics(*sizes, ~self.is_byzantine, self.adversary.triggers)
-                    for model in (*models, *self._hybrid(part))
-                }
-        return self._metrics[part]
+        return self.session.evaluation.metrics(part)
 
     def validated_names(self) -> list[str]:
-        """Return under what names a validation logs; none without a sample to validate with."""
-        if not int(self.holdings.loaded.val.sizes.sum()):
-            return []
-        found = self.metrics("val").items()
-        return [f"val/{model}/{name}" for model, metrics in found for name in metrics.names]
-
-    def _hybrid(self, part: str) -> dict[str, str]:
-        """Return under what name the better model of each client has metrics, and by what data."""
-        models, data = self.client.evaluated, self.holdings.loaded
-        if len(models) < 2 or "global" not in models:
-            return {}
-        if self.model_selection == "validation" and int(data.val.sizes.sum()):
-            return {"hybrid": "val"}
-        if self.model_selection == "test" and part == "test":
-            return {"hybrid_by_test_data": "test"}
-        return {}
+        """Return the names that a validation logs; none without validation data."""
+        return self.session.evaluation.validated_names()
 
     def evaluate(self, part: str, clients: Tensor) -> None:
-        """Add clients to the metrics of a part of the data, for each model that has any.
-
-        Of the clients, each process adds those that are at home there.
-        """
-        clients = clients[self.processes.at_home(clients)]
-        self.store.prefetch(clients)
-        metrics = self.metrics(part)
-        for each in metrics.values():
-            each.to(self.data.x.device)
-            each.benign.copy_(~self.is_byzantine)
-        shown = self.holdings.shown(part, self.adversary.attack)
-        what = (metrics, self._hybrid(part), shown)
-        with self.engine.autocast():
-            self.evaluator.evaluate(self.data, part, clients, *what)
-
-    def _begin_evaluation(self, clients: Tensor) -> ClientRound:
-        """Begin an evaluation of some clients, whose personal models may be adapted first."""
-        if self._adaptation is None:
-            return self.holdings.begin(clients)
-        with torch.inference_mode(False):
-            start = self.holdings.begin(clients)
-            self._adaptation.run(self.data, clients, start, self._rule, self.engine)
-        return start
+        """Add clients to the metrics of a part of the data, for each evaluated model."""
+        self.session.evaluation.evaluate(part, clients)
 
     def predict(self, clients: Tensor) -> list[dict[str, Any]]:
-        """Give each client's predictions on its test data, by its personal model if it has one."""
-        home = clients[self.processes.at_home(clients)]
-        with self.engine.autocast():
-            mine = self.evaluator.predict(self.data, home, self.client.evaluated[-1])
-        if self.processes.size == 1:
-            return mine
-        everyones = {one["client"]: one for each in self.processes.everyones(mine) for one in each}
-        return [everyones[client] for client in clients.tolist()]
+        """Return each client's predictions on its test data, by the last evaluated model."""
+        return self.session.evaluation.predict(clients)
 
     def models_of(self, clients: Tensor, model: str | None = None) -> Iterator[nn.Module]:
         """Yield each client's model as :meth:`predict` takes it, of clients of this process.
 
         Args:
             clients: Ids, int64 [clients].
-            model: Which of the models that are evaluated; by default the last.
+            model: The name of an evaluated model; by default the last one.
 
         Yields:
             The user's net, in evaluation mode, with that client's parameters and running
-            statistics: a copy, which pl_fed has no part in.
+            statistics: a copy, independent of pl_fed.
         """
-        return self.evaluator.models(clients, model or self.client.evaluated[-1])
+        return self.session.evaluation.models_of(clients, model)
 
     def model_of(self, client: int, model: str | None = None) -> nn.Module:
-        """Return the same of one client.
+        """Return one client's model: see :meth:`models_of`.
 
         Raises:
             ValueError: If there is no such client.
@@ -574,7 +434,7 @@ class Federation:
     def state_dict(self) -> dict[str, Any]:
         """Return what a resume needs beside the global model, which the client's state has."""
         return {
-            "identity": identity_of(self.client, self.holdings.loaded, self.seed),
+            "identity": identity_of(self.client, self.states.loaded, self.seed),
             "byzantine": self.is_byzantine,
             "engine": self.engine.state_dict(),
             "participation": self.participation,
@@ -588,32 +448,15 @@ class Federation:
         Raises:
             ValueError: If it comes from another net, algorithm or federation.
         """
-        here = identity_of(self.client, self.holdings.loaded, self.seed)
+        here = identity_of(self.client, self.states.loaded, self.seed)
         check_identity(state["identity"], here)
         if self.adversary.redraw:
             self.adversary.is_byzantine = state["byzantine"]
         self.engine.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
         rows = at_home(self.processes, state["store"])
-        self.holdings.restore(rows, state.get("participation"))
-
-
-class _Notes:
-    """What is counted in a round: numbers of one word add up."""
-
-    def __init__(self) -> None:
-        self.report: dict[str, Tensor | float] = {}
-
-    def __call__(self, word: str, number: float | Tensor) -> None:
-        name = f"train/{word}"
-        self.report[name] = self.report.get(name, 0.0) + number
+        self.states.restore(rows, state.get("participation"))
 
 
 def _defence(first: Sequence[PreAggregator], then: Aggregator) -> Aggregator:
     return Chain(first, then) if first else then
-
-
-def _set_up(thing: _T | None) -> _T:
-    if thing is None:
-        raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
-    return thing

@@ -7,7 +7,6 @@ of the epoch loop ``_should_check_val_epoch`` and ``_batches_that_stepped``. Bes
 progress counters of the loops, which have no underscore but no documentation either.
 """
 
-import math
 import signal
 import threading
 import time
@@ -18,7 +17,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook
@@ -26,10 +24,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch import Tensor
 
-from pl_fed.engine import Clipping
 from pl_fed.federation import Federation
 from pl_fed.loggers import RunCSV, WaitingRows
 from pl_fed.refusals import check_monitors, check_optimizer
+from pl_fed.rounds.round import RoundHooks
 
 _BAR_SECONDS = 0.1  # at least, between two moves of the progress bar within a round
 
@@ -167,8 +165,8 @@ class FederatedLoop(_FitLoop):
         super().on_run_end()
 
     def on_run_start(self) -> None:
-        """Hand over the trainer's settings, and begin."""
-        prepare(self.trainer, self.federation)
+        """Prepare schedules, loggers and validation, check what callbacks monitor, and begin."""
+        _count_schedules_in_rounds(self.trainer)
         self._waiting = [
             logger.waiting
             if isinstance(logger, RunCSV)
@@ -278,8 +276,12 @@ class FederatedLoop(_FitLoop):
             report: dict[str, Tensor | float] = self.federation.run_round(
                 self.epoch_progress.current.processed,
                 self.trainer.optimizers[0],
-                on_server_step=lambda optimizer: self._call("on_before_optimizer_step", optimizer),
-                on_clients_done=self._show_progress,
+                RoundHooks(
+                    on_server_step=lambda optimizer: self._call(
+                        "on_before_optimizer_step", optimizer
+                    ),
+                    on_clients_done=self._show_progress,
+                ),
             )
         for optimizer in self.trainer.optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # it stepped in the engine
@@ -335,25 +337,9 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
-def prepare(trainer: Trainer, federation: Federation) -> None:
-    """Hand the trainer's settings to the federation: precision, clipping, limits, schedules."""
-    federation.engine.autocast = trainer.precision_plugin.forward_context
-    value, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-    federation.engine.clipping = Clipping(
-        value if value and value > 0 else None, algorithm.value if algorithm else "norm"
-    )
-    limit = trainer.limit_train_batches
-    federation.limit_local_steps = None if limit == 1.0 and isinstance(limit, float) else limit
-    federation.rounds = trainer.estimated_stepping_batches
-    timers = [each for each in trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
-    federation.seconds = lambda: min(map(_time_left, timers), default=math.inf)
-    federation.shuffle = not trainer.overfit_batches
+def _count_schedules_in_rounds(trainer: Trainer) -> None:
+    """Let learning-rate schedules step once a round: a round is an epoch and a step."""
     for config in trainer.lr_scheduler_configs:
-        config.interval = "epoch"  # a round is an epoch and a step
+        config.interval = "epoch"
         if config.reduce_on_plateau and str(config.monitor).startswith("val/"):
             config.frequency = trainer.check_val_every_n_epoch or 1
-
-
-def _time_left(timer: Timer) -> float:
-    left = timer.time_remaining()
-    return math.inf if left is None else max(0.0, left)

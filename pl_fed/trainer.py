@@ -1,5 +1,6 @@
 """Lightning's Trainer, whose epochs are rounds of a federation."""
 
+import math
 import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -8,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 from lightning.pytorch import Trainer as LightningTrainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
@@ -23,13 +24,15 @@ from pl_fed.callbacks import (
 )
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
+from pl_fed.engine import Clipping, LocalSettings
 from pl_fed.federation import Federation
 from pl_fed.functional.arguments import check_instances, check_integers
 from pl_fed.loggers import RunCSV
-from pl_fed.loop import FederatedLoop, prepare
+from pl_fed.loop import FederatedLoop
 from pl_fed.processes import Processes, watched
 from pl_fed.refusals import check_data, check_processes, check_trainer
 from pl_fed.rounds.identity import check_identity, identity_of
+from pl_fed.rounds.settings import RunSettings
 from pl_fed.runs import (
     AtomicCheckpointIO,
     alone_in,
@@ -133,14 +136,29 @@ class Trainer(LightningTrainer):
             **kwargs,
         )
         check_processes(self, bool(kwargs.get("sync_batchnorm")))
-        federation.processes = Processes(self.global_rank, self.world_size, self.num_devices)
-        federation.engine.agreed = federation.processes.first
+        self.processes = Processes(self.global_rank, self.world_size, self.num_devices)
         if self.world_size > 1:  # what is logged is the same in all of them
             warnings.filterwarnings("ignore", ".*recommended to use .*sync_dist=True")
         self._loop = self.fit_loop = FederatedLoop(self, federation)
         if self.max_epochs in (None, -1) and self.max_steps >= 0:
             self.fit_loop.max_epochs = self.max_steps
-        prepare(self, federation)  # for evaluations too, before which models may be adapted
+
+    def run_settings(self) -> RunSettings:
+        """Return the settings of a run that this trainer decides."""
+        value, algorithm = self.gradient_clip_val, self.gradient_clip_algorithm
+        clipping = Clipping(
+            value if value and value > 0 else None, algorithm.value if algorithm else "norm"
+        )
+        limit = self.limit_train_batches
+        timers = [callback for callback in self.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
+        return RunSettings(
+            local=LocalSettings(self.precision_plugin.forward_context, clipping),
+            limit_local_steps=None if limit == 1.0 and isinstance(limit, float) else limit,
+            shuffle=not self.overfit_batches,  # type: ignore[attr-defined]
+            rounds=self.estimated_stepping_batches,
+            seconds_left=lambda: min(map(_seconds_left, timers), default=math.inf),
+            processes=self.processes,
+        )
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -176,7 +194,7 @@ class Trainer(LightningTrainer):
             check_identity(saved, identity_of(model, datamodule.clients, self.federation.seed))
         settings: dict[str, Any] = {"ckpt_path": path, "weights_only": weights_only}
         alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
-        with alone, watched(self.federation.processes):
+        with alone, watched(self.processes):
             if path is None and self.is_global_zero and not self._has_fitted:
                 check_holds_no_run(self.run_dir)
             self._has_fitted = True
@@ -265,6 +283,12 @@ class Trainer(LightningTrainer):
             return
         self._loop.write_rows()  # a resumed run goes on after the rows up to its checkpoint
         super().save_checkpoint(filepath, weights_only, storage_options)
+
+
+def _seconds_left(timer: Timer) -> float:
+    """Return how long a run may still take by its timer; infinity without a limit."""
+    left = timer.time_remaining()
+    return math.inf if left is None else max(0.0, left)
 
 
 def _folder(root: str | Path, run_dir: str | Path | None) -> Path:

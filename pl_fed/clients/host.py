@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class FederationLike(Protocol):
     """The part of a federation that its clients call."""
 
-    def setup(self, client: Any, datamodule: Any, stage: str, loads: bool) -> None:
+    def setup(self, client: Any, datamodule: Any, stage: str, loads: bool, settings: Any) -> None:
         """Make the federation ready for a stage."""
 
     def evaluate(self, part: str, clients: Tensor) -> None:
@@ -113,7 +113,8 @@ class FederationModule(LightningModule):
         self.trainer.precision_plugin.convert_module(self)
         datamodule = getattr(self.trainer, "datamodule", None)
         loads = getattr(self.trainer, "loads", False)
-        self.federation.setup(self, datamodule, stage, loads)
+        settings = self.trainer.run_settings()  # type: ignore[attr-defined]  # pl_fed's trainer
+        self.federation.setup(self, datamodule, stage, loads, settings)
 
     def on_validation_epoch_start(self) -> None:
         """Reset the validation metrics."""

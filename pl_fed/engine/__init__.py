@@ -3,6 +3,7 @@
 from pl_fed.engine.base import Chunk as Chunk
 from pl_fed.engine.base import Clipping as Clipping
 from pl_fed.engine.base import Engine as Engine
+from pl_fed.engine.base import LocalSettings as LocalSettings
 from pl_fed.engine.choice import EngineChoice as EngineChoice
 from pl_fed.engine.choice import EngineName as EngineName
 from pl_fed.engine.choice import Task as Task

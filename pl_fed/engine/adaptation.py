@@ -10,7 +10,7 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Objective
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
-from pl_fed.engine.base import Chunk
+from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.choice import EngineChoice, Task
 from pl_fed.engine.evaluation import WorkSpace
 from pl_fed.functional.random import key
@@ -56,6 +56,7 @@ class Adaptation:
         start: ClientRound,
         rule: BatchRule,
         like: EngineChoice,
+        settings: LocalSettings,
     ) -> None:
         """Replace the personal models of some clients by the adapted ones.
 
@@ -65,6 +66,7 @@ class Adaptation:
             start: The clients' round as an evaluation begins it; its personal models are replaced.
             rule: How samples become minibatches.
             like: How a round's local steps are run.
+            settings: How every local step is computed.
         """
         if not len(clients) or rule.limit == 0:  # nobody who is evaluated has data; or no steps
             return
@@ -80,9 +82,10 @@ class Adaptation:
                     return self._chunk(data, clients[positions], start, positions, rule)
 
                 everyone = torch.arange(len(clients))
-                engine = self._settled(
-                    like, Task(self.client, optimizer, everyone, load, 0, math.inf, dict)
+                task = Task(
+                    self.client, optimizer, everyone, load, 0, math.inf, dict, settings=settings
                 )
+                engine = self._settled(like, task)
                 for positions in everyone.split(engine.size or 1):
                     chunk = load(positions)
                     engine.run(self.client, optimizer, chunk)
@@ -98,7 +101,6 @@ class Adaptation:
         if self._engine is None or self._engine.name != name or moved:
             self._device = self.client.device
             self._engine = EngineChoice(name, like.chunk_size, like.compile_mode)  # type: ignore[arg-type]
-            self._engine.autocast, self._engine.clipping = like.autocast, like.clipping
         self._engine.settle(task)
         return self._engine
 

@@ -81,6 +81,19 @@ class Clipping:
     algorithm: str = "norm"
 
 
+@dataclass(frozen=True)
+class LocalSettings:
+    """How every local step is computed.
+
+    Attributes:
+        autocast: Gives the context in which ``training_step`` runs (mixed precision).
+        clipping: Gradient clipping.
+    """
+
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    clipping: Clipping = Clipping()
+
+
 class Engine(ABC):
     """Runs the local steps of a chunk of clients.
 

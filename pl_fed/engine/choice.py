@@ -3,8 +3,8 @@
 import ctypes
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from typing import Any, Literal, get_args
 
@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Chunk, Clipping, Engine, casts
+from pl_fed.engine.base import Chunk, Engine, LocalSettings, casts
 from pl_fed.engine.measuring import Candidate, Notebook, Speed, described, machine, measure
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
@@ -56,6 +56,8 @@ class Task:
         rounds: How many rounds are to be run; 0 if that is not known.
         seconds: How long they may take.
         steps: Gives, for each trained model, how many steps each of some clients takes.
+        settings: How every local step is computed.
+        agree: Makes several processes choose alike: returns what the first of them gave.
     """
 
     client: Client
@@ -65,6 +67,8 @@ class Task:
     rounds: float
     seconds: float
     steps: Callable[[Tensor], dict[str, list[int]]]
+    settings: LocalSettings = field(default_factory=LocalSettings)
+    agree: Callable[[Any], Any] = lambda choice: choice
 
     @cached_property
     def example(self) -> Chunk:
@@ -85,9 +89,7 @@ class EngineChoice:
         compile_mode: ``mode`` of ``torch.compile``.
 
     Attributes:
-        autocast: Gives the context in which ``training_step`` runs.
-        clipping: Gradient clipping of the local steps.
-        agreed: Makes several processes choose alike: gives back what the first of them gave.
+        settings: How every local step is computed, as it was settled last.
         current: The engine in use, once it is known.
         size: How many clients it runs at a time, likewise.
         speeds: What was measured.
@@ -114,9 +116,7 @@ class EngineChoice:
         self.name = name
         self.chunk_size = chunk_size
         self.compile_mode = compile_mode
-        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-        self.clipping = Clipping()
-        self.agreed: Callable[[Any], Any] = lambda choice: choice
+        self.settings = LocalSettings()
         self.current: str | None = None if name == "auto" else name
         self.size = chunk_size
         self.speeds: dict[str, Speed] = {}
@@ -134,9 +134,9 @@ class EngineChoice:
         keep_freed_memory()
         if self._client is not None and self._client is not task.client:
             self._begin(task.client)
-        self._client = task.client
+        self._client, self.settings = task.client, task.settings
         if self.current is None:
-            self.current = self.agreed(self._fastest(task) if len(task.cohort) else None)
+            self.current = task.agree(self._fastest(task) if len(task.cohort) else None)
         if not len(task.cohort):
             return
         if self.stacks and not self._can_stack(task, rank_zero_warn):
@@ -243,16 +243,20 @@ class EngineChoice:
 
     def _engine(self, name: str, size: int) -> Engine:
         """Return an engine, which is kept: compiled steps are in it."""
-        how = (self.autocast, self.clipping)
-        key = (name, size if name in STACKED else None, *how)
+        autocast, clipping = self.settings.autocast, self.settings.clipping
+        key = (name, size if name in STACKED else None, autocast, clipping)
         if key not in self._engines:
-            compiled = (name in COMPILED, self.compile_mode)
-            if name in STACKED:
-                self._engines[key] = Stacked(*how, size, *compiled)
-            elif name in COMPILED:
-                self._engines[key] = OneByOneCompiled(*how, None, *compiled)
+            if name == "one_by_one":
+                self._engines[key] = OneByOne(autocast, clipping)
             else:
-                self._engines[key] = OneByOne(*how)
+                kind, stack_size = (Stacked, size) if name in STACKED else (OneByOneCompiled, None)
+                self._engines[key] = kind(
+                    autocast,
+                    clipping,
+                    size=stack_size,
+                    compiled=name in COMPILED,
+                    mode=self.compile_mode,
+                )
         return self._engines[key]
 
     def _can_stack(self, task: Task, say: Callable[[str], object]) -> bool:
@@ -260,7 +264,7 @@ class EngineChoice:
         if self._stackable is None:
             size = self.clients_at_a_time("stacked", task)
             try:
-                engine = Stacked(self.autocast, self.clipping, size)
+                engine = Stacked(self.settings.autocast, self.settings.clipping, size)
                 engine.check(task.client, task.optimizer, task.load(task.cohort[:size]))
                 self._stackable = True
             except CannotStackError as error:
@@ -282,8 +286,8 @@ class EngineChoice:
             "cohort": len(task.cohort),
             "chunk": self.chunk_size,
             "optimizer": type(task.optimizer).__name__,
-            "clipping": str(self.clipping),
-            "mixed": casts(self.autocast, row.data.device),
+            "clipping": str(self.settings.clipping),
+            "mixed": casts(self.settings.autocast, row.data.device),
         }
 
 

@@ -72,15 +72,18 @@ class Evaluator:
     Args:
         client: The algorithm.
         begin: Returns the round of clients, by ids, as an evaluation begins it.
+        stacked: See the attribute.
 
     Attributes:
         stacked: Whether clients' own models are run many at once; ``None`` leaves it to the rule.
             It is set to ``False`` when they turn out not to stack.
     """
 
-    def __init__(self, client: Client, begin: Callable[[Tensor], ClientRound]) -> None:
+    def __init__(
+        self, client: Client, begin: Callable[[Tensor], ClientRound], stacked: bool | None = None
+    ) -> None:
         self.client = client
-        self.stacked: bool | None = None
+        self.stacked = stacked
         self._begin = begin
         layers = client.model("global").modules()
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in layers)

@@ -98,7 +98,7 @@ class Export:
         """Return which model each client gets, and how good the models in question are."""
         federation, select = self.federation, self.request.select
         models = {"personal": [self.own], "global": ["global"]}.get(select, ["global", self.own])
-        with federation.engine.autocast():
+        with federation.states.settings.autocast():
             args = (federation.data, "val", self.clients, models)
             tables = federation.evaluator.tables(*args)
         if select != "validation":

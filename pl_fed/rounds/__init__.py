@@ -1,7 +1,8 @@
-"""What a communication round is made of; :meth:`pl_fed.Federation.run_round` puts it together.
+"""The rooms of a communication round.
 
-Before: ``checks`` (does all fit together?), ``holdings`` (what clients have), ``adversary`` (who
-attacks, and how). In a round, in this order: ``sharing`` (which process trains whom),
-``local_training`` (clients train), ``trained`` (what comes of it), ``uploads`` (what is sent,
-forged or left out), ``server`` (it merges, and the global model moves).
+``session`` is a federation that is set up: ``client_states`` (the clients' data and states),
+``round`` (runs the rounds) and ``evaluation``. A round uses, in this order, ``local_training``
+(clients train; ``work_share`` says in which process), ``trained_cohort`` (their results),
+``adversary`` (attackers), ``uploads`` and ``server``. ``checks`` refuses parts that do not fit
+together, ``settings`` are the trainer's, and ``identity`` says which checkpoints fit.
 """

@@ -31,6 +31,8 @@ class Adversary:
         start: The first round in which they attack.
         know: Which honest uploads of a round they know: all, or what they would send themselves.
         corruption: What is wrong with every client's training data.
+        num_byzantine: How many Byzantine uploads the aggregator assumes in a round; ``None`` for
+            the number to be expected, of all clients' share.
 
     Attributes:
         is_byzantine: Which clients are byzantine, in the round at hand, bool [clients].
@@ -47,6 +49,7 @@ class Adversary:
         start: int = 0,
         know: Knowledge = "all",
         corruption: Attack | None = None,
+        num_byzantine: int | None = None,
     ) -> None:
         byzantine = _fraction_or_ids(byzantine)
         if byzantine and attack is None:
@@ -78,6 +81,7 @@ class Adversary:
         self.start = start
         self.know = know
         self.corruption = corruption
+        self.num_byzantine = num_byzantine
         self.is_byzantine = torch.empty(0, dtype=torch.bool)
         self.seed = 0
         self.num_classes = 0
@@ -119,6 +123,24 @@ class Adversary:
     def share(self) -> float:
         """Which share of all clients is byzantine."""
         return float(self.is_byzantine.double().mean())
+
+    @property
+    def attacks_on_data(self) -> list[Attack]:
+        """The attack and the corruption, as far as there are any."""
+        return [attack for attack in (self.attack, self.corruption) if attack is not None]
+
+    def expect(self, context: RoundContext, num_broken: int = 0) -> RoundContext:
+        """Return the round with the number of Byzantine uploads that the aggregator assumes.
+
+        Args:
+            context: The round, without the broken uploads.
+            num_broken: How many uploads were left out as broken.
+        """
+        if self.num_byzantine is None:
+            expected = math.floor(self.share * len(context.clients) + 1e-9)
+        else:
+            expected = max(0, self.num_byzantine - num_broken)
+        return replace(context, num_byzantine=expected)
 
     def attacks(self, clients: Tensor, round: int) -> Tensor:
         """Return which of some clients attack in a round, bool [clients]."""

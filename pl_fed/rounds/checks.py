@@ -20,17 +20,12 @@ from pl_fed.engine.features import features_of, keeps_features
 from pl_fed.functional.modes import evaluation_mode
 from pl_fed.functional.random import seeded_torch
 from pl_fed.functional.rows import trainable_parameters
+from pl_fed.rounds.trained_cohort import UploadStatus
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 
 class NonFiniteLossError(RuntimeError):
     """The losses or the models of too many benign clients became NaN or infinite."""
-
-
-class Sent:
-    """What came of a client's local work."""
-
-    FINE, NOT_FINITE, MISSHAPEN = range(3)
 
 
 def check_state_memory(memory: int | float) -> None:
@@ -297,7 +292,7 @@ def check_broken(
     """Stop a run in which too many of a round's benign clients have diverged, or send what is none.
 
     Args:
-        sent: What came of each client of the cohort, int8 [cohort]: see :class:`Sent`.
+        sent: What came of each client of the cohort, int8 [cohort]: see :class:`UploadStatus`.
         benign: Which of them are benign, bool [cohort].
         losses: Their losses [cohort].
         clients: Their ids [cohort].
@@ -311,7 +306,7 @@ def check_broken(
         NonFiniteLossError: With the round, the client and the likely cause.
     """
     sent = sent.cpu()
-    broken = (sent != Sent.FINE) & benign
+    broken = (sent != UploadStatus.VALID) & benign
     number = int(broken.sum())
     if number > most * int(benign.sum()):
         first = int(broken.nonzero()[0])
@@ -322,7 +317,7 @@ def check_broken(
             " not normalised"
         )
         expected = "finite losses"
-        if int(sent[first]) == Sent.MISSHAPEN:
+        if int(sent[first]) == UploadStatus.MALFORMED:
             expected = "uploads and states of real numbers, as long as the model and its states"
             what = "some of another kind or length, or no upload"
             cause = (

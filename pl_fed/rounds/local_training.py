@@ -1,300 +1,314 @@
 """The local work of a round: the clients of a cohort are trained, in chunks."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.batches import Batches, BatchRule
-from pl_fed.engine import Chunk, EngineChoice, Task
+from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Task
 from pl_fed.engine.evaluation import Evaluator, WorkSpace
 from pl_fed.functional.rows import finite_rows, usable_rows
 from pl_fed.rounds.adversary import Adversary
-from pl_fed.rounds.checks import Sent
-from pl_fed.rounds.holdings import Holdings
-from pl_fed.rounds.sharing import Guests, Sharing
-from pl_fed.rounds.trained import GLOBAL_STATISTICS, Trained
-
-_SENT = "what came"  # outputs beside what training_step gives
-_SENDS = "whether it sends"
-_START = "losses at the start"
-_PROPOSES = "proposes "  # and the name of a state of the server
+from pl_fed.rounds.client_states import ClientStates
+from pl_fed.rounds.trained_cohort import (
+    GLOBAL_STATISTICS,
+    ChunkResults,
+    CohortResults,
+    TrainedCohort,
+    UploadStatus,
+)
+from pl_fed.rounds.work_share import RemoteRows, WorkShare
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of the local work of a whole cohort, in every process the same.
+class RoundPlan:
+    """What a round's local work depends on.
 
     Attributes:
-        outputs: What ``training_step`` gave, each [cohort].
-        sent: What came of each client, int8 [cohort]: see :class:`Sent`.
-        sends: Whether any client sends anything.
-        start_losses: The loss of w^t over all training data of each client, [cohort]; or empty.
-        proposed: The names of what the server keeps of which any client proposes a change.
+        round: The round, from 0.
+        cohort: The clients that take part, int64 [cohort].
+        next_cohort: Those of the next round, whose rows are fetched ahead; may be empty.
+        optimizer: The local optimizer, with this round's learning rates.
+        rule: How samples become minibatches.
+        rounds_left: How many rounds are to be run, with this one.
+        seconds_left: How long they may take.
+        measures_start_losses: Whether the loss of w^t over all training data is needed.
+        on_clients_done: Called with the number of clients that are done.
     """
 
-    outputs: dict[str, Tensor]
-    sent: Tensor
-    sends: bool
-    start_losses: Tensor
-    proposed: list[str]
-
-    @classmethod
-    def of(
-        cls, sharing: Sharing, trained: Trained, device: torch.device, trains: Sequence[str]
-    ) -> "Outcome":
-        """Bring together what came of all processes' clients.
-
-        Who sends nothing, where others do or the global model is trained, is broken.
-        """
-        outputs = sharing.joined(trained.outputs, device)
-        sent, send = outputs.pop(_SENT), outputs.pop(_SENDS)
-        start = outputs.pop(_START, outputs["loss"][:0])
-        proposed = [name for name in outputs if name.startswith(_PROPOSES)]
-        for name in proposed:
-            del outputs[name]
-        sends = bool(send.any())
-        if sends or "global" in trains:
-            sent = torch.where(send, sent, Sent.MISSHAPEN)
-        return cls(outputs, sent, sends, start, [n.removeprefix(_PROPOSES) for n in proposed])
-
-    @property
-    def losses(self) -> Tensor:
-        """Mean training loss of each client over its local steps, [cohort]."""
-        return self.outputs["loss"]
-
-    @property
-    def whole(self) -> Tensor:
-        """Which clients are not broken, bool [cohort]."""
-        return self.sent == Sent.FINE
+    round: int
+    cohort: Tensor
+    next_cohort: Tensor
+    optimizer: torch.optim.Optimizer
+    rule: BatchRule
+    rounds_left: float
+    seconds_left: float
+    measures_start_losses: bool
+    on_clients_done: Callable[[int], None]
 
 
-@dataclass(frozen=True)
 class LocalTraining:
-    """How a round's clients are trained.
+    """Trains the clients of a cohort.
 
-    Attributes:
-        holdings: What the clients have.
-        engine: Runs them.
+    Args:
+        states: The clients' data and states.
+        engine: Runs the local steps.
         evaluator: Measures the losses that the algorithm asks for.
         adversary: Poisons data.
-        rule: How samples become minibatches.
         augment: Applied to the inputs of each minibatch.
+        settings: How every local step is computed.
         seed: The seed of the federation.
-        round: The round, from 0.
-        optimizer: The local optimizer, with this round's learning rates.
     """
 
-    holdings: Holdings
-    engine: EngineChoice
-    evaluator: Evaluator
-    adversary: Adversary
-    rule: BatchRule
-    augment: Callable[[Tensor], Tensor] | None
-    seed: int
-    round: int
-    optimizer: torch.optim.Optimizer
+    def __init__(
+        self,
+        states: ClientStates,
+        engine: EngineChoice,
+        evaluator: Evaluator,
+        adversary: Adversary,
+        augment: Callable[[Tensor], Tensor] | None,
+        settings: LocalSettings,
+        seed: int,
+    ) -> None:
+        self.states = states
+        self.client = states.client
+        self.engine = engine
+        self.evaluator = evaluator
+        self.adversary = adversary
+        self.augment = augment
+        self.settings = settings
+        self.seed = seed
+        self._upload_buffer: Tensor | None = None
 
-    @property
-    def client(self) -> Client:
-        """The algorithm that is run."""
-        return self.holdings.client
+    def run(self, plan: RoundPlan) -> TrainedCohort:
+        """Train a cohort, shared out over the processes.
 
-    def steps(self, clients: Tensor) -> dict[str, list[int]]:
-        """Return how many steps each client takes on each model that is trained."""
-        sizes = self.holdings.loaded.train.sizes[clients].tolist()
+        Returns:
+            The results of the whole cohort, in every process.
+        """
+        share, client = self._share(plan), self.client
+        own = CohortResults(len(share.clients), self._upload_buffer)
+        if plan.measures_start_losses and len(share.clients):
+            own.start_losses = self._start_losses(share.clients, plan.round)
+        remote = share.fetch(self.states.store)
+        with WorkSpace(client, {"global", *client.trained}) as before:
+            broadcast = ModelRows(before.rows["global"], before.statistics["global"])
+            self._run_chunks(plan, share, broadcast, remote, own)
+        statistics = {GLOBAL_STATISTICS: broadcast.statistics}
+        own.complete_proposals({**statistics, **self.states.server_states})
+        self._upload_buffer = own.buffer
+        return TrainedCohort.join(share, own, client.trained, self.states.data.x.device)
+
+    def _share(self, plan: RoundPlan) -> WorkShare:
+        """Share the cohort out over the processes, by the steps that its clients take."""
+        processes = self.states.processes
+        if processes.size == 1:
+            return WorkShare.alone(plan.cohort)
+        steps = self.count_steps(plan.cohort, plan.rule)
+        work = torch.tensor(list(steps.values()), dtype=torch.float64).sum(0)
+        return WorkShare.by_work(processes, plan.cohort, work)
+
+    def count_steps(self, clients: Tensor, rule: BatchRule) -> dict[str, list[int]]:
+        """Return how many steps each client takes on each trained model."""
+        sizes = self.states.loaded.train.sizes[clients].tolist()
         objective = self.client.objective
         return {
-            model: [self.rule.count(objective.work(model), size) for size in sizes]
+            model: [rule.count(objective.work(model), size) for size in sizes]
             for model in objective.trained
         }
 
-    def run(
+    def _run_chunks(
         self,
-        sharing: Sharing,
-        room: Tensor | None,
-        ahead: tuple[float, float],
-        following: Tensor,
-        measures_start: bool,
-        on_clients_done: Callable[[int], None],
-    ) -> Trained:
-        """Train this process's clients of a cohort.
+        plan: RoundPlan,
+        share: WorkShare,
+        broadcast: ModelRows,
+        remote: RemoteRows,
+        own: CohortResults,
+    ) -> None:
+        """Train this process's clients chunk by chunk, and collect their results."""
+        cohort, store = share.clients, self.states.store
 
-        Args:
-            sharing: The cohort.
-            room: Where uploads were put in the round before: see :class:`Trained`.
-            ahead: How many rounds are to be run, with this one, and in how many seconds at most.
-            following: The next cohort, whose rows may be fetched ahead; or no clients.
-            measures_start: Whether the loss of w^t over all training data is asked for.
-            on_clients_done: Called with the number of clients that are done.
+        def load(clients: Tensor) -> Chunk:
+            return self._load(plan, clients, broadcast, remote)
 
-        Returns:
-            What came of them; :class:`Outcome` brings it together with other processes'.
-        """
-        client, store = self.client, self.holdings.store
-        cohort, guests = sharing.clients, sharing.fetch(store)
-        trained, done = Trained(len(cohort), room), 0
-        start = self._start_losses(cohort) if measures_start and len(cohort) else None
-        with WorkSpace(client, {"global", *client.trained}) as kept:
+        def steps(clients: Tensor) -> dict[str, list[int]]:
+            return self.count_steps(clients, plan.rule)
 
-            def load(clients: Tensor) -> Chunk:
-                return self.load(clients, kept, guests)
+        self.engine.settle(
+            Task(
+                client=self.client,
+                optimizer=plan.optimizer,
+                cohort=cohort,
+                load=load,
+                rounds=plan.rounds_left,
+                seconds=plan.seconds_left,
+                steps=steps,
+                settings=self.settings,
+                agree=self.states.processes.first,
+            )
+        )
+        chunks = self._split(cohort, plan.rule)
+        prefetched = [cohort[positions] for positions in chunks[1:]]
+        next_chunks = self._split(plan.next_cohort, plan.rule)[:1]
+        prefetched += [plan.next_cohort[positions] for positions in next_chunks]
+        prefetched += [plan.next_cohort[:0]]
+        done = 0
+        for positions, clients_ahead in zip(chunks, prefetched):
+            store.prefetch(clients_ahead)
+            chunk = load(cohort[positions])
+            others = len(share.cohort) / len(cohort)
+            chunk.on_done = _count_cohort(done, plan.on_clients_done, others)
+            metrics = self.engine.run(self.client, plan.optimizer, chunk)
+            own.add(self._close(chunk, positions, metrics))
+            done += len(positions)
 
-            self.engine.settle(Task(client, self.optimizer, cohort, load, *ahead, self.steps))
-            chunks = self._chunks(cohort)
-            coming = [cohort[positions] for positions in chunks[1:]]
-            coming += [following[positions] for positions in self._chunks(following)[:1]]
-            coming += [following[:0]]
-            for positions, next_ones in zip(chunks, coming):
-                store.prefetch(next_ones)
-                clients = cohort[positions]
-                chunk = load(clients)
-                chunk.on_done = _after(done, on_clients_done, len(sharing.cohort) / len(cohort))
-                outputs = self.engine.run(client, self.optimizer, chunk)
-                uploads, proposals, states = self._close(chunk, outputs)
-                if start is not None:
-                    outputs[_START] = start[positions.to(start.device)]
-                sends = uploads is not None
-                outputs[_SENDS] = torch.full_like(outputs["loss"], sends, dtype=torch.bool)
-                outputs |= {f"{_PROPOSES}{name}": outputs["loss"] for name in proposals}
-                trained.add(positions, uploads, proposals, outputs)
-                trained.states.append((clients, states))
-                done += len(clients)
-        current = {GLOBAL_STATISTICS: kept.statistics["global"], **self.holdings.server_states}
-        trained.complete_proposals(current)
-        return trained
+    def _split(self, cohort: Tensor, rule: BatchRule) -> tuple[Tensor, ...]:
+        """Split a cohort into chunks, by positions.
 
-    def _chunks(self, cohort: Tensor) -> tuple[Tensor, ...]:
-        """Return which clients of a cohort are run at a time, by their positions in it.
-
-        Clients that are stacked wait for the one that has most to do, so they go together by that.
+        Stacked clients wait for the one with most steps, so clients with similar work go together.
         """
         if not len(cohort):
             return ()
         positions = torch.arange(len(cohort))
         if self.engine.stacks:
-            steps = torch.tensor([max(each) for each in zip(*self.steps(cohort).values())])
-            positions = steps.argsort(descending=True, stable=True)
+            steps = self.count_steps(cohort, rule).values()
+            most = torch.tensor([max(counts) for counts in zip(*steps)])
+            positions = most.argsort(descending=True, stable=True)
         chunks: tuple[Tensor, ...] = positions.split(self.engine.size or len(cohort))
         return chunks
 
-    def load(self, clients: Tensor, kept: WorkSpace, guests: Guests) -> Chunk:
-        """Bring together what a chunk of clients is run on.
+    def _load(
+        self, plan: RoundPlan, clients: Tensor, broadcast: ModelRows, remote: RemoteRows
+    ) -> Chunk:
+        """Return a chunk of clients, ready to be trained.
 
         Args:
+            plan: The round.
             clients: Their ids, int64 [clients].
-            kept: What the client's models were before the round.
-            guests: Rows of clients that are at home elsewhere.
+            broadcast: The global model that the round began with.
+            remote: Rows of clients whose home is another process.
         """
-        client, data, steps = self.client, self.holdings.data, self.steps(clients)
-        most = [max(counts) for counts in zip(*steps.values())]
-        poison = self.adversary.poison(clients, self.round)
+        client, steps = self.client, self.count_steps(clients, plan.rule)
         batches = Batches(
-            data, clients, most, self.rule, self.seed, self.round, poison, self.augment
+            self.states.data,
+            clients,
+            [max(counts) for counts in zip(*steps.values())],
+            plan.rule,
+            self.seed,
+            plan.round,
+            self.adversary.poison(clients, plan.round),
+            self.augment,
         )
-        broadcast = ModelRows(kept.rows["global"], kept.statistics["global"])
-        counts = {
-            model: torch.tensor(each, dtype=torch.int64, device=client.device)[:, None]
-            for model, each in steps.items()
+        step_rows = {
+            model: torch.tensor(counts, dtype=torch.int64, device=client.device)[:, None]
+            for model, counts in steps.items()
         }
         lr = {
             group["name"]: broadcast.parameters.new_tensor([float(group.get("lr", math.nan))])
-            for group in self.optimizer.param_groups
+            for group in plan.optimizer.param_groups
         }
-        start = self.holdings.begin(clients, broadcast, guests, counts, lr)
+        start = self.states.begin(clients, broadcast, remote, step_rows, lr)
         if "global" in client.trained:
             start.models["global"] = broadcast.expand(len(clients))
         return Chunk(clients, client.objective, batches, steps, start)
 
-    def _close(
-        self, chunk: Chunk, outputs: dict[str, Tensor]
-    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
-        """Close the round on the clients; return uploads, proposals, and their rows in the end.
+    def _close(self, chunk: Chunk, positions: Tensor, metrics: dict[str, Tensor]) -> ChunkResults:
+        """Close the round of a chunk of clients, and check what it gives.
 
-        What came of each goes to the outputs of the local steps.
+        Args:
+            chunk: The clients, after their local steps.
+            positions: Their positions in this process's part of the cohort.
+            metrics: Means over the local steps of what ``training_step`` returned.
         """
-        client, end = self.client, chunk.round
+        client, end, numel = self.client, chunk.round, self.client.row("global").layout.numel
         for model in client.validated:
             rows = end.models[model]
-            losses = self.evaluator.losses(self.holdings.data, "val", chunk.clients, model, rows)
+            losses = self.evaluator.losses(self.states.data, "val", chunk.clients, model, rows)
             end.validation_losses[model] = losses.to(rows.parameters)
-        end.step_means = dict(outputs)
-        upload, kept = client.close_round(end)
-        losses, numel = outputs["loss"], client.row("global").layout.numel
-        rules = _RowRules(len(losses), end.broadcast.parameters)
-        finite = losses.isfinite()
+        end.step_means = dict(metrics)
+        uploads, kept = client.close_round(end)
+        usable = _UsableRows(len(chunk.clients), end.broadcast.parameters)
         states = {
-            name: rules.keep_to(kept.get(name), default.numel(), default)
-            for name, default in self.holdings.store.defaults.items()
+            name: usable.check(kept.get(name), default.numel(), default)
+            for name, default in self.states.store.defaults.items()
         }
+        finite = metrics["loss"].isfinite()
         for model in client.trained:
             if model != "global":
-                parameters = rules.keep_to(end.models[model].parameters, numel)
-                finite = finite & finite_rows(parameters)
-        proposals = self._proposals(end, rules)
-        if upload is not None:
-            upload = rules.keep_to(upload, numel)
-            for sent in (upload, *proposals.values()):
-                finite = finite & finite_rows(sent)
-        broken = Sent.MISSHAPEN if rules.broken else Sent.NOT_FINITE
-        valid = finite & (not rules.broken)
-        outputs[_SENT] = torch.where(valid, Sent.FINE, broken).to(torch.int8)
-        return upload, proposals, states
+                finite &= finite_rows(usable.check(end.models[model].parameters, numel))
+        proposals = self._proposals(end, usable)
+        if uploads is not None:
+            uploads = usable.check(uploads, numel)
+            for sent in (uploads, *proposals.values()):
+                finite &= finite_rows(sent)
+        broken = UploadStatus.NOT_FINITE if usable.all_usable else UploadStatus.MALFORMED
+        valid = finite & usable.all_usable
+        status = torch.where(valid, UploadStatus.VALID, broken).to(torch.int8)
+        return ChunkResults(positions, chunk.clients, metrics, status, uploads, proposals, states)
 
-    def _proposals(self, end: ClientRound, rules: "_RowRules") -> dict[str, Tensor]:
-        """Return what clients propose for what the server keeps, each [clients, length]."""
+    def _proposals(self, end: ClientRound, usable: "_UsableRows") -> dict[str, Tensor]:
+        """Return what clients propose that the server's states become, each [clients, length]."""
         proposals = {
-            name: rules.keep_to(rows, len(self.holdings.server_states[name]))
+            name: usable.check(rows, len(self.states.server_states[name]))
             for name, rows in end.proposals.items()
         }
         length = self.client.statistics("global").layout.numel
         if end.global_statistics is not None and length:
-            proposals[GLOBAL_STATISTICS] = rules.keep_to(end.global_statistics, length)
+            proposals[GLOBAL_STATISTICS] = usable.check(end.global_statistics, length)
         return proposals
 
-    def _start_losses(self, clients: Tensor) -> Tensor:
+    def _start_losses(self, clients: Tensor, round: int) -> Tensor:
         """Return the loss of w^t over all training data of each client."""
-        with self.engine.autocast():
-            poison = self.adversary.poison(clients, self.round)
-            return self.evaluator.start_losses(self.holdings.data, clients, poison)
+        with self.settings.autocast():
+            poison = self.adversary.poison(clients, round)
+            return self.evaluator.start_losses(self.states.data, clients, poison)
 
 
-class _RowRules:
-    """What rows must be that a chunk of clients gives, and whether all of them are.
+class _UsableRows:
+    """Checks the rows that a chunk of clients gives.
 
     Args:
-        number: How many clients there are.
-        like: A tensor on the device and of the dtype of the models.
+        num_clients: How many clients there are.
+        like: A tensor of the models' dtype and device.
 
     Attributes:
-        broken: Whether any rows could not be used: no part of what the chunk gave is, then.
+        all_usable: Whether all rows so far could be used. If not, the chunk's clients are broken.
     """
 
-    def __init__(self, number: int, like: Tensor) -> None:
-        self.number = number
+    def __init__(self, num_clients: int, like: Tensor) -> None:
+        self.num_clients = num_clients
         self.like = like
-        self.broken = False
+        self.all_usable = True
 
-    def keep_to(self, rows: object, length: int, like: Tensor | None = None) -> Tensor:
-        """Return rows as they may be used; NaN, and note it, if they cannot be."""
-        like, shape = self.like if like is None else like, (self.number, length)
+    def check(self, rows: object, length: int, like: Tensor | None = None) -> Tensor:
+        """Return usable rows as they are, and rows of NaN in place of unusable ones.
+
+        Args:
+            rows: What an algorithm gave: anything.
+            length: The length that each row must have.
+            like: A tensor of the dtype that they must have; that of the models by default.
+        """
+        like, shape = self.like if like is None else like, (self.num_clients, length)
         usable = usable_rows(rows, shape, like)
         if usable is None:
-            self.broken = True
+            self.all_usable = False
             usable = like.new_full(shape, math.nan if like.is_floating_point() else 0)
         return usable
 
 
-def _after(done: int, report: Callable[[int], None], others: float) -> Callable[[int], None]:
-    """Report how many clients of the cohort are done by how many of a chunk are.
+def _count_cohort(
+    done: int, on_clients_done: Callable[[int], None], clients_per_own: float
+) -> Callable[[int], None]:
+    """Return a function that reports the cohort's clients done, from those of a chunk.
 
     Args:
         done: Clients of this process that were done before the chunk.
-        report: Called with the number.
-        others: Clients of all processes for each of this one's, which are taken to be as fast.
+        on_clients_done: Called with the number of clients of the cohort.
+        clients_per_own: Clients of all processes for each of this one, which are assumed to be as
+            fast.
     """
-    return lambda more: report(round((done + more) * others))
+    return lambda of_chunk: on_clients_done(round((done + of_chunk) * clients_per_own))

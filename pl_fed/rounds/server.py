@@ -79,7 +79,7 @@ class Server:
         uploads: Tensor,
         weights: Tensor,
         context: RoundContext,
-        before: Callable[[torch.optim.Optimizer], None],
+        before_step: Callable[[torch.optim.Optimizer], None] = lambda _: None,
         merge: Merge = lambda aggregator, *what: aggregator(*what),
     ) -> Tensor:
         """Merge the uploads, and move the global model along them.
@@ -89,7 +89,7 @@ class Server:
             uploads: Finite rows [n, numel].
             weights: Training samples of each [n].
             context: The round.
-            before: Called when the gradient is set, before the step.
+            before_step: Called when the gradient is set, before the step.
             merge: How the aggregator is called, where the uploads lie in several processes.
 
         Returns:
@@ -100,14 +100,14 @@ class Server:
         (copy,) = optimizer.param_groups[0]["params"]
         copy.data.copy_(row)
         copy.grad = -update.to(copy)
-        before(optimizer)
+        before_step(optimizer)
         optimizer.step()
         optimizer.zero_grad()
         row.copy_(copy.data)
         return update
 
-    def tried(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Return what the server would make of uploads, of which it remembers nothing."""
+    def simulate(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
+        """Return the update that the aggregator would give, without changing its memory."""
         aggregator = copy.deepcopy(self.aggregator).to(uploads.device)
         merged: Tensor = aggregator(uploads, weights, replace(context, note=lambda *_: None))
         return merged

@@ -1,7 +1,7 @@
 """The uploads of a round on their way to the server: forged by attackers, left out if broken."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
@@ -11,159 +11,152 @@ from pl_fed.functional.aggregation import weighted_sum
 from pl_fed.functional.rows import finite_rows
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.server import Server
-from pl_fed.rounds.sharing import Sharing
-from pl_fed.rounds.trained import GLOBAL_STATISTICS, Trained
+from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort
+from pl_fed.rounds.work_share import WorkShare
 from pl_fed.types import RoundContext
 
 
 class Uploads:
-    """The uploads of a cohort, and what its clients propose for what the server keeps.
+    """The uploads of a cohort, with what its clients propose for the server's states.
 
     Args:
-        sharing: Which process has trained whom.
-        trained: What came of this process's clients.
-        whole: Which of the cohort's uploads are whole, bool [cohort].
-        context: The round, of the whole cohort.
+        trained: The cohort after its local work.
+        context: What aggregators and attacks know of the round.
         sizes: Training samples of all clients, int64 [clients].
-        expecting: Says of a context how many byzantine uploads are to be expected, where so many
-            others are broken.
+        adversary: The Byzantine clients, of which it says how many to expect.
 
     Attributes:
-        sharing: The same of those that are still in.
-        rows: Those of this process's clients [clients, numel]; those of all, once they are forged.
-        context: The round, of those that are still in.
+        share: Which process holds which upload, of the clients that are not left out.
+        rows: This process's uploads [clients, numel]; all uploads, once they are forged.
+        context: The round, of the clients that are not left out.
     """
 
     def __init__(
-        self,
-        sharing: Sharing,
-        trained: Trained,
-        whole: Tensor,
-        context: RoundContext,
-        sizes: Tensor,
-        expecting: Callable[[RoundContext, int], RoundContext],
+        self, trained: TrainedCohort, context: RoundContext, sizes: Tensor, adversary: Adversary
     ) -> None:
-        self.sharing = sharing
+        self.share = trained.share
         self.context = context
-        none = context.broadcast.expand(int(sharing.mine.sum()), -1)  # where they sent nothing
-        self.rows = none if trained.uploads is None else trained.uploads
-        self._trained = trained
-        self._proposals = trained.proposals
-        self._whole = whole
+        no_rows = context.broadcast.expand(int(self.share.mine.sum()), -1)  # nothing was sent
+        self.rows = no_rows if trained.own.uploads is None else trained.own.uploads
+        self._owns_rows = trained.own.buffer is not None  # else the clients may keep that tensor
+        self._proposals = trained.own.proposals
+        self._valid = trained.valid
         self._sizes = sizes
-        self._expecting = expecting
-        self._mine, self._processes = sharing.mine, sharing.processes
-        self._cohort = len(sharing.cohort)
-        self._part = 1.0  # of the cohort that the rows count for
-        self._ids = sharing.cohort[sharing.mine]  # whose proposals there are
+        self._adversary = adversary
+        self._trained_here, self._processes = self.share.mine, self.share.processes
+        self._cohort_size = len(self.share.cohort)
+        self._factor = 1.0  # of the rows in a mean
+        self._proposers = self.share.cohort[self.share.mine]
 
     @property
     def weights(self) -> Tensor:
-        """Training samples of each client that is still in, of all processes, [clients]."""
-        return self._sizes[self.sharing.cohort].to(self.rows.device)
+        """Training samples of each client that is not left out, of all processes, [clients]."""
+        return self._sizes[self.share.cohort].to(self.rows.device)
 
     @property
-    def changes(self) -> Tensor:
-        """The rows as they count in a mean over those that are still in: see :meth:`leave_out`."""
-        return self.rows if self._part == 1 else self.rows * self._part
+    def contributions(self) -> Tensor:
+        """The rows as they count in the server's mean: see :meth:`leave_out_broken`."""
+        return self.rows if self._factor == 1 else self.rows * self._factor
 
-    def forge(self, adversary: Adversary, server: Server, kept: Mapping[str, Tensor]) -> None:
-        """Let attackers, who may look at all uploads, replace theirs: in every process alike.
+    def forge(self, server: Server, server_states: Mapping[str, Tensor]) -> None:
+        """Let the attackers replace their uploads: in every process alike.
 
         Args:
-            adversary: They.
-            server: The server, with which they may try uploads out.
-            kept: What the server keeps, by name: broken clients, who may forge an upload that is
-                whole, propose no change of it.
+            server: The server, whose aggregator attackers may try.
+            server_states: The server's current states. A broken client, whose forged upload may be
+                valid, proposes no change of them.
         """
-        context, whole = self.context, self._whole
+        context, valid = self.context, self._valid
 
-        def tried(sent: Tensor, whole: Tensor) -> Tensor:
-            known = self._context_of(context, whole)
-            weights = self._sizes[known.clients].to(sent.device)
-            return server.tried(sent if whole.all() else sent[whole], weights, known)
+        def simulate_merge(rows: Tensor, valid: Tensor) -> Tensor:
+            """Return what the server would make of the valid ones of some uploads."""
+            merged = self._context_of(valid)
+            weights = self._sizes[merged.clients].to(rows.device)
+            return server.simulate(rows if valid.all() else rows[valid], weights, merged)
 
-        sent = self.sharing.gathered(self._trained.changeable_uploads(self.rows))
-        self.rows = adversary.forge(sent, whole, context, tried)
-        if not whole.all():
-            here = whole[self._mine.to(whole.device), None]
-            proposals = self._proposals.items()
-            self._proposals = {n: each.where(here, kept[n]) for n, each in proposals}
-        forged = adversary.attacks(context.clients, context.round).to(whole.device)
-        self._whole = finite_rows(self.rows) & (whole | forged)  # a forged one counts by itself
-        self.sharing = Sharing.alone(self.sharing.cohort)
+        rows = self.share.gather(self.rows if self._owns_rows else self.rows.clone())
+        self.rows = self._adversary.forge(rows, valid, context, simulate_merge)
+        if not valid.all():
+            valid_here = valid[self._trained_here.to(valid.device), None]
+            self._proposals = {
+                name: proposal.where(valid_here, server_states[name])
+                for name, proposal in self._proposals.items()
+            }
+        forged = self._adversary.attacks(context.clients, context.round).to(valid.device)
+        self._valid = finite_rows(self.rows) & (valid | forged)  # a forged one counts by itself
+        self.share = WorkShare.alone(self.share.cohort)
 
-    def leave_out(self, client: Client) -> int:
-        """Leave out broken uploads, and what goes with them; return how many.
+    def leave_out_broken(self, client: Client) -> int:
+        """Leave out broken uploads with their proposals, and return their number.
 
-        Where uploads are changes of a mean over all clients, those that are left count as parts of
-        the whole cohort, in the mean of fewer.
+        Where uploads are changes of a mean over all clients, the valid ones count as parts of the
+        whole cohort: a client that is left out changes nothing.
         """
-        whole = self._whole
-        rejected = int((~whole).sum())
-        if rejected:
-            self.rows = self.rows[whole[self.sharing.mine.to(whole.device)]]
-            here = whole[self._mine.to(whole.device)]
-            self._proposals = {name: each[here] for name, each in self._proposals.items()}
-            self._ids = self._ids[here.cpu()]
-            self.sharing = self.sharing.of(whole.cpu())
-            self.context = self._context_of(self.context, whole)
-            partial = client.population.cohort < client.population.clients
-            if client.mean_of == "clients" and (client.uploads_changes or partial):
-                self._part = len(self.sharing.cohort) / self._cohort
+        valid = self._valid
+        rejected = int((~valid).sum())
+        if not rejected:
+            return 0
+        self.rows = self.rows[valid[self.share.mine.to(valid.device)]]
+        valid_here = valid[self._trained_here.to(valid.device)]
+        self._proposals = {name: rows[valid_here] for name, rows in self._proposals.items()}
+        self._proposers = self._proposers[valid_here.cpu()]
+        self.context = self._context_of(valid)
+        self.share = self.share.select(valid.cpu())
+        partial = client.population.cohort < client.population.clients
+        if client.mean_of == "clients" and (client.uploads_changes or partial):
+            self._factor = len(self.share.cohort) / self._cohort_size
         return rejected
 
-    def _context_of(self, context: RoundContext, whole: Tensor) -> RoundContext:
-        """Return the round of those clients alone whose uploads are whole."""
-        return self._expecting(context.of(whole), int((~whole).sum()))
+    def _context_of(self, valid: Tensor) -> RoundContext:
+        """Return the round of the clients whose uploads are valid, bool [cohort]."""
+        return self._adversary.expect(self.context.of(valid), int((~valid).sum()))
 
-    def distance(self, update: Tensor, benign: Tensor, aggregator: Aggregator) -> Tensor | float:
-        """Return how far the merged update is from the mean of the benign uploads.
+    def distance_to_benign_mean(
+        self, update: Tensor, benign: Tensor, aggregator: Aggregator
+    ) -> Tensor | float:
+        """Return the distance of the merged update to the mean of the benign uploads.
 
         Args:
-            update: Shape [numel].
-            benign: Which of those that are still in are benign, bool [clients].
-            aggregator: What has merged them.
+            update: The merged update, [numel].
+            benign: Which of the clients that are not left out are benign, bool [clients].
+            aggregator: The aggregator that merged them.
         """
         number = int(benign.sum())
         if not number:
             return math.nan
         all_benign = number == len(benign)
         if all_benign and type(aggregator) is Mean and aggregator.mass(self.weights) == number:
-            return 0.0  # it is that mean
-        shares = benign[self.sharing.mine].to(self.rows.device) / number
-        mean = self.sharing.processes.sum(weighted_sum(self.changes, shares))
+            return 0.0  # the update is that mean
+        shares = benign[self.share.mine].to(self.rows.device) / number
+        mean = self.share.processes.sum(weighted_sum(self.contributions, shares))
         distance: Tensor = (update - mean).norm()
         return distance
 
-    def move(
+    def update_server_states(
         self,
         client: Client,
-        kept: Mapping[str, Tensor],
+        server_states: Mapping[str, Tensor],
         proposed: Iterable[str],
         aggregator: Aggregator,
     ) -> None:
-        """Move what the server keeps to the mean of what was proposed, in place.
+        """Move the server's states, in place: to the means of proposals, and by the uploads.
 
         Args:
             client: The algorithm.
-            kept: What it keeps, by name, each [length].
-            proposed: The names of what any process's clients have proposed: constants stay as they
-                are, bit for bit.
-            aggregator: What merges parameters: where it is a mean by samples, that of running
-                statistics is one, too.
+            server_states: The states by name, [length] each.
+            proposed: Names of the states of which a client of any process proposes a change. The
+                others stay as they are, bit for bit.
+            aggregator: The aggregator: where it is a mean weighted by samples, so is that of
+                running statistics.
         """
         for name in proposed:
-            known = kept[name]
-            change = self._proposals.get(name, known.expand(0, -1)) - known
-            of_all = name in client.state_means.values()
-            number = float(self._cohort if of_all else len(self.sharing.cohort))
+            current = server_states[name]
+            change = self._proposals.get(name, current.expand(0, -1)) - current
+            mean_of_all = name in client.state_means.values()
+            number = float(self._cohort_size if mean_of_all else len(self.share.cohort))
             if name == GLOBAL_STATISTICS and counts_samples(aggregator):
-                change = change * self._sizes[self._ids[: len(change)], None].to(change)
+                change = change * self._sizes[self._proposers[: len(change)], None].to(change)
                 number = float(self.weights.sum())
-            known += self._processes.sum(change.sum(0)) / number
-
-    def receive(self, client: Client, kept: Mapping[str, Tensor]) -> None:
-        """Let an algorithm change what the server keeps by the uploads that are in, in place."""
-        for name, change in client.receive(self.sharing.clients, self.rows).items():
-            kept[name].add_(self.sharing.processes.sum(change))
+            current += self._processes.sum(change.sum(0)) / number
+        for name, change in client.receive(self.share.clients, self.rows).items():
+            server_states[name].add_(self.share.processes.sum(change))

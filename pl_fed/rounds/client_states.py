@@ -10,25 +10,26 @@ from pl_fed.attacks import Attack
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.client_data import ClientData
-from pl_fed.engine import EngineChoice
 from pl_fed.engine.features import moved
+from pl_fed.processes import Processes
 from pl_fed.rounds.identity import identity_of
 from pl_fed.rounds.server import Server
-from pl_fed.rounds.sharing import Guests
+from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.work_share import RemoteRows
 from pl_fed.state import ClientStore
 
 
-class Holdings:
+class ClientStates:
     """Clients' data and states, where the client's models are; made when first asked for.
 
     Args:
         client: The algorithm.
         data: The clients' data, as they were loaded.
         server: The server, which keeps states too.
-        engine: Gives the context in which a frozen body computes features.
+        settings: The trainer's settings: precision, in which a frozen body computes features, and
+            processes.
         folder: Folder for the clients' states, on disk; see :class:`ClientStore`.
-        memory: Memory for them, likewise.
-        sharers: Processes on this node, likewise.
+        memory: Memory for the clients' states: see :class:`ClientStore`.
 
     Attributes:
         participation: The number of rounds in which each client's work counted, int32 [clients];
@@ -42,16 +43,15 @@ class Holdings:
         client: Client,
         data: ClientData,
         server: Server,
-        engine: EngineChoice,
+        settings: RunSettings,
         folder: str | None,
         memory: int | float,
-        sharers: int,
     ) -> None:
         self.client = client
         self.loaded = data
         self._server = server
-        self._engine = engine
-        self._where = (folder, memory, sharers)
+        self.settings = settings
+        self._folder, self._memory = folder, memory
         self._moved: ClientData | None = None
         self._triggered: dict[str, ClientData] = {}  # by part, of what is moved
         self._store: ClientStore | None = None
@@ -69,7 +69,7 @@ class Holdings:
         row = self.client.row("global").data
         data = self._moved
         if data is None or data.x.device != row.device or data.x.dtype != row.dtype:
-            with torch.inference_mode(False), self._engine.autocast():
+            with torch.inference_mode(False), self.settings.autocast():
                 data = self._moved = moved(self.client, self.loaded)
                 self._triggered = {}
         return data
@@ -101,7 +101,9 @@ class Holdings:
         if self._store is None:
             states = self.client.state_defaults()
             with torch.inference_mode(False):
-                self._store = ClientStore(self.loaded.num_clients, states, *self._where)
+                self._store = ClientStore(
+                    self.loaded.num_clients, states, self._folder, self._memory, self.processes.here
+                )
             if self._saved is not None:
                 self._store.load_state_dict(self._saved)
                 self._saved = None
@@ -124,9 +126,16 @@ class Holdings:
                 " for them, or give `ckpt_path`."
             )
 
-    def exchange(self, data: ClientData) -> None:
-        """Take other data of the same clients, as they were loaded."""
-        self.loaded, self._moved = data, None
+    @property
+    def processes(self) -> Processes:
+        """The processes that share the clients."""
+        return self.settings.processes
+
+    def renew(self, data: ClientData, settings: RunSettings) -> None:
+        """Go on in another stage, with data of the same clients, perhaps loaded once more."""
+        self.settings = settings
+        if data is not self.loaded:
+            self.loaded, self._moved = data, None
 
     def count_round(self, clients: Tensor) -> None:
         """Count a round for the clients whose work counted in it, int64 [clients]."""
@@ -164,7 +173,7 @@ class Holdings:
         self,
         clients: Tensor,
         broadcast: ModelRows | None = None,
-        guests: Guests | None = None,
+        remote: RemoteRows | None = None,
         steps: Mapping[str, Tensor] | None = None,
         lr: Mapping[str, Tensor] | None = None,
     ) -> ClientRound:
@@ -173,11 +182,11 @@ class Holdings:
         Args:
             clients: Their ids, int64 [clients].
             broadcast: The global model; as it is now by default.
-            guests: Rows of clients that are at home elsewhere.
+            remote: Rows of clients whose home is another process.
             steps: For each trained model, how many steps each client takes, [clients, 1].
             lr: For each trained model, its learning rate, [1].
         """
-        client, store, guests = self.client, self.store, guests or Guests()
+        client, store, remote = self.client, self.store, remote or RemoteRows()
         if broadcast is None:
             broadcast = ModelRows(client.row("global").data, client.statistics("global").data)
         row = broadcast.parameters
@@ -186,7 +195,7 @@ class Holdings:
             samples=self.data.train.sizes[clients, None].to(row),
             validation_samples=self.data.val.sizes[clients, None].to(row),
             broadcast=broadcast,
-            states={name: guests.read(store, name, clients) for name in store.defaults},
+            states={name: remote.read(store, name, clients) for name in store.defaults},
             server_states=self.server_states,
             steps=dict(steps or {}),
             lr=dict(lr or {}),

@@ -1,4 +1,4 @@
-"""One round on several processes: who trains whom, and how rows get from one to the other.
+"""One round on several processes: which process trains which client, and how rows travel.
 
 Each client's states live at home, with the process ``id % size``. Where the homes' shares of a
 cohort are uneven, clients are trained elsewhere: their rows travel there before the local work and
@@ -13,7 +13,7 @@ needs room for its own clients only, and what is left to gain is a hundredth of 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,11 +25,13 @@ from pl_fed.processes import Processes
 from pl_fed.state import ClientStore, of_clients
 from pl_fed.types import RoundContext
 
+_Key = TypeVar("_Key")
+
 _PIECE = 1 << 24  # bytes that are on their way at a time, of uploads or of a checkpoint's states
 
 
-class Sharing:
-    """Who of a cohort is trained by which process. In one process it is the identity.
+class WorkShare:
+    """Which process trains which client of a cohort. With one process it is the identity.
 
     Args:
         processes: The processes.
@@ -52,33 +54,33 @@ class Sharing:
         self._travels = processes.size > 1 and bool(self._away.any())
 
     @classmethod
-    def by_work(cls, processes: Processes, cohort: Tensor, work: Tensor) -> "Sharing":
+    def by_work(cls, processes: Processes, cohort: Tensor, work: Tensor) -> "WorkShare":
         """Share a cohort out by the clients' work [cohort], at home where that is fair."""
         homes = processes.homes(cohort)
         return cls(processes, cohort, balanced(work, homes, processes.size))
 
     @classmethod
-    def alone(cls, cohort: Tensor) -> "Sharing":
+    def alone(cls, cohort: Tensor) -> "WorkShare":
         """Return what every process does by itself, for the whole cohort."""
         return cls(Processes(), cohort, torch.zeros_like(cohort))
 
-    def of(self, kept: Tensor) -> "Sharing":
-        """Return the sharing of a part of the cohort, bool [cohort]."""
-        return Sharing(self.processes, self.cohort[kept], self.owners[kept])
+    def select(self, chosen: Tensor) -> "WorkShare":
+        """Return the share of a part of the cohort, bool [cohort]."""
+        return WorkShare(self.processes, self.cohort[chosen], self.owners[chosen])
 
     # Before and after the local work
 
-    def fetch(self, store: ClientStore) -> "Guests":
+    def fetch(self, store: ClientStore) -> "RemoteRows":
         """Return the rows of this process's clients that are at home elsewhere."""
         if not self._travels:
-            return Guests()
+            return RemoteRows()
         leaving = self._away & (self._homes == self.processes.rank)
         arriving = self._away & self.mine
         rows = {
             name: self._move(store.read(name, self._sorted(leaving, self.owners)), leaving, True)
             for name in store.defaults
         }
-        return Guests(self._sorted(arriving, self._homes), rows)
+        return RemoteRows(self._sorted(arriving, self._homes), rows)
 
     def keep(self, store: ClientStore, states: Iterable[tuple[Tensor, dict[str, Tensor]]]) -> None:
         """Write what the clients keep where they are at home.
@@ -87,31 +89,31 @@ class Sharing:
             store: This process's store.
             states: Ids and rows by name, for each chunk that this process has trained.
         """
-        guests = []
+        travelling = []
         for clients, rows in states:
             if self._travels:
                 home = self.processes.at_home(clients)
                 away = ~home
-                guests.append((clients[away], {n: row[away] for n, row in rows.items()}))
+                travelling.append((clients[away], {n: row[away] for n, row in rows.items()}))
                 clients, rows = clients[home], {n: row[home] for n, row in rows.items()}
             for name, each in rows.items():
                 store.write(name, clients, each)
         if self._travels:
-            self._send_home(store, guests)
+            self._send_home(store, travelling)
 
     def _send_home(
-        self, store: ClientStore, guests: list[tuple[Tensor, dict[str, Tensor]]]
+        self, store: ClientStore, travelling: list[tuple[Tensor, dict[str, Tensor]]]
     ) -> None:
         leaving = self._away & self.mine
         clients = self._sorted(self._away & (self._homes == self.processes.rank), self.owners)
-        trained = torch.cat([self.cohort[:0], *(ids for ids, _ in guests)])
+        trained = torch.cat([self.cohort[:0], *(ids for ids, _ in travelling)])
         wanted = self._sorted(leaving, self._homes)
         order = (wanted[:, None] == trained).nonzero()[:, 1]
         for name, default in store.defaults.items():
-            rows = torch.cat([default.expand(0, -1), *(each[name] for _, each in guests)])
-            came = self._move(rows[order.to(rows.device)], leaving, False)
+            rows = torch.cat([default.expand(0, -1), *(states[name] for _, states in travelling)])
+            arrived = self._move(rows[order.to(rows.device)], leaving, False)
             if len(clients):
-                store.write(name, clients, came)
+                store.write(name, clients, arrived)
 
     def _sorted(self, chosen: Tensor, by: Tensor) -> Tensor:
         """Ids of the chosen ones, by process, else in the order of the cohort."""
@@ -130,22 +132,27 @@ class Sharing:
 
     # What the clients give
 
-    def joined(self, mine: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    def join(self, mine: Mapping[_Key, Tensor], device: torch.device) -> dict[_Key, Tensor]:
         """Return small tables [cohort, ...] of which each process has its clients' rows.
 
-        A process without clients gives none, and learns the names from the others.
+        Zeros stand for the clients of a process that lacks a table which another one has.
         """
         if self.processes.size == 1:
             return dict(mine)
-        given = self.processes.everyones({name: table.cpu() for name, table in mine.items()})
         place = self.owners.argsort(stable=True).argsort()
-        names = list(next((tables for tables in given if tables), {}))
-        return {
-            name: torch.cat([tables[name] for tables in given if tables])[place].to(device)
-            for name in names
-        }
+        counts = self._counts(self.owners)
+        tables = self.processes.everyones({name: table.cpu() for name, table in mine.items()})
+        joined = {}
+        for name in dict.fromkeys(name for process in tables for name in process):
+            example = next(process[name] for process in tables if name in process)
+            pieces = [
+                process.get(name, example.new_zeros(count, *example.shape[1:]))
+                for process, count in zip(tables, counts)
+            ]
+            joined[name] = torch.cat(pieces)[place].to(device)
+        return joined
 
-    def gathered(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         """Return the rows of the whole cohort, in its order: in every process."""
         if self.processes.size == 1:
             return rows
@@ -156,7 +163,7 @@ class Sharing:
             place[its] = process * longest + torch.arange(int(its.sum()))
         return self.processes.gather(rows, longest).index_select(0, place.to(rows.device))
 
-    def merged(
+    def merge(
         self,
         aggregator: Aggregator,
         uploads: Tensor,
@@ -176,22 +183,22 @@ class Sharing:
         Returns:
             Shape [numel].
         """
-        whole = None if self.processes.size == 1 else aggregator.mass(weights)
-        if whole is not None:
-            return self._reduced(aggregator, uploads, weights, context, whole)
+        total_mass = None if self.processes.size == 1 else aggregator.mass(weights)
+        if total_mass is not None:
+            return self._merge_mean(aggregator, uploads, weights, context, total_mass)
         bytes_of_all = len(self.cohort) * uploads.shape[1] * uploads.element_size()
         if self.processes.size > 1 and aggregator.shards and bytes_of_all > gather_memory:
-            return self._merged_in_shards(aggregator, uploads, weights, context)
-        merged: Tensor = aggregator(self.gathered(uploads), weights, context)
+            return self._merge_in_shards(aggregator, uploads, weights, context)
+        merged: Tensor = aggregator(self.gather(uploads), weights, context)
         return merged
 
-    def _reduced(
+    def _merge_mean(
         self,
         aggregator: Aggregator,
         uploads: Tensor,
         weights: Tensor,
         context: RoundContext,
-        whole: float,
+        total_mass: float,
     ) -> Tensor:
         """Merge one's own uploads, and add up what the processes have, by its mass."""
         mine = self.mine.to(weights.device)
@@ -200,10 +207,12 @@ class Sharing:
         with self.processes.together(ValueError):
             aggregator.require_uploads(uploads, 0)
             if mass:
-                part = aggregator(uploads, weights[mine], context.of(self.mine)) * (mass / whole)
+                part = aggregator(uploads, weights[mine], context.of(self.mine)) * (
+                    mass / total_mass
+                )
         return self.processes.sum(part)
 
-    def _merged_in_shards(
+    def _merge_in_shards(
         self, aggregator: Aggregator, uploads: Tensor, weights: Tensor, context: RoundContext
     ) -> Tensor:
         """Merge a slice of the coordinates of all uploads, and bring the slices together."""
@@ -238,12 +247,12 @@ class Sharing:
         return shard
 
 
-class Guests:
-    """Rows of clients that are at home elsewhere, for one round.
+class RemoteRows:
+    """Rows of clients whose home is another process, for one round.
 
     Args:
-        clients: Ids, int64 [guests]; none by default.
-        rows: For each state [guests, numel].
+        clients: Ids, int64 [clients]; none by default.
+        rows: For each state [clients, numel].
     """
 
     def __init__(
@@ -253,11 +262,11 @@ class Guests:
         self.rows = rows or {}
 
     def read(self, store: ClientStore, name: str, clients: Tensor) -> Tensor:
-        """Return copies of clients' rows: those of guests, and from the store those of others."""
+        """Return copies of clients' rows, remote ones or from the store."""
         rows = store.read(name, clients)
         if len(self.clients):
-            found, guest = (clients[:, None] == self.clients).nonzero(as_tuple=True)
-            rows[found.to(rows.device)] = self.rows[name][guest.to(rows.device)]
+            places, remote = (clients[:, None] == self.clients).nonzero(as_tuple=True)
+            rows[places.to(rows.device)] = self.rows[name][remote.to(rows.device)]
         return rows
 
 
