@@ -11,10 +11,10 @@ from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine import EngineChoice
 from pl_fed.engine.features import moved
-from pl_fed.rounds.identity import identity_of
+from pl_fed.rounds.identity import kind_of
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.sharing import Guests
-from pl_fed.state import ClientStore
+from pl_fed.state import ClientStore, check_states
 
 
 class Holdings:
@@ -90,10 +90,7 @@ class Holdings:
     def store(self) -> ClientStore:
         """What the clients keep between rounds."""
         if self._store is None:
-            states = dict(self.client.states())
-            for model in self.client.trains:
-                if model != "global":
-                    states[f"{model}_statistics"] = self.client.statistics(model).data
+            states = self._default_states()
             with torch.inference_mode(False):
                 self._store = ClientStore(self.loaded.num_clients, states, *self._where)
             if self._saved is not None:
@@ -101,11 +98,19 @@ class Holdings:
                 self._saved = None
         return self._store
 
+    def _default_states(self) -> dict[str, Tensor]:
+        """Return the row of each state that a client has before its first round."""
+        states = dict(self.client.states())
+        for model in self.client.trains:
+            if model != "global":
+                states[f"{model}_statistics"] = self.client.statistics(model).data
+        return states
+
     def are_of(self, client: Client, data: ClientData, seed: int) -> bool:
         """Return whether a client and data are these, the data perhaps made anew."""
         if client is not self.client:
             return False
-        one, other = (identity_of(client, each, seed) for each in (data, self.loaded))
+        one, other = (kind_of(client, each, seed) for each in (data, self.loaded))
         return data is self.loaded or one == other
 
     def check_none_lost(self, client: Client) -> None:
@@ -123,7 +128,12 @@ class Holdings:
         self.loaded, self._moved = data, None
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take over what a store gave for a checkpoint, when the models are where they will be."""
+        """Take over what a store gave for a checkpoint, when the models are where they will be.
+
+        Raises:
+            ValueError: If it is of other clients, or of other states; nothing is changed then.
+        """
+        check_states(saved, self.loaded.num_clients, self._default_states())
         self._store, self._saved = None, saved
         self._moved = None  # and features by the body that will be loaded
 
