@@ -1,10 +1,13 @@
 """The command line: LightningCLI with the sections model, data, federation and trainer."""
 
+import contextlib
 import copy
+import errno
 import logging
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import sys
@@ -34,18 +37,19 @@ from lightning_utilities.core.enums import StrEnum
 import pl_fed.models
 import pl_fed.optimizers  # noqa: F401 (imported, their classes are known by their short names)
 from pl_fed.callbacks import Predictions, Summary
+from pl_fed.checkpoints import RowsOf, check_source, check_weights_only, local_path
 from pl_fed.clients import Client
 from pl_fed.data import FederatedData
 from pl_fed.exports import Export, Request
 from pl_fed.federation import Federation
+from pl_fed.functional.arguments import check_writable
 from pl_fed.loggers import wandb_loggers
 from pl_fed.messages import of_a_class, of_a_file, sentence, wrong_config
 from pl_fed.reports import command
 from pl_fed.reports.configs import differing, group_name, shown
 from pl_fed.reports.split import Split
 from pl_fed.runs import (
-    RowsOf,
-    alone_in,
+    RunLock,
     is_first_process,
     last_checkpoint,
     last_run,
@@ -65,7 +69,8 @@ _PROGRAM = {
         " one page), export (clients' models as files). Each has its own --help."
     ),
 }
-_NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry|.*://")  # what else Lightning takes for one
+_NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry")  # what else Lightning takes for one
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TO_PARTITION = [  # any model, in place of one that may be large, or not given; and any machine
     *("--model=pl_fed.clients.FedAvg", "--model.net=torch.nn.Linear"),
     *("--model.net.in_features=1", "--model.net.out_features=1"),
@@ -121,31 +126,79 @@ class FederatedCLI(SectionsCLI):
 
     def __init__(self, args: ArgsType = None) -> None:
         self.run_dir: Path | None = None
-        try:
-            super().__init__(
-                save_config_callback=SaveAndLogConfig,
-                save_config_kwargs={"overwrite": True},
-                parser_kwargs=_PROGRAM,
-                args=args,
-            )
-        except BaseException:
-            _discard(self.run_dir)
-            raise
-        if getattr(self.trainer, "fast_dev_run", False):  # which leaves no file
-            _discard(self.run_dir)
+        self._lock: RunLock | None = None
+        self._ckpt_path: str | None = None
+        self._arguments = sys.argv[1:] if args is None else args
+        with contextlib.ExitStack() as self._until_the_end:
+            try:
+                super().__init__(
+                    save_config_callback=SaveAndLogConfig,
+                    save_config_kwargs={"overwrite": True},
+                    parser_kwargs=_PROGRAM,
+                    args=args,
+                )
+            except BaseException as error:
+                self._end_early(error)
+                raise
+            if getattr(self.trainer, "fast_dev_run", False):  # which leaves no file
+                _discard(self.run_dir)
+
+    def _end_early(self, error: BaseException) -> None:
+        """Remove the folder of a run that did not begin; of another, say how it can go on.
+
+        Raises:
+            OSError: If a disk is full, and the error does not say of which files.
+        """
+        _discard(self.run_dir)
+        if self.run_dir is None or not self.run_dir.is_dir():
+            return
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise OSError(
+                f"Expected room for the files of the run in {self.run_dir} but got:"
+                f" {error.strerror}. Its last checkpoint is kept: make room, and go on by"
+                " --ckpt_path last."
+            ) from error
+        interrupted = getattr(getattr(self, "trainer", None), "interrupted", False)
+        if isinstance(error, SIGTERMException):
+            print(f"Stopped by SIGTERM. {self._how_to_go_on(self.run_dir)}", file=sys.stderr)
+        elif interrupted and isinstance(error, SystemExit | KeyboardInterrupt):
+            print(f"Stopped by Ctrl-C. {self._how_to_go_on(self.run_dir)}", file=sys.stderr)
+
+    def _how_to_go_on(self, run_dir: Path) -> str:
+        """Return where the run's folder is, and the command that resumes the run, if there is."""
+        place = f"The run's folder is {run_dir}"
+        checkpoint = last_checkpoint(run_dir)
+        if self.subcommand != "fit" or not isinstance(self._arguments, list):
+            return f"{place}."
+        if checkpoint is None and not (run_dir / "checkpoints").is_dir():
+            return f"{place}; it has no checkpoints/last.ckpt to go on from."
+        command = shlex.join([*_PROGRAM["prog"].split(), *_resuming(self._arguments)])
+        begins = "" if checkpoint else " (from its first round, as no checkpoint is saved yet)"
+        return f"{place}. This goes on with it{begins}:\n  {command}"
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the arguments, and look at the checkpoint before Lightning reads it."""
+        """Parse the arguments, and take the checkpoint: Lightning would read it for arguments."""
         super().parse_arguments(parser, args)
-        path = self.config[self.config.subcommand].ckpt_path
-        if path and not _NOT_A_FILE.match(path) and not zipfile.is_zipfile(path):
-            what = "broken, or of another kind" if Path(path).is_file() else "no such file"
-            if Path(path).is_dir():
-                what = "a folder: those of a run are in its folder `checkpoints`"
+        config = self.config[self.config.subcommand]
+        path = self._ckpt_path = config.ckpt_path
+        config.ckpt_path = None
+        check_weights_only(config.get("weights_only"))
+        if not path or _NOT_A_FILE.match(path):
+            return
+        check_source(path)
+        file = local_path(path)
+        if file is not None and not (file.is_file() and zipfile.is_zipfile(file)):
+            wrong = "broken, or of another kind" if file.is_file() else "no such file"
+            if file.is_dir():
+                wrong = "a folder: those of a run are in its folder `checkpoints`"
             raise ValueError(
-                f"Expected argument `ckpt_path` to be a checkpoint, last or best but got {path}:"
-                f" {what}."
+                "Expected argument `ckpt_path` to be a checkpoint, last or best but got"
+                f" {path if path.isprintable() else repr(path)}: {wrong}."
             )
+
+    def before_instantiate_classes(self) -> None:
+        """Give the checkpoint back."""
+        self.config[self.subcommand].ckpt_path = self._ckpt_path
 
     def instantiate_classes(self) -> None:
         """Make everything, with the loggers writing into the run's folder."""
@@ -155,10 +208,9 @@ class FederatedCLI(SectionsCLI):
         begun = self._has_config_of if resumes else None
         last = last_run(root, begun) if config.ckpt_path == "last" else None
         if is_first_process():  # it chooses the folder, and writes into it
+            self._take_folder(last if last and resumes else new_folder(root))
             if last and resumes:
-                with alone_in(last):  # said before any file is touched
-                    pass
-            self.run_dir = last if resumes else new_folder(root)
+                check_writable(run_dir=last)  # before any file is touched
             if self.subcommand == "fit" and _saves_here(config.trainer):
                 (self.run_dir / "checkpoints").mkdir(exist_ok=True)  # type: ignore[operator]
         self._asked_for = self.config
@@ -182,6 +234,12 @@ class FederatedCLI(SectionsCLI):
                 _place(logger, self.run_dir, group)
         super().instantiate_classes()
 
+    def _take_folder(self, folder: Path) -> None:
+        """Keep other processes out of a folder to the end, and write into it."""
+        self._lock = RunLock(folder)
+        self._until_the_end.enter_context(self._lock)
+        self.run_dir = folder
+
     def _has_config_of(self, run: Path) -> bool:
         """Whether a run is of the config that is asked for, or does not say of which it is."""
         asked = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.subcommand]
@@ -192,7 +250,8 @@ class FederatedCLI(SectionsCLI):
         self.config = self._asked_for  # what is saved names no folder of this run
         federation: Federation = self._get(self.config_init, "federation")
         self.trainer_class = Trainer
-        trainer = super().instantiate_trainer(federation=federation, run_dir=self.run_dir, **kwargs)
+        place = {"run_dir": self.run_dir, "lock": self._lock}
+        trainer = super().instantiate_trainer(federation=federation, **place, **kwargs)
         added: list[Callback] = [Summary(federation, self.run_dir)]
         if self.subcommand == "predict":
             added.append(Predictions(self.run_dir or Path()))
@@ -411,9 +470,11 @@ def main(args: ArgsType = None) -> None:
         else:
             FederatedCLI(args)
     except SIGTERMException:  # whose exit status would be that of a success
-        if is_first_process():
-            print("Stopped by SIGTERM: fit --ckpt_path last goes on.", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)
+    except KeyboardInterrupt:  # before there is a trainer, which would end the run in order
+        if is_first_process():
+            print("Stopped by Ctrl-C before the first round.", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except (
         ValueError,
         TypeError,
@@ -457,11 +518,29 @@ def _changes(file: Path, config: dict[str, Any]) -> str:
 
 
 def _discard(run_dir: Path | None) -> None:
-    """Remove the folder of a run that ended before it began: it holds no results."""
-    if run_dir is not None and not (run_dir / "wandb").exists():
-        (run_dir / _RUN_ID).unlink(missing_ok=True)  # of no run of W&B
-    if run_dir is not None and {path.name for path in run_dir.rglob("*")} <= _BEGUN:
-        shutil.rmtree(run_dir)
+    """Remove the folder of a run that ended before it began: it holds no results.
+
+    One that cannot be removed stays: what ended the run is worth more words.
+    """
+    if run_dir is None:
+        return
+    with contextlib.suppress(OSError):
+        if not (run_dir / "wandb").exists():
+            (run_dir / _RUN_ID).unlink(missing_ok=True)  # of no run of W&B
+        if {path.name for path in run_dir.rglob("*")} <= _BEGUN:
+            shutil.rmtree(run_dir)
+
+
+def _resuming(arguments: list[str]) -> list[str]:
+    """Return the arguments of a command line that goes on with the last run."""
+    kept, skip = [], False
+    for argument in arguments:
+        if not skip and not argument.startswith("--ckpt_path="):
+            kept.append(argument)
+        skip = argument == "--ckpt_path" and not skip
+        if skip:
+            kept.pop()
+    return [*kept, "--ckpt_path", "last"]
 
 
 def _entries(logger: Any) -> Iterator[Namespace]:

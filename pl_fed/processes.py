@@ -4,7 +4,11 @@ Only ``torch.distributed`` over the group that Lightning's strategy has made (gl
 GPUs), and of it only what both backends have: ``all_reduce``, ``all_gather``, ``all_to_all``.
 """
 
+import os
 import re
+import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+_LAUNCHER = "PL_FED_LAUNCHER"  # the id of the process that starts the others of its node
+_LOOK_SECONDS = 0.5
 _BROKEN = re.compile(r"gloo|nccl|closed by peer|connection (was )?(reset|refused|closed)", re.I)
 
 
@@ -143,6 +149,49 @@ def watched(processes: Processes) -> Iterator[None]:
             " touch with another, which has ended (what it said, if anything, stands above): the"
             " last checkpoint is left as it is, to be resumed from."
         ) from error
+
+
+def name_launcher() -> None:
+    """Tell the processes that this one will start which one it is."""
+    os.environ[_LAUNCHER] = str(os.getpid())
+
+
+def end_with_launcher() -> None:
+    """End this process with a sentence if its launcher ends before the processes have met.
+
+    PyTorch would wait for it for half an hour. Once they have met, a lost connection ends both.
+    """
+    launcher = os.environ.get(_LAUNCHER, "")
+    if launcher.isdecimal() and os.name == "posix":
+        is_child = os.getppid() == int(launcher)
+        watch = threading.Thread(
+            target=_wait_for_meeting, args=(int(launcher), is_child), daemon=True
+        )
+        watch.start()
+
+
+def _wait_for_meeting(launcher: int, is_child: bool) -> None:
+    while not dist.is_initialized():
+        if (is_child and os.getppid() != launcher) or not _is_alive(launcher):
+            print(
+                "error: Expected the process that started this one to go on until all have met but"
+                f" it has ended (process {launcher}; what it said, if anything, stands above):"
+                " start the run again.",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)
+        time.sleep(_LOOK_SECONDS)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
 
 
 def _is_broken(error: RuntimeError) -> bool:

@@ -1,31 +1,23 @@
-"""A run's folder, and checkpoints that a kill cannot break."""
+"""A run's folder: where it lies, whether a run may write into it, and its last checkpoint."""
 
 import contextlib
 import os
 import re
-import zipfile
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from io import BufferedWriter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import torch
-import torch.distributed as dist
-from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
-from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor
 
 from pl_fed.functional.arguments import check_writable
 from pl_fed.locks import locked
-from pl_fed.state import DiskRows, of_clients
 
-_LARGE = 1 << 28  # bytes of a checkpoint that is mapped, and not read as a whole
-_PIECE = 1 << 20
 _LONGEST_PREFIX = 50  # letters, so that the name of a folder beside another is never too long
-_HALF_WRITTEN = ".ckpt.tmp"
+
+HALF_WRITTEN = ".ckpt.tmp"
+"""The name of a checkpoint's file until it is complete: one for all, so that no kill leaves two."""
+
 _LAST = re.compile(r"last(-v\d+)?\.ckpt")
 
 
@@ -116,7 +108,7 @@ def last_run(root: str | Path, begun: Callable[[Path], bool] | None = None) -> P
 
 def _is_empty(folder: Path) -> bool:
     """Whether a folder is there, and has nothing in it but what a kill left half written."""
-    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {_HALF_WRITTEN}
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {HALF_WRITTEN}
 
 
 def _written(path: Path) -> int:
@@ -139,6 +131,37 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
+class RunLock:
+    """Keeps other processes out of a run's folder while it is held.
+
+    It may be entered again while it is held. Processes that write no files hold nothing.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._times_entered = 0
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        """Take the lock, unless it is held already.
+
+        Raises:
+            ValueError: If another process holds it.
+        """
+        if not self._times_entered and is_first_process():
+            self._held.enter_context(alone_in(self.folder))
+        self._times_entered += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Release the lock at the end of the outermost block."""
+        self._times_entered -= 1
+        if not self._times_entered:
+            self._held.close()
+
+
 @contextlib.contextmanager
 def made_whole(folder: Path) -> Iterator[Path]:
     """Give a folder that is moved to its place in the end, and of which a failure leaves nothing.
@@ -158,117 +181,3 @@ def made_whole(folder: Path) -> Iterator[Path]:
         made.mkdir()  # with the rights of any new folder, unlike the one around it
         yield made
         made.rename(folder)
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and moves it there, so that a kill leaves the old one.
-
-    Lightning's own way goes through the temporary folder, from where a move is a copy if that lies
-    on another disk, and through a second copy in memory. Here clients' states go from where they
-    are to the file, piece by piece, and back: a large checkpoint is mapped when it is loaded.
-    """
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
-    ) -> None:
-        """Save a checkpoint."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(_HALF_WRITTEN)  # one for all, so that no kill leaves two
-        with _Stream(temporary.open("wb", buffering=0)) as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-
-    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load a checkpoint: in every process the one that the first is to load.
-
-        Raises:
-            ValueError: If it is not one that pl_fed wrote.
-        """
-        if dist.is_available() and dist.is_initialized():
-            chosen = [str(path)]
-            dist.broadcast_object_list(chosen)
-            path = chosen[0]
-        if Path(path).is_file():
-            self._check(Path(path))
-        if _is_large(Path(path)):
-            kwargs.setdefault("map_location", "cpu")
-            checkpoint: dict[str, Any] = torch.load(path, *args, mmap=True, **kwargs)
-        else:
-            checkpoint = super().load_checkpoint(path, *args, **kwargs)
-        if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
-            raise ValueError(
-                f"Expected argument `ckpt_path` to be a checkpoint of pl_fed but got {path}, which"
-                " holds no federation."
-            )
-        return _with_own_memory(checkpoint)
-
-    def _check(self, path: Path) -> None:
-        """Refuse a file that is broken, by its checksums."""
-        broken = path.name
-        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as file:
-            broken = file.testzip() or ""
-        if broken:
-            raise ValueError(
-                f"Expected argument `ckpt_path` to be a whole checkpoint but got {path}, which is"
-                f" broken (in {broken}), or of another kind: take an earlier one, if there is any."
-            )
-
-
-def identity_in(path: str | Path | None) -> dict[str, Any]:
-    """Return which federation a checkpoint is of; nothing if there is none, or it is broken."""
-    if path is None or not zipfile.is_zipfile(path):
-        return {}
-    with contextlib.suppress(Exception):  # what is wrong with it is said when it is loaded
-        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        identity: dict[str, Any] = checkpoint["federation"]["identity"]
-        return identity
-    return {}
-
-
-class RowsOf(AtomicCheckpointIO):
-    """Reads of a checkpoint the states of some clients only: it may hold those of a million.
-
-    Args:
-        clients: Their ids, int64 [n].
-    """
-
-    def __init__(self, clients: Tensor) -> None:
-        self.clients = clients
-
-    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load a checkpoint without the other clients' states."""
-        checkpoint = super().load_checkpoint(path, *args, **kwargs)
-        store = checkpoint["federation"]["store"]
-        kept = of_clients(store, lambda ids: torch.isin(ids, self.clients))
-        checkpoint["federation"]["store"] = kept
-        return checkpoint
-
-    def _check(self, path: Path) -> None:
-        """Leave a large file unchecked, of which little is read."""
-        if not _is_large(path):
-            super()._check(path)
-
-
-def _is_large(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > _LARGE and zipfile.is_zipfile(path)
-
-
-def _with_own_memory(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Copy all but the clients' rows, so that the file is let go of when these are taken over."""
-    store = checkpoint["federation"].pop("store", None)
-    copied: dict[str, Any] = apply_to_collection(checkpoint, Tensor, torch.clone)
-    copied["federation"]["store"] = store
-    return copied
-
-
-class _Stream(BufferedWriter):
-    """A file that lets go of the memory of mapped rows when they are written."""
-
-    def write(self, content: Any) -> int:
-        written = super().write(content)
-        if len(content) > _PIECE:
-            DiskRows.give_back()
-        return written

@@ -2,11 +2,12 @@
 
 import math
 import warnings
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
@@ -22,6 +23,12 @@ from pl_fed.callbacks import (
     WandbAxis,
     WandbReport,
 )
+from pl_fed.checkpoints import (
+    AtomicCheckpointIO,
+    check_source,
+    check_weights_only,
+    identity_in,
+)
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.engine import Clipping, LocalSettings
@@ -29,15 +36,13 @@ from pl_fed.federation import Federation
 from pl_fed.functional.arguments import check_instances, check_integers
 from pl_fed.loggers import RunCSV
 from pl_fed.loop import FederatedLoop
-from pl_fed.processes import Processes, watched
+from pl_fed.processes import Processes, end_with_launcher, name_launcher, watched
 from pl_fed.refusals import check_data, check_processes, check_trainer
 from pl_fed.rounds.identity import check_identity, identity_of
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.runs import (
-    AtomicCheckpointIO,
-    alone_in,
+    RunLock,
     check_holds_no_run,
-    identity_in,
     is_first_process,
     last_checkpoint,
     last_run,
@@ -68,6 +73,7 @@ class Trainer(LightningTrainer):
         log_every_n_steps: Every how many rounds the rows of all rounds since are written, to
             ``metrics.csv`` and to every logger; 1 by default. They are also written before a
             validation, before a checkpoint is saved, and in the end. 0 writes no ``train/*``.
+        lock: The lock of ``run_dir``, if it is held already.
         **kwargs: All else that ``lightning.Trainer`` takes.
 
     Raises:
@@ -97,6 +103,7 @@ class Trainer(LightningTrainer):
         callbacks: list[Callback] | Callback | None = None,
         plugins: Any = None,
         log_every_n_steps: int | None = None,
+        lock: RunLock | None = None,
         **kwargs: Any,
     ) -> None:
         if kwargs.get("barebones"):
@@ -109,6 +116,7 @@ class Trainer(LightningTrainer):
         check_integers(0, log_every_n_steps=every)
         self.federation = federation
         self.run_dir = _folder(default_root_dir, run_dir)
+        self._lock = lock or RunLock(self.run_dir)
         self._has_fitted = False
         others = [] if logger is None or isinstance(logger, bool) else logger
         loggers = [others] if isinstance(others, Logger) else list(others)
@@ -137,6 +145,7 @@ class Trainer(LightningTrainer):
         )
         check_processes(self, bool(kwargs.get("sync_batchnorm")))
         self.processes = Processes(self.global_rank, self.world_size, self.num_devices)
+        self._watch_launcher()
         if self.world_size > 1:  # what is logged is the same in all of them
             warnings.filterwarnings("ignore", ".*recommended to use .*sync_dist=True")
         self._loop = self.fit_loop = FederatedLoop(self, federation)
@@ -166,6 +175,21 @@ class Trainer(LightningTrainer):
         limits = [n for n in (self.max_epochs, self.max_steps) if n is not None and n >= 0]
         return min(limits, default=float("inf"))
 
+    def _watch_launcher(self) -> None:
+        """Let the processes that Lightning starts end with the one that starts them."""
+        environment = getattr(self.strategy, "cluster_environment", None)
+        if self.world_size > 1 and isinstance(environment, LightningEnvironment):
+            if environment.creates_processes_externally and environment.local_rank():
+                end_with_launcher()
+            elif not environment.creates_processes_externally:
+                name_launcher()
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Keep other runs out of the folder, and say in a sentence if a process is lost."""
+        with self._lock, watched(self.processes):
+            yield
+
     def fit(  # type: ignore[override]
         self,
         model: Client,
@@ -179,26 +203,26 @@ class Trainer(LightningTrainer):
             model: The algorithm.
             datamodule: The clients' data.
             ckpt_path: A checkpoint to resume from; ``"last"`` is the one in the run's folder.
-            weights_only: See Lightning; pl_fed's checkpoints load either way.
+            weights_only: ``None`` or ``True``, which are the same here.
 
         Raises:
             FileNotFoundError: If ``ckpt_path`` is ``"last"`` and the run's folder has none.
             TypeError: If the model is not a :class:`Client`.
             ValueError: If the trainer, a callback or the model asks for what a round cannot honour,
-                another process is at work in the run's folder, or that holds another run.
+                another process is at work in the run's folder, that holds another run, or
+                ``weights_only`` is ``False``.
         """
         check_trainer(self, model)
         check_data(datamodule)
         path = self._checkpoint(ckpt_path)
         if datamodule is not None and (saved := identity_in(path)):  # before loggers begin
             check_identity(saved, identity_of(model, datamodule.clients, self.federation.seed))
-        settings: dict[str, Any] = {"ckpt_path": path, "weights_only": weights_only}
-        alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
-        with alone, watched(self.processes):
+        check_weights_only(weights_only)
+        with self._at_work():
             if path is None and self.is_global_zero and not self._has_fitted:
                 check_holds_no_run(self.run_dir)
             self._has_fitted = True
-            super().fit(model, datamodule=datamodule, **settings)
+            super().fit(model, datamodule=datamodule, ckpt_path=path, weights_only=True)
 
     def validate(  # type: ignore[override]
         self,
@@ -208,7 +232,9 @@ class Trainer(LightningTrainer):
         **kwargs: Any,
     ) -> Any:
         """See ``lightning.Trainer.validate``; ``ckpt_path`` as in :meth:`fit`."""
-        return super().validate(model, dataloaders, self._evaluated(model, ckpt_path), **kwargs)
+        path = self._evaluated(model, ckpt_path)
+        with self._at_work():
+            return super().validate(model, dataloaders, path, **_loading_weights_only(kwargs))
 
     def test(  # type: ignore[override]
         self,
@@ -218,7 +244,9 @@ class Trainer(LightningTrainer):
         **kwargs: Any,
     ) -> Any:
         """See ``lightning.Trainer.test``; ``ckpt_path`` as in :meth:`fit`."""
-        return super().test(model, dataloaders, self._evaluated(model, ckpt_path), **kwargs)
+        path = self._evaluated(model, ckpt_path)
+        with self._at_work():
+            return super().test(model, dataloaders, path, **_loading_weights_only(kwargs))
 
     def predict(  # type: ignore[override]
         self,
@@ -231,7 +259,11 @@ class Trainer(LightningTrainer):
     ) -> Any:
         """See ``lightning.Trainer.predict``; ``ckpt_path`` as in :meth:`fit`."""
         path = self._evaluated(model, ckpt_path)
-        return super().predict(model, dataloaders, datamodule, return_predictions, path, **kwargs)
+        settings = _loading_weights_only(kwargs)
+        with watched(self.processes):
+            return super().predict(
+                model, dataloaders, datamodule, return_predictions, path, **settings
+            )
 
     def _evaluated(self, client: Client | None, asked: str | Path | None) -> str | Path | None:
         """Return which checkpoint is meant; warn if clients' own models are held elsewhere."""
@@ -249,6 +281,8 @@ class Trainer(LightningTrainer):
     def _checkpoint(self, asked: str | Path | None) -> str | Path | None:
         """Return which checkpoint is meant."""
         self.loads = asked is not None
+        if asked is not None:
+            check_source(asked)
         if asked != "last":
             return asked
         if not is_first_process():
@@ -289,6 +323,16 @@ def _seconds_left(timer: Timer) -> float:
     """Return how long a run may still take by its timer; infinity without a limit."""
     left = timer.time_remaining()
     return math.inf if left is None else max(0.0, left)
+
+
+def _loading_weights_only(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return an evaluation's settings, by which no checkpoint runs code.
+
+    Raises:
+        ValueError: If ``weights_only`` is ``False``.
+    """
+    check_weights_only(settings.get("weights_only"))
+    return {**settings, "weights_only": True}
 
 
 def _folder(root: str | Path, run_dir: str | Path | None) -> Path:

@@ -20,7 +20,16 @@ FLOORS = {
     6: ("__init__", "__main__", "cli"),
     5.5: ("trainer",),
     5: ("loop",),
-    4: ("federation", "refusals", "callbacks", "loggers", "reports", "exports", "runs"),
+    4: (
+        "federation",
+        "refusals",
+        "callbacks",
+        "loggers",
+        "reports",
+        "exports",
+        "runs",
+        "checkpoints",
+    ),
     3.5: ("rounds",),
     3: ("clients", "engine", "data"),
     2: (
@@ -42,6 +51,7 @@ SAME_FLOOR = {  # which room may import which beside it; so there are no cycles
     "clients": {"data"},
     "callbacks": {"federation", "loggers", "reports"},
     "exports": {"federation", "runs"},
+    "checkpoints": {"runs"},
     "__main__": {"cli"},
 }
 

@@ -34,6 +34,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 import pl_fed
 from pl_fed.callbacks import LastCheckpoint
+from pl_fed.checkpoints import AtomicCheckpointIO
 from pl_fed.cli import main
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Digits, FederatedData
@@ -41,7 +42,6 @@ from pl_fed.loggers import RunCSV
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID, Shards
 from pl_fed.refusals import CALLBACKS, HOOKS, METHODS, NEEDED
-from pl_fed.runs import AtomicCheckpointIO
 from pl_fed.samplers import Sampler, Uniform
 
 pytestmark = [

@@ -11,13 +11,13 @@ from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, Mode
 from lightning.pytorch.loggers import Logger
 
 import pl_fed
+from pl_fed.checkpoints import AtomicCheckpointIO
 from pl_fed.clients import Ditto
 from pl_fed.data import Digits, FederatedData
 from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.loggers import RunCSV, WaitingRows
 from pl_fed.models import MLP
 from pl_fed.partitioners import Shards
-from pl_fed.runs import AtomicCheckpointIO
 from pl_fed.samplers import Uniform
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint need")

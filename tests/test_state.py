@@ -138,14 +138,14 @@ def assert_same_state(state, other):
 @pytest.mark.parametrize(
     ("others", "words"),
     [
-        ((6, {"a": torch.zeros(3)}), r"to hold \['a'\] but got \['a', 'b'\]"),
+        ((6, {"a": torch.zeros(3)}), r"to be \['a'\] but got \['a', 'b'\]"),
         (
             (6, {"a": torch.zeros(4), "b": torch.zeros(1)}),
-            "to hold rows of 4 numbers for 'a' but got 3",
+            "state 'a' to have rows of 4 numbers but got 3",
         ),
         (
             (4, {"a": torch.zeros(3), "b": torch.zeros(1)}),
-            "to hold clients from 0 to 3 for 'a' but got 4",
+            "state 'a' to be of clients from 0 to 3 but got 4",
         ),
     ],
 )

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pl_fed.data.fingerprint import digest_of, digest_of_labels, digest_of_names
 from pl_fed.types import Batch
 
 
@@ -83,6 +85,7 @@ class ClientData:
             empty if it was labels that were shared out.
         ids: Which sample of the data set each of these is, int64 [samples], on the CPU, where some
             are copies; ``None`` where they are the data set's own.
+        fingerprint: What :func:`fingerprint_of` gives for the data set's inputs, if it is known.
     """
 
     x: Tensor
@@ -94,11 +97,27 @@ class ClientData:
     root: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     owners: Sequence[Sequence[str]] = ()
     ids: Tensor | None = None
+    fingerprint: dict[str, Any] | None = None
 
     @property
     def num_clients(self) -> int:
         """Number of clients."""
         return len(self.train.offsets) - 1
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """Digests of which client has which samples, of their labels, and of the clients' owners.
+
+        Samples are named as in the data set, so that copies of them make no difference.
+        """
+        parts = (self.train, self.val, self.test)
+        index = torch.cat([*(part.index for part in parts), self.root])
+        samples = index if self.ids is None else self.ids[index]
+        return {
+            "samples": digest_of(samples, *(part.offsets for part in parts)),
+            "labels": digest_of_labels(self.y, index),
+            "owners": digest_of_names(self.owners),
+        }
 
     def part(self, name: str) -> Part:
         """Return the part called ``train``, ``val`` or ``test``."""

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.data.client_data import ClientData, Part
+from pl_fed.data.fingerprint import fingerprint_of
 from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.functional.arguments import check_choice, check_instances, check_integers
@@ -204,9 +205,11 @@ class FederatedData(LightningDataModule):
         train, root = self._without_root(train)
         self._check_training_data(arrays, train.sizes)
         y = arrays.y if arrays.y.is_floating_point() else arrays.y.to(torch.int64)
+        fingerprint = fingerprint_of(arrays.x)
         x = self._transformed(arrays)
         owners = self._owners_of_clients(arrays, (train, val, test))
         data = ClientData(x, y, train, val, test, arrays.num_classes, root, owners)
+        data = replace(data, fingerprint=fingerprint)
         if self.skew is not None:
             data = data.owned_once()
         data = self._skewed(data, after_normalizing=False)

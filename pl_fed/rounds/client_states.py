@@ -12,11 +12,11 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.features import moved
 from pl_fed.processes import Processes
-from pl_fed.rounds.identity import identity_of
+from pl_fed.rounds.identity import kind_of
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.work_share import RemoteRows
-from pl_fed.state import ClientStore
+from pl_fed.state import ClientStore, check_states
 
 
 class ClientStates:
@@ -113,7 +113,7 @@ class ClientStates:
         """Return whether a client and data are these, the data perhaps made anew."""
         if client is not self.client:
             return False
-        one, other = (identity_of(client, each, seed) for each in (data, self.loaded))
+        one, other = (kind_of(client, each, seed) for each in (data, self.loaded))
         return data is self.loaded or one == other
 
     def check_none_lost(self, client: Client) -> None:
@@ -156,9 +156,10 @@ class ClientStates:
             participation: See the attribute.
 
         Raises:
-            ValueError: If ``participation`` does not have a number for each client.
+            ValueError: If it is of other clients, or of other states; nothing is changed then.
         """
         clients = self.loaded.num_clients
+        check_states(saved, clients, self.client.state_defaults())
         if participation is not None and participation.shape != (clients,):
             raise ValueError(
                 f"Expected a checkpoint whose participation is of {clients} clients but got one"

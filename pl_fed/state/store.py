@@ -110,13 +110,7 @@ class ClientStore:
             ValueError: If names, lengths of rows or clients differ from this store's; it is then
                 left as it was.
         """
-        if set(state) != set(self.defaults):
-            raise ValueError(
-                f"Expected argument `state` to hold {sorted(self.defaults)} but got"
-                f" {sorted(state)}."
-            )
-        for name, saved in state.items():
-            self._check_saved(name, saved)
+        check_states(state, self.num_clients, self.defaults)
         self._tables = self._new_tables()
         for name, saved in state.items():
             self.defaults[name].copy_(saved["default"])
@@ -124,19 +118,6 @@ class ClientStore:
             for clients, rows in zip(saved["clients"].split(sizes), saved["rows"]):
                 self.write(name, clients, rows)
                 page_out(rows)
-
-    def _check_saved(self, name: str, saved: Mapping[str, Any]) -> None:
-        if saved["default"].shape != self.defaults[name].shape:
-            raise ValueError(
-                f"Expected argument `state` to hold rows of {self.defaults[name].numel()}"
-                f" numbers for {name!r} but got {saved['default'].numel()}."
-            )
-        last = int(saved["clients"].max()) if len(saved["clients"]) else 0
-        if last >= self.num_clients:
-            raise ValueError(
-                f"Expected argument `state` to hold clients from 0 to {self.num_clients - 1} for"
-                f" {name!r} but got {last}."
-            )
 
     def _new_tables(self) -> dict[str, RowTable]:
         left = dict(self._budget)
@@ -157,6 +138,70 @@ class ClientStore:
 
     def _folder(self) -> Path:
         return _temporary_folder() if self._directory is None else self._directory
+
+
+def check_saved(name: str, saved: Any) -> None:
+    """Raise ``ValueError`` unless saved rows are of the form that :class:`ClientStore` gives them.
+
+    Args:
+        name: The state that they are of.
+        saved: What may be ``default``, ``clients`` and ``rows``; see ``ClientStore.state_dict``.
+    """
+    default, clients, rows = (
+        saved.get(part) if isinstance(saved, Mapping) else None
+        for part in ("default", "clients", "rows")
+    )
+    if (
+        not (isinstance(default, Tensor) and default.dim() == 1)
+        or not (isinstance(clients, Tensor) and clients.dim() == 1)
+        or not isinstance(rows, list)
+        or not all(isinstance(piece, Tensor) and piece.dim() == 2 for piece in rows)
+        or clients.dtype != torch.int64
+    ):
+        raise ValueError(
+            f"Expected the saved state {name!r} to have a default row, ids of clients and rows but"
+            " got something else."
+        )
+    lengths = {piece.shape[1] for piece in rows} | {len(default)}
+    if len(lengths) > 1 or sum(map(len, rows)) != len(clients):
+        raise ValueError(
+            f"Expected the saved state {name!r} to have a row of {len(default)} numbers for each of"
+            f" {len(clients)} clients but got {[list(piece.shape) for piece in rows[:3]]}."
+        )
+    if len(clients.unique()) < len(clients) or (len(clients) and int(clients.min()) < 0):
+        raise ValueError(
+            f"Expected the saved state {name!r} to be of different clients with ids of at least 0"
+            " but got others."
+        )
+
+
+def check_states(
+    state: Mapping[str, Any], num_clients: int, defaults: Mapping[str, Tensor]
+) -> None:
+    """Raise ``ValueError`` unless saved states are those of a store.
+
+    Args:
+        state: What :meth:`ClientStore.state_dict` gave.
+        num_clients: The store's number of clients.
+        defaults: The store's default row by name.
+    """
+    if set(state) != set(defaults):
+        raise ValueError(
+            f"Expected saved clients' states to be {sorted(defaults)} but got {sorted(state)}."
+        )
+    for name, saved in state.items():
+        check_saved(name, saved)
+        if saved["default"].shape != defaults[name].shape:
+            raise ValueError(
+                f"Expected the saved state {name!r} to have rows of {defaults[name].numel()}"
+                f" numbers but got {saved['default'].numel()}."
+            )
+        last = int(saved["clients"].max()) if len(saved["clients"]) else 0
+        if last >= num_clients:
+            raise ValueError(
+                f"Expected the saved state {name!r} to be of clients from 0 to {num_clients - 1}"
+                f" but got {last}."
+            )
 
 
 def of_clients(
