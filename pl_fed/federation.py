@@ -32,6 +32,7 @@ from pl_fed.functional.arguments import (
     check_writable,
 )
 from pl_fed.functional.random import generator
+from pl_fed.functional.recorded import Recorded
 from pl_fed.metrics import ClientMetrics
 from pl_fed.processes import Processes
 from pl_fed.rounds.adversary import Adversary, Knowledge
@@ -58,7 +59,7 @@ from pl_fed.types import Population, RoundContext
 _T = TypeVar("_T")
 
 
-class Federation:
+class Federation(Recorded):
     """Everything around the clients.
 
     Args:

@@ -22,6 +22,7 @@ from pl_fed.functional.losses import (
     sample_weights,
     squared_distance,
 )
+from pl_fed.functional.recorded import Recorded
 from pl_fed.functional.rows import (
     Row,
     RowLayout,
@@ -59,7 +60,7 @@ class FederationLike(Protocol):
         """Take it over."""
 
 
-class Client(LightningModule, ABC):
+class Client(Recorded, LightningModule, ABC):
     """One client: a global and a personal model, and the objective that trains them.
 
     A new algorithm is a subclass in one file: it says in :attr:`trains` which models its
