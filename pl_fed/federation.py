@@ -24,6 +24,7 @@ from pl_fed.functional.arguments import (
     check_shares,
     check_writable,
 )
+from pl_fed.functional.recorded import Recorded
 from pl_fed.metrics import ClientMetrics
 from pl_fed.processes import Processes
 from pl_fed.rounds.adversary import Adversary, Knowledge
@@ -49,7 +50,7 @@ from pl_fed.state import ClientStore
 from pl_fed.types import Population
 
 
-class Federation:
+class Federation(Recorded):
     """Everything around the clients.
 
     Args:

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import torch  # noqa: F401
 from torch import Tensor, nn
 
+from pl_fed.functional.recorded import Recorded
 from pl_fed.functional.rows import finite_rows
 from pl_fed.types import RoundContext
 
 
-class Aggregator(nn.Module, ABC):
+class Aggregator(Recorded, nn.Module, ABC):
     """Merge the uploads of a round into one row.
 
     An aggregator never changes its input and does not depend on the order of the rows, unless its
@@ -144,7 +145,7 @@ class Prepared(NamedTuple):
     context: RoundContext
 
 
-class PreAggregator(nn.Module, ABC):
+class PreAggregator(Recorded, nn.Module, ABC):
     """Change the uploads of a round before an aggregator merges them.
 
     It keeps to the rules of an :class:`Aggregator`: it never changes its input, does not depend on

@@ -3,15 +3,16 @@
 from abc import ABC
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
 from pl_fed.functional.random import key
+from pl_fed.functional.recorded import Recorded
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 
-class Attack(ABC):  # noqa: B024 (either method may be left as it is)
+class Attack(Recorded, ABC):
     """What byzantine clients do: poison their training data, forge their uploads, or both.
 
     A subclass overrides :meth:`poison`, :meth:`forge` or both; the other is the identity. An attack
@@ -30,11 +31,11 @@ class Attack(ABC):  # noqa: B024 (either method may be left as it is)
         tensor([[-1.]])
     """
 
-    def __new__(cls, *_: object, **__: object) -> Self:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Refuse to make the base class, which has no abstract method to do it."""
         if cls is Attack:
             raise TypeError("Expected a subclass of `Attack` to be made but got `Attack` itself.")
-        return super().__new__(cls)
+        return super().__new__(cls, *args, **kwargs)
 
     needs_inputs: bool = False
     """Whether it changes inputs, and features cannot stand for them, which some nets keep."""

@@ -31,6 +31,7 @@ from pl_fed.functional.losses import (
     sample_weights,
     squared_distance,
 )
+from pl_fed.functional.recorded import Recorded
 from pl_fed.functional.rows import (
     Row,
     RowLayout,
@@ -42,7 +43,7 @@ from pl_fed.functional.rows import (
 from pl_fed.types import Batch, Population
 
 
-class Client(FederationModule, ABC):
+class Client(Recorded, FederationModule, ABC):
     """One client: a global and a personal model, and the objective that trains them.
 
     A new algorithm is a subclass in one file. It declares its models in ``super().__init__``, its

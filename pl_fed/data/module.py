@@ -16,6 +16,7 @@ from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.functional.arguments import check_choice, check_instances, check_integers
 from pl_fed.functional.random import generator, hashed, key, seeded_torch
+from pl_fed.functional.recorded import Recorded
 from pl_fed.functional.text import printable
 from pl_fed.partitioners.base import Partitioner, check_parts
 from pl_fed.skews.base import Skew
@@ -23,7 +24,7 @@ from pl_fed.skews.base import Skew
 _MANY_CLIENTS = 10_000  # beyond, all clients' samples are shuffled by one draw
 
 
-class FederatedData(LightningDataModule):
+class FederatedData(Recorded, LightningDataModule):
     """Samples, shared out over clients, each client's cut into train, val and test.
 
     Args:

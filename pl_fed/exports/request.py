@@ -154,7 +154,8 @@ def _config_of(checkpoint: Path) -> Path:
             return folder / "config.yaml"
     raise FileNotFoundError(
         "Expected argument `ckpt` to be a checkpoint in the folder of its run, whose config.yaml"
-        f" says what the net is, but got {checkpoint} without any: give one by --config."
+        f" says what the net is, but got {checkpoint} without any: give one by --config. Of a run"
+        " from Python, `federation.model_of(client)` gives a client's model."
     )
 
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from pl_fed.functional.arguments import check_at_most, check_integers, check_positive
+from pl_fed.functional.recorded import Recorded
 from pl_fed.partitioners._counts import apportion, deal, members
 
 
-class Partitioner(ABC):
+class Partitioner(Recorded, ABC):
     """Splits one data set over the clients.
 
     A subclass defines :meth:`split`; :meth:`split_matching` follows from it. All draws come from

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Config = Mapping[str, Any]
+PYTHON_CONFIG = "python_config.yaml"  # what a run from Python was made of
 
 _SEEDS = {"seed_everything": "", "data.seed": "data ", "federation.seed": "federation "}
 _OUTPUTS = (  # where results go, and what is shown on the way: they change no result
@@ -108,6 +109,8 @@ def byzantine_share(config: Config) -> float | None:
     given, clients = found.get("federation.byzantine"), found.get("data.num_clients")
     if not given or not found.get("federation.attack"):
         return None if given is None else 0.0
+    if isinstance(given, str):  # a list too long to be told
+        return None
     if isinstance(given, list):
         return len(given) / clients if clients else None
     return float(given)

@@ -47,7 +47,7 @@ class Run:
     Attributes:
         folder: Where they are.
         name: What it is called among others.
-        config: ``config.yaml``; empty for a run from Python.
+        config: ``config.yaml``, or of a run from Python ``python_config.yaml``; empty without any.
         rows: ``metrics.csv``: the numbers of each round, by round.
         clients: ``per_client.csv`` by column, each [clients]; empty before a test.
         benign: Which clients are not byzantine, [clients], by ``per_client.csv``, or before a test
@@ -250,7 +250,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     return Run(
         folder=folder,
         name=name or folder.name,
-        config=_config(folder / "config.yaml"),
+        config=_config(folder / "config.yaml") or _config(folder / configs.PYTHON_CONFIG),
         rows=rows,  # what an earlier test left is not that of a run that goes on
         clients=clients,
         benign=found.get("byzantine", np.empty(0)) == 0,

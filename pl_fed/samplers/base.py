@@ -5,8 +5,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from pl_fed.functional.recorded import Recorded
 
-class Sampler(ABC):
+
+class Sampler(Recorded, ABC):
     """Chooses the cohort: the clients that take part in a round.
 
     All randomness comes from the given generator, which the federation keys by (seed, round): so a

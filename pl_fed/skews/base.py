@@ -4,8 +4,10 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from pl_fed.functional.recorded import Recorded
 
-class Skew(ABC):
+
+class Skew(Recorded, ABC):
     """Change the inputs of each client in a way of its own, once, before training.
 
     All parts are changed alike, train, validation and test: it is how the client's data are. All

@@ -1,0 +1,94 @@
+"""What a run from Python was made of, by which reports name and group it."""
+
+import warnings
+from functools import partial
+
+import pytest
+import torch
+import yaml
+from small_federations import Given, classes, mlp, seeded
+
+import pl_fed
+from pl_fed.cli import main
+from pl_fed.clients import FLAME, Ditto, FedAvg
+from pl_fed.data import FederatedData
+from pl_fed.reports.group import grouped
+from pl_fed.reports.run import find_runs
+from pl_fed.samplers import All
+
+FILE = "python_config.yaml"
+
+
+def run(folder, kind=Ditto, seed=0, rounds=1, ckpt_path=None, fast_dev_run=False, **options):
+    client = kind(seeded(mlp), optimizer=partial(torch.optim.SGD, lr=0.1), **options)
+    trainer = pl_fed.Trainer(
+        pl_fed.Federation(All(), engine="one_by_one", seed=seed),
+        run_dir=folder,
+        max_epochs=rounds,
+        fast_dev_run=fast_dev_run,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = FederatedData(Given(classes([20, 30, 25])), batch_size=5, seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(client, data, ckpt_path=ckpt_path)
+        trainer.test(client, data, verbose=False)
+    return folder
+
+
+def test_reports_tell_algorithms_apart_and_group_seeds(tmp_path):
+    kinds = {"a": Ditto, "b": FLAME, "c": FedAvg}
+    for name, kind in kinds.items():
+        run(tmp_path / name, kind)
+    run(tmp_path / "d", Ditto, seed=1)
+    run(tmp_path / "e", Ditto, lam=0.5)
+    groups = grouped(find_runs([tmp_path])[0])
+    assert [group.label for group in groups] == [
+        "Ditto, lam=1",
+        "FLAME",
+        "FedAvg",
+        "Ditto, lam=0.5",
+    ]
+    assert groups[0].seeds == "2 seeds"
+    assert groups[0].runs[0].planned == 1
+
+
+def test_what_is_described(tmp_path):
+    run(tmp_path, lam=0.5)
+    config = yaml.safe_load((tmp_path / FILE).read_text(encoding="utf-8"))
+    assert config["model"]["class_path"] == "pl_fed.clients.Ditto"
+    assert config["model"]["init_args"]["lam"] == 0.5
+    assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.1
+    assert config["data"]["batch_size"] == 5
+    assert config["federation"]["sampler"] == {"class_path": "pl_fed.samplers.All"}
+    assert config["trainer"]["max_epochs"] == 1
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.5])
+def test_a_run_that_goes_on_with_others_keeps_what_it_was(tmp_path, lam):
+    before = (run(tmp_path) / FILE).read_text(encoding="utf-8")
+    run(tmp_path, rounds=2, lam=lam, ckpt_path="last")
+    kept = tmp_path / "config_to_round_1.yaml"
+    config = yaml.safe_load((tmp_path / FILE).read_text(encoding="utf-8"))
+    assert config["model"]["init_args"]["lam"] == lam
+    assert kept.exists() == (lam != 1.0)
+    assert not kept.exists() or kept.read_text(encoding="utf-8") == before
+
+
+def test_a_run_for_trial_leaves_none(tmp_path):
+    assert not (run(tmp_path, fast_dev_run=True) / FILE).exists()
+
+
+def test_a_run_of_the_command_line_has_its_config(tmp_path):
+    quick = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
+    net = ["--model=FedAvg", "--model.net=pl_fed.models.LogisticRegression"]
+    net += ["--model.net.in_features=64", "--model.net.num_classes=10"]
+    data = ["--data.dataset=Digits", "--data.partitioner=IID", "--data.num_clients=10"]
+    root = f"--trainer.default_root_dir={tmp_path}"
+    engine = "--federation.engine=one_by_one"
+    main(["fit", *net, *data, *quick, root, engine, "--trainer.accelerator=cpu"])
+    (folder,) = tmp_path.iterdir()
+    assert (folder / "config.yaml").is_file()
+    assert not (folder / FILE).exists()
