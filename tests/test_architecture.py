@@ -265,6 +265,51 @@ def test_the_package_lists_what_it_has_and_imports_nothing_for_that():
         _ = pl_fed.digits
 
 
+OUTSIDE_TORCH_INTERNALS = [
+    path for path in files() if name_of(path) != "functional.torch_internals"
+]
+
+
+def internals_of_torch(source):
+    """Yield the names with an underscore, or of an experiment, that a source takes from torch."""
+    for node in ast.walk(source):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)]
+        else:
+            names = []
+        for name in names:
+            first, *parts = name.split(".")
+            dotted = all(part.isidentifier() for part in parts)
+            if first in ("torch", "torchvision", "nn") and dotted and any(map(is_internal, parts)):
+                yield name
+
+
+def is_internal(part):
+    private = part.startswith("_") and not part.startswith("__")
+    return private or part in ("experimental", "_pytree")
+
+
+@pytest.mark.parametrize("path", OUTSIDE_TORCH_INTERNALS, ids=name_of)
+def test_only_one_file_names_the_internals_of_torch(path):
+    assert not set(internals_of_torch(tree(path)))
+
+
+def test_that_file_does_name_them():
+    internals = set(internals_of_torch(tree(HOUSE / "functional" / "torch_internals.py")))
+    expected = {"torch._inductor.compile", "torch._C._current_graph_task_id"}
+    assert expected <= internals, "or this test looks for the wrong thing"
+
+
+def test_that_file_imports_them_when_they_are_asked_for():
+    body = tree(HOUSE / "functional" / "torch_internals.py").body
+    statements = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not list(internals_of_torch(ast.Module(statements, [])))
+
+
 @every_file
 def test_no_assert_in_the_package(path):
     assert not [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Assert)]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from pl_fed.rounds.sharing import Sharing
 from torch import multiprocessing, nn
 
 import pl_fed
@@ -25,7 +26,6 @@ from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
 from pl_fed.processes import Processes
-from pl_fed.rounds.sharing import Sharing
 from pl_fed.samplers import Uniform
 from pl_fed.types import RoundContext
 

@@ -6,12 +6,14 @@ traced with channels last, a round of Ditto's CNN takes 0.76 of the time
 (``experiments/benchmarks/channels_last.py``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from pl_fed.functional.torch_internals import OperatorMode, signature_of
 
 _aten = torch.ops.aten
 _LIBRARY = torch.library.Library("pl_fed", "FRAGMENT")
@@ -19,38 +21,41 @@ _POOLING = {
     "max_pool2d": _aten.max_pool2d_with_indices.default,
     "max_pool2d_backward": _aten.max_pool2d_with_indices_backward.default,
 }
-for _name, _own in _POOLING.items():  # by another name, so that the compiler leaves it as it is
-    _, _arguments = str(_own._schema).split("(", 1)
-    _LIBRARY.define(f"{_name}({_arguments}")
-    for _key in ("CPU", "Meta"):
-        _LIBRARY.impl(_name, _own, _key)
 
 
-class ChannelsLast(TorchDispatchMode):
+@cache
+def _define_pooling() -> None:
+    """Give torch's pooling another name, under which the compiler leaves it as it is."""
+    for name, own in _POOLING.items():
+        _LIBRARY.define(f"{name}{signature_of(own)}")
+        for key in ("CPU", "Meta"):
+            _LIBRARY.impl(name, own, key)
+
+
+class ChannelsLast(OperatorMode):
     """Has images on the CPU, within it, convolved and pooled with channels last.
 
     Convolutions only where oneDNN runs them: of float32 and bfloat16. A ``view`` of an image is a
     copy where it could not be one any more.
     """
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func is _aten.convolution.default and _by_onednn(args[0]):
+    def __enter__(self) -> Self:
+        _define_pooling()
+        return super().__enter__()
+
+    def run(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator on images with channels last."""
+        if operator is _aten.convolution.default and _by_onednn(args[0]):
             args = (_channels_last(args[0]), *args[1:])
-        elif func is _aten.max_pool2d_with_indices.default and _is_image(args[0]):
-            func, args = torch.ops.pl_fed.max_pool2d, (_channels_last(args[0]), *args[1:])
-        elif func is _aten.max_pool2d_with_indices_backward.default and _is_image(args[1]):
-            func = torch.ops.pl_fed.max_pool2d_backward
+        elif operator is _aten.max_pool2d_with_indices.default and _is_image(args[0]):
+            operator, args = torch.ops.pl_fed.max_pool2d, (_channels_last(args[0]), *args[1:])
+        elif operator is _aten.max_pool2d_with_indices_backward.default and _is_image(args[1]):
+            operator = torch.ops.pl_fed.max_pool2d_backward
             gradient, x, *rest = args
             args = (_channels_last(gradient), _channels_last(x), *rest)
-        elif func is _aten.view.default and _is_image(args[0]) and _is_turned(args[0]):
+        elif operator is _aten.view.default and _is_image(args[0]) and _is_turned(args[0]):
             args = (args[0].contiguous(), *args[1:])
-        return func(*args, **(kwargs or {}))
+        return operator(*args, **kwargs)
 
 
 def _channels_last(x: Tensor) -> Tensor:

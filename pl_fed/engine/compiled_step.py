@@ -1,26 +1,19 @@
 """A local step that is traced and compiled."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._inductor import compile as compile_graph
-from torch._inductor import list_mode_options
-from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pl_fed.clients.base import Client
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, mkl_held_back
-from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of
+from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of, with_tensors
 from pl_fed.engine.tracing import CannotCompileError, trace
+from pl_fed.functional.torch_internals import arguments_of, compile_graph
 
 _WRAPPING = {"cpp.enable_floating_point_contract_flag": "off -fwrapv"}
 """Tells the C++ compiler that integers wrap around, as those of keyed draws do: with torch 2.9 the
@@ -53,20 +46,19 @@ class CompiledStep:
         inputs: dict[str, Any],
         mode: str | None,
     ) -> None:
-        tensors, structure = tree_flatten((cloned(state), inputs))
-        tensors = [each.contiguous() for each in tensors]
+        example = {"state": cloned(state), "inputs": inputs}
+        tensors = [tensor.contiguous() for tensor in tensors_of(example)]
 
         def flat(*tensors: Tensor) -> list[Tensor]:
             with ChannelsLast(), FasterProducts() if mkl_held_back() else nullcontext():
-                gradients = step(*tree_unflatten(tensors, structure))
-            leaves, self._gradients = tree_flatten(gradients)
-            return leaves
+                gradients = step(**with_tensors(example, iter(tensors)))
+            self._names = {model: list(group) for model, group in gradients.items()}
+            return tensors_of(gradients)
 
         traced = trace(client, flat, *tensors)
         _check_draws(traced)
-        options = {**(list_mode_options(mode) if mode else {}), **_WRAPPING}
-        with _remembered(traced) as shown:
-            self._run = compile_graph(traced, [shown(each) for each in tensors], options=options)
+        remember = _constants(traced) <= _LARGE
+        self._run = compile_graph(traced, tensors, mode, _WRAPPING, remember)
         self._shapes = _shapes(tensors_of(inputs))
 
     def takes(self, inputs: list[Tensor]) -> bool:
@@ -80,9 +72,9 @@ class CompiledStep:
             state: The tensors of what the step changes, in their order.
             inputs: Those of the inputs.
         """
-        given = [each.contiguous() for each in inputs]  # as it is compiled for
-        gradients = self._run(*state, *given)
-        return tree_unflatten(gradients, self._gradients)  # type: ignore[no-any-return]
+        laid_out = [tensor.contiguous() for tensor in inputs]  # as it is compiled for
+        gradients = iter(self._run(*state, *laid_out))
+        return {model: dict(zip(names, gradients)) for model, names in self._names.items()}
 
 
 def _shapes(tensors: list[Tensor]) -> list[Any]:
@@ -98,26 +90,15 @@ def _check_draws(traced: GraphModule) -> None:
 
 def _draws(node: Node) -> bool:
     """Return whether an operation that may draw does so: an attention without dropout does not."""
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for position, argument in enumerate(arguments_of(node.target)):
         if argument.name == "dropout_p":
             given = node.args[position] if position < len(node.args) else argument.default_value
             return bool(node.kwargs.get("dropout_p", given) != 0)
     return True
 
 
-@contextmanager
-def _remembered(traced: GraphModule) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Let the compiler find what it made of the same graph before, in this process or another.
-
-    It looks for graphs that come with an environment of shapes, as those of ``torch.compile`` do.
-    The shapes here are fixed, and the environment stays empty: that takes showing the compiler no
-    tensors, but stand-ins for them, which are made by the function that is yielded.
-    """
+def _constants(traced: GraphModule) -> int:
+    """Return how many numbers a graph holds as constants."""
     nodes = [node for node in traced.graph.nodes if node.op == "get_attr"]
     constants = [attrgetter(node.target)(traced) for node in nodes]
-    if sum(each.numel() for each in constants if isinstance(each, Tensor)) > _LARGE:
-        yield lambda tensor: tensor
-        return
-    fixed = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
-    with tracing(TracingContext(fixed)):
-        yield partial(fixed.from_tensor, static_shapes=True)
+    return sum(constant.numel() for constant in constants if isinstance(constant, Tensor))

@@ -8,7 +8,6 @@ from typing import Any, Self
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows
@@ -19,6 +18,7 @@ from pl_fed.functional.calls import functional_call
 from pl_fed.functional.dropout import unkey_dropouts
 from pl_fed.functional.losses import sample_weights
 from pl_fed.functional.modes import evaluation_mode
+from pl_fed.functional.torch_internals import has_operator_modes
 from pl_fed.metrics import ClientMetrics
 from pl_fed.types import Batch
 
@@ -26,6 +26,10 @@ Tables = tuple[Tensor, Tensor, Tensor]
 """Of a model, for some clients: correct samples and samples by class, both [clients, classes], and
 their mean losses, as in training, times their samples [clients]."""
 
+_CONVOLUTIONS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
 _BATCH = 1024  # samples that a model sees at once
 _IMAGES = 128  # and a net with convolutions on a CPU, whose caches hold what it makes of so many
 _STACK_BATCH = 4096  # and a stack of models
@@ -320,10 +324,10 @@ class Evaluator:
 
     def _run(self, module: nn.Module, x: Tensor) -> Tensor:
         """Return a model's outputs; on the CPU by the faster ones of its kernels."""
-        by_onednn = x.device.type == "cpu" and mkl_held_back()
+        on_cpu = x.device.type == "cpu" and has_operator_modes()
         with (
-            ChannelsLast() if self._convolves_on_cpu else nullcontext(),
-            FasterProducts() if by_onednn else nullcontext(),
+            ChannelsLast() if on_cpu and self._convolves else nullcontext(),
+            FasterProducts() if on_cpu and mkl_held_back() else nullcontext(),
         ):
             outputs: Tensor = module(x)
         return outputs
@@ -471,7 +475,8 @@ def trains_convolutions(net: nn.Module) -> bool:
 
     With weights of their own for each client they take up to twice as long under vmap on a CPU.
     """
-    return any(isinstance(layer, _ConvNd) and layer.weight.requires_grad for layer in net.modules())
+    convolutions = (layer for layer in net.modules() if isinstance(layer, _CONVOLUTIONS))
+    return any(layer.weight.requires_grad for layer in convolutions)
 
 
 def _table(data: ClientData, client: int, outputs: Tensor | None) -> dict[str, Any]:

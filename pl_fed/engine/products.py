@@ -5,21 +5,24 @@ oneDNN, which torch takes for convolutions, runs their AVX-512: on a core of an 
 twice the speed (``experiments/benchmarks/products.py``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from pl_fed.functional.torch_internals import OperatorMode, onednn_product
 
 _WORTH = 1 << 21  # multiplications from which it pays: an operator in Python takes some µs
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
-    return result
+    by_onednn = onednn_product()
+    if by_onednn is None:
+        raise RuntimeError("Expected torch to have products by oneDNN but it has none.")
+    return by_onednn(a, b.t(), bias)
 
 
 def _shape_of_product(a: Tensor, b: Tensor, *_: Tensor | None) -> Tensor:
@@ -38,29 +41,26 @@ def mkl_held_back() -> bool:
     built = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     if not built or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
+    if onednn_product() is None:
+        return False
     try:
         return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
     except OSError:  # another system than Linux
         return False
 
 
-class FasterProducts(TorchDispatchMode):
+class FasterProducts(OperatorMode):
     """Has large products of float32 matrices on the CPU, within it, run by oneDNN."""
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func is torch.ops.aten.mm.default and _worth(*args):
+    def run(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a large product by oneDNN, and anything else as it is."""
+        if operator is torch.ops.aten.mm.default and _worth(*args):
             return torch.ops.pl_fed.product(*args)
-        if func is torch.ops.aten.addmm.default and not kwargs and _worth(*args[1:]):
+        if operator is torch.ops.aten.addmm.default and not kwargs and _worth(*args[1:]):
             bias, a, b = args
             if bias.dim() == 1 and len(bias) == b.shape[1]:
                 return torch.ops.pl_fed.product(a, b, bias)
-        return func(*args, **(kwargs or {}))
+        return operator(*args, **kwargs)
 
 
 def _worth(a: Tensor, b: Tensor) -> bool:

@@ -20,7 +20,15 @@ from pl_fed.functional.rows import RowLayout, counters, unkept_buffers
 
 _PLAIN = (Number, str, type(None))
 _MIRRORS = {"_flat_weights", "_flat_weight_refs"}  # a recurrent layer's own lists of its parameters
-_BOOKKEEPING = {"_rows", "_readable", "_objective", "_states", "_server_states", "models"}
+_BOOKKEEPING = {
+    "constructor_arguments",
+    "_rows",
+    "_readable",
+    "_objective",
+    "_states",
+    "_server_states",
+    "models",
+}
 _NOT_READ = {*vars(LightningModule()), *_BOOKKEEPING, *_MIRRORS} - {"training"}  # changes no step
 _TOLERANCE = {True: 5e-2, False: 1e-3}  # of mixed precision, and without; relative
 

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ModelRows
@@ -30,6 +29,8 @@ ELEMENTWISE = (
     torch.optim.ASGD,
 )
 """Optimizers that treat every number by itself, so that stacked clients do not mix."""
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class CannotStackError(RuntimeError):
@@ -170,7 +171,9 @@ def check_stackable(
         )
     for model in trained:
         for name, layer in client.model(model).named_modules():
-            mixes = isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
+            mixes = isinstance(layer, _BATCH_NORMS) and (
+                layer.training or layer.running_mean is None
+            )
             if mixes or getattr(layer, "scale_grad_by_freq", False):
                 raise CannotStackError(
                     f"{type(layer).__name__} ({name}) mixes the samples of a minibatch"

@@ -1,6 +1,6 @@
 """One local step as a function of tensors: gradient, clipping and update, to be compiled whole."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -319,6 +319,13 @@ def tensors_of(tree: Any) -> list[Tensor]:
     if isinstance(tree, dict):
         return [tensor for each in tree.values() for tensor in tensors_of(each)]
     return [tree]
+
+
+def with_tensors(tree: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return nested dicts like others, with other tensors in their order."""
+    if isinstance(tree, dict):
+        return {name: with_tensors(each, tensors) for name, each in tree.items()}
+    return next(tensors)
 
 
 def _replace(kept: Mapping[str, Tensor], new: Mapping[str, Tensor], running: Tensor) -> None:

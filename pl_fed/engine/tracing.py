@@ -4,14 +4,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pl_fed.clients.base import Client
+from pl_fed.functional.torch_internals import (
+    MovedInTorchError,
+    OperatorMode,
+    takes_number_out,
+    trace_graph,
+)
 
 
 class CannotCompileError(RuntimeError):
@@ -28,11 +31,13 @@ def trace(client: Client, function: Callable[..., Any], *tensors: Any) -> GraphM
 
     Raises:
         CannotCompileError: If it reads what would be the same for ever then: the trainer, or a
-            number out of a tensor.
+            number out of a tensor. Or if torch no longer traces as it did.
     """
-    with _trainer_unread(client), _NumbersUnread(), _ArraysUnread():
-        graph: GraphModule = make_fx(function)(*tensors)
-    return graph
+    try:
+        with _trainer_unread(client), _NumbersUnread(), _ArraysUnread():
+            return trace_graph(function, *tensors)
+    except MovedInTorchError as error:
+        raise CannotCompileError(str(error)) from error
 
 
 @contextmanager
@@ -71,16 +76,11 @@ class _ArraysUnread(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _NumbersUnread(TorchDispatchMode):
+class _NumbersUnread(OperatorMode):
     """Refuses numbers that are taken out of tensors which are no inputs of the step."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
+    def run(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator that gives tensors, and refuse any other."""
+        if takes_number_out(operator):
             raise CannotCompileError("`training_step` takes a number out of a tensor (.item())")
-        return func(*args, **(kwargs or {}))
+        return operator(*args, **kwargs)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.functional.random import uniforms
+from pl_fed.functional.torch_internals import is_in_backward
 
 _STRETCH = 1 << 36  # each layer, each time it is called, draws from numbers of its own
 _LAYERS = 1 << 10
@@ -40,7 +41,7 @@ class Draws:
                 known.
         """
         calls = self._calls.get(layer, 0)
-        if calls and torch._C._current_graph_task_id() != -1:
+        if calls and is_in_backward():
             if calls > 1:
                 raise ValueError(
                     "Expected each dropout layer of a net with activation checkpointing to be"

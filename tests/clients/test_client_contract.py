@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from pl_fed.engine.objective import Objective
 from small_federations import Cohorts, Only, classes, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
@@ -25,7 +26,6 @@ from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Client
 from pl_fed.data.batches import BatchRule
 from pl_fed.engine.base import as_outputs
-from pl_fed.engine.objective import Objective
 from pl_fed.samplers import All, Uniform
 from pl_fed.types import Batch, Population
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from pl_fed.rounds.sharing import Guests
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
@@ -13,7 +14,6 @@ from pl_fed.clients import Ditto, FedAvg
 from pl_fed.engine import EngineChoice, OneByOne, Stacked, Task
 from pl_fed.engine.choice import keep_freed_memory
 from pl_fed.engine.evaluation import WorkSpace
-from pl_fed.rounds.sharing import Guests
 from pl_fed.samplers import All
 
 

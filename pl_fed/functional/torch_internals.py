@@ -1,0 +1,233 @@
+"""What pl_fed uses of torch's internals: no other file names them.
+
+A release of torch may move them, which is why ``pyproject.toml`` bounds torch above. Each is
+imported when it is first used: compiled steps alone need the compiler. What is missing raises
+:class:`MovedInTorchError`, or is done without; either way pl_fed says so in one sentence, once.
+"""
+
+import inspect
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+
+class MovedInTorchError(RuntimeError):
+    """A release of torch has moved something internal that pl_fed uses."""
+
+
+@contextmanager
+def _internals() -> Iterator[None]:
+    """Name the release of torch in the error when something internal has moved.
+
+    Raises:
+        MovedInTorchError: If a name, an attribute or an argument is missing.
+    """
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError) as error:
+        reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
+        raise MovedInTorchError(
+            f"torch {torch.__version__} has moved internals that pl_fed uses"
+            f" ({reason.rstrip('.')}): install a release that pl_fed's pyproject.toml allows"
+        ) from error
+
+
+# The compiler
+
+
+def compile_graph(
+    graph: GraphModule,
+    tensors: Sequence[Tensor],
+    mode: str | None,
+    options: Mapping[str, Any],
+    remember: bool,
+) -> Callable[..., list[Tensor]]:
+    """Compile a graph by the compiler behind ``torch.compile``, without its guards.
+
+    Args:
+        graph: What is compiled.
+        tensors: Its inputs, of the shapes that it is compiled for.
+        mode: ``mode`` of ``torch.compile``.
+        options: Options of the compiler, beside those of the mode.
+        remember: Whether the compiler looks for what it made of the same graph before, in this
+            process or another.
+
+    Raises:
+        MovedInTorchError: If the compiler is no longer where, or as, it was.
+    """
+    with _internals():
+        from torch._inductor import compile as compile_by_inductor
+        from torch._inductor import list_mode_options
+
+        options = {**(list_mode_options(mode) if mode else {}), **options}
+        inspect.signature(compile_by_inductor).bind(graph, list(tensors), options=options)
+    examples: list[Any] = list(tensors)
+    context: AbstractContextManager[Any] = nullcontext()
+    if remember:
+        examples, context = _stand_ins(tensors)
+    with context:
+        compiled: Callable[..., list[Tensor]] = compile_by_inductor(
+            graph, examples, options=options
+        )
+    return compiled
+
+
+def _stand_ins(tensors: Sequence[Tensor]) -> tuple[list[Any], AbstractContextManager[Any]]:
+    """Return stand-ins for tensors, and a context in which the compiler remembers graphs.
+
+    It looks for graphs that come with an environment of shapes, as those of ``torch.compile`` do.
+    The shapes here are fixed, and the environment stays empty: that takes showing the compiler no
+    tensors, but stand-ins for them.
+    """
+    with _internals():
+        from torch._guards import TracingContext, tracing
+        from torch._subclasses import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        fixed = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv(), static_shapes=True)
+        stand_ins = [fixed.from_tensor(tensor, static_shapes=True) for tensor in tensors]
+        return stand_ins, tracing(TracingContext(fixed))
+
+
+def trace_graph(function: Callable[..., Any], *tensors: Any) -> GraphModule:
+    """Return a function of tensors as a graph of operators.
+
+    Raises:
+        MovedInTorchError: If torch no longer traces functions as it did.
+    """
+    with _internals():
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        traced = make_fx(function)
+    graph: GraphModule = traced(*tensors)
+    return graph
+
+
+# Operators
+
+
+class OperatorMode(ABC):
+    """A context in which every operator of torch, below autograd, is run by :meth:`run`.
+
+    Raises:
+        MovedInTorchError: When it is entered, if torch no longer offers this.
+    """
+
+    def __enter__(self) -> Self:
+        self._mode = _dispatch_mode()(self.run)
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._mode.__exit__(*error)
+
+    @abstractmethod
+    def run(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator, or another in its place, and return what it gives."""
+
+
+@cache
+def _dispatch_mode() -> Callable[[Callable[..., Any]], Any]:
+    with _internals():
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Mode(TorchDispatchMode):
+            """Hands every operator to a function."""
+
+            def __init__(self, run: Callable[..., Any]) -> None:
+                super().__init__()
+                self.run = run
+
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                return self.run(func, args, kwargs or {})
+
+    return Mode
+
+
+@cache
+def has_operator_modes() -> bool:
+    """Return whether there are operator modes; if not, warn that evaluations are slower."""
+    try:
+        _dispatch_mode()
+        signature_of(torch.ops.aten.t.default)
+    except MovedInTorchError as error:
+        warnings.warn(f"Evaluations take torch's own kernels, as {error}.", stacklevel=2)
+        return False
+    return True
+
+
+def arguments_of(operator: Any) -> list[Any]:
+    """Return the arguments that an operator takes, each with ``name`` and ``default_value``."""
+    with _internals():
+        arguments: list[Any] = operator._schema.arguments
+    return arguments
+
+
+def signature_of(operator: Any) -> str:
+    """Return an operator's arguments and results as text, from the opening parenthesis on.
+
+    Example:
+        >>> signature_of(torch.ops.aten.t.default)
+        '(Tensor(a) self) -> Tensor(a)'
+    """
+    with _internals():
+        schema = operator._schema
+    return f"({str(schema).split('(', 1)[1]}"
+
+
+def takes_number_out(operator: Any) -> bool:
+    """Return whether an operator turns a tensor's number into Python's, as ``item`` does."""
+    with _internals():
+        return bool(operator is torch.ops.aten._local_scalar_dense.default)
+
+
+@cache
+def onednn_product() -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
+    """Return the product of a matrix and a transposed one by oneDNN, or ``None`` without it."""
+    try:
+        linear = torch.ops.mkldnn._linear_pointwise
+    except AttributeError:  # built without oneDNN, or moved
+        return None
+
+    def product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        result: Tensor = linear(a, b, bias, "none", [], "")
+        return result
+
+    return product
+
+
+# Autograd
+
+
+def is_in_backward() -> bool:
+    """Return whether autograd is within a backward pass.
+
+    Warns:
+        UserWarning: Once, if torch no longer tells.
+    """
+    task = _backward_task()
+    return task is not None and task() != -1
+
+
+@cache
+def _backward_task() -> Callable[[], int] | None:
+    try:
+        with _internals():
+            task: Callable[[], int] = torch._C._current_graph_task_id
+    except MovedInTorchError as error:
+        warnings.warn(
+            "Gradients of a net with dropout under activation checkpointing may be wrong, as"
+            f" {error}.",
+            stacklevel=3,
+        )
+        return None
+    return task
