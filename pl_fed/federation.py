@@ -52,6 +52,7 @@ from pl_fed.rounds.local_training import LocalTraining, Outcome
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.sharing import Sharing, at_home, collected
 from pl_fed.rounds.trained import GLOBAL_STATISTICS
+from pl_fed.rounds.trial import try_client
 from pl_fed.rounds.uploads import Uploads
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore
@@ -248,6 +249,8 @@ class Federation:
         if client.adaptation is not None:
             poison, augment = self.adversary.poison, datamodule.augment
             self._adaptation = Adaptation(client, client.adaptation, self.seed, poison, augment)
+        if stage == "fit":
+            try_client(client, data, datamodule.augment)
         self._metrics = {}
 
     # A round

@@ -11,6 +11,7 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.engine import Chunk, EngineChoice, Task
+from pl_fed.engine.base import name_clients
 from pl_fed.engine.evaluation import Evaluator, WorkSpace
 from pl_fed.functional.rows import finite_rows
 from pl_fed.rounds.adversary import Adversary
@@ -203,9 +204,11 @@ class LocalTraining:
             group["name"]: broadcast.parameters.new_tensor([float(group.get("lr", math.nan))])
             for group in self.optimizer.param_groups
         }
-        start = self.holdings.begin(clients, broadcast, guests, counts, lr)
-        if "global" in client.trained:
-            start.models["global"] = broadcast.expand(len(clients))
+        try:
+            start = self.holdings.begin(clients, broadcast, guests, counts, lr)
+        except Exception as error:
+            self._add_note(error, "begin", clients)
+            raise
         return Chunk(clients, client.objective, batches, steps, start)
 
     def _close(
@@ -221,7 +224,11 @@ class LocalTraining:
             losses = self.evaluator.losses(self.holdings.data, "val", chunk.clients, model, rows)
             end.validation_losses[model] = losses.to(rows.parameters)
         end.step_means = dict(outputs)
-        upload, states = client.close_round(end)
+        try:
+            upload, states = client.close_round(end)
+        except Exception as error:
+            self._add_note(error, "end_round", chunk.clients)
+            raise
         proposals = self._proposals(end)
         losses = outputs["loss"]
         finite, shape = losses.isfinite(), (len(losses), client.row("global").layout.numel)
@@ -238,6 +245,10 @@ class LocalTraining:
         whole = finite & (not misshapen)
         outputs[_SENT] = torch.where(whole, Sent.FINE, broken).to(torch.int8)
         return upload, proposals, states
+
+    def _add_note(self, error: Exception, hook: str, clients: Tensor) -> None:
+        """Note on an error the round, the clients and the hook that it comes from."""
+        error.add_note(f"In round {self.round}, {name_clients(clients)}, `{hook}`.")
 
     def _proposals(self, end: ClientRound) -> dict[str, Tensor]:
         """Return what clients propose for what the server keeps, each [clients, length]."""
