@@ -488,7 +488,7 @@ def main(args: ArgsType = None) -> None:
         text = of_a_class(error) or of_a_file(error) or sentence(said)
         if not text.startswith("Expected") and not _is_lightnings_refusal(error):
             raise
-        print(f"error: {text}", file=sys.stderr)
+        print(" ".join([f"error: {text}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         sys.exit(1)
 
 

@@ -44,6 +44,7 @@ from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
 from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.trial import try_client
 from pl_fed.rounds.work_share import at_home, collected
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore
@@ -213,6 +214,8 @@ class Federation(Recorded):
         if stage == "fit":
             self._try_parts(session)
         client.check(data, client.population)
+        if stage == "fit":
+            try_client(client, data, datamodule.augment)
         self._session = session
 
     def _check(self, client: Client, datamodule: FederatedData) -> None:

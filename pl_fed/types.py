@@ -67,22 +67,6 @@ class Population:
         """Which share of the clients takes part in a round."""
         return self.cohort / self.clients
 
-    def upload(self, now: Tensor, before: Tensor, broadcast: Tensor) -> Tensor:
-        """Return what clients send for w to be the mean of what all clients keep.
-
-        If all take part in each round, that is what they have less w^t. Else it is how theirs has
-        changed, times cohort / clients: the mean of that over the cohort is how the mean over all
-        has changed. A change that is forged stays in w then until the end.
-
-        Args:
-            now: What they keep from now on, [clients, length].
-            before: What they kept until now, likewise.
-            broadcast: w^t, [length].
-        """
-        if self.cohort == self.clients:
-            return now - broadcast
-        return self.share * (now - before)
-
 
 @dataclass(frozen=True)
 class ClientContext:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pl_fed import Federation
+from pl_fed.clients.contract import ModelRows
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
 from pl_fed.engine import Clipping
@@ -17,6 +18,9 @@ from pl_fed.samplers import All, Sampler
 def said(name, arguments):
     """A name for a parametrized test, the same in every process: without addresses."""
     return re.sub(r" at 0x\w+", "", f"{name}{list(arguments.values())}")
+
+
+NOTHING_READABLE = r"a row that a round has \(none outside of a round\) but got 'broadcast'"
 
 
 class Given(DataSource):
@@ -139,13 +143,14 @@ def run_rounds(
         if schedule is not None:
             schedule.step()
     everyone = torch.arange(data.clients.num_clients)
-    rows = federation.holdings.begin(everyone)
+    models = federation.holdings.begin(everyone).models
     nothing = torch.empty(0, dtype=dtype)
+    personal = models.get("personal", ModelRows(nothing, nothing))
     return Outcome(
         client.row("global").data.clone(),
-        rows.get("personal", nothing),
+        personal.parameters,
         client.statistics("global").data.clone(),
-        rows.get("personal_statistics", nothing),
+        personal.statistics,
         reports,
         {name: federation.store.read(name, everyone) for name in federation.store.defaults},
         {name: row.clone() for name, row in federation.server_states.items()},

@@ -41,12 +41,12 @@ class Breaks:
     who, how, now = BROKEN, "", False
 
     def training_step(self, batch, batch_idx):
-        mine = self.kept("client")[0] == self.who
+        mine = self.read("client")[0] == self.who
         factor = math.nan if self.now and self.how == "a loss" else 1.0
         return super().training_step(batch, batch_idx) * torch.where(mine, factor, 1.0)
 
-    def end_round(self, rows):
-        upload, mine = super().end_round(rows), (rows["client"] == self.who)[:, 0]
+    def end_round(self, client):
+        upload, mine = super().end_round(client), client.ids == self.who
         if not self.now or not mine.any() or upload is None or self.how == "a loss":
             return upload
         if self.how in ("another length", "nothing"):
@@ -350,13 +350,13 @@ class Several(Breaks):
     who = ()
 
     def training_step(self, batch, batch_idx):
-        mine = (self.kept("client") == torch.tensor(self.who)).any()
+        mine = (self.read("client") == torch.tensor(self.who)).any()
         return super(Breaks, self).training_step(batch, batch_idx) * torch.where(
             mine, math.nan, 1.0
         )
 
-    def end_round(self, rows):
-        return super(Breaks, self).end_round(rows)
+    def end_round(self, client):
+        return super(Breaks, self).end_round(client)
 
 
 def several(*who):
@@ -394,8 +394,8 @@ def test_more_than_the_largest_share_stop_the_run(engine, most, who, stops):
 class Forgets(FedAvg):
     """Trains the global model, and sends nothing of it."""
 
-    def end_round(self, rows):
-        super().end_round(rows)
+    def end_round(self, client):
+        super().end_round(client)
 
 
 @engines

@@ -579,12 +579,13 @@ class Watched(Ditto):
         return super().training_step(batch, batch_idx)
 
     def on_train_epoch_start(self):
-        self.began = {name: self.row(name).data.clone() for name in self.trains}
+        self.began = {name: self.row(name).data.clone() for name in self.trained}
 
-    def end_round(self, rows):
+    def end_round(self, client):
         """Note the moves in a client's first round."""
-        self.moves = {name: rows[name] - began for name, began in self.began.items()}
-        return super().end_round(rows)
+        ends = {name: client.models[name].parameters for name in self.began}
+        self.moves = {name: ends[name] - began for name, began in self.began.items()}
+        return super().end_round(client)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ class Breaks(Ditto):
 
     ends = 0
 
-    def end_round(self, rows):
+    def end_round(self, client):
         self.ends += 1
         if self.ends == 2 * 4:
             raise RuntimeError("broken")
-        return super().end_round(rows)
+        return super().end_round(client)
 
 
 def made(kind):

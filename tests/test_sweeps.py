@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from torch import nn
 from wandb.sdk.launch.sweeps import utils
 
 from pl_fed.cli import main
@@ -77,8 +78,8 @@ def test_the_metric_is_validated_by_the_algorithm(path, monkeypatch):
     for file in files:
         config |= yaml.safe_load((ROOT / file).read_text())
     module, _, name = config["model"]["class_path"].rpartition(".")
-    trains = getattr(sys.modules[module], name).trains
-    assert model in trains
+    client = getattr(sys.modules[module], name)(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+    assert model in client.evaluated
 
 
 @pytest.mark.parametrize(("sweep", "mode"), [("abc", "None"), ("", "offline")])

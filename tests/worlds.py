@@ -82,16 +82,16 @@ class FrailDitto(Frail, Ditto):
 class Short(Ditto):
     """One of its clients sends too little."""
 
-    def end_round(self, rows):
-        upload = super().end_round(rows)
-        return upload[:, 1:] if (rows["client"] == 5).any() else upload
+    def end_round(self, client):
+        upload = super().end_round(client)
+        return upload[:, 1:] if (client.ids == 5).any() else upload
 
 
 class Silent(Ditto):
     """One of its clients sends nothing."""
 
-    def end_round(self, rows):
-        return None if (rows["client"] == 5).any() else super().end_round(rows)
+    def end_round(self, client):
+        return None if (client.ids == 5).any() else super().end_round(client)
 
 
 def small_net():

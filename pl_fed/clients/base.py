@@ -1,6 +1,7 @@
 """The base of every algorithm: a client, with its global and its personal models."""
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -559,6 +560,41 @@ class Client(Recorded, FederationModule, ABC):
             )
         return row.to(example)
 
+    def new_round(self, clients: int = 1, samples: int = 1, steps: int = 1) -> ClientRound:
+        """Return the first round of some clients, for a trial without a federation.
+
+        The global model and the states are those before the first round; the learning rates are
+        the optimizer's. Algorithms that depend on :attr:`population` need it to be set before.
+
+        Args:
+            clients: The number of clients; their ids are 0, 1, ...
+            samples: Training samples of each client.
+            steps: Local steps that each client takes on each trained model.
+
+        Example: a test of an algorithm. ::
+
+            client = FedProx(net, mu=1.0)
+            round = client.start_round(client.new_round(clients=2, samples=5))
+            with client.reading(round.of_one(0)):
+                loss = client.training_step(batch, 0)
+            upload, kept = client.close_round(round)
+        """
+        broadcast = ModelRows(self.row("global").data, self.statistics("global").data).clone()
+        like = broadcast.parameters
+        defaults = self.state_defaults()
+        groups = self.objective.build_optimizer(self.trained_parameters).param_groups
+        ids = torch.arange(clients, device=like.device)
+        return ClientRound(
+            ids=ids,
+            samples=like.new_full((clients, 1), samples),
+            validation_samples=like.new_zeros(clients, 1),
+            broadcast=broadcast,
+            states={name: row.repeat(clients, 1) for name, row in defaults.items()},
+            server_states={n: row.clone() for n, row in self.server_state_defaults().items()},
+            steps={name: ids.new_full((clients, 1), steps) for name in self.trained},
+            lr={g["name"]: like.new_tensor([float(g.get("lr", math.nan))]) for g in groups},
+        )
+
     def start_round(self, client: ClientRound) -> ClientRound:
         """Fill in the models of some clients, let :meth:`begin` prepare them, and return the round.
 
@@ -578,6 +614,8 @@ class Client(Recorded, FederationModule, ABC):
                 model.statistics.clone() if statistics is None else statistics,
             )
         self.begin(client)
+        if "global" in self.trained and client.steps:  # an evaluation has no local steps
+            client.models["global"] = client.broadcast.expand(len(client))
         return client
 
     def close_round(self, client: ClientRound) -> tuple[Tensor | None, dict[str, Tensor]]:

@@ -242,6 +242,21 @@ class ClientRound:
             rows["validation.targets"] = self.validation_targets
         return rows
 
+    def of_one(self, position: int) -> dict[str, Tensor]:
+        """Return the rows that ``training_step`` may read for ONE client, [length] each.
+
+        Args:
+            position: The position of the client.
+
+        Example:
+            >>> ids, size = torch.tensor([4, 7]), torch.ones(2, 1)
+            >>> broadcast = ModelRows(torch.zeros(3), torch.zeros(0))
+            >>> ClientRound(ids, size, size, broadcast).of_one(1)["client"]
+            tensor([7])
+        """
+        rows = self.readable().items()
+        return {name: row if row.dim() == 1 else row[position] for name, row in rows}
+
     def best_by_validation(
         self, models: Sequence[str], otherwise: int, min_samples: int = 1
     ) -> Tensor:

@@ -31,6 +31,9 @@ class Adaptation:
         seed: The seed of the federation.
         poison: What byzantine clients do to their data, for ids and a round.
         augment: Applied to the inputs of each minibatch.
+
+    Raises:
+        ValueError: If the objective trains another model.
     """
 
     def __init__(
@@ -41,6 +44,11 @@ class Adaptation:
         poison: Poison,
         augment: Callable[[Tensor], Tensor] | None,
     ) -> None:
+        if objective.trained != ("personal",):
+            raise ValueError(
+                f"Expected `adaptation` of {type(client).__name__} to train the model personal"
+                f" alone but got {', '.join(objective.trained) or 'none'}."
+            )
         self.client = client
         self.objective = objective
         self.seed = key(seed, "adaptation")
@@ -118,4 +126,5 @@ class Adaptation:
         poison = dict(self.poison(clients, 0))
         batches = Batches(data, clients, steps, rule, self.seed, 0, poison, self.augment)
         own = start.select(positions)
-        return Chunk(clients, self.objective, batches, {"personal": steps}, own)
+        place = "the adaptation before an evaluation, {clients}"
+        return Chunk(clients, self.objective, batches, {"personal": steps}, own, place=place)

@@ -1,7 +1,7 @@
 """How a chunk of clients is run: the contract, and what every engine shares."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +34,7 @@ class Chunk:
         round: Their rows. Engines read its trained models, perhaps one row that is repeated, and
             replace them by new tensors; and they read :meth:`ClientRound.readable`.
         on_done: Called, as clients are done, with the number of clients done so far.
+        place: Where the local steps are, for the note of an error: see :meth:`add_note`.
     """
 
     clients: Tensor
@@ -42,6 +43,19 @@ class Chunk:
     steps: dict[str, list[int]]
     round: ClientRound
     on_done: Callable[[int], None] = lambda _: None
+    place: str = "round {round}, {clients}"
+
+    def add_note(self, error: Exception, positions: Iterable[int], step: int | None = None) -> None:
+        """Note on an error in a local step: the round, the clients and the step.
+
+        Args:
+            error: The error.
+            positions: Positions of the clients that it may come from.
+            step: The local step, if it is known.
+        """
+        clients = name_clients(self.clients[position] for position in positions)
+        place = self.place.format(round=self.batches.round, clients=clients)
+        error.add_note(f"In {place}" + ("." if step is None else f", local step {step}."))
 
     def shortened(self, most_steps: int) -> "Chunk":
         """Return a chunk of the same clients and rows with at most so many steps."""
@@ -50,7 +64,9 @@ class Chunk:
             model: [min(count, most_steps) for count in counts]
             for model, counts in self.steps.items()
         }
-        return Chunk(self.clients, self.objective, batches, steps, self.round.copy())
+        return Chunk(
+            self.clients, self.objective, batches, steps, self.round.copy(), place=self.place
+        )
 
     def draw_keys(self, draws: Draws) -> Tensor:
         """Return keys of the draws that the clients' layers make in each step.
@@ -126,6 +142,24 @@ class Engine(ABC):
             For ``loss``, and whatever else ``training_step`` gives, the mean over each client's
             steps, [clients].
         """
+
+
+def name_clients(clients: Iterable[int | Tensor], most: int = 5) -> str:
+    """Return clients in words, for the note of an error.
+
+    Args:
+        clients: Their ids.
+        most: The number of ids that are named.
+
+    Example:
+        >>> name_clients([3]), name_clients([3, 1, 4, 1, 5, 9, 2])
+        ('client 3', 'clients 3, 1, 4, 1, 5, ... (7 in all)')
+    """
+    ids = [int(client) for client in clients]
+    if len(ids) == 1:
+        return f"client {ids[0]}"
+    more = f", ... ({len(ids)} in all)" if len(ids) > most else ""
+    return f"clients {', '.join(map(str, ids[:most]))}{more}"
 
 
 def casts(autocast: Callable[[], AbstractContextManager[Any]], device: torch.device) -> bool:

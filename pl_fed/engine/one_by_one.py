@@ -64,9 +64,13 @@ class OneByOne(Engine):
         for step, batch in enumerate(chunk.batches.of(position)):
             client.draws.start(keys[step])
             optimizer.zero_grad()
-            with self.autocast():
-                outputs = as_outputs(chunk.objective.step(batch, step))
-            outputs["loss"].backward()
+            try:
+                with self.autocast():
+                    outputs = as_outputs(chunk.objective.step(batch, step))
+                outputs["loss"].backward()
+            except Exception as error:
+                chunk.add_note(error, [position], step)
+                raise
             for _, parameters, steps in groups:
                 if step >= steps:
                     _stand_still(parameters)

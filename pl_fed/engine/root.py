@@ -73,7 +73,8 @@ class RootTraining:
         size = broadcast.parameters.new_tensor([[len(data.root)]])
         start = ClientRound(alone.to(size.device), size, torch.zeros_like(size), broadcast)
         start.models["global"] = broadcast.expand(1)
-        chunk = Chunk(alone, self.objective, batches, {"global": [steps]}, start)
+        place = "round {round}, the server's training on its root data"
+        chunk = Chunk(alone, self.objective, batches, {"global": [steps]}, start, place=place)
         with WorkSpace(client, ["global"]):
             OneByOne(autocast, clipping).run(client, self._options(optimizer), chunk)
         return start.models["global"].parameters[0] - broadcast.parameters

@@ -59,8 +59,12 @@ class Stepping(Engine):
         """
         rows = chunk.round.readable()
         program = self.program(client, optimizer, chunk, rows)
-        with torch.no_grad():
-            return self.run_steps(program, optimizer, chunk, rows)
+        try:
+            with torch.no_grad():
+                return self.run_steps(program, optimizer, chunk, rows)
+        except Exception as error:
+            chunk.add_note(error, range(len(chunk.clients)))
+            raise
 
     @abstractmethod
     def run_steps(

@@ -1,7 +1,8 @@
 """The local work of a round: the clients of a cohort are trained, in chunks."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Task
+from pl_fed.engine.base import name_clients
 from pl_fed.engine.evaluation import Evaluator, WorkSpace
 from pl_fed.functional.rows import finite_rows, usable_rows
 from pl_fed.rounds.adversary import Adversary
@@ -211,7 +213,8 @@ class LocalTraining:
             group["name"]: broadcast.parameters.new_tensor([float(group.get("lr", math.nan))])
             for group in plan.optimizer.param_groups
         }
-        start = self.states.begin(clients, broadcast, remote, step_rows, lr)
+        with _noting(plan.round, clients, "begin"):
+            start = self.states.begin(clients, broadcast, remote, step_rows, lr)
         if "global" in client.trained:
             start.models["global"] = broadcast.expand(len(clients))
         return Chunk(clients, client.objective, batches, steps, start)
@@ -230,7 +233,8 @@ class LocalTraining:
             losses = self.evaluator.losses(self.states.data, "val", chunk.clients, model, rows)
             end.validation_losses[model] = losses.to(rows.parameters)
         end.step_means = dict(metrics)
-        uploads, kept = client.close_round(end)
+        with _noting(chunk.batches.round, chunk.clients, "end_round"):
+            uploads, kept = client.close_round(end)
         usable = _UsableRows(len(chunk.clients), end.broadcast.parameters)
         states = {
             name: usable.check(kept.get(name), default.numel(), default)
@@ -266,6 +270,16 @@ class LocalTraining:
         with self.settings.autocast():
             poison = self.adversary.poison(clients, round)
             return self.evaluator.start_losses(self.states.data, clients, poison)
+
+
+@contextmanager
+def _noting(round: int, clients: Tensor, hook: str) -> Iterator[None]:
+    """Note on an error the round, the clients and the hook that it comes from."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"In round {round}, {name_clients(clients)}, `{hook}`.")
+        raise
 
 
 class _UsableRows:

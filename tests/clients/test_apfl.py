@@ -91,12 +91,12 @@ def test_with_all_of_its_own_it_is_local_training(engine):
 def test_a_client_that_is_not_drawn_mixes_its_old_model_with_the_new_global_one():
     data = data_of()
     found = trained(APFL(seeded(mlp), 0.4, 0.1, **SETTINGS), data, 3, sampler=Only(1))
-    rows = found.federation.holdings.begin(torch.arange(3))
+    personal = found.federation.holdings.begin(torch.arange(3)).models["personal"]
     first = APFL(seeded(mlp)).double().row("global").data
     assert torch.equal(found.kept["local"][0], first)
     assert found.kept["alpha"][[0, 2], 0].tolist() == [0.4, 0.4]
     assert found.kept["alpha"][1, 0] != 0.4
-    torch.testing.assert_close(rows["personal"][0], 0.4 * first + 0.6 * found.w)
+    torch.testing.assert_close(personal.parameters[0], 0.4 * first + 0.6 * found.w)
 
 
 def test_a_client_learns_how_far_the_others_help():
@@ -116,9 +116,9 @@ def with_batch_norm():
 def test_statistics_of_the_mixture_are_those_that_training_gave_it():
     data = shared_out(classes([9, 6, 12]), batch_size=16)
     found = trained(APFL(seeded(with_batch_norm), 0.4, **SETTINGS), data)
-    rows = found.federation.holdings.begin(torch.arange(3))
-    assert torch.equal(rows["personal_statistics"], found.kept["local_statistics"])
-    assert len(rows["personal_statistics"].unique(dim=0)) == 3
+    personal = found.federation.holdings.begin(torch.arange(3)).models["personal"]
+    assert torch.equal(personal.statistics, found.kept["local.statistics"])
+    assert len(personal.statistics.unique(dim=0)) == 3
 
 
 @pytest.mark.parametrize(

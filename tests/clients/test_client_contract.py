@@ -15,7 +15,6 @@ from dataclasses import replace
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from pl_fed.engine.objective import Objective
 from small_federations import Cohorts, Only, classes, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
@@ -24,8 +23,8 @@ from pl_fed import Federation
 from pl_fed.aggregators import QFFL, FedMGDA, Krum, Median, Term, TiltedMean, TrimmedMean
 from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Client
-from pl_fed.data.batches import BatchRule
 from pl_fed.engine.base import as_outputs
+from pl_fed.engine.step_function import StepFunction
 from pl_fed.samplers import All, Uniform
 from pl_fed.types import Batch, Population
 
@@ -115,50 +114,36 @@ def make(kind, arguments, **kwargs):
     return kind(seeded(net), **settings)
 
 
-def rows_of(client, clients=3):
-    """The rows with which clients begin a round that have been in one before."""
+def round_of(client, clients=3):
+    """The start of a round of clients that have been in one before."""
     client.population = Population(clients, clients, 5 * clients)
     draw = torch.Generator().manual_seed(3)
 
-    def moved(row, *shape):
-        return row + 0.1 * torch.randn(*shape, len(row), generator=draw, dtype=row.dtype)
+    def moved(row):
+        return row + 0.1 * torch.randn(row.shape, generator=draw, dtype=row.dtype)
 
-    w, statistics = moved(client.row("global").data), client.statistics("global").data
-    rows = {name: moved(row, clients) for name, row in client.states().items()}
-    rows |= {name: moved(row) for name, row in client.server_states().items()}
-    rows |= {"broadcast": w, "broadcast_statistics": statistics}
-    for name in ("samples", "validation_samples"):
-        rows[name] = torch.full((clients, 1), 5.0, dtype=w.dtype)
-    rows["client"] = torch.arange(clients)[:, None]
+    new = client.new_round(clients, samples=5, steps=2)
+    new.broadcast.parameters = moved(new.broadcast.parameters)
+    new.validation_samples.fill_(5)
+    moving = [name for name in new.states if not name.endswith(".statistics")]
+    new.states |= {name: moved(new.states[name]) for name in moving}
+    new.server_states = {name: moved(row) for name, row in new.server_states.items()}
     if client.reads_validation:
-        x, y = torch.randn(clients, 5 * 4, generator=draw, dtype=w.dtype), torch.arange(5) % 3
-        rows |= {"validation_x": x, "validation_y": y.repeat(clients, 1)}
-    for model in client.trains:
-        steps = BatchRule(5).count(client.work(model), 5)
-        rows[f"{model}_steps"] = torch.full((clients, 1), steps)
-        rows[f"{model}_lr"] = torch.tensor([0.1], dtype=w.dtype)
-    for model in {*client.trains, *client.evaluates()} - {"global"}:
-        rows.setdefault(model, w.expand(clients, -1).clone())
-        rows[f"{model}_statistics"] = statistics.expand(clients, -1).clone()
-    client.begin(rows)
-    return rows
+        new.validation_inputs = moved(torch.zeros(clients, 5 * 4, dtype=torch.float64))
+        new.validation_targets = (torch.arange(5) % 3).repeat(clients, 1)
+    return client.start_round(new)
 
 
 def ready(kind, arguments):
-    """A client in the middle of a round: models that have moved, and centres to be pulled to."""
+    """A client in the middle of a round, whose models have moved; and its rows."""
     client = make(kind, arguments).double().train()
-    rows = rows_of(client)
     draw = torch.Generator().manual_seed(4)
+    rows = round_of(client).of_one(0)
     for model in ("global", "personal"):
         row = client.row(model).data
         row += 0.1 * torch.randn(len(row), generator=draw, dtype=row.dtype)
-    client.centres = {
-        name: row if row.dim() == 1 else row[0]
-        for name, row in rows.items()
-        if name not in client.trains and not name.endswith("_statistics")
-    }
     client.draws.start(11)
-    return client
+    return client, rows
 
 
 def batch(size=5, seed=0):
@@ -167,11 +152,12 @@ def batch(size=5, seed=0):
     return Batch(x, torch.randint(3, (size,), generator=draw), None, torch.arange(size))
 
 
-def loss_of(client, batch, step=0):
+def loss_of(client, rows, batch, training_step=None):
     """The loss at the beginning of a step, and the gradients of all parameters."""
     client.zero_grad()
     client.draws.start(11)
-    outputs = client.training_step(batch, step)
+    with client.reading(rows):
+        outputs = (training_step or client.training_step)(batch, 0)
     loss = outputs if isinstance(outputs, torch.Tensor) else outputs["loss"]
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in client.named_parameters()}
@@ -183,10 +169,10 @@ def test_the_walk_finds_the_clients():
 
 @every
 def test_it_says_what_it_trains(kind, arguments):
-    trains = make(kind, arguments).trains
-    assert isinstance(trains, tuple)
-    assert set(trains) <= set(make(kind, arguments).models)
-    assert len(trains) == len(set(trains)) > 0
+    client = make(kind, arguments)
+    assert client.trained == client.objective.trained
+    assert set(client.trained) <= set(client.models)
+    assert len(client.trained) == len(set(client.trained)) > 0
 
 
 @every
@@ -198,16 +184,16 @@ def test_its_docstring_says_where_it_comes_from_and_what_it_takes(kind, argument
 
 @every
 def test_the_gradient_falls_on_what_it_trains(kind, arguments):
-    client = ready(kind, arguments)
-    loss, gradients = loss_of(client, batch())
+    client, rows = ready(kind, arguments)
+    loss, gradients = loss_of(client, rows, batch())
     assert loss.shape == ()
     assert loss.isfinite()
     for name, gradient in gradients.items():
         model = name.partition("_model.")[0]
         if kind.__name__ in TAKES_TURNS:
-            assert gradient is None or model in client.trains, name
+            assert gradient is None or model in client.trained, name
         else:
-            assert (gradient is not None) == (model in client.trains), name
+            assert (gradient is not None) == (model in client.trained), name
             assert gradient is None or gradient.any(), name
 
 
@@ -216,20 +202,20 @@ def test_the_gradient_falls_on_what_it_trains(kind, arguments):
 def test_the_gradient_is_that_of_finite_differences(kind, arguments, step):
     if kind.__name__ in BY_HAND:
         pytest.skip("its own tests have it")
-    client = ready(kind, arguments)
-    centres, objective, given = client.centres, Objective(client), batch()
-    held = HELD.get(kind.__name__, {}).get(step, ()) if len(client.trains) > 1 else ()
+    client, rows = ready(kind, arguments)
+    objective, given = StepFunction(client, client.objective), batch()
+    held = HELD.get(kind.__name__, {}).get(step, ()) if len(client.trained) > 1 else ()
     leaves = {
         (model, name): p.detach().clone().requires_grad_(model not in held)
-        for model in client.trains
+        for model in client.trained
         for name, p in client.parameters_of(model).items()
     }
 
     def loss(*tensors):
-        models = {model: {} for model in client.trains}
+        models = {model: {} for model in client.trained}
         for (model, name), tensor in zip(leaves, tensors, strict=True):
             models[model][name] = tensor
-        return objective(models, given, step, 11, centres)["loss"]
+        return objective(models, given, step, 11, rows)["loss"]
 
     assert any(leaf.requires_grad for leaf in leaves.values())
     assert torch.autograd.gradcheck(loss, tuple(leaves.values()), rtol=1e-6, atol=1e-7)
@@ -237,23 +223,23 @@ def test_the_gradient_is_that_of_finite_differences(kind, arguments, step):
 
 @every
 def test_training_step_is_pure(kind, arguments):
-    """Nothing but gradients changes: no parameter, no buffer, no centre, no random state."""
-    client = ready(kind, arguments)
+    """Nothing but gradients changes: no parameter, no buffer, no row, no random state."""
+    client, rows = ready(kind, arguments)
     before = copy.deepcopy(client.state_dict())
-    centres = {name: row.clone() for name, row in client.centres.items()}
+    rows_before = {name: row.clone() for name, row in rows.items()}
     given = batch()
     x, y = given.x.clone(), given.y.clone()
     state = torch.get_rng_state()
-    first, gradients = loss_of(client, given)
+    first, gradients = loss_of(client, rows, given)
     gradients = {name: None if g is None else g.clone() for name, g in gradients.items()}
-    again, others = loss_of(client, given)
+    again, others = loss_of(client, rows, given)
     assert torch.equal(first, again)
     for name, gradient in gradients.items():
         assert gradient is None or torch.equal(gradient, others[name])
     for name, value in client.state_dict().items():
         assert torch.equal(value, before[name])
-    for name, row in client.centres.items():
-        assert torch.equal(row, centres[name])
+    for name, row in rows.items():
+        assert torch.equal(row, rows_before[name])
     assert torch.equal(given.x, x)
     assert torch.equal(given.y, y)
     assert torch.equal(torch.get_rng_state(), state)
@@ -262,14 +248,14 @@ def test_training_step_is_pure(kind, arguments):
 @every
 @pytest.mark.parametrize("garbage", [0.0, -1e3, 1e6])
 def test_padding_behind_the_mask_changes_nothing(kind, arguments, garbage):
-    client = ready(kind, arguments)
+    client, rows = ready(kind, arguments)
     plain = batch(5)
-    expected, gradients = loss_of(client, plain)
+    expected, gradients = loss_of(client, rows, plain)
     gradients = {name: None if g is None else g.clone() for name, g in gradients.items()}
     x = torch.cat([plain.x, torch.full((3, 4), garbage, dtype=torch.float64)])
     y = torch.cat([plain.y, torch.tensor([0, 2, 2])])
     padded = Batch(x, y, torch.arange(8) < 5, torch.arange(8))
-    loss, others = loss_of(client, padded)
+    loss, others = loss_of(client, rows, padded)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
     for name, gradient in gradients.items():
         if gradient is not None:
@@ -278,17 +264,18 @@ def test_padding_behind_the_mask_changes_nothing(kind, arguments, garbage):
 
 @every
 def test_the_adaptation_is_pure_and_padding_changes_nothing_in_it(kind, arguments):
-    client = ready(kind, arguments)
-    if client.adaptation_work is None:
+    client, rows = ready(kind, arguments)
+    if client.adaptation is None:
         pytest.skip("adapts nothing")
-    adapter, plain = client.adapter(), batch(5)
+    step, plain = client.adaptation.step, batch(5)
     before = copy.deepcopy(client.state_dict())
-    expected, gradients = loss_of(adapter, plain)
+    expected, gradients = loss_of(client, rows, plain, step)
     gradients = {name: g.clone() for name, g in gradients.items() if g is not None}
     assert {name.split("_model.")[0] for name in gradients} == {"personal"}
     x = torch.cat([plain.x, torch.full((3, 4), 1e3, dtype=torch.float64)])
     y = torch.cat([plain.y, torch.tensor([0, 2, 2])])
-    loss, others = loss_of(adapter, Batch(x, y, torch.arange(8) < 5, torch.arange(8)))
+    padded = Batch(x, y, torch.arange(8) < 5, torch.arange(8))
+    loss, others = loss_of(client, rows, padded, step)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
     for name, gradient in gradients.items():
         torch.testing.assert_close(others[name], gradient, rtol=1e-10, atol=1e-12)
@@ -297,9 +284,9 @@ def test_the_adaptation_is_pure_and_padding_changes_nothing_in_it(kind, argument
 
 @every
 def test_a_client_with_nothing_left_has_a_finite_loss(kind, arguments):
-    client = ready(kind, arguments)
+    client, rows = ready(kind, arguments)
     given = batch(3)._replace(mask=torch.zeros(3, dtype=torch.bool))
-    loss, gradients = loss_of(client, given)
+    loss, gradients = loss_of(client, rows, given)
     assert loss.isfinite()
     assert all(g is None or g.isfinite().all() for g in gradients.values())
 
@@ -313,11 +300,11 @@ def test_it_trains_and_uploads_finite_numbers(kind, arguments, engine):
         assert report["train/loss"].isfinite()
         assert report["train/rejected"] == 0
     assert outcome.w.isfinite().all()
-    if "global" in client.trains:
+    if "global" in client.trained:
         assert not torch.equal(outcome.w, client.row("global").data.double())
-    if "personal" in client.trains:
+    if "personal" in client.trained:
         assert outcome.v.isfinite().all()
-    if any(len(row) for row in client.states().values()) and "personal" in client.trains:
+    if any(len(row) for row in client.state_defaults().values()) and "personal" in client.trained:
         assert len(outcome.v.unique(dim=0)) == len(SIZES)
     losses = [float(report["train/loss"]) for report in outcome.reports]
     assert losses[-1] < losses[0]
@@ -325,7 +312,7 @@ def test_it_trains_and_uploads_finite_numbers(kind, arguments, engine):
 
 @pytest.mark.parametrize(
     ("kind", "arguments"),
-    [each for each in ALL if "global" in make(*each.values).evaluates()],
+    [each for each in ALL if "global" in make(*each.values).evaluated],
 )
 def test_a_global_model_that_is_evaluated_has_statistics_of_the_data(kind, arguments):
     """Also where no step trains it: else it normalizes by those of before the first round."""
@@ -355,24 +342,29 @@ def test_the_engines_agree(kind, arguments):
 
 @every
 def test_the_end_of_a_round_gives_rows_and_leaves_the_broadcast_alone(kind, arguments):
+    client, rows = ready(kind, arguments)
+    with client.reading(rows):
+        outputs = as_outputs(client.training_step(batch(), 0))
     client = make(kind, arguments).double()
     numel = client.row("global").layout.numel
-    rows = rows_of(client)
+    end = round_of(client)
     draw = torch.Generator().manual_seed(5)
-    for model in client.trains:
-        rows[model] = torch.randn(3, numel, generator=draw, dtype=torch.float64)
-    for model in client.validates():
-        rows[f"{model}_loss"] = torch.rand(3, generator=draw, dtype=torch.float64)
-    outputs = as_outputs(ready(kind, arguments).training_step(batch(), 0))
-    rows |= {f"mean_{name}": value.detach().repeat(3) for name, value in outputs.items()}
-    broadcast = rows["broadcast"].clone()
-    lengths = {name: (3, len(row)) for name, row in client.states().items()}
-    upload = client.end_round(rows)
-    assert torch.equal(rows["broadcast"], broadcast)
-    for name, shape in lengths.items():
-        assert rows[name].shape == shape
-    for name, row in client.server_states().items():
-        assert rows[name].shape in {row.shape, (3, *row.shape)}
+    for model in client.trained:
+        end.models[model] = end.models[model].clone()
+        end.models[model].parameters = torch.randn(3, numel, generator=draw, dtype=torch.float64)
+    for model in client.validated:
+        end.validation_losses[model] = torch.rand(3, generator=draw, dtype=torch.float64)
+    end.step_means = {name: value.detach().repeat(3) for name, value in outputs.items()}
+    broadcast = end.broadcast.parameters.clone()
+    upload, kept = client.close_round(end)
+    assert torch.equal(end.broadcast.parameters, broadcast)
+    defaults, server_defaults = client.state_defaults(), client.server_state_defaults()
+    assert {name: row.shape for name, row in kept.items()} == {
+        name: (3, len(row)) for name, row in defaults.items()
+    }
+    assert set(end.proposals) <= set(server_defaults)
+    for name, row in end.proposals.items():
+        assert row.shape == (3, len(server_defaults[name]))
     if upload is not None:
         assert upload.shape == (3, numel)
         assert upload.isfinite().all()
@@ -381,9 +373,9 @@ def test_the_end_of_a_round_gives_rows_and_leaves_the_broadcast_alone(kind, argu
 @every
 def test_states_are_rows_and_the_same_at_every_call(kind, arguments):
     client = make(kind, arguments)
-    first, second = client.states(), client.states()
-    if set(client.trains) - {"global"}:
-        assert first or client.server_states()
+    first, second = client.state_defaults(), client.state_defaults()
+    if set(client.trained) - {"global"}:
+        assert first or client.server_state_defaults()
     for name, row in first.items():
         assert row.dim() == 1
         assert torch.equal(row, second[name])
@@ -518,7 +510,7 @@ def test_a_round_without_a_trainer_is_refused_with_a_sentence(kind, arguments):
 def test_all_optimizers_group_by_model(kind, arguments):
     client = make(kind, arguments)
     groups = client.configure_optimizers().param_groups
-    assert [group["name"] for group in groups] == list(client.trains)
+    assert [group["name"] for group in groups] == list(client.trained)
     for group in groups:
         expected = [p for p in client.model(group["name"]).parameters() if p.requires_grad]
         assert all(a is b for a, b in zip(group["params"], expected, strict=True))

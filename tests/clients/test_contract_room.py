@@ -27,6 +27,7 @@ from torch.nn import functional as F  # noqa: N812
 import pl_fed
 from pl_fed import Federation
 from pl_fed.clients import Client, Ditto
+from pl_fed.clients.contract import Model, ModelRows
 from pl_fed.data.batches import LocalWork
 from pl_fed.samplers import All, Uniform
 
@@ -42,7 +43,7 @@ class Meta(Client):
     def training_step(self, batch, batch_idx):
         first, second = batch.part(slice(0, None, 2)), batch.part(slice(1, None, 2))
         at = self.parameters_of("global")
-        gradient = torch.func.grad(lambda at: self.loss_at("global", at, first))(at)
+        gradient = self.gradient_at("global", at, first)
         step = {name: at[name] - self.alpha * gradient[name] for name in at}
         return self.loss_at("global", step, second)
 
@@ -54,41 +55,31 @@ class Candidates(Client):
     """
 
     def __init__(self, net, lams=(0.0, 0.5, 2.0), lrs=(0.1, 0.05, 0.2), **kwargs):
-        self.names = tuple(f"personal_{i}" for i in range(len(lams)))
-        self.trains = ("global", *self.names)
-        super().__init__(net, **kwargs)
-        self.lams = dict(zip(self.names, lams))
-        self.lrs = dict(zip(self.names, lrs))
+        names = [f"personal_{i}" for i in range(len(lams))]
+        self.lams = dict(zip(names, lams))
+        models = {
+            "global": Model(),
+            **{name: Model(lr=lr, validated=True) for name, lr in zip(names, lrs)},
+            "personal": Model(trained=False, kept=False),
+        }
+        super().__init__(net, models=models, **kwargs)
+        self.add_state("choice", 0)
 
     def training_step(self, batch, batch_idx):
-        loss = self.loss(self.global_model, batch)
+        loss = self.loss("global", batch)
         for name, lam in self.lams.items():
-            loss = loss + self.loss(self.model(name), batch)
-            loss = loss + lam / 2 * self.squared_distance(name)
+            loss = loss + self.loss(name, batch) + lam / 2 * self.squared_distance(name)
         return loss
 
-    def group_options(self, model):
-        return {"lr": self.lrs[model]} if model in self.lrs else {}
+    def begin(self, client):
+        candidates = [client.models[name] for name in self.lams]
+        choice = client.states["choice"][:, 0].long()
+        client.models["personal"] = ModelRows.choose(candidates, choice)
 
-    def states(self):
-        return {**super().states(), "choice": torch.zeros(1, dtype=self.row("global").data.dtype)}
-
-    def validates(self):
-        return self.names
-
-    def begin(self, rows):
-        candidates = torch.stack([rows[name] for name in self.names])
-        choice = rows["choice"][:, 0].long()
-        rows["personal"] = candidates[choice, torch.arange(len(choice))]
-
-    def end_round(self, rows):
-        losses = torch.stack([rows[f"{name}_loss"] for name in self.names], 1)
-        best = losses.nan_to_num(0.0).argmin(1, keepdim=True)  # the first, where there is no data
-        rows["choice"] = best.to(rows["choice"])
-        return super().end_round(rows)
-
-    def evaluates(self):
-        return ("global", *self.names, "personal")
+    def end_round(self, client):
+        best = client.best_by_validation(tuple(self.lams), otherwise=0)
+        client.states["choice"] = best[:, None].to(client.states["choice"])
+        return super().end_round(client)
 
 
 class ADMM(Client):
@@ -98,31 +89,32 @@ class ADMM(Client):
     sends how u_i changes, and the server's learning rate is the cohort's share of the clients.
     """
 
-    trains = ("personal",)
     lam, rho = 0.7, 0.4
 
-    def states(self):
-        row = self.row("global").data
-        return {**super().states(), "w": row, "pi": torch.zeros_like(row), "u": row}
+    def __init__(self, net, **kwargs):
+        super().__init__(net, models={"personal": Model()}, **kwargs)
+        self.add_state("w", self.initial_row)
+        self.add_state("pi", self.zero_row)
+        self.add_state("u", self.initial_row)
 
     def training_step(self, batch, batch_idx):
-        pull = self.squared_distance("personal", "w")
-        return self.loss(self.personal_model, batch) + self.lam / 2 * pull
+        return self.loss("personal", batch) + self.lam / 2 * self.squared_distance("personal", "w")
 
-    def end_round(self, rows):
-        w, theta, before = rows["broadcast"], rows["personal"], rows["u"]
-        rows["w"] = (self.rho * w - rows["pi"] + self.lam * theta) / (self.rho + self.lam)
-        rows["pi"] = rows["pi"] + self.rho * (rows["w"] - w)
-        rows["u"] = rows["w"] + rows["pi"] / self.rho
-        return rows["u"] - before
+    def end_round(self, client):
+        w, theta = client.broadcast.parameters, client.models["personal"].parameters
+        pi, before = client.states["pi"], client.states["u"]
+        own = (self.rho * w - pi + self.lam * theta) / (self.rho + self.lam)
+        pi = pi + self.rho * (own - w)
+        client.states |= {"w": own, "pi": pi, "u": own + pi / self.rho}
+        return client.states["u"] - before
 
 
 class SendsModels(ADMM):
     """The same, where only the cohort's u_i count: their mean is the server's next model."""
 
-    def end_round(self, rows):
-        super().end_round(rows)
-        return rows["u"] - rows["broadcast"]
+    def end_round(self, client):
+        super().end_round(client)
+        return client.states["u"] - client.broadcast.parameters
 
 
 class Tilted(Client):
@@ -147,29 +139,24 @@ class Tilted(Client):
 class OwnParts(Client):
     """FedPer: the head is a client's own, the body the server's. A client keeps the head only."""
 
-    trains = ("personal",)
-
     def __init__(self, net, own=("2",), **kwargs):
-        super().__init__(net, **kwargs)
+        models = {"global": Model(trained=False), "personal": Model(kept=False)}
+        super().__init__(net, models=models, **kwargs)
         self.own = self.row("personal").layout.positions(*own)
+        self.add_state("own", lambda: self.initial_row()[self.own])
 
-    def states(self):
-        return {"own": self.row("personal").data[self.own]}
-
-    def begin(self, rows):
-        rows["personal"][:, self.own] = rows["own"]
+    def begin(self, client):
+        client.models["personal"].parameters[:, self.own] = client.states["own"]
 
     def training_step(self, batch, batch_idx):
-        return self.loss(self.personal_model, batch)
+        return self.loss("personal", batch)
 
-    def end_round(self, rows):
-        rows["own"] = rows["personal"][:, self.own]
-        upload = rows["personal"] - rows["broadcast"]
+    def end_round(self, client):
+        personal = client.models["personal"].parameters
+        client.states["own"] = personal[:, self.own]
+        upload = personal - client.broadcast.parameters
         upload[:, self.own] = 0
         return upload
-
-    def evaluates(self):
-        return ("global", "personal")
 
 
 class Alternating(OwnParts):
@@ -185,31 +172,30 @@ class Alternating(OwnParts):
 class SharedStatistics(OwnParts):
     """The body's running statistics are the server's too."""
 
-    def begin(self, rows):
-        super().begin(rows)
-        rows["personal_statistics"][:] = rows["broadcast_statistics"]
+    def begin(self, client):
+        super().begin(client)
+        client.models["personal"].statistics[:] = client.broadcast.statistics
 
-    def end_round(self, rows):
-        rows["global_statistics"] = rows["personal_statistics"]
-        return super().end_round(rows)
+    def end_round(self, client):
+        client.global_statistics = client.models["personal"].statistics
+        return super().end_round(client)
 
 
 class TwoPulls(Client):
     """A pull to the broadcast and one to where the client was a round ago."""
 
-    trains = ("global", "personal")
-
-    def states(self):
-        return {**super().states(), "before": self.row("personal").data}
+    def __init__(self, net, **kwargs):
+        super().__init__(net, models={"global": Model(), "personal": Model()}, **kwargs)
+        self.add_state("before", self.initial_row)
 
     def training_step(self, batch, batch_idx):
-        pulls = 0.4 * self.squared_distance("personal", "broadcast")
-        pulls = pulls + 0.3 * self.squared_distance("personal", "before")
-        return self.loss(self.global_model, batch) + self.loss(self.personal_model, batch) + pulls
+        pulls = 0.4 * self.squared_distance("personal", to="broadcast")
+        pulls = pulls + 0.3 * self.squared_distance("personal", to="before")
+        return self.loss("global", batch) + self.loss("personal", batch) + pulls
 
-    def end_round(self, rows):
-        rows["before"] = rows["personal"].clone()
-        return super().end_round(rows)
+    def end_round(self, client):
+        client.states["before"] = client.models["personal"].parameters.clone()
+        return super().end_round(client)
 
 
 ALL = [Meta, Candidates, ADMM, SendsModels, Tilted, OwnParts, Alternating, TwoPulls]
@@ -288,7 +274,7 @@ def test_a_trainer_fits_stops_resumes_and_tests_it(kind, tmp_path):
         (metrics,) = trainer.test(client, module, verbose=False)
         tables = trainer.predict(client, module)
         found.append((metrics, torch.cat([t["prediction"] for tables in tables for t in tables])))
-    for model in client.evaluates():
+    for model in client.evaluated:
         assert f"test/{model}/accuracy" in found[0][0]
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
@@ -463,7 +449,7 @@ def test_norm_layers_of_ones_own_have_statistics_of_ones_own():
     client = OwnParts(seeded(with_batch_norm), own=("1",), optimizer=sgd(0.1), local_epochs=2)
     kept = run(client, data)
     assert kept["own"].shape == (4, 10)
-    assert len(kept["own"].unique(dim=0)) == len(kept["personal_statistics"].unique(dim=0)) == 4
+    assert len(kept["own"].unique(dim=0)) == len(kept["personal.statistics"].unique(dim=0)) == 4
     assert largest_difference(kept, run(client, data, chunk_size=1)) == 0
 
 
@@ -476,10 +462,10 @@ def test_running_statistics_of_a_shared_body_are_the_mean_over_the_clients():
     optimizer = client.train().configure_optimizers()
     start = client.statistics("global").data.clone()
     federation.run_round(0, optimizer)
-    first = federation.store.read("personal_statistics", EVERYONE)
+    first = federation.store.read("personal.statistics", EVERYONE)
     torch.testing.assert_close(client.statistics("global").data, first.mean(0))
     federation.run_round(1, optimizer)
-    second = federation.store.read("personal_statistics", EVERYONE)
+    second = federation.store.read("personal.statistics", EVERYONE)
     assert not torch.equal(first.mean(0), start)
     assert not torch.equal(second, first)
     torch.testing.assert_close(client.statistics("global").data, second.mean(0))
@@ -503,17 +489,19 @@ def test_two_pulls_have_two_centres():
 class Reporting(Client):
     """Sees, when a round is closed, what its steps gave, and how much data it validates with."""
 
-    def states(self):
-        return {"seen": torch.zeros(3)}
+    def __init__(self, net, **kwargs):
+        super().__init__(net, **kwargs)
+        self.add_state("seen", torch.zeros(3))
 
     def training_step(self, batch, batch_idx):
-        loss = self.loss(self.global_model, batch)
+        loss = self.loss("global", batch)
         return {"loss": loss, "step": torch.ones_like(loss.detach()) * batch_idx}
 
-    def end_round(self, rows):
-        each = (rows["mean_loss"], rows["mean_step"], rows["validation_samples"][:, 0])
-        rows["seen"] = torch.stack([one.to(rows["seen"]) for one in each], 1)
-        return super().end_round(rows)
+    def end_round(self, client):
+        means, seen = client.step_means, client.states["seen"]
+        numbers = (means["loss"], means["step"], client.validation_samples[:, 0])
+        client.states["seen"] = torch.stack([number.to(seen) for number in numbers], 1)
+        return super().end_round(client)
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
@@ -532,21 +520,17 @@ def test_what_the_steps_gave_is_there_when_a_round_is_closed(engine):
 class Counted(Client):
     """Moves by 1 in its steps up to the one given by its id, whatever the learning rate."""
 
-    trains = ("global", "personal")
+    def __init__(self, net, **kwargs):
+        models = {"global": Model(), "personal": Model(work=LocalWork(3), lr=0.25)}
+        super().__init__(net, models=models, **kwargs)
 
-    def begin(self, rows):
-        self.seen = {k: rows.get(k) for k in ("client", "personal_steps", "personal_lr")}
+    def begin(self, client):
+        self.seen = client.ids, client.steps.get("personal"), client.lr.get("personal")
 
     def training_step(self, batch, batch_idx):
-        moves = (batch_idx < self.kept("client")[0]) & (batch_idx < self.kept("personal_steps")[0])
-        way = torch.where(moves, -self.personal_model.value.sum() / self.kept("personal_lr")[0], 0)
-        return way + self.loss(self.global_model, batch)
-
-    def work(self, model):
-        return self.local_work if model == "global" else LocalWork(3)
-
-    def group_options(self, model):
-        return {"lr": 0.25} if model == "personal" else {}
+        moves = (batch_idx < self.read("client")[0]) & (batch_idx < self.read("personal.steps")[0])
+        way = torch.where(moves, -self.personal_model.value.sum() / self.read("personal.lr")[0], 0)
+        return way + self.loss("global", batch)
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "stacked_compiled"])
@@ -559,17 +543,18 @@ def test_a_client_knows_its_id_its_steps_and_its_learning_rate(uncompiled, engin
     optimizer = client.train().configure_optimizers()
     for round in range(2):
         federation.run_round(round, optimizer)
-        assert client.seen["client"].dtype == torch.int64
-        assert client.seen["personal_steps"].tolist() == [[3], [3]]
-        assert client.seen["personal_lr"].tolist() == [0.25 / 2**round]
+        ids, steps, lr = client.seen
+        assert ids.dtype == torch.int64
+        assert steps.tolist() == [[3], [3]]
+        assert lr.tolist() == [0.25 / 2**round]
         for group in optimizer.param_groups:
             group["lr"] /= 2
     moved = federation.store.read("personal", torch.arange(5)).flatten()
     assert moved.tolist() == [0.0, 2.0, 4.0, 0.0, 6.0]  # 3 steps at most
     federation.evaluate("val", torch.arange(5))
     federation.holdings.begin(torch.arange(5))
-    assert client.seen["client"].tolist() == [[0], [1], [2], [3], [4]]
-    assert client.seen["personal_steps"] is None
+    assert client.seen[0].tolist() == [0, 1, 2, 3, 4]
+    assert client.seen[1:] == (None, None)
 
 
 # What it says to mistakes
@@ -577,7 +562,7 @@ def test_a_client_knows_its_id_its_steps_and_its_learning_rate(uncompiled, engin
 
 def test_a_model_that_nobody_named_is_refused():
     client = Candidates(seeded(mlp))
-    assert client.models == ("global", "personal", "personal_0", "personal_1", "personal_2")
+    assert set(client.models) == {"global", "personal", "personal_0", "personal_1", "personal_2"}
     with pytest.raises(ValueError, match=r"Expected a model.s name, one of global, .* got .w."):
         client.model("w")
 
@@ -587,21 +572,32 @@ def test_a_part_that_there_is_not_is_refused():
         OwnParts(seeded(mlp), own=("7",))
 
 
-class ShortState(OwnParts):
-    def states(self):
-        return {"personal": self.row("personal").data[self.own]}
+class ShortModel(OwnParts):
+    def begin(self, client):
+        client.models["personal"].parameters = client.states["own"]
 
 
-class UnknownMetrics(OwnParts):
-    def evaluates(self):
-        return ("global", "hybrid")
+class LongState(OwnParts):
+    def end_round(self, client):
+        upload = super().end_round(client)
+        client.states["own"] = client.models["personal"].parameters
+        return upload
+
+
+class UnknownModel(OwnParts):
+    def training_step(self, batch, batch_idx):
+        return self.loss("hybrid", batch)
 
 
 @pytest.mark.parametrize(
     ("kind", "match"),
     [
-        (ShortState, r"state `personal`, .* to be 43 numbers long but got 18: give a part"),
-        (UnknownMetrics, r"Expected a model's name, one of global, personal, but got 'hybrid'"),
+        (
+            ShortModel,
+            r"`begin` to leave the parameters of model `personal` of .*1, 43.* got .*1, 18",
+        ),
+        (LongState, r"`end_round` to leave state `own` of shape \[1, 18\] for one .* got .*1, 43"),
+        (UnknownModel, r"Expected a model's name, one of global, personal, but got 'hybrid'"),
     ],
 )
 def test_models_and_states_that_do_not_fit_are_refused_before_training(kind, match):

@@ -239,8 +239,8 @@ def test_the_objective_is_that_of_the_paper():
     client = ditto(lam=4.0)
     client.row("global").data.fill_(1.0)
     client.row("personal").data.fill_(3.0)
-    client.centres = {"broadcast": torch.tensor([2.0])}
-    loss = client.training_step(Batch(torch.zeros(1, 1), torch.tensor([[7.0]])), 0)
+    with client.reading({"broadcast": torch.tensor([2.0])}):
+        loss = client.training_step(Batch(torch.zeros(1, 1), torch.tensor([[7.0]])), 0)
     assert loss.item() == 28.0
     loss.backward()
     assert client.global_model.value.grad.tolist() == [-6.0]

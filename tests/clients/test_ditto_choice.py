@@ -90,10 +90,11 @@ def with_batch_norm():
 
 def test_statistics_are_those_of_the_choice():
     found = trained(choosing(with_batch_norm, min_validation=1), data_of(batch_size=64))
-    rows = found.federation.holdings.begin(torch.arange(len(SIZES)))
+    models = found.federation.holdings.begin(torch.arange(len(SIZES))).models
     for k, choice in enumerate(found.kept["choice"][:, 0].long().tolist()):
-        for suffix in ("", "_statistics"):
-            assert torch.equal(rows[f"personal{suffix}"][k], rows[f"personal_{choice}{suffix}"][k])
+        personal, candidate = models["personal"][k], models[f"personal_{choice}"][k]
+        assert torch.equal(personal.parameters, candidate.parameters)
+        assert torch.equal(personal.statistics, candidate.statistics)
 
 
 @pytest.mark.parametrize(

@@ -84,16 +84,17 @@ def test_each_step_takes_the_lambda_that_validates_best_after_it(uncompiled, eng
 def test_a_step_is_tried_at_the_learning_rate_that_it_has(rate, best):
     """v = y = 10, w^t = 0: the steps lead to 8.5 or 1, or at half the rate to 9.25 or 5.5."""
     client = DittoGreedy(Point(start=10.0), [0.5, 3.0], 0.5, criterion=HalfSquares())
-    client.centres = {
+    rows = {
         "broadcast": torch.tensor([0.0]),
         "lams": torch.tensor([0.5, 3.0]),
-        "personal_lr": torch.tensor([rate]),
+        "personal.lr": torch.tensor([rate]),
         "validation_samples": torch.tensor([4.0]),
-        "validation_x": torch.zeros(5),
-        "validation_y": torch.tensor([6.0, 6.0, 6.0, 6.0, 1e6]),
+        "validation.inputs": torch.zeros(5),
+        "validation.targets": torch.tensor([6.0, 6.0, 6.0, 6.0, 1e6]),
     }
     batch = Batch(torch.zeros(2, 1), torch.full((2, 1), 10.0))
-    assert client.training_step(batch, 0)["lam"].item() == best
+    with client.reading(rows):
+        assert client.training_step(batch, 0)["lam"].item() == best
 
 
 def test_a_single_lambda_is_ditto():

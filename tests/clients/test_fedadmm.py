@@ -72,13 +72,14 @@ def test_the_objective_at_numbers():
     client = fedadmm(rho=0.5).double()
     client.population = type(client.population)(clients=4, cohort=4, samples=4)
     client.row("personal").data.copy_(torch.tensor([1.0, 0.0, 0.0]))
-    client.centres = {
+    rows = {
         "broadcast": torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64),
         "dual": torch.tensor([3.0, 0.0, 0.0], dtype=torch.float64),
         "samples": torch.ones(1, dtype=torch.float64),
     }
     x = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
-    loss = client.training_step(Batch(x, torch.tensor([[3.0]], dtype=torch.float64)), 0)
+    with client.reading(rows):
+        loss = client.training_step(Batch(x, torch.tensor([[3.0]], dtype=torch.float64)), 0)
     loss.backward()
     assert loss.item() == 0.5 - 12.0 + 4.0
     assert client.personal_model.weight.grad.tolist() == [[-0.5 + 3.0 - 2.0, 0.0, 0.0]]

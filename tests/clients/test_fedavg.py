@@ -105,5 +105,5 @@ def test_two_clients_by_hand(engine):
 
 def test_it_keeps_no_personal_model():
     client = FedAvg(seeded(mlp))
-    assert client.states() == {}
-    assert client.trains == ("global",)
+    assert client.state_defaults() == {}
+    assert client.trained == ("global",)

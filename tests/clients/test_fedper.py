@@ -138,7 +138,7 @@ def test_a_frozen_head_is_no_part_and_the_last_one_that_is_trained_is_taken():
 
 
 def test_metrics_are_those_of_the_body_under_ones_own_head():
-    assert FedPer(seeded(mlp)).evaluates() == ("personal",)
+    assert FedPer(seeded(mlp)).evaluated == ("personal",)
 
 
 @pytest.mark.parametrize("own", [["3"], ["0", "2.weights"], ["1"]])

@@ -123,7 +123,7 @@ def test_the_head_never_leaves_the_client():
 )
 def test_the_work_on_the_body_follows_that_on_the_head(given, head, personal):
     client = FedRep(seeded(mlp), **given)
-    assert (client.work("head"), client.work("personal")) == (head, personal)
+    assert [client.objective.work(model) for model in client.trained] == [head, personal]
 
 
 @pytest.mark.parametrize(

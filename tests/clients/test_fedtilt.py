@@ -174,11 +174,11 @@ def test_with_a_huge_pull_it_is_fedavg():
 class SendsPersonal(FedTilt):
     """v_n = w_n: the pulled model begins at w^t, and is what the server gets."""
 
-    def begin(self, rows):
-        rows["personal"][:] = rows["broadcast"]
+    def begin(self, client):
+        client.models["personal"].parameters[:] = client.broadcast.parameters
 
-    def end_round(self, rows):
-        return rows["personal"] - rows["broadcast"]
+    def end_round(self, client):
+        return client.models["personal"].parameters - client.broadcast.parameters
 
 
 def test_where_v_is_what_is_sent_it_is_fedprox():
@@ -218,14 +218,13 @@ def test_infinite_tilts_take_extremes():
         for lam, within in ((math.inf, max), (-math.inf, min), (0.0, torch.mean)):
             client.tau, client.lam = tau, lam
             expected = over(within(each) for each in own)
-            torch.testing.assert_close(client.tilted_loss(client.global_model, batch), expected)
+            torch.testing.assert_close(client.tilted_loss("global", batch), expected)
 
 
 def test_the_objective_has_the_pull_on_v_only():
     """R(w) + R(v) + μ/2 ‖v − w^t‖²."""
     client = fedtilt(tau=2.0, lam=-1.0, mu=3.0).double()
     centre = client.row("global").data.clone()
-    client.centres = {"broadcast": centre}
     client.row("global").data.add_(0.2)
     client.row("personal").data.sub_(0.1)
     batch = batch_of([2, 0, 0, 1])
@@ -234,7 +233,8 @@ def test_the_objective_has_the_pull_on_v_only():
         for net in (client.global_model, client.personal_model)
     ]
     expected = sum(losses) + 1.5 * 0.01 * len(centre)
-    torch.testing.assert_close(client.training_step(batch, 0), expected)
+    with client.reading({"broadcast": centre}):
+        torch.testing.assert_close(client.training_step(batch, 0), expected)
 
 
 def test_a_negative_tilt_within_classes_disregards_an_outlier():
@@ -252,7 +252,7 @@ def test_a_negative_tilt_within_classes_disregards_an_outlier():
     for lam in (100.0, 0.0, -100.0):
         client.zero_grad()
         client.lam = lam
-        client.tilted_loss(client.global_model, batch).backward()
+        client.tilted_loss("global", batch).backward()
         shares.append(float(client.global_model.weight.grad[0, 0]))
     assert shares == pytest.approx([-1.0, -0.5, 0.0], abs=1e-6)
 

@@ -90,9 +90,9 @@ def test_the_pull_acts_in_the_span_of_the_rows_only():
     client, p = lp_proj(3, lam=1.0).double(), torch.from_numpy(matrix(3))
     theta = client.row("personal").data
     before = theta.clone()
-    client.centres = {"local": torch.zeros(3, dtype=torch.float64)}
     nothing = torch.zeros(1, D, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
-    client.training_step(Batch(*nothing), 0).backward()
+    with client.reading({"local": torch.zeros(3, dtype=torch.float64)}):
+        client.training_step(Batch(*nothing), 0).backward()
     after_step = theta - client.personal_model.weight.grad.flatten()
     close(after_step, before - p.T @ (p @ before))
     close(p @ after_step, torch.zeros(3))
@@ -106,7 +106,7 @@ def test_engines_and_chunks_agree_on_all_states(uncompiled):
 
 
 def test_only_personal_models_are_evaluated():
-    assert lp_proj().evaluates() == ("personal",)
+    assert lp_proj().evaluated == ("personal",)
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ def test_value_and_gradient_are_those_of_the_formula(regularizer, seed, size, la
     client = Ditto(nn.Linear(INPUTS, CLASSES), lam=lam, regularizer=regularizer).double()
     client.row("personal").data.copy_(torch.tensor(v))
     client.row("global").data.copy_(torch.tensor(draw.normal(size=len(w))))  # it has moved on
-    client.centres = {"broadcast": torch.tensor(w)}
     batch = Batch(torch.tensor(x), torch.tensor(y))
-    loss = client.pulled_loss(batch, {"personal": lam})
+    with client.reading({"broadcast": torch.tensor(w)}):
+        loss = client.pulled_loss(batch, {"personal": lam})
     assert loss.item() == pytest.approx(objective(v, w, x, y, lam, regularizer), rel=1e-9)
     loss.backward()
     gradient = torch.cat([p.grad.flatten() for p in client.personal_model.parameters()])
@@ -85,7 +85,7 @@ def test_where_the_model_is_its_centre_there_is_no_pull(regularizer):
 def test_the_centre_drops_nothing_out_and_is_left_in_training_mode(regularizer):
     net = nn.Sequential(nn.Linear(INPUTS, 5), nn.Dropout(0.5), nn.Linear(5, CLASSES))
     client = Ditto(net, lam=1.0, regularizer=regularizer).double().train()
-    client.centres = {"broadcast": client.row("global").data.clone()}
+    broadcast = client.row("global").data.clone()
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(6, INPUTS, generator=draw, dtype=torch.float64)
     batch = Batch(x, torch.arange(6) % CLASSES)
@@ -93,7 +93,8 @@ def test_the_centre_drops_nothing_out_and_is_left_in_training_mode(regularizer):
     for key in (1, 2):
         client.draws.start(key)
         assert client.global_model(x).equal(client.global_model(x)) is False
-        found.append(client._of_the_centre(batch))
+        with client.reading({"broadcast": broadcast}):
+            found.append(client._describe_centre(batch))
     assert all(module.training for module in client.global_model.modules())
     if regularizer == "fisher":
         assert all(torch.equal(each, found[1][name]) for name, each in found[0].items())
@@ -107,8 +108,10 @@ def test_a_larger_lambda_leaves_predictions_nearer_to_the_global_models():
     x = data.clients.x.double()
     distances = []
     for lam in (0.0, 1.0, 20.0):
-        client = Ditto(seeded(mlp), lam, regularizer="kl", optimizer=sgd(0.1), local_steps=1)
-        client.personal_work = type(client.local_work)(steps=30)
+        client = Ditto(
+            seeded(mlp), lam, regularizer="kl", optimizer=sgd(0.1), local_steps=1,
+            personal_steps=30,
+        )  # fmt: skip
         outcome = run_rounds(client, data, 2)
         net, other = mlp().double(), mlp().double()
         nn.utils.vector_to_parameters(outcome.w, other.parameters())

@@ -174,16 +174,13 @@ def test_the_reported_loss_is_the_corrected_one(control):
     """F(y) + (y − x)(c − c_i) = ½ (2 − 7)² + (2 − 1) (4 − 3), whatever the slope is."""
     client = Scaffold(Point(), control, criterion=HalfSquares(), optimizer=sgd(0.1))
     client.row("global").data.fill_(2.0)
-    rows = {
-        "broadcast": torch.tensor([1.0]),
-        "control": torch.tensor([4.0]),
-        "own_control": torch.tensor([[3.0]]),
-    }
-    if control == "start":
-        rows["slope"] = torch.tensor([[5.0]])
-    client.begin(rows)
-    client.centres = {n: r if r.dim() == 1 else r[0] for n, r in rows.items() if n != "slope"}
-    loss = client.training_step(Batch(torch.zeros(1, 1), torch.tensor([[7.0]])), 0)
+    round = client.new_round()
+    round.broadcast.parameters.fill_(1.0)
+    round.server_states["control"].fill_(4.0)
+    round.states["own_control"].fill_(3.0)
+    client.start_round(round)
+    with client.reading(round.of_one(0)):
+        loss = client.training_step(Batch(torch.zeros(1, 1), torch.tensor([[7.0]])), 0)
     assert loss.item() == 12.5 + 1.0
     loss.backward()
     assert client.global_model.value.grad.tolist() == [-5.0 + 1.0]
@@ -242,4 +239,4 @@ def test_another_control_is_refused():
 
 @pytest.mark.parametrize("control", ["path", "start"])
 def test_the_global_model_alone_is_evaluated(control):
-    assert Scaffold(seeded(mlp), control=control).evaluates() == ("global",)
+    assert Scaffold(seeded(mlp), control=control).evaluated == ("global",)

@@ -8,7 +8,8 @@ from torch import nn
 import pl_fed
 from pl_fed import Federation
 from pl_fed.attacks import RandomLabels
-from pl_fed.clients import Client, FedAvg
+from pl_fed.clients import FedAvg
+from pl_fed.clients.contract import Model, Objective
 from pl_fed.data.batches import LocalWork
 from pl_fed.samplers import All, Uniform
 
@@ -20,14 +21,13 @@ class Adapted(FedAvg):
 
     def __init__(self, net, lam=0.0, adaptation=None, **kwargs):
         super().__init__(net, **kwargs)
+        self.set_models({"global": Model(), "personal": Model(trained=False, kept=False)})
         self.lam = lam
-        self.adaptation_work = adaptation or LocalWork(steps=1)
+        personal = Model(work=adaptation or LocalWork(steps=1))
+        self.adaptation = Objective(self.adaptation_step, {"personal": personal}, self.optimizer)
 
     def adaptation_step(self, batch, batch_idx):
-        return self.loss(self.personal_model, batch) + self.lam / 2 * self.distance_to_broadcast()
-
-    def evaluates(self):
-        return ("global", "personal")
+        return self.loss("personal", batch) + self.lam / 2 * self.squared_distance("personal")
 
 
 def federation_of(client, data, **settings):
@@ -154,28 +154,26 @@ def test_an_evaluation_of_a_checkpoint_adapts_as_the_run_does(tmp_path):
     assert found == expected
 
 
-def test_without_a_step_it_says_so():
-    class Forgotten(Client):
-        def training_step(self, batch, batch_idx):
-            return self.loss(self.global_model, batch)
-
-        def evaluates(self):
-            return ("global", "personal")
-
-    client = Forgotten(seeded(mlp)).double()
-    client.adaptation_work = LocalWork(steps=1)
-    federation = federation_of(client, shared_out(classes([9, 9]), val_fraction=0.3))
-    with pytest.raises(NotImplementedError, match="Forgotten to define `adaptation_step`"):
-        losses(federation, client)
+def test_an_adaptation_of_another_model_is_refused():
+    client = Adapted(seeded(mlp)).double()
+    client.adaptation = Objective(client.adaptation_step, {"global": Model()}, client.optimizer)
+    match = "`adaptation` of Adapted to train the model personal alone but got global"
+    with pytest.raises(ValueError, match=match):
+        federation_of(client, shared_out(classes([9, 9]), val_fraction=0.3))
 
 
-def test_it_is_where_the_client_is():
+def test_its_engine_is_made_where_the_client_is():
     """It is set up before Lightning moves the client, and used before and after."""
     client, federation = point_federation()
     losses(federation, client)
-    for device in ("cpu", "meta"):
-        client.to(torch.device(device))
-        assert federation._adaptation._adapter.device.type == device
+    adaptation = federation._adaptation
+    engine = adaptation._engine
+    losses(federation, client)
+    assert adaptation._engine is engine
+    adaptation._device = torch.device("meta")  # as if the client had been moved since
+    losses(federation, client)
+    assert adaptation._engine is not engine
+    assert adaptation._device == client.device
 
 
 def test_without_steps_the_global_model_is_evaluated():

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import NOTHING_READABLE, classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
 import pl_fed
@@ -310,7 +310,9 @@ def test_measuring_changes_nothing(clock, net):
     assert all(torch.equal(value, client.state_dict()[name]) for name, value in state.items())
     assert torch.equal(draws, seen[1])
     assert str(stored) == str(seen[2])
-    assert (client.draws.key, client.centres) == (0, {})
+    assert client.draws.key == 0
+    with pytest.raises(ValueError, match=NOTHING_READABLE):
+        client.read("broadcast")
     assert all(parameter.grad is None for parameter in client.parameters())
 
 

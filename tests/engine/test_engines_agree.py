@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import NOTHING_READABLE, classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 from torchvision.transforms import v2
 
@@ -15,6 +15,7 @@ import pl_fed
 from pl_fed import Federation
 from pl_fed.attacks import Backdoor, FlippedLabels, GaussianNoise, Outliers, RandomLabels
 from pl_fed.clients import Ditto, FedAvg, Local
+from pl_fed.data.batches import LocalWork
 from pl_fed.engine import Clipping
 from pl_fed.engine.choice import COMPILED, EAGER
 from pl_fed.samplers import All, Uniform
@@ -159,9 +160,9 @@ def test_for_every_net(net, algorithm):
     make, shape = NETS[net]
     client = ALGORITHMS[algorithm](seeded(make), optimizer=sgd(0.1))
     outcome = agree(client, shared_out(classes(SIZES, shape)))
-    before = client.row(client.trains[-1]).data
+    before = client.row(client.trained[-1]).data
     assert not torch.equal(
-        before.double(), outcome.w if "global" in client.trains else outcome.v[0]
+        before.double(), outcome.w if "global" in client.trained else outcome.v[0]
     )
 
 
@@ -351,21 +352,20 @@ def test_what_a_client_reports_is_averaged_over_steps_and_cohort():
 class Anchored(Ditto):
     """A client that is pulled to where it was before, and counts its rounds."""
 
-    def states(self):
-        return {
-            **super().states(),
-            "anchor": self.row("global").data,
-            "rounds": torch.zeros(1, dtype=self.row("global").data.dtype),
-        }
+    def __init__(self, net, **kwargs):
+        super().__init__(net, **kwargs)
+        self.add_state("anchor", self.initial_row)
+        self.add_state("rounds", 0)
 
     def training_step(self, batch, batch_idx):
         pull = self.squared_distance("personal", "anchor") - self.squared_distance("global")
         return super().training_step(batch, batch_idx) + 0.3 * pull
 
-    def end_round(self, rows):
-        rows["anchor"] = (rows["anchor"] + rows["personal"]) / 2
-        rows["rounds"] += 1
-        return super().end_round(rows)
+    def end_round(self, client):
+        own = client.models["personal"].parameters
+        client.states["anchor"] = (client.states["anchor"] + own) / 2
+        client.states["rounds"] += 1
+        return super().end_round(client)
 
 
 def test_for_a_client_with_states_of_its_own():
@@ -379,8 +379,10 @@ def test_for_a_client_with_states_of_its_own():
 class Resting(Ditto):
     """Takes no step on v_k."""
 
-    def work(self, model):
-        return replace(super().work(model), steps=0) if model == "personal" else super().work(model)
+    def __init__(self, net, **kwargs):
+        super().__init__(net, **kwargs)
+        personal = replace(self.models["personal"], work=LocalWork(steps=0))
+        self.set_models({**self.models, "personal": personal})
 
 
 def test_for_a_model_that_takes_no_steps():
@@ -410,7 +412,9 @@ def test_the_client_is_left_as_it_was():
     for engine in ENGINES:
         run_on_the_client_itself(client, engine)
         assert all(parameter.grad is None for parameter in client.parameters())
-        assert (client.centres, client.draws.key) == ({}, 0)
+        assert client.draws.key == 0
+        with pytest.raises(ValueError, match=NOTHING_READABLE):
+            client.read("broadcast")
     for name, value in client.state_dict().items():
         if name.startswith("personal"):
             assert torch.equal(value, before[name])

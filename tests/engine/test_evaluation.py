@@ -12,6 +12,7 @@ from torch import nn
 
 import pl_fed
 from pl_fed.clients import Ditto, FedAvg, Local
+from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data import FederatedData
 from pl_fed.data.client_data import Part
 from pl_fed.engine.evaluation import Evaluator, WorkSpace, better, trains_convolutions
@@ -32,8 +33,7 @@ def data_of(arrays=None):
 def store_of(client, num_clients=4, seed=5):
     """A store in which every client has a model of its own."""
     client.double().eval()
-    defaults = dict(client.states())
-    defaults["personal_statistics"] = client.statistics("personal").data
+    defaults = client.state_defaults()
     store = ClientStore(num_clients, defaults)
     draw = torch.Generator().manual_seed(seed)
     for name, row in defaults.items():
@@ -42,10 +42,17 @@ def store_of(client, num_clients=4, seed=5):
     return store
 
 
+def round_of(client, store, clients):
+    """A round of clients that begin with what the store has."""
+    size = torch.ones(len(clients), 1, dtype=torch.float64)
+    broadcast = ModelRows(client.row("global").data, client.statistics("global").data)
+    states = {name: store.read(name, clients) for name in store.defaults}
+    return client.start_round(ClientRound(clients, size, size, broadcast, states=states))
+
+
 def evaluator_of(client, store, stacked=None):
     """An evaluator whose clients begin with what the store has."""
-    names = list(store.defaults)
-    evaluator = Evaluator(client, lambda ids: {name: store.read(name, ids) for name in names})
+    evaluator = Evaluator(client, lambda ids: round_of(client, store, ids))
     evaluator.stacked = stacked
     return evaluator
 
@@ -157,7 +164,7 @@ def test_batch_norm_evaluates_with_the_clients_own_statistics():
         weight, bias, linear, constant = store.read("personal", torch.tensor([one]))[0].split(
             [4, 4, 12, 3]
         )
-        mean, var = store.read("personal_statistics", torch.tensor([one]))[0].split([4, 4])
+        mean, var = store.read("personal.statistics", torch.tensor([one]))[0].split([4, 4])
         index = data.test.samples(one)
         h = (data.x[index] - mean) / (var + 1e-5).sqrt() * weight + bias
         outputs = h @ linear.view(3, 4).T + constant
@@ -255,7 +262,7 @@ def test_what_a_fit_logs_is_what_its_models_do(tmp_path, kind, precision):
     trainer.fit(client, module)
     logged = trainer.callback_metrics
     data = federation.data
-    for model in client.trains:
+    for model in client.trained:
         losses = []
         for one in range(4):
             if model == "personal":
@@ -390,7 +397,7 @@ def test_losses_are_means_and_leave_the_client_in_training():
     client.train()
     evaluator = evaluator_of(client, store)
     asked = torch.tensor([1, 2, 0])
-    rows = {name: store.read(name, asked) for name in store.defaults}
+    rows = round_of(client, store, asked).models["personal"]
     losses = evaluator.losses(data, "val", asked, "personal", rows)
     assert client.training
     assert client.personal_model.training
@@ -473,7 +480,7 @@ def test_which_hybrid_models_there_are(kind, selection, fraction, expected):
     client = kind(seeded(mlp))
     federation.setup(client, data, "fit")
     for part, names in expected.items():
-        assert set(federation.metrics(part)) - set(client.evaluates()) == names
+        assert set(federation.metrics(part)) - set(client.evaluated) == names
 
 
 def test_an_unknown_selection_is_refused():
@@ -505,7 +512,7 @@ def test_clients_without_samples_leave_the_others_stacked():
     client = Local(seeded(mlp))
     data, store = doubled(data_of()), store_of(client)
     evaluator = evaluator_of(client, store, stacked=True)
-    rows = {name: store.read(name, torch.tensor([1, 1])) for name in store.defaults}
+    rows = round_of(client, store, torch.tensor([1, 1])).models["personal"]
     losses = evaluator.losses(data, "val", torch.tensor([1, 1]), "personal", rows)
     assert losses.isnan().all()
     assert evaluator.stacked

@@ -8,6 +8,7 @@ import pytest
 import torch
 from by_hand import row
 from small_federations import (
+    NOTHING_READABLE,
     Given,
     HalfSquares,
     Only,
@@ -183,11 +184,11 @@ def test_whatever_the_algorithm_is_it_is_fedavgs(kind):
     data = data_with_root()
     client = kind(seeded(mlp), optimizer=sgd(0.1))
     (root,), (before,) = roots_of(client, data, rounds=1)
-    trained = "global" if "global" in client.trains else client.trains[0]
+    trained = "global" if "global" in client.trained else client.trained[0]
     group = client.configure_optimizers()
     (group,) = (each for each in group.param_groups if each["name"] == trained)
     options = {name: group[name] for name in ("lr", "momentum", "weight_decay")}
-    work = client.work(trained)
+    work = client.objective.work(trained)
     known = FedAvg(
         seeded(mlp),
         optimizer=lambda params: torch.optim.SGD(params, **options),
@@ -268,13 +269,15 @@ def test_models_statistics_and_counters_are_as_before(net):
     optimizer = client.configure_optimizers()
     federation.run_round(0, optimizer)
     before = copy.deepcopy(client.state_dict())
-    centres, gradients = client.centres, [p.grad for p in client.parameters()]
+    objective, gradients = client.objective, [p.grad for p in client.parameters()]
     root = federation._root_update(1, optimizer)
     for name, tensor in client.state_dict().items():
         assert torch.equal(tensor, before[name]), name
-    assert client.centres == centres
+    assert client.objective is objective
+    with pytest.raises(ValueError, match=NOTHING_READABLE):
+        client.read("broadcast")
     assert [p.grad for p in client.parameters()] == gradients
-    assert client.trains == ("global", "personal")
+    assert client.trained == ("global", "personal")
     assert root.norm() > 0
     assert not root.requires_grad
 

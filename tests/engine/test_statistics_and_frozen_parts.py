@@ -240,9 +240,9 @@ def test_those_of_a_rejected_client_are_in_no_mean_by_samples():
     """Client 1 sends what is none: it is left out, and so is its weight."""
 
     class Diverging(FedAvg):
-        def end_round(self, rows):
-            uploads = super().end_round(rows)
-            return uploads.where(rows["client"] != 1, torch.nan)
+        def end_round(self, client):
+            uploads = super().end_round(client)
+            return uploads.where(client.ids[:, None] != 1, torch.nan)
 
     arrays = classes([5, 3, 8])
     client = Diverging(with_batch_norm(), optimizer=sgd(), local_steps=1)

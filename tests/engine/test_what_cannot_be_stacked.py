@@ -218,7 +218,7 @@ def test_a_live_model_is_no_centre(engine, centre):
     client = Aliased(seeded(mlp), optimizer=sgd())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        match = f"`centre` to be one of broadcast, .* but got '{centre}'"
+        match = rf"to be a row that a round has \(broadcast, .*\) but got '{centre}'"
         with pytest.raises(ValueError, match=match):
             run_rounds(client, shared_out(classes(SIZES)), engine=engine)
 
@@ -227,8 +227,8 @@ class WarmsUp(FedAvg):
     """Its model is pulled back from the second step on."""
 
     def training_step(self, batch, batch_idx):
-        loss = self.loss(self.global_model, batch)
-        return loss + self.distance_to_broadcast() if batch_idx else loss
+        loss = self.loss("global", batch)
+        return loss + self.squared_distance("personal") if batch_idx else loss
 
 
 def test_what_is_read_late_is_there():
@@ -260,7 +260,7 @@ def test_samples_that_are_dropped_from_otherwise_beside_padding():
 
 class Flags(FedAvg):
     def training_step(self, batch, batch_idx):
-        loss = self.loss(self.global_model, batch)
+        loss = self.loss("global", batch)
         return {
             "loss": loss,
             "positive": loss.detach() > 0,

@@ -401,12 +401,13 @@ def test_a_client_whose_training_broke_proposes_nothing(kind):
 class Keeps(FedAvg):
     """Keeps what it sends."""
 
-    def states(self):
-        return {**super().states(), "sent": torch.zeros_like(self.row("global").data)}
+    def __init__(self, net, **kwargs):
+        super().__init__(net, **kwargs)
+        self.add_state("sent", self.zero_row)
 
-    def end_round(self, rows):
-        rows["sent"] = super().end_round(rows)
-        return rows["sent"]
+    def end_round(self, client):
+        client.states["sent"] = super().end_round(client)
+        return client.states["sent"]
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 3, None])

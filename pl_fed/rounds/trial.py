@@ -1,0 +1,156 @@
+"""A trial of an algorithm before training: one client, two of its samples, no optimizer step."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound
+from pl_fed.data.client_data import ClientData
+from pl_fed.engine.base import as_outputs
+from pl_fed.engine.features import features_of, keeps_features
+from pl_fed.functional.random import seeded_torch
+from pl_fed.types import Batch
+
+_SAMPLES = 2
+
+
+def try_client(
+    client: Client, data: ClientData, augment: Callable[[Tensor], Tensor] | None = None
+) -> None:
+    """Run an algorithm's part of a round on one client, so that its mistakes show before training.
+
+    It runs ``begin``, ``training_step`` in evaluation mode, and ``end_round`` on a copy of the
+    client: no parameter, buffer, attribute or random generator of the client changes.
+
+    Args:
+        client: The algorithm, after :meth:`Client.check`. Nothing is tried if it cannot be copied.
+        data: The clients' data.
+        augment: Changes the inputs of each minibatch.
+
+    Raises:
+        TypeError: If ``training_step`` or ``end_round`` returns something of another type.
+        ValueError: If a row that is read, an upload, a state or a proposal does not fit.
+    """
+    sizes = data.train.sizes
+    if not int(sizes.sum()):
+        return
+    trial = _copy(client)
+    if trial is None:
+        return
+    one = int(sizes.gt(0).nonzero()[0])
+    with seeded_torch(client.device), torch.inference_mode(False), torch.enable_grad():
+        trial.eval()
+        _run(trial, data, one, augment)
+
+
+def _copy(client: Client) -> Client | None:
+    """Return a copy that belongs to the same trainer, or ``None`` if Python cannot copy it."""
+    try:
+        trial = copy.deepcopy(client)
+    except Exception:  # a lock or an open file among its attributes, say
+        return None
+    trial.renew_rows()
+    if client._trainer is not None:
+        trial.trainer = client.trainer
+    return trial
+
+
+def _run(
+    trial: Client, data: ClientData, one: int, augment: Callable[[Tensor], Tensor] | None
+) -> None:
+    """Run the trial of one client, by its id."""
+    batch = _batch(trial, data, one)
+    if augment is not None:
+        batch = batch._replace(x=augment(batch.x))
+    lengths = {name: len(row) for name, row in trial.state_defaults().items()}
+    with _noting(one, "begin"):
+        round = trial.start_round(_new_round(trial, data, one))
+        for name, model in round.models.items():
+            numel = trial.row("global").layout.numel
+            _check_row("begin", f"the parameters of model `{name}`", model.parameters, numel)
+    with _noting(one, "training_step"), trial.reading(round.of_one(0)):
+        outputs = as_outputs(trial.objective.step(batch, 0))
+    for name in trial.trained:
+        round.models[name] = round.models[name].clone()
+    like = round.broadcast.parameters
+    round.step_means = {n: value.detach().reshape(1).to(like) for n, value in outputs.items()}
+    round.validation_losses = {name: like.new_zeros(1) for name in trial.validated}
+    with _noting(one, "end_round"):
+        upload, kept = trial.close_round(round)
+        _check_upload(trial, upload)
+        for name, length in lengths.items():
+            _check_row("end_round", f"state `{name}`", kept[name], length)
+        for name, proposal in round.proposals.items():
+            if name not in round.server_states:
+                names = ", ".join(round.server_states) or "none"
+                raise ValueError(
+                    f"Expected `end_round` to propose server states ({names}) but got {name!r}:"
+                    " declare it by add_server_state."
+                )
+            length = len(round.server_states[name])
+            _check_row("end_round", f"the proposal of `{name}`", proposal, length)
+
+
+def _new_round(trial: Client, data: ClientData, one: int) -> ClientRound:
+    """Return the client's first round, of one local step."""
+    round = trial.new_round(samples=int(data.train.sizes[one]))
+    round.ids = round.ids.new_tensor([one])
+    round.validation_samples.fill_(int(data.val.sizes[one]))
+    if trial.reads_validation:
+        x, y = data.padded("val", torch.tensor([one]))
+        x, y = _as_trained_on(trial, x[0], y[0])
+        round.validation_inputs, round.validation_targets = x.flatten()[None], y.flatten()[None]
+    return round
+
+
+def _batch(trial: Client, data: ClientData, one: int) -> Batch:
+    """Return the client's first two samples."""
+    index = data.train.samples(one)[:_SAMPLES]
+    x, y = _as_trained_on(trial, data.x[index], data.y[index])
+    index = index.to(x.device)
+    return Batch(x, y, samples=index, visits=torch.zeros_like(index))
+
+
+def _as_trained_on(trial: Client, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs, or their features, and targets as the local steps get them."""
+    like, net = trial.row("global").data, trial.global_model
+    x, y = x.to(like), y.to(like) if y.is_floating_point() else y.to(like.device)
+    if keeps_features(net) and len(x):
+        with torch.no_grad():
+            x = features_of(net, x)
+    return x, y
+
+
+def _check_upload(trial: Client, upload: object) -> None:
+    if upload is None and "global" not in trial.trained:
+        return
+    if not isinstance(upload, Tensor):
+        raise TypeError(
+            "Expected `end_round` to return uploads, a tensor [clients, numel], but got"
+            f" {type(upload).__name__}: return super().end_round(client) sends what the local steps"
+            " changed."
+        )
+    _check_row("end_round", "uploads", upload, trial.row("global").layout.numel)
+
+
+def _check_row(hook: str, name: str, row: object, length: int) -> None:
+    """Refuse what is no row of one client, [1, length]."""
+    if not isinstance(row, Tensor) or list(row.shape) != [1, length]:
+        got = f"shape {list(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
+        raise ValueError(
+            f"Expected `{hook}` to leave {name} of shape [1, {length}] for one client but got {got}."
+        )
+
+
+@contextmanager
+def _noting(one: int, hook: str) -> Iterator[None]:
+    """Note on an error that it comes from the trial, with the client and the method."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"In the trial before the first round, client {one}, `{hook}`.")
+        raise
