@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from pl_fed import Federation
+from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All
 
 
@@ -32,8 +33,7 @@ def trained(client, data, rounds=2, sampler=None, shuffle=True, **settings):
     """Run rounds on a copy of the client, in float64, and evaluate it."""
     client = copy.deepcopy(client).double()
     federation = Federation(sampler or All(), **{"seed": 0, "engine": "one_by_one", **settings})
-    federation.setup(client, data, "fit")
-    federation.shuffle = shuffle
+    federation.setup(client, data, "fit", settings=RunSettings(shuffle=shuffle))
     optimizer = client.train().configure_optimizers()
     for round in range(rounds):
         federation.run_round(round, optimizer)

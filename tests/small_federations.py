@@ -2,6 +2,7 @@
 
 import copy
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,8 @@ from pl_fed import Federation
 from pl_fed.clients.contract import ModelRows
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
-from pl_fed.engine import Clipping
+from pl_fed.engine import Clipping, LocalSettings
+from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Sampler
 
 
@@ -127,10 +129,8 @@ def run_rounds(
     """Run rounds on a copy of the client; ``settings`` are the federation's."""
     client = copy.deepcopy(client).to(dtype)
     federation = Federation(sampler or All(), **{"seed": 0, "engine": "one_by_one", **settings})
-    federation.setup(client, data, "fit")
-    federation.engine.clipping, federation.shuffle = clipping or Clipping(), shuffle
-    if autocast is not None:
-        federation.engine.autocast = autocast
+    local = LocalSettings(autocast or nullcontext, clipping or Clipping())
+    federation.setup(client, data, "fit", settings=RunSettings(local, shuffle=shuffle))
     client.train()
     optimizer = client.configure_optimizers()
     schedule = None
@@ -143,7 +143,7 @@ def run_rounds(
         if schedule is not None:
             schedule.step()
     everyone = torch.arange(data.clients.num_clients)
-    models = federation.holdings.begin(everyone).models
+    models = federation.states.begin(everyone).models
     nothing = torch.empty(0, dtype=dtype)
     personal = models.get("personal", ModelRows(nothing, nothing))
     return Outcome(

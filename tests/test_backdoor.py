@@ -174,7 +174,7 @@ def test_without_a_trigger_models_are_run_once(tmp_path, monkeypatch, attack):
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
     trainer, *_ = trained(tmp_path, client=client, data=data, attack=attack, byzantine=[1])
     assert calls.count("test") == (2 if attack.triggers else 1)
-    assert bool(trainer.federation.holdings._triggered) is attack.triggers
+    assert bool(trainer.federation.states._triggered) is attack.triggers
 
 
 def test_stamped_samples_are_made_once(tmp_path):

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pl_fed.rounds.sharing import Sharing
 from torch import multiprocessing, nn
 
 import pl_fed
@@ -26,6 +25,8 @@ from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
 from pl_fed.processes import Processes
+from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.work_share import WorkShare
 from pl_fed.samplers import Uniform
 from pl_fed.types import RoundContext
 
@@ -91,13 +92,12 @@ def time_rounds(processes, name, repeats=7):
     data = FederatedData(Noise(shape, 2 * cohort, samples), batch_size=10, seed=0)
     client = kind(net(), optimizer=functools.partial(torch.optim.SGD, lr=0.01), local_epochs=1)
     federation = pl_fed.Federation(Uniform(cohort), engine="one_by_one", seed=0)
-    federation.processes = processes
-    federation.setup(client, data, "fit")
+    federation.setup(client, data, "fit", settings=RunSettings(processes=processes))
     optimizer, times = client.configure_optimizers(), {}
     client.train()
-    originals = {name: vars(Sharing)[name] for name in ("fetch", "keep", "joined", "merged")}
+    originals = {name: vars(WorkShare)[name] for name in ("fetch", "keep", "join", "merge")}
     for part, method in originals.items():
-        setattr(Sharing, part, timed(method, times, part))
+        setattr(WorkShare, part, timed(method, times, part))
     wholes = []
     for round in range(repeats):
         if processes.size > 1:
@@ -106,7 +106,7 @@ def time_rounds(processes, name, repeats=7):
         federation.run_round(round, optimizer)
         wholes.append(time.perf_counter() - started)
     for part, method in originals.items():
-        setattr(Sharing, part, method)
+        setattr(WorkShare, part, method)
     middle = {part: 1e3 * statistics.median(each[1:]) for part, each in times.items()}
     return {"round": 1e3 * statistics.median(wholes[1:]), **middle}
 
@@ -148,15 +148,15 @@ def peak():
 def merge_memory(processes, aggregator, gather_memory, cohort, numel):
     """Return (MB at most beyond what was there before the uploads, ms) of a merge."""
     clients = torch.arange(cohort)
-    sharing = Sharing.by_work(processes, clients, torch.ones(cohort))
+    share = WorkShare.by_work(processes, clients, torch.ones(cohort))
     context = RoundContext(clients=clients, losses=torch.ones(cohort))
     _, before = peak()
-    uploads = torch.randn(len(sharing.clients), numel)
+    uploads = torch.randn(len(share.clients), numel)
     peak()
     if processes.size > 1:
         dist.barrier()
     started = time.perf_counter()
-    sharing.merged(aggregator, uploads, torch.ones(cohort), context, gather_memory)
+    share.merge(aggregator, uploads, torch.ones(cohort), context, gather_memory)
     took = time.perf_counter() - started
     return peak()[0] - before, 1e3 * took
 
@@ -203,7 +203,7 @@ def rounds():
     )
     for name in ROUNDS:
         one, two = results[1][name], results[2][name]
-        parts = ", ".join(f"{two[part]:.1f}" for part in ("fetch", "keep", "joined", "merged"))
+        parts = ", ".join(f"{two[part]:.1f}" for part in ("fetch", "keep", "join", "merge"))
         print(
             f"| {name} | {one['round']:.0f} | {two['round']:.0f} |"
             f" {two['round'] / one['round']:.2f} | {parts} |"

@@ -192,22 +192,24 @@ class RoundRunner:
     ) -> RoundContext:
         """Return what aggregators and attacks may know of a round whose clients have trained."""
         broadcast = self.client.row("global").data.clone()
-        root = broadcast[:0]
-        if self.server.aggregator.needs_root:
-            root = self.root_training.run(
-                self.states.data,
-                self.batch_rule,
-                round,
-                optimizer,
-                self.settings.local.autocast,
-                self.settings.local.clipping,
-            )
+        needs_root = self.server.aggregator.needs_root
+        root = self.root_update(round, optimizer) if needs_root else broadcast[:0]
         return replace(
             self.context(trained.clients, trained.losses, round),
             start_losses=trained.start_losses,
             broadcast=broadcast,
             root=root,
             note=note,
+        )
+
+    def root_update(self, round: int, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Return what the server's own data adds to the global model, [numel].
+
+        It is the same in every process.
+        """
+        local = self.settings.local
+        return self.root_training.run(
+            self.states.data, self.batch_rule, round, optimizer, local.autocast, local.clipping
         )
 
     @property

@@ -142,7 +142,8 @@ def _check_row(hook: str, name: str, row: object, length: int) -> None:
     if not isinstance(row, Tensor) or list(row.shape) != [1, length]:
         got = f"shape {list(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
         raise ValueError(
-            f"Expected `{hook}` to leave {name} of shape [1, {length}] for one client but got {got}."
+            f"Expected `{hook}` to leave {name} of shape [1, {length}] for one client but got"
+            f" {got}."
         )
 
 

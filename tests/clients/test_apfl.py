@@ -91,7 +91,7 @@ def test_with_all_of_its_own_it_is_local_training(engine):
 def test_a_client_that_is_not_drawn_mixes_its_old_model_with_the_new_global_one():
     data = data_of()
     found = trained(APFL(seeded(mlp), 0.4, 0.1, **SETTINGS), data, 3, sampler=Only(1))
-    personal = found.federation.holdings.begin(torch.arange(3)).models["personal"]
+    personal = found.federation.states.begin(torch.arange(3)).models["personal"]
     first = APFL(seeded(mlp)).double().row("global").data
     assert torch.equal(found.kept["local"][0], first)
     assert found.kept["alpha"][[0, 2], 0].tolist() == [0.4, 0.4]
@@ -116,7 +116,7 @@ def with_batch_norm():
 def test_statistics_of_the_mixture_are_those_that_training_gave_it():
     data = shared_out(classes([9, 6, 12]), batch_size=16)
     found = trained(APFL(seeded(with_batch_norm), 0.4, **SETTINGS), data)
-    personal = found.federation.holdings.begin(torch.arange(3)).models["personal"]
+    personal = found.federation.states.begin(torch.arange(3)).models["personal"]
     assert torch.equal(personal.statistics, found.kept["local.statistics"])
     assert len(personal.statistics.unique(dim=0)) == 3
 

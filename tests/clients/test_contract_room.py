@@ -552,7 +552,7 @@ def test_a_client_knows_its_id_its_steps_and_its_learning_rate(uncompiled, engin
     moved = federation.store.read("personal", torch.arange(5)).flatten()
     assert moved.tolist() == [0.0, 2.0, 4.0, 0.0, 6.0]  # 3 steps at most
     federation.evaluate("val", torch.arange(5))
-    federation.holdings.begin(torch.arange(5))
+    federation.states.begin(torch.arange(5))
     assert client.seen[0].tolist() == [0, 1, 2, 3, 4]
     assert client.seen[1:] == (None, None)
 

@@ -90,7 +90,7 @@ def with_batch_norm():
 
 def test_statistics_are_those_of_the_choice():
     found = trained(choosing(with_batch_norm, min_validation=1), data_of(batch_size=64))
-    models = found.federation.holdings.begin(torch.arange(len(SIZES))).models
+    models = found.federation.states.begin(torch.arange(len(SIZES))).models
     for k, choice in enumerate(found.kept["choice"][:, 0].long().tolist()):
         personal, candidate = models["personal"][k], models[f"personal_{choice}"][k]
         assert torch.equal(personal.parameters, candidate.parameters)

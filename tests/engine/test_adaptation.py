@@ -11,6 +11,7 @@ from pl_fed.attacks import RandomLabels
 from pl_fed.clients import FedAvg
 from pl_fed.clients.contract import Model, Objective
 from pl_fed.data.batches import LocalWork
+from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Uniform
 
 OBSERVED = ([1.0, 3.0], [4.0, 8.0, 6.0])
@@ -47,7 +48,7 @@ def losses(federation, client, part="val"):
     return federation.metrics(part)["personal"].per_client()["loss"]
 
 
-def point_federation(steps=1, lam=0.0, start=10.0):
+def point_federation(steps=1, lam=0.0, start=10.0, **settings):
     """Clients estimate their own mean; all their data is validation data as well."""
     data = shared_out(points(*OBSERVED), batch_size=8)
     clients = data.clients
@@ -55,7 +56,7 @@ def point_federation(steps=1, lam=0.0, start=10.0):
     net = Point(start=start).double()
     kwargs = {"optimizer": sgd(0.25), "criterion": HalfSquares(), "local_steps": 1}
     client = Adapted(net, lam, LocalWork(steps=steps), **kwargs)
-    return client, federation_of(client, data)
+    return client, federation_of(client, data, **settings)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -166,7 +167,7 @@ def test_its_engine_is_made_where_the_client_is():
     """It is set up before Lightning moves the client, and used before and after."""
     client, federation = point_federation()
     losses(federation, client)
-    adaptation = federation._adaptation
+    adaptation = federation.session.evaluation.adaptation
     engine = adaptation._engine
     losses(federation, client)
     assert adaptation._engine is engine
@@ -178,7 +179,6 @@ def test_its_engine_is_made_where_the_client_is():
 
 def test_without_steps_the_global_model_is_evaluated():
     """Trainer(limit_train_batches=0), say."""
-    client, federation = point_federation()
-    federation.limit_local_steps = 0
+    client, federation = point_federation(run=RunSettings(limit_local_steps=0))
     found = losses(federation, client)
     assert torch.equal(found, federation.metrics("val")["global"].per_client()["loss"])

@@ -3,6 +3,7 @@
 import copy
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
 from pl_fed.engine.stacked import Stacked
 from pl_fed.rounds.local_training import LocalTraining
+from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Uniform
 
 ALL_ENGINES = (*EAGER, *COMPILED)
@@ -71,8 +73,8 @@ def settled(client=None, rounds=1000.0, name="auto", **settings):
     """The choice of a federation that has run its first of so many rounds."""
     client = (client or client_of()).double()
     federation = Federation(All(), engine=name, seed=0, **settings)
-    federation.setup(client, shared_out(classes(SIZES)), "fit")
-    federation.rounds = rounds
+    settings = RunSettings(rounds=rounds)
+    federation.setup(client, shared_out(classes(SIZES)), "fit", settings=settings)
     client.train()
     federation.run_round(0, client.configure_optimizers())
     return federation.engine
@@ -258,9 +260,8 @@ def run_auto(monkeypatch, client, data, **settings):
     """Rounds as the federation runs them when there is much to do."""
     original = Federation.setup
 
-    def setup(self, *args):
-        original(self, *args)
-        self.rounds = 1e9
+    def setup(self, *args, settings):
+        original(self, *args, settings=replace(settings, rounds=1e9))
 
     with monkeypatch.context() as patch:
         patch.setattr(Federation, "setup", setup)
@@ -289,8 +290,8 @@ def test_results_are_equal_whatever_is_chosen(clock, monkeypatch, fastest):
 def test_measuring_changes_nothing(clock, net):
     client = client_of(net=net).double().train()
     federation = Federation(All(), seed=0)
-    federation.setup(client, shared_out(classes([7, 3, 10])), "fit")
-    federation.rounds = 1e9
+    settings = RunSettings(rounds=1e9)
+    federation.setup(client, shared_out(classes([7, 3, 10])), "fit", settings=settings)
     federation.store.write(*a_state(federation))
     state, draws = copy.deepcopy(client.state_dict()), torch.random.get_rng_state()
     stored = copy.deepcopy(federation.store.state_dict())
@@ -410,12 +411,12 @@ def test_a_run_that_is_resumed_at_its_end_keeps_its_engine(clock, tmp_path):
 def test_the_cohorts_rows_are_not_loaded_to_count_its_steps(clock, monkeypatch):
     """A cohort may be larger than memory; a chunk is not."""
     read = []
-    original = LocalTraining.load
+    original = LocalTraining._load
 
-    def load(self, clients, *args, **kwargs):
+    def load(self, plan, clients, *args, **kwargs):
         read.append(len(clients))
-        return original(self, clients, *args, **kwargs)
+        return original(self, plan, clients, *args, **kwargs)
 
-    monkeypatch.setattr(LocalTraining, "load", load)
+    monkeypatch.setattr(LocalTraining, "_load", load)
     settled(chunk_size=2)
     assert max(read) == 2

@@ -2,18 +2,20 @@
 
 import ctypes
 import math
+from functools import partial
 
 import pytest
 import torch
-from pl_fed.rounds.sharing import Guests
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
 from pl_fed import Federation
 from pl_fed.clients import Ditto, FedAvg
+from pl_fed.clients.contract import ModelRows
 from pl_fed.engine import EngineChoice, OneByOne, Stacked, Task
 from pl_fed.engine.choice import keep_freed_memory
-from pl_fed.engine.evaluation import WorkSpace
+from pl_fed.rounds.round import RoundHooks
+from pl_fed.rounds.work_share import RemoteRows
 from pl_fed.samplers import All
 
 
@@ -46,10 +48,12 @@ def task_of(client, cohort, data=None):
     federation = Federation(All(), seed=0)
     federation.setup(client, data or shared_out(classes([4])), "fit")
     optimizer, cohort = client.configure_optimizers(), torch.zeros(cohort)
-    with WorkSpace(client, client.models) as kept:
-        work = federation._local_training(0, optimizer)
-        chunk = work.load(torch.zeros(1, dtype=torch.int64), kept, Guests())
-    return Task(client, optimizer, cohort, lambda _: chunk, 0, math.inf, work.steps)
+    rounds = federation.session.rounds
+    work, plan = rounds.local_training, rounds._plan(0, optimizer, RoundHooks())
+    broadcast = ModelRows(client.row("global").data, client.statistics("global").data)
+    chunk = work._load(plan, torch.zeros(1, dtype=torch.int64), broadcast, RemoteRows())
+    steps = partial(work.count_steps, rule=plan.rule)
+    return Task(client, optimizer, cohort, lambda _: chunk, 0, math.inf, steps)
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "stacked", "auto"])

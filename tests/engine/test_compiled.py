@@ -3,7 +3,7 @@
 import ctypes
 import shutil
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -16,9 +16,10 @@ from torch.nn import functional as F  # noqa: N812
 from pl_fed import Federation
 from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Ditto, FedAvg
-from pl_fed.engine import compiled_step, program
+from pl_fed.engine import LocalSettings, compiled_step, program
 from pl_fed.engine.choice import COMPILED, STACKED
 from pl_fed.models import DittoCelebaCNN
+from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Uniform
 
 SAYING = "Local steps run eagerly, as they cannot be compiled"
@@ -316,9 +317,8 @@ def rounds_of(client, engine, change, rounds=6, autocast=None, dtype=torch.float
     client = client.to(dtype)
     client.trainer = trainer = Trainerlike()
     federation = Federation(All(), engine=engine, seed=0)
-    federation.setup(client, shared_out(classes(SIZES)), "fit")
-    if autocast is not None:
-        federation.engine.autocast = autocast
+    settings = RunSettings(LocalSettings(autocast or nullcontext))
+    federation.setup(client, shared_out(classes(SIZES)), "fit", settings=settings)
     client.train()
     optimizer = client.configure_optimizers()
     for round in range(rounds):

@@ -447,7 +447,7 @@ def test_a_trainers_precision_and_clipping_reach_both_engines(tmp_path, algorith
                 enable_checkpointing=False,
             )
             trainer.fit(client, shared_out(classes(SIZES)))
-            assert federation.engine.clipping == Clipping(clip, algorithm)
+            assert federation.states.settings.local.clipping == Clipping(clip, algorithm)
             rows[engine, clip] = client.row("global").data
     start = Ditto(seeded(mlp)).row("global").data
     assert all(row.dtype == torch.float32 for row in rows.values())

@@ -33,6 +33,7 @@ from pl_fed.clients import APFL, FLAME, Ditto, FedAvg, FedProx, FedRep, FedTilt,
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays
 from pl_fed.functional.random import key
+from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Uniform
 
 SIZES = [15, 10, 19, 9]  # less the root's: none leaves a minibatch of one, for BatchNorm
@@ -87,10 +88,10 @@ def data_with_root(**settings):
     return shared_out(classes(SIZES), root_samples=ROOT, **settings)
 
 
-def federation_of(client, data, **settings):
+def federation_of(client, data, run=RunSettings(), **settings):
     settings = {"seed": 5, "engine": "one_by_one", "aggregator": Watched(), **settings}
     federation = Federation(settings.pop("sampler", All()), **settings)
-    federation.setup(client, data, "fit")
+    federation.setup(client, data, "fit", settings=run)
     client.train()
     return federation
 
@@ -231,9 +232,8 @@ def test_minibatches_are_augmented():
 def test_local_steps_are_limited_and_gradients_clipped_as_the_clients_are():
     data, client = data_with_root(), FedAvg(seeded(mlp), optimizer=sgd(0.5), local_epochs=4)
     client = client.double()
-    federation = federation_of(client, data)
-    federation.limit_local_steps = 1
-    federation.engine.clipping = pl_fed.engine.Clipping(0.01)
+    local = pl_fed.engine.LocalSettings(clipping=pl_fed.engine.Clipping(0.01))
+    federation = federation_of(client, data, run=RunSettings(local, limit_local_steps=1))
     federation.run_round(0, client.configure_optimizers())
     (root,) = federation.server.aggregator.roots
     assert float(root.norm()) == pytest.approx(0.5 * 0.01, rel=1e-5)
@@ -270,7 +270,7 @@ def test_models_statistics_and_counters_are_as_before(net):
     federation.run_round(0, optimizer)
     before = copy.deepcopy(client.state_dict())
     objective, gradients = client.objective, [p.grad for p in client.parameters()]
-    root = federation._root_update(1, optimizer)
+    root = federation.session.rounds.root_update(1, optimizer)
     for name, tensor in client.state_dict().items():
         assert torch.equal(tensor, before[name]), name
     assert client.objective is objective
@@ -305,11 +305,13 @@ def test_it_is_drawn_anew_by_round_and_seed():
     client = client.double()
     federation = federation_of(client, data)
     optimizer = client.configure_optimizers()
-    first, again, next_round = (federation._root_update(r, optimizer) for r in (0, 0, 1))
+    first, again, next_round = (
+        federation.session.rounds.root_update(r, optimizer) for r in (0, 0, 1)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, next_round)
     other = federation_of(copy.deepcopy(client), data, seed=6)
-    assert not torch.equal(other._root_update(0, optimizer), first)
+    assert not torch.equal(other.session.rounds.root_update(0, optimizer), first)
 
 
 def test_the_root_is_not_poisoned():

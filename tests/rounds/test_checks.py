@@ -20,7 +20,6 @@ from pl_fed.partitioners import IID
 from pl_fed.rounds.adversary import draw_byzantine
 from pl_fed.rounds.checks import (
     NonFiniteLossError,
-    Sent,
     check_broken,
     check_net,
     check_state_memory,
@@ -335,8 +334,8 @@ def broken_check(losses, rows, byzantine=(), most=0.0, misshapen=()):
     is_byzantine[list(byzantine)] = True
     clients = torch.tensor([5, 0, 3])
     losses, finite = torch.tensor(losses), finite_rows(torch.tensor(rows))
-    sent = torch.where(finite & losses.isfinite(), Sent.FINE, Sent.NOT_FINITE)
-    sent[list(misshapen)] = Sent.MISSHAPEN
+    sent = torch.where(finite & losses.isfinite(), UploadStatus.VALID, UploadStatus.NOT_FINITE)
+    sent[list(misshapen)] = UploadStatus.MALFORMED
     return check_broken(sent, ~is_byzantine[clients], losses, clients, 7, most)
 
 
