@@ -40,7 +40,7 @@ from pl_fed.clients import (
     Scaffold,
 )
 from pl_fed.data import FederatedData
-from pl_fed.rounds import sharing
+from pl_fed.rounds import work_share
 from pl_fed.rounds.checks import NonFiniteLossError
 from pl_fed.samplers import All, Uniform
 
@@ -293,7 +293,7 @@ def start(size, nodes, jobs, folder):
 
 def _work(rank, size, nodes, port, jobs, folder):
     torch.set_num_threads(1)
-    local, sharing._PIECE = size // nodes, 400  # bytes: so that there are several
+    local, work_share._PIECE = size // nodes, 400  # bytes: so that there are several
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank % local),

@@ -31,9 +31,9 @@ class Adapted(FedAvg):
         return self.loss("personal", batch) + self.lam / 2 * self.squared_distance("personal")
 
 
-def federation_of(client, data, **settings):
+def federation_of(client, data, run=RunSettings(), **settings):
     federation = Federation(All(), **{"seed": 0, "engine": "one_by_one", **settings})
-    federation.setup(client, data, "fit")
+    federation.setup(client, data, "fit", settings=run)
     return federation
 
 

@@ -24,6 +24,7 @@ from pl_fed.rounds.checks import (
     check_net,
     check_state_memory,
 )
+from pl_fed.rounds.trained_cohort import UploadStatus
 from pl_fed.samplers import All
 
 DATA = shared_out(classes([5, 8, 4]))
