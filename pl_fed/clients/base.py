@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pl_fed.data.batches import LocalWork
-from pl_fed.functional.arguments import check_integers, check_optimizers
+from pl_fed.functional.arguments import check_finite_options, check_integers, check_optimizers
 from pl_fed.functional.calls import functional_call
 from pl_fed.functional.dropout import Draws, key_dropouts
 from pl_fed.functional.losses import (
@@ -531,6 +531,7 @@ class Client(LightningModule, ABC):
         if self.lr_scheduler is None:
             return optimizer
         scheduler = self.lr_scheduler(optimizer)
+        check_finite_options(lr_scheduler=optimizer)
         if isinstance(scheduler, ReduceLROnPlateau) and not hasattr(scheduler, "monitor"):
             raise ValueError(
                 "Expected argument `lr_scheduler` to say what it watches, as"
