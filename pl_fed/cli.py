@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import DefaultHelpFormatter, Namespace
+from jsonargparse import DefaultHelpFormatter, Namespace, set_loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
@@ -39,12 +39,19 @@ import pl_fed.optimizers  # noqa: F401 (imported, their classes are known by the
 from pl_fed.callbacks import Predictions, Summary
 from pl_fed.checkpoints import RowsOf, check_source, check_weights_only, local_path
 from pl_fed.clients import Client
+from pl_fed.config_files import (
+    check_arguments,
+    check_values,
+    fill_empty_sections,
+    load,
+    wrong_config,
+)
 from pl_fed.data import FederatedData
 from pl_fed.exports import Export, Request
 from pl_fed.federation import Federation
 from pl_fed.functional.arguments import check_writable
 from pl_fed.loggers import wandb_loggers
-from pl_fed.messages import of_a_class, of_a_file, sentence, wrong_config
+from pl_fed.messages import of_a_class, of_a_file, printable, sentence
 from pl_fed.reports import command
 from pl_fed.reports.configs import differing, group_name, shown
 from pl_fed.reports.split import Split
@@ -84,12 +91,16 @@ _TO_LOAD = [  # a checkpoint, in one process: what is to be predicted is nothing
 ]
 _ROWS_BEFORE = "metrics_before.csv"  # of rounds that no checkpoint holds, in a run that begins anew
 _RUN_ID = "wandb_run_id"  # a file in the run's folder: a resumed run is the same run
+_YAML = "checked yaml"  # jsonargparse's name for the function that loads texts
 _SWEEP = "WANDB_SWEEP_ID"  # set by the agent of a sweep for the runs that it starts
 
 # Timer's argument `interval` is one of Lightning's enums, which config.yaml could not hold
 yaml.SafeDumper.add_multi_representer(
     StrEnum, lambda dumper, value: dumper.represent_str(value.value)
 )
+
+
+set_loader(_YAML, load, exceptions=(yaml.YAMLError,))
 
 
 class SectionsCLI(LightningCLI):
@@ -115,6 +126,22 @@ class SectionsCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the section ``federation``."""
         parser.add_class_arguments(Federation, "federation", sub_configs=True)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the arguments, and refuse values that no argument can mean."""
+        check_arguments(args if isinstance(args, list) else sys.argv[1:])
+        try:
+            super().parse_arguments(parser, args)
+        except UnicodeDecodeError as error:
+            raise ValueError(_wrong_encoding(error)) from None
+        config = self.config.as_dict()
+        config = config.get(config.get("subcommand")) or config
+        check_values(config)
+        if isinstance(config["seed_everything"], bool):
+            raise ValueError(
+                "Expected argument `seed_everything` to be an integer from 0 to 4294967295 but got"
+                f" {str(config['seed_everything']).lower()}: set a number, for example 0."
+            )
 
 
 class FederatedCLI(SectionsCLI):
@@ -348,13 +375,15 @@ class Parser(LightningArgumentParser):
     """Lightning's parser, whose help and error messages are short."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**kwargs, "formatter_class": ShortHelpFormatter})
+        super().__init__(
+            *args, **{"parser_mode": _YAML, **kwargs, "formatter_class": ShortHelpFormatter}
+        )
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with one sentence, not with the usage of a hundred options."""
         if not self.exit_on_error or "JSONARGPARSE_DEBUG" in os.environ:
             super().error(message, ex)
-        self.exit(2, f"error: {sentence(message)}\n")
+        self.exit(2, f"error: {printable(sentence(message))}\n")
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """Parse a config; if it is none, name the file, which may be one of several."""
@@ -365,6 +394,25 @@ class Parser(LightningArgumentParser):
             )
         config: Namespace = super().parse_path(path, *args, **kwargs)
         return config
+
+    def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
+        """Parse the text of a config, in which empty sections have their defaults."""
+        text = fill_empty_sections(content.removeprefix("\ufeff"))
+        config: Namespace = super().parse_string(text, *args, **kwargs)
+        return config
+
+
+def _wrong_encoding(error: UnicodeDecodeError) -> str:
+    """Return what to do where Python cannot read a config: it, or a file that it names."""
+    if error.encoding.lower().replace("-", "") == "utf8":
+        return (
+            "Expected each file of the config to be UTF-8 but one that it names has byte"
+            f" 0x{error.object[error.start]:02x}: save it as UTF-8."
+        )
+    return (
+        f"Expected Python to read files as UTF-8 but got {error.encoding}: set the environment"
+        " variable PYTHONUTF8=1."
+    )
 
 
 class ShortHelpFormatter(DefaultHelpFormatter):
@@ -488,7 +536,8 @@ def main(args: ArgsType = None) -> None:
         text = of_a_class(error) or of_a_file(error) or sentence(said)
         if not text.startswith("Expected") and not _is_lightnings_refusal(error):
             raise
-        print(" ".join([f"error: {text}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        notes = getattr(error, "__notes__", [])
+        print(f"error: {printable(' '.join([text, *notes]))}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -508,7 +557,7 @@ def _saves_here(trainer: Namespace) -> bool:
 def _changes(file: Path, config: dict[str, Any]) -> str:
     """Return how a config differs from one; nothing if by lengths only, or that cannot be read."""
     try:
-        old: dict[str, Any] | None = yaml.safe_load(file.read_text())
+        old: dict[str, Any] | None = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return ""
     changes = {} if old is None else differing([old, config])

@@ -138,7 +138,7 @@ class Federation(Recorded):
         if chunk_size is not None:
             check_integers(1, chunk_size=chunk_size)
         if seed is not None:
-            check_integers(-(2**63), seed=seed)
+            check_integers(-(2**63), 2**63 - 1, seed=seed)
         if model_selection not in ("validation", "test", None):
             raise ValueError(
                 'Expected argument `model_selection` to be "validation", "test" or None but got'

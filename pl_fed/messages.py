@@ -1,5 +1,6 @@
 """What the command line says of a mistake: one sentence."""
 
+import ast
 import difflib
 import inspect
 import re
@@ -9,27 +10,66 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 _WRAPPER = re.compile(r"Type typing\.Callable\[.*?\] expects a function or a callable class: ")
 _KEY = re.compile(r'Parser key "(.+?)":')
 _OWNER = re.compile(r"Problem with given class_path '(.+)':")
-_TYPE = re.compile(r"Expected an? (<class '.+'>|typing\..+?)(?:\. Got value: (.*))?$")
-_VALUE = re.compile(r"Given value: (.*?)(?:\. Got value: .*)?$")
-_CLASS_PATH = re.compile(r"Got value: Namespace\(class_path='(.+?)'")
+_TYPE = re.compile(r"Expected an? (<class '.+'>|typing\..+?)(?:\. Got value: ?(.*))?$")
+_VALUE = re.compile(r"Given value: ?(.*?)(?:\. Got value: .*)?$")
+_BUILT = re.compile(r"\. Got value: Namespace\(class_path='(.+?)'.*$")  # of a class in a Callable
+_NESTED = re.compile(r"NestedArg\(key='.*?', val=(.*)\)$")
+_NO_CLASS = re.compile(r"Not a valid subclass of (\w+)(?:\. Got value: (.*))?$")
 _MAKER = "default_class_instantiator"  # the function of jsonargparse that calls a class
 _COMMANDS = "fit, validate, test, predict, partition, report, export"
 _LEAVES = {
-    r"Expected a dot import path string: (.+)": (
+    r"Expected a dot import path string: ?(.*)": (
+        "Expected argument `{where}` to be the path of a class but got {0}{near}."
+    ),
+    r"(No module named (?:.+))": (
+        "Expected argument `{where}` to be the path of a class but got: {0}{near}."
+    ),
+    r"Unexpected import path format: (.+)": (
         "Expected argument `{where}` to be the path of a class but got {0}."
     ),
-    r"(No module named .+)": "Expected argument `{where}` to be the path of a class but got: {0}.",
+    r"Expected an import path or a subclass spec, but got (.+?)(?:\. Got value: .*)?$": (
+        "Expected argument `{where}` to name a class by its `class_path` but got {0}."
+    ),
+    r"Expected '(.+?)' to be a subclass of (.+?)\.*$": (
+        "Expected argument `{where}` to be a subclass of {1} but got {0}."
+    ),
+    r"argument of type '(.+?)' is not": (
+        "Expected argument `{where}` to name a class by its `class_path` but got a class_path of"
+        " type {0}."
+    ),
+    r"'(\w+)' object has no attribute": (
+        "Expected argument `{where}` to have a mapping of arguments as `init_args` but got one of"
+        " type {0}."
+    ),
     r"Import path (?:(\S+) )?does not correspond to a subclass of (.+)": (
         "Expected argument `{where}` to be a subclass of {1} but got {0}."
     ),
-    r"(?:Subcommand .+ option|unrecognized arguments:) '?(.+?)'?$": (
-        "Expected only options that --help lists but got {0}."
+    r"Invalid content in sub-config file (.+?): (.+)": (
+        "Expected argument `{where}` to be a class or a YAML file that holds one but got {0}: {1}."
     ),
+    r"('\S+' codec can't .+)": (
+        "Expected argument `{where}` to be text, or the path of a file, in UTF-8 but got: {0}."
+    ),
+    r"(embedded null byte)": (
+        "Expected argument `{where}` to be text without NUL characters but got: {0}."
+    ),
+    r"Key must be a string, got: (.+?)\.?$": (
+        "Expected argument `{where}` to have names as keys but got {0}."
+    ),
+    r"argument (?:-\w/)?--(\S+): expected one argument": (
+        "Expected argument `{0}` to be followed by a value but got none."
+    ),
+    r"Invalid option \"(.+)\" for --print_config": (
+        "Expected argument `print_config` to be one of comments, skip_default or skip_unset but got"
+        " {0}."
+    ),
+    r"--(\S+)\.help: (.+)": (
+        "Expected argument `{0}.help` to be followed by the path of a class but got: {1}."
+    ),
+    r"unrecognized arguments: (.+)": ("Expected only options that --help lists but got {0}."),
     r"argument subcommand: invalid choice: (.+) \(choose from .+\)": (
         f"Expected a subcommand, one of {_COMMANDS}, but got {{0}}."
     ),
@@ -43,11 +83,32 @@ _LEAVES = {
         "Expected argument `{where}` to be a file but found none at {0}."
     ),
 }
+_SECTIONS = ["model", "data", "federation", "trainer", "seed_everything", "ckpt_path"]
 _FEW = 12  # names that fit into a sentence
-_BESIDE_THE_POINT = (
-    "Expected a <class 'NoneType'>",
-    "Expected a path but ",
-    "Not a valid subclass",
+_LONGEST = 160  # characters of a value that are shown
+_ROOMS = {  # where the classes are that an argument takes
+    "model": ("pl_fed.clients",),
+    "net": ("pl_fed.models", "torch.nn"),
+    "criterion": ("torch.nn",),
+    "optimizer": ("torch.optim", "pl_fed.optimizers"),
+    "server_optimizer": ("torch.optim", "pl_fed.optimizers"),
+    "lr_scheduler": ("torch.optim.lr_scheduler",),
+    "dataset": ("pl_fed.data",),
+    "partitioner": ("pl_fed.partitioners",),
+    "skew": ("pl_fed.skews",),
+    "sampler": ("pl_fed.samplers",),
+    "aggregator": ("pl_fed.aggregators",),
+    "pre_aggregators": ("pl_fed.aggregators",),
+    "attack": ("pl_fed.attacks",),
+    "attacks": ("pl_fed.attacks",),
+    "corruption": ("pl_fed.attacks",),
+    "logger": ("lightning.pytorch.loggers",),
+    "callbacks": ("lightning.pytorch.callbacks",),
+}
+_BESIDE_THE_POINT = ("Expected a <class 'NoneType'>", "Expected a path but ")
+_INTERNAL = re.compile(  # what only jsonargparse's messages have, and no sentence should
+    r"Namespace\(|NestedArg\(|Parser key|Does not validate|Problem with given|Problems parsing|"
+    r"Subclass types|<class '|<function|typing\.|Got value:|Given value|object at 0x|Unable to load"
 )
 
 
@@ -56,34 +117,183 @@ def sentence(message: str) -> str:
 
     An argument may be of several types, and jsonargparse tells why each of them failed, in a tree:
     the first that is neither ``None`` nor a path is what the user meant. A message of pl_fed's own
-    within the tree, or without one, is returned as it is.
+    within the tree, or without one, is returned as it is. Of any other tree, the argument and the
+    value are named.
 
     Example:
         >>> print(sentence("unrecognized arguments: --data.size=9"))
         Expected only options that --help lists but got --data.size=9.
     """
-    keys: list[str] = []
-    owner = ""
-    types: list[str] = []
-    lines = _WRAPPER.sub("", message).splitlines()
-    given = next((found[1] for line in lines if (found := _VALUE.match(line.strip()))), "")
-    for line in (each.strip().removeprefix("- ") for each in lines):
-        if found := _KEY.match(line):
-            keys.append(found[1])
-            line = line[found.end() :].strip()
+    tree = _Tree(message)
+    text = tree.sentence() or " ".join(message.split())
+    return tree.fallback() if _INTERNAL.search(text) else text
+
+
+def printable(text: str) -> str:
+    r"""Return a text in which a terminal's control characters, and others unseen, are escaped.
+
+    Example:
+        >>> print(printable("é \x1b[31m"))
+        é \x1b[31m
+    """
+    return "".join(
+        character if character.isprintable() or character == "\n" else _escaped(character)
+        for character in text
+    )
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+class _Tree:
+    """A message of jsonargparse, read line by line.
+
+    Args:
+        message: The message.
+
+    Attributes:
+        keys: The names of the arguments on the way to the line that is read.
+    """
+
+    def __init__(self, message: str) -> None:
+        lines = _WRAPPER.sub("", message).splitlines()
+        self._lines = [line.strip().removeprefix("- ") for line in lines]
+        values = [found[1] for line in self._lines if (found := _VALUE.match(line))]
+        self._value = next(iter(values), "")
+        self.keys: list[str] = []
+        self._owner = ""
+        self._types: list[str] = []
+        self._no_class = ""
+        self._no_section = ""
+
+    @property
+    def where(self) -> str:
+        """The path of the argument."""
+        return ".init_args.".join(self.keys)
+
+    @property
+    def value(self) -> str:
+        """The value of the argument, as far as the message has it."""
+        try:
+            inner = ast.literal_eval(self._value)["init_args"][self.keys[-1]]
+        except (ValueError, SyntaxError, TypeError, KeyError, IndexError):
+            return self._value
+        return str(inner)
+
+    def sentence(self) -> str:
+        """Return the sentence of the first line that tells what is wrong; of others, nothing."""
+        for line in self._lines:
+            if found := _KEY.match(line):
+                self._enter(found[1])
+                line = line[found.end() :].strip()
+            if found := _BUILT.search(line):
+                self._owner, line = found[1], line[: found.start()]
+            if text := self._read(line):
+                return text
+        return self._no_class or self._no_section
+
+    def fallback(self) -> str:
+        """Return a sentence with the argument and the value, and nothing else of the tree."""
+        if not self.keys:
+            return (
+                f"Expected a valid command line but got: {_short(_without_trees(self._lines[0]))}."
+            )
+        got = f" {_shown(self.value)}" if self.value else f": {self._reason()}"
+        return f"Expected argument `{self.where}` to be as --help says but got{got}."
+
+    def _reason(self) -> str:
+        """Return the last line that says something without jsonargparse's own words."""
+        plain = [line for line in self._lines if line and not _INTERNAL.search(line)]
+        return _short(plain[-1]) if plain else "another"
+
+    def _enter(self, key: str) -> None:
+        if not self.keys or self.keys[-1] != key:  # jsonargparse names a section twice
+            self.keys.append(key)
+
+    def _read(self, line: str) -> str:
         if found := _OWNER.match(line):
-            owner = found[1]
-        elif line.startswith(_BESIDE_THE_POINT):
-            continue
-        elif found := _TYPE.match(line):
-            types.append(found[1])
-            if found[2] is not None:
-                return _wrong_type(keys, types, found[2])
-        elif types and (found := _VALUE.match(line)):
-            return _wrong_type(keys, types, found[1])
-        elif not types and (text := _of_leaf(line, ".init_args.".join(keys), owner, given)):
-            return text
-    return " ".join(message.split())
+            self._owner = found[1]
+            return ""
+        if line.startswith(_BESIDE_THE_POINT):
+            return ""
+        if found := re.match(r"Unable to load config ['\"](.*)['\"]$", line):
+            self._no_section = (
+                f"Expected argument `{self.where}` to be a mapping of arguments, or a YAML file"
+                f" that holds one, but got {_short(found[1])}."
+            )
+            return ""
+        if self._no_section:
+            return f"{self._no_section[:-1]}: {line}." if line else ""
+        if found := _NO_CLASS.match(line):
+            self._no_class = self._no_class or self._class_expected(found[1], found[2])
+            return ""
+        if found := _TYPE.match(line):
+            self._types.append(found[1])
+            return "" if found[2] is None else self._wrong_type(found[2])
+        if self._types:
+            return self._wrong_type(found[1]) if (found := _VALUE.match(line)) else ""
+        return _of_leaf(line, self.where, self._owner, self.value)
+
+    def _class_expected(self, kind: str, value: str | None) -> str:
+        got = self.value if value is None else value
+        return (
+            f"Expected argument `{self.where}` to name a subclass of {kind} by its `class_path` but"
+            f" got {_shown(got)}."
+        )
+
+    def _wrong_type(self, value: str) -> str:
+        literals = re.findall(r"Literal\[(.+?)\]", " ".join(self._types))
+        classes = re.findall(r"<class '(?:.+?\.)?(\w+)'>", " ".join(self._types))
+        kinds = [f"one of {', '.join(literals)}"] if literals else []
+        if classes:
+            kinds.append(f"of type {' or '.join(dict.fromkeys(classes))}")
+        near = _near_class(self.where, value)
+        return (
+            f"Expected argument `{self.where}` to be {', or '.join(kinds)} but got"
+            f" {_shown(value)}{near}."
+        )
+
+
+def _kind(text: str) -> str:
+    """Return the names of classes without their modules; another text is returned as it is.
+
+    Example:
+        >>> _kind("<class 'torch.optim.Optimizer'>"), _kind("Union[LRScheduler, Plateau]")
+        ('Optimizer', 'LRScheduler or Plateau')
+    """
+    if found := re.fullmatch(r"Union\[(.+)\]", text):
+        return found[1].replace(", ", " or ")
+    if text == "NoneType":
+        return "null"
+    found = re.fullmatch(r"<class '(?:.+\.)?(\w+)'>", text)
+    return found[1] if found else text
+
+
+def _shown(value: str) -> str:
+    """Return a value without jsonargparse's own objects.
+
+    Example:
+        >>> _shown("Namespace(class_path='torch.optim.SGD', init_args=Namespace(lr=0.1))")
+        'torch.optim.SGD'
+        >>> _shown("NestedArg(key='lam', val='')")
+        "''"
+    """
+    if found := _NESTED.match(value):
+        value = found[1].strip("'")
+    if found := re.match(r"Namespace\(class_path='(.+?)'", value):
+        value = found[1]
+    return _short(_without_trees(value))
+
+
+def _without_trees(text: str) -> str:
+    return _INTERNAL.sub("", text).strip()
+
+
+def _short(text: str) -> str:
+    if not text.strip():
+        return repr(text)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def of_a_class(error: BaseException) -> str:
@@ -132,41 +342,21 @@ def of_a_file(error: BaseException) -> str:
     return f"Expected to read or write {error.filename} but got: {error.strerror}."
 
 
-def wrong_config(path: str | Path) -> str:
-    """Return what is wrong with a file that should be a config, if it is no mapping in YAML."""
-    try:
-        config = yaml.safe_load(Path(path).read_text())
-    except yaml.MarkedYAMLError as error:
-        where = "" if error.problem_mark is None else f" (line {error.problem_mark.line + 1})"
-        return f"{error.problem}{where}"
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        return " ".join(str(error).split())
-    if config is None:
-        return "it is empty"
-    return "" if isinstance(config, dict) else f"it holds a {type(config).__name__}"
-
-
-def _of_leaf(line: str, where: str, owner: str, given: str) -> str:
+def _of_leaf(line: str, where: str, owner: str, value: str) -> str:
     """Return the sentence of a line that tells what is wrong; of another line, nothing."""
     for pattern, template in _LEAVES.items():
         if found := re.match(pattern, line):
-            named = [each or given for each in found.groups()]
-            return template.format(*named, where=where)
+            groups = [_shown(_kind(value if group is None else group)) for group in found.groups()]
+            near = _near_class(where, groups[0]) if groups else ""
+            return template.format(*groups, where=where, near=near)
     if found := re.match(r"Expected an instantiatable class, but (?:(\S+) )?is abstract", line):
-        path = found[1] or given
+        path = found[1] or value
         return (
             f"Expected argument `{where}` to name a class that can be made, by its `class_path`,"
             f" but {path} is abstract{_missing(path)}."
         )
-    if found := re.match(r"Option '(.+?)' is not accepted", line):
-        callable_class = _CLASS_PATH.search(line)
-        owner = callable_class[1] if callable_class else owner
-        options = _options(owner)
-        near = _near(found[1], options) or _few(options)
-        whose = f" of {owner}" if owner else ""
-        return (
-            f"Expected argument `{where}` to hold only options{whose} but got `{found[1]}`{near}."
-        )
+    if found := re.match(r"(?:Subcommand .+ o|O)ption '(.+?)'(?: is not accepted|$)", line):
+        return _unlisted(found[1], where, owner)
     if found := re.match(r"module '(.+?)' has no attribute '(.+?)'", line):
         near = _near(found[2], dir(import_module(found[1])))
         return f"Expected argument `{where}` to be a class but {found[1]} has no {found[2]}{near}."
@@ -176,26 +366,46 @@ def _of_leaf(line: str, where: str, owner: str, given: str) -> str:
         ]
         missing = " and ".join(f"`{where}.init_args.{n}`" if where else f"`{n}`" for n in names)
         return f"Expected argument {missing} to be given but got none."
-    return line if line.startswith("Expected ") else ""
+    return line if line.startswith("Expected ") and not _INTERNAL.search(line) else ""
 
 
-def _wrong_type(keys: list[str], types: list[str], value: str) -> str:
-    literals = re.findall(r"Literal\[(.+?)\]", " ".join(types))
-    classes = re.findall(r"<class '(?:.+?\.)?(\w+)'>", " ".join(types))
-    kinds = [f"one of {', '.join(literals)}"] if literals else []
-    if classes:
-        kinds.append(f"of type {' or '.join(dict.fromkeys(classes))}")
-    where = ".init_args.".join(keys)
-    return f"Expected argument `{where}` to be {', or '.join(kinds)} but got {value}."
+def _unlisted(name: str, where: str, owner: str) -> str:
+    """Return the sentence of an option that a class, or the command line, does not have."""
+    if not where:
+        section = name.partition(".")[0]
+        near = "" if section in _SECTIONS else _near(section, _SECTIONS)
+        return f"Expected only options that --help lists but got {name}{near}."
+    options = _options(owner)
+    near = _near(name, options) or _few(options)
+    whose = f" of {owner}" if owner else ""
+    return f"Expected argument `{where}` to hold only options{whose} but got `{name}`{near}."
+
+
+def _near_class(where: str, path: str) -> str:
+    """Return the class or module that a wrong path may have meant, among those that fit."""
+    if found := re.fullmatch(r"No module named '(.+)'", path):
+        return _near(found[1], sorted({room for rooms in _ROOMS.values() for room in rooms}))
+    if not path.isidentifier():
+        return ""
+    rooms = _ROOMS.get(re.sub(r"\[.*", "", where.rpartition(".")[2]), ())
+    return _near(path, [name for room in rooms for name in dir(import_module(room))])
 
 
 def _options(owner: str) -> list[str]:
     """Return the names of the arguments that a class takes, given its path."""
     try:
         made = _imported(owner)
-        classes = [each for each in made.__mro__ if "__init__" in vars(each)]
-        names = [name for each in classes for name in inspect.signature(each.__init__).parameters]
-        return [name for name in names if name not in ("self", "args", "kwargs")]
+        names: dict[str, None] = {}
+        for each in made.__mro__:
+            if "__init__" in vars(each):
+                parameters = inspect.signature(each.__init__).parameters
+                names |= dict.fromkeys(parameters)
+                if not any(
+                    parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+                ):
+                    break
+        given_by_others = ("self", "args", "kwargs", "params", "optimizer")
+        return [name for name in names if name not in given_by_others]
     except (ImportError, AttributeError, ValueError):
         return []
 

@@ -42,7 +42,7 @@ FLOORS = {
         "samplers",
         "skews",
     ),
-    1: ("functional", "types", "state", "processes", "messages", "locks"),
+    1: ("config_files", "functional", "types", "state", "processes", "messages", "locks"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 

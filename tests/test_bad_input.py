@@ -1,5 +1,6 @@
 """Mistakes of the user: one sentence that says what was expected and what came, and no traces."""
 
+import math
 import shutil
 import subprocess
 import sys
@@ -123,7 +124,7 @@ REFUSED = {
     ),
     "short name": (
         ["--data.dataset=Digit"],
-        "`data.dataset` to be the path of a class but got Digit",
+        "`data.dataset` to be the path of a class but got Digit (did you mean Digits?).",
     ),
     "module": (
         ["--federation.aggregator=mine.aggregators.Mine"],
@@ -163,7 +164,63 @@ REFUSED = {
         "`model.init_args.optimizer` to hold only options of torch.optim.SGD but got `lrr` (did",
     ),
     "config": (["--config=none.yaml"], "`config` to be a file but found none at "),
+    "short name of an algorithm": (["--model=Dito"], "class but got Dito (did you mean Ditto?)."),
+    "short name of an aggregator": (
+        ["--federation.aggregator=Medain"],
+        "class but got Medain (did you mean Median?).",
+    ),
+    "short name of an optimizer": (
+        ["--federation.server_optimizer=Adamm"],
+        "class but got Adamm (did you mean Adam?).",
+    ),
+    "short name of a callback": (
+        ["--trainer.callbacks+=EarlyStoping"],
+        "class but got EarlyStoping (did you mean EarlyStopping?).",
+    ),
+    "module of an optimizer": (
+        [f"{MODEL}.optimizer=torch.optm.SGD"],
+        "`model.init_args.optimizer` to be a class but torch has no optm (did you mean optim?).",
+    ),
     # of a wrong type
+    "a list for a class": (
+        ["--federation.aggregator=[1]"],
+        "`federation.aggregator` to name a subclass of Aggregator by its `class_path` but got [1].",
+    ),
+    "no value": ([f"{MODEL}.lam="], "`model.init_args.lam` to be of type float but got ''."),
+    "no argument": (["--model.lam"], "`model` to be followed by a value but got none."),
+    "numbers for a section": (
+        ["--data=1,2"],
+        "`data` to be a mapping of arguments, or a YAML file that holds one, but got 1,2.",
+    ),
+    "brackets": (
+        ["--federation.byzantine=" + 200 * "[" + 200 * "]"],
+        "`federation.byzantine` to be short YAML but it is nested more than 100 levels deep",
+    ),
+    "no end of brackets": (
+        ["--federation.byzantine", 3000 * "["],
+        f"`federation.byzantine` to be of type float or list but got {160 * '['}….",
+    ),
+    "NUL": (["--trainer.default_root_dir=a\0b"], "to have no NUL characters but got"),
+    "half a character": (
+        ["--trainer.default_root_dir=a\udcff"],
+        "`trainer.default_root_dir` to be text in UTF-8 but got 'a\\udcff'.",
+    ),
+    "a seed to be drawn": (
+        ["--seed_everything=true"],
+        "`seed_everything` to be an integer from 0 to 4294967295 but got true: set a number",
+    ),
+    "rounds without end": (
+        ["--trainer.max_epochs=1e30"],
+        "`trainer.max_epochs` to be of type int but got 1e+30.",
+    ),
+    "more rounds than numbers": (
+        [f"--trainer.max_epochs={2**63}"],
+        "`trainer.max_epochs` to be an integer of at most 64 bits, up to 2^63 - 1, but got 92233",
+    ),
+    "more epochs than can be counted": (
+        ["--model=Finetuning", f"--model.finetune_epochs={2**62}"],
+        "`finetune_epochs` to be at most 2147483647 but got 4611686018427387904.",
+    ),
     "integer": (["--data.batch_size=ten"], "`data.batch_size` to be of type int but got ten"),
     "number": ([f"{MODEL}.lam=much"], "`model.init_args.lam` to be of type float but got much"),
     "list": (
@@ -188,6 +245,26 @@ REFUSED = {
     ),
     # out of range
     "lam": ([f"{MODEL}.lam=-1"], "`lam` to be at least 0"),
+    "learning rate NaN": (
+        [f"{MODEL}.optimizer.init_args.lr=.nan"],
+        "`model.init_args.optimizer.init_args.lr` to be a number but got NaN.",
+    ),
+    "infinite learning rate": (
+        [f"{MODEL}.optimizer.init_args.lr=.inf"],
+        "`model.init_args.optimizer.init_args.lr` to be a finite number but got inf.",
+    ),
+    "infinite weight decay of the server": (
+        ["--federation.server_optimizer=SGD", "--federation.server_optimizer.weight_decay=.inf"],
+        "`federation.server_optimizer.init_args.weight_decay` to be a finite number but got inf.",
+    ),
+    "infinite factor of a schedule": (
+        [f"{MODEL}.lr_scheduler=ExponentialLR", f"{MODEL}.lr_scheduler.gamma=.inf"],
+        "`model.init_args.lr_scheduler.init_args.gamma` to be a finite number but got inf.",
+    ),
+    "NaN anywhere": (
+        ["--model=FedTilt", "--model.tau=.nan"],
+        "`model.init_args.tau` to be a number but got NaN.",
+    ),
     "negative learning rate": (
         [f"{MODEL}.optimizer.init_args.lr=-1"],
         "`optimizer` to build a local optimizer but that failed: Invalid learning rate: -1.0",
@@ -214,6 +291,10 @@ REFUSED = {
     "byzantine ids": (
         [FLIPPED, "--federation.byzantine=[2, 9]"],
         "`byzantine` to be client ids from 0 to 5 but got [9]",
+    ),
+    "byzantine ids twice": (
+        [FLIPPED, "--federation.byzantine=[2, 1, 2]"],
+        "`byzantine` to be different client ids but got [2] more than once.",
     ),
     "no attack": (
         ["--federation.byzantine=0.5"],
@@ -355,12 +436,15 @@ def test_all_that_is_missing_is_named(here, refused):
     ("content", "wrong"),
     [
         (b"model: [\n", "(line 2)"),
-        (b"model: x: y\n", "mapping values are not allowed here (line 1)"),
+        (b"model: x: y\n", "(line 1)"),
         (b"- 3\n- 4\n", "it holds a list"),
         (b"", "it is empty"),
-        (b"PK\xff", "'utf-8' codec can't decode byte 0xff"),
+        (b"PK\xff", "byte 0xff in line 1 is not UTF-8: save it as UTF-8."),
+        ("a: 1".encode("utf-16"), "byte 0xff in line 1 is not UTF-8"),
+        ("a: 1\nb: é".encode("latin-1"), "byte 0xe9 in line 2 is not UTF-8"),
+        (b'a: "\\ud800"', "Unicode character escape code (line 1)"),
     ],
-    ids=["not closed", "two colons", "list", "empty", "binary"],
+    ids=["not closed", "two colons", "list", "empty", "binary", "utf-16", "latin-1", "surrogate"],
 )
 def test_one_of_several_configs_is_none(here, refused, content, wrong):
     (here / "more.yaml").write_bytes(content)
@@ -368,6 +452,114 @@ def test_one_of_several_configs_is_none(here, refused, content, wrong):
     expected = "Expected argument `config` to be a file of YAML with sections but got more.yaml: "
     assert said.startswith(expected)
     assert wrong in said
+
+
+def test_a_config_with_a_byte_order_mark(here):
+    (here / "tiny.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8-sig")
+    run("--trainer.fast_dev_run=true")
+
+
+@pytest.mark.parametrize("empty", ["data:", "federation:", "trainer:", "federation: {}"])
+def test_an_empty_section_takes_its_defaults(here, empty):
+    (here / "more.yaml").write_text(f"{empty}  # all is commented out\nseed_everything: 3")
+    run("--config=more.yaml", "--trainer.fast_dev_run=true")
+
+
+def write_changed(here, path, value):
+    """Write the config with one value exchanged."""
+    config = yaml.safe_load(yaml.safe_dump(CONFIG))
+    *parents, last = path.split(".")
+    section = config
+    for name in parents:
+        section = section[name]
+    section[last] = value
+    (here / "tiny.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_only_empty_sections_are_filled(here, refused):
+    write_changed(here, "model", None)
+    assert refused() == "Expected argument `model` to be given but got none."
+
+
+OPTIMIZER, SCHEDULE = "model.init_args.optimizer", "model.init_args.lr_scheduler"
+ATTACK = {"class_path": "pl_fed.attacks.SameValue"}
+A_CLASS = "to name a class by its `class_path` but got"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("model", {}, "`model` to name a subclass of Client by its `class_path` but got {}."),
+        ("model", [1], "the section `model` should hold a class_path (line"),
+        ("data", [1], "the section `data` should hold arguments by name (line"),
+        ("federation", [1], "the section `federation` should hold arguments by name (line"),
+        ("trainer", 3, "the section `trainer` should hold arguments by name (line"),
+        ("federation", "x", "`federation` to be a mapping of arguments, or a YAML file"),
+        ("federation", {"federation": {}}, "the section `federation` stands within itself"),
+        ("data.dataset", 1, "`data.dataset` to name a subclass of DataSource by its `class_path`"),
+        ("data.dataset", {"class_path": None}, f"`data.dataset` {A_CLASS} a class_path of type"),
+        ("federation.aggregator", {"init_args": {}}, "`federation.aggregator` to name a subclass"),
+        ("federation.pre_aggregators", [1], "subclass of PreAggregator by its `class_path`"),
+        (OPTIMIZER, 1, f"`{OPTIMIZER}` {A_CLASS} 1."),
+        (OPTIMIZER, ATTACK, "to be a subclass of Optimizer but got pl_fed.attacks.SameValue."),
+        (
+            OPTIMIZER,
+            {"class_path": "torch.optim.SGD", "init_args": {"dampening": "x"}},
+            f"`{OPTIMIZER}.init_args.dampening` to be of type float but got x.",
+        ),
+        (
+            OPTIMIZER,
+            {"class_path": "torch.optim.SGD", "init_args": 3},
+            f"`{OPTIMIZER}` to have a mapping of arguments as `init_args` but got one of type int.",
+        ),
+        (
+            OPTIMIZER,
+            {"class_path": "torch.optim.SGD", "init_args": {"rate": 1}},
+            "(there are: lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, ",
+        ),
+        (SCHEDULE, {}, f"`{SCHEDULE}` {A_CLASS} none."),
+        (SCHEDULE, {"gamma": 1}, f"`{SCHEDULE}` to be as --help says but got {{'gamma': 1}}."),
+        (SCHEDULE, ATTACK, "subclass of LRScheduler or ReduceLROnPlateau but got pl_fed.attacks."),
+        (
+            "modle",
+            {"a": 1},
+            "only options that --help lists but got modle.a (did you mean model?).",
+        ),
+        (
+            "federation.aggregator",
+            {"class_path": "pl_fed.aggregators.Term", "init_args": {"t": None}},
+            "`federation.aggregator.init_args.t` to be of type float but got null.",
+        ),
+        (
+            f"{OPTIMIZER}.init_args",
+            {"lr": 0.1, "momentum": None},
+            f"`{OPTIMIZER}.init_args.momentum` to be of type float but got null.",
+        ),
+        ("data.dataset.class_path", " ", "`data.dataset` to be the path of a class but got ''."),
+        ("data.dataset.class_path", "\x1b[31m", "to be the path of a class but got \\x1b[31m."),
+        ("federation", " ", "`federation` to be a mapping of arguments, or a YAML file"),
+        ("federation.store", "a\0b", "`federation.store` to be text without NUL characters"),
+    ],
+)
+def test_a_config_with_a_wrong_value(here, refused, path, value, words):
+    write_changed(here, path, value)
+    said = refused()
+    assert words in said
+    assert said.startswith("Expected ")
+
+
+@pytest.mark.parametrize("section", ["data", "model"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"batch_size: 1\nbatch_size: 2", "`batch_size` stands twice in one section (lines 1"),
+        (b"batch_size: &a [*a]", "its anchor stands within what it names (line 1)"),
+        (b"batch_size: \xff", "UTF-8"),
+    ],
+)
+def test_a_file_of_a_section(here, refused, section, content, reason):
+    (here / "section.yaml").write_bytes(content)
+    assert reason in refused(f"--{section}=section.yaml")
 
 
 @pytest.mark.parametrize(
@@ -584,6 +776,25 @@ def test_an_object_of_another_kind(what):
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize("option", ["lr", "momentum", "weight_decay"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_options_of_optimizers_that_are_not_finite(tmp_path, option, value):
+    build = partial(torch.optim.SGD, **{"lr": 0.1, option: value})
+    words = f"to build an optimizer with finite options but got {option} = {value}"
+    with pytest.raises(ValueError, match=f"`server_optimizer` {words}"):
+        Federation(Uniform(3), server_optimizer=build)
+    trainer = Trainer(Federation(Uniform(3)), default_root_dir=tmp_path, logger=False)
+    with pytest.raises(ValueError, match=f"`optimizer` {words}"):
+        trainer.fit(FedAvg(MLP(64, [4], 10), optimizer=build), DIGITS(IID()))
+
+
+def test_a_schedule_that_gives_no_finite_rate(tmp_path):
+    schedule = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda _: math.nan)
+    trainer = Trainer(Federation(Uniform(3)), default_root_dir=tmp_path, logger=False)
+    with pytest.raises(ValueError, match="`lr_scheduler` to build an optimizer with finite option"):
+        trainer.fit(FedAvg(MLP(64, [4], 10), lr_scheduler=schedule), DIGITS(IID()))
+
+
 def test_what_a_trainer_and_a_federation_are_given(tmp_path):
     federation, client, data = Federation(Uniform(3)), FedAvg(MLP(64, [4], 10)), DIGITS(IID())
     how = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
@@ -620,6 +831,28 @@ def test_mistake_at_the_command_line(here, mistake, code):
 
 def test_a_foreign_message_is_one_line():
     assert sentence("something\n  else  went\nwrong") == "something else went wrong"
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            'Parser key "model":\n  A new message: Namespace(a=1). Got value: Namespace(b=2)',
+            "Expected argument `model` to be as --help says but got: another.",
+        ),
+        (
+            'Parser key "data.skew":\n  Something is odd',
+            "Expected argument `data.skew` to be as --help says but got: Something is odd.",
+        ),
+        (
+            "Parser key \"a\":\n  <function f at 0x7f>\nGiven value: NestedArg(key='a', val='7')",
+            "Expected argument `a` to be as --help says but got 7.",
+        ),
+        ("Namespace(x=1)", "Expected a valid command line but got: x=1)."),
+    ],
+)
+def test_nothing_of_jsonargparses_own_is_shown(message, said):
+    assert sentence(message) == said
 
 
 def test_pl_feds_own_sentence_is_found_in_the_tree():

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pl_fed.clients.contract import Objective
-from pl_fed.functional.arguments import check_optimizers
+from pl_fed.functional.arguments import check_finite_options, check_optimizers
 from pl_fed.metrics import ClientMetrics
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class FederationModule(LightningModule):
         if self.lr_scheduler is None:
             return optimizer
         scheduler = self.lr_scheduler(optimizer)
+        check_finite_options(lr_scheduler=optimizer)
         if isinstance(scheduler, ReduceLROnPlateau) and not hasattr(scheduler, "monitor"):
             raise ValueError(
                 "Expected argument `lr_scheduler` to say what it watches, as"

@@ -128,6 +128,8 @@ class FederatedData(Recorded, LightningDataModule):
         self.clients_per_eval_batch = clients_per_eval_batch
         self.predict_clients = predict_clients
         check_integers(0, root_samples=root_samples)
+        if seed is not None:
+            check_integers(-(2**63), 2**63 - 1, seed=seed)
         self.root_samples = root_samples
         self.seed = global_seed() if seed is None else seed
         self._clients: ClientData | None = None

@@ -12,8 +12,17 @@ if TYPE_CHECKING:  # `report` waits for no torch
     from torch.optim import Optimizer
 
 
-def check_integers(minimum: int, **arguments: int) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless each argument is an integer >= ``minimum``."""
+_MAX_COUNT = 2**31 - 1  # products of two counts fit into 64 bits
+
+
+def check_integers(minimum: int, maximum: int = _MAX_COUNT, **arguments: int) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless each argument is an integer within bounds.
+
+    Args:
+        minimum: The smallest that is allowed.
+        maximum: The largest that is allowed.
+        **arguments: The values by the names of the arguments.
+    """
     for name, value in arguments.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"Expected argument `{name}` to be an integer but got {value!r}.")
@@ -21,6 +30,8 @@ def check_integers(minimum: int, **arguments: int) -> None:
             raise ValueError(
                 f"Expected argument `{name}` to be at least {minimum} but got {value}."
             )
+        if value > maximum:
+            raise ValueError(f"Expected argument `{name}` to be at most {maximum} but got {value}.")
 
 
 def check_instances(kind: type, **arguments: object) -> None:
@@ -81,6 +92,23 @@ def check_optimizers(**arguments: "Optimizer") -> None:
                 f" torch.optim.SGD, but got {type(value).__name__}, which needs a closure that"
                 " evaluates the loss."
             )
+
+
+def check_finite_options(**optimizers: "Optimizer") -> None:
+    """Raise ``ValueError`` if an optimizer has an option that is NaN or infinite."""
+    for name, optimizer in optimizers.items():
+        for group in optimizer.param_groups:
+            for option, value in group.items():
+                numbers_of = value if isinstance(value, tuple | list) else (value,)
+                if option != "params" and not all(map(_is_finite, numbers_of)):
+                    raise ValueError(
+                        f"Expected argument `{name}` to build an optimizer with finite options but"
+                        f" got {option} = {value}."
+                    )
+
+
+def _is_finite(value: object) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def check_positive(**arguments: float) -> None:

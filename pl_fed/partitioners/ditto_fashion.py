@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_fed.functional.arguments import check_at_most, check_integers
+from pl_fed.functional.arguments import check_integers
 from pl_fed.partitioners._counts import apportion, deal, members
 from pl_fed.partitioners.base import Partitioner, check_split, check_test_labels
 
@@ -63,8 +63,7 @@ class DittoFashion(Partitioner):
     ) -> None:
         check_integers(1, classes_per_client=classes_per_client)
         if reference_seed is not None:
-            check_integers(0, reference_seed=reference_seed)
-            check_at_most(2**32 - 1, reference_seed=reference_seed)
+            check_integers(0, 2**32 - 1, reference_seed=reference_seed)
         self.classes_per_client = classes_per_client
         self.overlapping = overlapping
         self.reference_seed = reference_seed

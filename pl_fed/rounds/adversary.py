@@ -1,6 +1,7 @@
 """The adversary: which clients are byzantine, when, what they know, and what they do."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -225,7 +226,12 @@ def _fraction_or_ids(byzantine: Any) -> float | list[int]:
     if isinstance(byzantine, Tensor | np.ndarray):
         byzantine = byzantine.tolist()
     ids = isinstance(byzantine, Collection) and not isinstance(byzantine, str | Mapping)
-    if ids and all(type(each) is int for each in byzantine):
+    if ids and all(type(client) is int for client in byzantine):
+        if repeated := [client for client, count in Counter(byzantine).items() if count > 1]:
+            raise ValueError(
+                f"Expected argument `byzantine` to be different client ids but got {repeated} more"
+                " than once."
+            )
         return list(byzantine)
     if byzantine == 0 or (isinstance(byzantine, float) and 0 < byzantine <= 1):
         return float(byzantine)

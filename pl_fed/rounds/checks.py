@@ -17,6 +17,7 @@ from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData
 from pl_fed.engine.features import features_of, keeps_features
+from pl_fed.functional.arguments import check_finite_options
 from pl_fed.functional.modes import evaluation_mode
 from pl_fed.functional.random import seeded_torch
 from pl_fed.functional.rows import trainable_parameters
@@ -67,10 +68,11 @@ def check_net(
     leaves: dict[str, list[Tensor]] = {
         name: list(trainable_parameters(client.model(name)).values()) for name in client.trained
     }
-    _tried(
+    optimizer = _tried(
         "Expected argument `optimizer` to build a local optimizer but that",
         lambda: client.objective.build_optimizer(leaves),
     )
+    check_finite_options(optimizer=optimizer)
     client.state_defaults()  # says so if one is no row
     client.server_state_defaults()
     _run_net(client, data, augment)

@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
-from pl_fed.functional.arguments import check_optimizers
+from pl_fed.functional.arguments import check_finite_options, check_optimizers
 from pl_fed.types import RoundContext
 
 Merge = Callable[[Aggregator, Tensor, Tensor, RoundContext], Tensor]
@@ -40,6 +40,7 @@ class Server:
         self._build = optimizer
         example = self._example()
         check_optimizers(server_optimizer=example)
+        check_finite_options(server_optimizer=example)
         options = example.param_groups[0]
         self._optimizer_class = type(example).__name__
         self.adds = (
