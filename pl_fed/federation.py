@@ -39,6 +39,7 @@ from pl_fed.rounds.checks import (
     check_aggregator,
     check_attacks,
     check_broken,
+    check_engine,
     check_features,
     check_mean,
     check_net,
@@ -243,6 +244,7 @@ class Federation:
             context = self.context(torch.arange(cohort), torch.empty(0), 0)
             check_aggregator(self.server.new_aggregator(), context)
             try_attacks(client, data, attacks)
+            check_engine(client, self._rule, data, self.engine.name)
         client.check(self)
         if client.adaptation_work is not None:
             how = (self.seed, self.adversary.poison, datamodule.augment)

@@ -104,7 +104,8 @@ class FedTilt(Client):
         return {}
 
     def check(self, federation: Any) -> None:
-        """Refuse data whose samples have no class each."""
+        """Refuse data whose samples have no class each, and losses of batches as a whole."""
+        self.refuse_batch_criterion("FedTilt tilts the losses of single samples")
         targets = federation.datamodule.clients.y
         if targets.is_floating_point() or targets.dim() != 1:
             raise ValueError(

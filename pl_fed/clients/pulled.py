@@ -61,6 +61,7 @@ class Pulled(Client, ABC):
         super().check(federation)
         data = federation.datamodule.clients
         if self.regularizer == "fisher":
+            self.refuse_batch_criterion("`regularizer` = fisher takes gradients of single samples")
             self._check_by_sample(data.x[:2])
         targets = data.y
         if (

@@ -218,7 +218,9 @@ class LocalTraining:
         rows |= {f"mean_{name}": values for name, values in outputs.items()}
         upload = client.end_round(rows)
         if "global" in client.evaluates() and "global" not in client.trains:
-            rows.setdefault("global_statistics", rows.get(f"{client.trains[-1]}_statistics"))
+            trained = rows.get(f"{client.trains[-1]}_statistics")
+            if trained is not None:
+                rows.setdefault("global_statistics", trained)
         losses, numel = outputs["loss"], client.row("global").layout.numel
         rules = _RowRules(len(losses), chunk.rows["broadcast"])
         finite = losses.isfinite()
