@@ -53,13 +53,12 @@ class Outcome:
         outputs = sharing.joined(trained.outputs, device)
         sent, send = outputs.pop(_SENT), outputs.pop(_SENDS)
         start = outputs.pop(_START, outputs["loss"][:0])
-        proposed = [name for name in outputs if name.startswith(_PROPOSES)]
-        for name in proposed:
-            del outputs[name]
+        flags = {name: outputs.pop(name) for name in [*outputs] if name.startswith(_PROPOSES)}
+        proposed = [name.removeprefix(_PROPOSES) for name, flag in flags.items() if flag.any()]
         sends = bool(send.any())
         if sends or "global" in trains:
             sent = torch.where(send, sent, Sent.MISSHAPEN)
-        return cls(outputs, sent, sends, start, [n.removeprefix(_PROPOSES) for n in proposed])
+        return cls(outputs, sent, sends, start, proposed)
 
     @property
     def losses(self) -> Tensor:
@@ -134,6 +133,7 @@ class LocalTraining:
         client, store = self.client, self.holdings.store
         cohort, guests = sharing.clients, sharing.fetch(store)
         trained, done = Trained(len(cohort), room), 0
+        server_names = list(self._server_lengths)
         start = self._start_losses(cohort) if measures_start and len(cohort) else None
         with WorkSpace(client, {"global", *client.trains}) as kept:
 
@@ -155,8 +155,10 @@ class LocalTraining:
                 if start is not None:
                     outputs[_START] = start[positions.to(start.device)]
                 sends = uploads is not None
-                outputs[_SENDS] = torch.full_like(outputs["loss"], sends, dtype=torch.bool)
-                outputs |= {f"{_PROPOSES}{name}": outputs["loss"] for name in proposals}
+                flags = {_SENDS: sends}  # by the same names in every process
+                flags |= {f"{_PROPOSES}{name}": name in proposals for name in server_names}
+                for name, flag in flags.items():
+                    outputs[name] = torch.full_like(outputs["loss"], flag, dtype=torch.bool)
                 trained.add(positions, uploads, proposals, outputs)
                 trained.states.append((clients, {n: rows[n] for n in store.defaults}))
                 done += len(clients)
@@ -247,15 +249,19 @@ class LocalTraining:
 
         A server state that is still the one row which all clients were given is no proposal.
         """
+        proposals = {}
+        for name, length in self._server_lengths.items():
+            row, received = rows.get(name), chunk.rows.get(name)
+            if row is not None and not (row is received and row.dim() == 1):
+                proposals[name] = rules.keep_to(row, length)
+        return proposals
+
+    @property
+    def _server_lengths(self) -> dict[str, int]:
+        """How long each row is that the server keeps beside the global model."""
         lengths = {"global_statistics": self.client.statistics("global").layout.numel}
         lengths |= {name: row.numel() for name, row in self.holdings.server_states.items()}
-        proposals = {}
-        for name, length in lengths.items():
-            row, received = rows.get(name), chunk.rows.get(name)
-            if row is None or not length or (row is received and row.dim() == 1):
-                continue
-            proposals[name] = rules.keep_to(row, length)
-        return proposals
+        return {name: length for name, length in lengths.items() if length}
 
     def _start_losses(self, clients: Tensor) -> Tensor:
         """Return the loss of w^t over all training data of each client."""
