@@ -31,6 +31,7 @@ from pl_fed.rounds.adversary import Adversary, Knowledge
 from pl_fed.rounds.checks import (
     check_aggregator,
     check_attacks,
+    check_engine,
     check_features,
     check_mean,
     check_net,
@@ -238,6 +239,7 @@ class Federation(Recorded):
         context = rounds.context(cohort, torch.empty(0), 0)
         check_aggregator(self.server.new_aggregator(), context)
         try_attacks(client, data, self.adversary.attacks_on_data)
+        check_engine(client, rounds.batch_rule, data, self.engine.name)
 
     def _build_session(
         self,

@@ -14,7 +14,7 @@ import pl_fed
 from pl_fed.aggregators import Chain, Mean, PreAggregator, Prepared
 from pl_fed.attacks import Attack
 from pl_fed.clients import FLAME, Ditto, FedAvg
-from pl_fed.data import DataSource, FederatedData
+from pl_fed.data import Arrays, DataSource, FederatedData
 from pl_fed.partitioners import IID, Partitioner
 from pl_fed.samplers import All, Uniform
 from pl_fed.skews import Quality
@@ -134,6 +134,68 @@ def test_states_are_rows(row):
     client = fedavg(giving(FedAvg, "states", {"mine": row}))
     with pytest.raises(ValueError, match=r"^Expected state `mine` to be a tensor \[its length\]"):
         run_rounds(client, shared_out(classes([4, 4])))
+
+
+class Embeds(nn.Module):
+    """Takes ids as they come, which are floating-point numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+
+    def forward(self, x):
+        return self.embedding(x).mean(1)
+
+
+class Loss(nn.Module):
+    """A criterion of a user's own."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.reduction = "mean"
+        self.value = value
+
+    def forward(self, outputs, targets):
+        return self.value(outputs, targets)
+
+
+def test_nets_of_integers():
+    x = torch.randint(5, (12, 4))
+    arrays = Arrays(x, x[:, 0] % 3, torch.arange(12) // 4, num_classes=3)
+    match = r"^Expected argument `net` to take .* but Embeds failed: .* takes x\.long\(\)\.$"
+    with pytest.raises(ValueError, match=match):
+        run_rounds(FedAvg(Embeds()), shared_out(arrays))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (lambda o, y: nn.functional.cross_entropy(o, y.long()[:, 0].double()), "failed: .*Long"),
+        (lambda o, y: o.softmax(2), "failed: Dimension out of range"),
+        (lambda o, y: (o - y).square().mean(1), r"one number, the loss of .* Loss gave \[2\]"),
+        (lambda o, y: 0.5, "one number, the loss of a batch, but Loss gave float"),
+    ],
+)
+def test_criteria(value, words):
+    x = torch.randn(12, 4)
+    arrays = Arrays(x, x[:, :3].abs(), torch.arange(12) // 4)
+    with pytest.raises(ValueError, match=f"^Expected argument `criterion` to .*{words}"):
+        run_rounds(FedAvg(nn.Linear(4, 3), criterion=Loss(value)), shared_out(arrays))
+
+
+class OfSamples(FedAvg):
+    def training_step(self, batch, batch_idx):
+        return self.sample_losses(self.global_model(batch.x), batch.y).mean()
+
+
+def test_a_criterion_without_losses_of_samples_says_so():
+    x = torch.randn(12, 4)
+    arrays = Arrays(x, x[:, :3].abs(), torch.arange(12) // 4)
+    criterion = Loss(lambda outputs, targets: (outputs - targets).square().mean())
+    run_rounds(FedAvg(nn.Linear(4, 3), criterion=criterion), shared_out(arrays))
+    match = r'^Expected Loss with reduction="none" to give a loss for each of 4 .* shape \[\]'
+    with pytest.raises(ValueError, match=match):
+        run_rounds(OfSamples(nn.Linear(4, 3), criterion=criterion), shared_out(arrays))
 
 
 class LightningNet(LightningModule):

@@ -29,6 +29,7 @@ from pl_fed.functional.dropout import Draws, key_dropouts
 from pl_fed.functional.losses import (
     RowDistance,
     masked_mean,
+    sample_means,
     sample_weights,
     squared_distance,
 )
@@ -68,9 +69,13 @@ class Client(Recorded, FederationModule, ABC):
         local_steps: Minibatch steps of a round; or give ``local_epochs``.
         local_epochs: Passes over the client's data in a round; 1 if neither is given.
         criterion: Turns outputs and targets into a mean loss: a module with ``reduction``, as
-            ``torch.nn.CrossEntropyLoss``, the default.
+            ``torch.nn.CrossEntropyLoss``, the default. Where it is not the mean of one loss for
+            each sample, as ``reduction="none"`` gives them, it is called on whole minibatches,
+            without padding: clients whose minibatches are of several sizes are run one by one.
 
     Attributes:
+        averages_samples: Whether the criterion is the mean of one loss for each sample; found out
+            on the data before training.
         global_model: The model w, given by the server at the start of a round.
         personal_model: The model v_k that the client keeps; it shares what is frozen.
         models: All models, by name. The module of model ``"x"`` is ``x_model``.
@@ -149,6 +154,7 @@ class Client(Recorded, FederationModule, ABC):
             )
         self.sample_criterion = copy.deepcopy(self.criterion)
         setattr(self.sample_criterion, "reduction", "none")  # noqa: B010 (for mypy)
+        self.averages_samples = True
         self.adaptation: Objective | None = None
         self.population = Population()
 
@@ -359,16 +365,51 @@ class Client(Recorded, FederationModule, ABC):
 
     def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of outputs over the samples of a batch that count."""
+        if not self.averages_samples:
+            return self._batch_loss(outputs, batch)
         weights = sample_weights(self.criterion, batch.y)
         if batch.mask is None and weights is None:
             mean: Tensor = self.criterion(outputs, batch.y)
             return mean
         return masked_mean(self.sample_losses(outputs, batch.y), batch.mask, weights)
 
+    def _batch_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Return the criterion's own value on the samples that count; 0 without any."""
+        targets = batch.y
+        if batch.mask is not None:
+            chosen = batch.mask.nonzero().flatten()
+            if not len(chosen):
+                return 0 * outputs.sum()
+            outputs, targets = outputs[chosen], targets[chosen]
+        value: Tensor = self.criterion(outputs, targets)
+        return value
+
     def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each sample, shape [batch]."""
+        """Return the loss of each sample, shape [batch].
+
+        Raises:
+            ValueError: If the criterion has none.
+        """
         losses: Tensor = self.sample_criterion(outputs, targets)
-        return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
+        if losses.shape[:1] != targets.shape[:1]:
+            raise ValueError(
+                f'Expected {type(self.criterion).__name__} with reduction="none" to give a loss for'
+                f" each of {len(targets)} samples but got shape {list(losses.shape)}."
+            )
+        return sample_means(losses)
+
+    def refuse_batch_criterion(self, why: str) -> None:
+        """Raise ``ValueError`` if the criterion is not the mean of one loss for each sample.
+
+        Args:
+            why: What the losses of single samples are needed for.
+        """
+        if not self.averages_samples:
+            raise ValueError(
+                "Expected argument `criterion` to be the mean of what it gives for each sample with"
+                f' reduction="none" but got {type(self.criterion).__name__}, which is another'
+                f" number on these data: {why}."
+            )
 
     def squared_distance(self, model: str, to: str = "broadcast") -> Tensor:
         """Return the squared distance ‖model − centre‖² over the trainable parameters.

@@ -97,7 +97,8 @@ class FedTilt(Client):
         return tilted_loss(losses, batch.y, outputs.shape[1], self.tau, self.lam, weights)
 
     def check(self, data: ClientData, population: Population) -> None:
-        """Refuse data whose samples have no class each."""
+        """Refuse data whose samples have no class each, and losses of batches as a whole."""
+        self.refuse_batch_criterion("FedTilt tilts the losses of single samples")
         targets = data.y
         if targets.is_floating_point() or targets.dim() != 1:
             raise ValueError(

@@ -68,6 +68,7 @@ class Pulled(Client, ABC):
         """Refuse a divergence of classes where there are none, and nets without Fisher weights."""
         super().check(data, population)
         if self.regularizer == "fisher":
+            self.refuse_batch_criterion("`regularizer` = fisher takes gradients of single samples")
             self._check_by_sample(data.x[:2])
         targets = data.y
         if (

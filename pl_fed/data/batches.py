@@ -60,6 +60,21 @@ class BatchRule:
         """Return the number of samples that one pass over ``size`` samples takes."""
         return min(size, self.per_pass(size) * self.batch_size)
 
+    def is_uniform(self, sizes: Tensor) -> bool:
+        """Return whether all minibatches of clients of some sizes have as many samples.
+
+        Example:
+            >>> BatchRule(10).is_uniform(torch.tensor([20, 30]))
+            True
+            >>> BatchRule(10).is_uniform(torch.tensor([20, 25]))
+            False
+        """
+        if not len(sizes):
+            return True
+        width = min(self.batch_size, int(sizes.max()))
+        short = sizes % max(1, width) > 0
+        return not bool((short & (sizes < width) if self.drop_last else short).any())
+
     def count(self, work: LocalWork, size: int) -> int:
         """Return the number of steps of a client with ``size`` samples."""
         steps = work.epochs * self.per_pass(size) if work.steps is None else work.steps

@@ -13,10 +13,10 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
+from pl_fed.engine.client_losses import ClientLosses
 from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.functional.calls import functional_call
 from pl_fed.functional.dropout import unkey_dropouts
-from pl_fed.functional.losses import sample_weights
 from pl_fed.functional.modes import evaluation_mode
 from pl_fed.functional.torch_internals import has_operator_modes
 from pl_fed.metrics import ClientMetrics
@@ -133,11 +133,10 @@ class Evaluator:
     ) -> dict[str, Tables]:
         """Return what the metrics of some models are made of."""
         models = list(models)
-        criterion = self.client.criterion
-        sums = {model: _Sums(len(clients), data, criterion) for model in models}
+        sizes = data.part(part).sizes[clients]
+        sums = {model: _Sums(self.client, data, sizes) for model in models}
         for model, position, index, outputs in self._outputs(data, part, clients, models):
-            losses = self.client.sample_losses(outputs, data.y[index])
-            sums[model].add(position, index, outputs, losses)
+            sums[model].add(position, index, outputs)
         return {model: each.tables for model, each in sums.items()}
 
     def tables(
@@ -187,13 +186,12 @@ class Evaluator:
             model: Which model.
             rows: The clients' models.
         """
-        sums = _Sums(len(clients), data, self.client.criterion)
-        order = _largest_first(data.part(part).sizes[clients])
+        sizes = data.part(part).sizes[clients]
+        sums, order = _Sums(self.client, data, sizes), _largest_first(sizes)
         samples = self._samples(data, part, clients[order])
         with torch.no_grad(), evaluation_mode(self.client):
             for position, index, outputs in self._own(model, rows[order], samples):
-                losses = self.client.sample_losses(outputs, data.y[index])
-                sums.add(order.to(position.device)[position], index, outputs, losses)
+                sums.add(order.to(position.device)[position], index, outputs)
         _, count, loss = sums.tables
         return loss / count.sum(1)
 
@@ -211,20 +209,18 @@ class Evaluator:
             float64 [clients].
         """
         module, samples = self.client.model("global"), self._samples(data, "train", clients)
-        mean = _MeanLoss(len(clients), data, self.client.criterion)
+        losses = ClientLosses.of(self.client, samples.sizes, data.x.device)
         with torch.no_grad(), evaluation_mode(self.client):
             for position, index in samples.joined():
                 outputs = self._run(module, data.x.index_select(0, index))
-                losses = self.client.sample_losses(outputs, data.y[index])
-                mean.add(position, data.y[index], losses)
+                losses.add(position, outputs, data.y[index])
             for one, client in enumerate(clients.tolist()):
                 if client in poison:
-                    mean.forget(one)
+                    losses.forget(one)
                     for position, index in samples.of(one):
                         batch = poison[client](Batch(data.x[index], data.y[index], None, index))
-                        losses = self.client.sample_losses(self._run(module, batch.x), batch.y)
-                        mean.add(position, batch.y, losses)
-        return mean.value
+                        losses.add(position, self._run(module, batch.x), batch.y)
+        return losses.means
 
     def predict(self, data: ClientData, clients: Tensor, model: str) -> list[dict[str, Any]]:
         """Return each client's predictions on its own test samples.
@@ -305,6 +301,8 @@ class Evaluator:
 
     def _stacks(self, model: str) -> bool:
         device = self.client.device.type
+        if not self.client.averages_samples:  # all outputs of a client are kept, so one by one
+            return False
         if torch.is_autocast_enabled(device):  # which has no effect under vmap
             return False
         if self.stacked is None:
@@ -403,48 +401,23 @@ class _Samples:
             yield index[places.to(device)], inside.flatten().nonzero().flatten().to(device)
 
 
-class _MeanLoss:
-    """The mean loss of each of some clients, as training takes it: by the weights of classes."""
-
-    def __init__(self, clients: int, data: ClientData, criterion: nn.Module) -> None:
-        self._criterion = criterion
-        self._losses = torch.zeros(clients, dtype=torch.float64, device=data.x.device)
-        self._weights = torch.zeros_like(self._losses)
-
-    def add(self, position: Tensor, targets: Tensor, losses: Tensor) -> None:
-        """Add samples, of the clients at these positions."""
-        weights = sample_weights(self._criterion, targets)
-        weights = torch.ones_like(losses) if weights is None else weights
-        self._losses.index_add_(0, position, losses.double())
-        self._weights.index_add_(0, position, weights.double())
-
-    def forget(self, one: int) -> None:
-        """Begin anew with a client."""
-        self._losses[one] = self._weights[one] = 0
-
-    @property
-    def value(self) -> Tensor:
-        """The means [clients]; 0 where nothing counts."""
-        return self._losses / torch.where(self._weights == 0, 1, self._weights)
-
-
 class _Sums:
     """What the metrics of a model are made of, for each of some clients."""
 
-    def __init__(self, clients: int, data: ClientData, criterion: nn.Module) -> None:
+    def __init__(self, client: Client, data: ClientData, sizes: Tensor) -> None:
         self._data = data
-        self._shape = (clients, max(1, data.num_classes))
+        self._shape = (len(sizes), max(1, data.num_classes))
         device = data.x.device
-        self._count = torch.zeros(clients * self._shape[1], dtype=torch.int64, device=device)
+        self._count = torch.zeros(len(sizes) * self._shape[1], dtype=torch.int64, device=device)
         self._correct = torch.zeros_like(self._count)
-        self._loss = _MeanLoss(clients, data, criterion)
+        self._losses = ClientLosses.of(client, sizes, device)
 
-    def add(self, position: Tensor, index: Tensor, outputs: Tensor, losses: Tensor) -> None:
+    def add(self, position: Tensor, index: Tensor, outputs: Tensor) -> None:
         """Add samples, of the clients at these positions."""
-        self._loss.add(position, self._data.y[index], losses)
+        y = self._data.y[index]
+        self._losses.add(position, outputs, y)
         cell = position
         if self._data.num_classes:
-            y = self._data.y[index]
             cell = position * self._shape[1] + y
             self._correct.index_add_(0, cell, (outputs.argmax(1) == y).to(torch.int64))
         self._count.index_add_(0, cell, torch.ones_like(cell))
@@ -453,7 +426,7 @@ class _Sums:
     def tables(self) -> Tables:
         """What was added up."""
         count = self._count.view(self._shape)
-        return self._correct.view(self._shape), count, self._loss.value * count.sum(1)
+        return self._correct.view(self._shape), count, self._losses.means * count.sum(1)
 
 
 def better(one: Tables, other: Tables) -> Tensor:

@@ -51,6 +51,12 @@ class Stacked(Stepping):
             CannotStackError: If ``torch.vmap`` does not take it, or what is masked counts in it.
         """
         check_stackable(client, chunk.objective.trained, optimizer)
+        batches = chunk.batches
+        if not client.averages_samples and not batches.rule.is_uniform(batches.data.train.sizes):
+            raise CannotStackError(
+                f"{type(client.criterion).__name__} is not the mean of one loss for each sample,"
+                " and clients' minibatches are of several sizes"
+            )
         buffers = {name: (buffer, buffer.clone()) for name, buffer in client.named_buffers()}
         try:
             with seeded_torch(client.device):
@@ -84,7 +90,8 @@ class Stacked(Stepping):
         ends, each_step = self._inputs(program, optimizer, chunk)
         outside = Outside.of(program, optimizer)
         for step in range(batches.max_steps):
-            gradients = program(each_step(step, batches.at(step)), whole=True)
+            batch = _as_the_criterion_takes(program.client, batches.at(step))
+            gradients = program(each_step(step, batch), whole=True)
             if outside is not None:
                 done = {model: _done(steps, step) for model, steps in chunk.steps.items()}
                 outside.step(gradients, done)
@@ -137,6 +144,9 @@ class Stacked(Stepping):
         with torch.no_grad():
             program.load(chunk.round.models, rows)
             _, inputs = self._inputs(program, optimizer, chunk)
+            if not client.averages_samples:
+                batch = _as_the_criterion_takes(client, chunk.batches.at(0))
+                return [program.outputs(inputs(0, batch))["loss"]]
             one, other = _padded(chunk)
             found = [program.outputs(inputs(0, batch))["loss"] for batch in (one, other)]
             width = one.y.shape[1] - 1
@@ -145,6 +155,14 @@ class Stacked(Stepping):
                 short = one._replace(**{name: each[:, :-1] for name, each in tensors.items()})
                 found.append(program.outputs(inputs(0, short, width))["loss"])
         return found
+
+
+def _as_the_criterion_takes(client: Client, batch: Batch) -> Batch:
+    """Return minibatches without a mask if the criterion takes no padding: there is none, then.
+
+    Only clients that stand still have samples that do not count.
+    """
+    return batch if client.averages_samples else batch._replace(mask=None)
 
 
 def _done(steps: list[int], step: int) -> list[int]:

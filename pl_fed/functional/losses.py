@@ -66,6 +66,58 @@ def sample_weights(criterion: nn.Module, targets: Tensor) -> Tensor | None:
     return weights if weights.dim() == 1 else weights.flatten(1).mean(1)
 
 
+def sample_means(losses: Tensor) -> Tensor:
+    """Return the mean loss of each sample, [batch], where it may have several, [batch, ...]."""
+    return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
+
+
+def averages_samples(
+    criterion: nn.Module, unreduced: nn.Module, outputs: Tensor, targets: Tensor
+) -> bool:
+    """Return whether a criterion's value on a batch is the mean of one loss for each sample.
+
+    It is compared on all samples, on all but the last, and on the first alone, while the losses of
+    the samples are those of the batch with all of them, as they are where the others are padding.
+    Values that are not finite tell nothing.
+
+    Args:
+        criterion: Gives the mean.
+        unreduced: The same with ``reduction="none"``; it may fail, or give anything.
+        outputs: What a net makes of the samples, [batch, ...].
+        targets: Their targets, [batch, ...].
+
+    Example:
+        >>> outputs, targets = torch.zeros(2, 2), torch.tensor([[1.0, 0.0], [1.0, -1.0]])
+        >>> averages_samples(nn.MSELoss(), nn.MSELoss(reduction="none"), outputs, targets)
+        True
+        >>> averages_samples(nn.MSELoss(reduction="sum"), nn.MSELoss(), outputs, targets)
+        False
+    """
+    try:
+        losses = sample_means(unreduced(outputs, targets))
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+        return False
+    if losses.shape != targets.shape[:1]:
+        return False
+    weights, places = sample_weights(criterion, targets), torch.arange(len(targets))
+    for size in sorted({1, len(targets) - 1, len(targets)} - {0}):
+        mask = (places < size).to(losses.device)
+        value = _value(criterion, outputs[:size], targets[:size]).double()
+        mean = masked_mean(losses, mask, weights).double()
+        if (value - mean).isfinite() and not torch.isclose(value, mean, rtol=1e-4, atol=1e-6):
+            return False
+    return True
+
+
+def _value(criterion: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return a criterion's value; NaN if it does not take so few samples."""
+    try:
+        value: Tensor = criterion(outputs, targets)
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+        return torch.full((), torch.nan, dtype=outputs.dtype, device=outputs.device)
+    return value
+
+
 def squared_distance(tensors: Sequence[Tensor], centre: Sequence[Tensor]) -> Tensor:
     """Return ‖a − c‖² over all tensors of a model.
 

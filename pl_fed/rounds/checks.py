@@ -2,22 +2,25 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.aggregators import Aggregator
 from pl_fed.attacks import Attack
 from pl_fed.attacks.base import poisoned
 from pl_fed.clients.base import Client
+from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData
+from pl_fed.engine.choice import STACKED
 from pl_fed.engine.features import features_of, keeps_features
 from pl_fed.functional.arguments import check_finite_options
+from pl_fed.functional.losses import averages_samples
 from pl_fed.functional.modes import evaluation_mode
 from pl_fed.functional.random import seeded_torch
 from pl_fed.functional.rows import trainable_parameters
@@ -57,6 +60,8 @@ def check_net(
         ValueError: If the net is of half precision, the optimizer refuses its options, models or
             states do not fit together, the inputs cannot be augmented, the net does not take them,
             its output does not fit the classes, or the criterion does not take output and targets.
+
+    ``client.averages_samples`` is set: whether the criterion is the mean of losses of samples.
     """
     dtype = client.row("global").data.dtype
     if dtype not in (torch.float32, torch.float64):
@@ -145,11 +150,21 @@ def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> 
 
 def _two_samples(client: Client, data: ClientData) -> Batch:
     """Return the first samples that are trained on, where the net is and as it takes them."""
-    example, index = next(client.global_model.parameters()), data.train.index[:2]
-    x, y = data.x[index].to(example.device, example.dtype), data.y[index].to(example.device)
-    y = y.to(example.dtype) if y.is_floating_point() else y
+    return _samples(client, data, data.train.index[:2])
+
+
+def _samples(client: Client, data: ClientData, index: Tensor) -> Batch:
+    """Return samples by their ids, where the net is and as it takes them."""
+    example = next(client.global_model.parameters())
+    x, y = data.x[index].to(example.device, example.dtype), _targets(client, data.y[index])
     index = index.to(example.device)
     return Batch(x, y, samples=index, visits=torch.zeros_like(index))
+
+
+def _targets(client: Client, y: Tensor) -> Tensor:
+    """Return targets where the net is, real-valued ones in its precision."""
+    example = next(client.global_model.parameters())
+    return y.to(example.device, example.dtype if y.is_floating_point() else y.dtype)
 
 
 def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tensor] | None) -> None:
@@ -170,19 +185,69 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tenso
                 f"Expected argument `net` to take inputs of shape {list(x.shape[1:])} ({x.dtype})"
                 f" but {name}",
                 lambda: net(x),
+                remedies=_OF_INPUTS,
             )
             _check_outputs(outputs, len(y), data.num_classes)
             _check_probabilities(client.criterion, data.y)
-            _tried(
+            loss = _tried(
                 f"Expected argument `criterion` to take outputs of shape {list(outputs.shape)} and"
                 f" targets of shape {list(y.shape)} ({y.dtype}"
                 f"{', where class ids are integers' if y.is_floating_point() else ''}) but"
                 f" {criterion}",
-                lambda: client.sample_losses(outputs, y),
+                lambda: client.criterion(outputs, y),
+                remedies=_OF_TARGETS,
             )
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                got = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+                raise ValueError(
+                    "Expected argument `criterion` to give one number, the loss of a batch, but"
+                    f" {criterion} gave {got}."
+                )
             _check_alignment(client, outputs, y)
+            with seeded_torch(x.device):
+                client.averages_samples = _averages_samples(client, data, outputs)
     finally:
         client.train(mode)
+
+
+_OF_INPUTS = {
+    "'indices'": ": inputs come as floating-point numbers, and an embedding takes x.long()",
+}
+_OF_TARGETS = {
+    "Long": ": real-valued targets become class ids by targets.long() in the criterion",
+}
+
+_TRIED_SAMPLES, _TRIED_BATCH = 512, 16
+_TRIED_NUMBERS = 1 << 22  # of outputs, for all the samples
+
+
+def _averages_samples(client: Client, data: ClientData, outputs: Tensor) -> bool:
+    """Return whether the criterion is, on real targets, the mean of one loss for each sample.
+
+    The targets are those of samples of as many clients as possible, and the ones that have the
+    smallest and the largest numbers, as codes for missing values are.
+
+    Args:
+        client: The algorithm.
+        data: The clients' data.
+        outputs: What the model, as it is, makes of a few samples.
+    """
+    index, numel = data.train.index, max(1, outputs[0].numel())
+    most = min(_TRIED_SAMPLES, max(2, _TRIED_NUMBERS // numel), len(index))
+    values = data.y.flatten(1) if data.y.dim() > 1 else data.y[:, None]
+    extreme = torch.stack([values.amin(1).argmin(), values.amax(1).argmax()])
+    spread = index[torch.linspace(0, len(index) - 1, most).long()]
+    targets = _targets(client, data.y[torch.cat([extreme, spread])])
+    size = min(_TRIED_BATCH, max(2, _TRIED_NUMBERS // numel))
+    return all(
+        averages_samples(
+            client.criterion,
+            client.sample_criterion,
+            outputs[torch.arange(len(some), device=outputs.device) % len(outputs)],
+            some,
+        )
+        for some in targets.split(size)
+    )
 
 
 def _check_probabilities(criterion: nn.Module, targets: Tensor) -> None:
@@ -202,12 +267,24 @@ def _check_probabilities(criterion: nn.Module, targets: Tensor) -> None:
     )
 
 
-def _tried(expected: str, call: Callable[[], Any]) -> Any:
+def _tried(
+    expected: str, call: Callable[[], Any], remedies: Mapping[str, str] | None = None
+) -> Any:
+    """Call a function; where it fails, say what was expected.
+
+    Args:
+        expected: How the sentence begins.
+        call: The function.
+        remedies: What ends the sentence where certain words are in the error's message.
+    """
     try:
         return call()
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"{expected} failed: {reason[0]}") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        for words, remedy in (remedies or {}).items():
+            if words in reason:
+                reason = f"{reason.rstrip('.')}{remedy}."
+        raise ValueError(f"{expected} failed: {reason}") from error
 
 
 def _check_outputs(outputs: object, samples: int, num_classes: int) -> None:
@@ -229,14 +306,46 @@ def _check_alignment(client: Client, outputs: Tensor, targets: Tensor) -> None:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says the same, in other words
-        losses = client.sample_criterion(outputs, targets)
-    if losses.dim() > 1 and losses.shape == torch.broadcast_shapes(outputs.shape, targets.shape):
+        try:
+            losses = client.sample_criterion(outputs, targets)
+            aligned = torch.broadcast_shapes(outputs.shape, targets.shape)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+            return  # what the criterion gives for a batch counts
+    if isinstance(losses, Tensor) and losses.dim() > 1 and losses.shape == aligned:
         raise ValueError(
             f"Expected argument `net` to give outputs of the targets' shape {list(targets.shape)}"
             f" but got {list(outputs.shape)}, of which {type(client.criterion).__name__} would"
             " compare each with all targets: give the targets as many dimensions, [samples, 1]"
             " for one number each."
         )
+
+
+def check_engine(client: Client, rule: BatchRule, data: ClientData, engine: str) -> None:
+    """Say what a criterion of batches means; refuse an engine that cannot call it on them.
+
+    Args:
+        client: The algorithm.
+        rule: How samples become minibatches.
+        data: The clients' data.
+        engine: The engine that is asked for.
+
+    Raises:
+        ValueError: If clients are to be stacked, and their minibatches are of several sizes.
+    """
+    if client.averages_samples:
+        return
+    name = type(client.criterion).__name__
+    if engine in STACKED and not rule.is_uniform(data.train.sizes):
+        raise ValueError(
+            f"Expected argument `engine` to be one_by_one, one_by_one_compiled or auto for {name},"
+            " which is not the mean of one loss for each sample and so takes no padding, but got"
+            f" {engine}, where minibatches are of several sizes: `drop_last` makes those of clients"
+            f" with at least `batch_size` ({rule.batch_size}) samples alike."
+        )
+    rank_zero_info(
+        f"{name} is not the mean of one loss for each sample: it is called on minibatches without"
+        " padding, and on all of a client's samples together for the losses that are logged."
+    )
 
 
 def check_mean(client: Client, aggregator: Aggregator, adds: bool) -> None:
