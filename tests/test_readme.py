@@ -59,6 +59,10 @@ def test_tensors_that_are_at_hand():
     assert arrays.y.tolist() == [0, 1, 2]
 
 
+def test_a_plain_test_of_an_algorithm(folder):
+    exec(block("python", "client.new_round"), {})
+
+
 def test_data_of_ones_own(folder):
     exec(block("python", "np.savez"), {})
     (folder / "mine.yaml").write_text(block("yaml", "# mine.yaml"))

@@ -10,6 +10,7 @@ from pl_fed.clients.contract import ModelRows
 from pl_fed.engine.base import Chunk, Engine, as_outputs, new_rows, rebuild_optimizer
 from pl_fed.functional.random import key, seeded_torch
 from pl_fed.functional.rows import unkept_buffers
+from pl_fed.types import Batch
 
 
 class OneByOne(Engine):
@@ -64,13 +65,7 @@ class OneByOne(Engine):
         for step, batch in enumerate(chunk.batches.of(position)):
             client.draws.start(keys[step])
             optimizer.zero_grad()
-            try:
-                with self.autocast():
-                    outputs = as_outputs(chunk.objective.step(batch, step))
-                outputs["loss"].backward()
-            except Exception as error:
-                chunk.add_note(error, [position], step)
-                raise
+            outputs = self._differentiate(chunk, batch, position, step)
             for _, parameters, steps in groups:
                 if step >= steps:
                     _stand_still(parameters)
@@ -84,6 +79,19 @@ class OneByOne(Engine):
                 value = value.detach()
                 totals[name] = totals[name] + value if name in totals else value
         return {name: total / (step + 1) for name, total in totals.items()}
+
+    def _differentiate(
+        self, chunk: Chunk, batch: Batch, position: int, step: int
+    ) -> dict[str, Tensor]:
+        """Return the outputs of one client's local step, whose loss is differentiated."""
+        try:
+            with self.autocast():
+                outputs = as_outputs(chunk.objective.step(batch, step))
+            outputs["loss"].backward()
+        except Exception as error:
+            chunk.add_note(error, [position], step)
+            raise
+        return outputs
 
     def _clip(self, parameters: list[nn.Parameter], value: float) -> None:
         if self.clipping.algorithm == "value":

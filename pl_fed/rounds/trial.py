@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ def _copy(client: Client) -> Client | None:
     except Exception:  # a lock or an open file among its attributes, say
         return None
     trial.renew_rows()
-    if client._trainer is not None:
+    with suppress(RuntimeError):  # the client belongs to no trainer
         trial.trainer = client.trainer
     return trial
 
@@ -142,7 +142,8 @@ def _check_row(hook: str, name: str, row: object, length: int) -> None:
     if not isinstance(row, Tensor) or list(row.shape) != [1, length]:
         got = f"shape {list(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
         raise ValueError(
-            f"Expected `{hook}` to leave {name} of shape [1, {length}] for one client but got {got}."
+            f"Expected `{hook}` to leave {name} of shape [1, {length}] for one client but got"
+            f" {got}."
         )
 
 
