@@ -69,7 +69,7 @@ def test_the_name_of_a_mean_is_checked_and_then_nothing_is_declared():
     client = FedAvg(seeded(mlp))
     with pytest.raises(ValueError, match="name of a server state not to be one of"):
         client.add_state("own", 0.0, mean="samples")
-    with pytest.raises(ValueError, match="name of a server state .* but got 'own' twice"):
+    with pytest.raises(ValueError, match=r"name of a server state .* but got 'own' twice"):
         client.add_state("own", 0.0, mean="own")
     assert client.state_defaults() == {}
     assert client.server_state_defaults() == {}
