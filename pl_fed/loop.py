@@ -11,8 +11,6 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,12 +19,13 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from pl_fed.federation import Federation
 from pl_fed.loggers import RunCSV, WaitingRows
 from pl_fed.refusals import check_monitors, check_optimizer
+from pl_fed.rounds.checks import explain_log
 from pl_fed.rounds.round import RoundHooks
 
 _BAR_SECONDS = 0.1  # at least, between two moves of the progress bar within a round
@@ -272,7 +271,7 @@ class FederatedLoop(_FitLoop):
     def _run_round(self) -> dict[str, Tensor | float]:
         """Let the federation run the round, and return what it reports."""
         # PyTorchProfiler counts steps by actions of such an ending
-        with self.trainer.profiler.profile("run_federated_round.training_step"), _explained():
+        with self.trainer.profiler.profile("run_federated_round.training_step"), explain_log():
             report: dict[str, Tensor | float] = self.federation.run_round(
                 self.epoch_progress.current.processed,
                 self.trainer.optimizers[0],
@@ -321,20 +320,6 @@ class FederatedLoop(_FitLoop):
             self._bar_due = now + _BAR_SECONDS
             module = self.trainer.lightning_module
             bar.on_train_batch_end(self.trainer, module, {}, self._cohort, done - 1)
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Say what to do instead of ``self.log`` in ``training_step``."""
-    try:
-        yield
-    except MisconfigurationException as error:
-        if "self.log" not in str(error):
-            raise
-        raise ValueError(
-            "Expected `training_step` to return what it logs, as a dict with `loss` and scalars,"
-            " but got a call of `self.log`: many clients may be trained at once."
-        ) from error
 
 
 def _count_schedules_in_rounds(trainer: Trainer) -> None:

@@ -71,6 +71,10 @@ def test_tensors_that_are_at_hand():
     assert names["mine"].clients.owners == [["Ada"], ["Bo"], ["Cy"]]
 
 
+def test_a_plain_test_of_an_algorithm(folder):
+    exec(block("python", "client.new_round"), {})
+
+
 def test_data_of_ones_own(folder):
     exec(block("python", "np.savez"), {})
     (folder / "mine.yaml").write_text(block("yaml", "# mine.yaml"))

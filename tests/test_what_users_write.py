@@ -124,15 +124,17 @@ class Vector(FedAvg):
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "one_by_one_compiled"])
 @pytest.mark.filterwarnings("ignore:.*cannot be")
 def test_a_loss_is_a_scalar(engine):
-    words = r"^Expected `training_step` to return scalars but got shape \[4\] for `loss`"
+    words = r"^Expected `training_step` to return scalars but got shape \[2\] for `loss`"
     with pytest.raises(ValueError, match=words):
         run_rounds(fedavg(Vector), shared_out(classes([4, 4]), batch_size=4), engine=engine)
 
 
-@pytest.mark.parametrize("row", [torch.ones(2, 3), 1.0, None])
+@pytest.mark.parametrize("row", [torch.ones(2, 3), "1", None])
 def test_states_are_rows(row):
-    client = fedavg(giving(FedAvg, "states", {"mine": row}))
-    with pytest.raises(ValueError, match=r"^Expected state `mine` to be a tensor \[its length\]"):
+    client = fedavg()
+    client.add_state("mine", row)
+    words = r"^Expected the default of state `mine` to be a number or a tensor \[length\] but got"
+    with pytest.raises(ValueError, match=words):
         run_rounds(client, shared_out(classes([4, 4])))
 
 

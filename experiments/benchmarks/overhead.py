@@ -29,6 +29,7 @@ from torch import Tensor
 
 import pl_fed
 from pl_fed.clients import FedAvg
+from pl_fed.clients.contract import ModelRows
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
 from pl_fed.engine import Chunk, EngineChoice
@@ -76,13 +77,13 @@ class Noise(DataSource):
 class NoSteps(EngineChoice):
     """Leaves the clients as they were in the first round."""
 
-    rows: Tensor | None = None
+    trained: ModelRows | None = None
 
     def run(self, client: Any, optimizer: Any, chunk: Chunk) -> dict[str, Tensor]:
         """Say of one client after the other that it is done, and return a loss for each."""
-        if self.rows is None:
-            self.rows = chunk.rows["global"].clone()
-        chunk.rows["global"] = self.rows
+        if self.trained is None:
+            self.trained = chunk.round.models["global"].clone()
+        chunk.round.models["global"] = self.trained
         for done in range(1, 1 + len(chunk.clients)):
             chunk.on_done(done)
         return {"loss": torch.ones(len(chunk.clients))}

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.clients.pulled import Pulled
 from pl_fed.data.batches import LocalWork
 from pl_fed.types import Batch
@@ -23,31 +24,18 @@ class UnsynchronizedDitto(Pulled):
         **kwargs: See :class:`pl_fed.clients.Client`.
     """
 
-    trains = ("personal", "personal_alone")
-
     def __init__(
         self, net: nn.Module, lam: float = 1.0, global_lr: float = 0.1, **kwargs: Any
     ) -> None:
-        super().__init__(net, lam, **kwargs)
-        self.global_lr = global_lr
+        copy = Model(evaluated=False, work=LocalWork(1), lr=global_lr)
+        models = {"global": Model(trained=False), "personal": Model(), "personal_alone": copy}
+        super().__init__(net, models, lam, **kwargs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(v) + λ/2 ‖v − w‖² and the copy's loss on the minibatch."""
-        alone = self.loss(self.model("personal_alone"), batch)
+        alone = self.loss("personal_alone", batch)
         return self.pulled_loss(batch, {"personal": self.lam}) + alone
 
-    def work(self, model: str) -> LocalWork:
-        """Return a pass for v, and one step for the copy."""
-        return LocalWork(1) if model == "personal_alone" else self.local_work
-
-    def group_options(self, model: str) -> dict[str, Any]:
-        """Give the copy its learning rate."""
-        return {"lr": self.global_lr} if model == "personal_alone" else {}
-
-    def end_round(self, rows: dict[str, Tensor]) -> Tensor:
+    def end_round(self, client: ClientRound) -> Tensor:
         """Send the copy."""
-        return rows["personal_alone"] - rows["broadcast"]
-
-    def evaluates(self) -> tuple[str, ...]:
-        """Return the global model and the personal one."""
-        return ("global", "personal")
+        return client.models["personal_alone"].parameters - client.broadcast.parameters

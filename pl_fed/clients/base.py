@@ -213,9 +213,10 @@ class Client(Recorded, FederationModule, ABC):
             ValueError: If a name is taken or no identifier.
         """
         self._check_name(name, "state", taken=self._taken_names)
-        self._states[name] = _State(default, mean)
         if mean is not None:
-            self.add_server_state(mean, default)
+            self._check_name(mean, "server state", taken=(*self._taken_names, name))
+            self._server_states[mean] = default
+        self._states[name] = _State(default, mean)
 
     def add_server_state(self, name: str, default: RowDefault) -> None:
         """Declare a state of the server: a row that it keeps beside the global model.

@@ -65,7 +65,7 @@ class OneByOne(Engine):
         for step, batch in enumerate(chunk.batches.of(position)):
             client.draws.start(keys[step])
             optimizer.zero_grad()
-            outputs = self._differentiate(chunk, position, batch, step)
+            outputs = self._differentiate(chunk, batch, position, step)
             for _, parameters, steps in groups:
                 if step >= steps:
                     _stand_still(parameters)
@@ -81,9 +81,9 @@ class OneByOne(Engine):
         return {name: total / (step + 1) for name, total in totals.items()}
 
     def _differentiate(
-        self, chunk: Chunk, position: int, batch: Batch, step: int
+        self, chunk: Chunk, batch: Batch, position: int, step: int
     ) -> dict[str, Tensor]:
-        """Compute the gradients of one step, and return what the step returned.
+        """Return the outputs of one client's local step, whose loss is differentiated.
 
         An exception carries the round, the client and the step as a note.
         """

@@ -2,12 +2,14 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
 from pl_fed.aggregators import Aggregator
@@ -30,6 +32,20 @@ from pl_fed.types import Batch, ClientContext, RoundContext
 
 class NonFiniteLossError(RuntimeError):
     """The losses or the models of too many benign clients became NaN or infinite."""
+
+
+@contextmanager
+def explain_log() -> Iterator[None]:
+    """Say what to do instead of ``self.log`` in ``training_step``."""
+    try:
+        yield
+    except MisconfigurationException as error:
+        if "self.log" not in str(error):
+            raise
+        raise ValueError(
+            "Expected `training_step` to return what it logs, as a dict with `loss` and scalars,"
+            " but got a call of `self.log`: many clients may be trained at once."
+        ) from error
 
 
 def check_state_memory(memory: int | float) -> None:

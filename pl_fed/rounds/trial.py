@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import as_outputs
 from pl_fed.engine.features import features_of, keeps_features
 from pl_fed.functional.random import seeded_torch
+from pl_fed.rounds.checks import explain_log
 from pl_fed.types import Batch
 
 _SAMPLES = 2
@@ -54,7 +55,7 @@ def _copy(client: Client) -> Client | None:
     except Exception:  # a lock or an open file among its attributes, say
         return None
     trial.renew_rows()
-    if client._trainer is not None:
+    with suppress(RuntimeError):  # the client belongs to no trainer
         trial.trainer = client.trainer
     return trial
 
@@ -72,7 +73,7 @@ def _run(
         for name, model in round.models.items():
             numel = trial.row("global").layout.numel
             _check_row("begin", f"the parameters of model `{name}`", model.parameters, numel)
-    with _noting(one, "training_step"), trial.reading(round.of_one(0)):
+    with _noting(one, "training_step"), explain_log(), trial.reading(round.of_one(0)):
         outputs = as_outputs(trial.objective.step(batch, 0))
     for name in trial.trained:
         round.models[name] = round.models[name].clone()

@@ -1,0 +1,254 @@
+"""What an algorithm declares, and its part of a round without a federation."""
+
+import copy
+
+import pytest
+import torch
+from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+
+from pl_fed.clients import Client, FedAvg, Scaffold
+from pl_fed.clients.contract import RESERVED_NAMES, Model
+from pl_fed.samplers import Uniform
+from pl_fed.types import Batch
+
+
+def batch_of(size=5):
+    draw = torch.Generator().manual_seed(0)
+    return Batch(torch.randn(size, 4, generator=draw), torch.arange(size) % 3)
+
+
+# Names
+
+
+def declare(client, kind, name):
+    if kind == "model":
+        client.set_models({"global": Model(), name: Model()})
+    else:
+        {"state": client.add_state, "server state": client.add_server_state}[kind](name, 0.0)
+
+
+KINDS = ("model", "state", "server state")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", RESERVED_NAMES)
+def test_a_reserved_name_is_refused(kind, name):
+    match = f"name of a {kind} not to be one of broadcast, .*, which every round has, .* '{name}'"
+    with pytest.raises(ValueError, match=match):
+        declare(FedAvg(seeded(mlp)), kind, name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["", "a.b", "two words", "3rd", "personal-2"])
+def test_a_name_that_is_no_identifier_is_refused(kind, name):
+    match = f"^Expected the name of a {kind} to be an identifier but got '{name}'"
+    with pytest.raises(ValueError, match=match):
+        declare(FedAvg(seeded(mlp)), kind, name)
+
+
+@pytest.mark.parametrize("second", KINDS)
+@pytest.mark.parametrize("first", KINDS)
+def test_a_name_that_is_taken_is_refused(first, second):
+    client = FedAvg(seeded(mlp))
+    declare(client, first, "own")
+    if first == second == "model":  # models are declared together, in place of those before
+        declare(client, second, "own")
+        return
+    match = f"name of a {second} to differ from those of other models and states but got 'own' tw"
+    with pytest.raises(ValueError, match=match):
+        declare(client, second, "own")
+
+
+@pytest.mark.parametrize("name", ["global", "personal"])
+def test_a_state_has_not_the_name_of_a_model_that_always_exists(name):
+    with pytest.raises(ValueError, match=f"to differ from .* but got '{name}' twice"):
+        FedAvg(seeded(mlp)).add_state(name, 0.0)
+
+
+def test_the_name_of_a_mean_is_checked_and_then_nothing_is_declared():
+    client = FedAvg(seeded(mlp))
+    with pytest.raises(ValueError, match="name of a server state not to be one of"):
+        client.add_state("own", 0.0, mean="samples")
+    with pytest.raises(ValueError, match=r"name of a server state .* but got 'own' twice"):
+        client.add_state("own", 0.0, mean="own")
+    assert client.state_defaults() == {}
+    assert client.server_state_defaults() == {}
+
+
+@pytest.mark.parametrize(
+    ("models", "got"),
+    [
+        ({}, "none"),
+        ({"global": Model(trained=False), "personal": Model(trained=False)}, "global, personal"),
+    ],
+)
+def test_models_of_which_none_is_trained_are_refused(models, got):
+    match = f"`models` of FedAvg to have a trained model but got {got}"
+    with pytest.raises(ValueError, match=match):
+        FedAvg(seeded(mlp)).set_models(models)
+
+
+class Idle(Client):
+    """Its personal model is evaluated, and trained nowhere: it is the broadcast."""
+
+    def __init__(self, net, **kwargs):
+        models = {"global": Model(), "personal": Model(trained=False)}
+        super().__init__(net, models=models, **kwargs)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss("global", batch)
+
+
+def test_a_model_that_is_trained_nowhere_is_the_broadcast():
+    client = Idle(seeded(mlp), optimizer=sgd(0.1))
+    assert client.trained == ("global",)
+    assert client.evaluated == ("global", "personal")
+    assert client.state_defaults() == {}
+    outcome = run_rounds(client, shared_out(classes([7, 3])))
+    assert torch.equal(outcome.v, outcome.w.expand(2, -1))
+
+
+# Rows
+
+
+def test_read_of_a_row_that_a_round_does_not_have_names_those_it_has():
+    client = Counting(seeded(mlp))
+    round = client.start_round(client.new_round())
+    with client.reading(round.of_one(0)):
+        match = r"row that a round has \(broadcast, .*, count, .*global.lr\) but got 'cuont': dec"
+        with pytest.raises(ValueError, match=match):
+            client.read("cuont")
+        assert client.read("count").tolist() == [2.0]
+    with pytest.raises(ValueError, match="none outside of a round"):
+        client.read("count")
+
+
+@pytest.mark.parametrize(
+    ("default", "row"),
+    [
+        (2, [2.0]),
+        (0.5, [0.5]),
+        (torch.tensor([1, 2]), [1.0, 2.0]),
+        (lambda: torch.tensor([3.0, 4.0, 5.0]), [3.0, 4.0, 5.0]),
+    ],
+)
+def test_a_default_is_a_number_a_tensor_or_a_function(default, row):
+    client = FedAvg(seeded(mlp)).double()
+    client.add_state("own", default)
+    client.add_server_state("shared", default)
+    assert client.state_defaults()["own"].tolist() == row
+    assert client.server_state_defaults()["shared"].tolist() == row
+    assert client.state_defaults()["own"].dtype == torch.float64
+    assert client.new_round(clients=2).states["own"].tolist() == [row, row]
+
+
+@pytest.mark.parametrize(
+    ("default", "got"),
+    [
+        (torch.zeros(2, 3), r"shape \[2, 3\]"),
+        (torch.tensor(1.0), r"shape \[\]"),
+        ("0", "str"),
+        (None, "NoneType"),
+        (lambda: 1.5j, "complex"),
+    ],
+)
+def test_a_default_that_is_no_row_is_refused(default, got):
+    client = FedAvg(seeded(mlp))
+    client.add_state("own", default)
+    match = rf"default of state `own` to be a number or a tensor \[length\] but got {got}"
+    with pytest.raises(ValueError, match=match):
+        client.state_defaults()
+
+
+def test_defaults_of_a_copy_are_its_own():
+    """A bound method follows the copy, whose parameters move by themselves."""
+    client = FedAvg(seeded(mlp))
+    client.add_state("own", client.initial_row)
+    other = copy.deepcopy(client)
+    other.renew_rows()
+    other.row("global").data.add_(1.0)
+    assert torch.equal(other.state_defaults()["own"], other.row("global").data)
+    assert torch.equal(client.state_defaults()["own"], client.row("global").data)
+    difference = other.state_defaults()["own"] - client.state_defaults()["own"]
+    torch.testing.assert_close(difference, torch.ones_like(difference))
+    other.add_state("more", 0.0)
+    assert set(client.state_defaults()) == {"own"}
+
+
+class Remembers(FedAvg):
+    """Keeps its last model, whose mean over all clients the server keeps."""
+
+    def __init__(self, net, **kwargs):
+        super().__init__(net, **kwargs)
+        self.add_state("last", self.initial_row, mean="mean_of_last")
+
+    def end_round(self, client):
+        client.states["last"] = client.models["global"].parameters.clone()
+        return super().end_round(client)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "mean"),
+    [(Remembers, "last", "mean_of_last"), (Scaffold, "own_control", "control")],
+)
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_the_server_keeps_the_mean_over_all_clients(kind, state, mean, engine):
+    """After rounds in which two of five clients take part."""
+    client, data = kind(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes([7, 3, 10, 1, 5]))
+    settings = {"sampler": Uniform(2), "engine": engine, "chunk_size": 1}
+    outcome = run_rounds(client, data, rounds=4, **settings)
+    rows = outcome.states[state]
+    assert 2 < len(rows.unique(dim=0)) <= 5
+    torch.testing.assert_close(outcome.server_states[mean], rows.mean(0), rtol=0, atol=1e-14)
+
+
+# A plain test of an algorithm
+
+
+class Counting(Client):
+    """A global model whose loss is weighed by how often the client took part."""
+
+    def __init__(self, net, **kwargs):
+        super().__init__(net, models={"global": Model()}, **kwargs)
+        self.add_state("count", 1)
+
+    def begin(self, client):
+        client.states["count"] = client.states["count"] + 1
+
+    def training_step(self, batch, batch_idx):
+        return self.read("count")[0] * self.loss("global", batch)
+
+    def end_round(self, client):
+        return super().end_round(client) / client.states["count"]
+
+
+def test_an_algorithm_without_a_federation():
+    client, batch = Counting(seeded(mlp), optimizer=sgd(0.25)), batch_of()
+    round = client.new_round(clients=2, samples=5, steps=3)
+    round.states["count"][1] = 6.0
+    client.start_round(round)
+    plain = client.loss("global", batch)
+    for position, count in enumerate((2.0, 7.0)):
+        with client.reading(round.of_one(position)):
+            torch.testing.assert_close(client.training_step(batch, 0), count * plain)
+    round.models["global"].parameters = round.models["global"].parameters + 14.0
+    upload, kept = client.close_round(round)
+    torch.testing.assert_close(upload[0], torch.full_like(upload[0], 7.0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(upload[1], torch.full_like(upload[1], 2.0), rtol=0, atol=1e-5)
+    assert kept["count"].tolist() == [[2.0], [7.0]]
+
+
+def test_a_new_round_has_what_new_clients_have():
+    client = Counting(seeded(mlp), optimizer=sgd(0.25))
+    round = client.new_round(clients=3, samples=5, steps=2)
+    assert len(round) == 3
+    assert round.ids.tolist() == [0, 1, 2]
+    assert round.samples.tolist() == [[5.0]] * 3
+    assert round.validation_samples.tolist() == [[0.0]] * 3
+    assert round.steps["global"].tolist() == [[2]] * 3
+    assert round.lr["global"].tolist() == [0.25]
+    assert torch.equal(round.broadcast.parameters, client.row("global").data)
+    round.broadcast.parameters.zero_()
+    round.states["count"].zero_()
+    assert client.row("global").data.any()
+    assert client.new_round().states["count"].tolist() == [[1.0]]

@@ -1,0 +1,103 @@
+"""An error in an algorithm's method names the round, the clients and the local step."""
+
+import pytest
+import torch
+from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
+
+from pl_fed import Federation
+from pl_fed.attacks import Attack
+from pl_fed.clients import FedAvg, Finetuning
+
+SIZES = [9, 4, 6, 11, 5, 8, 7]
+
+
+class Fails(FedAvg):
+    """Fails in one local step of the second round, or in a hook of it, of client 3."""
+
+    def __init__(self, net, hook, **kwargs):
+        super().__init__(net, **kwargs)
+        self.hook, self.armed = hook, False
+
+    def begin(self, client):
+        if self.armed and self.hook == "begin" and (client.ids == 3).any():
+            raise RuntimeError("broken")
+
+    def training_step(self, batch, batch_idx):
+        if self.armed and self.hook == "training_step" and (batch_idx == 2) is True:
+            raise RuntimeError("broken")
+        return self.loss("global", batch)
+
+    def end_round(self, client):
+        if self.armed and self.hook == "end_round" and (client.ids == 3).any():
+            raise RuntimeError("broken")
+        return super().end_round(client)
+
+
+def notes_of(hook, sampler, **settings):
+    """The notes of the error with which the second round ends."""
+    client = Fails(seeded(mlp), hook, optimizer=sgd(0.1), local_steps=3)
+    federation = Federation(sampler, seed=0, **settings)
+    federation.setup(client, shared_out(classes(SIZES)), "fit")
+    optimizer = client.train().configure_optimizers()
+    federation.run_round(0, optimizer)
+    client.armed = True
+    with pytest.raises(RuntimeError, match="broken") as caught:
+        federation.run_round(1, optimizer)
+    return caught.value.__notes__
+
+
+def test_one_by_one_it_names_client_and_step():
+    notes = notes_of("training_step", Only(3, 5), engine="one_by_one")
+    assert notes == ["In round 1, client 3, local step 2."]
+
+
+def test_stacked_it_names_the_clients_of_the_stack():
+    notes = notes_of("training_step", Only(3, 5, 1), engine="stacked", chunk_size=2)
+    (note,) = notes
+    assert note.startswith("In round 1, clients ")
+    assert note.endswith(".")
+    everyone = tuple(range(7))
+    (note,) = notes_of("training_step", Only(*everyone), engine="stacked", chunk_size=7)
+    assert note.endswith(", ... (7 in all).")
+
+
+class BadData(Attack):
+    """Gives no minibatch in the second round: an error that no compiled step sees before."""
+
+    def poison(self, batch, context):
+        if context.round == 1:
+            raise RuntimeError("broken")
+        return batch
+
+
+@pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
+def test_compiled_it_names_the_clients_of_the_chunk(uncompiled, engine):
+    client = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=1)
+    settings = {"sampler": Only(3, 5), "engine": engine, "attack": BadData(), "byzantine": [3]}
+    with pytest.raises(RuntimeError, match="broken") as caught:
+        run_rounds(client, shared_out(classes(SIZES)), **settings)
+    assert caught.value.__notes__ == ["In round 1, clients 3, 5."]
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("hook", ["begin", "end_round"])
+def test_hooks_around_the_local_steps(engine, hook):
+    notes = notes_of(hook, Only(3, 5), engine=engine, chunk_size=1)
+    assert notes == [f"In round 1, client 3, `{hook}`."]
+
+
+class FailsToAdapt(Finetuning):
+    """Its adaptation fails."""
+
+    def adaptation_step(self, batch, batch_idx):
+        raise RuntimeError("broken")
+
+
+def test_the_adaptation_before_an_evaluation():
+    client = FailsToAdapt(seeded(mlp), finetune_steps=1)
+    federation = Federation(Only(0), seed=0, engine="one_by_one", chunk_size=1)
+    federation.setup(client, shared_out(classes(SIZES), val_fraction=0.3), "fit")
+    with pytest.raises(RuntimeError, match="broken") as caught:
+        federation.evaluate("val", torch.tensor([4]))
+    (note,) = caught.value.__notes__
+    assert note == "In the adaptation before an evaluation, client 4, local step 0."

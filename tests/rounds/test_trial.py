@@ -1,0 +1,209 @@
+"""An algorithm is tried on one client before training, which changes nothing."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from small_federations import classes, mlp, seeded, sgd, shared_out
+from torch import nn
+
+from pl_fed import Federation
+from pl_fed.clients import Client, DittoGreedy, FedAvg, Local
+from pl_fed.clients.contract import Model
+from pl_fed.samplers import All
+
+SIZES = [1, 2, 6]  # the client that is tried has one sample only
+
+
+class Tried(FedAvg):
+    """FedAvg with one hook exchanged, and a state."""
+
+    def __init__(self, net, **hooks):
+        super().__init__(net, optimizer=sgd(0.1))
+        self.add_state("own", torch.zeros(2))
+        self.add_server_state("shared", torch.zeros(2))
+        self.hooks = hooks
+
+    def begin(self, client):
+        self.hooks.get("begin", lambda *_: None)(self, client)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss("global", batch)
+        return self.hooks.get("training_step", lambda *_: loss)(self, batch)
+
+    def end_round(self, client):
+        upload = super().end_round(client)
+        return self.hooks.get("end_round", lambda *_: upload)(self, client)
+
+
+def data_of(**options):
+    return shared_out(classes(SIZES), **options)
+
+
+def set_up(client, stage="fit", **options):
+    federation = Federation(All(), seed=0)
+    federation.setup(client, data_of(**options), stage)
+    return federation
+
+
+def write(name, attribute, value):
+    """A hook that leaves a wrong row."""
+
+    def hook(self, client):
+        getattr(client, attribute)[name] = value
+        return client.models["global"].parameters - client.broadcast.parameters
+
+    return hook
+
+
+WRONG = {
+    "a row that is not declared": (
+        "training_step",
+        lambda self, batch: self.read("owm").sum(),
+        ValueError,
+        r"row that a round has \(.*own, shared.*\) but got 'owm': declare a state by add_state",
+    ),
+    "a model that is not declared": (
+        "training_step",
+        lambda self, batch: self.loss("personnal", batch),
+        ValueError,
+        "Expected a model's name, one of global, personal, but got 'personnal'",
+    ),
+    "no loss": (
+        "training_step",
+        lambda self, batch: {"accuracy": batch.x.sum()},
+        TypeError,
+        "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but got dict",
+    ),
+    "a loss of each sample": (
+        "training_step",
+        lambda self, batch: self.sample_losses(self.global_model(batch.x[[0, 0]]), batch.y[[0, 0]]),
+        ValueError,
+        r"Expected `training_step` to return scalars but got shape \[2\] for `loss`",
+    ),
+    "nothing is returned": (
+        "end_round",
+        lambda self, client: None,
+        TypeError,
+        r"`end_round` to return uploads, a tensor \[clients, numel\], but got NoneType: return sup",
+    ),
+    "a dict is returned": (
+        "end_round",
+        lambda self, client: {},
+        TypeError,
+        "`end_round` to return uploads, .* but got dict",
+    ),
+    "the upload of one client": (
+        "end_round",
+        lambda self, client: client.models["global"].parameters[0],
+        ValueError,
+        r"`end_round` to leave uploads of shape \[1, 43\] for one client but got shape \[43\]",
+    ),
+    "a state of another length": (
+        "end_round",
+        write("own", "states", torch.zeros(1, 3)),
+        ValueError,
+        r"`end_round` to leave state `own` of shape \[1, 2\] for one client but got shape \[1, 3\]",
+    ),
+    "a proposal of another length": (
+        "end_round",
+        write("shared", "proposals", torch.zeros(1, 3)),
+        ValueError,
+        r"`end_round` to leave the proposal of `shared` of shape \[1, 2\] .* got shape \[1, 3\]",
+    ),
+    "a proposal of what is not declared": (
+        "end_round",
+        write("own", "proposals", torch.zeros(1, 2)),
+        ValueError,
+        r"Expected `end_round` to propose server states \(shared\) but got 'own': declare it by",
+    ),
+    "an error of its own": (
+        "begin",
+        lambda self, client: {}["missing"],
+        KeyError,
+        "missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_shows_before_training(name):
+    hook, wrong, error, match = WRONG[name]
+    with pytest.raises(error, match=match) as caught:
+        set_up(Tried(seeded(mlp), **{hook: wrong}))
+    assert caught.value.__notes__ == [f"In the trial before the first round, client 0, `{hook}`."]
+
+
+def test_only_a_fit_is_tried():
+    set_up(Tried(seeded(mlp), begin=lambda *_: 1 / 0), "validate")
+
+
+def test_who_sends_nothing_may():
+    client = Local(seeded(mlp))
+    client.end_round = lambda client: None
+    set_up(client)
+
+
+def with_everything():
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3))
+
+
+class Draws(Client):
+    """Draws from torch's own generator, and notes each of its calls."""
+
+    def __init__(self, net, **kwargs):
+        super().__init__(net, models={"global": Model(), "personal": Model()}, **kwargs)
+        self.calls = []
+
+    def begin(self, client):
+        client.broadcast.parameters += torch.randn_like(client.broadcast.parameters)
+        self.calls.append("begin")
+
+    def training_step(self, batch, batch_idx):
+        self.calls.append("training_step")
+        for buffer in self.global_model.buffers():
+            buffer += 1
+        return self.loss("global", batch) + self.loss("personal", batch) + torch.rand(())
+
+
+def test_it_changes_nothing():
+    client = Draws(seeded(with_everything), optimizer=sgd(0.1)).train()
+    before = copy.deepcopy(client.state_dict())
+    state, key = torch.get_rng_state(), client.draws.key
+    federation = set_up(client, val_fraction=0.3)
+    for name, tensor in client.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert torch.equal(torch.get_rng_state(), state)
+    assert client.draws.key == key
+    assert client.calls == []
+    assert client.training
+    assert all(module.training for module in client.modules())
+    assert all(parameter.grad is None for parameter in client.parameters())
+    assert federation.store.is_empty
+    with pytest.raises(ValueError, match="none outside of a round"):
+        client.read("broadcast")
+
+
+def test_validation_data_is_there_where_it_is_read():
+    client = DittoGreedy(seeded(mlp), optimizer=sgd(0.1))
+    set_up(client, val_fraction=0.4)
+    set_up(client)
+
+
+def test_a_client_that_cannot_be_copied_is_not_tried():
+    client = Tried(seeded(mlp), begin=lambda *_: 1 / 0)
+    client.lock = threading.Lock()
+    set_up(client)
+
+
+class Crop(nn.Module):
+    """Leaves two of the inputs."""
+
+    def forward(self, x):
+        return x[:, :2]
+
+
+def test_inputs_are_augmented_as_in_training():
+    client = FedAvg(seeded(lambda: mlp(inputs=2)), optimizer=sgd(0.1))
+    set_up(client, augment=[Crop()])
