@@ -45,7 +45,7 @@ class Summary(Callback):
             table.add_column(f"{model} model", justify="right")
         for name, meaning in RESULTS.items():
             if any(name in found for found in values.values()):
-                row = [f"{v[name]:.4f}" if name in v else "–" for v in values.values()]
+                row = [f"{v[name]:.4f}" if name in v else "-" for v in values.values()]
                 table.add_row(meaning, *row)
         console = Console()
         if table.row_count:

@@ -6,19 +6,25 @@ _FORMULA = re.compile(r"[=+\-@\t\r']")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
 
-def printable(text: str) -> str:
+def printable(text: str, encoding: str = "utf-8") -> str:
     r"""Return a text without control characters, which a terminal would obey: they are escaped.
+
+    Args:
+        text: The text.
+        encoding: That of the terminal. Letters that it lacks are escaped, too.
 
     Example:
         >>> print(printable("a\x1b[31mb é"))
         a\x1b[31mb é
+        >>> print(printable("é", "ascii"))
+        \xe9
     """
-    if text.isprintable():
-        return text
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
-        for letter in text
-    )
+    if not text.isprintable():
+        text = "".join(
+            letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+            for letter in text
+        )
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def csv_cell(text: str) -> str:

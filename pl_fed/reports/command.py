@@ -33,7 +33,9 @@ def report(arguments: Sequence[str]) -> Path:
     given = _parser().parse_args(list(arguments))
     check_writable(out=given.out)
     runs, skipped = find_runs(given.runs)
-    for each in (*skipped, *(f"{run.folder}: unfinished." for run in runs if not run.finished)):
+    unfinished = [f"{run.folder}: unfinished." for run in runs if not run.finished]
+    damaged = [f"{run.folder}: {', '.join(run.damage)}." for run in runs if run.damage]
+    for each in (*skipped, *unfinished, *damaged):
         print(f"note: {printable(each)}", file=sys.stderr)
     written = page.write(runs, Path(given.out), skipped)
     print(f"The report is {printable(str(written))}; its pictures and tables are beside it.")

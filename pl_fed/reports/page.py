@@ -142,6 +142,8 @@ def _notes(groups: Sequence[Group], skipped: Sequence[str]) -> list[str]:
     unfinished = [run.name for group in groups for run in group.runs if not run.finished]
     if unfinished:
         notes.append(f"Unfinished, shown with what they have: {', '.join(unfinished)}.")
+    damaged = [run for group in groups for run in group.runs if run.damage]
+    notes += [f"Damaged, and left out: {run.name}: {', '.join(run.damage)}." for run in damaged]
     notes += _without_training([run for group in groups for run in group.runs])
     notes += [f"Not shown: {each}" for each in skipped]
     return [*notes, "Numbers are over benign clients: byzantine ones are left out everywhere."]

@@ -21,6 +21,7 @@ Columns = Mapping[str, NDArray[np.float64]]
 csv.field_size_limit(2**31 - 1)  # a client's cell of owners may be long
 
 _MEASURES = (["accuracy"], ["loss"])  # every model has one of them
+_OWNER = "owner"  # the only column of text
 _FIRST = ("personal", "global", "hybrid")  # the order in which models are shown
 
 
@@ -56,6 +57,7 @@ class Run:
         engine: The engine that ran the clients, if one did.
         earlier: The configs that it went on from with another, by the round up to which it had
             each: ``config_to_round_<n>.yaml``.
+        damage: What of its files is damaged or missing, and left out.
     """
 
     folder: Path
@@ -67,6 +69,7 @@ class Run:
     classes: Columns
     engine: str | None
     earlier: Mapping[int, configs.Config] = field(default_factory=dict)
+    damage: tuple[str, ...] = ()
 
     def curve(self, metric: str) -> dict[int, float]:
         """Return a metric by round, of the rounds that have it."""
@@ -243,21 +246,37 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     Raises:
         NoFitError: If a file is not what a fit writes.
     """
-    rows = _rounds(folder / "metrics.csv")
+    damage: list[str] = []
+    rows = _rounds(folder / "metrics.csv", damage)
     tested = _tested(rows)
-    clients = _columns(folder / "per_client.csv", "byzantine") if tested else {}
-    found = clients or _columns(folder / "per_client_validation.csv", "byzantine")
+    config = _config(folder / "config.yaml") or _config(folder / configs.PYTHON_CONFIG)
+    clients = _columns(folder / "per_client.csv", damage, "byzantine") if tested else {}
+    if tested:
+        damage += _missing_clients(clients, config)
+    found = clients or _columns(folder / "per_client_validation.csv", damage, "byzantine")
     return Run(
         folder=folder,
         name=name or folder.name,
-        config=_config(folder / "config.yaml") or _config(folder / configs.PYTHON_CONFIG),
+        config=config,
         rows=rows,  # what an earlier test left is not that of a run that goes on
         clients=clients,
         benign=found.get("byzantine", np.empty(0)) == 0,
-        classes=_columns(folder / "per_class.csv", "byzantine", "class") if tested else {},
-        engine=_engine(folder),
+        classes=_columns(folder / "per_class.csv", damage, "byzantine", "class") if tested else {},
+        engine=_engine(folder, damage),
         earlier=dict(_earlier(folder)),
+        damage=tuple(damage),
     )
+
+
+def _missing_clients(clients: Columns, config: configs.Config) -> list[str]:
+    """Return what is missing of the clients of a run that was tested."""
+    if not clients:
+        return ["per_client.csv is missing or empty"]
+    number = configs.dotted(config).get("data.num_clients")
+    rows = len(clients["byzantine"])
+    if isinstance(number, int) and rows < number:
+        return [f"per_client.csv has {rows} of {number} clients"]
+    return []
 
 
 def _earlier(folder: Path) -> Iterator[tuple[int, configs.Config]]:
@@ -278,16 +297,40 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _rounds(path: Path) -> dict[int, dict[str, float]]:
+def _rounds(path: Path, damage: list[str]) -> dict[int, dict[str, float]]:
+    """Return the numbers of each round, and add what is damaged to a list."""
     rows: dict[int, dict[str, float]] = {}
+    broken_rows = broken_cells = 0
     with _read(path) as file:
         for row in csv.DictReader(file):
+            broken_cells += sum(_is_broken(text) for name, text in row.items() if name)
             numbers = {name: _number(text) for name, text in row.items() if name}
             round = numbers.pop("round", math.nan)
             known = {name: value for name, value in numbers.items() if not math.isnan(value)}
             if math.isfinite(round):
                 rows.setdefault(int(round), {}).update(known)
+            else:
+                broken_rows += 1
+    damage += _told(path, broken_rows, broken_cells)
     return dict(sorted(rows.items()))
+
+
+def _told(path: Path, rows: int, cells: int) -> list[str]:
+    """Return what is said of damaged rows and cells of a file; nothing if there are none."""
+    counts = {"row": rows, "cell": cells}
+    parts = [f"{n} damaged {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
+    return [f"{path.name} has {' and '.join(parts)}"] if parts else []
+
+
+def _is_broken(text: object) -> bool:
+    """Whether a cell holds something that is no number."""
+    if not isinstance(text, str) or not text:
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return True
+    return False
 
 
 @contextmanager
@@ -307,8 +350,11 @@ def _tested(rows: Mapping[int, Mapping[str, float]]) -> bool:
     return not last or any(name.startswith("test/") for name in last)
 
 
-def _columns(path: Path, *known: str) -> dict[str, NDArray[np.float64]]:
-    """Return a table by column, of which some are to be known throughout; nothing without it."""
+def _columns(path: Path, damage: list[str], *known: str) -> dict[str, NDArray[np.float64]]:
+    """Return a table by column, of which some are to be known throughout; nothing without it.
+
+    What is damaged is added to a list.
+    """
     if not path.is_file():
         return {}
     with _read(path) as file:
@@ -317,7 +363,12 @@ def _columns(path: Path, *known: str) -> dict[str, NDArray[np.float64]]:
             raise NoFitError(path.parent, f"{path.name} was cut off")
         reader = csv.reader(lines)
         names = next(reader, [])
-        whole = [[_number(text) for text in row] for row in reader if len(row) == len(names)]
+        rows = list(reader)
+    complete = [row for row in rows if len(row) == len(names)]
+    pairs = (pair for row in complete for pair in zip(names, row))
+    cells = sum(_is_broken(text) for name, text in pairs if name != _OWNER)
+    damage += _told(path, len(rows) - len(complete), cells)
+    whole = [[_number(text) for text in row] for row in complete]
     table = np.array(whole, dtype=np.float64).reshape(len(whole), len(names))
     columns = {name: table[:, place] for place, name in enumerate(names)}
     for name in known:
@@ -334,9 +385,12 @@ def _number(text: str | None) -> float:
         return math.nan
 
 
-def _engine(folder: Path) -> str | None:
+def _engine(folder: Path, damage: list[str]) -> str | None:
+    path = folder / "engine.json"
+    if not path.is_file():
+        return None
     try:
-        found = json.loads((folder / "engine.json").read_text(encoding="utf-8"))
-        return str(found["engine"])
+        return str(json.loads(path.read_text(encoding="utf-8"))["engine"])
     except (OSError, ValueError, KeyError, TypeError):
+        damage.append(f"{path.name} cannot be read")
         return None

@@ -87,7 +87,7 @@ class Split:
         console = console or Console()
         console.print(self._overview())
         if len(self.counts) <= _MOST_ROWS:
-            console.print(self._each())
+            console.print(self._each(console.encoding))
 
     def _overview(self) -> Table:
         clients = len(self.counts)
@@ -103,7 +103,7 @@ class Split:
             table.add_row("distance from the mix of all", "", *spread)
         return table
 
-    def _each(self) -> Table:
+    def _each(self, encoding: str) -> Table:
         table = Table()
         of_classes = ("distance", "training samples by class") if self.counts.shape[1] else ()
         of_owners = ("owner",) if self.owners else ()
@@ -111,7 +111,7 @@ class Split:
             table.add_column(name, justify="left" if " " in name else "right")
         for row, counts in zip(self.rows(), self.counts.tolist()):
             names = ("client", *of_owners, *_PARTS)
-            cells = [escape(_shortened(printable(str(row[name])))) for name in names]
+            cells = [escape(_shortened(printable(str(row[name]), encoding))) for name in names]
             if of_classes:
                 held = " ".join(f"{c}:{n}" for c, n in enumerate(counts) if n)
                 cells += [f"{row['distance']:.3f}", held]

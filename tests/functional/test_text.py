@@ -23,6 +23,11 @@ def test_what_a_terminal_would_obey_is_escaped(text):
     assert "\\" in printable(text)
 
 
+@given(st.text())
+def test_printable_text_can_be_written_in_the_encoding_of_the_terminal(text):
+    printable(text, "ascii").encode("ascii")
+
+
 @given(st.text(alphabet="=+-@\t\r'1a. " + string.digits))
 def test_no_cell_is_a_formula_and_none_loses_its_text(text):
     cell = csv_cell(text)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from run_folders import CONFIG, read_table, with_changes, write_run, write_table
 
+from pl_fed.reports.command import report
 from pl_fed.reports.run import NoFitError, find_runs, in_order, read_run
 
 
@@ -295,3 +296,50 @@ def test_broken_runs_among_others_are_left_out_and_said(tmp_path):
         f"{tmp_path}/config: config.yaml is not the config of a run.",
         f"{tmp_path}/metrics: metrics.csv is not readable CSV.",
     ]
+
+
+# What is damaged is left out, and said
+
+
+def damaged(run, file, change):
+    path = run / file
+    path.write_text(change(path.read_text()))
+    return read_run(run).damage
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("per_client.csv", lambda text: f"{text}4,0,9\n", "per_client.csv has 1 damaged row"),
+        ("per_client.csv", lambda text: text.replace("0.75", "0.7x"),
+         "per_client.csv has 4 damaged cells"),
+        ("per_client.csv", lambda text: "", "per_client.csv is missing or empty"),
+        ("per_client.csv", lambda text: "".join(text.splitlines(True)[:3]),
+         "per_client.csv has 2 of 4 clients"),
+        ("per_class.csv", lambda text: f"{text}1\n2\n", "per_class.csv has 2 damaged rows"),
+        ("metrics.csv", lambda text: text.replace("\n1,", "\n1?,"),
+         "metrics.csv has 1 damaged row and 1 damaged cell"),
+        ("engine.json", lambda text: "{", "engine.json cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_is_damaged_is_told(tmp_path, file, change, words):
+    run = write_run(tmp_path / "a")
+    assert read_run(run).damage == ()
+    assert damaged(run, file, change) == (words,)
+
+
+def test_names_of_owners_are_no_damage(tmp_path):
+    run = write_run(tmp_path / "a")
+    table = read_table(run / "per_client.csv")
+    named = [{**row, "owner": f"Ada {row['client']}"} for row in table]
+    write_table(run / "per_client.csv", named)
+    assert read_run(run).damage == ()
+
+
+def test_the_page_and_the_command_say_what_is_damaged(tmp_path, capsys):
+    run = write_run(tmp_path / "a")
+    damaged(run, "per_client.csv", lambda text: f"{text}4\n")
+    path = report([str(run), "--out", str(tmp_path / "out")])
+    assert f"note: {run}: per_client.csv has 1 damaged row." in capsys.readouterr().err
+    said = "Damaged, and left out: a: per_client.csv has 1 damaged row."
+    assert said in path.read_text(encoding="utf-8")

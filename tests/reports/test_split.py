@@ -1,6 +1,7 @@
 """Who has how many samples of which classes: numbers, table, picture, command."""
 
 import csv
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +78,16 @@ def test_odd_names_are_neither_formulas_nor_obeyed_by_a_terminal(tmp_path):
         owners = [row["owner"] for row in csv.DictReader(file)]
     assert owners == ["'=1+1", ODD[1], ODD[2], "''tis"]
     assert [owner.removeprefix("'") for owner in owners] == ODD
+
+
+def test_a_terminal_that_lacks_letters_shows_them_escaped():
+    arrays = Arrays(torch.zeros(2, 2), torch.zeros(2).long(), torch.arange(2), num_classes=1)
+    named = Given(replace(arrays, names=["é☃", "b"]))
+    split = Split(FederatedData(named, val_fraction=0.0, test_fraction=0.0).clients)
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    split.show(Console(file=file, width=120))
+    file.flush()
+    assert b"\\xe9\\u2603" in file.buffer.getvalue()
 
 
 def test_whose_samples_a_client_has(tmp_path):
