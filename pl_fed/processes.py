@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -185,13 +186,15 @@ def _wait_for_meeting(launcher: int, is_child: bool) -> None:
 
 
 def _is_alive(process: int) -> bool:
+    """Whether a process is there, and not dead with nobody having asked yet how it ended."""
     try:
         os.kill(process, 0)
+        status = Path(f"/proc/{process}/stat").read_text()
     except ProcessLookupError:
         return False
-    except PermissionError:  # of another user
-        pass
-    return True
+    except OSError:  # of another user, or a system without /proc
+        return True
+    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def _is_broken(error: RuntimeError) -> bool:

@@ -1,6 +1,8 @@
 """The command line: subcommands, layers, overrides, help, classes of one's own, predictions."""
 
 import csv
+import errno
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,8 +14,11 @@ import pytest
 import yaml
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from pl_fed.cli import main
+from pl_fed.callbacks import PerClient
+from pl_fed.cli import _resuming, main
 from pl_fed.federation import Federation
+from pl_fed.locks import locked
+from pl_fed.loggers import RunCSV
 from pl_fed.runs import alone_in
 
 ROOT = Path(__file__).parent.parent
@@ -280,6 +285,111 @@ def test_a_run_that_is_terminated_is_no_success(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         main(["fit"])
     assert ended.value.code == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "test", "validate"])
+def test_a_run_is_left_alone_until_its_last_file_is_written(tmp_path, monkeypatch, subcommand):
+    """A second process would write into the files of its test."""
+    held = []
+    for hook in ("on_test_epoch_end", "on_validation_epoch_end"):
+        write = getattr(PerClient, hook)
+
+        def look_and_write(self, *arguments, write=write):
+            with locked(self.folder) as alone:
+                held.append(not alone)
+            write(self, *arguments)
+
+        monkeypatch.setattr(PerClient, hook, look_and_write)
+    main([subcommand, *QUICKSTART, *short(tmp_path)])
+    assert held
+    assert all(held)
+    (run,) = tmp_path.iterdir()
+    with locked(run) as alone:
+        assert alone, "and no longer"
+
+
+INTERRUPTS = {"Ctrl-C": (KeyboardInterrupt, 1), "SIGTERM": (SIGTERMException, 143)}
+
+
+@pytest.mark.filterwarnings("ignore:.*was stopped before its first checkpoint")
+@pytest.mark.filterwarnings("ignore:.*No checkpoint is written")
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+@pytest.mark.parametrize("name", INTERRUPTS)
+def test_an_interrupted_run_says_how_it_goes_on(tmp_path, monkeypatch, capsys, name, rounds):
+    kind, code = INTERRUPTS[name]
+    real_round, real_test = Federation.run_round, Federation.evaluate
+
+    def interrupted(real, is_time):
+        def run(self, first, *arguments, **settings):
+            if is_time(first):
+                raise kind
+            return real(self, first, *arguments, **settings)
+
+        return run
+
+    arguments = ["fit", *QUICKSTART, *short(tmp_path), "--federation.engine=one_by_one"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "run_round", interrupted(real_round, lambda n: n == rounds))
+        patch.setattr(Federation, "evaluate", interrupted(real_test, lambda part: part == "test"))
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+    assert ended.value.code == code
+    (run,) = tmp_path.iterdir()
+    *_, said, command = capsys.readouterr().err.splitlines()
+    begins = "" if rounds else " (from its first round, as no checkpoint is saved yet)"
+    assert said == (f"Stopped by {name}. The run's folder is {run}. This goes on with it{begins}:")
+    assert command.split()[:3] == ["python", "-m", "pl_fed"]
+    main(shlex.split(command)[3:])
+    assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2"]
+    assert [*tmp_path.iterdir()] == [run]
+
+
+def test_the_command_that_goes_on_names_one_checkpoint():
+    given = ["fit", "--ckpt_path", "a", "--x", "--ckpt_path=b", "--y", "z"]
+    assert _resuming(given) == ["fit", "--x", "--y", "z", "--ckpt_path", "last"]
+
+
+def test_an_interrupt_before_the_run_is_no_trace(monkeypatch, capsys):
+    monkeypatch.setattr("pl_fed.cli.FederatedCLI", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit) as ended:
+        main(["fit"])
+    assert ended.value.code == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "Stopped by Ctrl-C before the first round.\n"
+
+
+def test_a_full_disk_names_the_folder(tmp_path, monkeypatch, capsys):
+    """The system says of no file that it is this one that has no room."""
+    run = fit(tmp_path)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(RunCSV, "_replace", Mock(side_effect=full))
+    with pytest.raises(SystemExit):
+        main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path=last", "--trainer.max_epochs=3"])
+    said = capsys.readouterr().err
+    assert f"Expected room for the files of the run in {run} but got: No space left" in said
+    assert "Its last checkpoint is kept: make room, and go on by --ckpt_path last." in said
+
+
+def test_a_run_in_a_folder_that_cannot_be_written_says_so(tmp_path, monkeypatch, capsys):
+    run = fit(tmp_path)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    error = OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr("pl_fed.functional.arguments.TemporaryFile", Mock(side_effect=error))
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=error))
+    with pytest.raises(SystemExit):
+        main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path=last"])
+    said = capsys.readouterr().err
+    assert f"`run_dir` to be a folder that can be written but got {run}: Read-only file" in said
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_log_does_not_end_a_run(tmp_path):
+    run = fit(tmp_path)
+    content = (run / "metrics.csv").read_bytes()
+    (run / "metrics.csv").write_bytes(content[:20] + b"\x95" + content[21:])
+    with pytest.warns(UserWarning, match="metrics.csv is damaged"):
+        main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path=last", "--trainer.max_epochs=3"])
+    assert [row["round"] for row in rows(run / "metrics.csv")] == ["2", "3"]
+    assert (run / "metrics_damaged_1.csv").is_file()
 
 
 def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path, capsys):

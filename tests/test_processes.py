@@ -8,12 +8,18 @@ import sys
 import time
 from pathlib import Path
 
+import lightning
 import pytest
 import torch
 import worlds
 from lightning.pytorch.strategies import DDPStrategy
+from small_federations import sgd
 
 import pl_fed
+from pl_fed.clients import FedAvg
+from pl_fed.data import Digits, FederatedData
+from pl_fed.models import MLP
+from pl_fed.partitioners import IID
 from pl_fed.processes import LostProcessError, Processes, watched
 from pl_fed.runs import is_first_process, last_checkpoint
 
@@ -261,6 +267,77 @@ def test_other_errors_are_left_alone():
         raise RuntimeError("mine")
     with pytest.raises(RuntimeError, match=r"^gloo"), watched(Processes()):
         raise RuntimeError("gloo")
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
+def test_a_lost_process_is_one_sentence_in_every_stage(tmp_path, monkeypatch, stage):
+    trainer = pl_fed.Trainer(pl_fed.Federation(), run_dir=tmp_path, accelerator="cpu")
+    trainer.federation.processes = Processes(1, 2)
+    data = FederatedData(Digits(), IID(), 4)
+    client = FedAvg(MLP(64, [4], 10), optimizer=sgd(0.1), local_steps=1)
+
+    def lost(*_, **__):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Read error: Connection reset by peer")
+
+    monkeypatch.setattr(lightning.pytorch.Trainer, stage, lost)
+    with pytest.raises(LostProcessError, match=r"^Expected all 2 processes to go on but process 1"):
+        getattr(trainer, stage)(client, datamodule=data)
+
+
+STARTED = """
+import sys, time
+from pl_fed.processes import end_with_launcher
+end_with_launcher()
+print("started", flush=True)
+time.sleep(100)
+"""
+STARTS = """
+import subprocess, sys, time
+from pl_fed.processes import name_launcher
+name_launcher()
+subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+time.sleep(100)
+"""
+
+
+def test_a_process_ends_when_its_launcher_is_killed_before_they_meet():
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", STARTS, STARTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert launcher.stdout.readline() == "started\n"
+    launcher.kill()
+    output = launcher.communicate(timeout=60)[0]  # to the end of what the other says
+    assert output.startswith("error: Expected the process that started this one to go on until all")
+
+
+def test_a_process_ends_at_once_when_its_launcher_is_gone_already():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED],
+        env={**os.environ, "PL_FED_LAUNCHER": str(gone.pid)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"(process {gone.pid};" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_the_others_do_not_wait_for_one_that_is_killed_at_start_up(tmp_path):
+    process = command(tmp_path, 2, 100_000)
+    until = time.monotonic() + 100
+    while not children(process) and time.monotonic() < until and process.poll() is None:
+        time.sleep(0.05)
+    process.kill()
+    output = process.communicate(timeout=60)[0]
+    assert "error: Expected the process that started this one" in output
+    assert "Traceback" not in output
 
 
 class Other(DDPStrategy):

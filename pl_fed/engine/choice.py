@@ -14,7 +14,15 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import Chunk, Engine, LocalSettings, casts
-from pl_fed.engine.measuring import Candidate, Notebook, Speed, described, machine, measure
+from pl_fed.engine.measuring import (
+    Candidate,
+    Notebook,
+    Speed,
+    described,
+    machine,
+    measure,
+    speeds_of,
+)
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
 from pl_fed.engine.stacked import CannotStackError, Stacked
@@ -180,9 +188,20 @@ class EngineChoice:
         return {"asked": self.name, **found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as a checkpoint did, as far as no other engine or chunk size is asked for."""
+        """Go on as a checkpoint did, as far as no other engine or chunk size is asked for.
+
+        Raises:
+            ValueError: If there is no engine or chunk size like the checkpoint's.
+        """
+        engine, size = state["engine"], state["size"]
+        if engine not in (None, *EAGER, *COMPILED) or (size is not None and size < 1):
+            raise ValueError(
+                f"Expected a checkpoint whose engine is one of {', '.join(EAGER + COMPILED)}, with"
+                f" at least 1 client at a time, but got one with {engine!r} and {size}."
+            )
         self._begin(None)
-        self.speeds = {name: Speed(**speed) for name, speed in state["speeds"].items()}
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # else they are unknown
+            self.speeds = speeds_of(state["speeds"])
         alike = self.name in ("auto", state["asked"])
         if alike:
             self.current = state["engine"]

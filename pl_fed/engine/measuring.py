@@ -92,6 +92,20 @@ def measure(
     return {name: Speed(best[name], setups[name]) for name in best}, failed
 
 
+def speeds_of(saved: Mapping[str, Mapping[str, Any]]) -> dict[str, Speed]:
+    """Return speeds that were saved, by the engine's name.
+
+    Raises:
+        ValueError: If one cannot have been measured. Other damage gives a ``KeyError``,
+            ``TypeError`` or ``AttributeError``.
+    """
+    speeds = {n: Speed(float(s["step"]), float(s["setup"])) for n, s in saved.items()}
+    for name, speed in speeds.items():
+        if not (0 < speed.step < math.inf and 0 <= speed.setup < math.inf):
+            raise ValueError(f"Expected the speed of {name} to be measured but got {speed}.")
+    return speeds
+
+
 class Notebook:
     """Speeds that were measured on this machine, kept from run to run.
 
@@ -107,10 +121,10 @@ class Notebook:
     def read(self, shape: Mapping[str, Any]) -> dict[str, Speed]:
         """Return what was measured for a shape; nothing if nothing was, or is to be read."""
         try:
-            found = self._pages()[_key(shape)]["speeds"]
-            return {n: Speed(float(s["step"]), float(s["setup"])) for n, s in found.items()}
+            speeds = speeds_of(self._pages()[_key(shape)]["speeds"])
         except (KeyError, TypeError, ValueError, AttributeError):
             return {}
+        return speeds
 
     def write(self, shape: Mapping[str, Any], speeds: Mapping[str, Speed]) -> None:
         """Note what was measured; a folder that cannot be written to is left alone."""
@@ -128,7 +142,7 @@ class Notebook:
     def _pages(self) -> dict[str, Any]:
         try:
             pages = json.loads(self.path.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return pages if isinstance(pages, dict) else {}
 

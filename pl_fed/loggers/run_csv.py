@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from pl_fed.loggers.waiting_rows import WaitingRows
 
@@ -76,14 +76,33 @@ class RunCSV(Logger):
             self._write()
 
     def keep(self, rounds: int | None = None) -> None:
-        """Forget all rows but those of the first ``rounds`` rounds: a resumed run goes on there."""
-        found = self.path.read_bytes() if self.path.exists() else b""
-        rows = _rows(found[: found.rfind(b"\n") + 1])
+        """Forget all rows but those of the first ``rounds`` rounds: a resumed run goes on there.
+
+        A damaged file, which is a log alone, is kept under another name.
+        """
+        content = self.path.read_bytes() if self.path.exists() else b""
+        try:
+            rows = _checked_rows(content[: content.rfind(b"\n") + 1])
+        except ValueError as error:
+            rows = []
+            self._set_aside(str(error))
         rows = [row for row in rows if rounds is None or int(row["round"]) < rounds]
         self._columns = list(rows[0]) if rows else ["round"]
         # a checkpoint may lie within the round of the last row, whose validation is still to come
         self._row = {name: value for name, value in rows.pop().items() if value} if rows else {}
         self._replace(rows)
+
+    def _set_aside(self, damage: str) -> None:
+        """Rename a damaged file, and say so."""
+        for number in range(1, 1000):
+            other = self.path.with_name(f"metrics_damaged_{number}.csv")
+            if not other.exists():
+                break
+        os.replace(self.path, other)
+        rank_zero_warn(
+            f"{self.path} is damaged ({damage}): it is kept as {other.name}, and a new one begins"
+            " with the rounds that follow."
+        )
 
     def _replace(self, rows: list[dict[str, str]]) -> None:
         """Write the file anew: these rows, and the current one."""
@@ -106,6 +125,25 @@ class RunCSV(Logger):
             file.seek(self._offset)
             file.write(line.getvalue().encode())
             file.truncate()
+
+
+def _checked_rows(content: bytes) -> list[dict[str, str]]:
+    """Return the rows of a file.
+
+    Raises:
+        ValueError: If this logger cannot have written them.
+    """
+    try:
+        rows = _rows(content)
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    columns = list(rows[0]) if rows else ["round"]
+    if columns[0] != "round" or not all(name and name.isprintable() for name in columns):
+        raise ValueError("its first line does not hold the names of columns")
+    for number, row in enumerate(rows):
+        if list(row) != columns or None in row.values() or not row["round"].isdecimal():
+            raise ValueError(f"row {number} does not fit the columns")
+    return rows
 
 
 def _rows(content: bytes) -> list[dict[str, str]]:

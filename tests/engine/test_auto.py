@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import warnings
 from dataclasses import replace
 
@@ -237,6 +238,23 @@ def test_a_broken_page_is_no_page(tmp_path, page):
     pages = json.loads(notebook.path.read_text())
     notebook.path.write_text(json.dumps(dict.fromkeys(pages, page)))
     assert notebook.read({"net": "a"}) == {}
+
+
+@pytest.mark.parametrize("step", [math.nan, 0.0, -1.0, math.inf])
+def test_a_speed_that_nothing_has_is_measured_again(tmp_path, step):
+    notebook = Notebook(tmp_path / "notes.json")
+    notebook.write({"net": "a"}, {"stacked": Speed(step, 0.0)})
+    assert notebook.read({"net": "a"}) == {}
+    notebook.write({"net": "a"}, {"stacked": Speed(1e-3, setup=step or math.nan)})
+    assert notebook.read({"net": "a"}) == {}
+
+
+def test_a_notebook_that_is_nested_too_deep_is_begun_anew(tmp_path):
+    notebook = Notebook(tmp_path / "notes.json")
+    notebook.path.write_text("[" * 100_000)
+    assert notebook.read({"net": "a"}) == {}
+    notebook.write({"net": "a"}, SPEEDS)
+    assert notebook.read({"net": "a"}) == SPEEDS
 
 
 def test_a_folder_that_cannot_be_written_to_is_left_alone(tmp_path):

@@ -1,0 +1,37 @@
+"""``metrics.csv`` where it was damaged: it is a log, for which no run is lost."""
+
+import pytest
+
+from pl_fed.loggers import RunCSV
+
+WHOLE = b"round,train/loss\n0,0.5\n1,0.25\n"
+DAMAGED = {
+    "no UTF-8": WHOLE.replace(b"0.25", b"0.\x95\xff"),
+    "zeros in its head": b"\0\0\0\0\0\0" + WHOLE[6:],
+    "a head of nothing": b"\n" + WHOLE,
+    "no round": WHOLE.replace(b"1,", b"x,"),
+    "too many values": WHOLE.replace(b"0.25", b"0.25,3"),
+    "too few values": WHOLE.replace(b",0.25", b""),
+    "a value that is too long": WHOLE + b"2," + b"1" * 200_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_file_is_kept_under_another_name(tmp_path, damage):
+    for number in (1, 2):
+        (tmp_path / "metrics.csv").write_bytes(DAMAGED[damage])
+        logger = RunCSV(tmp_path)
+        match = rf"metrics.csv is damaged \(.*\): it is kept as metrics_damaged_{number}.csv"
+        with pytest.warns(UserWarning, match=match):
+            logger.keep(2)
+        logger.log_metrics({"train/loss": 0.125}, step=2)
+        assert (tmp_path / f"metrics_damaged_{number}.csv").read_bytes() == DAMAGED[damage]
+        assert (tmp_path / "metrics.csv").read_bytes() == b"round,train/loss\n2,0.125\n"
+
+
+@pytest.mark.parametrize("content", [WHOLE, WHOLE[:-3], b"", b"round\n", b"rou"])
+def test_what_a_kill_leaves_is_not_damaged(tmp_path, content):
+    (tmp_path / "metrics.csv").write_bytes(content)
+    RunCSV(tmp_path).keep(2)
+    assert not [*tmp_path.glob("metrics_damaged*")]
+    assert (tmp_path / "metrics.csv").read_bytes().startswith(b"round")
