@@ -212,7 +212,7 @@ def torn(good):
     yield changed(good, 5, *store), "to have a default row"
     one = good["federation"]["store"]["personal"]
     yield changed(good, {"other": one}, "federation", "store"), "clients' states to be"
-    yield changed(good, 1.5, "federation", "identity", "inputs"), "of the same inputs"
+    yield changed(good, 1.5, "federation", "identity", "inputs"), "with the same inputs"
 
 
 def test_a_checkpoint_that_pl_fed_did_not_write_changes_no_file(run, good, capsys):

@@ -51,7 +51,8 @@ def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
         if name in _DATA:
             words, hint = _DATA[name]
             raise ValueError(
-                f"Expected a checkpoint of the same {words} but got one of others: {hint}."
+                f"Expected a checkpoint of a run with the same {words} but got one with others:"
+                f" {hint}."
             )
         hint = f": {_OTHER_SPLIT}" if name == _SIZES else ""
         raise ValueError(

@@ -49,14 +49,16 @@ def test_data_made_anew_have_the_same_identity():
     ids=["seed", "shuffle", "owners the other way round", "other inputs"],
 )
 def test_as_many_samples_do_not_make_a_checkpoint_fit(saved, here, words):
-    with pytest.raises(ValueError, match=f"^Expected a checkpoint of the same {words}.* of others"):
+    match = f"^Expected a checkpoint of a run with the same {words}.* with others"
+    with pytest.raises(ValueError, match=match):
         check_identity(saved(), here())
 
 
 def test_other_labels_of_the_same_inputs_are_refused():
     other = arrays()
     other.y[:2] = other.y[:2].flip(0)
-    with pytest.raises(ValueError, match=r"^Expected a checkpoint of the same labels .* holds oth"):
+    match = r"^Expected a checkpoint of a run with the same labels .* holds other samples"
+    with pytest.raises(ValueError, match=match):
         check_identity(of(arrays()), of(other))
 
 
