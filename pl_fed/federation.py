@@ -290,8 +290,9 @@ class Federation:
         report, notes = self._report(cohort, outcome), _Notes()
         if outcome.sends:
             context = self.context(cohort, outcome.losses, round)
-            context = replace(context, start_losses=outcome.start_losses, note=notes)
-            context = replace(context, broadcast=self.client.row("global").data.clone())
+            broadcast = self.client.row("global").data.clone()
+            start_losses = outcome.start_losses
+            context = replace(context, start_losses=start_losses, broadcast=broadcast, note=notes)
             if self.server.aggregator.needs_root:
                 context = replace(context, root=self._root_update(round, optimizer))
             sizes = self.data.train.sizes
@@ -390,9 +391,11 @@ class Federation:
         benign, whole, outputs = ~self.is_byzantine[cohort], outcome.whole, outcome.outputs
         counts = benign & whole.cpu()
         report: dict[str, Tensor | float] = {}
-        if counts.any():
+        if counts.all():
+            report = {f"train/{name}": output.mean() for name, output in outputs.items()}
+        elif counts.any():
             chosen = counts.nonzero().flatten().to(outcome.losses.device)
-            report = {f"train/{name}": each[chosen].mean() for name, each in outputs.items()}
+            report = {f"train/{name}": output[chosen].mean() for name, output in outputs.items()}
         numbers = dict.fromkeys(ROUND_NUMBERS, 0) | {
             "cohort": len(cohort),
             "byzantine": int((~benign).sum()),

@@ -118,7 +118,7 @@ class Adversary:
     @property
     def share(self) -> float:
         """Which share of all clients is byzantine."""
-        return float(self.is_byzantine.double().mean())
+        return int(self.is_byzantine.sum()) / len(self.is_byzantine)
 
     def attacks(self, clients: Tensor, round: int) -> Tensor:
         """Return which of some clients attack in a round, bool [clients]."""

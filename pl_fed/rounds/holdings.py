@@ -1,6 +1,7 @@
 """What the clients hold: their data, what they keep between rounds, and their models' rows."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,9 +58,8 @@ class Holdings:
         If the net keeps features, they stand for the inputs: computed when first asked for, by the
         body of the checkpoint if there is one.
         """
-        row = self.client.row("global").data
-        data = self._moved
-        if data is None or data.x.device != row.device or data.x.dtype != row.dtype:
+        like, data = self.client.row("global").example, self._moved
+        if data is None or data.x.device != like.device or data.x.dtype != like.dtype:
             with torch.inference_mode(False), self._engine.autocast():
                 data = self._moved = moved(self.client, self.loaded)
                 self._triggered = {}
@@ -78,13 +78,21 @@ class Holdings:
     @property
     def server_states(self) -> dict[str, Tensor]:
         """What the server keeps beside the global model, where that is."""
-        server, row = self._server, self.client.row("global").data
+        server = self._server
+        if not server.states and not self._has_server_states:
+            return server.states
+        like = self.client.row("global").data
         with torch.inference_mode(False):
             if not server.states:
                 first = self.client.server_states()
                 server.states = {name: each.detach().clone() for name, each in first.items()}
-            server.states = {name: each.to(row) for name, each in server.states.items()}
+            server.states = {name: each.to(like) for name, each in server.states.items()}
         return server.states
+
+    @cached_property
+    def _has_server_states(self) -> bool:
+        """Whether the algorithm has the server keep anything beside the global model."""
+        return bool(self.client.server_states())
 
     @property
     def store(self) -> ClientStore:

@@ -102,7 +102,7 @@ class Server:
         copy.grad = -update.to(copy)
         before(optimizer)
         optimizer.step()
-        optimizer.zero_grad()
+        copy.grad = None
         row.copy_(copy.data)
         return update
 
