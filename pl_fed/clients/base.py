@@ -580,6 +580,11 @@ class Client(Recorded, FederationModule, ABC):
         return {name: self._default_row(name, row) for name, row in self._server_states.items()}
 
     @property
+    def has_server_states(self) -> bool:
+        """Whether the server keeps any state beside the global model."""
+        return bool(self._server_states)
+
+    @property
     def state_means(self) -> dict[str, str]:
         """Names of states whose mean over all clients the server keeps, with that mean's name."""
         return {name: state.mean for name, state in self._states.items() if state.mean is not None}

@@ -246,8 +246,10 @@ class Batches:
             draws = (self.seed, "batches", self.round)
             keys = [[key(*draws, k, p) for p in range(passes)] for k in self.clients]
             numbers = hashed(_on(index, keys)[..., None], slots)
-            beyond = slots >= _on(index, self.sizes)[:, None, None]
-            slots = numbers.masked_fill_(beyond, _LAST).argsort(dim=-1)
+            if min(self.sizes, default=0) < longest:
+                beyond = slots >= _on(index, self.sizes)[:, None, None]
+                numbers.masked_fill_(beyond, _LAST)
+            slots = numbers.argsort(dim=-1)
         else:
             slots = slots.expand(len(self.clients), passes, longest)
         places = slots + self._begins.to(index.device)[:, None, None]
@@ -257,8 +259,8 @@ class Batches:
     def _table(self) -> tuple[Tensor, Tensor]:
         """Sample ids and which of them count, both [steps, clients, batch]."""
         orders, size = self._orders, self.rule.batch_size
-        per_pass = _on(orders, [self.rule.per_pass(n) for n in self.sizes])
-        used, steps = _on(orders, self._used), _on(orders, self.steps)
+        counts_per_pass = [self.rule.per_pass(size) for size in self.sizes]
+        per_pass, used, steps = _on(orders, [counts_per_pass, self._used, self.steps])
         step = torch.arange(self.max_steps, device=orders.device)[:, None]
         width = min(size, max(self.sizes, default=0))
         slots = (step % per_pass * size)[..., None] + torch.arange(width, device=orders.device)

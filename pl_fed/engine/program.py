@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Number
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from pl_fed.engine.tracing import CannotCompileError
 from pl_fed.functional.random import seeded_torch
 from pl_fed.functional.rows import RowLayout, counters, unkept_buffers
 
-_PLAIN = (Number, str, type(None))
+_PLAIN = (int, float, complex, str, type(None))
 _MIRRORS = {"_flat_weights", "_flat_weight_refs"}  # a recurrent layer's own lists of its parameters
 _BOOKKEEPING = {
     "constructor_arguments",

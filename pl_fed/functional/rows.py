@@ -142,6 +142,11 @@ class Row:
             self._row = row
         return self._row
 
+    @property
+    def example(self) -> Tensor:
+        """A tensor of the row's dtype and device, without a look at all of them."""
+        return next(iter(self.tensors.values()))
+
     def is_of(self, module: nn.Module) -> bool:
         """Return whether its tensors are still the module's own, by their names."""
         try:
@@ -155,11 +160,16 @@ class Row:
 
     def _tied(self, row: Tensor) -> bool:
         begin, size, dtype = row.data_ptr(), row.element_size(), row.dtype
-        return all(
-            tensor.data_ptr() == begin + size * offset and tensor.dtype == dtype
-            for tensor, offset in zip(self.tensors.values(), self.layout.offsets)
-            if tensor.numel()
-        )
+        for tensor, offset in self._offsets:  # a loop, as a round asks many times
+            if tensor.data_ptr() != begin + size * offset or tensor.dtype != dtype:
+                return False
+        return True
+
+    @cached_property
+    def _offsets(self) -> list[tuple[Tensor, int]]:
+        """The tensors that hold any number, and where they begin in the row."""
+        pairs = zip(self.tensors.values(), self.layout.offsets)
+        return [(tensor, offset) for tensor, offset in pairs if tensor.numel()]
 
 
 _REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -123,7 +123,7 @@ class Adversary:
     @property
     def share(self) -> float:
         """Which share of all clients is byzantine."""
-        return float(self.is_byzantine.double().mean())
+        return int(self.is_byzantine.sum()) / len(self.is_byzantine)
 
     @property
     def attacks_on_data(self) -> list[Attack]:

@@ -66,9 +66,8 @@ class ClientStates:
         If the net keeps features, they stand for the inputs: computed when first asked for, by the
         body of the checkpoint if there is one.
         """
-        row = self.client.row("global").data
-        data = self._moved
-        if data is None or data.x.device != row.device or data.x.dtype != row.dtype:
+        example, data = self.client.row("global").example, self._moved
+        if data is None or data.x.device != example.device or data.x.dtype != example.dtype:
             with torch.inference_mode(False), self.settings.autocast():
                 data = self._moved = moved(self.client, self.loaded)
                 self._triggered = {}
@@ -87,7 +86,10 @@ class ClientStates:
     @property
     def server_states(self) -> dict[str, Tensor]:
         """What the server keeps beside the global model, where that is."""
-        server, row = self._server, self.client.row("global").data
+        server = self._server
+        if not self.client.has_server_states:
+            return server.states
+        row = self.client.row("global").data
         with torch.inference_mode(False):
             if not server.states:
                 defaults = self.client.server_state_defaults()

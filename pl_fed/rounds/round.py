@@ -263,11 +263,13 @@ class RoundRunner:
     def _report(self, trained: TrainedCohort) -> Report:
         """Return means of the metrics over the cohort's benign clients, and the round's counts."""
         benign, valid = ~self.adversary.is_byzantine[trained.clients], trained.valid
-        counted = (benign & valid.cpu()).nonzero().flatten().to(trained.losses.device)
+        counts, metrics = benign & valid.cpu(), trained.metrics
+        if not counts.all():
+            counted = counts.nonzero().flatten().to(trained.losses.device)
+            metrics = {name: values[counted] for name, values in metrics.items()}
         report: Report = {}
-        if len(counted):
-            means = {name: values[counted].mean() for name, values in trained.metrics.items()}
-            report = {f"train/{name}": mean for name, mean in means.items()}
+        if counts.any():
+            report = {f"train/{name}": values.mean() for name, values in metrics.items()}
         numbers = dict.fromkeys(ROUND_NUMBERS, 0) | {
             "cohort": len(benign),
             "byzantine": int((~benign).sum()),

@@ -103,7 +103,7 @@ class Server:
         copy.grad = -update.to(copy)
         before_step(optimizer)
         optimizer.step()
-        optimizer.zero_grad()
+        copy.grad = None
         row.copy_(copy.data)
         return update
 

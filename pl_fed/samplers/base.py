@@ -58,7 +58,8 @@ class Sampler(Recorded, ABC):
         number = self.size_of_cohort(num_clients)
         known = torch.as_tensor(cohort)
         whole = known.dtype == torch.int64 and known.shape == (number,)
-        if not whole or len(ids := known.unique()) < number or ids[0] < 0 or ids[-1] >= num_clients:
+        ids = set(known.tolist()) if whole else set()
+        if len(ids) < number or min(ids, default=0) < 0 or max(ids, default=0) >= num_clients:
             raise ValueError(
                 f"Expected argument `sampler` to draw {number} different ids of 0 to"
                 f" {num_clients - 1}, int64 [{number}], but {type(self).__name__} drew"
