@@ -76,9 +76,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)  # room for other files
+            before = " The checkpoint before it is kept." if target.is_file() else ""
             raise OSError(
-                f"Expected to write {target} but got: {error.strerror or error}. The checkpoint"
-                " before it is kept."
+                f"Expected to write {target} but got: {error.strerror or error}.{before}"
             ) from error
 
     def load_checkpoint(

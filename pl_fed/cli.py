@@ -177,14 +177,16 @@ class FederatedCLI(SectionsCLI):
             OSError: If a disk is full, and the error does not say of which files.
         """
         _discard(self.run_dir)
-        if self.run_dir is None or not self.run_dir.is_dir():
-            return
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        if self.run_dir is not None and isinstance(error, OSError) and error.errno in _NO_ROOM:
+            remedy = "Make room, and start it again."
+            if last_checkpoint(self.run_dir):
+                remedy = "Its last checkpoint is kept: make room, and go on by --ckpt_path last."
             raise OSError(
                 f"Expected room for the files of the run in {self.run_dir} but got:"
-                f" {error.strerror}. Its last checkpoint is kept: make room, and go on by"
-                " --ckpt_path last."
+                f" {error.strerror}. {remedy}"
             ) from error
+        if self.run_dir is None or not self.run_dir.is_dir():
+            return
         interrupted = getattr(getattr(self, "trainer", None), "interrupted", False)
         if isinstance(error, SIGTERMException):
             print(f"Stopped by SIGTERM. {self._how_to_go_on(self.run_dir)}", file=sys.stderr)
