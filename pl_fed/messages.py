@@ -36,7 +36,7 @@ _LEAVES = {
     r"Expected '(.+?)' to be a subclass of (.+?)\.*$": (
         "Expected argument `{where}` to be a subclass of {1} but got {0}."
     ),
-    r"argument of type '(.+?)' is not": (
+    r"(?:argument of|unhashable) type:? '(.+?)'": (
         "Expected argument `{where}` to name a class by its `class_path` but got a class_path of"
         " type {0}."
     ),

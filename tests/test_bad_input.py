@@ -498,6 +498,8 @@ A_CLASS = "to name a class by its `class_path` but got"
         ("federation", {"federation": {}}, "the section `federation` stands within itself"),
         ("data.dataset", 1, "`data.dataset` to name a subclass of DataSource by its `class_path`"),
         ("data.dataset", {"class_path": None}, f"`data.dataset` {A_CLASS} a class_path of type"),
+        ("data.dataset", {"class_path": {}}, f"`data.dataset` {A_CLASS} a class_path of type dict"),
+        ("model.class_path", {"a": 1}, f"`model` {A_CLASS} a class_path of type dict."),
         ("federation.aggregator", {"init_args": {}}, "`federation.aggregator` to name a subclass"),
         ("federation.pre_aggregators", [1], "subclass of PreAggregator by its `class_path`"),
         (OPTIMIZER, 1, f"`{OPTIMIZER}` {A_CLASS} 1."),
