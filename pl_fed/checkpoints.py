@@ -17,6 +17,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from pl_fed.rounds.identity import CHECKPOINT_FORMAT
 from pl_fed.runs import HALF_WRITTEN
 from pl_fed.state import DiskRows, check_saved, of_clients
 
@@ -41,6 +42,7 @@ _PARTS: dict[str, type | tuple[type, ...]] = {
     "federation.server.aggregator": Mapping,
     "federation.server.aggregator class": str,
     "federation.server.states": Mapping,
+    "federation.adversary": Mapping,
     "epoch": int,
     "global_step": int,
     "loops": Mapping,
@@ -260,6 +262,7 @@ def _check_parts(checkpoint: Any, named: str | Path) -> None:
             f"Expected argument `ckpt_path` to be a checkpoint of pl_fed but got {named}, which"
             " holds no federation."
         )
+    _check_format(checkpoint["federation"], named)
     for name, kind in _PARTS.items():
         part: Any = checkpoint
         for key in name.split("."):
@@ -275,6 +278,17 @@ def _check_parts(checkpoint: Any, named: str | Path) -> None:
             check_saved(name, rows)
         except ValueError as error:
             raise ValueError(f"{error} It is in {named}.") from error
+
+
+def _check_format(federation: Any, named: str | Path) -> None:
+    """Refuse a checkpoint of another version of pl_fed."""
+    saved = federation.get("format", 1) if isinstance(federation, Mapping) else CHECKPOINT_FORMAT
+    if saved != CHECKPOINT_FORMAT:
+        raise ValueError(
+            f"Expected argument `ckpt_path` to be a checkpoint of format {CHECKPOINT_FORMAT} but"
+            f" got {named} of format {saved}, which another version of pl_fed has written: resume"
+            " it by that version, or begin a new run."
+        )
 
 
 class _Missing:

@@ -40,7 +40,7 @@ from pl_fed.rounds.checks import (
 )
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.evaluation import FederatedEvaluation, ModelSelection
-from pl_fed.rounds.identity import check_identity, identity_of
+from pl_fed.rounds.identity import CHECKPOINT_FORMAT, check_identity, identity_of
 from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
@@ -440,12 +440,14 @@ class Federation(Recorded):
     def state_dict(self) -> dict[str, Any]:
         """Return what a resume needs beside the global model, which the client's state has."""
         return {
+            "format": CHECKPOINT_FORMAT,
             "identity": identity_of(self.client, self.states.loaded, self.seed),
             "byzantine": self.is_byzantine,
             "engine": self.engine.state_dict(),
             "participation": self.participation,
             "store": collected(self.processes, self.store.state_dict()),
             "server": self.server.state_dict(self.client.row("global").data),
+            "adversary": self.adversary.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -460,6 +462,7 @@ class Federation(Recorded):
             self.adversary.is_byzantine = state["byzantine"]
         self.engine.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
+        self.adversary.load_state_dict(state["adversary"])
         rows = at_home(self.processes, state["store"])
         self.states.restore(rows, state.get("participation"))
 

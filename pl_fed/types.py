@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Batch(NamedTuple):
@@ -107,6 +107,10 @@ class RoundContext:
             at a time; the identity where it is given all of them.
         note: Called with a word and a number for the round's log: ``"clipped"`` uploads were made
             shorter, ``"dropped"`` ones left out. Numbers of one word add up.
+        net: Returns a copy of the global model w^t, as the user's net in evaluation mode: for
+            attackers that train in their own way. ``None`` for aggregators.
+        samples: Returns all training samples of an attacker, by its id, as they are before any
+            attack on data. ``None`` for aggregators.
         merged: Gives what the server would make of the round if the attackers uploaded these rows
             [b, d]; ``None`` if attackers cannot know. An aggregator is not told.
     """
@@ -123,6 +127,8 @@ class RoundContext:
     root: Tensor = field(default_factory=lambda: torch.empty(0))
     sum: Callable[[Tensor], Tensor] = lambda part: part
     note: Callable[[str, float | Tensor], None] = lambda *_: None
+    net: Callable[[], nn.Module] | None = None
+    samples: Callable[[int], Batch] | None = None
     merged: Callable[[Tensor], Tensor] | None = None
 
     def of(self, chosen: Tensor) -> "RoundContext":

@@ -1,7 +1,7 @@
 """What every attack keeps to."""
 
 from abc import ABC
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -15,9 +15,11 @@ from pl_fed.types import Batch, ClientContext, RoundContext
 class Attack(Recorded, ABC):
     """What byzantine clients do: poison their training data, forge their uploads, or both.
 
-    A subclass overrides :meth:`poison`, :meth:`forge` or both; the other is the identity. An attack
-    has no memory: all it draws is keyed by the context, so that neither the engine, nor the chunks,
-    nor a stop and resume changes it.
+    A subclass overrides :meth:`poison`, :meth:`forge` or both; the other is the identity. All that
+    an attack draws is keyed by the context, so that neither the engine, nor the chunks, nor a stop
+    and resume changes it. An attack that keeps a state between rounds saves it by
+    :meth:`state_dict`. One that trains in its own way does so in :meth:`forge`, by ``context.net``
+    and ``context.samples``.
 
     Raises:
         TypeError: If ``Attack`` itself is made: it would attack nothing. Leave the attack out.
@@ -98,6 +100,26 @@ class Attack(Recorded, ABC):
             A new tensor or ``own``, shape [b, d].
         """
         return own
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the attack keeps between rounds, for a checkpoint.
+
+        Returns:
+            Tensors, numbers and words by name; by default nothing.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: If there is a state, and the attack keeps none.
+        """
+        if state:
+            raise ValueError(
+                f"Expected a checkpoint without a state of {type(self).__name__}, which keeps none,"
+                f" but got one with {', '.join(state)}."
+            )
 
     def trigger(self, batch: Batch) -> Batch:
         """Return samples as the attacker shows them to a model that it wants to mislead.

@@ -156,6 +156,11 @@ class ClientData:
         own = Part.of_sizes(torch.arange(len(y), device=index.device), sizes)
         return ClientData(x, y, own, own, own, self.num_classes)
 
+    def training_samples(self, client: int) -> Batch:
+        """Return all training samples of one client, with their ids."""
+        index = self.train.samples(client)
+        return Batch(self.x[index], self.y[index], samples=index)
+
     def padded(self, part: str, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Return a part's samples of some clients, as many rows for each as the largest client has.
 

@@ -164,6 +164,10 @@ class Evaluator:
                     net = self._plain(model)
                 yield net
 
+    def copy_global_model(self) -> nn.Module:
+        """Return a copy of the global model, as the user's net, in evaluation mode."""
+        return self._plain("global")
+
     def _plain(self, model: str) -> nn.Module:
         """Return a copy of a model that shares nothing with the client."""
         draws = self.client.draws  # may hold what belongs to a step, and is not copied

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_fed.attacks import Attack
 from pl_fed.attacks.base import poisoned
@@ -148,6 +148,24 @@ class Adversary:
         acting = self.is_byzantine[clients]
         return acting if round >= self.start else torch.zeros_like(acting)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what attack and corruption keep between rounds, for a checkpoint."""
+        return {
+            name: attack.state_dict()
+            for name, attack in (("attack", self.attack), ("corruption", self.corruption))
+            if attack is not None and attack.state_dict()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: If it is of another attack.
+        """
+        for name, attack in (("attack", self.attack), ("corruption", self.corruption)):
+            if attack is not None:
+                attack.load_state_dict(state.get(name, {}))
+
     def poison(self, clients: Tensor, round: int) -> dict[int, Callable[[Batch], Batch]]:
         """Return, by id, what happens to the training data of some clients."""
         attacks = self.attacks(clients, round).tolist()
@@ -173,6 +191,8 @@ class Adversary:
         finite: Tensor,
         context: RoundContext,
         merge: Callable[[Tensor, Tensor], Tensor],
+        net: Callable[[], nn.Module] | None = None,
+        samples: Callable[[int], Batch] | None = None,
     ) -> Tensor:
         """Let the byzantine clients of a cohort replace their uploads.
 
@@ -182,6 +202,8 @@ class Adversary:
             context: The round.
             merge: Gives what the server would make of uploads [cohort, numel] of which some are
                 whole, bool [cohort]; it remembers nothing of that.
+            net: Returns a copy of the global model, for attackers that train.
+            samples: Returns the training samples of a client, likewise.
 
         Returns:
             ``sent``.
@@ -194,7 +216,13 @@ class Adversary:
         byzantine = self.attacks(context.clients, context.round).to(sent.device)
         known = finite & (byzantine if self.know == "own" else ~byzantine)
         ids, own = context.clients, sent[byzantine]
-        context = replace(context, attackers=ids[byzantine.cpu()], known=ids[known.cpu()])
+        context = replace(
+            context,
+            attackers=ids[byzantine.cpu()],
+            known=ids[known.cpu()],
+            net=net,
+            samples=samples,
+        )
         if self.know == "own":
             none = sent.new_empty(0)
             context = replace(context, losses=none, start_losses=none, root=none)

@@ -7,6 +7,9 @@ from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.fingerprint import digest_of, same_inputs
 
+CHECKPOINT_FORMAT = 2
+"""The number of the format in which a federation is saved; it counts up when that changes."""
+
 _SIZES = "clients' numbers of training samples"
 _OTHER_SPLIT = "data.dataset, data.partitioner, the fractions or the seed are others"
 _OTHER_DATA = "data.dataset holds other samples than when the checkpoint was written"

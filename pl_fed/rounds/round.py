@@ -86,6 +86,7 @@ class RoundRunner:
         self.server = server
         self.adversary = adversary
         self.engine = engine
+        self.evaluator = evaluator
         self.settings = settings
         self.batch_rule = batch_rule
         self.max_rejected = max_rejected
@@ -223,7 +224,12 @@ class RoundRunner:
         cohort = uploads.share.cohort
         if self.adversary.forges(cohort, round):
             note("forged", float(self.adversary.attacks(cohort, round).sum()))
-            uploads.forge(self.server, self._server_states)
+            uploads.forge(
+                self.server,
+                self._server_states,
+                net=self.evaluator.copy_global_model,
+                samples=self.states.data.training_samples,
+            )
 
     def _merge(
         self,

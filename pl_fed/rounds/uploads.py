@@ -1,9 +1,9 @@
 """The uploads of a round on their way to the server: forged by attackers, left out if broken."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pl_fed.aggregators import Aggregator, Mean, counts_samples
 from pl_fed.clients.base import Client
@@ -13,7 +13,7 @@ from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort
 from pl_fed.rounds.work_share import WorkShare
-from pl_fed.types import RoundContext
+from pl_fed.types import Batch, RoundContext
 
 
 class Uploads:
@@ -58,13 +58,21 @@ class Uploads:
         """The rows as they count in the server's mean: see :meth:`leave_out_broken`."""
         return self.rows if self._factor == 1 else self.rows * self._factor
 
-    def forge(self, server: Server, server_states: Mapping[str, Tensor]) -> None:
+    def forge(
+        self,
+        server: Server,
+        server_states: Mapping[str, Tensor],
+        net: Callable[[], nn.Module],
+        samples: Callable[[int], Batch],
+    ) -> None:
         """Let the attackers replace their uploads: in every process alike.
 
         Args:
             server: The server, whose aggregator attackers may try.
             server_states: The server's current states. A broken client, whose forged upload may be
                 valid, proposes no change of them.
+            net: Returns a copy of the global model, for attackers that train in their own way.
+            samples: Returns the training samples of a client, likewise.
         """
         context, valid = self.context, self._valid
 
@@ -75,7 +83,7 @@ class Uploads:
             return server.simulate(rows if valid.all() else rows[valid], weights, merged)
 
         rows = self.share.gather(self.rows if self._owns_rows else self.rows.clone())
-        self.rows = self._adversary.forge(rows, valid, context, simulate_merge)
+        self.rows = self._adversary.forge(rows, valid, context, simulate_merge, net, samples)
         if not valid.all():
             valid_here = valid[self._trained_here.to(valid.device), None]
             self._proposals = {
