@@ -3,6 +3,10 @@
 from pl_fed.clients.admm import ADMM as ADMM
 from pl_fed.clients.apfl import APFL as APFL
 from pl_fed.clients.base import Client as Client
+from pl_fed.clients.contract import ClientRound as ClientRound
+from pl_fed.clients.contract import Model as Model
+from pl_fed.clients.contract import ModelRows as ModelRows
+from pl_fed.clients.contract import Objective as Objective
 from pl_fed.clients.ditto import Ditto as Ditto
 from pl_fed.clients.ditto_choice import DittoChoice as DittoChoice
 from pl_fed.clients.ditto_greedy import DittoGreedy as DittoGreedy

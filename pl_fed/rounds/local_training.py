@@ -215,8 +215,6 @@ class LocalTraining:
         }
         with _noting(plan.round, clients, "begin"):
             start = self.states.begin(clients, broadcast, remote, step_rows, lr)
-        if "global" in client.trained:
-            start.models["global"] = broadcast.expand(len(clients))
         return Chunk(clients, client.objective, batches, steps, start)
 
     def _close(self, chunk: Chunk, positions: Tensor, metrics: dict[str, Tensor]) -> ChunkResults:
