@@ -78,7 +78,7 @@ class Uploads:
 
         def simulate_merge(rows: Tensor, valid: Tensor) -> Tensor:
             """Return what the server would make of the valid ones of some uploads."""
-            merged = self._context_of(valid)
+            merged = self._select_context(context, valid)
             weights = self._sizes[merged.clients].to(rows.device)
             return server.simulate(rows if valid.all() else rows[valid], weights, merged)
 
@@ -108,16 +108,16 @@ class Uploads:
         valid_here = valid[self._trained_here.to(valid.device)]
         self._proposals = {name: rows[valid_here] for name, rows in self._proposals.items()}
         self._proposers = self._proposers[valid_here.cpu()]
-        self.context = self._context_of(valid)
+        self.context = self._select_context(self.context, valid)
         self.share = self.share.select(valid.cpu())
         partial = client.population.cohort < client.population.clients
         if client.mean_of == "clients" and (client.uploads_changes or partial):
             self._factor = len(self.share.cohort) / self._cohort_size
         return rejected
 
-    def _context_of(self, valid: Tensor) -> RoundContext:
+    def _select_context(self, context: RoundContext, valid: Tensor) -> RoundContext:
         """Return the round of the clients whose uploads are valid, bool [cohort]."""
-        return self._adversary.expect(self.context.of(valid), int((~valid).sum()))
+        return self._adversary.expect(context.of(valid), int((~valid).sum()))
 
     def distance_to_benign_mean(
         self, update: Tensor, benign: Tensor, aggregator: Aggregator

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from small_federations import classes, mlp, reals, run_rounds, seeded, sgd, shared_out
+from small_federations import classes, mlp, reals, seeded, sgd, shared_out
 from torch import nn
 
 from pl_fed import Federation, clients
@@ -387,42 +387,3 @@ def test_byzantine_clients_may_diverge():
     broken_check([1.0, math.nan, 3.0], [[1.0], [math.inf], [3.0]], byzantine=[0])
     with pytest.raises(NonFiniteLossError, match="client 5"):
         broken_check([math.nan, math.nan, 3.0], GOOD_ROWS, byzantine=[0])
-
-
-# Names of states
-
-
-def client_with(**members):
-    kind = type("Own", (Ditto,), {n: lambda self, v=v: v for n, v in members.items()})
-    return kind(seeded(mlp), optimizer=sgd(0.1), local_steps=1)
-
-
-RESERVED = [
-    *("samples", "client", "broadcast", "validation_samples", "global", "validation_x"),
-    *("personal_statistics", "own_statistics", "own_steps", "own_lr", "own_loss", "mean_own"),
-]
-
-
-@pytest.mark.parametrize("method", ["states", "server_states"])
-@pytest.mark.parametrize("name", RESERVED)
-def test_a_state_has_no_name_that_a_round_uses_itself(method, name):
-    client = client_with(**{method: {name: torch.zeros(2)}})
-    match = f"^Expected `{method}` of Own to give names of their own but got `{name}`, .*: rename"
-    with pytest.raises(ValueError, match=match):
-        run_rounds(client, shared_out(classes([4, 5, 6])))
-
-
-@pytest.mark.parametrize(
-    ("states", "server_states", "reason"),
-    [
-        (["own"], ["own"], "which is a name in `states`, too"),
-        ([], ["personal"], "which is the name of a model that each client has"),
-    ],
-)
-def test_a_server_state_has_a_name_of_its_own(states, server_states, reason):
-    client = client_with(
-        states={name: torch.zeros(2) for name in states},
-        server_states={name: torch.zeros(2) for name in server_states},
-    )
-    with pytest.raises(ValueError, match=f"^Expected `server_states` .*, {reason}: rename it"):
-        run_rounds(client, shared_out(classes([4, 5, 6])))
