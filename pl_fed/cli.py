@@ -523,7 +523,7 @@ def main(args: ArgsType = None) -> None:
         sys.exit(128 + signal.SIGTERM)
     except KeyboardInterrupt:  # before there is a trainer, which would end the run in order
         if is_first_process():
-            print("Stopped by Ctrl-C before the first round.", file=sys.stderr)
+            print("Stopped by Ctrl-C before a run began.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except (
         ValueError,

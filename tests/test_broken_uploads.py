@@ -215,12 +215,16 @@ class OfAnotherKind:
 
     who, change, of, now = BROKEN, staticmethod(lambda rows: rows), "upload", False
 
-    def end_round(self, rows):
-        upload = super().end_round(rows)
-        if self.now and (rows["client"] == self.who).any():
+    def end_round(self, client):
+        upload = super().end_round(client)
+        if self.now and (client.ids == self.who).any():
             if self.of == "upload":
                 return self.change(upload)
-            rows[self.of] = self.change(torch.as_tensor(rows[self.of]))
+            if self.of in client.states:
+                client.states[self.of] = self.change(client.states[self.of])
+            else:
+                proposal = client.server_states[self.of].repeat(len(client), 1)
+                client.proposals[self.of] = self.change(proposal)
         return upload
 
 
@@ -288,13 +292,14 @@ def test_real_numbers_of_another_precision_are_uploads(dtype):
 class ProposesBySome(FedAvg):
     """Clients 0 and 4 propose that the server's number grows by 10; the others propose nothing."""
 
-    def server_states(self):
-        return {"number": torch.ones(1)}
+    def __init__(self, net, **kwargs):
+        super().__init__(net, **kwargs)
+        self.add_server_state("number", 1.0)
 
-    def end_round(self, rows):
-        if rows["client"].item() in (0, 4):
-            rows["number"] = rows["number"][None] + 10
-        return super().end_round(rows)
+    def end_round(self, client):
+        if client.ids.item() in (0, 4):
+            client.proposals["number"] = client.server_states["number"][None] + 10
+        return super().end_round(client)
 
 
 def test_a_client_that_proposes_nothing_keeps_to_what_the_server_has():

@@ -148,7 +148,7 @@ def test_a_fetched_checkpoint_is_compared_with_its_checksums(run, server, capsys
     [
         ("foo://x", "a URL that fsspec can read but got foo://x: Protocol not known: foo"),
         ("file://nowhere", "to be a checkpoint, last or best but got file://nowhere: no such file"),
-        ("a\0b", r"to be a checkpoint, last or best but got 'a\x00b': no such file"),
+        ("a\0b", r"the command line to have no NUL characters but got 'a\x00b'"),
         ("{server}/none.ckpt", "can be fetched but got {server}/none.ckpt: HTTP Error 404"),
         ("http://127.0.0.1:1/x.ckpt", "can be fetched but got http://127.0.0.1:1/x.ckpt: "),
     ],

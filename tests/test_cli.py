@@ -354,7 +354,7 @@ def test_an_interrupt_before_the_run_is_no_trace(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["fit"])
     assert ended.value.code == 128 + signal.SIGINT
-    assert capsys.readouterr().err == "Stopped by Ctrl-C before the first round.\n"
+    assert capsys.readouterr().err == "Stopped by Ctrl-C before a run began.\n"
 
 
 def test_a_full_disk_names_the_folder(tmp_path, monkeypatch, capsys):

@@ -111,7 +111,7 @@ class FLAME(ADMM):
         self.add_state("local", self.initial_row)  # w_i
         self.add_state("dual", self.zero_row)  # π_i
         if tolerance is not None:
-            self.add_state("epsilon", tolerance)  # ε_i
+            self.add_state("tolerance", tolerance)  # ε_i
         if lagged_global:
             lagged = Model(trained=False, kept=False)
             self.set_models(
@@ -147,14 +147,14 @@ class FLAME(ADMM):
         centre = self.tensors(self.centre)
         gradients = [slopes[name] + self.lam * (at[name] - centre[name]) for name in at]
         square = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
-        alpha, tolerance = self.alpha(self.read("samples")), self.read("epsilon")
+        alpha, tolerance = self.alpha(self.read("samples")), self.read("tolerance")
         return (alpha.square() * square <= self.decay * tolerance).squeeze()
 
     def end_round(self, client: ClientRound) -> Tensor:
         """Update w_i and π_i, and upload u_i."""
         w, theta = client.broadcast.parameters, client.models["personal"].parameters
         if self.tolerance is not None:
-            client.states["epsilon"] = self.decay * client.states["epsilon"]
+            client.states["tolerance"] = self.decay * client.states["tolerance"]
         if self.lagged_global:
             client.proposals["lagged"] = w.expand_as(theta)
         stiffness = self.lam * self.alpha(client.samples)

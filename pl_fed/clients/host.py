@@ -111,11 +111,12 @@ class FederationModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Make the federation ready, in the trainer's precision, before a checkpoint is loaded."""
+        federation = self.federation  # raises under another trainer than pl_fed's
         self.trainer.precision_plugin.convert_module(self)
         datamodule = getattr(self.trainer, "datamodule", None)
         loads = getattr(self.trainer, "loads", False)
-        settings = self.trainer.run_settings()  # type: ignore[attr-defined]  # pl_fed's trainer
-        self.federation.setup(self, datamodule, stage, loads, settings)
+        settings = self.trainer.run_settings()  # type: ignore[attr-defined]
+        federation.setup(self, datamodule, stage, loads, settings)
 
     def on_validation_epoch_start(self) -> None:
         """Reset the validation metrics."""

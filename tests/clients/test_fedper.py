@@ -104,6 +104,7 @@ def test_own_parts_never_leave_the_client(own, is_own):
     client.end_round = watched
     federation = Federation(Only(0, 2), seed=0, engine="stacked")
     federation.setup(client, data_of(), "fit")
+    uploads.clear()  # that of the trial before training
     first = client.row("global").data.clone()
     for round in range(2):
         federation.run_round(round, client.train().configure_optimizers())

@@ -274,8 +274,8 @@ def test_a_tolerance_leaves_the_logged_loss_alone():
 def test_optimizers_that_move_without_a_gradient_are_refused_with_a_tolerance(optimizer):
     match = r"Expected argument `optimizer` to build torch\.optim\.SGD without momentum"
     with pytest.raises(ValueError, match=match):
-        flame(tolerance=0.1, optimizer=optimizer).configure_optimizers()
-    flame(optimizer=optimizer).configure_optimizers()
+        run_rounds(flame(tolerance=0.1, optimizer=optimizer), DATA, rounds=0)
+    run_rounds(flame(optimizer=optimizer), DATA, rounds=0)
 
 
 # The global model of the round before

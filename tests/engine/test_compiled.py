@@ -75,7 +75,7 @@ TRUE = {  # engine, client, shape of a sample
     ),
     "FedAvg with BatchNorm, one by one": (
         "one_by_one_compiled",
-        lambda: FedAvg(seeded(batch_norm_net), sgd(0.1), local_epochs=2),
+        lambda: FedAvg(seeded(batch_norm_net), optimizer=sgd(0.1), local_epochs=2),
         (2, 4, 4),
     ),
     "FedAvg with statistics of the batch, one by one": (  # whose shape has to be known
@@ -171,7 +171,7 @@ def test_whatever_the_cohort_is_inputs_are_as_they_were_compiled_for(
     monkeypatch.setattr(program.CompiledStep, "takes", noted)
     data = shared_out(classes([4, 8, 8, 16, 24, 12]))
     how = {"sampler": Uniform(3), "rounds": 5, "engine": engine}
-    run_rounds(FedAvg(seeded(dropout_net), sgd(0.1)), data, **how)
+    run_rounds(FedAvg(seeded(dropout_net), optimizer=sgd(0.1)), data, **how)
     assert len(taken) > 20
     assert all(taken)
 
@@ -190,8 +190,8 @@ class Transposed(RandomLabels):
 def test_what_an_attack_gives_may_lie_otherwise(uncompiled, engine):
     data = shared_out(classes([8, 8, 8]))
     how = {"attack": Transposed(), "byzantine": [1]}
-    eager = run_rounds(FedAvg(seeded(mlp), sgd(0.1)), data, **how)
-    compiled = run_rounds(FedAvg(seeded(mlp), sgd(0.1)), data, engine=engine, **how)
+    eager = run_rounds(FedAvg(seeded(mlp), optimizer=sgd(0.1)), data, **how)
+    compiled = run_rounds(FedAvg(seeded(mlp), optimizer=sgd(0.1)), data, engine=engine, **how)
     assert eager.distance(compiled) <= 1e-10
 
 
@@ -204,7 +204,7 @@ def test_without_a_compiler_it_says_so_once(monkeypatch, engine):
         raise RuntimeError("No working C++ compiler found.\nA page of advice")
 
     monkeypatch.setattr(compiled_step, "compile_graph", none)
-    client, data = FedAvg(seeded(mlp), sgd(0.1)), shared_out(classes(SIZES))
+    client, data = FedAvg(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes(SIZES))
     with saying(f"{SAYING}: No working C++ compiler found."):
         outcome = run_rounds(client, data, rounds=3, engine=engine, chunk_size=2)
     eager = engine.removesuffix("_compiled")
@@ -222,7 +222,7 @@ def test_a_compiled_step_with_other_numbers_is_noticed(monkeypatch, engine):
         return run
 
     monkeypatch.setattr(compiled_step, "compile_graph", wrong)
-    client, data = FedAvg(seeded(mlp), sgd(0.1)), shared_out(classes(SIZES))
+    client, data = FedAvg(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes(SIZES))
     with saying(f"{SAYING}: a compiled step gave other numbers than an eager one"):
         outcome = run_rounds(client, data, engine=engine)
     assert outcome.distance(run_rounds(client, data)) <= 1e-10
@@ -247,7 +247,7 @@ def client_with(step, net=mlp):
             return step(self, super().training_step(batch, batch_idx), batch_idx)
 
     criterion = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 1.5]))
-    client = Changed(seeded(net), sgd(0.1), local_epochs=2, criterion=criterion)
+    client = Changed(seeded(net), optimizer=sgd(0.1), local_epochs=2, criterion=criterion)
     client.register_buffer("power", torch.tensor(1.5))
     return client
 
@@ -465,7 +465,7 @@ def test_a_minibatch_that_became_a_constant_is_noticed():
     data = shared_out(classes([8, 8]), batch_size=4)
 
     def client():
-        return FedAvg(seeded(Remembering), sgd(0.1), local_epochs=2)
+        return FedAvg(seeded(Remembering), optimizer=sgd(0.1), local_epochs=2)
 
     expected = run_rounds(client(), data, rounds=2)
     with pytest.warns(UserWarning, match=SAYING):

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ import yaml
 from sklearn.datasets import load_digits
 
 import pl_fed
-from pl_fed import runs
+from pl_fed import checkpoints
 from pl_fed.checkpoints import RowsOf
 from pl_fed.cli import main
 from pl_fed.data import Digits, FederatedData
@@ -422,7 +423,7 @@ def test_a_large_checkpoint_is_mapped_and_never_read_as_a_whole(folder, monkeypa
         how.append((str(path).endswith("last.ckpt"), kwargs.get("mmap")))
         return load(path, *args, **kwargs)
 
-    monkeypatch.setattr(runs, "_LARGE", 0)
+    monkeypatch.setattr(checkpoints, "_LARGE", 0)
     monkeypatch.setattr(torch, "load", spy)
     export(folder, "--client", "1", "--format", "state_dict")
     assert how == [(True, True)]
@@ -635,7 +636,7 @@ def test_an_interrupted_export_leaves_nothing(folder, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(formats.StateDict, "write", write)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(SystemExit, match=str(128 + signal.SIGINT)):
             export(folder, "--client", "1", "2", "--format", "state_dict")
     assert len(written) == 2
     assert {path.name for path in folder.iterdir()} == before

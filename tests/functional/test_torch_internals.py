@@ -81,7 +81,7 @@ RELEASES = {
 def test_an_engine_that_torch_no_longer_compiles_runs_eagerly(
     monkeypatch, forgotten, engine, release
 ):
-    client, data = FedAvg(seeded(mlp), sgd(0.1)), shared_out(classes([8, 8]))
+    client, data = FedAvg(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes([8, 8]))
     expected = run_rounds(client, data, rounds=3, engine=engine.removesuffix("_compiled"))
     RELEASES[release](monkeypatch)
     with warnings.catch_warnings(record=True) as caught:

@@ -1,5 +1,7 @@
 """``metrics.csv`` where it was damaged: it is a log, for which no run is lost."""
 
+import csv
+
 import pytest
 
 from pl_fed.loggers import RunCSV
@@ -14,6 +16,14 @@ DAMAGED = {
     "too few values": WHOLE.replace(b",0.25", b""),
     "a value that is too long": WHOLE + b"2," + b"1" * 200_000 + b"\n",
 }
+
+
+@pytest.fixture(autouse=True)
+def default_limit():
+    """The length of a value at which Python's reader stops; reports read longer ones."""
+    before = csv.field_size_limit(131_072)
+    yield
+    csv.field_size_limit(before)
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
