@@ -41,6 +41,7 @@ from pl_fed.functional.rows import (
     frozen_modules,
     running_statistics,
     trainable_parameters,
+    usable_rows,
 )
 from pl_fed.types import Batch, Population
 
@@ -679,9 +680,10 @@ class Client(Recorded, FederationModule, ABC):
         before = {name: client.states[name].clone() for name in self.state_means}
         upload = self.end_round(client)
         for name, mean in self.state_means.items():
-            row = client.states[name]
-            if isinstance(row, Tensor) and row.shape == before[name].shape:  # else it is broken
-                change = self.population.share * (row - before[name])
+            start = before[name]
+            row = usable_rows(client.states[name], (len(start), start.shape[1]), start)
+            if row is not None:  # else the clients are broken
+                change = self.population.share * (row - start)
                 client.proposals.setdefault(mean, client.server_states[mean] + change)
         if client.global_statistics is None and "global" in (*self.trained, *self.evaluated):
             source = "global" if "global" in self.trained else self.trained[-1]

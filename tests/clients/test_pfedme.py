@@ -13,6 +13,7 @@ from small_federations import (
     classes,
     mlp,
     points,
+    run_rounds,
     seeded,
     sgd,
     shared_out,
