@@ -72,7 +72,7 @@ def test_corruption_and_attack_of_a_kind_draw_each_by_itself(kind):
     data, attack = shared_out(classes(SIZES)), kind()
     how = {"corruption": attack, "ids": [1]}
     once, twice = ({**how, "attack": each} for each in (None, attack))
-    del once["attack"], once["byzantine"]
+    del once["attack"], once["ids"]
     assert (
         run_rounds(client_of(), data, **once).w != run_rounds(client_of(), data, **twice).w
     ).any()
