@@ -4,11 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pl_fed.engine.options import EngineOptions as EngineOptions
     from pl_fed.federation import Federation as Federation
+    from pl_fed.rounds.adversary import Adversary as Adversary
+    from pl_fed.rounds.storage import StorageOptions as StorageOptions
     from pl_fed.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
-_CLASSES = ("Federation", "Trainer")
+_CLASSES = {
+    "Adversary": "rounds.adversary",
+    "EngineOptions": "engine.options",
+    "Federation": "federation",
+    "StorageOptions": "rounds.storage",
+    "Trainer": "trainer",
+}
 _ROOMS = (
     *("aggregators", "attacks", "callbacks", "clients", "data", "loggers", "metrics", "models"),
     *("optimizers", "partitioners", "samplers", "skews"),
@@ -19,7 +28,7 @@ __all__ = [*_CLASSES, *_ROOMS]
 def __getattr__(name: str) -> Any:
     """Import what is asked for, and no more: the leaves need no Lightning, nor wait for it."""
     if name in _CLASSES:
-        return getattr(import_module(f"pl_fed.{name.lower()}"), name)
+        return getattr(import_module(f"pl_fed.{_CLASSES[name]}"), name)
     if name in _ROOMS:
         return import_module(f"pl_fed.{name}")
     raise AttributeError(f"module 'pl_fed' has no attribute {name!r}")

@@ -13,6 +13,7 @@ from jsonargparse import get_loader
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 SECTIONS = ("model", "data", "federation", "trainer")
+FEDERATION_SECTIONS = ("adversary", "engine", "storage")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MAX_DEPTH = 100  # jsonargparse and PyYAML recurse
 _MAX_COPIES = 10_000  # values that anchors may add to those that are written
@@ -186,6 +187,7 @@ def check_values(config: Any) -> None:
         ValueError: If a number is NaN, too large for 64 bits or infinite where that has no meaning;
             if a text has NUL or half a character; or if an argument is null that needs a value.
     """
+    _check_federation_sections(config.get("federation") or {})
     _check_nulls(config, "")
     for path, value in _values(config, "", False):
         if isinstance(value, str):
@@ -196,6 +198,16 @@ def check_values(config: Any) -> None:
             raise ValueError(
                 f"Expected argument `{path}` to be an integer of at most 64 bits, up to 2^63 - 1,"
                 f" but got {value if value.bit_length() < 128 else 'a longer one'}."
+            )
+
+
+def _check_federation_sections(federation: Any) -> None:
+    """Refuse null for a section of the federation."""
+    for name in FEDERATION_SECTIONS:
+        if federation.get(name, {}) is None:
+            raise ValueError(
+                f"Expected argument `federation.{name}` to be a mapping of arguments but got null:"
+                " leave it out for its defaults."
             )
 
 

@@ -8,26 +8,24 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
-from pl_fed.attacks import Attack
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
-from pl_fed.engine import EngineChoice, EngineName
+from pl_fed.engine import EngineChoice, EngineOptions
 from pl_fed.engine.adaptation import Adaptation
 from pl_fed.engine.evaluation import Evaluator
 from pl_fed.functional.arguments import (
     check_at_most,
     check_instances,
     check_integers,
-    check_nonnegative,
     check_shares,
-    check_writable,
 )
 from pl_fed.functional.recorded import Recorded
 from pl_fed.metrics import ClientMetrics
 from pl_fed.processes import Processes
-from pl_fed.rounds.adversary import Adversary, Knowledge
+from pl_fed.rounds.adversary import Adversary
+from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.checks import (
     check_aggregator,
     check_attacks,
@@ -35,7 +33,6 @@ from pl_fed.rounds.checks import (
     check_features,
     check_mean,
     check_net,
-    check_state_memory,
     try_attacks,
 )
 from pl_fed.rounds.client_states import ClientStates
@@ -45,6 +42,7 @@ from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
 from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.storage import StorageOptions
 from pl_fed.rounds.trial import try_client
 from pl_fed.rounds.work_share import at_home, collected
 from pl_fed.samplers import Sampler, Uniform
@@ -61,37 +59,13 @@ class Federation(Recorded):
         pre_aggregators: Change the uploads before that, one after the other.
         server_optimizer: Builds the optimizer that moves the global model along the merged update,
             taken for a negative gradient: SGD with learning rate 1 is FedAvg, others are FedOpt.
-        attack: What byzantine clients do.
-        byzantine: Which clients are byzantine: a fraction of them (rounded down), drawn by the
-            seed, or a list of ids.
-        redraw_byzantine: Whether each round draws other byzantine clients. Metrics are then over
-            the clients that are benign in the round before the evaluation.
-        byzantine_from: The first round in which they attack; before, they are honest, and still not
-            in the metrics.
-        attackers_know: Which honest uploads of a round the byzantine clients know: ``"all"``, or
-            only their ``"own"``, what they would send if they were honest.
-        num_byzantine: How many byzantine uploads aggregators count with in a round; ``None`` for
-            the number to be expected, of all clients' share (rounded down), as in Ditto. Uploads
-            that are left out as broken are counted off.
-        corruption: What is wrong with the training data of every client, byzantine or not: an
-            attack on data, such as outliers (FedTilt, section IV).
+        adversary: The Byzantine clients and their attack.
         max_rejected: The largest share of a round's benign clients, in [0, 1], that may be left out
             as broken (NaN or infinity in losses, models or uploads; an upload or a state of a wrong
             length, or that is no tensor of real numbers) before the run stops. The states of such
             clients stay as before the round.
-        engine: How the local steps are run: ``"one_by_one"``; ``"stacked"``, many clients at once
-            under vmap; ``"one_by_one_compiled"`` and ``"stacked_compiled"``, the same by
-            ``torch.compile``; ``"auto"`` measures, and keeps the fastest.
-        chunk_size: Clients that are run at a time; ``None`` takes what suits the engine, and fits
-            into memory.
-        compile_mode: ``mode`` of ``torch.compile``: ``"reduce-overhead"`` for CUDA graphs, say.
-        store: Folder for the clients' states, on disk; ``None`` keeps them in memory, and puts only
-            what is beyond ``state_memory`` on disk, into the folder for temporary files.
-        state_memory: Memory for the clients' states: a share of what is free, in (0, 1], which the
-            processes of a node share, or a number of bytes (int) in each of them.
-        gather_memory: With several processes, bytes of uploads (cohort × parameters × their size)
-            up to which each of them brings all uploads together; beyond, each merges a slice of the
-            coordinates where the aggregator can. A mean takes neither way: it adds up.
+        engine: How the local steps are run.
+        storage: Where the clients' states are kept between rounds.
         model_selection: By what data each client takes the better one of its own model and the
             global one, by accuracy and then by loss, the ``hybrid`` model (FLAME, section IV): its
             ``"validation"`` data, or, as in the paper's experiments, its ``"test"`` data, which
@@ -109,20 +83,10 @@ class Federation(Recorded):
         aggregator: Aggregator | None = None,
         pre_aggregators: list[PreAggregator] | None = None,
         server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
-        attack: Attack | None = None,
-        byzantine: float | list[int] = 0.0,
-        redraw_byzantine: bool = False,
-        byzantine_from: int = 0,
-        attackers_know: Knowledge = "all",
-        num_byzantine: int | None = None,
-        corruption: Attack | None = None,
+        adversary: Adversary = Adversary(),
         max_rejected: float = 0.5,
-        engine: EngineName = "auto",
-        chunk_size: int | None = None,
-        compile_mode: str | None = None,
-        store: str | None = None,
-        state_memory: int | float = 0.5,
-        gather_memory: int = 1 << 20,
+        engine: EngineOptions = EngineOptions(),
+        storage: StorageOptions = StorageOptions(),
         model_selection: ModelSelection = "validation",
         seed: int | None = None,
     ) -> None:
@@ -132,12 +96,8 @@ class Federation(Recorded):
         check_instances(list, pre_aggregators=before)
         for each in before:
             check_instances(PreAggregator, pre_aggregators=each)
-        check_instances(Attack, attack=attack, corruption=corruption)
+        _check_sections(adversary, engine, storage)
         check_shares(max_rejected=max_rejected)
-        if num_byzantine is not None:
-            check_integers(0, num_byzantine=num_byzantine)
-        if chunk_size is not None:
-            check_integers(1, chunk_size=chunk_size)
         if seed is not None:
             check_integers(-(2**63), 2**63 - 1, seed=seed)
         if model_selection not in ("validation", "test", None):
@@ -145,27 +105,15 @@ class Federation(Recorded):
                 'Expected argument `model_selection` to be "validation", "test" or None but got'
                 f" {model_selection!r}."
             )
-        check_state_memory(state_memory)
-        if store is not None:
-            check_writable(store=store)
-        check_nonnegative(gather_memory=gather_memory)
         self.sampler = Uniform() if sampler is None else sampler
         defence = Mean() if aggregator is None else aggregator
         self.server = Server(_defence(before, defence), server_optimizer)
-        self.adversary = Adversary(
-            attack,
-            byzantine,
-            redraw_byzantine,
-            byzantine_from,
-            attackers_know,
-            corruption,
-            num_byzantine,
-        )
+        self.adversary = adversary
+        self.byzantine_clients = ByzantineClients(adversary)
         self.max_rejected = max_rejected
-        self.engine = EngineChoice(engine, chunk_size, compile_mode)
-        self.store_folder = store
-        self.state_memory = state_memory
-        self.gather_memory = gather_memory
+        self.engine = engine
+        self.engine_choice = EngineChoice(engine)
+        self.storage = storage
         self.model_selection = model_selection
         self.seed = global_seed() if seed is None else seed
         self._session: Session | None = None
@@ -207,7 +155,7 @@ class Federation(Recorded):
                 before.states.check_none_lost(client)
             before = None
         if before is None:
-            self.adversary.setup(data.num_clients, data.num_classes, self.seed)
+            self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed)
         cohort = self.sampler.size_of_cohort(data.num_clients)
         client.population = Population(data.num_clients, cohort, int(data.train.sizes.sum()))
         self._check(client, datamodule)
@@ -225,7 +173,7 @@ class Federation(Recorded):
         check_net(client, data, datamodule.augment)
         check_mean(client, self.server.aggregator, self.server.adds)
         check_features(client, datamodule)
-        check_attacks(client, data, self.adversary.attacks_on_data)
+        check_attacks(client, data, self.byzantine_clients.attacks_on_data)
         if self.server.aggregator.needs_root and not len(data.root):
             raise ValueError(
                 "Expected argument `root_samples` of the data to be above 0 for an aggregator that"
@@ -238,7 +186,7 @@ class Federation(Recorded):
         cohort = torch.arange(client.population.cohort)
         context = rounds.context(cohort, torch.empty(0), 0)
         check_aggregator(self.server.new_aggregator(), context)
-        try_attacks(client, data, self.adversary.attacks_on_data)
+        try_attacks(client, data, self.byzantine_clients.attacks_on_data)
         check_engine(client, rounds.batch_rule, data, self.engine.name)
 
     def _build_session(
@@ -258,9 +206,7 @@ class Federation(Recorded):
             evaluated_before = before.evaluation
         if before is None:
             self.server.reset()
-            states = ClientStates(
-                client, data, self.server, settings, self.store_folder, self.state_memory
-            )
+            states = ClientStates(client, data, self.server, settings, self.storage)
         else:
             states = before.states
             states.renew(data, settings)
@@ -273,12 +219,16 @@ class Federation(Recorded):
         adaptation = None
         if client.adaptation is not None:
             adaptation = Adaptation(
-                client, client.adaptation, self.seed, self.adversary.poison, datamodule.augment
+                client,
+                client.adaptation,
+                self.seed,
+                self.byzantine_clients.poison,
+                datamodule.augment,
             )
         evaluation = FederatedEvaluation(
             states,
-            self.engine,
-            self.adversary,
+            self.engine_choice,
+            self.byzantine_clients,
             settings,
             batch_rule,
             adaptation,
@@ -290,13 +240,12 @@ class Federation(Recorded):
             datamodule,
             self.sampler,
             self.server,
-            self.adversary,
-            self.engine,
+            self.byzantine_clients,
+            self.engine_choice,
             evaluation.evaluator,
             settings,
             batch_rule,
             max_rejected=self.max_rejected,
-            gather_memory=self.gather_memory,
             seed=self.seed,
         )
         return Session(client, datamodule, states, evaluation, rounds)
@@ -329,7 +278,7 @@ class Federation(Recorded):
     @property
     def is_byzantine(self) -> Tensor:
         """Which clients are Byzantine in the present round, bool [clients]."""
-        return self.adversary.is_byzantine
+        return self.byzantine_clients.is_byzantine
 
     @property
     def client(self) -> Client:
@@ -443,11 +392,11 @@ class Federation(Recorded):
             "format": CHECKPOINT_FORMAT,
             "identity": identity_of(self.client, self.states.loaded, self.seed),
             "byzantine": self.is_byzantine,
-            "engine": self.engine.state_dict(),
+            "engine": self.engine_choice.state_dict(),
             "participation": self.participation,
             "store": collected(self.processes, self.store.state_dict()),
             "server": self.server.state_dict(self.client.row("global").data),
-            "adversary": self.adversary.state_dict(),
+            "adversary": self.byzantine_clients.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -459,13 +408,28 @@ class Federation(Recorded):
         here = identity_of(self.client, self.states.loaded, self.seed)
         check_identity(state["identity"], here)
         if self.adversary.redraw:
-            self.adversary.is_byzantine = state["byzantine"]
-        self.engine.load_state_dict(state["engine"])
+            self.byzantine_clients.is_byzantine = state["byzantine"]
+        self.engine_choice.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
-        self.adversary.load_state_dict(state["adversary"])
+        self.byzantine_clients.load_state_dict(state["adversary"])
         rows = at_home(self.processes, state["store"])
         self.states.restore(rows, state.get("participation"))
 
 
 def _defence(first: Sequence[PreAggregator], then: Aggregator) -> Aggregator:
     return Chain(first, then) if first else then
+
+
+def _check_sections(adversary: object, engine: object, storage: object) -> None:
+    """Refuse a section of a wrong type, which Python, but no config, can give."""
+    sections = {
+        "adversary": (Adversary, adversary),
+        "engine": (EngineOptions, engine),
+        "storage": (StorageOptions, storage),
+    }
+    for name, (kind, section) in sections.items():
+        if not isinstance(section, kind):
+            raise TypeError(
+                f"Expected argument `federation.{name}` to be of type {kind.__name__} but got"
+                f" {section!r}: give pl_fed.{kind.__name__}(...)."
+            )

@@ -69,7 +69,7 @@ _LEAVES = {
     r"--(\S+)\.help: (.+)": (
         "Expected argument `{0}.help` to be followed by the path of a class but got: {1}."
     ),
-    r"unrecognized arguments: (.+)": ("Expected only options that --help lists but got {0}."),
+    r"unrecognized arguments: (.+)": "Expected only options that --help lists but got {0}{near}.",
     r"argument subcommand: invalid choice: (.+) \(choose from .+\)": (
         f"Expected a subcommand, one of {_COMMANDS}, but got {{0}}."
     ),
@@ -84,6 +84,25 @@ _LEAVES = {
     ),
 }
 _SECTIONS = ["model", "data", "federation", "trainer", "seed_everything", "ckpt_path"]
+_MOVED = {  # arguments that stood in the section federation itself: where they are now
+    "attack": "adversary.attack",
+    "attackers_know": "adversary.knowledge",
+    "byzantine": "adversary.fraction",
+    "byzantine_from": "adversary.start_round",
+    "chunk_size": "engine.chunk_size",
+    "compile_mode": "engine.compile_mode",
+    "corruption": "adversary.corruption",
+    "engine": "engine.name",
+    "num_byzantine": "adversary.expected",
+    "redraw_byzantine": "adversary.redraw",
+    "state_memory": "storage.memory",
+    "store": "storage.folder",
+}
+_FEDERATION_SECTIONS = {
+    "adversary": "pl_fed.Adversary",
+    "engine": "pl_fed.EngineOptions",
+    "storage": "pl_fed.StorageOptions",
+}
 _FEW = 12  # names that fit into a sentence
 _LONGEST = 160  # characters of a value that are shown
 _ROOMS = {  # where the classes are that an argument takes
@@ -220,7 +239,7 @@ class _Tree:
         if found := re.match(r"Unable to load config ['\"](.*)['\"]$", line):
             self._no_section = (
                 f"Expected argument `{self.where}` to be a mapping of arguments, or a YAML file"
-                f" that holds one, but got {_short(found[1])}."
+                f" that holds one, but got {_short(found[1])}{_moved(self.where)}."
             )
             return ""
         if self._no_section:
@@ -347,7 +366,7 @@ def _of_leaf(line: str, where: str, owner: str, value: str) -> str:
     for pattern, template in _LEAVES.items():
         if found := re.match(pattern, line):
             groups = [_shown(_kind(value if group is None else group)) for group in found.groups()]
-            near = _near_class(where, groups[0]) if groups else ""
+            near = _moved(groups[0]) or _near_class(where, groups[0]) if groups else ""
             return template.format(*groups, where=where, near=near)
     if found := re.match(r"Expected an instantiatable class, but (?:(\S+) )?is abstract", line):
         path = found[1] or value
@@ -373,12 +392,29 @@ def _unlisted(name: str, where: str, owner: str) -> str:
     """Return the sentence of an option that a class, or the command line, does not have."""
     if not where:
         section = name.partition(".")[0]
-        near = "" if section in _SECTIONS else _near(section, _SECTIONS)
+        near = _moved(name) or ("" if section in _SECTIONS else _near(section, _SECTIONS))
         return f"Expected only options that --help lists but got {name}{near}."
     options = _options(owner)
     near = _near(name, options) or _few(options)
     whose = f" of {owner}" if owner else ""
     return f"Expected argument `{where}` to hold only options{whose} but got `{name}`{near}."
+
+
+def _moved(text: str) -> str:
+    """Return where an argument of the federation is now, or a similar one of its section.
+
+    Example:
+        >>> _moved("--federation.byzantine 0.2"), _moved("federation.engine.chunksize")
+        (' (did you mean federation.adversary.fraction?)', ' (did you mean chunk_size?)')
+    """
+    parts = re.match(r"(?:--)?federation\.(\w+)(?:\.(\w+))?", text)
+    if parts is None:
+        return ""
+    if parts[2] and parts[1] in _FEDERATION_SECTIONS:
+        options = _options(_FEDERATION_SECTIONS[parts[1]])
+        return _near(parts[2], options) or _few(options)
+    moved = _MOVED.get(parts[1])
+    return f" (did you mean federation.{moved}?)" if moved else ""
 
 
 def _near_class(where: str, path: str) -> str:

@@ -4,6 +4,7 @@ import copy
 import warnings
 
 import torch
+from small_federations import sections
 
 from pl_fed import Federation
 from pl_fed.functional.random import generator
@@ -17,7 +18,9 @@ def after_each_round(client, data, rounds, sampler=None, **settings):
     state of the clients [clients, length] and of the server [length].
     """
     client = copy.deepcopy(client).double()
-    federation = Federation(sampler or All(), **{"seed": 0, "engine": "stacked", **settings})
+    federation = Federation(
+        sampler or All(), **sections(**{"seed": 0, "engine": "stacked", **settings})
+    )
     federation.setup(client, data, "fit")
     client.train()
     optimizer = client.configure_optimizers()

@@ -4,6 +4,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
+from small_federations import sections
 
 from pl_fed import Federation
 from pl_fed.rounds.settings import RunSettings
@@ -32,7 +33,9 @@ class Trained:
 def trained(client, data, rounds=2, sampler=None, shuffle=True, **settings):
     """Run rounds on a copy of the client, in float64, and evaluate it."""
     client = copy.deepcopy(client).double()
-    federation = Federation(sampler or All(), **{"seed": 0, "engine": "one_by_one", **settings})
+    federation = Federation(
+        sampler or All(), **sections(**{"seed": 0, "engine": "one_by_one", **settings})
+    )
     federation.setup(client, data, "fit", settings=RunSettings(shuffle=shuffle))
     optimizer = client.train().configure_optimizers()
     for round in range(rounds):

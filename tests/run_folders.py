@@ -27,8 +27,8 @@ CONFIG = {
             "init_args": {"cohort_size": 3},
         },
         "aggregator": None,
-        "attack": None,
-        "byzantine": 0.0,
+        "adversary": {"attack": None, "fraction": None, "ids": None},
+        "storage": {"folder": None},
         "seed": None,
     },
 }

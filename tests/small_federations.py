@@ -3,12 +3,12 @@
 import copy
 import re
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
 
-from pl_fed import Federation
+from pl_fed import Adversary, EngineOptions, Federation, StorageOptions
 from pl_fed.clients.contract import ModelRows
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
@@ -89,6 +89,22 @@ def seeded(make, seed=0):
         return make()
 
 
+OF_THE_ADVERSARY = {entry.name for entry in fields(Adversary)}
+
+
+def sections(
+    engine="auto", chunk_size=None, compile_mode=None, folder=None, memory=0.5, **settings
+):
+    """The arguments of a federation, given the arguments of its sections by their own names."""
+    adversary = {name: settings.pop(name) for name in OF_THE_ADVERSARY & settings.keys()}
+    return {
+        "adversary": Adversary(**adversary),
+        "engine": EngineOptions(engine, chunk_size, compile_mode),
+        "storage": StorageOptions(folder, memory),
+        **settings,
+    }
+
+
 @dataclass
 class Outcome:
     """What rounds led to.
@@ -126,9 +142,11 @@ def run_rounds(
     shuffle=True,
     **settings,
 ):
-    """Run rounds on a copy of the client; ``settings`` are the federation's."""
+    """Run rounds on a copy of the client; ``settings`` are those of :func:`sections`."""
     client = copy.deepcopy(client).to(dtype)
-    federation = Federation(sampler or All(), **{"seed": 0, "engine": "one_by_one", **settings})
+    federation = Federation(
+        sampler or All(), **sections(**{"seed": 0, "engine": "one_by_one", **settings})
+    )
     local = LocalSettings(autocast or nullcontext, clipping or Clipping())
     federation.setup(client, data, "fit", settings=RunSettings(local, shuffle=shuffle))
     client.train()

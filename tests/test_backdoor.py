@@ -5,11 +5,11 @@ import functools
 
 import pytest
 import torch
-from small_federations import classes, mlp, reals, seeded, sgd, shared_out
+from small_federations import classes, mlp, reals, sections, seeded, sgd, shared_out
 from torch import nn
 
 import pl_fed
-from pl_fed import Federation
+from pl_fed import Adversary, Federation
 from pl_fed.attacks import Attack, Backdoor, Combined, GaussianNoise, Outliers, RandomLabels
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Digits, FederatedData
@@ -31,9 +31,9 @@ class Digit(Backdoor):
 
 def trained(folder, rounds=2, client=None, data=None, **federation):
     """A trainer that has trained and tested."""
-    settings = {"byzantine": [1, 4], "attack": Digit(), "engine": "one_by_one", **federation}
+    settings = {"ids": [1, 4], "attack": Digit(), "engine": "one_by_one", **federation}
     trainer = pl_fed.Trainer(
-        Federation(All(), seed=0, **settings),
+        Federation(All(), seed=0, **sections(**settings)),
         run_dir=folder,
         accelerator="cpu",
         num_sanity_val_steps=0,
@@ -140,7 +140,7 @@ def test_a_client_that_has_the_target_only_does_not_count(tmp_path):
     arrays.y[:10] = 1  # client 0
     data = shared_out(arrays, test_fraction=0.5)
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
-    how = {"attack": ATTACK, "byzantine": [3]}
+    how = {"attack": ATTACK, "ids": [3]}
     trainer, *_ = trained(tmp_path, client=client, data=data, **how)
     metrics = trainer.federation.metrics("test")["global"]
     shares = metrics.per_client()["backdoor_success"]
@@ -153,7 +153,7 @@ def test_nobody_to_mislead_gives_no_number(tmp_path):
     arrays.y[:] = 1
     data = shared_out(arrays, test_fraction=0.5)
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
-    trainer, *_ = trained(tmp_path, client=client, data=data, attack=ATTACK, byzantine=[1])
+    trainer, *_ = trained(tmp_path, client=client, data=data, attack=ATTACK, ids=[1])
     assert "test/global/accuracy" in trainer.callback_metrics
     assert "test/global/backdoor_success" not in trainer.callback_metrics
 
@@ -172,7 +172,7 @@ def test_without_a_trigger_models_are_run_once(tmp_path, monkeypatch, attack):
     monkeypatch.setattr(Evaluator, "_tables", counted)
     data = shared_out(classes([10, 10, 10]), test_fraction=0.5)
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
-    trainer, *_ = trained(tmp_path, client=client, data=data, attack=attack, byzantine=[1])
+    trainer, *_ = trained(tmp_path, client=client, data=data, attack=attack, ids=[1])
     assert calls.count("test") == (2 if attack.triggers else 1)
     assert bool(trainer.federation.states._triggered) is attack.triggers
 
@@ -237,7 +237,7 @@ class Kept(nn.Module):
 def test_changed_inputs_are_refused_where_features_stand_for_them(attack, how):
     data = shared_out(classes([4, 4], shape=(1, 4, 4)))
     federation = Federation(
-        All(), **{how: attack}, **({"byzantine": 0.5} if how == "attack" else {})
+        All(), **sections(**{how: attack}, **{"fraction": 0.5} if how == "attack" else {})
     )
     name = type(attack).__name__
     with pytest.raises(ValueError, match=f"`keep_features` of Kept to be False for {name}"):
@@ -248,7 +248,7 @@ def test_a_backdoor_needs_classes():
     data = shared_out(reals(torch.zeros(8, 4), torch.zeros(8, 3), [0] * 4 + [1] * 4))
     client = FedAvg(seeded(mlp), criterion=nn.MSELoss())
     with pytest.raises(ValueError, match="Expected the data to have classes for Backdoor"):
-        Federation(All(), attack=ATTACK, byzantine=[0]).setup(client, data, "fit")
+        Federation(All(), adversary=Adversary(attack=ATTACK, ids=[0])).setup(client, data, "fit")
 
 
 def test_the_success_of_two_backdoors_counts_no_true_label():

@@ -12,12 +12,12 @@ import pytest
 import torch
 import yaml
 
-from pl_fed import Federation, Trainer
+from pl_fed import Adversary, Federation, StorageOptions, Trainer
 from pl_fed.aggregators import Clipping, Median
 from pl_fed.cli import main
 from pl_fed.clients import FedAvg
 from pl_fed.data import Digits, FederatedData
-from pl_fed.messages import sentence
+from pl_fed.messages import _MOVED, sentence
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
 from pl_fed.samplers import Uniform
@@ -109,8 +109,9 @@ def the_sentence(err):
 
 
 MODEL, NET = "--model.init_args", "--model.init_args.net.init_args"
-NOT_YET = "--federation.byzantine_from=1000"
-FLIPPED = "--federation.attack=pl_fed.attacks.FlippedLabels"
+ADVERSARY = "--federation.adversary"
+NOT_YET = f"{ADVERSARY}.start_round=1000"
+FLIPPED = f"{ADVERSARY}.attack=pl_fed.attacks.FlippedLabels"
 
 REFUSED = {
     # what is not there
@@ -193,12 +194,12 @@ REFUSED = {
         "`data` to be a mapping of arguments, or a YAML file that holds one, but got 1,2.",
     ),
     "brackets": (
-        ["--federation.byzantine=" + 200 * "[" + 200 * "]"],
-        "`federation.byzantine` to be short YAML but it is nested more than 100 levels deep",
+        [f"{ADVERSARY}.ids=" + 200 * "[" + 200 * "]"],
+        "`federation.adversary.ids` to be short YAML but it is nested more than 100 levels deep",
     ),
     "no end of brackets": (
-        ["--federation.byzantine", 3000 * "["],
-        f"`federation.byzantine` to be of type float or list but got {160 * '['}….",
+        [f"{ADVERSARY}.ids", 3000 * "["],
+        f"`federation.adversary.ids` to be of type list but got {160 * '['}….",
     ),
     "NUL": (["--trainer.default_root_dir=a\0b"], "to have no NUL characters but got"),
     "half a character": (
@@ -227,9 +228,9 @@ REFUSED = {
         [f"{NET}.hidden=many"],
         "`model.init_args.net.init_args.hidden` to be of type Sequence but got many",
     ),
-    "number or list": (
-        ["--federation.byzantine=some"],
-        "`federation.byzantine` to be of type float or list but got some",
+    "number or null": (
+        [f"{ADVERSARY}.fraction=some"],
+        "`federation.adversary.fraction` to be of type float but got some",
     ),
     "learning rate": (
         [f"{MODEL}.optimizer.init_args.lr=fast"],
@@ -276,42 +277,48 @@ REFUSED = {
     "steps and epochs": ([f"{MODEL}.local_epochs=2"], "only one of `local_steps` and `local_epoch"),
     "batch size": (["--data.batch_size=0"], "`batch_size` to be at least 1 but got 0"),
     "too few for Krum": (
-        ["--federation.aggregator=Krum", "--federation.num_byzantine=8"],
+        ["--federation.aggregator=Krum", f"{ADVERSARY}.expected=8"],
         "`uploads` to have at least 11 rows for Krum",
     ),
     "too few for what is chained": (
         [
-            *("--federation.aggregator=TrimmedMean", "--federation.num_byzantine=3"),
+            *("--federation.aggregator=TrimmedMean", f"{ADVERSARY}.expected=3"),
             "--federation.pre_aggregators+=Bucketing",
         ],
         "`uploads` to have more than 6 rows, for TrimmedMean",
     ),
-    "byzantine 1.5": ([FLIPPED, "--federation.byzantine=1.5"], "in [0, 1] or a list of client ids"),
-    "byzantine -0.1": ([FLIPPED, "--federation.byzantine=-0.1"], "`byzantine` to be a fraction"),
     "byzantine ids": (
-        [FLIPPED, "--federation.byzantine=[2, 9]"],
-        "`byzantine` to be client ids from 0 to 5 but got [9]",
-    ),
-    "byzantine ids twice": (
-        [FLIPPED, "--federation.byzantine=[2, 1, 2]"],
-        "`byzantine` to be different client ids but got [2] more than once.",
+        [FLIPPED, f"{ADVERSARY}.ids=[2, 9]"],
+        "`federation.adversary.ids` to be client ids from 0 to 5 but got [9]: there are 6 clients.",
     ),
     "no attack": (
-        ["--federation.byzantine=0.5"],
-        "`attack` to be given with `byzantine` = 0.5 but got None",
+        [f"{ADVERSARY}.fraction=0.5"],
+        "`federation.adversary.attack` to be given with `federation.adversary.fraction` = 0.5 but",
     ),
     "compile mode": (
-        ["--federation.compile_mode=quick"],
-        "`compile_mode` to be a mode of torch.compile but got 'quick': Unrecognized mode=quick, sh",
+        ["--federation.engine.compile_mode=quick"],
+        "`federation.engine.compile_mode` to be a mode of torch.compile but got 'quick': Unrecogn",
+    ),
+    "engine": (
+        ["--federation.engine.name=fast"],
+        "`federation.engine.name` to be one of 'auto', 'one_by_one', 'stacked', ",
+    ),
+    "name in place of a section": (
+        ["--federation.engine=stacked"],
+        "holds one, but got stacked (did you mean federation.engine.name?).",
+    ),
+    "option of a section": (
+        [f"{ADVERSARY}.fractions=0.2"],
+        "but got --federation.adversary.fractions=0.2 (did you mean fraction?).",
     ),
     "target of a backdoor": (
-        ["--federation.attack=Backdoor", "--federation.attack.target=77", NOT_YET],
+        [f"{ADVERSARY}.attack=Backdoor", f"{ADVERSARY}.attack.target=77", NOT_YET],
         "`target` to be one of the 10 classes but got 77",
     ),
     "square of a backdoor": (
         [
-            *("--federation.attack=Backdoor", "--federation.attack.target=7", NOT_YET),
-            "--federation.attack.size=9",
+            *(f"{ADVERSARY}.attack=Backdoor", f"{ADVERSARY}.attack.target=7", NOT_YET),
+            f"{ADVERSARY}.attack.size=9",
         ],
         "`size` to fit inputs of shape [1, 8, 8] but got 9",
     ),
@@ -352,8 +359,8 @@ REFUSED = {
         "`check_val_every_n_epoch` to be at least 1 but got 0",
     ),
     "a folder that is a file": (
-        ["--federation.store=tiny.yaml"],
-        "`store` to be a folder that can be written but got tiny.yaml: ",
+        ["--federation.storage.folder=tiny.yaml"],
+        "`federation.storage.folder` to be a folder that can be written but got tiny.yaml: ",
     ),
     # what is not on disk
     "data root": (
@@ -386,6 +393,13 @@ def test_mistake(refused, mistake):
     found = refused(*arguments)
     assert found.startswith("Expected ")
     assert words in found
+
+
+def test_a_moved_argument_is_found_again(refused):
+    for old, new in _MOVED.items():
+        if old != "engine":
+            expected = f"but got --federation.{old}=1 (did you mean federation.{new}?)."
+            assert refused(f"--federation.{old}=1").endswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -540,7 +554,15 @@ A_CLASS = "to name a class by its `class_path` but got"
         ("data.dataset.class_path", " ", "`data.dataset` to be the path of a class but got ''."),
         ("data.dataset.class_path", "\x1b[31m", "to be the path of a class but got \\x1b[31m."),
         ("federation", " ", "`federation` to be a mapping of arguments, or a YAML file"),
-        ("federation.store", "a\0b", "`federation.store` to be text without NUL characters"),
+        (
+            "federation.storage",
+            {"folder": "a\0b"},
+            "`federation.storage.folder` to be text without",
+        ),
+        ("federation.adversary", None, "`federation.adversary` to be a mapping of arguments but"),
+        ("federation.engine", "stacked", "got stacked (did you mean federation.engine.name?)."),
+        ("federation.adversary", {"attackk": 1}, "adversary.attackk (did you mean attack?)."),
+        ("federation.byzantine", 0.2, "(did you mean federation.adversary.fraction?)."),
     ],
 )
 def test_a_config_with_a_wrong_value(here, refused, path, value, words):
@@ -762,8 +784,11 @@ KINDS = {
     "aggregator": (partial(Federation, aggregator="Median"), "Aggregator but got 'Median'"),
     "pre_aggregators": (partial(Federation, pre_aggregators=Clipping()), "list but got Clipping"),
     "each of them": (partial(Federation, pre_aggregators=[Median()]), "PreAggregator but got Med"),
-    "attack": (partial(Federation, attack="RandomLabels"), "Attack but got 'RandomLabels'"),
-    "store": (partial(Federation, store=123), "`store` to be a folder but got 123"),
+    "adversary": (partial(Federation, adversary=0.2), "type Adversary but got 0.2: give pl_fed."),
+    "engine": (partial(Federation, engine="stacked"), "type EngineOptions but got 'stacked': give"),
+    "storage": (partial(Federation, storage=None), "type StorageOptions but got None: give pl_fed"),
+    "attack": (partial(Adversary, attack="RandomLabels"), "Attack but got 'RandomLabels'"),
+    "folder": (partial(StorageOptions, folder=123), "storage.folder` to be a folder but got 123"),
     "dataset": (partial(FederatedData, "mine.npz"), "DataSource but got 'mine.npz'"),
     "partitioner": (partial(DIGITS, "IID"), "Partitioner but got 'IID'"),
     "skew": (partial(DIGITS, IID(), skew=[]), "Skew but got []"),

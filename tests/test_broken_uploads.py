@@ -10,11 +10,11 @@ from itertools import product
 
 import pytest
 import torch
-from small_federations import Cohorts, classes, mlp, seeded, sgd, shared_out
+from small_federations import Cohorts, classes, mlp, sections, seeded, sgd, shared_out
 
 import pl_fed.aggregators
 import pl_fed.attacks
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.aggregators import Aggregator, Clipping, Krum, Mean, Median, TrimmedMean
 from pl_fed.clients import (
     FLAME,
@@ -87,7 +87,9 @@ def run(client, cohorts=(COHORT,) * 3, rounds=3, broken=1, data=None, **settings
     """Run rounds, in one of which the client breaks."""
     client = copy.deepcopy(client).double()
     settings = {"engine": "one_by_one", "chunk_size": 1, **settings}
-    federation = Federation(_Given(*(list(each) for each in cohorts)), seed=0, **settings)
+    federation = Federation(
+        _Given(*(list(each) for each in cohorts)), seed=0, **sections(**settings)
+    )
     federation.setup(client, data or data_of(), "fit")
     client.train()
     optimizer = client.configure_optimizers()
@@ -339,7 +341,7 @@ def test_it_is_said_once(engine):
 
 def federation_rounds(client, rounds, engine):
     client = client.double()
-    federation = Federation(Cohorts(COHORT), seed=0, engine=engine)
+    federation = Federation(Cohorts(COHORT), seed=0, engine=EngineOptions(engine))
     federation.setup(client, data_of(), "fit")
     optimizer = client.configure_optimizers()
     for round in range(rounds):
@@ -440,9 +442,7 @@ def test_the_strict_behaviour_stops_at_the_first(how):
 def test_byzantine_clients_that_break_are_counted_but_may_be_as_many_as_they_like():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ended = run(
-            breaks(FedAvg), max_rejected=0.0, attack=pl_fed.attacks.RandomLabels(), byzantine=[3]
-        )
+        ended = run(breaks(FedAvg), max_rejected=0.0, attack=pl_fed.attacks.RandomLabels(), ids=[3])
     assert [report["train/rejected"] for report in ended.reports] == [0, 1, 0]
 
 
@@ -495,7 +495,7 @@ def test_every_aggregator_merges_what_is_left(kind, how):
 
     def ended(cohorts, broken):
         aggregator = kind(**copy.deepcopy(ARGUMENTS.get(kind.__name__, {})))
-        how_many = {"num_byzantine": 0, "data": data_of(root_samples=6)}
+        how_many = {"expected": 0, "data": data_of(root_samples=6)}
         client = breaks(FedAvg, how)
         return run(client, cohorts, broken=broken, aggregator=aggregator, **how_many)
 
@@ -517,7 +517,7 @@ def test_forged_uploads_beside_broken_ones(how):
             return -honest.mean(0).expand_as(own)
 
     seen = []
-    how = {"client": breaks(FedAvg, how), "attack": Mirror(), "byzantine": [0]}
+    how = {"client": breaks(FedAvg, how), "attack": Mirror(), "ids": [0]}
     client = how.pop("client")
     ended = run(client, aggregator=Median(), **how)
     assert seen == [4, 3, 4]
@@ -545,7 +545,7 @@ def test_byzantine_clients_do_not_stop_a_run_by_uploads_that_are_broken(aggregat
             seen.append((len(uploads), context.num_byzantine))
             return super().forward(uploads, weights, context)
 
-    settings = {"attack": OneIsNaN(), "byzantine": [0, 5], "num_byzantine": expected}
+    settings = {"attack": OneIsNaN(), "ids": [0, 5], "expected": expected}
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
     merges = Seen()
     ended = run(client, broken=None, aggregator=merges, max_rejected=0.0, **settings)

@@ -21,7 +21,7 @@ CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 SHORT = [
     *("--config", str(CONFIG), "--trainer.default_root_dir", "runs"),
     *("--trainer.enable_progress_bar", "false", "--data.num_clients", "6"),
-    *("--federation.sampler.cohort_size", "2", "--federation.engine", "one_by_one"),
+    *("--federation.sampler.cohort_size", "2", "--federation.engine.name", "one_by_one"),
 ]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),

@@ -226,7 +226,7 @@ def test_a_run_that_goes_on_with_another_config_says_so_and_keeps_both(tmp_path)
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew_in_its_folder(tmp_path):
-    given = ["--model.lam", "1", "--federation.engine", "one_by_one"]  # auto may choose anew
+    given = ["--model.lam", "1", "--federation.engine.name", "one_by_one"]  # auto may choose anew
     older, newer = fit(tmp_path), fit(tmp_path, *given)
     expected = (newer / "per_client.csv").read_text()
     unbegun(newer)
@@ -327,7 +327,7 @@ def test_an_interrupted_run_says_how_it_goes_on(tmp_path, monkeypatch, capsys, n
 
         return run
 
-    arguments = ["fit", *QUICKSTART, *short(tmp_path), "--federation.engine=one_by_one"]
+    arguments = ["fit", *QUICKSTART, *short(tmp_path), "--federation.engine.name=one_by_one"]
     with monkeypatch.context() as patch:
         patch.setattr(Federation, "run_round", interrupted(real_round, lambda n: n == rounds))
         patch.setattr(Federation, "evaluate", interrupted(real_test, lambda part: part == "test"))
@@ -464,7 +464,10 @@ def test_help_is_readable(capsys):
         main(["fit", "--help"])
     text = capsys.readouterr().out
     assert stopped.value.code == 0
-    assert "--federation.byzantine" in text
+    for option in ("adversary.fraction", "adversary.attack", "engine.name", "storage.folder"):
+        assert f"  --federation.{option} " in text
+    for group in ("The Byzantine clients and", "How the local steps", "Where the clients' states"):
+        assert f"\n{group}" in text
     assert "known subclasses: pl_fed.samplers.All" in text
     assert text.count("\n") < 900, "hundreds of nn.Module classes must not be listed"
 

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import classes, mlp, run_rounds, sections, seeded, sgd, shared_out
 
 import pl_fed
 from pl_fed.attacks import Combined, FlippedLabels, GaussianNoise, Outliers, RandomLabels
@@ -50,7 +50,7 @@ def test_it_is_the_same_attack_as_by_byzantine_clients(corruption):
     """Only that nobody is byzantine."""
     data, client = shared_out(classes(SIZES)), client_of(local_epochs=2)
     corrupted = run_rounds(client, data, corruption=corruption)
-    attacked = run_rounds(client, data, attack=corruption, byzantine=1.0)
+    attacked = run_rounds(client, data, attack=corruption, fraction=1.0)
     assert corrupted.distance(run_rounds(client, data)) > 1e-3
     assert torch.equal(corrupted.w, attacked.w)
     assert torch.equal(corrupted.v, attacked.v)
@@ -60,8 +60,8 @@ def test_it_is_the_same_attack_as_by_byzantine_clients(corruption):
 def test_byzantine_clients_poison_what_is_corrupted():
     """First what is wrong with all data, and then what they do to it."""
     attack, data = Recording(), shared_out(classes(SIZES))
-    labels = run_rounds(client_of(), data, attack=FlippedLabels(), byzantine=[1])
-    both = run_rounds(client_of(), data, attack=FlippedLabels(), byzantine=[1], corruption=attack)
+    labels = run_rounds(client_of(), data, attack=FlippedLabels(), ids=[1])
+    both = run_rounds(client_of(), data, attack=FlippedLabels(), ids=[1], corruption=attack)
     alone = run_rounds(client_of(), data, corruption=attack)
     assert (both.w != labels.w).any()
     assert (both.w != alone.w).any()
@@ -70,9 +70,9 @@ def test_byzantine_clients_poison_what_is_corrupted():
 @pytest.mark.parametrize("kind", [GaussianNoise, Outliers, RandomLabels])
 def test_corruption_and_attack_of_a_kind_draw_each_by_itself(kind):
     data, attack = shared_out(classes(SIZES)), kind()
-    how = {"corruption": attack, "byzantine": [1]}
+    how = {"corruption": attack, "ids": [1]}
     once, twice = ({**how, "attack": each} for each in (None, attack))
-    del once["attack"], once["byzantine"]
+    del once["attack"], once["ids"]
     assert (
         run_rounds(client_of(), data, **once).w != run_rounds(client_of(), data, **twice).w
     ).any()
@@ -107,7 +107,7 @@ def test_data_that_is_wrong_beforehand_leads_to_the_same():
 
 def fitted(folder, **federation):
     trainer = pl_fed.Trainer(
-        pl_fed.Federation(Uniform(4), seed=0, engine="one_by_one", **federation),
+        pl_fed.Federation(Uniform(4), seed=0, **sections(engine="one_by_one", **federation)),
         run_dir=folder,
         accelerator="cpu",
         num_sanity_val_steps=0,

@@ -31,6 +31,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.cli import ReduceLROnPlateau
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from small_federations import sections
 
 import pl_fed
 from pl_fed.callbacks import LastCheckpoint
@@ -80,7 +81,7 @@ def make(folder, federation=None, **arguments):
     """Make a trainer of three rounds, with cohorts of three that are trained one at a time."""
     options = {"sampler": Uniform(3), "chunk_size": 1, "seed": 0, **(federation or {})}
     return pl_fed.Trainer(
-        pl_fed.Federation(**options),
+        pl_fed.Federation(**sections(**options)),
         run_dir=folder / "run",
         **{"accelerator": "cpu", "max_epochs": 3, **QUIET, **arguments},
     )

@@ -72,7 +72,9 @@ def make(folder, every, **arguments):
     client = arguments.pop("client", Ditto)
     quiet = {"enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl_fed.Trainer(
-        pl_fed.Federation(Uniform(3), engine=arguments.pop("engine", "one_by_one"), seed=0),
+        pl_fed.Federation(
+            Uniform(3), engine=pl_fed.EngineOptions(arguments.pop("engine", "one_by_one")), seed=0
+        ),
         run_dir=folder,
         log_every_n_steps=every,
         accelerator="cpu",
@@ -351,7 +353,7 @@ def test_loggers_and_a_file_tell_how_clients_were_run(tmp_path):
     class GivesUp(Callback):
         def on_train_epoch_end(self, trainer, pl_module):
             told.append(json.loads(file.read_text())["engine"])
-            trainer.federation.engine.current = "one_by_one"
+            trainer.federation.engine_choice.current = "one_by_one"
 
     fit(tmp_path, 1, logger=recording, callbacks=[GivesUp()], engine="stacked")
     assert told == ["stacked"] + ["one_by_one"] * (len(told) - 1)

@@ -184,7 +184,13 @@ def command(root, devices, rounds, *more):
     arguments = [
         *("fit", "--config", str(CONFIG), "--trainer.default_root_dir", str(root)),
         *("--trainer.max_epochs", str(rounds), "--trainer.enable_progress_bar", "false"),
-        *("--trainer.check_val_every_n_epoch", "100", "--federation.engine", "one_by_one", *more),
+        *(
+            "--trainer.check_val_every_n_epoch",
+            "100",
+            "--federation.engine.name",
+            "one_by_one",
+            *more,
+        ),
     ]
     if devices > 1:
         arguments += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp"]

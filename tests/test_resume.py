@@ -124,7 +124,7 @@ def make(
     client=Mortal,
     callbacks=(),
     on_disk=False,
-    state_memory=0.5,
+    memory=0.5,
     **arguments,
 ):
     """Make the trainer and the client of a run: nothing is shared with those of another run."""
@@ -138,11 +138,11 @@ def make(
     federation = pl_fed.Federation(
         Uniform(3),
         server_optimizer=functools.partial(torch.optim.Adam, lr=0.01),
-        attack=RandomLabels(redraw=True),
-        byzantine=[1],
-        chunk_size=1,
-        store=str(run_dir / "store") if on_disk else None,
-        state_memory=state_memory,
+        adversary=pl_fed.Adversary(attack=RandomLabels(redraw=True), ids=[1]),
+        engine=pl_fed.EngineOptions(chunk_size=1),
+        storage=pl_fed.StorageOptions(
+            folder=str(run_dir / "store") if on_disk else None, memory=memory
+        ),
     )
     trainer = pl_fed.Trainer(
         federation,
@@ -571,7 +571,7 @@ def test_a_large_run_is_as_any_other(tmp_path, uninterrupted):
     save, moment = RESUMES["after the training"]
     size = sum(p.numel() for p in dropout_net().parameters()) * 4
     again = run_killed(
-        tmp_path / "killed", moment, callbacks=save(), state_memory=3 * size, max_epochs=ROUNDS
+        tmp_path / "killed", moment, callbacks=save(), memory=3 * size, max_epochs=ROUNDS
     )
     whole = run(tmp_path / "whole", callbacks=save())
     for each in (whole, again):
@@ -754,8 +754,7 @@ data:
 federation:
   sampler: {class_path: pl_fed.samplers.Uniform, init_args: {cohort_size: 8}}
   server_optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.01}}
-  attack: {class_path: pl_fed.attacks.FlippedLabels}
-  byzantine: 0.2
+  adversary: {attack: {class_path: pl_fed.attacks.FlippedLabels}, fraction: 0.2}
 trainer:
   max_epochs: 100
   check_val_every_n_epoch: 3

@@ -25,7 +25,9 @@ class Breaks(Ditto):
 
 def made(kind):
     net = seeded(lambda: MLP(4, [3], 3))
-    return kind(net, optimizer=sgd(0.1)), pl_fed.Federation(All(), chunk_size=1, seed=0)
+    return kind(net, optimizer=sgd(0.1)), pl_fed.Federation(
+        All(), engine=pl_fed.EngineOptions(chunk_size=1), seed=0
+    )
 
 
 def fit(folder, client, federation, rounds):
@@ -102,7 +104,7 @@ def test_where_states_are_changes_no_bit(monkeypatch, chunk_size, rows_in_memory
     size = sum(parameter.numel() for parameter in net.parameters()) * 8
     client, data = Ditto(net, optimizer=sgd(0.1)), shared_out(classes([5, 6, 7, 8, 9]))
     settings = {"sampler": Uniform(3), "rounds": 4, "chunk_size": chunk_size}
-    found = run_rounds(client, data, state_memory=rows_in_memory * size, **settings)
+    found = run_rounds(client, data, memory=rows_in_memory * size, **settings)
     assert found.distance(run_rounds(client, data, **settings)) == 0
 
 
@@ -114,7 +116,7 @@ def test_what_comes_next_is_fetched_while_clients_are_trained(monkeypatch):
     )
     client = Ditto(seeded(lambda: MLP(4, [], 3)), optimizer=sgd(0.1))
     data = shared_out(classes([5] * 9))
-    run_rounds(client, data, sampler=Uniform(3), rounds=3, chunk_size=2, state_memory=0)
+    run_rounds(client, data, sampler=Uniform(3), rounds=3, chunk_size=2, memory=0)
     federation = pl_fed.Federation(Uniform(3), seed=0)
     federation.setup(client, data, "fit")
     cohorts = [federation.draw_cohort(round).tolist() for round in range(4)]

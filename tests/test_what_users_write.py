@@ -110,7 +110,7 @@ def test_pre_aggregators(gives, words):
 def test_attacks_on_data(gives, words):
     attack = giving(Attack, "poison", gives)()
     with pytest.raises(ValueError, match=f"^Expected `poison` of Own to .*{words}"):
-        run_rounds(fedavg(), shared_out(classes([4, 5, 6])), attack=attack, byzantine=[1])
+        run_rounds(fedavg(), shared_out(classes([4, 5, 6])), attack=attack, ids=[1])
 
 
 # Algorithms and nets
@@ -408,4 +408,4 @@ def test_engines_are_measured_within_the_time_that_is_left(monkeypatch):
 def test_batch_is_what_poison_gives():
     """The check lets what keeps its kind through, real-valued targets among it."""
     attack = giving(Attack, "poison", lambda batch, _: Batch(*batch))()
-    run_rounds(fedavg(), shared_out(classes([4, 5, 6])), attack=attack, byzantine=[1])
+    run_rounds(fedavg(), shared_out(classes([4, 5, 6])), attack=attack, ids=[1])

@@ -7,7 +7,7 @@ import traceback
 from functools import partial
 
 import torch
-from small_federations import Given, Only, classes, seeded
+from small_federations import Given, Only, classes, sections, seeded
 from torch import multiprocessing, nn
 
 import pl_fed
@@ -109,20 +109,20 @@ def frozen_net():
 
 
 def attacked(**how):
-    return {"sampler": Uniform(7), "attack": RandomLabels(redraw=True), "byzantine": 0.3, **how}
+    return {"sampler": Uniform(7), "attack": RandomLabels(redraw=True), "fraction": 0.3, **how}
 
 
 def in_shards(aggregator):
-    return attacked(aggregator=aggregator, gather_memory=0)
+    return attacked(aggregator=aggregator, gathered_bytes=0)
 
 
 SEARCHED = {
     "attack": Combined([RandomLabels(), ALittleIsEnough("search", trials=8)]),
-    "byzantine": 0.4,
-    "redraw_byzantine": True,
+    "fraction": 0.4,
+    "redraw": True,
     "sampler": Uniform(7),
     "aggregator": Median(),
-    "gather_memory": 0,
+    "gathered_bytes": 0,
 }
 
 
@@ -141,6 +141,7 @@ def settings(
     momentum=0.5,
     precision="64-true",
     root_samples=0,
+    gathered_bytes=work_share.GATHERED_BYTES,
     **federation,
 ):
     return locals()
@@ -159,10 +160,10 @@ SCENARIOS = {
     "Term, poisoned": settings(**attacked(aggregator=Term(2.0))),
     "QFFL in shards, poisoned": settings(**in_shards(QFFL(2.0, lipschitz=10.0))),
     "FedTilt, tilted in shards": settings(client=FedTilt, **in_shards(TiltedMean(2.0))),
-    "forged": settings(aggregator=Median(), gather_memory=0, attack=Opposite(), byzantine=[1, 4]),
+    "forged": settings(aggregator=Median(), gathered_bytes=0, attack=Opposite(), ids=[1, 4]),
     "forged by a search, redrawn": settings(**SEARCHED),
-    "broken uploads": settings(net=batch_norm_net, attack=Breaks(), byzantine=[3, 4]),
-    "all uploads broken": settings(attack=Breaks(), byzantine=list(range(9)), sampler=All()),
+    "broken uploads": settings(net=batch_norm_net, attack=Breaks(), ids=[3, 4]),
+    "all uploads broken": settings(attack=Breaks(), ids=list(range(9)), sampler=All()),
     "BatchNorm": settings(net=batch_norm_net),
     "BatchNorm, in shards": settings(net=batch_norm_net, **in_shards(Median())),
     "all at home in one process": settings(net=batch_norm_net, sampler=Only(0, 4, 8)),
@@ -171,7 +172,7 @@ SCENARIOS = {
     "parts are kept": settings(net=batch_norm_net, client=FedRep),
     "the server keeps all models": settings(client=Mocha),
     "the server keeps all models, some forged": settings(
-        client=Mocha, attack=Opposite(), byzantine=[1, 4]
+        client=Mocha, attack=Opposite(), ids=[1, 4]
     ),
     "the server keeps a control": settings(client=Scaffold, momentum=0.0),
     "adapted before evaluations": settings(client=partial(Finetuning, finetune_steps=3, lam=0.3)),
@@ -181,14 +182,14 @@ SCENARIOS = {
     "FLAME": settings(client=partial(FLAME, weights="samples", lagged_global=True)),
     "Lp-Proj in shards": settings(client=partial(LpProj, dimensions=9), **in_shards(Median())),
     "FLTrust": settings(**trusted()),
-    "FLTrust in shards": settings(**trusted(gather_memory=0)),
+    "FLTrust in shards": settings(**trusted(gathered_bytes=0)),
     "a chain in shards": settings(**in_shards(TrimmedMean(1)), pre_aggregators=before()),
     "a chain": settings(**attacked(aggregator=TrimmedMean(1)), pre_aggregators=before()),
-    "a backdoor": settings(attack=Backdoor(1, size=1), byzantine=[1, 4], aggregator=Median()),
+    "a backdoor": settings(attack=Backdoor(1, size=1), ids=[1, 4], aggregator=Median()),
     "outliers": settings(corruption=Outliers()),
     "one diverges": settings(net=batch_norm_net, client=FrailDitto, sampler=All()),
     "one diverges, in shards": settings(
-        client=FrailDitto, sampler=All(), aggregator=Krum(), gather_memory=0
+        client=FrailDitto, sampler=All(), aggregator=Krum(), gathered_bytes=0
     ),
     "one sends too little": settings(client=Short, sampler=All(), chunk_size=1),
     "one sends nothing": settings(client=Silent, sampler=All(), chunk_size=1),
@@ -201,6 +202,7 @@ PREDICTED = ("Ditto",)
 
 def make(name, folder, rounds, processes, nodes):
     how = copy.deepcopy(SCENARIOS[name])
+    work_share.GATHERED_BYTES = how.pop("gathered_bytes")
     names = ("net", "client", "precision", "root_samples")
     net, kind, precision, root_samples = (how.pop(key) for key in names)
     step = {key: how.pop(key) for key in ("lr", "momentum")}
@@ -215,7 +217,9 @@ def make(name, folder, rounds, processes, nodes):
         Given(classes(SIZES)), batch_size=5, drop_last=True, root_samples=root_samples, seed=0
     )
     given = how.pop("federation")
-    federation = pl_fed.Federation(given.pop("sampler", None) or Uniform(5), seed=0, **given)
+    federation = pl_fed.Federation(
+        given.pop("sampler", None) or Uniform(5), seed=0, **sections(**given)
+    )
     trainer = pl_fed.Trainer(
         federation,
         default_root_dir=folder,

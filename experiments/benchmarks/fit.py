@@ -47,7 +47,7 @@ def fit(
         logging.getLogger(kept).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore")
     sampler = Uniform(case.cohort) if case.cohort else All()
-    federation = pl_fed.Federation(sampler, engine=settings.engine, seed=0)
+    federation = pl_fed.Federation(sampler, engine=pl_fed.EngineOptions(settings.engine), seed=0)
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl_fed.Trainer(
             federation,
@@ -64,7 +64,7 @@ def fit(
             enable_model_summary=False,
         )
         trainer.fit(client_of(case), data)
-    return str(getattr(federation.engine, "current", settings.engine))
+    return str(federation.engine_choice.current)
 
 
 def client_of(case: Case) -> Client:

@@ -30,7 +30,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor
 
-from pl_fed import Federation, Trainer
+from pl_fed import EngineOptions, Federation, StorageOptions, Trainer
 from pl_fed.clients import Ditto
 from pl_fed.data import FederatedData
 from pl_fed.data.client_data import ClientData, Part
@@ -164,7 +164,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 def pooled(num_clients: int) -> tuple[Federation, Ditto, Pooled]:
     """Return Ditto with logistic regressions in a federation of some size."""
     data = Pooled(Noise(POOL, (784,)), IID(), num_clients, seed=0)
-    federation = Federation(Uniform(COHORT), engine="stacked_compiled", seed=0)
+    federation = Federation(Uniform(COHORT), engine=EngineOptions("stacked_compiled"), seed=0)
     return federation, Ditto(MLP(784, [], 10), optimizer=sgd), data
 
 
@@ -230,20 +230,20 @@ def sharing() -> None:
         del data, clients
 
 
-def cnn(**kwargs: Any) -> tuple[Federation, Ditto, FederatedData]:
+def cnn(memory: int) -> tuple[Federation, Ditto, FederatedData]:
     """Return Ditto with the CNN, ten of 500 clients a round."""
     noise = Noise(COPIES * 10, (1, 28, 28))
     data = FederatedData(noise, IID(), COPIES, 10, val_fraction=0.0, test_fraction=0.0, seed=0)
     client = Ditto(DittoFashionCNN(), optimizer=sgd, local_steps=1)
-    return Turns(Uniform(10), seed=0, **kwargs), client, data
+    return Turns(Uniform(10), storage=StorageOptions(memory=memory), seed=0), client, data
 
 
 def copies(path: Path) -> None:
     """Train 500 copies, and save them."""
-    federation, client, data = cnn(state_memory=1_000_000_000)
+    federation, client, data = cnn(memory=1_000_000_000)
     with watched() as peaks:
         trainer, watch = fit(federation, client, data, COPIES // 10)
-    row("500 copies of a CNN (6.5 GB), state_memory 1 GB: 50 rounds", in_gb(peaks))
+    row("500 copies of a CNN (6.5 GB), federation.storage.memory 1 GB: 50 rounds", in_gb(peaks))
     row("the same: a round", f"{watch.median_ms:.0f} ms")
     with watched() as peaks:
         started = time.perf_counter()
@@ -257,7 +257,7 @@ def copies(path: Path) -> None:
 
 def resume(path: Path) -> None:
     """Go on from the checkpoint."""
-    federation, client, data = cnn(state_memory=1_000_000_000)
+    federation, client, data = cnn(memory=1_000_000_000)
     started = time.perf_counter()
     with watched() as peaks:
         _, watch = fit(federation, client, data, COPIES // 10 + 2, path)
@@ -268,7 +268,7 @@ def resume(path: Path) -> None:
 
 def prefetch() -> None:
     """Train all clients once from a cold cache, with and without prefetch, in turns."""
-    federation, client, data = cnn(state_memory=0)
+    federation, client, data = cnn(memory=0)
     federation.setup(client, data, "fit")
     optimizer: Any = client.configure_optimizers()
     store, waited = federation.store, [0.0]

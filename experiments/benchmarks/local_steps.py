@@ -23,7 +23,7 @@ from race import timed
 from report import table
 from settings import Settings
 
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.data import FederatedData
 from pl_fed.samplers import All
 
@@ -45,7 +45,7 @@ class ByPlFed:
 
     def __init__(self, case: Case, data: FederatedData, engine: str) -> None:
         self.client = client_of(case)
-        self.federation = Federation(All(), engine=engine, seed=0)
+        self.federation = Federation(All(), engine=EngineOptions(engine), seed=0)
         self.federation.setup(self.client, data, "fit")
         self.client.train()
         self.optimizer = self.client.configure_optimizers()

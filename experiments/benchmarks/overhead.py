@@ -129,7 +129,7 @@ def run(case: Case, rounds: int, profiler: cProfile.Profile | None = None) -> li
         if case.wandb:
             loggers.append(WandbLogger(save_dir=folder, project="overhead", offline=True))
         federation = pl_fed.Federation(Uniform(COHORT), seed=0)
-        federation.engine = NoSteps("one_by_one")
+        federation.engine_choice = NoSteps(pl_fed.EngineOptions("one_by_one"))
         trainer = pl_fed.Trainer(
             federation,
             run_dir=folder,

@@ -25,6 +25,7 @@ from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
 from pl_fed.processes import Processes
+from pl_fed.rounds import work_share
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.work_share import WorkShare
 from pl_fed.samplers import Uniform
@@ -91,7 +92,9 @@ def time_rounds(processes, name, repeats=7):
     torch.manual_seed(0)
     data = FederatedData(Noise(shape, 2 * cohort, samples), batch_size=10, seed=0)
     client = kind(net(), optimizer=functools.partial(torch.optim.SGD, lr=0.01), local_epochs=1)
-    federation = pl_fed.Federation(Uniform(cohort), engine="one_by_one", seed=0)
+    federation = pl_fed.Federation(
+        Uniform(cohort), engine=pl_fed.EngineOptions("one_by_one"), seed=0
+    )
     federation.setup(client, data, "fit", settings=RunSettings(processes=processes))
     optimizer, times = client.configure_optimizers(), {}
     client.train()
@@ -145,7 +148,7 @@ def peak():
     return int(sizes["VmHWM"]) / 1024, int(sizes["VmRSS"]) / 1024
 
 
-def merge_memory(processes, aggregator, gather_memory, cohort, numel):
+def merge_memory(processes, aggregator, cohort, numel):
     """Return (MB at most beyond what was there before the uploads, ms) of a merge."""
     clients = torch.arange(cohort)
     share = WorkShare.by_work(processes, clients, torch.ones(cohort))
@@ -156,7 +159,7 @@ def merge_memory(processes, aggregator, gather_memory, cohort, numel):
     if processes.size > 1:
         dist.barrier()
     started = time.perf_counter()
-    share.merge(aggregator, uploads, torch.ones(cohort), context, gather_memory)
+    share.merge(aggregator, uploads, torch.ones(cohort), context)
     took = time.perf_counter() - started
     return peak()[0] - before, 1e3 * took
 
@@ -175,9 +178,10 @@ def work(rank, size, port, what, folder):
         found = {numel: time_travel(processes, numel) for numel in (7_850, 109_386, 1_626_442)}
     elif what == "memory":
         for name, aggregator in AGGREGATORS.items():
-            for how, budget in (("gathered", 1 << 60), ("in shards", 0)):
+            for how, gathered_bytes in (("gathered", 1 << 60), ("in shards", 0)):
+                work_share.GATHERED_BYTES = gathered_bytes
                 if how == "gathered" or aggregator.shards:
-                    found[name, how] = merge_memory(processes, aggregator, budget, 40, 1_626_442)
+                    found[name, how] = merge_memory(processes, aggregator, 40, 1_626_442)
     if rank == 0:
         torch.save(found, folder / f"{size}.pt")
 

@@ -135,7 +135,7 @@ def trained(setting: Setting, lam: float) -> tuple[float, float]:
     data = FederatedData(
         points, batch_size=setting.samples, val_fraction=0.0, test_fraction=0.0, seed=0
     )
-    federation = pl_fed.Federation(All(), engine="one_by_one", seed=0)
+    federation = pl_fed.Federation(All(), engine=pl_fed.EngineOptions("one_by_one"), seed=0)
     with tempfile.TemporaryDirectory() as folder:
         pl_fed.Trainer(
             federation,

@@ -92,13 +92,13 @@ VEHICLE_TABLE: Config = {
         "drop_last": True,
     },
     "trainer": {**QUIET, **rounds(600)},
-    "federation": {"engine": "stacked"},
+    "federation": {"engine": {"name": "stacked"}},
 }
 FIFTH = made("experiments.ditto.data.Share", dataset=made("pl_fed.data.FashionMNIST"), share=0.2)
 FASHION_SMALL: Config = {
     "data": {**FASHION_DATA, "dataset": FIFTH, "num_clients": CLIENTS["fashion_small"]},
     "trainer": {**QUIET, **rounds(1000)},
-    "federation": {"engine": "one_by_one_compiled"},
+    "federation": {"engine": {"name": "one_by_one_compiled"}},
 }
 TABLES: dict[str, Config] = {
     "vehicle": VEHICLE_TABLE,
@@ -110,7 +110,7 @@ TABLES: dict[str, Config] = {
     "fashion": {
         "data": FASHION_DATA,
         "trainer": {**QUIET, **rounds(5000)},
-        "federation": {"engine": "one_by_one_compiled"},
+        "federation": {"engine": {"name": "one_by_one_compiled"}},
     },
 }
 FIVE = (0, 1, 2, 3, 4)
@@ -160,7 +160,7 @@ def attacked(table: str, condition: str) -> Config:
     liars, expected = byzantine(table, share), round(share * COHORT)
     if table == "vehicle_rounded_down":
         expected = COHORT * len(liars) // CLIENTS[table]
-    return {"attack": attack, "byzantine": liars, "num_byzantine": expected}
+    return {"adversary": {"attack": attack, "ids": liars, "expected": expected}}
 
 
 def is_strong(condition: str) -> bool:

@@ -31,8 +31,12 @@ NETS = {"mnist": MLP, "fmnist": MLP, "cifar10": made("pl_fed.models.FedTiltCNN")
 GREY = ("mnist", "fmnist")
 CONDITIONS: dict[str, Config] = {
     "clean": {},
-    "corruption": {"corruption": made("pl_fed.attacks.Outliers", samples=0.3, pixels=0.3)},
-    "gaussian": {"corruption": made("pl_fed.attacks.GaussianNoise", samples=0.3, std=1.0)},
+    "corruption": {
+        "adversary": {"corruption": made("pl_fed.attacks.Outliers", samples=0.3, pixels=0.3)}
+    },
+    "gaussian": {
+        "adversary": {"corruption": made("pl_fed.attacks.GaussianNoise", samples=0.3, std=1.0)}
+    },
 }
 TILTS = {  # the paper's λ and τ
     "mnist": {"clean": (100.0, 50.0), "corruption": (1.0, -0.5), "gaussian": (-10.0, 50.0)},
@@ -74,7 +78,7 @@ COMMON: Config = {
     "federation": {
         "sampler": made("pl_fed.samplers.Uniform", cohort_size=10),
         "model_selection": None,
-        "engine": "one_by_one_compiled",
+        "engine": {"name": "one_by_one_compiled"},
     },
     "trainer": {
         "max_epochs": 50,  # the paper: 500 of CIFAR-10

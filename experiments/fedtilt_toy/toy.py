@@ -121,7 +121,7 @@ def run(
         Toy(experiment, noise, seed), batch_size=10, split="official", val_fraction=0.0,
         test_fraction=0.0, seed=seed,
     )  # fmt: skip
-    federation = pl_fed.Federation(All(), engine="stacked", seed=seed)
+    federation = pl_fed.Federation(All(), engine=pl_fed.EngineOptions("stacked"), seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl_fed.Trainer(
             federation, default_root_dir=folder, max_epochs=rounds, accelerator="cpu",

@@ -74,8 +74,8 @@ def attack_jobs(seeds: Iterable[int]) -> list[Job]:
                     change: Config = {"data": {"num_clients": CLIENTS}}
                     change["trainer"] = {"limit_val_batches": 0}
                     if fraction:
-                        change["federation"] = {"attack": ATTACKS[name], "byzantine": fraction}
-                        change["federation"]["max_rejected"] = 1.0
+                        adversary = {"attack": ATTACKS[name], "fraction": fraction}
+                        change["federation"] = {"adversary": adversary, "max_rejected": 1.0}
                     if krum:
                         init = dict(kept["model"]["init_args"])
                         init.pop("lam")

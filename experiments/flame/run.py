@@ -94,7 +94,7 @@ COMMON: Config = {
     "federation": {
         "sampler": made("pl_fed.samplers.All"),
         "model_selection": "validation",
-        "engine": "one_by_one_compiled",
+        "engine": {"name": "one_by_one_compiled"},
     },
     "trainer": {
         "max_epochs": 100,

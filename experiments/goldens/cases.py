@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pl_fed import clients
+from pl_fed import Adversary, clients
 from pl_fed.aggregators import CenteredClipping, FLTrust, Krum, Mean, Median, TiltedMean
 from pl_fed.attacks import ALittleIsEnough, Outliers, RandomLabels
 from pl_fed.data.source import Arrays, DataSource
@@ -94,14 +94,16 @@ class Case:
 
 def _clip_forged_uploads() -> dict[str, Any]:
     return {
-        "attack": ALittleIsEnough(),
-        "byzantine": 0.3,
+        "adversary": Adversary(ALittleIsEnough(), fraction=0.3),
         "aggregator": CenteredClipping(tau=0.1),
     }
 
 
 def _poison_labels() -> dict[str, Any]:
-    return {"attack": RandomLabels(redraw=True), "byzantine": 0.3, "aggregator": Krum()}
+    return {
+        "adversary": Adversary(RandomLabels(redraw=True), fraction=0.3),
+        "aggregator": Krum(),
+    }
 
 
 def _use_adam() -> dict[str, Any]:
@@ -159,7 +161,11 @@ CASES = {
     ),
     "poisoned labels, Krum": Case(partial(clients.Ditto, lam=0.5), federation=_poison_labels),
     "outliers, Median": Case(
-        clients.FedAvg, federation=lambda: {"corruption": Outliers(), "aggregator": Median()}
+        clients.FedAvg,
+        federation=lambda: {
+            "adversary": Adversary(corruption=Outliers()),
+            "aggregator": Median(),
+        },
     ),
     "FLTrust": Case(clients.FedAvg, root_samples=20, federation=lambda: {"aggregator": FLTrust()}),
 }

@@ -87,7 +87,7 @@ def flatten(prefix: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 def build_federation(case: Case, engine: str) -> pl_fed.Federation:
     """Return the federation of a case."""
     options: dict[str, Any] = {"sampler": Uniform(case.cohort), **case.federation()}
-    return pl_fed.Federation(engine=engine, seed=0, **options)
+    return pl_fed.Federation(engine=pl_fed.EngineOptions(engine), seed=0, **options)
 
 
 def build_client(case: Case) -> Any:

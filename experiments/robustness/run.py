@@ -169,11 +169,13 @@ def run(job: Job, rounds: int = ROUNDS) -> Rows:
         All(),
         aggregator=made(last),
         pre_aggregators=made(first),
-        attack=made(spec or IDLE),
-        byzantine=float(fraction),
-        byzantine_from=0 if spec else rounds,
+        adversary=pl_fed.Adversary(
+            made(spec or IDLE),
+            fraction=float(fraction),
+            start_round=0 if spec else rounds,
+        ),
         max_rejected=1.0,  # a model that is destroyed counts, too
-        engine="one_by_one",
+        engine=pl_fed.EngineOptions("one_by_one"),
         seed=int(seed),
     )
     with tempfile.TemporaryDirectory() as folder:

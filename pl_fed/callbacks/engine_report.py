@@ -37,7 +37,7 @@ class EngineReport(Callback):
         batch_idx: int,
     ) -> None:
         """Tell what is new."""
-        engine = self.federation.engine
+        engine = self.federation.engine_choice
         if engine.current == self._told or not trainer.is_global_zero:
             return
         self._told = engine.current

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,11 +106,11 @@ class Adaptation:
     def _settled(self, like: EngineChoice, task: Task) -> EngineChoice:
         """Return the engine: the one of the rounds, if it is known."""
         default = "stacked" if self.client.device.type == "cuda" else "one_by_one"
-        name = like.current or (default if like.name == "auto" else like.name)
+        name: Any = like.current or (default if like.options.name == "auto" else like.options.name)
         moved = self._device != self.client.device
-        if self._engine is None or self._engine.name != name or moved:
+        if self._engine is None or self._engine.options.name != name or moved:
             self._device = self.client.device
-            self._engine = EngineChoice(name, like.chunk_size, like.compile_mode)  # type: ignore[arg-type]
+            self._engine = EngineChoice(replace(like.options, name=name))
         self._engine.settle(task)
         return self._engine
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -25,14 +25,10 @@ from pl_fed.engine.measuring import (
 )
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
+from pl_fed.engine.options import EngineOptions
 from pl_fed.engine.stacked import CannotStackError, Stacked
 from pl_fed.engine.tracing import CannotCompileError
-from pl_fed.functional.arguments import check_choice
 from pl_fed.state import free_memory
-
-EngineName = Literal["auto", "one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
-"""``one_by_one``: one client after the other; ``stacked``: many at once under ``torch.vmap``; each
-eagerly, or with local steps that ``torch.compile`` has compiled; ``auto``: what is fastest."""
 
 EAGER = ("one_by_one", "stacked")
 COMPILED = ("one_by_one_compiled", "stacked_compiled")
@@ -92,41 +88,20 @@ class EngineChoice:
     next run of the same shape.
 
     Args:
-        name: The engine.
-        chunk_size: Clients that are run at a time; ``None`` takes what suits device and engine.
-        compile_mode: ``mode`` of ``torch.compile``.
+        options: The engine that is asked for, its chunk size and compile mode.
 
     Attributes:
         settings: How every local step is computed, as it was settled last.
         current: The engine in use, once it is known.
         size: How many clients it runs at a time, likewise.
         speeds: What was measured.
-
-    Raises:
-        ValueError: If there is no such engine, or PyTorch has no such mode.
     """
 
-    def __init__(
-        self,
-        name: EngineName = "auto",
-        chunk_size: int | None = None,
-        compile_mode: str | None = None,
-    ) -> None:
-        check_choice(get_args(EngineName), engine=name)
-        if compile_mode is not None:
-            try:
-                torch.compile(lambda: None, mode=compile_mode)  # compiles nothing yet
-            except RuntimeError as error:
-                raise ValueError(
-                    "Expected argument `compile_mode` to be a mode of torch.compile but got"
-                    f" {compile_mode!r}: {error}."
-                ) from error
-        self.name = name
-        self.chunk_size = chunk_size
-        self.compile_mode = compile_mode
+    def __init__(self, options: EngineOptions = EngineOptions()) -> None:
+        self.options = options
         self.settings = LocalSettings()
-        self.current: str | None = None if name == "auto" else name
-        self.size = chunk_size
+        self.current: str | None = None if options.name == "auto" else options.name
+        self.size = options.chunk_size
         self.speeds: dict[str, Speed] = {}
         self._client: Client | None = None
         self._engines: dict[Any, Engine] = {}
@@ -149,7 +124,7 @@ class EngineChoice:
             return
         if self.stacks and not self._can_stack(task, rank_zero_warn):
             self.current = str(self.current).replace("stacked", "one_by_one")
-            self.size = self.chunk_size
+            self.size = self.options.chunk_size
         if self.size is None:
             self.size = self.clients_at_a_time(self.current, task)
 
@@ -167,8 +142,8 @@ class EngineChoice:
 
     def clients_at_a_time(self, name: str | None, task: Task) -> int:
         """Return how many clients an engine runs at a time."""
-        if self.chunk_size is not None:
-            return self.chunk_size
+        if self.options.chunk_size is not None:
+            return self.options.chunk_size
         row, cohort = task.client.row("global").data, len(task.cohort)
         if name not in STACKED:
             return max(1, min(cohort, _ROWS_BYTES // row.nbytes))
@@ -185,7 +160,7 @@ class EngineChoice:
         """Return what a resumed run must run alike to give the same numbers, bit for bit."""
         speeds = {name: asdict(speed) for name, speed in self.speeds.items()}
         found = {"engine": self.current, "size": self.size, "speeds": speeds}
-        return {"asked": self.name, **found}
+        return {"asked": self.options.name, **found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on as a checkpoint did, as far as no other engine or chunk size is asked for.
@@ -202,16 +177,19 @@ class EngineChoice:
         self._begin(None)
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # else they are unknown
             self.speeds = speeds_of(state["speeds"])
-        alike = self.name in ("auto", state["asked"])
+        alike = self.options.name in ("auto", state["asked"])
         if alike:
             self.current = state["engine"]
-        if self.chunk_size is None and (alike or self.name == state["engine"]):
+        if self.options.chunk_size is None and (alike or self.options.name == state["engine"]):
             self.size = state["size"]
 
     def _begin(self, client: Client | None) -> None:
         """Forget what was found out of another client."""
         self._client, self._engines, self._stackable = client, {}, None
-        self.current, self.size = None if self.name == "auto" else self.name, self.chunk_size
+        self.current, self.size = (
+            None if self.options.name == "auto" else self.options.name,
+            self.options.chunk_size,
+        )
 
     def _fastest(self, task: Task) -> str:
         """Time the engines, as far as there is enough to do, and return the fastest."""
@@ -274,7 +252,7 @@ class EngineChoice:
                     clipping,
                     size=stack_size,
                     compiled=name in COMPILED,
-                    mode=self.compile_mode,
+                    mode=self.options.compile_mode,
                 )
         return self._engines[key]
 
@@ -303,7 +281,7 @@ class EngineChoice:
             "inputs": list(batches.data.x.shape[1:]),
             "batch": batches.width,
             "cohort": len(task.cohort),
-            "chunk": self.chunk_size,
+            "chunk": self.options.chunk_size,
             "optimizer": type(task.optimizer).__name__,
             "clipping": str(self.settings.clipping),
             "mixed": casts(self.settings.autocast, row.data.device),

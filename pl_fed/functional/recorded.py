@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 from typing import Any, Self
 
@@ -109,7 +110,20 @@ def plain(name: str, value: Any) -> Any:
         return _summary(value) if long else [plain(name, each) for each in value]
     if isinstance(value, Tensor | np.ndarray | PurePath | torch.dtype | torch.device):
         return _summary(value)
-    return _callable_record(name, value) if callable(value) else class_record(value)
+    if callable(value):
+        return _callable_record(name, value)
+    return _section(value) if _is_section(value) else class_record(value)
+
+
+def _is_section(value: Any) -> bool:
+    """Whether a value is a section of a config: a dataclass, which needs no class path."""
+    return is_dataclass(value) and not isinstance(value, Recorded | nn.Module)
+
+
+def _section(section: Any) -> dict[str, Any]:
+    return {
+        entry.name: plain(entry.name, getattr(section, entry.name)) for entry in fields(section)
+    }
 
 
 def _summary(value: Any) -> str:

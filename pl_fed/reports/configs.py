@@ -12,7 +12,7 @@ _SEEDS = {"seed_everything": "", "data.seed": "data ", "federation.seed": "feder
 _OUTPUTS = (  # where results go, and what is shown on the way: they change no result
     *("trainer.default_root_dir", "trainer.logger", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary"),
-    *("federation.store", "ckpt_path", "weights_only", "config"),
+    *("federation.storage.folder", "ckpt_path", "weights_only", "config"),
 )
 
 
@@ -101,19 +101,20 @@ def seed(config: Config) -> str:
 
 
 def byzantine_share(config: Config) -> float | None:
-    """Return the share of byzantine clients, in [0, 1]; ``None`` if the config does not tell it.
+    """Return the share of Byzantine clients, in [0, 1]; ``None`` if the config does not tell it.
 
-    Who is named by id is a share of a number of clients, which the data may give.
+    Ids are a share of the number of clients, which only the data may tell.
     """
-    found = dotted(config)
-    given, clients = found.get("federation.byzantine"), found.get("data.num_clients")
-    if not given or not found.get("federation.attack"):
-        return None if given is None else 0.0
-    if isinstance(given, str):  # a list too long to be told
+    arguments = dotted(config)
+    fraction, ids = (arguments.get(f"federation.adversary.{name}") for name in ("fraction", "ids"))
+    if not {"federation.adversary.fraction", "federation.adversary.ids"} & arguments.keys():
         return None
-    if isinstance(given, list):
-        return len(given) / clients if clients else None
-    return float(given)
+    if not arguments.get("federation.adversary.attack"):
+        return 0.0
+    if not ids:
+        return float(fraction or 0.0)
+    clients = arguments.get("data.num_clients")
+    return len(ids) / clients if clients and isinstance(ids, list) else None  # long lists are text
 
 
 def differing(configs: Sequence[Config]) -> dict[str, list[Any]]:

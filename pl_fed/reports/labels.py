@@ -85,6 +85,11 @@ def _classes_around(key: str, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _last(key: str) -> str:
-    """Return the end of a key: of an optimizer's argument, with the optimizer."""
-    parts = key.split(".")
+    """Return the end of a key: of an optimizer's argument, with the optimizer.
+
+    Example:
+        >>> _last("model.optimizer.lr"), _last("federation.engine.name")
+        ('optimizer.lr', 'engine')
+    """
+    parts = key.removesuffix(".name").split(".")
     return ".".join(parts[-2:] if "optimizer" in parts[-2:][0] else parts[-1:])

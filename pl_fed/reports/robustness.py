@@ -13,11 +13,10 @@ from pl_fed.reports.labels import labels_of
 from pl_fed.reports.picture import Picture, bars, look, round_numbers, short, styled
 from pl_fed.reports.run import Run
 
-_EXPECTED = "federation.num_byzantine"
-_COUNTS = ("federation.byzantine", _EXPECTED)
-_ATTACK = (
-    *("federation.attack", "federation.attackers_know"),
-    *("federation.byzantine_from", "federation.redraw_byzantine"),
+_EXPECTED = "federation.adversary.expected"
+_COUNTS = ("federation.adversary.fraction", "federation.adversary.ids", _EXPECTED)
+_ATTACK = tuple(
+    f"federation.adversary.{name}" for name in ("attack", "knowledge", "start_round", "redraw")
 )
 
 

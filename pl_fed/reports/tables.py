@@ -43,7 +43,7 @@ def facts(group: Group, run: Run) -> dict[str, str]:
         "clients": configs.shown(run.num_clients),
         "cohort": f"{cohort:g}" if cohort is not None else configs.shown(None),
         "rounds": f"{run.rounds}{planned}",
-        "attack": said("federation", "attack"),
+        "attack": said("federation", "adversary", "attack"),
         "byzantine": f"{byzantine:.4g}" if byzantine is not None else configs.shown(None),
         "defence": " → ".join(each for each in defence if each != configs.shown(None)) or usual,
         "seed": configs.seed(run.config) or configs.shown(None),

@@ -48,20 +48,6 @@ def explain_log() -> Iterator[None]:
         ) from error
 
 
-def check_state_memory(memory: int | float) -> None:
-    """Refuse a budget that is neither a share in (0, 1] nor a number of bytes.
-
-    Raises:
-        TypeError: If it is no number.
-        ValueError: If it is out of range.
-    """
-    expected = "Expected argument `state_memory` to be a share in (0, 1] or a number of bytes (int)"
-    if isinstance(memory, bool) or not isinstance(memory, int | float):
-        raise TypeError(f"{expected} but got {memory!r}.")
-    if memory < 0 or (isinstance(memory, float) and not 0 < memory <= 1):
-        raise ValueError(f"{expected} but got {memory}.")
-
-
 def check_net(
     client: Client, data: ClientData, augment: Callable[[Tensor], Tensor] | None = None
 ) -> None:
@@ -353,10 +339,10 @@ def check_engine(client: Client, rule: BatchRule, data: ClientData, engine: str)
     name = type(client.criterion).__name__
     if engine in STACKED and not rule.is_uniform(data.train.sizes):
         raise ValueError(
-            f"Expected argument `engine` to be one_by_one, one_by_one_compiled or auto for {name},"
-            " which is not the mean of one loss for each sample and so takes no padding, but got"
-            f" {engine}, where minibatches are of several sizes: `drop_last` makes those of clients"
-            f" with at least `batch_size` ({rule.batch_size}) samples alike."
+            "Expected argument `federation.engine.name` to be one_by_one, one_by_one_compiled or"
+            f" auto for {name}, which is not the mean of one loss for each sample and so takes no"
+            f" padding, but got {engine}, where minibatches are of several sizes: `drop_last` makes"
+            f" those of clients with at least `batch_size` ({rule.batch_size}) samples alike."
         )
     rank_zero_info(
         f"{name} is not the mean of one loss for each sample: it is called on minibatches without"

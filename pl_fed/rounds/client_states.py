@@ -15,6 +15,7 @@ from pl_fed.processes import Processes
 from pl_fed.rounds.identity import kind_of
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
+from pl_fed.rounds.storage import StorageOptions
 from pl_fed.rounds.work_share import RemoteRows
 from pl_fed.state import ClientStore, check_states
 
@@ -28,8 +29,7 @@ class ClientStates:
         server: The server, which keeps states too.
         settings: The trainer's settings: precision, in which a frozen body computes features, and
             processes.
-        folder: Folder for the clients' states, on disk; see :class:`ClientStore`.
-        memory: Memory for the clients' states: see :class:`ClientStore`.
+        storage: Where the clients' states are kept.
 
     Attributes:
         participation: The number of rounds in which each client's work counted, int32 [clients];
@@ -44,14 +44,13 @@ class ClientStates:
         data: ClientData,
         server: Server,
         settings: RunSettings,
-        folder: str | None,
-        memory: int | float,
+        storage: StorageOptions,
     ) -> None:
         self.client = client
         self.loaded = data
         self._server = server
         self.settings = settings
-        self._folder, self._memory = folder, memory
+        self._storage = storage
         self._moved: ClientData | None = None
         self._triggered: dict[str, ClientData] = {}  # by part, of what is moved
         self._store: ClientStore | None = None
@@ -104,7 +103,11 @@ class ClientStates:
             states = self.client.state_defaults()
             with torch.inference_mode(False):
                 self._store = ClientStore(
-                    self.loaded.num_clients, states, self._folder, self._memory, self.processes.here
+                    self.loaded.num_clients,
+                    states,
+                    self._storage.folder,
+                    self._storage.memory,
+                    self.processes.here,
                 )
             if self._saved is not None:
                 self._store.load_state_dict(self._saved)

@@ -12,7 +12,7 @@ from pl_fed.engine import EngineChoice
 from pl_fed.engine.adaptation import Adaptation
 from pl_fed.engine.evaluation import Evaluator
 from pl_fed.metrics import ClientMetrics
-from pl_fed.rounds.adversary import Adversary
+from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.settings import RunSettings
 
@@ -25,7 +25,7 @@ class FederatedEvaluation:
     Args:
         states: The clients' data and states.
         engine: Runs the local steps of an adaptation, where the algorithm has one.
-        adversary: The Byzantine clients, who are in no metric.
+        byzantine_clients: The Byzantine clients, who are in no metric.
         settings: The trainer's settings.
         batch_rule: How samples become minibatches of an adaptation.
         adaptation: Trains personal models before they are evaluated; or ``None``.
@@ -39,7 +39,7 @@ class FederatedEvaluation:
         self,
         states: ClientStates,
         engine: EngineChoice,
-        adversary: Adversary,
+        byzantine_clients: ByzantineClients,
         settings: RunSettings,
         batch_rule: BatchRule,
         adaptation: Adaptation | None,
@@ -49,7 +49,7 @@ class FederatedEvaluation:
         self.states = states
         self.client = states.client
         self.engine = engine
-        self.adversary = adversary
+        self.byzantine_clients = byzantine_clients
         self.settings = settings
         self.batch_rule = batch_rule
         self.adaptation = adaptation
@@ -67,11 +67,11 @@ class FederatedEvaluation:
         (:meth:`~pl_fed.metrics.ClientMetrics.per_client`), until the next one begins.
         """
         if part not in self._metrics:
-            data, benign = self.states.loaded, ~self.adversary.is_byzantine
+            data, benign = self.states.loaded, ~self.byzantine_clients.is_byzantine
             with torch.inference_mode(False):
                 self._metrics[part] = {
                     model: ClientMetrics(
-                        data.num_clients, data.num_classes, benign, self.adversary.triggers
+                        data.num_clients, data.num_classes, benign, self.byzantine_clients.triggers
                     )
                     for model in (*self.client.evaluated, *self._hybrid(part))
                 }
@@ -108,8 +108,8 @@ class FederatedEvaluation:
         metrics, data = self.metrics(part), self.states.data
         for metric in metrics.values():
             metric.to(data.x.device)
-            metric.benign.copy_(~self.adversary.is_byzantine)
-        triggered = self.states.shown(part, self.adversary.attack)
+            metric.benign.copy_(~self.byzantine_clients.is_byzantine)
+        triggered = self.states.shown(part, self.byzantine_clients.attack)
         with self.settings.autocast():
             self.evaluator.evaluate(data, part, clients, metrics, self._hybrid(part), triggered)
 

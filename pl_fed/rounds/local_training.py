@@ -14,7 +14,7 @@ from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Task
 from pl_fed.engine.base import name_clients
 from pl_fed.engine.evaluation import Evaluator, WorkSpace
 from pl_fed.functional.rows import finite_rows, usable_rows
-from pl_fed.rounds.adversary import Adversary
+from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.trained_cohort import (
     GLOBAL_STATISTICS,
@@ -60,7 +60,7 @@ class LocalTraining:
         states: The clients' data and states.
         engine: Runs the local steps.
         evaluator: Measures the losses that the algorithm asks for.
-        adversary: Poisons data.
+        byzantine_clients: The Byzantine clients, who poison data.
         augment: Applied to the inputs of each minibatch.
         settings: How every local step is computed.
         seed: The seed of the federation.
@@ -71,7 +71,7 @@ class LocalTraining:
         states: ClientStates,
         engine: EngineChoice,
         evaluator: Evaluator,
-        adversary: Adversary,
+        byzantine_clients: ByzantineClients,
         augment: Callable[[Tensor], Tensor] | None,
         settings: LocalSettings,
         seed: int,
@@ -80,7 +80,7 @@ class LocalTraining:
         self.client = states.client
         self.engine = engine
         self.evaluator = evaluator
-        self.adversary = adversary
+        self.byzantine_clients = byzantine_clients
         self.augment = augment
         self.settings = settings
         self.seed = seed
@@ -202,7 +202,7 @@ class LocalTraining:
             plan.rule,
             self.seed,
             plan.round,
-            self.adversary.poison(clients, plan.round),
+            self.byzantine_clients.poison(clients, plan.round),
             self.augment,
         )
         step_rows = {
@@ -266,7 +266,7 @@ class LocalTraining:
     def _start_losses(self, clients: Tensor, round: int) -> Tensor:
         """Return the loss of w^t over all training data of each client."""
         with self.settings.autocast():
-            poison = self.adversary.poison(clients, round)
+            poison = self.byzantine_clients.poison(clients, round)
             return self.evaluator.start_losses(self.states.data, clients, poison)
 
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -17,7 +16,7 @@ from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.engine.evaluation import Evaluator
 from pl_fed.engine.root import RootTraining
 from pl_fed.functional.random import generator
-from pl_fed.rounds.adversary import Adversary
+from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.checks import check_broken
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.local_training import LocalTraining, RoundPlan
@@ -53,13 +52,12 @@ class RoundRunner:
         datamodule: The data of the federation.
         sampler: Draws the cohorts.
         server: Merges the uploads, and moves the global model.
-        adversary: The Byzantine clients and their attack.
+        byzantine_clients: The Byzantine clients and their attack.
         engine: Runs the local steps.
         evaluator: Measures the losses that the algorithm asks for.
         settings: The trainer's settings.
         batch_rule: How samples become minibatches.
         max_rejected: The largest share of a round's benign clients that may be broken.
-        gather_memory: Bytes of uploads up to which every process gathers all of them.
         seed: The seed of the federation.
     """
 
@@ -69,13 +67,12 @@ class RoundRunner:
         datamodule: FederatedData,
         sampler: Sampler,
         server: Server,
-        adversary: Adversary,
+        byzantine_clients: ByzantineClients,
         engine: EngineChoice,
         evaluator: Evaluator,
         settings: RunSettings,
         batch_rule: BatchRule,
         max_rejected: float,
-        gather_memory: int,
         seed: int,
     ) -> None:
         client: Client = states.client
@@ -84,16 +81,15 @@ class RoundRunner:
         self.datamodule = datamodule
         self.sampler = sampler
         self.server = server
-        self.adversary = adversary
+        self.byzantine_clients = byzantine_clients
         self.engine = engine
         self.evaluator = evaluator
         self.settings = settings
         self.batch_rule = batch_rule
         self.max_rejected = max_rejected
-        self.gather_memory = gather_memory
         self.seed = seed
         self.local_training = LocalTraining(
-            states, engine, evaluator, adversary, datamodule.augment, settings.local, seed
+            states, engine, evaluator, byzantine_clients, datamodule.augment, settings.local, seed
         )
         self.root_training = RootTraining(client, seed, datamodule.augment)
         self._drawn: dict[int, Tensor] = {}  # the last cohort: loop and round ask for it
@@ -118,7 +114,7 @@ class RoundRunner:
         """
         started = time.perf_counter()
         self.client.renew_rows()
-        self.adversary.begin(round)
+        self.byzantine_clients.begin(round)
         # 1. The clients train.
         trained = self.local_training.run(self._plan(round, optimizer, hooks))
         report, notes = self._report(trained), _Notes()
@@ -126,7 +122,9 @@ class RoundRunner:
         self._check_broken(trained, round)
         if trained.sends:
             context = self._describe(trained, round, optimizer, notes)
-            uploads = Uploads(trained, context, self.datamodule.clients.train.sizes, self.adversary)
+            uploads = Uploads(
+                trained, context, self.datamodule.clients.train.sizes, self.byzantine_clients
+            )
             # 3. Attackers replace their uploads.
             self._forge(uploads, round, notes)
             # 4. Broken uploads are left out.
@@ -165,7 +163,7 @@ class RoundRunner:
 
     def _check_broken(self, trained: TrainedCohort, round: int) -> None:
         """Stop if too many benign clients are broken, and warn once if some are."""
-        benign = ~self.adversary.is_byzantine[trained.clients]
+        benign = ~self.byzantine_clients.is_byzantine[trained.clients]
         number = check_broken(
             trained.status, benign, trained.losses, trained.clients, round, self.max_rejected
         )
@@ -182,7 +180,7 @@ class RoundRunner:
     def context(self, cohort: Tensor, losses: Tensor, round: int) -> RoundContext:
         """Return what aggregators and attacks may know of a round."""
         context = RoundContext(self.seed, round, clients=cohort, losses=losses)
-        return self.adversary.expect(context)
+        return self.byzantine_clients.expect(context)
 
     def _describe(
         self,
@@ -222,8 +220,8 @@ class RoundRunner:
     def _forge(self, uploads: Uploads, round: int, note: Callable[[str, float], None]) -> None:
         """Let the attackers of the cohort replace their uploads."""
         cohort = uploads.share.cohort
-        if self.adversary.forges(cohort, round):
-            note("forged", float(self.adversary.attacks(cohort, round).sum()))
+        if self.byzantine_clients.forges(cohort, round):
+            note("forged", float(self.byzantine_clients.attacks(cohort, round).sum()))
             uploads.forge(
                 self.server,
                 self._server_states,
@@ -249,7 +247,7 @@ class RoundRunner:
                 uploads.weights,
                 uploads.context,
                 before_step=hooks.on_server_step,
-                merge=partial(share.merge, gather_memory=self.gather_memory),
+                merge=share.merge,
             )
         except ValueError as error:
             rejected = int(notes.report["train/rejected"])
@@ -260,7 +258,7 @@ class RoundRunner:
                 f" {len(share.cohort) + rejected} were left out of round {uploads.context.round}"
                 " as broken."
             ) from error
-        benign = ~self.adversary.is_byzantine[share.cohort]
+        benign = ~self.byzantine_clients.is_byzantine[share.cohort]
         distance = uploads.distance_to_benign_mean(update, benign, server.aggregator)
         notes("benign_distance", distance)
         uploads.update_server_states(self.client, self._server_states, proposed, server.aggregator)
@@ -268,7 +266,7 @@ class RoundRunner:
 
     def _report(self, trained: TrainedCohort) -> Report:
         """Return means of the metrics over the cohort's benign clients, and the round's counts."""
-        benign, valid = ~self.adversary.is_byzantine[trained.clients], trained.valid
+        benign, valid = ~self.byzantine_clients.is_byzantine[trained.clients], trained.valid
         counts, metrics = benign & valid.cpu(), trained.metrics
         if not counts.all():
             counted = counts.nonzero().flatten().to(trained.losses.device)

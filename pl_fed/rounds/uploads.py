@@ -9,7 +9,7 @@ from pl_fed.aggregators import Aggregator, Mean, counts_samples
 from pl_fed.clients.base import Client
 from pl_fed.functional.aggregation import weighted_sum
 from pl_fed.functional.rows import finite_rows
-from pl_fed.rounds.adversary import Adversary
+from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort
 from pl_fed.rounds.work_share import WorkShare
@@ -23,7 +23,7 @@ class Uploads:
         trained: The cohort after its local work.
         context: What aggregators and attacks know of the round.
         sizes: Training samples of all clients, int64 [clients].
-        adversary: The Byzantine clients, of which it says how many to expect.
+        byzantine_clients: The Byzantine clients, of which it says how many to expect.
 
     Attributes:
         share: Which process holds which upload, of the clients that are not left out.
@@ -32,7 +32,11 @@ class Uploads:
     """
 
     def __init__(
-        self, trained: TrainedCohort, context: RoundContext, sizes: Tensor, adversary: Adversary
+        self,
+        trained: TrainedCohort,
+        context: RoundContext,
+        sizes: Tensor,
+        byzantine_clients: ByzantineClients,
     ) -> None:
         self.share = trained.share
         self.context = context
@@ -42,7 +46,7 @@ class Uploads:
         self._proposals = trained.own.proposals
         self._valid = trained.valid
         self._sizes = sizes
-        self._adversary = adversary
+        self._byzantine_clients = byzantine_clients
         self._trained_here, self._processes = self.share.mine, self.share.processes
         self._cohort_size = len(self.share.cohort)
         self._factor = 1.0  # of the rows in a mean
@@ -83,14 +87,16 @@ class Uploads:
             return server.simulate(rows if valid.all() else rows[valid], weights, merged)
 
         rows = self.share.gather(self.rows if self._owns_rows else self.rows.clone())
-        self.rows = self._adversary.forge(rows, valid, context, simulate_merge, net, samples)
+        self.rows = self._byzantine_clients.forge(
+            rows, valid, context, simulate_merge, net, samples
+        )
         if not valid.all():
             valid_here = valid[self._trained_here.to(valid.device), None]
             self._proposals = {
                 name: proposal.where(valid_here, server_states[name])
                 for name, proposal in self._proposals.items()
             }
-        forged = self._adversary.attacks(context.clients, context.round).to(valid.device)
+        forged = self._byzantine_clients.attacks(context.clients, context.round).to(valid.device)
         self._valid = finite_rows(self.rows) & (valid | forged)  # a forged one counts by itself
         self.share = WorkShare.alone(self.share.cohort)
 
@@ -117,7 +123,7 @@ class Uploads:
 
     def _select_context(self, context: RoundContext, valid: Tensor) -> RoundContext:
         """Return the round of the clients whose uploads are valid, bool [cohort]."""
-        return self._adversary.expect(context.of(valid), int((~valid).sum()))
+        return self._byzantine_clients.expect(context.of(valid), int((~valid).sum()))
 
     def distance_to_benign_mean(
         self, update: Tensor, benign: Tensor, aggregator: Aggregator

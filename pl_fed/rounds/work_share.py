@@ -27,6 +27,9 @@ from pl_fed.types import RoundContext
 
 _Key = TypeVar("_Key")
 
+GATHERED_BYTES = 1 << 20
+"""Bytes of a round's uploads up to which every process gathers all of them."""
+
 _PIECE = 1 << 24  # bytes that are on their way at a time, of uploads or of a checkpoint's states
 
 
@@ -169,7 +172,6 @@ class WorkShare:
         uploads: Tensor,
         weights: Tensor,
         context: RoundContext,
-        gather_memory: int,
     ) -> Tensor:
         """Merge the uploads: in every process the same bits.
 
@@ -178,7 +180,6 @@ class WorkShare:
             uploads: Those of this process's clients, [clients, numel].
             weights: Of the whole cohort, [cohort].
             context: Of the whole cohort.
-            gather_memory: Bytes up to which all uploads are brought together in every process.
 
         Returns:
             Shape [numel].
@@ -187,7 +188,7 @@ class WorkShare:
         if total_mass is not None:
             return self._merge_mean(aggregator, uploads, weights, context, total_mass)
         bytes_of_all = len(self.cohort) * uploads.shape[1] * uploads.element_size()
-        if self.processes.size > 1 and aggregator.shards and bytes_of_all > gather_memory:
+        if self.processes.size > 1 and aggregator.shards and bytes_of_all > GATHERED_BYTES:
             return self._merge_in_shards(aggregator, uploads, weights, context)
         merged: Tensor = aggregator(self.gather(uploads), weights, context)
         return merged

@@ -11,7 +11,7 @@ from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, share
 from torch.nn import functional as F  # noqa: N812
 from torch.testing import assert_close
 
-from pl_fed import Federation
+from pl_fed import Adversary, EngineOptions, Federation
 from pl_fed.aggregators import QFFL, FedMGDA, Mean, Term, TiltedMean
 from pl_fed.attacks import RandomLabels
 from pl_fed.clients import FedAvg
@@ -299,9 +299,12 @@ def test_clients_count_by_the_loss_of_the_broadcast_on_their_own_labels(engine, 
     arrays, attack = classes(SIZES), RandomLabels(redraw=redraw)
     data, one = shared_out(arrays), client().double()
     federation = Federation(
-        Only(3, 0, 2), Watched(2.0), attack=attack, byzantine=[0, 3], engine=engine,
-        chunk_size=2, seed=5,
-    )  # fmt: skip
+        Only(3, 0, 2),
+        Watched(2.0),
+        adversary=Adversary(attack=attack, ids=[0, 3]),
+        engine=EngineOptions(engine, chunk_size=2),
+        seed=5,
+    )
     federation.setup(one, data, "fit")
     optimizer = one.train().configure_optimizers()
     for round in range(2):

@@ -29,7 +29,9 @@ class Momentum(Attack):
 
 
 def trainer_of(attack, folder, rounds):
-    federation = pl_fed.Federation(All(), attack=attack, byzantine=[1], seed=0)
+    federation = pl_fed.Federation(
+        All(), adversary=pl_fed.Adversary(attack=attack, ids=[1]), seed=0
+    )
     return pl_fed.Trainer(
         federation,
         run_dir=folder,
@@ -78,9 +80,9 @@ class TrainedBackwards(Attack):
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_an_attacker_may_train_the_model_on_its_own_data(engine):
     data, client = shared_out(classes([9, 5, 12])), FedAvg(seeded(mlp), optimizer=sgd(0.1))
-    settings = {"rounds": 1, "engine": engine, "byzantine": [1]}
+    settings = {"rounds": 1, "engine": engine, "ids": [1]}
     outcome = run_rounds(client, data, attack=TrainedBackwards(), **settings)
-    honest = run_rounds(client, data, attack=SignFlipping(), **settings, byzantine_from=9)
+    honest = run_rounds(client, data, attack=SignFlipping(), **settings, start_round=9)
     net = seeded(mlp).double()
     index = data.clients.train.samples(1)
     x, y = data.clients.x[index].double(), data.clients.y[index]

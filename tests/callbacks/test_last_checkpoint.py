@@ -22,7 +22,7 @@ class Stops(Callback):
 
 def quiet_trainer(folder, rounds, **kwargs):
     return pl_fed.Trainer(
-        pl_fed.Federation(All(), engine="one_by_one", seed=0),
+        pl_fed.Federation(All(), engine=pl_fed.EngineOptions("one_by_one"), seed=0),
         run_dir=folder,
         max_epochs=rounds,
         accelerator="cpu",

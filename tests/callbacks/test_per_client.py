@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_federations import Given, classes, reals, seeded
+from small_federations import Given, classes, reals, sections, seeded
 
 import pl_fed
 from pl_fed.attacks import RandomLabels
@@ -25,7 +25,7 @@ def trained(folder, data, outputs, **federation):
     data = FederatedData(Given(data), batch_size=8, seed=0)
     client = seeded(lambda: Ditto(torch.nn.Linear(4, outputs), local_steps=3))
     trainer = pl_fed.Trainer(
-        pl_fed.Federation(All(), engine="one_by_one", seed=0, **federation),
+        pl_fed.Federation(All(), seed=0, **sections(engine="one_by_one", **federation)),
         run_dir=folder,
         max_epochs=2,
         accelerator="cpu",
@@ -39,7 +39,7 @@ def trained(folder, data, outputs, **federation):
 
 def test_a_row_for_each_client_and_class_that_it_has_test_samples_of(tmp_path):
     """Against the models, asked sample by sample."""
-    attack = {"attack": RandomLabels(), "byzantine": [2]}
+    attack = {"attack": RandomLabels(), "ids": [2]}
     _, client, data = trained(tmp_path, classes(SIZES), 3, **attack)
     found = rows(tmp_path / "per_class.csv")
     names = ["global_accuracy", "personal_accuracy", "hybrid_accuracy"]

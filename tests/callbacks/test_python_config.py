@@ -22,7 +22,7 @@ FILE = "python_config.yaml"
 def run(folder, kind=Ditto, seed=0, rounds=1, ckpt_path=None, fast_dev_run=False, **options):
     client = kind(seeded(mlp), optimizer=partial(torch.optim.SGD, lr=0.1), **options)
     trainer = pl_fed.Trainer(
-        pl_fed.Federation(All(), engine="one_by_one", seed=seed),
+        pl_fed.Federation(All(), engine=pl_fed.EngineOptions("one_by_one"), seed=seed),
         run_dir=folder,
         max_epochs=rounds,
         fast_dev_run=fast_dev_run,
@@ -87,7 +87,7 @@ def test_a_run_of_the_command_line_has_its_config(tmp_path):
     net += ["--model.net.in_features=64", "--model.net.num_classes=10"]
     data = ["--data.dataset=Digits", "--data.partitioner=IID", "--data.num_clients=10"]
     root = f"--trainer.default_root_dir={tmp_path}"
-    engine = "--federation.engine=one_by_one"
+    engine = "--federation.engine.name=one_by_one"
     main(["fit", *net, *data, *quick, root, engine, "--trainer.accelerator=cpu"])
     (folder,) = tmp_path.iterdir()
     assert (folder / "config.yaml").is_file()

@@ -19,7 +19,7 @@ from small_federations import Cohorts, Only, classes, run_rounds, seeded, sgd, s
 from torch import nn
 
 import pl_fed.clients
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.aggregators import QFFL, FedMGDA, Krum, Median, Term, TiltedMean, TrimmedMean
 from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Client
@@ -388,7 +388,7 @@ def test_states_survive_a_stop(kind, arguments, tmp_path):
 
     def begin():
         client = make(kind, arguments).double()
-        federation = Federation(Uniform(2), engine="one_by_one", seed=0)
+        federation = Federation(Uniform(2), engine=EngineOptions("one_by_one"), seed=0)
         federation.setup(client, data, "fit")
         client.train()
         return client, federation, client.configure_optimizers()
@@ -529,7 +529,7 @@ class Forged(RandomLabels):
 def test_it_goes_with_any_aggregator_under_attack(kind, arguments, aggregator):
     client = make(kind, arguments)
     data = shared_out(classes([9, 8, 12, 10, 7, 11]))
-    how = {"aggregator": aggregator(), "attack": Forged(), "byzantine": [2]}
+    how = {"aggregator": aggregator(), "attack": Forged(), "ids": [2]}
     outcome = run_rounds(client, data, rounds=2, sampler=Uniform(5), **how)
     assert outcome.w.isfinite().all()
     assert outcome.v.isfinite().all()

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import pl_fed
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Client, Ditto
 from pl_fed.clients.contract import Model, ModelRows
 from pl_fed.data.batches import LocalWork
@@ -210,7 +210,10 @@ def run(client, data, rounds=2, engine="one_by_one", chunk_size=None, sampler=No
     client = copy.deepcopy(client).double()
     server = functools.partial(torch.optim.SGD, lr=lr)
     federation = Federation(
-        sampler or All(), engine=engine, chunk_size=chunk_size, seed=0, server_optimizer=server
+        sampler or All(),
+        engine=EngineOptions(engine, chunk_size=chunk_size),
+        seed=0,
+        server_optimizer=server,
     )
     federation.setup(client, data, "fit")
     client.train()
@@ -291,7 +294,7 @@ def test_gradients_of_gradients_are_those_of_the_hessian():
     w = client.double().row("global").data.clone()
     before = w.clone()
     x, y = data.clients.x.double(), data.clients.y
-    federation = Federation(All(), engine="one_by_one", seed=0)
+    federation = Federation(All(), engine=EngineOptions("one_by_one"), seed=0)
     federation.setup(client, data, "fit")
     seen = {}
     original = Meta.training_step
@@ -354,9 +357,11 @@ def test_closed_forms_after_the_local_work(kind):
     client = kind(Point().double(), criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=2)
     module = shared_out(data)
     federation = Federation(
-        Only(0, 2), seed=0, engine="stacked",
+        Only(0, 2),
+        seed=0,
+        engine=EngineOptions("stacked"),
         server_optimizer=functools.partial(torch.optim.SGD, lr=2 / 3 if kind is ADMM else 1.0),
-    )  # fmt: skip
+    )
     federation.setup(client, module, "fit")
     for round, cohort in enumerate([[0, 2], [1, 2]]):
         federation.sampler.clients = cohort
@@ -457,7 +462,7 @@ def test_running_statistics_of_a_shared_body_are_the_mean_over_the_clients():
     data = data_of([8, 6, 12, 4])
     settings = {"optimizer": sgd(0.0), "local_steps": 1}
     client = SharedStatistics(seeded(with_batch_norm), **settings).double()
-    federation = Federation(All(), engine="one_by_one", seed=0)
+    federation = Federation(All(), engine=EngineOptions("one_by_one"), seed=0)
     federation.setup(client, data, "fit")
     optimizer = client.train().configure_optimizers()
     start = client.statistics("global").data.clone()
@@ -538,7 +543,7 @@ def test_a_client_knows_its_id_its_steps_and_its_learning_rate(uncompiled, engin
     """Of both rounds: the rate is halved in the second, and the rows follow it."""
     data = shared_out(points([1.0] * 9, [0.0], [0.0] * 9, [0.0], [0.0] * 9))
     client = Counted(Point().double(), criterion=HalfSquares(), optimizer=sgd(0.5))
-    federation = Federation(Only(0, 1, 2, 4), seed=0, engine=engine, chunk_size=2)
+    federation = Federation(Only(0, 1, 2, 4), seed=0, engine=EngineOptions(engine, chunk_size=2))
     federation.setup(client, data, "fit")
     optimizer = client.train().configure_optimizers()
     for round in range(2):

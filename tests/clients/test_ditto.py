@@ -23,7 +23,7 @@ from small_federations import (
 )
 
 import pl_fed
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.aggregators import Median
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.samplers import All
@@ -136,7 +136,7 @@ def test_the_learning_rate_follows_the_rounds(tmp_path, engine, by_trainer):
     """
     client = ditto(lam=0.0, lr_scheduler=halved, local_steps=2, personal_lr=0.25)
     if by_trainer:
-        federation = Federation(All(), engine=engine, seed=0)
+        federation = Federation(All(), engine=EngineOptions(engine), seed=0)
         trainer = pl_fed.Trainer(federation, max_epochs=2, default_root_dir=tmp_path, **QUIET)
         trainer.fit(client, TWO)
         w = client.row("global").data.tolist()

@@ -62,7 +62,9 @@ def descended(net, arrays, folder, lr=0.3):
 def federated(net, arrays, folder, lr=0.3, aggregator=None, engine="one_by_one"):
     """The same by a federation whose clients take one full-batch step a round."""
     client = FedAvg(copy.deepcopy(net), optimizer=sgd(lr), local_steps=1)
-    federation = pl_fed.Federation(All(), aggregator=aggregator, engine=engine, seed=0)
+    federation = pl_fed.Federation(
+        All(), aggregator=aggregator, engine=pl_fed.EngineOptions(engine), seed=0
+    )
     trainer = pl_fed.Trainer(federation, max_epochs=EPOCHS, default_root_dir=folder, **QUIET)
     trainer.fit(client, shared_out(arrays, batch_size=len(arrays)))
     return client.row("global").data

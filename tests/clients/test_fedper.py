@@ -6,7 +6,7 @@ import torch
 from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.clients import FedAvg, FedBN, FedPer, Local
 from pl_fed.clients.fedper import belongs
 from pl_fed.models import LogisticRegression
@@ -102,7 +102,7 @@ def test_own_parts_never_leave_the_client(own, is_own):
         return upload
 
     client.end_round = watched
-    federation = Federation(Only(0, 2), seed=0, engine="stacked")
+    federation = Federation(Only(0, 2), seed=0, engine=EngineOptions("stacked"))
     federation.setup(client, data_of(), "fit")
     uploads.clear()  # that of the trial before training
     first = client.row("global").data.clone()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
 
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.clients import FedAvg, FedPer, FedRep
 from pl_fed.clients.fedper import belongs
 from pl_fed.data.batches import LocalWork
@@ -99,7 +99,7 @@ def test_it_is_not_fedper():
 
 def test_the_head_never_leaves_the_client():
     client = FedRep(seeded(mlp), optimizer=sgd(0.1), head_epochs=2)
-    federation = Federation(Only(1, 2), seed=0, engine="stacked")
+    federation = Federation(Only(1, 2), seed=0, engine=EngineOptions("stacked"))
     federation.setup(client, data_of(), "fit")
     first = client.row("global").data.clone()
     federation.run_round(0, client.train().configure_optimizers())

@@ -26,7 +26,7 @@ from small_federations import (
 from torch import nn
 
 import pl_fed
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.aggregators import Mean, Median
 from pl_fed.clients import FLAME, PFedMeEpochs
 from pl_fed.clients.flame import violated_conditions
@@ -285,7 +285,7 @@ def test_optimizers_that_move_without_a_gradient_are_refused_with_a_tolerance(op
 @each_engine
 def test_the_lagged_global_model_is_that_before_the_servers_step(engine):
     client = flame(lagged_global=True).double()
-    federation = Federation(Uniform(3), engine=engine, seed=0)
+    federation = Federation(Uniform(3), engine=EngineOptions(engine), seed=0)
     federation.setup(client, shared_out(PROBLEM.arrays, 100, val_fraction=0.4), "fit")
     optimizer, losses = client.configure_optimizers(), []
     for round in range(4):

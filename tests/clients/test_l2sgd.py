@@ -65,7 +65,7 @@ def test_the_global_model_stays_the_mean_of_nets():
 def test_a_model_that_is_sent_counts_once_where_all_take_part():
     """The mean is of what the others have and of what was forged, also after many rounds."""
     client = L2SGD(Point(), 0.6, criterion=HalfSquares(), optimizer=sgd(0.2), local_steps=3)
-    how = {"attack": SameValue(value=100.0), "byzantine": [0]}
+    how = {"attack": SameValue(value=100.0), "ids": [0]}
     found = run_rounds(client, DATA, rounds=40, **how)
     expected = (100 + found.v[1:].sum()) / 4
     torch.testing.assert_close(found.w[0], expected, rtol=1e-12, atol=0)

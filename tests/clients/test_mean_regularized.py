@@ -103,7 +103,7 @@ def test_a_model_that_is_sent_counts_once_where_all_take_part(attack):
 
     def ended(kind, **options):
         options = {"optimizer": sgd(0.2), "local_steps": 3, "criterion": HalfSquares(), **options}
-        how = {"rounds": 40, "attack": attack, "byzantine": [0]}
+        how = {"rounds": 40, "attack": attack, "ids": [0]}
         return float(run_rounds(kind(Point(), lam=0.6, **options), DATA, **how).w)
 
     expected = ended(FLAME, rho=0.15, pull_to="broadcast")

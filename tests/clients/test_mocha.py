@@ -194,13 +194,13 @@ def test_a_forged_model_is_what_the_server_keeps():
     data = shared_out(classes(SIZES))
     start = run_rounds(client, data, 0).v
     honest = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)))
-    how = {"attack": ModelReplacement(3.0), "byzantine": [1]}
+    how = {"attack": ModelReplacement(3.0), "ids": [1]}
     forged = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)), **how)
     expected = honest.v.clone()
     expected[1] += 2 * (honest.v - start)[1]
     torch.testing.assert_close(forged.v, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(forged.w, expected.mean(0), rtol=0, atol=1e-12)
-    how = {"attack": NaNs(), "byzantine": [1]}
+    how = {"attack": NaNs(), "ids": [1]}
     broken = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)), **how)
     expected[1] = start[1]
     torch.testing.assert_close(broken.v, expected, rtol=0, atol=1e-12)

@@ -2,11 +2,21 @@
 
 import pytest
 import torch
-from small_federations import HalfSquares, Point, classes, mlp, points, seeded, sgd, shared_out
+from small_federations import (
+    HalfSquares,
+    Point,
+    classes,
+    mlp,
+    points,
+    sections,
+    seeded,
+    sgd,
+    shared_out,
+)
 from torch import nn
 
 import pl_fed
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.attacks import RandomLabels
 from pl_fed.clients import FedAvg
 from pl_fed.clients.contract import Model, Objective
@@ -32,7 +42,7 @@ class Adapted(FedAvg):
 
 
 def federation_of(client, data, run=RunSettings(), **settings):
-    federation = Federation(All(), **{"seed": 0, "engine": "one_by_one", **settings})
+    federation = Federation(All(), **sections(**{"seed": 0, "engine": "one_by_one", **settings}))
     federation.setup(client, data, "fit", settings=run)
     return federation
 
@@ -94,7 +104,7 @@ def test_a_byzantine_client_adapts_to_what_it_has_been_made_of():
     data = shared_out(classes([30, 30]), val_fraction=0.3)
     client = Adapted(seeded(mlp), adaptation=LocalWork(epochs=3), optimizer=sgd(0.5)).double()
     honest = losses(federation_of(client, data), client)
-    federation = federation_of(client, data, attack=RandomLabels(), byzantine=[1])
+    federation = federation_of(client, data, attack=RandomLabels(), ids=[1])
     poisoned = losses(federation, client)
     assert poisoned[0] == honest[0]
     assert poisoned[1] != honest[1]
@@ -134,7 +144,7 @@ def test_an_evaluation_of_a_checkpoint_adapts_as_the_run_does(tmp_path):
 
     def trainer():
         return pl_fed.Trainer(
-            Federation(All(), seed=0, engine="one_by_one"),
+            Federation(All(), seed=0, engine=EngineOptions("one_by_one")),
             run_dir=tmp_path,
             max_epochs=1,
             gradient_clip_val=0.01,

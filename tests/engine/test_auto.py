@@ -8,11 +8,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_federations import NOTHING_READABLE, classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import (
+    NOTHING_READABLE,
+    classes,
+    mlp,
+    run_rounds,
+    sections,
+    seeded,
+    sgd,
+    shared_out,
+)
 from torch import nn
 
 import pl_fed
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.engine import EngineChoice, compiled_step
 from pl_fed.engine.choice import COMPILED, EAGER
@@ -73,12 +82,12 @@ def client_of(kind=Ditto, net=mlp, **options):
 def settled(client=None, rounds=1000.0, name="auto", **settings):
     """The choice of a federation that has run its first of so many rounds."""
     client = (client or client_of()).double()
-    federation = Federation(All(), engine=name, seed=0, **settings)
+    federation = Federation(All(), seed=0, **sections(engine=name, **settings))
     settings = RunSettings(rounds=rounds)
     federation.setup(client, shared_out(classes(SIZES)), "fit", settings=settings)
     client.train()
     federation.run_round(0, client.configure_optimizers())
-    return federation.engine
+    return federation.engine_choice
 
 
 @pytest.mark.parametrize("fastest", ALL_ENGINES)
@@ -313,7 +322,7 @@ def test_measuring_changes_nothing(clock, net):
     federation.store.write(*a_state(federation))
     state, draws = copy.deepcopy(client.state_dict()), torch.random.get_rng_state()
     stored = copy.deepcopy(federation.store.state_dict())
-    settle = federation.engine.settle
+    settle = federation.engine_choice.settle
     seen = []
 
     def settle_and_look(task):
@@ -322,7 +331,7 @@ def test_measuring_changes_nothing(clock, net):
         seen.append(copy.deepcopy(federation.store.state_dict()))
         raise KeyboardInterrupt
 
-    federation.engine.settle = settle_and_look
+    federation.engine_choice.settle = settle_and_look
     with pytest.raises(KeyboardInterrupt):
         federation.run_round(0, client.configure_optimizers())
     assert clock.timed
@@ -363,7 +372,7 @@ def test_what_is_asked_for_wins_over_what_was_saved():
         ("one_by_one", None, ("one_by_one", None)),
         ("stacked_compiled", 5, ("stacked_compiled", 5)),
     ):
-        choice = EngineChoice(name, chunk_size)
+        choice = EngineChoice(EngineOptions(name, chunk_size))
         choice.load_state_dict(state)
         assert (choice.current, choice.size) == expected
 
@@ -371,7 +380,7 @@ def test_what_is_asked_for_wins_over_what_was_saved():
 def test_an_engine_that_was_given_up_is_not_tried_again():
     """The numbers of a run that was stopped would be others."""
     state = {"asked": "stacked_compiled", "engine": "stacked", "size": 7, "speeds": {}}
-    choice = EngineChoice("stacked_compiled")
+    choice = EngineChoice(EngineOptions("stacked_compiled"))
     choice.load_state_dict(state)
     assert (choice.current, choice.size) == ("stacked", 7)
 
@@ -380,7 +389,7 @@ def fit(folder, rounds, engine="auto", resume=False, chunk_size=None):
     """Fit, from the checkpoint there; return what the run led to."""
     client = client_of(net=dropout_net)
     trainer = pl_fed.Trainer(
-        Federation(Uniform(3), engine=engine, chunk_size=chunk_size, seed=0),
+        Federation(Uniform(3), engine=EngineOptions(engine, chunk_size=chunk_size), seed=0),
         max_epochs=rounds,
         default_root_dir=folder,
         run_dir=folder / "run",
@@ -398,7 +407,7 @@ def fit(folder, rounds, engine="auto", resume=False, chunk_size=None):
         )
     trainer.save_checkpoint(folder / "checkpoint.ckpt")
     rows = trainer.federation.store.read("personal", torch.arange(len(SIZES)))
-    return trainer.federation.engine, client.row("global").data.clone(), rows
+    return trainer.federation.engine_choice, client.row("global").data.clone(), rows
 
 
 def test_a_resumed_run_goes_on_with_its_engine_bit_for_bit(clock, tmp_path, notes):

@@ -8,7 +8,7 @@ from small_federations import Given, reals, run_rounds, seeded, sgd, shared_out
 from torch import nn
 from torch.nn import functional
 
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.aggregators import Term
 from pl_fed.attacks import Attack
 from pl_fed.clients import Ditto, DittoChoice, DittoGreedy, FedAvg, FedTilt, Finetuning, PerFedAvg
@@ -183,7 +183,7 @@ def test_logged_losses_are_the_criterion_by_hand(kind, algorithm):
     client, arrays = made(kind, UNEQUAL, algorithm, **options)
     client = client.double()
     data = shared_out(arrays, val_fraction=0.3, test_fraction=0.4)
-    federation = Federation(All(), seed=0, engine="auto")
+    federation = Federation(All(), seed=0, engine=EngineOptions("auto"))
     federation.setup(client, data, "fit")
     client.train()
     federation.run_round(0, client.configure_optimizers())
@@ -226,7 +226,7 @@ def test_start_losses_are_the_criterion_by_hand():
             told.append(context.start_losses)
             return super().forward(uploads, weights, context)
 
-    settings = {"attack": Shifted(), "byzantine": [1], "engine": "one_by_one"}
+    settings = {"attack": Shifted(), "ids": [1], "engine": "one_by_one"}
     run_rounds(client, shared_out(arrays), rounds=1, aggregator=Spy(0.1), **settings)
     expected = []
     for one in range(4):

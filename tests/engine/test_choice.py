@@ -9,7 +9,7 @@ import torch
 from small_federations import classes, mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.clients.contract import ModelRows
 from pl_fed.engine import EngineChoice, OneByOne, Stacked, Task
@@ -58,13 +58,19 @@ def task_of(client, cohort, data=None):
 
 @pytest.mark.parametrize("name", ["one_by_one", "stacked", "auto"])
 def test_the_chunk_size_asked_for_holds(name):
-    assert EngineChoice(name, 7).clients_at_a_time(name, task_of(FedAvg(mlp()), 100)) == 7
+    assert (
+        EngineChoice(EngineOptions(name, 7)).clients_at_a_time(name, task_of(FedAvg(mlp()), 100))
+        == 7
+    )
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("cohort", [1, 3])
 def test_small_clients_are_run_all_at_a_time(name, cohort):
-    assert EngineChoice(name).clients_at_a_time(name, task_of(Ditto(mlp()), cohort)) == cohort
+    assert (
+        EngineChoice(EngineOptions(name)).clients_at_a_time(name, task_of(Ditto(mlp()), cohort))
+        == cohort
+    )
 
 
 def test_large_clients_are_loaded_in_turn_where_they_are_run_in_turn():
@@ -78,19 +84,22 @@ def test_large_clients_are_loaded_in_turn_where_they_are_run_in_turn():
 
 def test_clients_that_do_not_stack_are_loaded_like_others_that_run_in_turn(monkeypatch):
     client = FedAvg(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), optimizer=sgd())
-    data, federation = shared_out(classes([4] * 3)), Federation(All(), engine="stacked", seed=0)
+    data, federation = (
+        shared_out(classes([4] * 3)),
+        Federation(All(), engine=EngineOptions("stacked"), seed=0),
+    )
     federation.setup(client, data, "fit")
     monkeypatch.setattr("pl_fed.engine.choice.free_memory", lambda device: 0)  # for no stack
     with pytest.warns(UserWarning, match="run one by one"):
         federation.run_round(0, client.configure_optimizers())
-    assert (federation.engine.current, federation.engine.size) == ("one_by_one", 3)
+    assert (federation.engine_choice.current, federation.engine_choice.size) == ("one_by_one", 3)
 
 
 def test_a_stack_takes_half_of_the_free_memory(monkeypatch):
     monkeypatch.setattr("pl_fed.engine.choice.free_memory", lambda device: 12_000)
     client = FedAvg(nn.Linear(4, 3, bias=False).double())  # rows of 96 bytes, six of each
     wide = shared_out(classes([1], (4,)), batch_size=1)  # 4 doubles, 64 times, for activations
-    choice = EngineChoice("stacked")
+    choice = EngineChoice(EngineOptions("stacked"))
     assert choice.clients_at_a_time("stacked", task_of(client, 4, wide)) == 2
     assert choice.clients_at_a_time("stacked", task_of(client, 100, wide)) == 2
     monkeypatch.setattr("pl_fed.engine.choice.free_memory", lambda device: 100)
@@ -138,5 +147,5 @@ def test_an_engine_trains_in_the_dtype_of_the_client():
 
 @pytest.mark.parametrize("name", ["stackd", None])
 def test_an_engine_that_there_is_not(name):
-    with pytest.raises(ValueError, match=r"`engine` to be 'auto', .* but got"):
-        Federation(All(), engine=name)
+    with pytest.raises(ValueError, match=r"`federation.engine.name` to be 'auto', .* but got"):
+        Federation(All(), engine=EngineOptions(name))

@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F  # noqa: N812
 
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.engine import LocalSettings, compiled_step, program
@@ -189,7 +189,7 @@ class Transposed(RandomLabels):
 @each_compiled
 def test_what_an_attack_gives_may_lie_otherwise(uncompiled, engine):
     data = shared_out(classes([8, 8, 8]))
-    how = {"attack": Transposed(), "byzantine": [1]}
+    how = {"attack": Transposed(), "ids": [1]}
     eager = run_rounds(FedAvg(seeded(mlp), optimizer=sgd(0.1)), data, **how)
     compiled = run_rounds(FedAvg(seeded(mlp), optimizer=sgd(0.1)), data, engine=engine, **how)
     assert eager.distance(compiled) <= 1e-10
@@ -316,7 +316,7 @@ def rounds_of(client, engine, change, rounds=6, autocast=None, dtype=torch.float
     """Run rounds before each of which something of the client is changed; return the rows."""
     client = client.to(dtype)
     client.trainer = trainer = Trainerlike()
-    federation = Federation(All(), engine=engine, seed=0)
+    federation = Federation(All(), engine=EngineOptions(engine), seed=0)
     settings = RunSettings(LocalSettings(autocast or nullcontext))
     federation.setup(client, shared_out(classes(SIZES)), "fit", settings=settings)
     client.train()
@@ -326,7 +326,7 @@ def rounds_of(client, engine, change, rounds=6, autocast=None, dtype=torch.float
         change(client, round)
         federation.run_round(round, optimizer)
     assert client.trainer is trainer
-    return client.row("global").data.clone(), federation.engine.current
+    return client.row("global").data.clone(), federation.engine_choice.current
 
 
 def set_private(client, round):

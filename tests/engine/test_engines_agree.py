@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 import pl_fed
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.attacks import Backdoor, FlippedLabels, GaussianNoise, Outliers, RandomLabels
 from pl_fed.clients import Ditto, FedAvg, Local
 from pl_fed.data.batches import LocalWork
@@ -213,9 +213,9 @@ def test_with_poisoned_labels_on_some_clients(attack, augment):
     data = shared_out(classes([9, 4, 6], shape, num_classes=2), augment=augment)
     net = nn.Sequential(seeded(make), nn.Linear(3, 2))
     client = ALGORITHMS["Ditto, r < s"](net, optimizer=sgd(0.2))
-    poisoned = agree(client, data, attack=attack, byzantine=[0, 2])
+    poisoned = agree(client, data, attack=attack, ids=[0, 2])
     clean = run_rounds(client, data, rounds=1)
-    first = run_rounds(client, data, rounds=1, attack=attack, byzantine=[0, 2])
+    first = run_rounds(client, data, rounds=1, attack=attack, ids=[0, 2])
     moved = (first.v - clean.v).abs().amax(dim=1)
     assert (moved > 1e-6).tolist() == [True, False, True]
     assert poisoned.w.isfinite().all()
@@ -229,9 +229,9 @@ EVERY_ACCESS = [RandomLabels("access"), GaussianNoise(0.5), Outliers(0.5, 0.5), 
 def test_with_poisoned_samples_over_several_passes(monkeypatch, attack, gather_bytes):
     data = shared_out(classes(SIZES))
     client = Ditto(seeded(mlp), optimizer=sgd(0.2), local_epochs=3)
-    at_once = run_rounds(client, data, attack=attack, byzantine=[0, 2])
+    at_once = run_rounds(client, data, attack=attack, ids=[0, 2])
     monkeypatch.setattr("pl_fed.data.batches._GATHER_BYTES", gather_bytes)
-    poisoned = agree(client, data, attack=attack, byzantine=[0, 2])
+    poisoned = agree(client, data, attack=attack, ids=[0, 2])
     assert poisoned.distance(at_once) == 0
     assert poisoned.distance(run_rounds(client, data)) > 1e-3
 
@@ -395,7 +395,7 @@ def test_for_a_model_that_takes_no_steps():
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_a_client_writes_into_its_states_is_kept(engine):
     client = Anchored(seeded(mlp), optimizer=sgd(0.1)).double()
-    federation = Federation(Uniform(2), engine=engine, seed=0)
+    federation = Federation(Uniform(2), engine=EngineOptions(engine), seed=0)
     federation.setup(client, shared_out(classes(SIZES)), "fit")
     client.train()
     optimizer = client.configure_optimizers()
@@ -421,7 +421,7 @@ def test_the_client_is_left_as_it_was():
 
 
 def run_on_the_client_itself(client, engine):
-    federation = Federation(All(), engine=engine, seed=0)
+    federation = Federation(All(), engine=EngineOptions(engine), seed=0)
     federation.setup(client, shared_out(classes(SIZES)), "fit")
     client.train()
     federation.run_round(0, client.configure_optimizers())
@@ -433,7 +433,7 @@ def test_a_trainers_precision_and_clipping_reach_both_engines(tmp_path, algorith
     for engine in ("one_by_one", "stacked"):
         for clip in (None, 0.001):
             client = Ditto(seeded(mlp), optimizer=sgd(0.5), local_epochs=2)
-            federation = Federation(All(), engine=engine, seed=0)
+            federation = Federation(All(), engine=EngineOptions(engine), seed=0)
             trainer = pl_fed.Trainer(
                 federation,
                 max_epochs=2,

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from small_federations import Only, classes, mlp, run_rounds, seeded, sgd, shared_out
+from small_federations import Only, classes, mlp, run_rounds, sections, seeded, sgd, shared_out
 
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.attacks import Attack
 from pl_fed.clients import FedAvg, Finetuning
 
@@ -36,7 +36,7 @@ class Fails(FedAvg):
 def notes_of(hook, sampler, **settings):
     """The notes of the error with which the second round ends."""
     client = Fails(seeded(mlp), hook, optimizer=sgd(0.1), local_steps=3)
-    federation = Federation(sampler, seed=0, **settings)
+    federation = Federation(sampler, seed=0, **sections(**settings))
     federation.setup(client, shared_out(classes(SIZES)), "fit")
     optimizer = client.train().configure_optimizers()
     federation.run_round(0, optimizer)
@@ -73,7 +73,7 @@ class BadData(Attack):
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
 def test_compiled_it_names_the_clients_of_the_chunk(uncompiled, engine):
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=1)
-    settings = {"sampler": Only(3, 5), "engine": engine, "attack": BadData(), "byzantine": [3]}
+    settings = {"sampler": Only(3, 5), "engine": engine, "attack": BadData(), "ids": [3]}
     with pytest.raises(RuntimeError, match="broken") as caught:
         run_rounds(client, shared_out(classes(SIZES)), **settings)
     assert caught.value.__notes__ == ["In round 1, clients 3, 5."]
@@ -95,7 +95,7 @@ class FailsToAdapt(Finetuning):
 
 def test_the_adaptation_before_an_evaluation():
     client = FailsToAdapt(seeded(mlp), finetune_steps=1)
-    federation = Federation(Only(0), seed=0, engine="one_by_one", chunk_size=1)
+    federation = Federation(Only(0), seed=0, engine=EngineOptions("one_by_one", chunk_size=1))
     federation.setup(client, shared_out(classes(SIZES), val_fraction=0.3), "fit")
     with pytest.raises(RuntimeError, match="broken") as caught:
         federation.evaluate("val", torch.tensor([4]))

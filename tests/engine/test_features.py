@@ -47,7 +47,7 @@ def data_of(**kwargs):
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_rounds_are_those_without(kind, engine, dtype, largest):
-    with_labels_at_random = {"attack": RandomLabels(), "byzantine": [2]}
+    with_labels_at_random = {"attack": RandomLabels(), "ids": [2]}
     plain, kept = (
         run_rounds(
             kind(seeded(lambda keep=keep: Transfer(keep)), optimizer=sgd(0.2), local_epochs=2),
@@ -192,7 +192,7 @@ class Shifted(Attack):
 def test_an_attack_on_inputs_sees_features(engine):
     client = FedAvg(seeded(lambda: Transfer(True)), optimizer=sgd(0.1))
     honest = run_rounds(client, data_of(), engine=engine)
-    lies = run_rounds(client, data_of(), engine=engine, attack=Shifted(), byzantine=[0])
+    lies = run_rounds(client, data_of(), engine=engine, attack=Shifted(), ids=[0])
     assert honest.distance(lies) > 1e-4
 
 

@@ -17,6 +17,7 @@ from small_federations import (
     mlp,
     points,
     run_rounds,
+    sections,
     seeded,
     sgd,
     shared_out,
@@ -90,7 +91,7 @@ def data_with_root(**settings):
 
 def federation_of(client, data, run=RunSettings(), **settings):
     settings = {"seed": 5, "engine": "one_by_one", "aggregator": Watched(), **settings}
-    federation = Federation(settings.pop("sampler", All()), **settings)
+    federation = Federation(settings.pop("sampler", All()), **sections(**settings))
     federation.setup(client, data, "fit", settings=run)
     client.train()
     return federation
@@ -318,7 +319,7 @@ def test_the_root_is_not_poisoned():
     """Every client is byzantine, or all their data is corrupted: the server's is not."""
     data, client = data_with_root(), FedAvg(seeded(mlp), optimizer=sgd(0.3))
     (expected,), _ = roots_of(client, data, rounds=1)
-    (root,), _ = roots_of(client, data, rounds=1, attack=RandomLabels(), byzantine=1.0)
+    (root,), _ = roots_of(client, data, rounds=1, attack=RandomLabels(), fraction=1.0)
     assert torch.equal(root, expected)
     (root,), _ = roots_of(client, data, rounds=1, corruption=RandomLabels())
     assert torch.equal(root, expected)
@@ -337,7 +338,7 @@ def test_fltrust_learns_where_the_mean_is_led_astray():
     arrays.y[:] = (arrays.x[:, 0] > 0).long()
     data = shared_out(arrays, root_samples=60, batch_size=10)
     client = FedAvg(seeded(partial(mlp, num_classes=2)), optimizer=sgd(0.2))
-    hostile = {"attack": Opposite(), "byzantine": [0, 1, 3, 4]}
+    hostile = {"attack": Opposite(), "ids": [0, 1, 3, 4]}
 
     def loss(aggregator, **settings):
         outcome = run_rounds(client, data, 8, aggregator=aggregator, **settings)

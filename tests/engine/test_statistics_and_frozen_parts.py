@@ -8,7 +8,7 @@ from small_federations import Cohorts, Only, classes, mlp, run_rounds, seeded, s
 from torch import nn
 from torchvision.models import resnet18
 
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.aggregators import Mean
 from pl_fed.clients import Ditto, FedAvg, Local, Mapper
 from pl_fed.samplers import All
@@ -93,7 +93,7 @@ def test_rows_stay_tied_to_models_that_are_moved(model):
 
 def test_a_client_s_model_is_the_same_after_a_move():
     client, data = Local(with_batch_norm(), optimizer=sgd()), shared_out(classes([4, 8]))
-    federation = Federation(All(), seed=0, engine="one_by_one")
+    federation = Federation(All(), seed=0, engine=EngineOptions("one_by_one"))
     federation.setup(client, data, "fit")
     federation.run_round(0, client.configure_optimizers())
     before = federation.model_of(1).state_dict()
@@ -180,7 +180,7 @@ def test_the_frozen_tensors_are_the_same_objects(resnet):
 def test_a_frozen_resnet_never_moves(resnet, engine):
     client = Ditto(copy.deepcopy(resnet), optimizer=sgd(0.1), local_steps=2)
     before = {name: value.clone() for name, value in client.state_dict().items()}
-    federation = Federation(All(), engine=engine, seed=0)
+    federation = Federation(All(), engine=EngineOptions(engine), seed=0)
     federation.setup(client, shared_out(classes([4, 3], (3, 32, 32))), "fit")
     client.train()
     batch_norms = [m for m in client.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -205,7 +205,7 @@ def test_a_frozen_batch_norm_without_parameters_keeps_its_statistics():
     client = Ditto(net, optimizer=sgd(0.1), local_steps=2)
     assert client.statistics("personal").layout.numel == 0
     before = body[1].running_mean.clone()
-    federation = Federation(All(), engine="one_by_one", seed=0)
+    federation = Federation(All(), engine=EngineOptions("one_by_one"), seed=0)
     federation.setup(client, shared_out(classes([5, 5])), "fit")
     client.train()
     federation.run_round(0, client.configure_optimizers())
@@ -218,7 +218,7 @@ def test_tied_weights_stay_tied():
     net[2].weight = net[0].weight
     client = Ditto(net, optimizer=sgd(0.1), local_steps=2)
     assert client.row("global").layout.numel == 4 * 4 + 4 + 4 + 15
-    federation = Federation(All(), engine="one_by_one", seed=0)
+    federation = Federation(All(), engine=EngineOptions("one_by_one"), seed=0)
     federation.setup(client, shared_out(classes([5, 5])), "fit")
     client.train()
     federation.run_round(0, client.configure_optimizers())

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.optim import SGD, Adafactor, Muon
 
-from pl_fed import Federation
+from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.samplers import All
 
@@ -191,7 +191,7 @@ def test_a_training_step_that_gives_a_round_s_own_number_is_refused(name, engine
 
 
 def test_another_client_of_the_same_federation_is_tried_anew():
-    federation = Federation(All(), engine="stacked", seed=0)
+    federation = Federation(All(), engine=EngineOptions("stacked"), seed=0)
     data = shared_out(classes(SIZES), batch_size=5)
 
     def one_round(client):

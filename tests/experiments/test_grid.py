@@ -25,7 +25,7 @@ TINY = {
     },
     "federation": {
         "sampler": made("pl_fed.samplers.Uniform", cohort_size=4),
-        "engine": "one_by_one",
+        "engine": {"name": "one_by_one"},
     },
     "trainer": {
         "max_epochs": 4,

@@ -98,10 +98,9 @@ def test_clients_choose_among_runs_as_within_one(tmp_path):
         },
         "federation": {
             "sampler": made("pl_fed.samplers.Uniform", cohort_size=6),
-            "engine": "one_by_one",
+            "engine": {"name": "one_by_one"},
             "model_selection": None,
-            "attack": made("pl_fed.attacks.FlippedLabels"),
-            "byzantine": [2, 5],
+            "adversary": {"attack": made("pl_fed.attacks.FlippedLabels"), "ids": [2, 5]},
         },
         "trainer": {**QUIET, "max_epochs": 5, "check_val_every_n_epoch": 5},
     }

@@ -19,6 +19,7 @@ from pl_fed import checkpoints
 from pl_fed.checkpoints import RowsOf
 from pl_fed.cli import main
 from pl_fed.data import Digits, FederatedData
+from pl_fed.engine import EngineOptions
 from pl_fed.exports import formats
 from pl_fed.federation import Federation
 from pl_fed.models import MLP
@@ -53,7 +54,7 @@ def config(folder, algorithm="Ditto", net=SMALL, federation=None, data=None, tra
             **(data or {}),
         },
         "federation": {
-            "engine": "one_by_one",
+            "engine": {"name": "one_by_one"},
             "sampler": {"class_path": "pl_fed.samplers.All"},
             **(federation or {}),
         },
@@ -140,7 +141,7 @@ CASES = {
     "FedRep": {"net": BUSY},
     "Ditto, frozen": {"algorithm": "Ditto", "net": FROZEN},
     "Ditto, busy": {"algorithm": "Ditto", "net": BUSY},
-    "Ditto, on disk": {"algorithm": "Ditto", "federation": {"store": "store"}},
+    "Ditto, on disk": {"algorithm": "Ditto", "federation": {"storage": {"folder": "store"}}},
     "Ditto, float64": {"algorithm": "Ditto", "trainer": {"precision": "64-true"}},
     "Finetuning, clipped": {
         "algorithm": "Finetuning",
@@ -437,7 +438,7 @@ def test_models_of_a_federation_after_a_fit(tmp_path):
     net = nets.Busy()
     client = pl_fed.clients.Ditto(net, lam=0.1)
     module = FederatedData(Digits(), Shards(3), 6, seed=0)
-    federation = Federation(All(), engine="one_by_one", seed=0)
+    federation = Federation(All(), engine=EngineOptions("one_by_one"), seed=0)
     trainer = pl_fed.Trainer(
         federation,
         run_dir=tmp_path,

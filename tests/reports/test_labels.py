@@ -18,13 +18,13 @@ def test_names_say_in_what_runs_differ():
         CONFIG,
         with_changes({"model.init_args.lam": 0.25}),
         with_changes({"model": flame}),
-        with_changes({"federation.aggregator": MEDIAN, "federation.byzantine": 0.2}),
+        with_changes({"federation.aggregator": MEDIAN, "federation.adversary.fraction": 0.2}),
     ]
     assert labels(given) == [
-        "Ditto, lam=0.1, byzantine=0",
-        "Ditto, lam=0.25, byzantine=0",
-        "FLAME, byzantine=0",  # its lam is that of no other FLAME
-        "Ditto, lam=0.1, Median, byzantine=0.2",
+        "Ditto, lam=0.1",
+        "Ditto, lam=0.25",
+        "FLAME",  # its lam is that of no other FLAME
+        "Ditto, lam=0.1, Median, fraction=0.2",
     ]
 
 

@@ -69,7 +69,10 @@ def written(tmp_path):
 
 TWO_SEEDS = [({"seed_everything": seed}, {"accuracy": (0.5, 0.25 * seed)}) for seed in (1, 2)]
 OTHERS = [
-    ({"federation.attack": ATTACK, "federation.byzantine": 0.25}, {"byzantine": [1]}),
+    (
+        {"federation.adversary.attack": ATTACK, "federation.adversary.fraction": 0.25},
+        {"byzantine": [1]},
+    ),
     ({"model.init_args.lam": 1.0}, {"tested": False, "rounds": 3, "extra": {"train/forged": 1}}),
 ]
 
@@ -130,7 +133,7 @@ def test_tables(written):
     reader = Reader(written(*TWO_SEEDS, *OTHERS).read_text(encoding="utf-8"))
     rows = {tuple(cells) for cells in reader.cells}
     found = {row[:3]: row for row in rows}
-    group = found["1", "Ditto, lam=0.1, byzantine=0 (2 seeds)", "personal"]
+    group = found["1", "Ditto, lam=0.1 (2 seeds)", "personal"]
     assert group[3:] == (
         "0.4375 ± 0.0884",
         "0.0625 ± 0.0884",
@@ -139,14 +142,18 @@ def test_tables(written):
         "0.1250 ± 0.0000",
     )
     assert ("run0, seed 1", "personal", "0.3750", "0.1250", "0.2500", "0.5000", "0.1250") in rows
-    attacked = found["2", "Ditto, lam=0.1, RandomLabels, byzantine=0.25", "run2"]
+    attacked = found["2", "Ditto, lam=0.1, RandomLabels, fraction=0.25", "run2"]
     assert attacked[3:] == (
         *("Ditto", "MLP", "Digits", "Shards(classes_per_client=2)", "4", "3", "4"),
         *("RandomLabels", "0.25", "Mean", "0", "stacked", "2.0 s"),
     )
     (differences,) = [cells for cells in reader.cells if cells[0] == "run"]
     assert sorted(differences) == [
-        *("federation.attack", "federation.byzantine", "model.lam", "run", "seed_everything")
+        "federation.adversary.attack",
+        "federation.adversary.fraction",
+        "model.lam",
+        "run",
+        "seed_everything",
     ]
     assert not {"RandomLabels", "–", "0", "0.25"} - {cell for row in rows for cell in row}
 
@@ -233,7 +240,7 @@ def test_of_an_untested_run_from_python_little_is_known(tmp_path):
 
 
 def test_configs_are_folded_away_whole(written):
-    text = written(({"federation.attack": ATTACK}, {})).read_text(encoding="utf-8")
+    text = written(({"federation.adversary.attack": ATTACK}, {})).read_text(encoding="utf-8")
     (config,) = re.findall(r"<details>.*?<pre>(.*?)</pre></details>", text, flags=re.DOTALL)
     assert "class_path: pl_fed.attacks.RandomLabels" in html.unescape(config)
     assert "cohort_size: 3" in config
@@ -307,7 +314,7 @@ def test_clients_that_never_took_part_are_said_where_models_are_personal(tmp_pat
 
 def test_what_robustness_leaves_out_is_said_on_the_page(written):
     reader = Reader(written(*TWO_SEEDS, *OTHERS).read_text(encoding="utf-8"))
-    assert "Not shown here: 3 Ditto, lam=1, byzantine=0 (without a test)." in reader.texts
+    assert "Not shown here: 3 Ditto, lam=1 (without a test)." in reader.texts
 
 
 def test_names_of_models_cannot_add_markup_or_leave_the_folder(tmp_path):

@@ -238,7 +238,7 @@ def test_numbers_of_thirty_points_do_not_overlap():
 # Robustness
 
 ATTACKS = {
-    name: {"federation.attack": {"class_path": f"pl_fed.attacks.{name}"}}
+    name: {"federation.adversary.attack": {"class_path": f"pl_fed.attacks.{name}"}}
     for name in ("RandomLabels", "SignFlipping")
 }
 MEDIAN = {"federation.aggregator": {"class_path": "pl_fed.aggregators.Median"}}
@@ -247,7 +247,7 @@ MEDIAN = {"federation.aggregator": {"class_path": "pl_fed.aggregators.Median"}}
 def attacked(name, share, accuracy, changes=None, clients=10):
     """A run whose share of byzantine clients is rounded down, as theirs is."""
     who = share if isinstance(share, list) else range(int(clients * share))
-    return {**ATTACKS[name], "federation.byzantine": share, **(changes or {})}, {
+    return {**ATTACKS[name], "federation.adversary.fraction": share, **(changes or {})}, {
         "accuracy": (accuracy,) * clients,
         "byzantine": who,
     }
@@ -331,7 +331,7 @@ def test_a_defence_begins_with_its_own_run_without_attack(groups):
 
 def test_groups_at_one_share_are_joined(groups):
     """Whatever is said of byzantine clients where there are none, and in whatever order."""
-    expecting = {"federation.num_byzantine": 4}
+    expecting = {"federation.adversary.expected": 4}
     given = [
         ({}, {"accuracy": (0.9,)}),
         (expecting, {"accuracy": (0.7,)}),
@@ -357,19 +357,19 @@ def test_a_run_without_byzantine_clients_counts_once_with_an_attack_and_without(
 def test_numbers_that_a_defence_expects_are_lines_of_their_own_where_they_differ(groups):
     found = groups(
         ({}, {"accuracy": (0.9,)}),
-        attacked("RandomLabels", 0.5, 0.5, {"federation.num_byzantine": 1}),
-        attacked("RandomLabels", 0.5, 0.7, {"federation.num_byzantine": 4}),
+        attacked("RandomLabels", 0.5, 0.5, {"federation.adversary.expected": 1}),
+        attacked("RandomLabels", 0.5, 0.7, {"federation.adversary.expected": 4}),
     )
     personal, _ = robustness.against_fraction(found)
     lines: dict = {}
     for row in personal.rows:
         lines.setdefault(row["label"], []).append(row["accuracy"])
     assert sorted(lines.values()) == [[0.9, 0.5], [0.9, 0.7]]
-    assert all("num_byzantine" in label for label in lines)
+    assert all("expected=" in label for label in lines)
 
 
 def test_such_a_line_begins_with_what_expects_as_many(groups):
-    four, one = ({"federation.num_byzantine": number} for number in (4, 1))
+    four, one = ({"federation.adversary.expected": number} for number in (4, 1))
     found = groups(
         (one, {"accuracy": (0.9,)}),
         (four, {"accuracy": (0.7,)}),

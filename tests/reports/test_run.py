@@ -29,9 +29,9 @@ def test_a_run_by_its_files(tmp_path):
 
 def test_who_is_byzantine_is_counted(tmp_path):
     """Ids of clients that the data bring, and a fraction, which is rounded down."""
-    attack = {"federation.attack": {"class_path": "pl_fed.attacks.RandomLabels"}}
-    ids = with_changes({**attack, "federation.byzantine": [2], "data.num_clients": None})
-    fraction = with_changes({**attack, "federation.byzantine": 0.4})
+    attack = {"federation.adversary.attack": {"class_path": "pl_fed.attacks.RandomLabels"}}
+    ids = with_changes({**attack, "federation.adversary.ids": [2], "data.num_clients": None})
+    fraction = with_changes({**attack, "federation.adversary.fraction": 0.4})
     for name, config in (("ids", ids), ("fraction", fraction)):
         run = read_run(write_run(tmp_path / name, config, byzantine=[2]))
         assert (run.num_clients, run.byzantine_share) == (4, 0.25)
@@ -39,7 +39,9 @@ def test_who_is_byzantine_is_counted(tmp_path):
 
 def test_who_is_byzantine_is_known_from_a_validation(tmp_path):
     attack = {"class_path": "pl_fed.attacks.RandomLabels"}
-    config = with_changes({"federation.attack": attack, "federation.byzantine": 0.4})
+    config = with_changes(
+        {"federation.adversary.attack": attack, "federation.adversary.fraction": 0.4}
+    )
     folder = write_run(tmp_path / "a", config, tested=False)
     assert read_run(folder).byzantine_share == 0.4, "as configured"
     rows = [{"client": k, "byzantine": int(k == 1), "val_samples": 3} for k in range(5)]

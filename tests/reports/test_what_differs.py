@@ -20,7 +20,7 @@ LABELS = {"class_path": "pl_fed.attacks.RandomLabels", "init_args": {"redraw": T
             "federation.seed": st.integers() | st.none(),
             "trainer.default_root_dir": st.text() | st.none(),
             "trainer.logger": st.just([{"class_path": "x.WandbLogger", "init_args": {"id": "a"}}]),
-            "federation.store": st.text(),
+            "federation.storage.folder": st.text(),
             "ckpt_path": st.text(),
             "data.skew": st.none(),
         },
@@ -37,8 +37,8 @@ def test_whatever_else_changes_does():
         "model.init_args.lam": 0.2,
         "data.num_clients": 5,
         "federation.aggregator": MEDIAN,
-        "federation.attack": LABELS,
-        "federation.byzantine": [1],
+        "federation.adversary.attack": LABELS,
+        "federation.adversary.ids": [1],
         "trainer.max_epochs": 5,
         "model.init_args.seed": 1,
     }
@@ -65,12 +65,12 @@ def test_keys_are_those_of_the_command_line():
 
 
 def test_only_what_differs_is_a_difference():
-    first = with_changes({"federation.attack": LABELS, "seed_everything": 3})
+    first = with_changes({"federation.adversary.attack": LABELS, "seed_everything": 3})
     found = configs.differing([CONFIG, first])
     assert found == {
         "seed_everything": [0, 3],
-        "federation.attack": [None, "pl_fed.attacks.RandomLabels"],
-        "federation.attack.redraw": [None, True],
+        "federation.adversary.attack": [None, "pl_fed.attacks.RandomLabels"],
+        "federation.adversary.attack.redraw": [None, True],
     }
     assert configs.differing([CONFIG]) == configs.differing([CONFIG, CONFIG]) == {}
 
@@ -84,21 +84,25 @@ def test_seeds_are_named():
 def test_the_share_of_byzantine_clients():
     def share(**changes):
         return configs.byzantine_share(
-            with_changes({f"federation.{k}": v for k, v in changes.items()})
+            with_changes({f"federation.adversary.{k}": v for k, v in changes.items()})
         )
 
     assert share() == 0
-    assert share(attack=LABELS, byzantine=0.2) == 0.2
-    assert share(attack=LABELS, byzantine=[0, 3]) == 0.5
-    assert share(byzantine=0.2) == 0, "without an attack nobody lies"
-    unknown = {"federation.attack": LABELS, "federation.byzantine": [3], "data.num_clients": None}
+    assert share(attack=LABELS, fraction=0.2) == 0.2
+    assert share(attack=LABELS, ids=[0, 3]) == 0.5
+    assert share(fraction=0.2) == 0, "without an attack nobody lies"
+    unknown = {
+        "federation.adversary.attack": LABELS,
+        "federation.adversary.ids": [3],
+        "data.num_clients": None,
+    }
     assert configs.byzantine_share(with_changes(unknown)) is None
     assert configs.byzantine_share({}) is None
 
 
 def test_classes_are_described_by_what_they_are_given():
     assert configs.said(CONFIG, "data", "partitioner") == "Shards(classes_per_client=2)"
-    assert configs.said(CONFIG, "federation", "attack") == "–"
+    assert configs.said(CONFIG, "federation", "adversary", "attack") == "–"
     assert configs.said(CONFIG, "seed_everything", "nothing") == "–"
     assert configs.described([MEDIAN, LABELS]) == "Median, RandomLabels(redraw=true)"
     nested = {"class_path": "a.Combined", "init_args": {"first": LABELS, "off": False, "n": 0.5}}

@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 import torch
-from small_federations import classes, mlp, reals, seeded, sgd, shared_out
+from small_federations import classes, mlp, reals, sections, seeded, sgd, shared_out
 from torch import nn
 
-from pl_fed import Federation, clients
+from pl_fed import Adversary, Federation, StorageOptions, clients
 from pl_fed.aggregators import MDA, Clipping, GeometricMedian, Mean
 from pl_fed.attacks import SameValue
 from pl_fed.clients import Ditto
@@ -17,12 +17,11 @@ from pl_fed.data import Arrays, DataSource, FederatedData
 from pl_fed.functional.rows import finite_rows
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
-from pl_fed.rounds.adversary import draw_byzantine
+from pl_fed.rounds.byzantine_clients import draw_byzantine, mark_byzantine
 from pl_fed.rounds.checks import (
     NonFiniteLossError,
     check_broken,
     check_net,
-    check_state_memory,
 )
 from pl_fed.rounds.trained_cohort import UploadStatus
 from pl_fed.samplers import All
@@ -42,7 +41,7 @@ MEANS = {
 
 def set_up(name, arguments, *defence, **settings):
     client = getattr(clients, name)(seeded(mlp), **arguments)
-    Federation(All(), *defence, seed=0, **settings).setup(client, DATA, "fit")
+    Federation(All(), *defence, seed=0, **sections(**settings)).setup(client, DATA, "fit")
 
 
 def adam(params):
@@ -74,7 +73,7 @@ def test_of_another_server_optimizer_there_is_a_warning(name, arguments):
 
 
 def test_what_an_aggregator_cannot_do_is_said_before_training():
-    federation = Federation(All(), MDA(), num_byzantine=21, seed=0)
+    federation = Federation(All(), MDA(), adversary=Adversary(expected=21), seed=0)
     with pytest.raises(ValueError, match="`num_byzantine` to be at most 20 for MDA"):
         federation.setup(clients.FedAvg(seeded(mlp)), shared_out(classes([1] * 43)), "fit")
 
@@ -83,18 +82,20 @@ def test_what_an_aggregator_cannot_do_is_said_before_training():
 
 
 def test_a_fraction_that_is_nobody_is_said():
-    with pytest.warns(UserWarning, match=r"Nobody is byzantine: `byzantine` = 0.1 of 3 clients"):
-        set_up("FedAvg", {}, byzantine=0.1, attack=SameValue())
+    with pytest.warns(
+        UserWarning, match=r"No client is Byzantine: `federation.adversary.fraction` = 0.1"
+    ):
+        set_up("FedAvg", {}, fraction=0.1, attack=SameValue())
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*Nobody.*")
-        set_up("FedAvg", {}, byzantine=0.4, attack=SameValue())
-        set_up("FedAvg", {}, byzantine=0.0)
+        warnings.filterwarnings("error", message=".*No client is Byzantine.*")
+        set_up("FedAvg", {}, fraction=0.4, attack=SameValue())
+        set_up("FedAvg", {}, fraction=0.0)
 
 
-@pytest.mark.parametrize("nobody", [0.0, 0, []])
+@pytest.mark.parametrize("nobody", [{}, {"fraction": 0.0}, {"fraction": 0}, {"ids": []}])
 def test_an_attack_of_nobody_is_said(nobody):
-    with pytest.warns(UserWarning, match="Nobody is byzantine, and so SameValue does nothing: say"):
-        set_up("FedAvg", {}, byzantine=nobody, attack=SameValue())
+    with pytest.warns(UserWarning, match="No client is Byzantine, so SameValue does nothing: set"):
+        set_up("FedAvg", {}, attack=SameValue(), **nobody)
 
 
 TARGETS = {
@@ -152,14 +153,14 @@ def test_more_byzantine_clients_include_fewer():
 
 
 def test_ids_are_taken_as_they_are():
-    assert draw_byzantine([4, 0], 5, seed=9).tolist() == [True, False, False, False, True]
-    assert draw_byzantine([], 3, seed=0).tolist() == [False] * 3
+    assert mark_byzantine([4, 0], 5).tolist() == [True, False, False, False, True]
+    assert mark_byzantine([], 3).tolist() == [False] * 3
 
 
 @pytest.mark.parametrize("ids", [[5], [-1], [0, 9, 2]])
 def test_unknown_ids(ids):
-    with pytest.raises(ValueError, match=r"`byzantine` to be client ids from 0 to 4 but got \["):
-        draw_byzantine(ids, 5, seed=0)
+    with pytest.raises(ValueError, match=r"adversary.ids` to be client ids from 0 to 4 but got \["):
+        mark_byzantine(ids, 5)
 
 
 # How much memory states may take
@@ -167,22 +168,24 @@ def test_unknown_ids(ids):
 
 @pytest.mark.parametrize("memory", [0, 1, 10**12, 0.001, 1.0])
 def test_a_budget_is_a_share_or_bytes(memory):
-    check_state_memory(memory)
+    assert StorageOptions(memory=memory).memory == memory
 
 
 @pytest.mark.parametrize("memory", [-1, 0.0, -0.5, 1.5, 1e9, math.nan])
 def test_a_budget_out_of_range(memory):
     words = (
-        rf"`state_memory` to be a share in \(0, 1\] or a number of bytes \(int\) but got {memory}"
+        rf"storage.memory` to be a share in \(0, 1\] or a number of bytes \(int\) but got {memory}"
     )
     with pytest.raises(ValueError, match=words.replace("+", r"\+")):
-        Federation(state_memory=memory)
+        StorageOptions(memory=memory)
 
 
 @pytest.mark.parametrize("memory", ["8GB", None, True])
 def test_a_budget_of_another_kind(memory):
-    with pytest.raises(TypeError, match=f"`state_memory` to be a share .* but got {memory!r}"):
-        Federation(state_memory=memory)
+    with pytest.raises(
+        TypeError, match=f"`federation.storage.memory` to be a share .* but got {memory!r}"
+    ):
+        StorageOptions(memory=memory)
 
 
 # Whether the net fits the data

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from small_federations import Cohorts, Given, classes, mlp, seeded, sgd
+from small_federations import Cohorts, Given, classes, mlp, sections, seeded, sgd
 from worlds import FrailDitto
 
 import pl_fed
@@ -21,7 +21,7 @@ ROUNDS = [2, 4, 0, 2, 0, 0]
 def trained(folder, kind=Ditto, rounds=4, first=0, ckpt_path=None, cohorts=COHORTS, **federation):
     client = kind(seeded(mlp), optimizer=sgd(0.1))
     drawn = Cohorts(*map(list, cohorts[first:]))
-    federation = pl_fed.Federation(drawn, engine="one_by_one", seed=0, **federation)
+    federation = pl_fed.Federation(drawn, seed=0, **sections(engine="one_by_one", **federation))
     trainer = pl_fed.Trainer(
         federation,
         run_dir=folder,
@@ -98,7 +98,7 @@ def test_work_that_was_left_out_does_not_count(tmp_path):
 
 
 def test_byzantine_clients_are_counted_but_not_said(tmp_path):
-    federation, said = evaluated(tmp_path, attack=RandomLabels(), byzantine=[0, 2])
+    federation, said = evaluated(tmp_path, attack=RandomLabels(), ids=[0, 2])
     assert federation.participation.tolist() == ROUNDS
     assert said[0].startswith("2 of 4 benign clients never took part")
 

@@ -226,7 +226,7 @@ def trained(truths, problems=1, sigma=0.0, kind=FLAME, attack=None):
     else:
         how |= {"personal_lr": both, "optimizer": sgd(1 / B)}
     bad = list(range(BENIGN, CLIENTS)) if attack else 0.0
-    settings = {"sampler": All(), "attack": attack, "byzantine": bad}
+    settings = {"sampler": All(), "attack": attack, "ids": bad}
     first, second = after_each_round(kind(net, **how), shared_out(arrays, 100), 2, **settings)
     return first["w"].view(problems, D), second["personal"].view(clients, problems, D)
 

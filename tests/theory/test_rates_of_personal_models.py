@@ -10,7 +10,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from small_federations import HalfSquares, Point, reals, sgd, shared_out
+from small_federations import HalfSquares, Point, reals, sections, sgd, shared_out
 from torch import nn
 
 from pl_fed import Federation
@@ -34,7 +34,7 @@ def quadratic_world():
 
 def errors(client, data, rounds, best_w, best_v, **settings):
     """‖w^t − w*‖², and the mean and the largest ‖v_k^t − v_k*‖², after each round."""
-    federation = Federation(All(), seed=0, engine="stacked", **settings)
+    federation = Federation(All(), seed=0, **sections(engine="stacked", **settings))
     federation.setup(client.double(), data, "fit")
     optimizer = client.train().configure_optimizers()
     schedule = None

@@ -5,7 +5,6 @@ Clients estimate a point: with a learning rate of 1 each sends the way from w^t 
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from small_federations import (
@@ -16,6 +15,7 @@ from small_federations import (
     mlp,
     points,
     run_rounds,
+    sections,
     seeded,
     sgd,
     shared_out,
@@ -23,6 +23,7 @@ from small_federations import (
 from torch import nn
 
 import pl_fed
+from pl_fed import Adversary
 from pl_fed.aggregators import Aggregator, Krum, Median, TiltedMean, TrimmedMean
 from pl_fed.attacks import (
     ALittleIsEnough,
@@ -35,7 +36,7 @@ from pl_fed.attacks import (
     SignFlipping,
 )
 from pl_fed.clients import Ditto, FedAvg, Local, Scaffold
-from pl_fed.rounds.adversary import Adversary, draw_byzantine
+from pl_fed.rounds.byzantine_clients import ByzantineClients, draw_byzantine
 from pl_fed.samplers import Uniform
 from pl_fed.types import Batch
 
@@ -102,7 +103,7 @@ def estimate(numbers=NUMBERS, rounds=1, **settings):
 
 def test_those_on_the_list_forge():
     spy = Spy(number=-8.0)
-    outcome = estimate(attack=spy, byzantine=[4, 5])
+    outcome = estimate(attack=spy, ids=[4, 5])
     ((honest, own, context),) = spy.told
     assert (honest, own) == ([1, 2, 3, 4], [50, 60])
     assert context.attackers.tolist() == [4, 5]
@@ -114,13 +115,13 @@ def test_those_on_the_list_forge():
 
 def test_only_those_in_the_cohort_forge():
     spy = Spy()
-    estimate(attack=spy, byzantine=[1, 5], sampler=Only(3, 5, 0))
+    estimate(attack=spy, ids=[1, 5], sampler=Only(3, 5, 0))
     ((honest, own, context),) = spy.told
     assert (honest, own) == ([4, 1], [60])
     assert context.attackers.tolist() == [5]
     assert context.known.tolist() == [3, 0]
     silent = Spy()
-    outcome = estimate(attack=silent, byzantine=[1, 5], sampler=Only(3, 0))
+    outcome = estimate(attack=silent, ids=[1, 5], sampler=Only(3, 0))
     assert silent.told == []
     assert outcome.reports[0]["train/forged"] == 0
 
@@ -128,7 +129,7 @@ def test_only_those_in_the_cohort_forge():
 @pytest.mark.parametrize(("fraction", "count"), [(0.34, 2), (0.5, 3), (0.1, 0)])
 def test_a_fraction_is_drawn_by_the_seed(fraction, count):
     spy = Spy()
-    reports = estimate(attack=spy, byzantine=fraction, rounds=3, seed=4).reports
+    reports = estimate(attack=spy, fraction=fraction, rounds=3, seed=4).reports
     expected = draw_byzantine(fraction, 6, seed=4).nonzero().flatten().tolist()
     assert len(expected) == count
     assert [context.attackers.tolist() for *_, context in spy.told] == [expected] * 3 * (count > 0)
@@ -138,7 +139,7 @@ def test_a_fraction_is_drawn_by_the_seed(fraction, count):
 
 def test_redrawn_in_each_round():
     spy = Spy()
-    outcome = estimate(attack=spy, byzantine=0.34, redraw_byzantine=True, rounds=12)
+    outcome = estimate(attack=spy, fraction=0.34, redraw=True, rounds=12)
     found = [context.attackers.tolist() for *_, context in spy.told]
     drawn = [draw_byzantine(0.34, 6, 0, round).nonzero().flatten().tolist() for round in range(12)]
     assert found == drawn
@@ -148,11 +149,11 @@ def test_redrawn_in_each_round():
 
 
 def test_labels_are_poisoned_of_those_who_are_byzantine_in_the_round():
-    adversary = Adversary(RandomLabels(), 0.5, redraw=True)
-    adversary.setup(num_clients=6, num_classes=3, seed=2)
+    byzantine_clients = ByzantineClients(Adversary(RandomLabels(), 0.5, redraw=True))
+    byzantine_clients.setup(num_clients=6, num_classes=3, seed=2)
     for round in range(5):
-        adversary.begin(round)
-        poisoned = sorted(adversary.poison(torch.arange(6), round))
+        byzantine_clients.begin(round)
+        poisoned = sorted(byzantine_clients.poison(torch.arange(6), round))
         assert poisoned == draw_byzantine(0.5, 6, 2, round).nonzero().flatten().tolist()
 
 
@@ -162,7 +163,7 @@ def test_labels_are_poisoned_of_those_who_are_byzantine_in_the_round():
 @pytest.mark.parametrize("start", [0, 1, 2])
 def test_they_are_honest_before_they_begin(start):
     spy = Spy(number=-6.0)
-    outcome = estimate(attack=spy, byzantine=[5], byzantine_from=start, rounds=2)
+    outcome = estimate(attack=spy, ids=[5], start_round=start, rounds=2)
     w = 0.0
     for round in range(2):
         forged = round >= start
@@ -180,13 +181,15 @@ def test_they_are_honest_before_they_begin(start):
 
 
 def test_data_are_poisoned_from_then_on():
-    adversary = Adversary(RandomLabels(), [1], start=3)
-    adversary.setup(num_clients=2, num_classes=3, seed=0)
-    assert [list(adversary.poison(torch.arange(2), round)) for round in (2, 3)] == [[], [1]]
-    adversary = Adversary(FlippedLabels(), [1], start=3, corruption=RandomLabels(redraw=True))
-    adversary.setup(num_clients=2, num_classes=3, seed=0)
+    byzantine_clients = ByzantineClients(Adversary(RandomLabels(), ids=[1], start_round=3))
+    byzantine_clients.setup(num_clients=2, num_classes=3, seed=0)
+    assert [list(byzantine_clients.poison(torch.arange(2), round)) for round in (2, 3)] == [[], [1]]
+    byzantine_clients = ByzantineClients(
+        Adversary(FlippedLabels(), ids=[1], start_round=3, corruption=RandomLabels(redraw=True))
+    )
+    byzantine_clients.setup(num_clients=2, num_classes=3, seed=0)
     batch = Batch(torch.zeros(50, 1), torch.zeros(50).long(), samples=torch.arange(50))
-    before, after = (adversary.poison(torch.arange(2), round) for round in (2, 3))
+    before, after = (byzantine_clients.poison(torch.arange(2), round) for round in (2, 3))
     assert list(before) == list(after) == [0, 1]
     corrupted = [RandomLabels(redraw=True).poison(batch, _client(1, round)).y for round in (2, 3)]
     assert torch.equal(before[1](batch).y, corrupted[0])
@@ -202,9 +205,9 @@ def test_who_forges_only_keeps_its_data():
         (SignFlipping(), []),
         (Combined([SignFlipping(), RandomLabels()]), [1]),
     ):
-        adversary = Adversary(attack, [1])
-        adversary.setup(num_clients=2, num_classes=3, seed=0)
-        assert list(adversary.poison(torch.arange(2), 0)) == poisons
+        byzantine_clients = ByzantineClients(Adversary(attack, ids=[1]))
+        byzantine_clients.setup(num_clients=2, num_classes=3, seed=0)
+        assert list(byzantine_clients.poison(torch.arange(2), 0)) == poisons
 
 
 # With what knowledge
@@ -226,7 +229,7 @@ def breaking(numbers, rounds=1, **settings):
 
 def test_who_knows_all_knows_finite_uploads_and_the_defence():
     spy = Spy()
-    breaking([1, 2, 60, 4, 5, 70], attack=spy, byzantine=[4, 5], aggregator=Median())
+    breaking([1, 2, 60, 4, 5, 70], attack=spy, ids=[4, 5], aggregator=Median())
     ((honest, own, context),) = spy.told
     assert honest == [1, 2, 4]
     assert context.known.tolist() == [0, 1, 3]
@@ -241,7 +244,7 @@ def test_who_knows_all_knows_finite_uploads_and_the_defence():
 
 def test_who_knows_its_own_knows_no_other():
     spy = Spy()
-    breaking([1, 2, 3, 4, 5, 70], attack=spy, byzantine=[4, 5], attackers_know="own")
+    breaking([1, 2, 3, 4, 5, 70], attack=spy, ids=[4, 5], knowledge="own")
     ((honest, own, context),) = spy.told
     assert honest == [5]
     assert own[0] == 5
@@ -270,7 +273,7 @@ def test_what_is_tried_out_is_what_the_server_does(aggregator, numbers, num_byza
             return forged
 
     attack = Tries()
-    how = {"byzantine": [4, 5], "aggregator": aggregator, "num_byzantine": num_byzantine}
+    how = {"ids": [4, 5], "aggregator": aggregator, "expected": num_byzantine}
     outcome = breaking(numbers, attack=attack, **how)
     (tried,) = attack.tried
     assert torch.equal(tried, outcome.w)
@@ -285,7 +288,7 @@ def test_the_server_remembers_no_trial():
             return super().forge(honest, own, context)
 
     outcomes = [
-        estimate(attack=attack, byzantine=[5], rounds=3, aggregator=Remembering())
+        estimate(attack=attack, ids=[5], rounds=3, aggregator=Remembering())
         for attack in (Spy(-5.0), Tries(-5.0))
     ]
     assert torch.equal(outcomes[0].w, outcomes[1].w)
@@ -295,7 +298,7 @@ def test_trials_do_not_count_in_the_log():
     reports = estimate(
         [1, 2, 3, 4, 50, 60],
         attack=InnerProductManipulation("search"),
-        byzantine=[5],
+        ids=[5],
         pre_aggregators=[pl_fed.aggregators.Clipping(2.5)],
     ).reports
     assert float(reports[0]["train/clipped"]) in (3, 4), "3, 4, 50, and perhaps the forged one"
@@ -307,17 +310,17 @@ def test_trials_do_not_count_in_the_log():
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"byzantine": [4, 5]}, 2),  # 6 · 2 / 6
-        ({"byzantine": [4, 5], "sampler": Uniform(4)}, 1),  # 4 · 2 / 6
-        ({"byzantine": [4, 5], "num_byzantine": 3}, 3),
-        ({"byzantine": [4, 5], "num_byzantine": 0}, 0),
-        ({"num_byzantine": 2}, 2),
+        ({"ids": [4, 5]}, 2),  # 6 · 2 / 6
+        ({"ids": [4, 5], "sampler": Uniform(4)}, 1),  # 4 · 2 / 6
+        ({"ids": [4, 5], "expected": 3}, 3),
+        ({"ids": [4, 5], "expected": 0}, 0),
+        ({"expected": 2}, 2),
         ({}, 0),
     ],
 )
 def test_how_many_the_server_counts_with(settings, expected):
     listening = Listening()
-    attack = Spy() if "byzantine" in settings else None
+    attack = Spy() if "ids" in settings else None
     estimate(attack=attack, aggregator=listening, **settings)
     *_, context = listening.told[-1]  # before, it was tried out
     assert context.num_byzantine == expected
@@ -327,7 +330,7 @@ def test_how_many_the_server_counts_with(settings, expected):
 
 def test_the_server_is_not_told_who_attacks():
     listening = Listening()
-    estimate(attack=Spy(-9.0), byzantine=[4, 5], aggregator=listening)
+    estimate(attack=Spy(-9.0), ids=[4, 5], aggregator=listening)
     uploads, weights, context = listening.told[-1]
     assert uploads == [1, 2, 3, 4, -9, -9]
     assert weights == [1] * 6
@@ -338,7 +341,7 @@ def test_the_server_is_not_told_who_attacks():
 
 
 def test_the_distance_from_the_benign_mean_by_hand():
-    report = estimate(attack=Spy(-20.0), byzantine=[0, 1], aggregator=Median()).reports[0]
+    report = estimate(attack=Spy(-20.0), ids=[0, 1], aggregator=Median()).reports[0]
     # 3, 4, 50, 60, −20, −20: the median is 3.5, the mean of the first four 29.25
     assert float(report["train/benign_distance"]) == pytest.approx(25.75)
     assert float(report["train/update_norm"]) == pytest.approx(3.5)
@@ -347,13 +350,13 @@ def test_the_distance_from_the_benign_mean_by_hand():
     assert float(estimate().reports[0]["train/benign_distance"]) == 0
     half = estimate(aggregator=TiltedMean(lr=0.25)).reports[0]  # of the way to the mean, 20
     assert float(half["train/benign_distance"]) == pytest.approx(10)
-    everyone = estimate(attack=Spy(1.0), byzantine=list(range(6))).reports[0]
+    everyone = estimate(attack=Spy(1.0), ids=list(range(6))).reports[0]
     assert math.isnan(everyone["train/benign_distance"]), "of no benign client"
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_forged_uploads_that_are_no_numbers_are_left_out(number):
-    outcome = estimate(attack=Spy(number), byzantine=[4, 5])
+    outcome = estimate(attack=Spy(number), ids=[4, 5])
     assert outcome.w.item() == pytest.approx(2.5)
     report = outcome.reports[0]
     assert (report["train/rejected"], report["train/forged"]) == (2, 2)
@@ -361,7 +364,7 @@ def test_forged_uploads_that_are_no_numbers_are_left_out(number):
 
 
 def test_a_forged_upload_of_a_client_whose_training_broke_counts():
-    outcome = breaking([1, 2, 3, 60], attack=Spy(-2.0), byzantine=[3])
+    outcome = breaking([1, 2, 3, 60], attack=Spy(-2.0), ids=[3])
     assert outcome.w.item() == pytest.approx(1)
     assert outcome.reports[0]["train/rejected"] == 0
 
@@ -383,12 +386,12 @@ def test_a_client_whose_training_broke_proposes_nothing(kind):
 
     client = kind(seeded(net if kind is FedAvg else mlp), optimizer=sgd(0.1), local_epochs=1)
     data = shared_out(classes([8, 8, 8, 8]))
-    outcome = run_rounds(client, data, 2, attack=NaNs(), byzantine=[2])
+    outcome = run_rounds(client, data, 2, attack=NaNs(), ids=[2])
     assert outcome.w.isfinite().all()
     assert outcome.w_statistics.isfinite().all()
     assert all(row.isfinite().all() for row in outcome.server_states.values())
     assert outcome.reports[-1]["train/rejected"] == 0
-    start, attacked = (run_rounds(client, data, n, attack=NaNs(), byzantine=[2]) for n in (0, 1))
+    start, attacked = (run_rounds(client, data, n, attack=NaNs(), ids=[2]) for n in (0, 1))
     honest = run_rounds(client, data, 1, sampler=Only(0, 1, 3))
     if kind is Scaffold:  # a mean over all clients, in both cases
         for name, row in honest.server_states.items():
@@ -415,7 +418,7 @@ def test_what_clients_keep_is_not_forged(chunk_size):
     """Even where it lies in the same memory as what they send."""
     client = Keeps(Point(), criterion=HalfSquares(), optimizer=sgd(1.0), local_steps=1)
     data = shared_out(points([1], [2], [3]), 10)
-    how = {"attack": Spy(-7.0), "byzantine": [1], "chunk_size": chunk_size}
+    how = {"attack": Spy(-7.0), "ids": [1], "chunk_size": chunk_size}
     outcome = run_rounds(client, data, 1, **how)
     assert outcome.states["sent"].flatten().tolist() == [1, 2, 3]
     assert outcome.w.item() == pytest.approx((1 - 7 + 3) / 3)
@@ -424,7 +427,7 @@ def test_what_clients_keep_is_not_forged(chunk_size):
 def test_who_sends_nothing_forges_nothing():
     client = Local(seeded(mlp), optimizer=sgd(0.1), local_epochs=1)
     spy = Spy()
-    outcome = run_rounds(client, shared_out(classes([8, 8, 8])), attack=spy, byzantine=[1])
+    outcome = run_rounds(client, shared_out(classes([8, 8, 8])), attack=spy, ids=[1])
     assert spy.told == []
     assert outcome.reports[0]["train/forged"] == 0
 
@@ -452,49 +455,13 @@ def test_forged_uploads_of_another_shape_or_kind(gives, got):
 
     message = rf"^Expected `forge` of Odd to give uploads of shape \[2, 1\] but got {got}\.$"
     with pytest.raises(ValueError, match=message):
-        estimate(attack=Odd(), byzantine=[4, 5])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"byzantine": -0.1}, r"`byzantine` to be a fraction in \[0, 1\]"),
-        ({"byzantine": 0.5}, "`attack` to be given with `byzantine` = 0.5"),
-        ({"attack": Spy(), "byzantine": 1}, r"ids but got 1: give \[1\] for client 1, or 1.0"),
-        ({"attack": Spy(), "byzantine": True}, "ids but got True: give"),
-        ({"attack": Spy(), "byzantine": [0.5]}, r"list of client ids but got \[0.5\]"),
-        ({"attack": Spy(), "byzantine": [True]}, r"list of client ids but got \[True\]"),
-        ({"attack": Spy(), "byzantine": "0.2"}, "list of client ids but got '0.2'"),
-        ({"attack": Spy(), "byzantine": (1,), "redraw": True}, r"fraction with .* got \[1\]"),
-        ({"attack": Spy(), "byzantine": [1], "redraw": True}, "`byzantine` to be a fraction with"),
-        ({"start": -1}, "`byzantine_from` to be at least 0"),
-        ({"know": "some"}, "`attackers_know` to be 'all' or 'own' but got"),
-        (
-            {"attack": ALittleIsEnough("search"), "byzantine": 0.5, "know": "own"},
-            '`attackers_know` to be "all" for ALittleIsEnough',
-        ),
-        (
-            {"attack": Combined([SignFlipping("search")]), "byzantine": 0.5, "know": "own"},
-            '`attackers_know` to be "all" for Combined',
-        ),
-        ({"corruption": SignFlipping()}, "`corruption` to change data only but got SignFlipping"),
-        ({"corruption": Combined([RandomLabels(), SignFlipping()])}, "but got Combined"),
-    ],
-)
-def test_what_does_not_fit_together(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Adversary(**arguments)
-
-
-@pytest.mark.parametrize("kind", [tuple, set, np.array, torch.tensor])
-def test_ids_come_in_any_collection(kind):
-    assert Adversary(Spy(), kind([1, 2]) if kind is not set else {1, 2}).byzantine == [1, 2]
+        estimate(attack=Odd(), ids=[4, 5])
 
 
 def test_everybody_is_warned_of():
-    adversary = Adversary(Spy(), 1.0)
-    with pytest.warns(UserWarning, match="Everybody is byzantine, and so there are no metrics"):
-        adversary.setup(3, 2, seed=0)
+    byzantine_clients = ByzantineClients(Adversary(Spy(), 1.0))
+    with pytest.warns(UserWarning, match="All clients are Byzantine, so there are no metrics"):
+        byzantine_clients.setup(3, 2, seed=0)
 
 
 # Whatever the chunks, and through a stop
@@ -502,12 +469,12 @@ def test_everybody_is_warned_of():
 
 SEARCH = {
     "attack": Combined([RandomLabels(), ALittleIsEnough("search")]),
-    "byzantine": 0.4,
-    "redraw_byzantine": True,
-    "byzantine_from": 1,
+    "fraction": 0.4,
+    "redraw": True,
+    "start_round": 1,
     "aggregator": Median(),
 }
-DRAWN = {"attack": Combined([RandomLabels(), RandomUpdates()]), "byzantine": 0.3}
+DRAWN = {"attack": Combined([RandomLabels(), RandomUpdates()]), "fraction": 0.3}
 
 
 @pytest.mark.parametrize("how", [SEARCH, DRAWN])
@@ -523,7 +490,7 @@ def test_chunks_and_engines_do_not_matter(how, engine):
 
 def made(folder, rounds=3, **how):
     trainer = pl_fed.Trainer(
-        pl_fed.Federation(Uniform(6), engine="one_by_one", seed=0, **how),
+        pl_fed.Federation(Uniform(6), seed=0, **sections(engine="one_by_one", **how)),
         default_root_dir=folder,
         run_dir=folder / "run",
         accelerator="cpu",
@@ -571,8 +538,8 @@ def test_a_run_that_only_tests_leaves_out_who_was_byzantine_last(tmp_path):
 @pytest.mark.parametrize("how", [SEARCH, DRAWN])
 def test_metrics_are_of_benign_clients_only(tmp_path, how):
     trainer, _ = trained(tmp_path, 3, **how)
-    round = 2 if how.get("redraw_byzantine") else None
-    benign = ~draw_byzantine(how["byzantine"], 9, 0, round)
+    round = 2 if how.get("redraw") else None
+    benign = ~draw_byzantine(how["fraction"], 9, 0, round)
     assert 0 < int(benign.sum()) < 9
     for model, metrics in trainer.federation.metrics("test").items():
         each = metrics.per_client()["accuracy"]

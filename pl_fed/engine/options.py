@@ -1,0 +1,59 @@
+"""The section ``federation.engine``: how the local steps are run."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from pl_fed.functional.arguments import check_choice, check_integers
+
+EngineName = Literal["auto", "one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
+"""``one_by_one``: one client after the other; ``stacked``: many at once under ``torch.vmap``; each
+eagerly, or with local steps that ``torch.compile`` has compiled; ``auto``: what is fastest."""
+
+_PATH = "federation.engine"
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Engine: how the local steps are run.
+
+    Args:
+        name: The engine: ``"one_by_one"``; ``"stacked"``, many clients at once under vmap;
+            ``"one_by_one_compiled"`` and ``"stacked_compiled"``, the same by ``torch.compile``;
+            ``"auto"`` measures them, and takes the fastest.
+        chunk_size: Number of clients that are run at a time; ``None`` takes the number that suits
+            the engine and fits into memory.
+        compile_mode: ``mode`` of ``torch.compile``, for example ``"reduce-overhead"`` for CUDA
+            graphs.
+
+    Raises:
+        TypeError: If ``chunk_size`` is no integer.
+        ValueError: If there is no such engine or mode, or ``chunk_size`` is below 1.
+
+    Example:
+        >>> EngineOptions("stacked", chunk_size=10)
+        EngineOptions(name='stacked', chunk_size=10, compile_mode=None)
+    """
+
+    name: EngineName = "auto"
+    chunk_size: int | None = None
+    compile_mode: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(get_args(EngineName), **{f"{_PATH}.name": self.name})
+        if self.chunk_size is not None:
+            check_integers(1, **{f"{_PATH}.chunk_size": self.chunk_size})
+        if self.compile_mode is not None:
+            _check_compile_mode(self.compile_mode)
+
+
+def _check_compile_mode(mode: str) -> None:
+    """Refuse a mode that torch.compile does not have."""
+    try:
+        torch.compile(lambda: None, mode=mode)  # compiles nothing yet
+    except RuntimeError as error:
+        raise ValueError(
+            f"Expected argument `{_PATH}.compile_mode` to be a mode of torch.compile but got"
+            f" {mode!r}: {error}."
+        ) from error
