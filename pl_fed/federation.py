@@ -164,7 +164,8 @@ class Federation(Recorded):
             self._try_parts(session)
         client.check(data, client.population)
         if stage == "fit":
-            try_client(client, data, datamodule.augment)
+            with settings.autocast():
+                try_client(client, data, datamodule.augment)
         self._session = session
 
     def _check(self, client: Client, datamodule: FederatedData) -> None:

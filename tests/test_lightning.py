@@ -1114,7 +1114,7 @@ def test_a_method_that_would_never_be_called_is_refused(tmp_path, method):
 
 @pytest.mark.parametrize("hook", NEEDED)
 def test_a_hook_that_clients_need_calls_theirs(tmp_path, hook):
-    assert hook in vars(pl_fed.clients.Client)
+    assert any(hook in vars(kind) for kind in pl_fed.clients.Client.__mro__[:3])
     mixin = type("Mixin", (), {hook: lambda self, *args: None})
     mine = type("Mine", (mixin, FedAvg), {})
     expected = rf"^Expected `{hook}` of Mixin to call super\(\).{hook}\(...\), by which a fed"

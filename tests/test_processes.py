@@ -278,7 +278,7 @@ def test_other_errors_are_left_alone():
 @pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
 def test_a_lost_process_is_one_sentence_in_every_stage(tmp_path, monkeypatch, stage):
     trainer = pl_fed.Trainer(pl_fed.Federation(), run_dir=tmp_path, accelerator="cpu")
-    trainer.federation.processes = Processes(1, 2)
+    trainer.processes = Processes(1, 2)
     data = FederatedData(Digits(), IID(), 4)
     client = FedAvg(MLP(64, [4], 10), optimizer=sgd(0.1), local_steps=1)
 

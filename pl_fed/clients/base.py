@@ -62,9 +62,6 @@ class Client(Recorded, FederationModule, ABC):
             submodules that are frozen as a whole stay in evaluation mode. If ``net.keep_features``
             is true, ``net.features(x)`` is computed once for all samples, by what is frozen, and
             takes the place of the inputs, which the net's forward must allow.
-        models: The algorithm's models by name, in the order of their optimizer groups and metrics.
-            ``"global"`` and ``"personal"`` exist in any case; here they are trained or evaluated.
-            By default the global model is trained, as in FedAvg.
         optimizer: Builds the local optimizer from parameters; built anew each round.
         lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps of a round; or give ``local_epochs``.
@@ -73,6 +70,9 @@ class Client(Recorded, FederationModule, ABC):
             ``torch.nn.CrossEntropyLoss``, the default. Where it is not the mean of one loss for
             each sample, as ``reduction="none"`` gives them, it is called on whole minibatches,
             without padding: clients whose minibatches are of several sizes are run one by one.
+        models: The algorithm's models by name, in the order of their optimizer groups and metrics.
+            ``"global"`` and ``"personal"`` exist in any case; here they are trained or evaluated.
+            By default the global model is trained, as in FedAvg.
 
     Attributes:
         averages_samples: Whether the criterion is the mean of one loss for each sample; found out
@@ -113,12 +113,12 @@ class Client(Recorded, FederationModule, ABC):
     def __init__(
         self,
         net: nn.Module,
-        models: Mapping[str, Model] | None = None,
         optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.05),
         lr_scheduler: LRSchedulerCallable | None = None,
         local_steps: int | None = None,
         local_epochs: int | None = None,
         criterion: nn.Module | None = None,
+        models: Mapping[str, Model] | None = None,
     ) -> None:
         super().__init__()
         check_work(local_steps, local_epochs)

@@ -1,7 +1,7 @@
 """Local training: every client for itself."""
 
-from typing import Any
-
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
@@ -16,12 +16,32 @@ class Local(Client):
     trains in the rounds in which it is drawn, and so as much as it would under Ditto.
 
     Args:
-        net: See :class:`Client`, as for all that follows.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+        net: See :class:`Client`.
+        optimizer: Builds the local optimizer from parameters; built anew each round.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps of a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross entropy by default.
     """
 
-    def __init__(self, net: nn.Module, **kwargs: Any) -> None:
-        super().__init__(net, models={"personal": Model()}, **kwargs)
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.05),
+        lr_scheduler: LRSchedulerCallable | None = None,
+        local_steps: int | None = None,
+        local_epochs: int | None = None,
+        criterion: nn.Module | None = None,
+    ) -> None:
+        super().__init__(
+            net,
+            optimizer,
+            lr_scheduler,
+            local_steps,
+            local_epochs,
+            criterion,
+            models={"personal": Model()},
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return F_k(v_k) on the minibatch."""

@@ -25,7 +25,9 @@ def try_client(
     """Run an algorithm's part of a round on one client, so that its mistakes show before training.
 
     It runs ``begin``, ``training_step`` in evaluation mode, and ``end_round`` on a copy of the
-    client: no parameter, buffer, attribute or random generator of the client changes.
+    client: no parameter, buffer, attribute or random generator of the client changes. Mistakes
+    against the contract, which pl_fed words itself, are raised. Other errors of the algorithm are
+    not: it may need what only a fit gives it. If they are real, the first round raises them.
 
     Args:
         client: The algorithm, after :meth:`Client.check`. Nothing is tried if it cannot be copied.
@@ -45,7 +47,13 @@ def try_client(
     one = int(sizes.gt(0).nonzero()[0])
     with seeded_torch(client.device), torch.inference_mode(False), torch.enable_grad():
         trial.eval()
-        _run(trial, data, one, augment)
+        try:
+            _run(trial, data, one, augment)
+        except (TypeError, ValueError) as error:
+            if str(error).startswith("Expected "):
+                raise
+        except Exception:  # the algorithm may need what only a fit gives it
+            return
 
 
 def _copy(client: Client) -> Client | None:

@@ -317,6 +317,7 @@ def rounds_of(client, engine, change, rounds=6, autocast=None, dtype=torch.float
     client = client.to(dtype)
     client.trainer = trainer = Trainerlike()
     federation = Federation(All(), engine=EngineOptions(engine), seed=0)
+    change(client, 0)  # the algorithm is tried when the federation is set up
     settings = RunSettings(LocalSettings(autocast or nullcontext))
     federation.setup(client, shared_out(classes(SIZES)), "fit", settings=settings)
     client.train()

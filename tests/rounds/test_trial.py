@@ -118,12 +118,6 @@ WRONG = {
         ValueError,
         r"Expected `end_round` to propose server states \(shared\) but got 'own': declare it by",
     ),
-    "an error of its own": (
-        "begin",
-        lambda self, client: {}["missing"],
-        KeyError,
-        "missing",
-    ),
 }
 
 
@@ -133,6 +127,11 @@ def test_a_mistake_shows_before_training(name):
     with pytest.raises(error, match=match) as caught:
         set_up(Tried(seeded(mlp), **{hook: wrong}))
     assert caught.value.__notes__ == [f"In the trial before the first round, client 0, `{hook}`."]
+
+
+def test_other_errors_of_an_algorithm_show_in_the_first_round():
+    """It may need what only a fit gives it, such as an attribute set by a hook of Lightning's."""
+    set_up(Tried(seeded(mlp), begin=lambda *_: {}["missing"]))
 
 
 def test_only_a_fit_is_tried():
