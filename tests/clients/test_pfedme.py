@@ -139,7 +139,7 @@ def test_what_makes_no_sense_is_refused(wrong, match):
 def test_optimizers_other_than_sgd_are_refused():
     match = r"Expected argument `optimizer` to build torch\.optim\.SGD but got Adam"
     with pytest.raises(ValueError, match=match):
-        run_rounds(pfedme(optimizer=torch.optim.Adam), shared_out(classes([5, 6])), rounds=0)
+        run_rounds(pfedme(optimizer=torch.optim.Adam), DATA, rounds=0)
 
 
 # As FLAME's paper compares with it
