@@ -37,6 +37,7 @@ from pl_fed.cli import main
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Digits, FederatedData
 from pl_fed.partitioners import Shards
+from pl_fed.rounds.identity import CHECKPOINT_FORMAT
 from pl_fed.runs import last_checkpoint, last_run
 from pl_fed.samplers import Uniform
 from pl_fed.state import ClientStore
@@ -448,7 +449,8 @@ def test_a_checkpoint_is_plain_tensors_and_numbers(tmp_path):
             assert content["epoch"] in (ROUNDS - 1, ROUNDS)
         else:
             assert content["global_step"] == content["epoch"] + 1
-        names = {"identity", "byzantine", "engine", "store", "server"}
+        names = {"format", "identity", "adversary", "byzantine", "engine", "store", "server"}
+        names |= {"participation"}
         assert set(content["federation"]) == names
         trainer, client = make(tmp_path / "again", max_epochs=ROUNDS + 1)
         trainer.fit(client, digits(), ckpt_path=path, weights_only=True)
@@ -606,7 +608,8 @@ def test_a_checkpoint_is_streamed(tmp_path, monkeypatch, on_disk):
     monkeypatch.setattr(pl_fed.checkpoints._Stream, "write", watched_write)
     monkeypatch.setattr(pl_fed.state.store, "page_out", watched_page_out)
     before = resident()
-    AtomicCheckpointIO().save_checkpoint({"federation": {"store": store.state_dict()}}, path)
+    content = {"federation": {"format": CHECKPOINT_FORMAT, "store": store.state_dict()}}
+    AtomicCheckpointIO().save_checkpoint(content, path)
     loaded = AtomicCheckpointIO().load_checkpoint(path, weights_only=True)
     saved = len(peaks)
     again.load_state_dict(loaded["federation"]["store"])
@@ -755,6 +758,7 @@ federation:
   sampler: {class_path: pl_fed.samplers.Uniform, init_args: {cohort_size: 8}}
   server_optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.01}}
   adversary: {attack: {class_path: pl_fed.attacks.FlippedLabels}, fraction: 0.2}
+  engine: {name: one_by_one}  # `auto` may measure another as the fastest in the other run
 trainer:
   max_epochs: 100
   check_val_every_n_epoch: 3
