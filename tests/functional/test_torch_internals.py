@@ -174,7 +174,8 @@ import pl_fed
 assert "torch._inductor" not in sys.modules, "by the import of pl_fed"
 from pl_fed import clients, data, models, partitioners, samplers
 trainer = pl_fed.Trainer(
-    pl_fed.Federation(samplers.Uniform(2), engine="stacked"), max_epochs=1, accelerator="cpu",
+    pl_fed.Federation(samplers.Uniform(2), engine=pl_fed.EngineOptions("stacked")),
+    max_epochs=1, accelerator="cpu",
     default_root_dir=tempfile.mkdtemp(), enable_progress_bar=False, enable_model_summary=False)
 digits = data.FederatedData(data.Digits(), partitioners.Shards(2), num_clients=5)
 trainer.fit(clients.FedAvg(models.MLP(64, [8], 10)), digits)
