@@ -260,12 +260,14 @@ class FederatedLoop(_FitLoop):
         epoch.batch_progress.increment_processed()
         epoch.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         loss = {"loss": row["train/loss"]} if "train/loss" in row else {}
-        ended = ({**row, **loss}, cohort, len(cohort) - 1)
-        self._call("on_train_batch_end", *ended, monitoring_callbacks=False)
+        outputs, last = {**row, **loss}, len(cohort) - 1
+        self._call("on_train_batch_end", outputs, cohort, last, monitoring_callbacks=False)
         trainer._logger_connector.on_batch_end()
         self._log(row)
         self.within_round = False  # the round's row is written before a checkpoint that holds it
-        _call_callback_hooks(trainer, "on_train_batch_end", *ended, monitoring_callbacks=True)
+        _call_callback_hooks(
+            trainer, "on_train_batch_end", outputs, cohort, last, monitoring_callbacks=True
+        )
         epoch.batch_progress.increment_completed()
 
     def _run_round(self) -> dict[str, Tensor | float]:

@@ -97,6 +97,7 @@ class LineAttack(Attack):
         centre, direction = self.line(known, own, context)
 
         def rows(factor: float | Tensor) -> Tensor:
+            """Return the forged uploads at a factor [b, d]."""
             return (centre + factor * direction).to(own.dtype).expand_as(own)
 
         if self.factor is None:
@@ -116,6 +117,7 @@ class LineAttack(Attack):
             )
 
         def harm(factor: float) -> float:
+            """Return the distance from the honest mean to the aggregate; 0 if it is not finite."""
             try:
                 distance = (merged(rows(factor)) - aim).norm()
             except (ValueError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]

@@ -430,14 +430,14 @@ class Client(Recorded, FederationModule, ABC):
         parameters = self.parameters_of(model)
         return squared_distance(list(parameters.values()), [centre[name] for name in parameters])
 
-    def inner_product(self, model: str, with_: str) -> Tensor:
+    def inner_product(self, model: str, other: str) -> Tensor:
         """Return the inner product ⟨model, row⟩ over the trainable parameters.
 
         Args:
             model: The name of a trained model.
-            with_: The name of a row as long as the model: see :meth:`read`.
+            other: The name of a row as long as the model: see :meth:`read`.
         """
-        row = self.tensors(with_)
+        row = self.tensors(other)
         products = [(p * row[name]).sum() for name, p in self.parameters_of(model).items()]
         return torch.stack(products).sum()
 
