@@ -152,7 +152,7 @@ def test_engines_agree_where_minibatches_are_of_several_sizes(kind, engine):
 @pytest.mark.parametrize("engine", ["stacked", "stacked_compiled"])
 def test_stacking_is_refused_where_minibatches_are_of_several_sizes(kind, engine):
     client, arrays = made(kind, UNEQUAL)
-    match = r"^Expected argument `engine` to be one_by_one, .* but got stacked.*`batch_size` \(4\)"
+    match = r"^Expected argument `federation.engine.name` to be one_by_one, .*stacked.*\(4\)"
     with pytest.raises(ValueError, match=match):
         run_rounds(client, shared_out(arrays), engine=engine)
     dropped = shared_out(made(kind, [9, 4, 6, 11])[1], drop_last=True)

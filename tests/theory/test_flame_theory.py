@@ -225,7 +225,7 @@ def trained(truths, problems=1, sigma=0.0, kind=FLAME, attack=None):
         how |= {"rho": RHO, "pull_to": "broadcast", "optimizer": sgd(both)}
     else:
         how |= {"personal_lr": both, "optimizer": sgd(1 / B)}
-    bad = list(range(BENIGN, CLIENTS)) if attack else 0.0
+    bad = list(range(BENIGN, CLIENTS)) if attack else None
     settings = {"sampler": All(), "attack": attack, "ids": bad}
     first, second = after_each_round(kind(net, **how), shared_out(arrays, 100), 2, **settings)
     return first["w"].view(problems, D), second["personal"].view(clients, problems, D)
