@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from pl_fed.locks import locked
+from pl_fed.run_folder import locked
 
 ROOT = Path(__file__).parent.parent
 _RUNS_OF_A_WORKER = 25
@@ -103,8 +103,8 @@ def fit(config: Config, folder: Path) -> Fitted:
 
     What another config left there is deleted, and a run whose checkpoint was cut off.
     """
-    from pl_fed.cli import FederatedCLI
-    from pl_fed.runs import last_checkpoint
+    from pl_fed.command.main import FederatedCLI
+    from pl_fed.run_folder import last_checkpoint
 
     file = folder / "config.yaml"
     text = yaml.safe_dump(merged(config, {"trainer": {"default_root_dir": str(folder)}}))

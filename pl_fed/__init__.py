@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pl_fed.engine.options import EngineOptions as EngineOptions
     from pl_fed.federation import Federation as Federation
+    from pl_fed.lightning.trainer import Trainer as Trainer
     from pl_fed.rounds.adversary import Adversary as Adversary
     from pl_fed.rounds.storage import StorageOptions as StorageOptions
-    from pl_fed.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
 _CLASSES = {
@@ -16,7 +16,7 @@ _CLASSES = {
     "EngineOptions": "engine.options",
     "Federation": "federation",
     "StorageOptions": "rounds.storage",
-    "Trainer": "trainer",
+    "Trainer": "lightning.trainer",
 }
 _ROOMS = (
     *("aggregators", "attacks", "callbacks", "clients", "data", "loggers", "metrics", "models"),

@@ -4,7 +4,7 @@ import sys
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["report"]:  # which waits neither for PyTorch nor for Lightning
-        from pl_fed.reports.command import main
+        from pl_fed.command.report import main
     else:
-        from pl_fed.cli import main
+        from pl_fed.command.main import main
     main()

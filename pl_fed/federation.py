@@ -8,22 +8,23 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
-from pl_fed.clients.base import Client
-from pl_fed.data.batches import BatchRule
-from pl_fed.data.client_data import ClientData
-from pl_fed.data.module import FederatedData, global_seed
-from pl_fed.engine import EngineChoice, EngineOptions
-from pl_fed.engine.adaptation import Adaptation
-from pl_fed.engine.evaluation import Evaluator
-from pl_fed.functional.arguments import (
+from pl_fed.arguments import (
     check_at_most,
     check_instances,
     check_integers,
     check_shares,
 )
-from pl_fed.functional.recorded import Recorded
+from pl_fed.clients.base import Client
+from pl_fed.data.batches import BatchRule
+from pl_fed.data.client_data import ClientData
+from pl_fed.data.module import FederatedData, global_seed
+from pl_fed.distributed.processes import Processes
+from pl_fed.distributed.work_share import at_home, collected
+from pl_fed.engine import EngineChoice, EngineOptions
+from pl_fed.evaluation.adaptation import Adaptation
+from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.metrics import ClientMetrics
-from pl_fed.processes import Processes
+from pl_fed.recorded import Recorded
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.checks import (
@@ -36,7 +37,7 @@ from pl_fed.rounds.checks import (
     try_attacks,
 )
 from pl_fed.rounds.client_states import ClientStates
-from pl_fed.rounds.evaluation import FederatedEvaluation, ModelSelection
+from pl_fed.rounds.federated_evaluation import FederatedEvaluation, ModelSelection
 from pl_fed.rounds.identity import CHECKPOINT_FORMAT, check_identity, identity_of
 from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
@@ -44,7 +45,6 @@ from pl_fed.rounds.session import Session
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.storage import StorageOptions
 from pl_fed.rounds.trial import try_client
-from pl_fed.rounds.work_share import at_home, collected
 from pl_fed.samplers import Sampler, Uniform
 from pl_fed.state import ClientStore
 from pl_fed.types import Population

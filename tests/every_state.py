@@ -7,7 +7,7 @@ import torch
 from small_federations import sections
 
 from pl_fed import Federation
-from pl_fed.functional.random import generator
+from pl_fed.random import generator
 from pl_fed.samplers import All
 
 

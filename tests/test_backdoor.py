@@ -13,7 +13,7 @@ from pl_fed import Adversary, Federation
 from pl_fed.attacks import Attack, Backdoor, Combined, GaussianNoise, Outliers, RandomLabels
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Digits, FederatedData
-from pl_fed.engine.evaluation import Evaluator
+from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
 from pl_fed.samplers import All

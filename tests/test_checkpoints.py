@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import pl_fed.checkpoints
-from pl_fed.checkpoints import AtomicCheckpointIO, identity_in
-from pl_fed.cli import main
-from pl_fed.runs import HALF_WRITTEN
+import pl_fed.lightning.checkpoints
+from pl_fed.command.main import main
+from pl_fed.lightning.checkpoints import AtomicCheckpointIO, identity_in
+from pl_fed.run_folder import HALF_WRITTEN
 
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 SHORT = [
@@ -99,7 +99,7 @@ def places_of(path, server):
 def test_no_checkpoint_runs_code_wherever_it_lies(good, server, capsys, monkeypatch, subcommand):
     torch.save({**good, "other": Evil()}, "evil.ckpt")
     for large in (False, True):
-        monkeypatch.setattr(pl_fed.checkpoints, "_LARGE", 0 if large else 1 << 28)
+        monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0 if large else 1 << 28)
         for place in places_of("evil.ckpt", server):
             found = refused(capsys, subcommand, "--ckpt_path", place)
             assert "which holds something other than tensors, numbers and words" in found
@@ -111,7 +111,7 @@ def test_an_export_runs_no_code(run, good, capsys, monkeypatch):
     path = run / "checkpoints" / "last.ckpt"
     torch.save({**good, "other": Evil()}, path)
     for large in (False, True):
-        monkeypatch.setattr(pl_fed.checkpoints, "_LARGE", 0 if large else 1 << 28)
+        monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0 if large else 1 << 28)
         found = refused(capsys, "export", "--ckpt", str(path), "--client", "1")
         assert "which holds something other than tensors" in found
         assert not Path("executed").exists()
@@ -189,7 +189,7 @@ def changed(mapping, value, *names):
 
 def torn(good):
     """Yield checkpoints that pl_fed did not write, and words of the sentence."""
-    for name in pl_fed.checkpoints._PARTS:
+    for name in pl_fed.lightning.checkpoints._PARTS:
         if name != "federation":
             yield without(good, *name.split(".")), f"with the part `{name}`"
             yield changed(good, [], *name.split(".")), f"with the part `{name}`"
@@ -236,8 +236,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch, number)
     def full():
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(pl_fed.checkpoints, "_PIECE", -1)
-    monkeypatch.setattr(pl_fed.checkpoints.DiskRows, "give_back", full)
+    monkeypatch.setattr(pl_fed.lightning.checkpoints, "_PIECE", -1)
+    monkeypatch.setattr(pl_fed.lightning.checkpoints.DiskRows, "give_back", full)
     words = f"Expected to write .*last.ckpt but got: {os.strerror(number)}.* before it is kept"
     with pytest.raises(OSError, match=words):
         AtomicCheckpointIO().save_checkpoint({"round": 2}, path)
@@ -251,7 +251,7 @@ def test_an_interrupt_while_saving_stays_one(tmp_path, monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pl_fed.checkpoints, "_PIECE", -1)
-    monkeypatch.setattr(pl_fed.checkpoints.DiskRows, "give_back", interrupted)
+    monkeypatch.setattr(pl_fed.lightning.checkpoints, "_PIECE", -1)
+    monkeypatch.setattr(pl_fed.lightning.checkpoints.DiskRows, "give_back", interrupted)
     with pytest.raises(KeyboardInterrupt):
         AtomicCheckpointIO().save_checkpoint({"x": torch.zeros(1000)}, tmp_path / "last.ckpt")

@@ -11,7 +11,7 @@ import torch
 import wandb
 from made_data import write_celeba, write_femnist, write_scans, write_tags, write_vehicle
 
-from pl_fed.cli import main
+from pl_fed.command.main import main
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))  # its sweeps are run by W&B

@@ -35,14 +35,14 @@ from small_federations import sections
 
 import pl_fed
 from pl_fed.callbacks import LastCheckpoint
-from pl_fed.checkpoints import AtomicCheckpointIO
-from pl_fed.cli import main
 from pl_fed.clients import Ditto, FedAvg
+from pl_fed.command.main import main
 from pl_fed.data import Digits, FederatedData
+from pl_fed.lightning.checkpoints import AtomicCheckpointIO
+from pl_fed.lightning.compatibility import CALLBACKS, HOOKS, METHODS, NEEDED
 from pl_fed.loggers import RunCSV
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID, Shards
-from pl_fed.refusals import CALLBACKS, HOOKS, METHODS, NEEDED
 from pl_fed.samplers import Sampler, Uniform
 
 pytestmark = [
@@ -468,7 +468,7 @@ def shown(output):
 @pytest.fixture
 def every_move(monkeypatch):
     """Let the progress bar move with every client."""
-    monkeypatch.setattr("pl_fed.loop._BAR_SECONDS", 0.0)
+    monkeypatch.setattr("pl_fed.lightning.loop._BAR_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("every_move")
@@ -537,7 +537,7 @@ def test_a_bar_of_a_round_that_is_taken_up_again(tmp_path, capsys, console, bar)
 @pytest.mark.parametrize(("seconds", "moves"), [(0.0, [1, 2, 3] * 2), (1e9, [1, 3, 3])])
 def test_a_bar_of_ones_own(tmp_path, monkeypatch, seconds, moves):
     """As in Lightning's documentation: it need not have more than the hooks."""
-    monkeypatch.setattr("pl_fed.loop._BAR_SECONDS", seconds)
+    monkeypatch.setattr("pl_fed.lightning.loop._BAR_SECONDS", seconds)
     seen = []
 
     class Bar(ProgressBar):

@@ -11,10 +11,10 @@ from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, Mode
 from lightning.pytorch.loggers import Logger
 
 import pl_fed
-from pl_fed.checkpoints import AtomicCheckpointIO
 from pl_fed.clients import Ditto
 from pl_fed.data import Digits, FederatedData
 from pl_fed.engine.base import ROUND_NUMBERS
+from pl_fed.lightning.checkpoints import AtomicCheckpointIO
 from pl_fed.loggers import RunCSV, WaitingRows
 from pl_fed.models import MLP
 from pl_fed.partitioners import Shards

@@ -18,10 +18,10 @@ from small_federations import sgd
 import pl_fed
 from pl_fed.clients import FedAvg
 from pl_fed.data import Digits, FederatedData
+from pl_fed.distributed.processes import LostProcessError, Processes, watched
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
-from pl_fed.processes import LostProcessError, Processes, watched
-from pl_fed.runs import is_first_process, last_checkpoint
+from pl_fed.run_folder import is_first_process, last_checkpoint
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -292,14 +292,14 @@ def test_a_lost_process_is_one_sentence_in_every_stage(tmp_path, monkeypatch, st
 
 STARTED = """
 import sys, time
-from pl_fed.processes import end_with_launcher
+from pl_fed.distributed.processes import end_with_launcher
 end_with_launcher()
 print("started", flush=True)
 time.sleep(100)
 """
 STARTS = """
 import subprocess, sys, time
-from pl_fed.processes import name_launcher
+from pl_fed.distributed.processes import name_launcher
 name_launcher()
 subprocess.Popen([sys.executable, "-c", sys.argv[1]])
 time.sleep(100)

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from pl_fed import data
-from pl_fed.cli import main
+from pl_fed.command.main import main
 from pl_fed.data import Digits
 
 ROOT = Path(__file__).parent.parent

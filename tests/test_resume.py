@@ -27,18 +27,18 @@ from lightning.pytorch.cli import ReduceLROnPlateau
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
-import pl_fed.checkpoints
+import pl_fed.lightning.checkpoints
 import pl_fed.state.row_table
 import pl_fed.state.store
 from pl_fed.attacks import RandomLabels
 from pl_fed.callbacks import LastCheckpoint
-from pl_fed.checkpoints import AtomicCheckpointIO
-from pl_fed.cli import main
 from pl_fed.clients import Ditto, FedAvg
+from pl_fed.command.main import main
 from pl_fed.data import Digits, FederatedData
+from pl_fed.lightning.checkpoints import AtomicCheckpointIO
 from pl_fed.partitioners import Shards
 from pl_fed.rounds.identity import CHECKPOINT_FORMAT
-from pl_fed.runs import last_checkpoint, last_run
+from pl_fed.run_folder import last_checkpoint, last_run
 from pl_fed.samplers import Uniform
 from pl_fed.state import ClientStore
 
@@ -562,8 +562,8 @@ def test_a_kill_while_writing_one_leaves_nothing_beside_the_next(tmp_path, monke
 @pytest.fixture
 def all_is_large(monkeypatch):
     """Checkpoints are mapped, and states are half in memory and half on disk, in many blocks."""
-    monkeypatch.setattr(pl_fed.checkpoints, "_LARGE", 0)
-    monkeypatch.setattr(pl_fed.checkpoints, "_PIECE", 0)
+    monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0)
+    monkeypatch.setattr(pl_fed.lightning.checkpoints, "_PIECE", 0)
     monkeypatch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 1)
 
 
@@ -587,8 +587,10 @@ def test_a_large_run_is_as_any_other(tmp_path, uninterrupted):
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_a_checkpoint_is_streamed(tmp_path, monkeypatch, on_disk):
     """Saving and loading 64 MB of states takes a few blocks of memory more, not 64 MB."""
-    monkeypatch.setattr(pl_fed.checkpoints, "_LARGE", 0)
-    monkeypatch.setattr(pl_fed.checkpoints, "_PARTS", {})  # this one has clients' states alone
+    monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0)
+    monkeypatch.setattr(
+        pl_fed.lightning.checkpoints, "_PARTS", {}
+    )  # this one has clients' states alone
     monkeypatch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 1 << 22)
     defaults, path = {"personal": torch.zeros(1 << 18)}, tmp_path / "last.ckpt"
     store, again = (ClientStore(64, defaults, tmp_path if on_disk else None) for _ in range(2))
@@ -604,8 +606,8 @@ def test_a_checkpoint_is_streamed(tmp_path, monkeypatch, on_disk):
         peaks.append(resident())
         page_out(rows)
 
-    write = pl_fed.checkpoints._Stream.write
-    monkeypatch.setattr(pl_fed.checkpoints._Stream, "write", watched_write)
+    write = pl_fed.lightning.checkpoints._Stream.write
+    monkeypatch.setattr(pl_fed.lightning.checkpoints._Stream, "write", watched_write)
     monkeypatch.setattr(pl_fed.state.store, "page_out", watched_page_out)
     before = resident()
     content = {"federation": {"format": CHECKPOINT_FORMAT, "store": store.state_dict()}}

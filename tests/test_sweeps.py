@@ -9,7 +9,7 @@ import yaml
 from torch import nn
 from wandb.sdk.launch.sweeps import utils
 
-from pl_fed.cli import main
+from pl_fed.command.main import main
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
@@ -86,8 +86,8 @@ def test_the_metric_is_validated_by_the_algorithm(path, monkeypatch):
 def test_runs_of_a_sweep_are_not_put_offline(sweep, mode, tmp_path):
     """Its agent waits for what they log."""
     script = (
-        "import os, sys, pl_fed.cli\n"
-        "try: pl_fed.cli.main(['fit', '--help'])\n"
+        "import os, sys, pl_fed.command.main\n"
+        "try: pl_fed.command.main.main(['fit', '--help'])\n"
         "except SystemExit: print(os.environ.get('WANDB_MODE'), file=sys.stderr)"
     )
     environment = {"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}

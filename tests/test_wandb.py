@@ -14,7 +14,7 @@ import yaml
 from jsonargparse import Namespace
 from PIL import Image
 
-from pl_fed.cli import _place, main
+from pl_fed.command.main import _place, main
 from pl_fed.reports.configs import group_name
 
 ROOT = Path(__file__).parent.parent

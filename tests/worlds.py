@@ -40,7 +40,7 @@ from pl_fed.clients import (
     Scaffold,
 )
 from pl_fed.data import FederatedData
-from pl_fed.rounds import work_share
+from pl_fed.distributed import work_share
 from pl_fed.rounds.checks import NonFiniteLossError
 from pl_fed.samplers import All, Uniform
 

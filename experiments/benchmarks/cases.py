@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pl_fed import models
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
-from pl_fed.functional.rows import frozen_modules
+from pl_fed.nets.rows import frozen_modules
 
 LR, LAM = 0.01, 1.0
 

@@ -4,7 +4,7 @@ On one CPU thread: a round of nets with convolutions, one client after the other
 the layout left to the compiler and with channels last (``pl_fed/engine/channels_last.py``); and the
 evaluation of the global model on 1,000 samples as torch does it with 1,024 of them at once, with
 channels last, with 128 at once too, and last with large products by oneDNN, which is how it is done
-(``pl_fed/engine/evaluation.py``). What is compared takes turns; medians.
+(``pl_fed/evaluation/evaluator.py``). What is compared takes turns; medians.
 """
 
 from contextlib import nullcontext

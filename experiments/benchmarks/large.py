@@ -35,9 +35,9 @@ from pl_fed.clients import Ditto
 from pl_fed.data import FederatedData
 from pl_fed.data.client_data import ClientData, Part
 from pl_fed.data.source import Arrays, DataSource
-from pl_fed.functional.random import integers, key
 from pl_fed.models import MLP, DittoFashionCNN
 from pl_fed.partitioners import IID
+from pl_fed.random import integers, key
 from pl_fed.samplers import Uniform
 
 MANY, FEW, COHORT, POOL, COPIES, ROUNDS = 1_000_000, 1_000, 100, 5_000, 500, 2_000

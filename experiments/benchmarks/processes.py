@@ -24,10 +24,10 @@ from pl_fed.aggregators import Krum, Mean, Median
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import FederatedData
 from pl_fed.data.source import Arrays, DataSource
-from pl_fed.processes import Processes
-from pl_fed.rounds import work_share
+from pl_fed.distributed import work_share
+from pl_fed.distributed.processes import Processes
+from pl_fed.distributed.work_share import WorkShare
 from pl_fed.rounds.settings import RunSettings
-from pl_fed.rounds.work_share import WorkShare
 from pl_fed.samplers import Uniform
 from pl_fed.types import RoundContext
 

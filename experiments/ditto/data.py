@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from pl_fed.data import Arrays, DataSource
-from pl_fed.functional.random import generator
+from pl_fed.random import generator
 
 
 class Share(DataSource):

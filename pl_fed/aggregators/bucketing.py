@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from pl_fed.aggregators.base import PreAggregator, Prepared
+from pl_fed.arguments import check_integers
 from pl_fed.functional.aggregation import merging_dtype
-from pl_fed.functional.arguments import check_integers
-from pl_fed.functional.random import generator
+from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
+from pl_fed.arguments import check_integers, check_positive
 from pl_fed.functional.aggregation import merging_dtype, squared_norms, weighted_sum
-from pl_fed.functional.arguments import check_integers, check_positive
 from pl_fed.types import RoundContext
 
 

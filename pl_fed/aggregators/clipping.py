@@ -14,8 +14,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from pl_fed.aggregators.base import PreAggregator, Prepared
+from pl_fed.arguments import check_positive
 from pl_fed.functional.aggregation import shortened, squared_norms
-from pl_fed.functional.arguments import check_positive
 from pl_fed.types import RoundContext
 
 

@@ -3,7 +3,7 @@
 from torch import nn
 
 from pl_fed.aggregators.base import Aggregator
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 from pl_fed.types import RoundContext
 
 

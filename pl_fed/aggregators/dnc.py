@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from pl_fed.aggregators.counting import Counting
+from pl_fed.arguments import check_integers, check_positive
 from pl_fed.functional.aggregation import centred_gram_matrix, merging_dtype
-from pl_fed.functional.arguments import check_integers, check_positive
-from pl_fed.functional.random import generator
+from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
+from pl_fed.arguments import check_choice, check_integers, check_positive
 from pl_fed.functional.aggregation import gram_matrix, weighted_sum
-from pl_fed.functional.arguments import check_choice, check_integers, check_positive
 from pl_fed.functional.weiszfeld import weiszfeld
 from pl_fed.types import RoundContext
 

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from pl_fed.aggregators.counting import Counting
+from pl_fed.arguments import check_choice, check_integers
 from pl_fed.functional.aggregation import gram_matrix, mean_of, squared_distances
-from pl_fed.functional.arguments import check_choice, check_integers
-from pl_fed.functional.random import generator
 from pl_fed.functional.selection import krum_scores
+from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
 

@@ -16,8 +16,8 @@ from typing import Literal
 from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
+from pl_fed.arguments import check_choice
 from pl_fed.functional.aggregation import merging_dtype, weighted_mean
-from pl_fed.functional.arguments import check_choice
 from pl_fed.types import RoundContext
 
 

@@ -17,8 +17,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from pl_fed.aggregators.base import PreAggregator, Prepared
+from pl_fed.arguments import check_positive
 from pl_fed.functional.aggregation import merging_dtype, squared_norms
-from pl_fed.functional.arguments import check_positive
 from pl_fed.types import RoundContext
 
 

@@ -16,8 +16,8 @@ F_k is the loss of w^t over all training data of client k.
 from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
+from pl_fed.arguments import check_nonnegative, check_positive
 from pl_fed.functional.aggregation import merging_dtype, squared_norms, weighted_sum
-from pl_fed.functional.arguments import check_nonnegative, check_positive
 from pl_fed.functional.tilted import tilted_weights
 from pl_fed.types import RoundContext
 

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
+from pl_fed.arguments import check_positive
 from pl_fed.functional.aggregation import gram_matrix, sign_counts, squared_norms, weighted_sum
-from pl_fed.functional.arguments import check_positive
-from pl_fed.functional.random import generator
+from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
 _NEAREST = 0.5  # share of the uploads whose distance gives the bandwidth

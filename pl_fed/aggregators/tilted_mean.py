@@ -24,8 +24,8 @@ import math
 from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
+from pl_fed.arguments import check_integers, check_positive
 from pl_fed.functional.aggregation import gram_matrix, merging_dtype, weighted_sum
-from pl_fed.functional.arguments import check_integers, check_positive
 from pl_fed.functional.tilted import tilted_weights
 from pl_fed.types import RoundContext
 

@@ -11,8 +11,8 @@ Departs from the paper: it trims a share β of the uploads, here it is a number,
 from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
+from pl_fed.arguments import check_integers
 from pl_fed.functional.aggregation import trimmed_mean
-from pl_fed.functional.arguments import check_integers
 from pl_fed.types import RoundContext
 
 

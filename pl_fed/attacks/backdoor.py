@@ -17,9 +17,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from pl_fed.arguments import check_choice, check_finite, check_integers, check_shares
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.arguments import check_choice, check_finite, check_integers, check_shares
-from pl_fed.functional.random import key, uniforms
+from pl_fed.random import key, uniforms
 from pl_fed.types import Batch, ClientContext
 
 Corner = Literal["top_left", "top_right", "bottom_left", "bottom_right"]

@@ -36,6 +36,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pl_fed.arguments import check_choice
 from pl_fed.attacks.base import Attack
 from pl_fed.functional.aggregation import (
     gram_matrix,
@@ -43,9 +44,8 @@ from pl_fed.functional.aggregation import (
     squared_distances,
     squared_norms,
 )
-from pl_fed.functional.arguments import check_choice
 from pl_fed.functional.forging import known_rows, mean_row, origin, standard_deviations
-from pl_fed.functional.random import key, uniforms
+from pl_fed.random import key, uniforms
 from pl_fed.types import RoundContext
 
 _REACH = 2.0  # the paper's b

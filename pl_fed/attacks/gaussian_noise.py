@@ -14,9 +14,9 @@ import math
 
 import torch
 
+from pl_fed.arguments import check_nonnegative, check_shares
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.arguments import check_nonnegative, check_shares
-from pl_fed.functional.random import hashed, key, normals, uniforms
+from pl_fed.random import hashed, key, normals, uniforms
 from pl_fed.types import Batch, ClientContext
 
 

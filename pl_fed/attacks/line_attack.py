@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pl_fed.arguments import check_finite, check_integers
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.arguments import check_finite, check_integers
 from pl_fed.functional.forging import known_rows, mean_row
 from pl_fed.functional.search import highest_point
 from pl_fed.types import RoundContext

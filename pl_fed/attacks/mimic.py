@@ -17,11 +17,11 @@ Here the copied client may change from round to round, unless it is given.
 import torch
 from torch import Tensor
 
+from pl_fed.arguments import check_integers
 from pl_fed.attacks.base import Attack
 from pl_fed.functional.aggregation import gram_matrix, products_with
-from pl_fed.functional.arguments import check_integers
 from pl_fed.functional.forging import mean_row
-from pl_fed.functional.rows import finite_rows
+from pl_fed.nets.rows import finite_rows
 from pl_fed.types import RoundContext
 
 

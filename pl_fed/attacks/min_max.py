@@ -18,9 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pl_fed.arguments import check_choice
 from pl_fed.attacks.line_attack import LineAttack
 from pl_fed.functional.aggregation import gram_matrix, products_with, squared_distances
-from pl_fed.functional.arguments import check_choice
 from pl_fed.functional.forging import mean_row, standard_deviations
 from pl_fed.types import RoundContext
 

@@ -13,9 +13,9 @@ of the sample's own numbers, unless another is given.
 import torch
 from torch import Tensor
 
+from pl_fed.arguments import check_finite, check_shares
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.arguments import check_finite, check_shares
-from pl_fed.functional.random import hashed, key, uniforms
+from pl_fed.random import hashed, key, uniforms
 from pl_fed.types import Batch, ClientContext
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.random import hashed, integers, key
+from pl_fed.random import hashed, integers, key
 from pl_fed.types import Batch, ClientContext
 
 

@@ -19,10 +19,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pl_fed.arguments import check_choice, check_nonnegative
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.arguments import check_choice, check_nonnegative
 from pl_fed.functional.forging import origin
-from pl_fed.functional.random import generator
+from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
 

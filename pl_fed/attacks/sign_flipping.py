@@ -18,11 +18,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pl_fed.arguments import check_choice, check_nonnegative
 from pl_fed.attacks.line_attack import Factor, LineAttack
 from pl_fed.functional.aggregation import merging_dtype
-from pl_fed.functional.arguments import check_choice, check_nonnegative
 from pl_fed.functional.forging import origin
-from pl_fed.functional.random import key, normals
+from pl_fed.random import key, normals
 from pl_fed.types import RoundContext
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 
-from pl_fed.functional.arguments import check_at_most, check_positive
+from pl_fed.arguments import check_at_most, check_positive
 
 
 class LastCheckpoint(ModelCheckpoint):

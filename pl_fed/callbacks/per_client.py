@@ -13,8 +13,8 @@ from pl_fed.callbacks.participation import untrained_models
 from pl_fed.callbacks.round_metrics import round_of
 from pl_fed.clients.base import Client
 from pl_fed.federation import Federation
-from pl_fed.functional.text import csv_cell
 from pl_fed.loggers import wandb_loggers
+from pl_fed.text import csv_cell
 
 
 class PerClient(Callback):

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
 from pl_fed.federation import Federation
-from pl_fed.functional.recorded import class_record, plain
+from pl_fed.recorded import class_record, plain
 from pl_fed.reports.configs import PYTHON_CONFIG, differing
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # raised as one likes

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_nonnegative, check_shares
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Model, ModelRows
-from pl_fed.functional.arguments import check_nonnegative, check_shares
 from pl_fed.types import Batch
 
 

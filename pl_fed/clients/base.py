@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_integers
 from pl_fed.clients.contract import (
     RESERVED_NAMES,
     ClientRound,
@@ -23,9 +24,6 @@ from pl_fed.clients.contract import (
 from pl_fed.clients.host import FederationModule
 from pl_fed.data.batches import LocalWork
 from pl_fed.data.client_data import ClientData
-from pl_fed.functional.arguments import check_integers
-from pl_fed.functional.calls import functional_call
-from pl_fed.functional.dropout import Draws, key_dropouts
 from pl_fed.functional.losses import (
     RowDistance,
     masked_mean,
@@ -33,8 +31,9 @@ from pl_fed.functional.losses import (
     sample_weights,
     squared_distance,
 )
-from pl_fed.functional.recorded import Recorded
-from pl_fed.functional.rows import (
+from pl_fed.nets.calls import functional_call
+from pl_fed.nets.dropout import Draws, key_dropouts
+from pl_fed.nets.rows import (
     Row,
     RowLayout,
     copy_trainable,
@@ -43,6 +42,7 @@ from pl_fed.functional.rows import (
     trainable_parameters,
     usable_rows,
 )
+from pl_fed.recorded import Recorded
 from pl_fed.types import Batch, Population
 
 

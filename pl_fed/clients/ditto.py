@@ -21,11 +21,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_nonnegative
 from pl_fed.clients.base import check_work
 from pl_fed.clients.contract import Model
 from pl_fed.clients.pulled import Pulled, Regularizer
 from pl_fed.data.batches import LocalWork
-from pl_fed.functional.arguments import check_nonnegative
 from pl_fed.types import Batch
 
 

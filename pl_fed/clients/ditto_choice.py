@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_instances, check_integers, check_nonnegative
 from pl_fed.clients.contract import ClientRound, Model, ModelRows
 from pl_fed.clients.ditto import Ditto
-from pl_fed.functional.arguments import check_instances, check_integers, check_nonnegative
 
 
 class DittoChoice(Ditto):

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_integers
 from pl_fed.clients.contract import ClientRound
 from pl_fed.clients.ditto import Ditto
 from pl_fed.clients.ditto_choice import check_lams
-from pl_fed.functional.arguments import check_integers
-from pl_fed.functional.modes import evaluation_mode
+from pl_fed.nets.modes import evaluation_mode
 from pl_fed.types import Batch
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from pl_fed.clients.fedper import FedPer
-from pl_fed.functional.rows import frozen_modules
+from pl_fed.nets.rows import frozen_modules
 
 NORMALISATIONS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Model
-from pl_fed.functional.rows import RowLayout, trainable_parameters
+from pl_fed.nets.rows import RowLayout, trainable_parameters
 from pl_fed.types import Batch
 
 

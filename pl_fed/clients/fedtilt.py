@@ -31,10 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_nonnegative
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Model
 from pl_fed.data.client_data import ClientData
-from pl_fed.functional.arguments import check_nonnegative
 from pl_fed.functional.losses import sample_weights
 from pl_fed.functional.tilted import tilted_loss
 from pl_fed.types import Batch, Population

@@ -37,10 +37,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_choice, check_finite, check_positive
 from pl_fed.clients.admm import ADMM
 from pl_fed.clients.contract import ClientRound, Model, ModelRows
 from pl_fed.data.client_data import ClientData
-from pl_fed.functional.arguments import check_choice, check_finite, check_positive
 from pl_fed.types import Batch, Population
 
 

@@ -8,8 +8,8 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from pl_fed.arguments import check_finite_options, check_optimizers
 from pl_fed.clients.contract import Objective
-from pl_fed.functional.arguments import check_finite_options, check_optimizers
 from pl_fed.metrics import ClientMetrics
 
 if TYPE_CHECKING:

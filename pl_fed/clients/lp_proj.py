@@ -29,9 +29,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_integers, check_positive
 from pl_fed.clients.admm import ADMM
 from pl_fed.clients.contract import ClientRound, Model
-from pl_fed.functional.arguments import check_integers, check_positive
 from pl_fed.functional.projection import SparseProjection
 from pl_fed.types import Batch
 

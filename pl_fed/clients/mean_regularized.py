@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_choice, check_nonnegative
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Model
-from pl_fed.functional.arguments import check_choice, check_nonnegative
 from pl_fed.types import Batch
 
 

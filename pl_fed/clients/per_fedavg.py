@@ -21,16 +21,16 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from pl_fed.clients.base import Client
-from pl_fed.clients.contract import Model, Objective
-from pl_fed.data.batches import LocalWork
-from pl_fed.functional.arguments import (
+from pl_fed.arguments import (
     check_choice,
     check_integers,
     check_nonnegative,
     check_positive,
 )
-from pl_fed.functional.modes import full_precision
+from pl_fed.clients.base import Client
+from pl_fed.clients.contract import Model, Objective
+from pl_fed.data.batches import LocalWork
+from pl_fed.nets.modes import full_precision
 from pl_fed.types import Batch
 
 Hessian = Literal["difference", "exact", "none"]

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_integers, check_positive
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Model
 from pl_fed.data.client_data import ClientData
-from pl_fed.functional.arguments import check_integers, check_positive
 from pl_fed.functional.losses import squared_distance
 from pl_fed.types import Batch, Population
 

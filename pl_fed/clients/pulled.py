@@ -14,18 +14,18 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_choice, check_nonnegative
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Model
 from pl_fed.data.client_data import ClientData
-from pl_fed.functional.arguments import check_choice, check_nonnegative
-from pl_fed.functional.calls import functional_call
 from pl_fed.functional.divergences import (
     diagonal_fisher,
     symmetrized_divergence,
     weighted_squared_distance,
 )
 from pl_fed.functional.losses import sample_weights
-from pl_fed.functional.modes import evaluation_mode
+from pl_fed.nets.calls import functional_call
+from pl_fed.nets.modes import evaluation_mode
 from pl_fed.types import Batch, Population
 
 Regularizer = Literal["l2", "fisher", "kl"]

@@ -21,11 +21,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_choice
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.data.batches import LocalWork
 from pl_fed.data.client_data import ClientData
-from pl_fed.functional.arguments import check_choice
 from pl_fed.types import Batch, Population
 
 

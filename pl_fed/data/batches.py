@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.data.client_data import ClientData
-from pl_fed.functional.random import hashed, key, seeded_torch
+from pl_fed.random import hashed, key, seeded_torch
 from pl_fed.types import Batch
 
 _GATHER_BYTES = 1 << 20  # of a client's samples are gathered, and poisoned, at once: stays in cache

@@ -13,10 +13,10 @@ from PIL import Image
 from torchvision import datasets
 from torchvision.datasets.utils import check_integrity
 
+from pl_fed.arguments import check_integers
 from pl_fed.data.folders import data_root, not_loaded
 from pl_fed.data.reading import reading
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
-from pl_fed.functional.arguments import check_integers
 
 
 class CelebA(DataSource):

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
+from pl_fed.arguments import check_integers
 from pl_fed.data.folders import data_root, missing
 from pl_fed.data.reading import reading
 from pl_fed.data.source import Arrays, DataSource
-from pl_fed.functional.arguments import check_integers
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 _IMAGES |= {".ppm", ".pgm", ".pbm", ".pnm"}

@@ -10,16 +10,16 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_choice, check_instances, check_integers
 from pl_fed.data.client_data import ClientData, Part
 from pl_fed.data.fingerprint import fingerprint_of
 from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
-from pl_fed.functional.arguments import check_choice, check_instances, check_integers
-from pl_fed.functional.random import generator, hashed, key, seeded_torch
-from pl_fed.functional.recorded import Recorded
-from pl_fed.functional.text import printable
 from pl_fed.partitioners.base import Partitioner, check_parts
+from pl_fed.random import generator, hashed, key, seeded_torch
+from pl_fed.recorded import Recorded
 from pl_fed.skews.base import Skew
+from pl_fed.text import printable
 
 _MANY_CLIENTS = 10_000  # beyond, all clients' samples are shuffled by one draw
 

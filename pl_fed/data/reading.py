@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pl_fed.functional.text import printable
+from pl_fed.text import printable
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pl_fed.functional.recorded import Recorded
+from pl_fed.recorded import Recorded
 
 TRAIN, VAL, TEST = 0, 1, 2
 

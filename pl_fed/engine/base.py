@@ -12,8 +12,8 @@ from torch import Tensor
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Objective
 from pl_fed.data.batches import Batches
-from pl_fed.functional.dropout import Draws
-from pl_fed.functional.random import hashed, key
+from pl_fed.nets.dropout import Draws
+from pl_fed.random import hashed, key
 
 ROUND_NUMBERS = (
     *("cohort", "byzantine", "forged", "clipped", "dropped", "rejected"),

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from pl_fed.functional.torch_internals import OperatorMode, signature_of
+from pl_fed.torch_internals import OperatorMode, signature_of
 
 _aten = torch.ops.aten
 _LIBRARY = torch.library.Library("pl_fed", "FRAGMENT")

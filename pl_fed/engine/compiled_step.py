@@ -13,7 +13,7 @@ from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of, with_tensors
 from pl_fed.engine.tracing import CannotCompileError, trace
-from pl_fed.functional.torch_internals import arguments_of, compile_graph
+from pl_fed.torch_internals import arguments_of, compile_graph
 
 _WRAPPING = {"cpp.enable_floating_point_contract_flag": "off -fwrapv"}
 """Tells the C++ compiler that integers wrap around, as those of keyed draws do: with torch 2.9 the

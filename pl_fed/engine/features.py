@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.data.client_data import ClientData
-from pl_fed.functional.modes import evaluation_mode
+from pl_fed.nets.modes import evaluation_mode
 
 _BATCH = 128  # samples that a body sees at once: a pretrained one has large images
 

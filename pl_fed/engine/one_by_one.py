@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ModelRows
 from pl_fed.engine.base import Chunk, Engine, as_outputs, new_rows, rebuild_optimizer
-from pl_fed.functional.random import key, seeded_torch
-from pl_fed.functional.rows import unkept_buffers
+from pl_fed.nets.rows import unkept_buffers
+from pl_fed.random import key, seeded_torch
 from pl_fed.types import Batch
 
 

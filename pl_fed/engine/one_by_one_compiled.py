@@ -11,7 +11,7 @@ from pl_fed.engine.base import Chunk, new_rows
 from pl_fed.engine.program import Program
 from pl_fed.engine.step import options_of
 from pl_fed.engine.stepping import Outside, Stepping
-from pl_fed.functional.random import key, seeded_torch
+from pl_fed.random import key, seeded_torch
 from pl_fed.types import Batch
 
 

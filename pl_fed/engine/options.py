@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 import torch
 
-from pl_fed.functional.arguments import check_choice, check_integers
+from pl_fed.arguments import check_choice, check_integers
 
 EngineName = Literal["auto", "one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
 """``one_by_one``: one client after the other; ``stacked``: many at once under ``torch.vmap``; each

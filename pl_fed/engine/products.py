@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_fed.functional.torch_internals import OperatorMode, onednn_product
+from pl_fed.torch_internals import OperatorMode, onednn_product
 
 _WORTH = 1 << 21  # multiplications from which it pays: an operator in Python takes some µs
 

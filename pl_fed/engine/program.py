@@ -14,8 +14,8 @@ from pl_fed.clients.contract import ModelRows
 from pl_fed.engine.compiled_step import CompiledStep
 from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of
 from pl_fed.engine.tracing import CannotCompileError
-from pl_fed.functional.random import seeded_torch
-from pl_fed.functional.rows import RowLayout, counters, unkept_buffers
+from pl_fed.nets.rows import RowLayout, counters, unkept_buffers
+from pl_fed.random import seeded_torch
 
 _PLAIN = (int, float, complex, str, type(None))
 _MIRRORS = {"_flat_weights", "_flat_weight_refs"}  # a recurrent layer's own lists of its parameters

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Objective
 from pl_fed.engine.base import as_outputs
-from pl_fed.functional.calls import functional_call
+from pl_fed.nets.calls import functional_call
 from pl_fed.types import Batch
 
 

@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
 from pl_fed.clients.base import Client
-from pl_fed.functional.torch_internals import (
+from pl_fed.torch_internals import (
     MovedInTorchError,
     OperatorMode,
     takes_number_out,

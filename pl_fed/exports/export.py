@@ -10,11 +10,11 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from pl_fed.engine.evaluation import Tables, better
+from pl_fed.evaluation.evaluator import Tables, better
 from pl_fed.exports.formats import FORMATS
 from pl_fed.exports.request import Request
 from pl_fed.federation import Federation
-from pl_fed.runs import made_whole, new_folder
+from pl_fed.run_folder import made_whole, new_folder
 
 MANIFEST = "manifest.json"
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from pl_fed.functional.arguments import check_choice
+from pl_fed.arguments import check_choice
 
 
 class Format(ABC):

@@ -10,9 +10,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from pl_fed.arguments import check_choice, check_writable
 from pl_fed.exports.formats import check_formats
-from pl_fed.functional.arguments import check_choice, check_writable
-from pl_fed.runs import last_checkpoint
+from pl_fed.run_folder import last_checkpoint
 
 SELECTIONS = ("personal", "global", "validation")
 

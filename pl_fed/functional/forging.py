@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.functional.aggregation import merging_dtype
-from pl_fed.functional.rows import finite_rows
+from pl_fed.nets.rows import finite_rows
 
 
 def known_rows(honest: Tensor, own: Tensor) -> Tensor:

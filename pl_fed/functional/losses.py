@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pl_fed.functional.rows import RowLayout
+from pl_fed.nets.rows import RowLayout
 
 
 def masked_mean(

@@ -19,8 +19,8 @@ long rows whose buckets are all of one size.
 import torch
 from torch import Tensor, nn
 
-from pl_fed.functional.arguments import check_integers
-from pl_fed.functional.random import hashed, key
+from pl_fed.arguments import check_integers
+from pl_fed.random import hashed, key
 
 
 class SparseProjection(nn.Module):

@@ -11,7 +11,7 @@ in the reference code; it also lets the net go under ``torch.vmap``.
 
 from torch import Tensor, nn
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 from pl_fed.models._building import initialize_as_tensorflow
 
 

@@ -7,7 +7,7 @@ reference code): 3,274,634 parameters.
 
 from torch import Tensor, nn
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 from pl_fed.models._building import initialize_as_tensorflow
 
 

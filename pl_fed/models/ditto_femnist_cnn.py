@@ -9,7 +9,7 @@ Departs from the reference code, where dropout stays on at test time: here ``eva
 
 from torch import Tensor, nn
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 from pl_fed.models._building import check_dropout, initialize_as_tensorflow
 
 

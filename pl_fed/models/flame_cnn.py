@@ -12,7 +12,7 @@ default (CIFAR-10) has none.
 
 from torch import Tensor, nn
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 from pl_fed.models._building import check_dropout
 
 

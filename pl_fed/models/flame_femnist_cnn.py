@@ -7,7 +7,7 @@ Table II ("CNN2"): 214,590 parameters, which takes 62 classes; the table says 10
 
 from torch import Tensor, nn
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 
 
 class FlameFemnistCNN(nn.Module):

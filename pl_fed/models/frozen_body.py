@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torchvision import models
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 
 
 class FrozenBody(nn.Module):

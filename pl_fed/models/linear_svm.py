@@ -14,7 +14,7 @@ Departs from the reference code: a score of 0 is predicted as the first class, t
 import torch
 from torch import Tensor, nn
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 
 
 class LinearSVM(nn.Module):

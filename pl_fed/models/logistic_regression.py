@@ -6,7 +6,7 @@ this model's, although its text and its figures are the :class:`~pl_fed.models.m
 
 from torch import Tensor, nn
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 
 
 class LogisticRegression(nn.Module):

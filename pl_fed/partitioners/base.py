@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pl_fed.functional.arguments import check_at_most, check_integers, check_positive
-from pl_fed.functional.recorded import Recorded
+from pl_fed.arguments import check_at_most, check_integers, check_positive
 from pl_fed.partitioners._counts import apportion, deal, members
+from pl_fed.recorded import Recorded
 
 
 class Partitioner(Recorded, ABC):

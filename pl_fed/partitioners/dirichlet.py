@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 from pl_fed.partitioners._counts import apportion, deal, draw, members
 from pl_fed.partitioners.base import Partitioner, check_concentration, check_size, check_split
 

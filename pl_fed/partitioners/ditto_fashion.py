@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 from pl_fed.partitioners._counts import apportion, deal, members
 from pl_fed.partitioners.base import Partitioner, check_split, check_test_labels
 

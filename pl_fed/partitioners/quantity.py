@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_fed.functional.arguments import check_at_most, check_choice, check_integers, check_positive
+from pl_fed.arguments import check_at_most, check_choice, check_integers, check_positive
 from pl_fed.partitioners._counts import apportion, deal
 from pl_fed.partitioners.base import Partitioner, check_concentration, check_size, check_split
 

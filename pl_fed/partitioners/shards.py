@@ -17,7 +17,7 @@ samples are drawn at random, and every sample is used.
 import torch
 from torch import Tensor
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 from pl_fed.partitioners._counts import deal, members
 from pl_fed.partitioners.base import Partitioner, check_split, check_test_labels
 

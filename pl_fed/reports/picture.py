@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from pl_fed.functional.text import csv_cell
 from pl_fed.reports.group import Curve, Final, Group
+from pl_fed.text import csv_cell
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

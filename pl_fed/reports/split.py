@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from pl_fed.data.client_data import ClientData
-from pl_fed.functional.text import csv_cell, printable
+from pl_fed.text import csv_cell, printable
 
 _PARTS = ("train", "val", "test")
 _MOST_ROWS = 30  # of the printed table

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
+from pl_fed.arguments import check_choice, check_instances, check_integers
 from pl_fed.attacks import Attack
-from pl_fed.functional.arguments import check_choice, check_instances, check_integers
 
 Knowledge = Literal["all", "own"]
 _PATH = "federation.adversary"

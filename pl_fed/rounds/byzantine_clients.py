@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from pl_fed.attacks import Attack
 from pl_fed.attacks.base import poisoned
-from pl_fed.functional.random import generator
-from pl_fed.functional.rows import finite_rows, usable_rows
+from pl_fed.nets.rows import finite_rows, usable_rows
+from pl_fed.random import generator
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.types import Batch, ClientContext, RoundContext
 

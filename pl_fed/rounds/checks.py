@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.aggregators import Aggregator
+from pl_fed.arguments import check_finite_options
 from pl_fed.attacks import Attack
 from pl_fed.attacks.base import poisoned
 from pl_fed.clients.base import Client
@@ -21,11 +22,10 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData
 from pl_fed.engine.choice import STACKED
 from pl_fed.engine.features import features_of, keeps_features
-from pl_fed.functional.arguments import check_finite_options
 from pl_fed.functional.losses import averages_samples
-from pl_fed.functional.modes import evaluation_mode
-from pl_fed.functional.random import seeded_torch
-from pl_fed.functional.rows import trainable_parameters
+from pl_fed.nets.modes import evaluation_mode
+from pl_fed.nets.rows import trainable_parameters
+from pl_fed.random import seeded_torch
 from pl_fed.rounds.trained_cohort import UploadStatus
 from pl_fed.types import Batch, ClientContext, RoundContext
 

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.contract import ClientRound, ModelRows
+from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
+from pl_fed.distributed.work_share import RemoteRows, WorkShare
 from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Task
 from pl_fed.engine.base import name_clients
-from pl_fed.engine.evaluation import Evaluator, WorkSpace
-from pl_fed.functional.rows import finite_rows, usable_rows
+from pl_fed.evaluation.evaluator import Evaluator
+from pl_fed.nets.rows import finite_rows, usable_rows
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.trained_cohort import (
@@ -23,7 +25,6 @@ from pl_fed.rounds.trained_cohort import (
     TrainedCohort,
     UploadStatus,
 )
-from pl_fed.rounds.work_share import RemoteRows, WorkShare
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class LocalTraining:
         if plan.measures_start_losses and len(share.clients):
             own.start_losses = self._start_losses(share.clients, plan.round)
         remote = share.fetch(self.states.store)
-        with WorkSpace(client, {"global", *client.trained}) as before:
+        with ModelGuard(client, {"global", *client.trained}) as before:
             broadcast = ModelRows(before.rows["global"], before.statistics["global"])
             self._run_chunks(plan, share, broadcast, remote, own)
         statistics = {GLOBAL_STATISTICS: broadcast.statistics}

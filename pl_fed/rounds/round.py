@@ -13,13 +13,13 @@ from pl_fed.data.batches import BatchRule
 from pl_fed.data.module import FederatedData
 from pl_fed.engine import EngineChoice
 from pl_fed.engine.base import ROUND_NUMBERS
-from pl_fed.engine.evaluation import Evaluator
-from pl_fed.engine.root import RootTraining
-from pl_fed.functional.random import generator
+from pl_fed.evaluation.evaluator import Evaluator
+from pl_fed.random import generator
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.checks import check_broken
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.local_training import LocalTraining, RoundPlan
+from pl_fed.rounds.root_training import RootTraining
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort

@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
-from pl_fed.functional.arguments import check_finite_options, check_optimizers
+from pl_fed.arguments import check_finite_options, check_optimizers
 from pl_fed.types import RoundContext
 
 Merge = Callable[[Aggregator, Tensor, Tensor, RoundContext], Tensor]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
 from pl_fed.rounds.client_states import ClientStates
-from pl_fed.rounds.evaluation import FederatedEvaluation
+from pl_fed.rounds.federated_evaluation import FederatedEvaluation
 from pl_fed.rounds.round import RoundRunner
 
 

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pl_fed.distributed.processes import Processes
 from pl_fed.engine import LocalSettings
-from pl_fed.processes import Processes
 
 
 @dataclass(frozen=True)

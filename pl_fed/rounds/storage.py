@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pl_fed.functional.arguments import check_writable
+from pl_fed.arguments import check_writable
 
 _PATH = "federation.storage"
 

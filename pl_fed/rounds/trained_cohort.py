@@ -7,7 +7,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from pl_fed.rounds.work_share import WorkShare
+from pl_fed.distributed.work_share import WorkShare
 
 GLOBAL_STATISTICS = "global.statistics"
 """The name under which clients propose running statistics of the global model."""

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from pl_fed.aggregators import Aggregator, Mean, counts_samples
 from pl_fed.clients.base import Client
+from pl_fed.distributed.work_share import WorkShare
 from pl_fed.functional.aggregation import weighted_sum
-from pl_fed.functional.rows import finite_rows
+from pl_fed.nets.rows import finite_rows
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.trained_cohort import GLOBAL_STATISTICS, TrainedCohort
-from pl_fed.rounds.work_share import WorkShare
 from pl_fed.types import Batch, RoundContext
 
 

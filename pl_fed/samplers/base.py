@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from pl_fed.functional.recorded import Recorded
+from pl_fed.recorded import Recorded
 
 
 class Sampler(Recorded, ABC):

@@ -1,6 +1,6 @@
 """What samplers of a fixed number of clients have in common."""
 
-from pl_fed.functional.arguments import check_integers
+from pl_fed.arguments import check_integers
 from pl_fed.samplers.base import Sampler
 
 

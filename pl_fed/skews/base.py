@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from pl_fed.functional.recorded import Recorded
+from pl_fed.recorded import Recorded
 
 
 class Skew(Recorded, ABC):

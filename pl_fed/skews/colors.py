@@ -7,8 +7,8 @@ minimization", arXiv 1907.02893, section 5), but the colour belongs to the clien
 import torch
 from torch import Tensor
 
-from pl_fed.functional.arguments import check_shares
-from pl_fed.functional.random import generator
+from pl_fed.arguments import check_shares
+from pl_fed.random import generator
 from pl_fed.skews.base import Skew, require_images
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as images
 
-from pl_fed.functional.arguments import check_finite
+from pl_fed.arguments import check_finite
 from pl_fed.skews.base import Skew, require_images
 
 

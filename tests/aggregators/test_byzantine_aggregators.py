@@ -29,7 +29,7 @@ from pl_fed.aggregators import (
     MeaMed,
     TrimmedMean,
 )
-from pl_fed.functional.random import generator
+from pl_fed.random import generator
 from pl_fed.samplers import BySize
 from pl_fed.types import RoundContext
 

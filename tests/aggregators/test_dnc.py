@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from pl_fed.aggregators import Chain, Clipping, DnC, Mean
-from pl_fed.functional.random import generator
+from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from pl_fed.aggregators import SignGuard
 from pl_fed.aggregators.sign_guard import largest_cluster
-from pl_fed.functional.random import generator
+from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
 

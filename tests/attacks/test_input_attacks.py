@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chisquare, kstest, norm
 
 from pl_fed.attacks import Backdoor, GaussianNoise, Outliers
-from pl_fed.functional.random import hashed, key, normals, uniforms
+from pl_fed.random import hashed, key, normals, uniforms
 from pl_fed.types import Batch, ClientContext
 
 CONTEXT = ClientContext(seed=11, round=0, client=2, num_classes=10)

@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chi2_contingency, chisquare
 
 from pl_fed.attacks import FlippedLabels, RandomLabels
-from pl_fed.functional.random import integers, key
+from pl_fed.random import integers, key
 from pl_fed.types import Batch, ClientContext
 
 CONTEXT = ClientContext(seed=11, round=0, client=2, num_classes=10)

@@ -9,8 +9,8 @@ import yaml
 from small_federations import Given, classes, mlp, seeded
 
 import pl_fed
-from pl_fed.cli import main
 from pl_fed.clients import FLAME, Ditto, FedAvg
+from pl_fed.command.main import main
 from pl_fed.data import FederatedData
 from pl_fed.reports.group import grouped
 from pl_fed.reports.run import find_runs

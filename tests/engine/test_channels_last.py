@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pl_fed import Federation
 from pl_fed.clients import Ditto
-from pl_fed.engine import evaluation
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.choice import COMPILED
+from pl_fed.evaluation import evaluator as evaluation
 from pl_fed.samplers import All
 
 LAST = {"memory_format": torch.channels_last}

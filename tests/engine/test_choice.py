@@ -12,10 +12,10 @@ from torch import nn
 from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.clients.contract import ModelRows
+from pl_fed.distributed.work_share import RemoteRows
 from pl_fed.engine import EngineChoice, OneByOne, Stacked, Task
 from pl_fed.engine.choice import keep_freed_memory
 from pl_fed.rounds.round import RoundHooks
-from pl_fed.rounds.work_share import RemoteRows
 from pl_fed.samplers import All
 
 

@@ -15,16 +15,16 @@ import yaml
 from sklearn.datasets import load_digits
 
 import pl_fed
-from pl_fed import checkpoints
-from pl_fed.checkpoints import RowsOf
-from pl_fed.cli import main
+from pl_fed.command.main import main
 from pl_fed.data import Digits, FederatedData
 from pl_fed.engine import EngineOptions
 from pl_fed.exports import formats
 from pl_fed.federation import Federation
+from pl_fed.lightning import checkpoints
+from pl_fed.lightning.checkpoints import RowsOf
 from pl_fed.models import MLP
 from pl_fed.partitioners import Shards
-from pl_fed.runs import made_whole
+from pl_fed.run_folder import made_whole
 from pl_fed.samplers import All
 
 SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.2}}

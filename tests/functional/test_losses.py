@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from pl_fed.functional.losses import RowDistance, masked_mean, sample_weights, squared_distance
-from pl_fed.functional.rows import RowLayout
+from pl_fed.nets.rows import RowLayout
 
 VALUES = torch.tensor([1.0, 2.0, 6.0, 9.0])
 quick = settings(max_examples=50, deadline=None, derandomize=True, database=None)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from run_folders import CONFIG, read_table, with_changes, write_run, write_table
 
-from pl_fed.reports.command import report
+from pl_fed.command.report import report
 from pl_fed.reports.run import NoFitError, find_runs, in_order, read_run
 
 

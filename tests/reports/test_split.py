@@ -12,7 +12,7 @@ from PIL import Image
 from rich.console import Console
 from small_federations import Given
 
-from pl_fed.cli import main
+from pl_fed.command.main import main
 from pl_fed.data import Arrays, FederatedData
 from pl_fed.partitioners import IID, ByOwner
 from pl_fed.reports.split import Split

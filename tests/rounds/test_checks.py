@@ -14,8 +14,8 @@ from pl_fed.aggregators import MDA, Clipping, GeometricMedian, Mean
 from pl_fed.attacks import SameValue
 from pl_fed.clients import Ditto
 from pl_fed.data import Arrays, DataSource, FederatedData
-from pl_fed.functional.rows import finite_rows
 from pl_fed.models import MLP
+from pl_fed.nets.rows import finite_rows
 from pl_fed.partitioners import IID
 from pl_fed.rounds.byzantine_clients import draw_byzantine, mark_byzantine
 from pl_fed.rounds.checks import (

@@ -30,7 +30,7 @@ from torch import nn
 
 from pl_fed.attacks import Attack
 from pl_fed.clients import FLAME, Ditto, FedADMM
-from pl_fed.functional.random import generator
+from pl_fed.random import generator
 from pl_fed.samplers import All, Uniform
 
 SIZES = [8, 3, 12, 5, 7]

@@ -1,0 +1,38 @@
+"""Restore the models that a computation writes to."""
+
+from collections.abc import Iterable
+from typing import Self
+
+from torch import Tensor
+
+from pl_fed.clients.base import Client
+
+
+class ModelGuard:
+    """Model guard: restores some of a client's models when its ``with`` block ends.
+
+    Args:
+        client: The algorithm.
+        models: Names of the models that the block will write to.
+
+    Attributes:
+        rows: Copies of the models' rows from before the block, by model.
+        statistics: Copies of their running statistics from before the block, by model.
+    """
+
+    def __init__(self, client: Client, models: Iterable[str]) -> None:
+        self.client = client
+        self.models = tuple(models)
+        self.rows: dict[str, Tensor] = {}
+        self.statistics: dict[str, Tensor] = {}
+
+    def __enter__(self) -> Self:
+        for name in self.models:
+            self.rows[name] = self.client.row(name).data.clone()
+            self.statistics[name] = self.client.statistics(name).data.clone()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self.models:
+            self.client.row(name).data.copy_(self.rows[name])
+            self.client.statistics(name).data.copy_(self.statistics[name])

@@ -1,0 +1,1 @@
+"""The command line: fit, validate, test, predict, partition, report and export."""

@@ -1,0 +1,1 @@
+"""Several processes: how they share the clients and add up their results."""

@@ -1,0 +1,1 @@
+"""Trainer and loop of Lightning: the only files that name its internals."""

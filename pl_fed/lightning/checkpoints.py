@@ -1,0 +1,333 @@
+"""Checkpoints: a kill does not break them, and reading one runs no code of its file."""
+
+import contextlib
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fsspec.core import split_protocol, url_to_fs
+from fsspec.registry import get_filesystem_class
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from pl_fed.rounds.identity import CHECKPOINT_FORMAT
+from pl_fed.run_folder import HALF_WRITTEN
+from pl_fed.state import DiskRows, check_saved, of_clients
+
+_LARGE = 1 << 28  # bytes of a checkpoint that is mapped, and not read as a whole
+_PIECE = 1 << 20
+_FETCHED = "fetched.ckpt"
+
+_PARTS: dict[str, type | tuple[type, ...]] = {
+    "state_dict": Mapping,
+    "federation": Mapping,
+    "federation.identity": Mapping,
+    "federation.byzantine": Tensor,
+    "federation.engine": Mapping,
+    "federation.engine.asked": str,
+    "federation.engine.engine": (str, type(None)),
+    "federation.engine.size": (int, type(None)),
+    "federation.engine.speeds": Mapping,
+    "federation.store": Mapping,
+    "federation.server": Mapping,
+    "federation.server.optimizer": Mapping,
+    "federation.server.optimizer class": str,
+    "federation.server.aggregator": Mapping,
+    "federation.server.aggregator class": str,
+    "federation.server.states": Mapping,
+    "federation.adversary": Mapping,
+    "epoch": int,
+    "global_step": int,
+    "loops": Mapping,
+}
+"""The parts that each checkpoint of pl_fed has, in the order in which they are checked."""
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and moves it there, so that a kill leaves the old one.
+
+    Lightning's own way goes through the temporary folder, from where a move is a copy if that lies
+    on another disk, and through a second copy in memory. Here clients' states go from where they
+    are to the file, piece by piece, and back: a large checkpoint is mapped when it is loaded.
+
+    Every checkpoint is loaded with ``weights_only=True``, whatever Lightning asks for, and only if
+    its checksums are right. One at a URL is fetched into a temporary file first.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Save a checkpoint.
+
+        Raises:
+            OSError: If it cannot be written; the one before is kept then.
+        """
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(HALF_WRITTEN)
+        try:
+            _write(checkpoint, temporary)
+            os.replace(temporary, target)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)  # room for other files
+            before = " The checkpoint before it is kept." if target.is_file() else ""
+            raise OSError(
+                f"Expected to write {target} but got: {error.strerror or error}.{before}"
+            ) from error
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True
+    ) -> dict[str, Any]:
+        """Load a checkpoint: in every process the one that the first is to load.
+
+        Args:
+            path: A file, or a URL that ``torch.hub`` (http, https) or fsspec can fetch.
+            map_location: See ``torch.load``.
+            weights_only: Always taken for ``True``.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If it cannot be fetched, or is not a complete checkpoint of pl_fed.
+        """
+        if dist.is_available() and dist.is_initialized():
+            chosen = [str(path)]
+            dist.broadcast_object_list(chosen)
+            path = chosen[0]
+        with _local_copy(path) as file:
+            if not file.is_file():
+                raise FileNotFoundError(
+                    f"Expected argument `ckpt_path` to be a checkpoint but got {path}: no such"
+                    " file."
+                )
+            if self._needs_checksums(file):
+                _check_checksums(file, path)
+            checkpoint = _read(file, path, map_location)
+        _check_parts(checkpoint, path)
+        return _with_own_memory(checkpoint)
+
+    def _needs_checksums(self, file: Path) -> bool:
+        """Return whether the whole file is read to compare it with its checksums."""
+        return True
+
+
+class RowsOf(AtomicCheckpointIO):
+    """Reads of a checkpoint the states of some clients only: it may hold those of a million.
+
+    Args:
+        clients: Their ids, int64 [n].
+    """
+
+    def __init__(self, clients: Tensor) -> None:
+        self.clients = clients
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load a checkpoint without the other clients' states."""
+        checkpoint = super().load_checkpoint(path, *args, **kwargs)
+        store = checkpoint["federation"]["store"]
+        kept = of_clients(store, lambda ids: torch.isin(ids, self.clients))
+        checkpoint["federation"]["store"] = kept
+        return checkpoint
+
+    def _needs_checksums(self, file: Path) -> bool:
+        """Return whether the file is small: of a large one, little is read."""
+        return not _is_large(file)
+
+
+def local_path(source: str | Path) -> Path | None:
+    """Return the path of a file on this machine, or ``None`` for another URL."""
+    protocol, path = split_protocol(str(source))
+    return Path(path) if protocol in (None, "file", "local") else None
+
+
+def check_source(path: str | Path) -> None:
+    """Raise ``ValueError`` if a path or URL cannot be one of a checkpoint, before it is fetched."""
+    protocol, _ = split_protocol(str(path).split("::")[0])
+    if protocol is None:
+        return
+    try:
+        get_filesystem_class(protocol)
+    except (ValueError, ImportError) as error:
+        raise ValueError(
+            f"Expected argument `ckpt_path` to be a file or a URL that fsspec can read but got"
+            f" {path}: {_one_line(error)}."
+        ) from error
+
+
+def check_weights_only(weights_only: bool | None) -> None:
+    """Raise ``ValueError`` if objects of any class are to be loaded from a checkpoint."""
+    if weights_only is False:
+        raise ValueError(
+            "Expected argument `weights_only` to be True, or left out, but got False: a checkpoint"
+            " loaded so may run any code, and one of pl_fed never needs it."
+        )
+
+
+def identity_in(path: str | Path | None) -> dict[str, Any]:
+    """Return which federation a checkpoint is of; nothing if there is none, or it is broken."""
+    file = None if path is None else local_path(path)
+    if file is None or not file.is_file() or not zipfile.is_zipfile(file):
+        return {}
+    with contextlib.suppress(Exception):  # what is wrong with it is said when it is loaded
+        checkpoint = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+        identity: dict[str, Any] = checkpoint["federation"]["identity"]
+        return identity
+    return {}
+
+
+def _write(checkpoint: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint, and raise what ended that: torch.save would hide it."""
+    file = _Stream(path.open("wb", buffering=0))
+    try:
+        with file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:
+        if file.error is None:
+            raise
+        raise file.error from error
+
+
+@contextlib.contextmanager
+def _local_copy(source: str | Path) -> Iterator[Path]:
+    """Give a file on this machine: the source, or a temporary copy of what is at a URL."""
+    if (path := local_path(source)) is not None:
+        yield path
+        return
+    check_source(source)
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / _FETCHED
+        try:
+            _fetch(str(source), target)
+        except Exception as error:  # of whatever package the protocol needs
+            raise ValueError(
+                "Expected argument `ckpt_path` to be a checkpoint that can be fetched but got"
+                f" {source}: {_one_line(error)}."
+            ) from error
+        yield target
+
+
+def _fetch(url: str, target: Path) -> None:
+    if url.lower().startswith(("http://", "https://")):  # by the proxies of the environment
+        torch.hub.download_url_to_file(url, str(target), progress=False)
+    else:
+        system, path = url_to_fs(url)
+        system.get_file(path, str(target))
+
+
+def _check_checksums(file: Path, named: str | Path) -> None:
+    """Refuse a file that is broken, by its checksums."""
+    broken = Path(named).name
+    try:
+        with zipfile.ZipFile(file) as archive:
+            broken = archive.testzip() or ""
+    except OSError:
+        raise
+    except Exception:  # zipfile has no error of its own for some kinds of damage
+        pass
+    if broken:
+        raise ValueError(
+            f"Expected argument `ckpt_path` to be a whole checkpoint but got {named}, which is"
+            f" broken (in {broken}), or of another kind: take an earlier one, if there is any."
+        )
+
+
+def _read(file: Path, named: str | Path, map_location: Any) -> Any:
+    """Load tensors, numbers and words; refuse a file of anything else."""
+    mapped = _is_large(file) and file.name != _FETCHED
+    try:
+        return torch.load(file, map_location=map_location, mmap=mapped, weights_only=True)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"Expected argument `ckpt_path` to be a checkpoint of pl_fed but got {named}, which"
+            " holds something other than tensors, numbers and words, and is not loaded:"
+            f" {_one_line(error)}"
+        ) from error
+
+
+def _check_parts(checkpoint: Any, named: str | Path) -> None:
+    """Refuse a checkpoint that lacks a part, or has one of another type."""
+    if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
+        raise ValueError(
+            f"Expected argument `ckpt_path` to be a checkpoint of pl_fed but got {named}, which"
+            " holds no federation."
+        )
+    _check_format(checkpoint["federation"], named)
+    for name, kind in _PARTS.items():
+        part: Any = checkpoint
+        for key in name.split("."):
+            part = part.get(key, _Missing)
+        if not isinstance(part, kind):
+            got = "none" if part is _Missing else f"one of type {type(part).__name__}"
+            raise ValueError(
+                f"Expected argument `ckpt_path` to be a checkpoint with the part `{name}` but got"
+                f" {named} with {got}: pl_fed did not write it so."
+            )
+    for name, rows in checkpoint["federation"]["store"].items():
+        try:
+            check_saved(name, rows)
+        except ValueError as error:
+            raise ValueError(f"{error} It is in {named}.") from error
+
+
+def _check_format(federation: Any, named: str | Path) -> None:
+    """Refuse a checkpoint of another version of pl_fed."""
+    saved = federation.get("format", 1) if isinstance(federation, Mapping) else CHECKPOINT_FORMAT
+    if saved != CHECKPOINT_FORMAT:
+        raise ValueError(
+            f"Expected argument `ckpt_path` to be a checkpoint of format {CHECKPOINT_FORMAT} but"
+            f" got {named} of format {saved}, which another version of pl_fed has written: resume"
+            " it by that version, or begin a new run."
+        )
+
+
+class _Missing:
+    """Stands for a part that is not there."""
+
+
+def _is_large(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > _LARGE and zipfile.is_zipfile(path)
+
+
+def _with_own_memory(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Copy all but the clients' rows, so that the file is let go of when these are taken over."""
+    store = checkpoint["federation"].pop("store", None)
+    copied: dict[str, Any] = apply_to_collection(checkpoint, Tensor, torch.clone)
+    copied["federation"]["store"] = store
+    return copied
+
+
+def _one_line(error: Exception) -> str:
+    """Return the first sentence of an error's message, without the dot behind it."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words.split(". ")[0].rstrip(".")
+
+
+class _Stream(BufferedWriter):
+    """A file that lets go of the memory of mapped rows when they are written.
+
+    Attributes:
+        error: What ended a write, if anything: torch.save raises a ``RuntimeError`` instead.
+    """
+
+    error: BaseException | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            written = super().write(content)
+            if len(content) > _PIECE:
+                DiskRows.give_back()
+        except BaseException as error:
+            self.error = error
+            raise
+        return written

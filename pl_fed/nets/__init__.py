@@ -1,0 +1,1 @@
+"""Nets as flat rows of parameters, functional calls, keyed dropout and modes."""

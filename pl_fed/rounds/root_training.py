@@ -1,0 +1,89 @@
+"""What the server's own data makes of the global model: the root update of FLTrust."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ClientRound, ModelRows, Objective
+from pl_fed.clients.model_guard import ModelGuard
+from pl_fed.data.batches import Batches, BatchRule
+from pl_fed.data.client_data import ClientData, Part
+from pl_fed.engine.base import Chunk, Clipping
+from pl_fed.engine.one_by_one import OneByOne
+from pl_fed.random import key
+from pl_fed.types import Batch
+
+
+class RootTraining:
+    """Trains the global model on the server's own data as FedAvg's clients would on theirs.
+
+    X. Cao, M. Fang, J. Liu and N. Z. Gong. "FLTrust: Byzantine-robust federated learning via trust
+    bootstrapping". NDSS 2021. arXiv 2012.13995, Algorithm 2. The objective is the plain loss of the
+    global model, whatever the algorithm; local steps, optimizer and its options of the round are
+    the clients'.
+
+    Args:
+        client: The algorithm.
+        seed: The seed of the federation.
+        augment: Applied to the inputs of each minibatch.
+    """
+
+    def __init__(
+        self, client: Client, seed: int, augment: Callable[[Tensor], Tensor] | None
+    ) -> None:
+        self.seed = key(seed, "root")
+        self.augment = augment
+        self.client = client
+        self._model = "global" if "global" in client.trained else client.trained[0]
+        model = client.objective.models[self._model]
+        self.objective = Objective(self._step, {"global": model}, client.optimizer)
+
+    def _step(self, batch: Batch, batch_idx: int) -> Tensor:
+        return self.client.loss("global", batch)
+
+    def run(
+        self,
+        data: ClientData,
+        rule: BatchRule,
+        round: int,
+        optimizer: torch.optim.Optimizer,
+        autocast: Callable[[], AbstractContextManager[Any]],
+        clipping: Clipping,
+    ) -> Tensor:
+        """Return by how much the local steps move the global model, [numel].
+
+        Args:
+            data: The data of the federation; ``data.root`` is the server's.
+            rule: How samples become minibatches.
+            round: The round, from 0.
+            optimizer: The clients' optimizer, with this round's options.
+            autocast: Gives the context of the local steps.
+            clipping: Gradient clipping of the local steps.
+        """
+        client, mine = self.client, replace(data, train=Part.of([data.root]))
+        steps = rule.count(self.objective.work("global"), len(data.root))
+        alone = torch.tensor([0])
+        batches = Batches(mine, alone, [steps], rule, self.seed, round, None, self.augment)
+        broadcast = ModelRows(client.row("global").data, client.statistics("global").data).clone()
+        size = broadcast.parameters.new_tensor([[len(data.root)]])
+        start = ClientRound(alone.to(size.device), size, torch.zeros_like(size), broadcast)
+        start.models["global"] = broadcast.expand(1)
+        place = "round {round}, the server's training on its root data"
+        chunk = Chunk(alone, self.objective, batches, {"global": [steps]}, start, place=place)
+        with ModelGuard(client, ["global"]):
+            OneByOne(autocast, clipping).run(client, self._options(optimizer), chunk)
+        return start.models["global"].parameters[0] - broadcast.parameters
+
+    def _options(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return an optimizer of one group, with the options of the model that is trained."""
+        parameters = {"global": list(self.client.row("global").tensors.values())}
+        own = self.objective.build_optimizer(parameters)
+        (group,) = (group for group in optimizer.param_groups if group["name"] == self._model)
+        options = {name: value for name, value in group.items() if name not in ("params", "name")}
+        own.param_groups[0].update(options)
+        return own

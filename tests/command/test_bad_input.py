@@ -1,0 +1,895 @@
+"""Mistakes of the user: one sentence that says what was expected and what came, and no traces."""
+
+import math
+import shutil
+import subprocess
+import sys
+import zipfile
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from pl_fed import Adversary, Federation, StorageOptions, Trainer
+from pl_fed.aggregators import Clipping, Median
+from pl_fed.clients import FedAvg
+from pl_fed.command.main import main
+from pl_fed.command.messages import _MOVED, sentence
+from pl_fed.data import Digits, FederatedData
+from pl_fed.models import MLP
+from pl_fed.partitioners import IID
+from pl_fed.samplers import Uniform
+
+CONFIG = {
+    "seed_everything": 0,
+    "model": {
+        "class_path": "pl_fed.clients.Ditto",
+        "init_args": {
+            "lam": 0.1,
+            "local_steps": 1,
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
+            "net": {
+                "class_path": "pl_fed.models.MLP",
+                "init_args": {"in_features": 64, "hidden": [4], "num_classes": 10},
+            },
+        },
+    },
+    "data": {
+        "dataset": {"class_path": "pl_fed.data.Digits"},
+        "partitioner": {
+            "class_path": "pl_fed.partitioners.Shards",
+            "init_args": {"classes_per_client": 2},
+        },
+        "num_clients": 6,
+    },
+    "federation": {
+        "sampler": {"class_path": "pl_fed.samplers.Uniform", "init_args": {"cohort_size": 3}}
+    },
+    "trainer": {
+        "default_root_dir": "runs",
+        "max_epochs": 2,
+        "num_sanity_val_steps": 0,
+        "accelerator": "cpu",
+        "enable_model_summary": False,
+        "enable_progress_bar": False,
+        "callbacks": [
+            {
+                "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
+                "init_args": {"save_last": True, "save_on_train_epoch_end": True},
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with the config in it, to work in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(CONFIG))
+    return tmp_path
+
+
+def run(*arguments, subcommand="fit"):
+    main([subcommand, "--config", "tiny.yaml", *arguments])
+
+
+@pytest.fixture
+def refused(here, monkeypatch, capsys):
+    """Run a command that must be refused before it trains; return what it says."""
+
+    def training_began(*_, **__):
+        raise AssertionError("training began")
+
+    def refuse(*arguments, subcommand="fit"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Federation, "run_round", training_began)
+            with pytest.raises(SystemExit) as stopped:
+                run(*arguments, subcommand=subcommand)
+        assert stopped.value.code in (1, 2)
+        assert runs(here) == [], "no half-made run is left"
+        return the_sentence(capsys.readouterr().err)
+
+    return refuse
+
+
+def runs(folder):
+    return sorted((folder / "runs").iterdir()) if (folder / "runs").is_dir() else []
+
+
+def the_sentence(err):
+    """The one line that is the program's own; Lightning logs around it."""
+    assert "Traceback" not in err
+    assert "usage:" not in err
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert err.rstrip().endswith(line), "it is the last that is read"
+    return line.removeprefix("error: ")
+
+
+MODEL, NET = "--model.init_args", "--model.init_args.net.init_args"
+ADVERSARY = "--federation.adversary"
+NOT_YET = f"{ADVERSARY}.start_round=1000"
+FLIPPED = f"{ADVERSARY}.attack=pl_fed.attacks.FlippedLabels"
+
+REFUSED = {
+    # what is not there
+    "net": (
+        ["--model.init_args.net.class_path=pl_fed.models.MPL"],
+        "`model.init_args.net` to be a class but pl_fed.models has no MPL (did you mean MLP?)",
+    ),
+    "algorithm": (
+        ["--model.class_path=pl_fed.clients.Dito"],
+        "`model` to be a class but pl_fed.clients has no Dito (did you mean Ditto?)",
+    ),
+    "short name": (
+        ["--data.dataset=Digit"],
+        "`data.dataset` to be the path of a class but got Digit (did you mean Digits?).",
+    ),
+    "module": (
+        ["--federation.aggregator=mine.aggregators.Mine"],
+        "`federation.aggregator` to be the path of a class but got: No module named 'mine'",
+    ),
+    "class of another kind": (
+        ["--federation.sampler=pl_fed.models.MLP"],
+        "`federation.sampler` to be a subclass of Sampler but got pl_fed.models.MLP",
+    ),
+    "abstract class": (
+        ["--federation.sampler=pl_fed.samplers.Sampler"],
+        "`federation.sampler` to name a class that can be made, by its `class_path`, but"
+        " pl_fed.samplers.Sampler is abstract: it has no sample and no size_of_cohort.",
+    ),
+    "no class": (
+        ["--data.skew.init_args.std=0.3"],
+        "`data.skew` to name a class that can be made, by its `class_path`, but",
+    ),
+    "callback": (
+        ["--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStoping"],
+        "`trainer.callbacks` to be a class but lightning.pytorch.callbacks has no EarlyStoping"
+        " (did you mean EarlyStopping?)",
+    ),
+    "option": (["--federation.cohort=3"], "only options that --help lists but got --federation.co"),
+    "option of the trainer": (["--trainer.rounds=3"], "but got --trainer.rounds=3"),
+    "option of the algorithm": (
+        [f"{MODEL}.lamb=3"],
+        "`model` to hold only options of pl_fed.clients.Ditto but got `lamb` (did you mean lam?)",
+    ),
+    "option of the net": (
+        [f"{NET}.width=3"],
+        "`model.init_args.net` to hold only options of pl_fed.models.MLP but got `width`"
+        " (there are: in_features, hidden, num_classes)",
+    ),
+    "option of the optimizer": (
+        [f"{MODEL}.optimizer.init_args.lrr=3"],
+        "`model.init_args.optimizer` to hold only options of torch.optim.SGD but got `lrr` (did",
+    ),
+    "config": (["--config=none.yaml"], "`config` to be a file but found none at "),
+    "short name of an algorithm": (["--model=Dito"], "class but got Dito (did you mean Ditto?)."),
+    "short name of an aggregator": (
+        ["--federation.aggregator=Medain"],
+        "class but got Medain (did you mean Median?).",
+    ),
+    "short name of an optimizer": (
+        ["--federation.server_optimizer=Adamm"],
+        "class but got Adamm (did you mean Adam?).",
+    ),
+    "short name of a callback": (
+        ["--trainer.callbacks+=EarlyStoping"],
+        "class but got EarlyStoping (did you mean EarlyStopping?).",
+    ),
+    "module of an optimizer": (
+        [f"{MODEL}.optimizer=torch.optm.SGD"],
+        "`model.init_args.optimizer` to be a class but torch has no optm (did you mean optim?).",
+    ),
+    # of a wrong type
+    "a list for a class": (
+        ["--federation.aggregator=[1]"],
+        "`federation.aggregator` to name a subclass of Aggregator by its `class_path` but got [1].",
+    ),
+    "no value": ([f"{MODEL}.lam="], "`model.init_args.lam` to be of type float but got ''."),
+    "no argument": (["--model.lam"], "`model` to be followed by a value but got none."),
+    "numbers for a section": (
+        ["--data=1,2"],
+        "`data` to be a mapping of arguments, or a YAML file that holds one, but got 1,2.",
+    ),
+    "brackets": (
+        [f"{ADVERSARY}.ids=" + 200 * "[" + 200 * "]"],
+        "`federation.adversary.ids` to be short YAML but it is nested more than 100 levels deep",
+    ),
+    "no end of brackets": (
+        [f"{ADVERSARY}.ids", 3000 * "["],
+        f"`federation.adversary.ids` to be of type list but got {160 * '['}….",
+    ),
+    "NUL": (["--trainer.default_root_dir=a\0b"], "to have no NUL characters but got"),
+    "half a character": (
+        ["--trainer.default_root_dir=a\udcff"],
+        "`trainer.default_root_dir` to be text in UTF-8 but got 'a\\udcff'.",
+    ),
+    "a seed to be drawn": (
+        ["--seed_everything=true"],
+        "`seed_everything` to be an integer from 0 to 4294967295 but got true: set a number",
+    ),
+    "rounds without end": (
+        ["--trainer.max_epochs=1e30"],
+        "`trainer.max_epochs` to be of type int but got 1e+30.",
+    ),
+    "more rounds than numbers": (
+        [f"--trainer.max_epochs={2**63}"],
+        "`trainer.max_epochs` to be an integer of at most 64 bits, up to 2^63 - 1, but got 92233",
+    ),
+    "more epochs than can be counted": (
+        ["--model=Finetuning", f"--model.finetune_epochs={2**62}"],
+        "`finetune_epochs` to be at most 2147483647 but got 4611686018427387904.",
+    ),
+    "integer": (["--data.batch_size=ten"], "`data.batch_size` to be of type int but got ten"),
+    "number": ([f"{MODEL}.lam=much"], "`model.init_args.lam` to be of type float but got much"),
+    "list": (
+        [f"{NET}.hidden=many"],
+        "`model.init_args.net.init_args.hidden` to be of type Sequence but got many",
+    ),
+    "number or null": (
+        [f"{ADVERSARY}.fraction=some"],
+        "`federation.adversary.fraction` to be of type float but got some",
+    ),
+    "learning rate": (
+        [f"{MODEL}.optimizer.init_args.lr=fast"],
+        "`model.init_args.optimizer.init_args.lr` to be of type float but got fast",
+    ),
+    "choice": (
+        ["--data.split=offical"],
+        "`data.split` to be one of 'own', 'official' but got offical",
+    ),
+    "choice or list": (
+        ["--data.normalize=chanel"],
+        "`data.normalize` to be one of 'none', 'channel', 'feature', or of type list but got chan",
+    ),
+    # out of range
+    "lam": ([f"{MODEL}.lam=-1"], "`lam` to be at least 0"),
+    "learning rate NaN": (
+        [f"{MODEL}.optimizer.init_args.lr=.nan"],
+        "`model.init_args.optimizer.init_args.lr` to be a number but got NaN.",
+    ),
+    "infinite learning rate": (
+        [f"{MODEL}.optimizer.init_args.lr=.inf"],
+        "`model.init_args.optimizer.init_args.lr` to be a finite number but got inf.",
+    ),
+    "infinite weight decay of the server": (
+        ["--federation.server_optimizer=SGD", "--federation.server_optimizer.weight_decay=.inf"],
+        "`federation.server_optimizer.init_args.weight_decay` to be a finite number but got inf.",
+    ),
+    "infinite factor of a schedule": (
+        [f"{MODEL}.lr_scheduler=ExponentialLR", f"{MODEL}.lr_scheduler.gamma=.inf"],
+        "`model.init_args.lr_scheduler.init_args.gamma` to be a finite number but got inf.",
+    ),
+    "NaN anywhere": (
+        ["--model=FedTilt", "--model.tau=.nan"],
+        "`model.init_args.tau` to be a number but got NaN.",
+    ),
+    "negative learning rate": (
+        [f"{MODEL}.optimizer.init_args.lr=-1"],
+        "`optimizer` to build a local optimizer but that failed: Invalid learning rate: -1.0",
+    ),
+    "negative learning rate of the server": (
+        ["--federation.server_optimizer=SGD", "--federation.server_optimizer.lr=-1"],
+        "`server_optimizer` to build an optimizer but that failed: Invalid learning rate: -1.0",
+    ),
+    "steps and epochs": ([f"{MODEL}.local_epochs=2"], "only one of `local_steps` and `local_epoch"),
+    "batch size": (["--data.batch_size=0"], "`batch_size` to be at least 1 but got 0"),
+    "too few for Krum": (
+        ["--federation.aggregator=Krum", f"{ADVERSARY}.expected=8"],
+        "`uploads` to have at least 11 rows for Krum",
+    ),
+    "too few for what is chained": (
+        [
+            *("--federation.aggregator=TrimmedMean", f"{ADVERSARY}.expected=3"),
+            "--federation.pre_aggregators+=Bucketing",
+        ],
+        "`uploads` to have more than 6 rows, for TrimmedMean",
+    ),
+    "byzantine ids": (
+        [FLIPPED, f"{ADVERSARY}.ids=[2, 9]"],
+        "`federation.adversary.ids` to be client ids from 0 to 5 but got [9]: there are 6 clients.",
+    ),
+    "no attack": (
+        [f"{ADVERSARY}.fraction=0.5"],
+        "`federation.adversary.attack` to be given with `federation.adversary.fraction` = 0.5 but",
+    ),
+    "compile mode": (
+        ["--federation.engine.compile_mode=quick"],
+        "`federation.engine.compile_mode` to be a mode of torch.compile but got 'quick': Unrecogn",
+    ),
+    "engine": (
+        ["--federation.engine.name=fast"],
+        "`federation.engine.name` to be one of 'auto', 'one_by_one', 'stacked', ",
+    ),
+    "name in place of a section": (
+        ["--federation.engine=stacked"],
+        "holds one, but got stacked (did you mean federation.engine.name?).",
+    ),
+    "option of a section": (
+        [f"{ADVERSARY}.fractions=0.2"],
+        "but got --federation.adversary.fractions=0.2 (did you mean fraction?).",
+    ),
+    "target of a backdoor": (
+        [f"{ADVERSARY}.attack=Backdoor", f"{ADVERSARY}.attack.target=77", NOT_YET],
+        "`target` to be one of the 10 classes but got 77",
+    ),
+    "square of a backdoor": (
+        [
+            *(f"{ADVERSARY}.attack=Backdoor", f"{ADVERSARY}.attack.target=7", NOT_YET),
+            f"{ADVERSARY}.attack.size=9",
+        ],
+        "`size` to fit inputs of shape [1, 8, 8] but got 9",
+    ),
+    # what does not fit together
+    "classes per client": (
+        ["--data.partitioner.init_args.classes_per_client=11"],
+        "`classes_per_client` to be at most the number of classes (10) but got 11",
+    ),
+    "clients": (
+        ["--data.num_clients=2000"],
+        "`num_clients` to be at most the number of samples (1797) but got 2000",
+    ),
+    "no training data": (
+        ["--data.partitioner=IID", "--data.num_clients=1797", "--data.val_fraction=0.5"],
+        "every client to have training data but got none for 1797 of 1797 clients",
+    ),
+    "cohort": (
+        ["--federation.sampler.init_args.cohort_size=7"],
+        "`cohort_size` to be at most the number of clients (6) but got 7",
+    ),
+    "outputs": (
+        [f"{NET}.num_classes=9"],
+        "`net` to give one number for each of the 10 classes, shape [batch, 10], but got [2, 9]",
+    ),
+    "inputs": (
+        [f"{NET}.in_features=63"],
+        "`net` to take inputs of shape [1, 8, 8] (torch.float32) but MLP failed: ",
+    ),
+    "clients to predict": (["--data.predict_clients=[1, 6]"], "to be ids from 0 to 5 but got [6]"),
+    # what a round cannot do
+    "precision": (["--trainer.precision=bf16-true"], "`precision` to be one of 32-true, 64-true, "),
+    "accumulation": (
+        ["--trainer.accumulate_grad_batches=2"],
+        "`accumulate_grad_batches` to be 1 but got 2",
+    ),
+    "never validated": (
+        ["--trainer.check_val_every_n_epoch=0"],
+        "`check_val_every_n_epoch` to be at least 1 but got 0",
+    ),
+    "a folder that is a file": (
+        ["--federation.storage.folder=tiny.yaml"],
+        "`federation.storage.folder` to be a folder that can be written but got tiny.yaml: ",
+    ),
+    # what is not on disk
+    "data root": (
+        ["--data.dataset=MNIST", "--data.dataset.root=nowhere"],
+        "`root` to be a folder with MNIST but got ",
+    ),
+    "npz": (
+        ["--data.dataset=Npz", "--data.dataset.path=no.npz"],
+        "`path` to be an .npz file but found none at ",
+    ),
+    "checkpoint": (
+        ["--ckpt_path=no.ckpt"],
+        "`ckpt_path` to be a checkpoint, last or best but got no.ckpt: no such file",
+    ),
+    "a run's folder": (
+        ["--ckpt_path=."],
+        "but got .: a folder: those of a run are in its folder `checkpoints`",
+    ),
+    "seed": (
+        ["--seed_everything=-1"],
+        "`seed_everything` to be an integer from 0 to 4294967295 but got -1",
+    ),
+    "last checkpoint": (["--ckpt_path=last"], "`ckpt_path` = last to find a run"),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_mistake(refused, mistake):
+    arguments, words = REFUSED[mistake]
+    found = refused(*arguments)
+    assert found.startswith("Expected ")
+    assert words in found
+
+
+def test_a_moved_argument_is_found_again(refused):
+    for old, new in _MOVED.items():
+        if old != "engine":
+            expected = f"but got --federation.{old}=1 (did you mean federation.{new}?)."
+            assert refused(f"--federation.{old}=1").endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("accelerator=tpuu", "invalid accelerator name: `accelerator='tpuu'`"),
+        ("limit_train_batches=3.5", "invalid value 3.5 for limit_train_batches"),
+        ("gradient_clip_algorithm=x", "`gradient_clip_algorithm` x is invalid"),
+    ],
+)
+def test_what_lightning_refuses_is_in_its_own_words(refused, argument, words):
+    assert words in refused(f"--trainer.{argument}")
+
+
+def test_an_error_that_is_no_mistake_of_the_user_is_not_hidden(here, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Federation, "run_round", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run()
+
+
+def test_the_good_config_is_good(here):
+    run()
+    (folder,) = runs(here)
+    assert (folder / "per_client.csv").is_file()
+
+
+@pytest.mark.parametrize("section", ["model", "data.dataset", "model.init_args.net"])
+def test_something_is_missing(here, refused, section):
+    config = yaml.safe_load(yaml.safe_dump(CONFIG))
+    *path, last = section.split(".")
+    inner = config
+    for name in path:
+        inner = inner[name]
+    del inner[last]
+    (here / "tiny.yaml").write_text(yaml.safe_dump(config))
+    assert refused() == f"Expected argument `{section}` to be given but got none."
+
+
+def test_all_that_is_missing_is_named(here, refused):
+    (here / "tiny.yaml").write_text("{}")
+    assert refused() == "Expected argument `data.dataset` and `model` to be given but got none."
+
+
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (b"model: [\n", "(line 2)"),
+        (b"model: x: y\n", "(line 1)"),
+        (b"- 3\n- 4\n", "it holds a list"),
+        (b"", "it is empty"),
+        (b"PK\xff", "byte 0xff in line 1 is not UTF-8: save it as UTF-8."),
+        ("a: 1".encode("utf-16"), "byte 0xff in line 1 is not UTF-8"),
+        ("a: 1\nb: é".encode("latin-1"), "byte 0xe9 in line 2 is not UTF-8"),
+        (b'a: "\\ud800"', "Unicode character escape code (line 1)"),
+    ],
+    ids=["not closed", "two colons", "list", "empty", "binary", "utf-16", "latin-1", "surrogate"],
+)
+def test_one_of_several_configs_is_none(here, refused, content, wrong):
+    (here / "more.yaml").write_bytes(content)
+    said = refused("--config=more.yaml")
+    expected = "Expected argument `config` to be a file of YAML with sections but got more.yaml: "
+    assert said.startswith(expected)
+    assert wrong in said
+
+
+def test_a_config_with_a_byte_order_mark(here):
+    (here / "tiny.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8-sig")
+    run("--trainer.fast_dev_run=true")
+
+
+@pytest.mark.parametrize("empty", ["data:", "federation:", "trainer:", "federation: {}"])
+def test_an_empty_section_takes_its_defaults(here, empty):
+    (here / "more.yaml").write_text(f"{empty}  # all is commented out\nseed_everything: 3")
+    run("--config=more.yaml", "--trainer.fast_dev_run=true")
+
+
+def write_changed(here, path, value):
+    """Write the config with one value exchanged."""
+    config = yaml.safe_load(yaml.safe_dump(CONFIG))
+    *parents, last = path.split(".")
+    section = config
+    for name in parents:
+        section = section[name]
+    section[last] = value
+    (here / "tiny.yaml").write_text(yaml.safe_dump(config))
+
+
+def test_only_empty_sections_are_filled(here, refused):
+    write_changed(here, "model", None)
+    assert refused() == "Expected argument `model` to be given but got none."
+
+
+OPTIMIZER, SCHEDULE = "model.init_args.optimizer", "model.init_args.lr_scheduler"
+ATTACK = {"class_path": "pl_fed.attacks.SameValue"}
+A_CLASS = "to name a class by its `class_path` but got"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("model", {}, "`model` to name a subclass of Client by its `class_path` but got {}."),
+        ("model", [1], "the section `model` should hold a class_path (line"),
+        ("data", [1], "the section `data` should hold arguments by name (line"),
+        ("federation", [1], "the section `federation` should hold arguments by name (line"),
+        ("trainer", 3, "the section `trainer` should hold arguments by name (line"),
+        ("federation", "x", "`federation` to be a mapping of arguments, or a YAML file"),
+        ("federation", {"federation": {}}, "the section `federation` stands within itself"),
+        ("data.dataset", 1, "`data.dataset` to name a subclass of DataSource by its `class_path`"),
+        ("data.dataset", {"class_path": None}, f"`data.dataset` {A_CLASS} a class_path of type"),
+        ("data.dataset", {"class_path": {}}, f"`data.dataset` {A_CLASS} a class_path of type dict"),
+        ("model.class_path", {"a": 1}, f"`model` {A_CLASS} a class_path of type dict."),
+        ("federation.aggregator", {"init_args": {}}, "`federation.aggregator` to name a subclass"),
+        ("federation.pre_aggregators", [1], "subclass of PreAggregator by its `class_path`"),
+        (OPTIMIZER, 1, f"`{OPTIMIZER}` {A_CLASS} 1."),
+        (OPTIMIZER, ATTACK, "to be a subclass of Optimizer but got pl_fed.attacks.SameValue."),
+        (
+            OPTIMIZER,
+            {"class_path": "torch.optim.SGD", "init_args": {"dampening": "x"}},
+            f"`{OPTIMIZER}.init_args.dampening` to be of type float but got x.",
+        ),
+        (
+            OPTIMIZER,
+            {"class_path": "torch.optim.SGD", "init_args": 3},
+            f"`{OPTIMIZER}` to have a mapping of arguments as `init_args` but got one of type int.",
+        ),
+        (
+            OPTIMIZER,
+            {"class_path": "torch.optim.SGD", "init_args": {"rate": 1}},
+            "(there are: lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, ",
+        ),
+        (SCHEDULE, {}, f"`{SCHEDULE}` {A_CLASS} none."),
+        (SCHEDULE, {"gamma": 1}, f"`{SCHEDULE}` to be as --help says but got {{'gamma': 1}}."),
+        (SCHEDULE, ATTACK, "subclass of LRScheduler or ReduceLROnPlateau but got pl_fed.attacks."),
+        (
+            "modle",
+            {"a": 1},
+            "only options that --help lists but got modle.a (did you mean model?).",
+        ),
+        (
+            "federation.aggregator",
+            {"class_path": "pl_fed.aggregators.Term", "init_args": {"t": None}},
+            "`federation.aggregator.init_args.t` to be of type float but got null.",
+        ),
+        (
+            f"{OPTIMIZER}.init_args",
+            {"lr": 0.1, "momentum": None},
+            f"`{OPTIMIZER}.init_args.momentum` to be of type float but got null.",
+        ),
+        ("data.dataset.class_path", " ", "`data.dataset` to be the path of a class but got ''."),
+        ("data.dataset.class_path", "\x1b[31m", "to be the path of a class but got \\x1b[31m."),
+        ("federation", " ", "`federation` to be a mapping of arguments, or a YAML file"),
+        (
+            "federation.storage",
+            {"folder": "a\0b"},
+            "`federation.storage.folder` to be text without",
+        ),
+        ("federation.adversary", None, "`federation.adversary` to be a mapping of arguments but"),
+        ("federation.engine", "stacked", "got stacked (did you mean federation.engine.name?)."),
+        ("federation.adversary", {"attackk": 1}, "adversary.attackk (did you mean attack?)."),
+        ("federation.byzantine", 0.2, "(did you mean federation.adversary.fraction?)."),
+    ],
+)
+def test_a_config_with_a_wrong_value(here, refused, path, value, words):
+    write_changed(here, path, value)
+    said = refused()
+    assert words in said
+    assert said.startswith("Expected ")
+
+
+@pytest.mark.parametrize("section", ["data", "model"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"batch_size: 1\nbatch_size: 2", "`batch_size` stands twice in one section (lines 1"),
+        (b"batch_size: &a [*a]", "its anchor stands within what it names (line 1)"),
+        (b"batch_size: \xff", "UTF-8"),
+    ],
+)
+def test_a_file_of_a_section(here, refused, section, content, reason):
+    (here / "section.yaml").write_bytes(content)
+    assert reason in refused(f"--{section}=section.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "but got none"), (["train"], "predict, partition, report, export, but got 'train'")],
+)
+def test_subcommands(capsys, arguments, words):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    found = the_sentence(capsys.readouterr().err)
+    assert found.startswith("Expected a subcommand, one of ")
+    assert words in found
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (None, "to be an .npz file of arrays of numbers but got"),
+        ({"x": np.zeros((9, 64))}, "to hold an array `y` but got x."),
+        ({"x": np.zeros((9, 64)), "y": np.zeros(8, int)}, "`y` to have 9 rows"),
+        ({"x": np.zeros((9, 63)), "y": np.arange(9)}, "`net` to take inputs of shape [63]"),
+        ({"x": np.full((9, 64), np.nan), "y": np.arange(9)}, "`x` to hold finite numbers"),
+        ({"x": np.zeros((9, 64)), "y": np.arange(9)}, "each of the 9 classes"),
+        (
+            {"x": np.zeros((9, 64)), "y": np.zeros((9, 3))},
+            "`criterion` to be a loss of real-valued targets",
+        ),
+    ],
+)
+def test_an_npz_that_will_not_do(here, refused, arrays, words):
+    if arrays is None:
+        (here / "mine.npz").write_bytes(b"PK not quite a zip")
+    else:
+        np.savez(here / "mine.npz", **arrays)
+    mine = ["--data.dataset=Npz", "--data.dataset.path=mine.npz", "--data.partitioner=IID"]
+    assert words in refused(*mine)
+
+
+# Checkpoints
+
+
+@pytest.fixture(scope="module")
+def good_checkpoint(tmp_path_factory):
+    """What a run of two rounds leaves, as bytes."""
+    folder = tmp_path_factory.mktemp("good")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(CONFIG))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run()
+    (file,) = folder.glob("runs/*/checkpoints/last.ckpt")
+    return file.read_bytes()
+
+
+@pytest.fixture
+def checkpoint(here, good_checkpoint):
+    """The argument that resumes from it."""
+    (here / "good.ckpt").write_bytes(good_checkpoint)
+    return "--ckpt_path=good.ckpt"
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "predict"])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([f"{NET}.hidden=[5]"], "net is layers.1.weight [5, 64]; "),
+        (["--model.class_path=pl_fed.clients.FedAvg"], "algorithm is FedAvg but got one with Dit"),
+        (["--data.num_clients=7"], "number of clients is 7 but got one with 6"),
+        (["--data.val_fraction=0.3"], "the fractions or the seed are others"),
+    ],
+)
+def test_a_checkpoint_of_something_else(checkpoint, refused, subcommand, arguments, words):
+    found = refused(checkpoint, *arguments, subcommand=subcommand)
+    assert found.startswith("Expected a checkpoint whose ")
+    assert words in found
+
+
+def test_a_checkpoint_of_models_alone(here, refused):
+    run("--trainer.callbacks.save_weights_only=true")
+    (path,) = here.glob("runs/*/checkpoints/last.ckpt")
+    path.rename(here / "models.ckpt")
+    shutil.rmtree(here / "runs")
+    found = refused("--ckpt_path=models.ckpt", "--trainer.max_epochs=3")
+    assert "contains only the model" in found
+    assert "save_weights_only" in found
+
+
+def test_a_checkpoint_of_another_server(checkpoint, refused):
+    found = refused(checkpoint, "--federation.server_optimizer.class_path=torch.optim.Adam")
+    assert "whose server optimizer is Adam but got one with SGD" in found
+
+
+def test_a_broken_checkpoint(checkpoint, here, refused):
+    (here / "half.ckpt").write_bytes((here / "good.ckpt").read_bytes()[:5000])
+    (here / "empty.ckpt").touch()
+    for name in ("half.ckpt", "empty.ckpt"):
+        assert f"but got {name}: broken" in refused(f"--ckpt_path={name}")
+
+
+@pytest.mark.filterwarnings("ignore:.*exists and is not empty")
+@pytest.mark.parametrize("how", ["empty", "half", "other bytes"])
+def test_a_last_checkpoint_that_broke_on_the_disk(here, capsys, how):
+    run()
+    (path,) = here.glob("runs/*/checkpoints/last.ckpt")
+    whole = path.read_bytes()
+    largest = max(zipfile.ZipFile(path).infolist(), key=lambda part: part.file_size)
+    place = largest.header_offset + 200 + largest.file_size // 2
+    parts = {
+        "empty": b"",
+        "half": whole[: len(whole) // 2],
+        "other bytes": whole[:place]
+        + bytes(b ^ 255 for b in whole[place : place + 8])
+        + whole[place + 8 :],
+    }
+    path.write_bytes(parts[how])
+    before = {file: file.read_bytes() for file in path.parent.parent.rglob("*") if file.is_file()}
+    for subcommand in ("test", "fit"):
+        with pytest.raises(SystemExit):
+            run("--ckpt_path=last", "--trainer.max_epochs=3", subcommand=subcommand)
+        assert "`ckpt_path` to be a whole checkpoint" in the_sentence(capsys.readouterr().err)
+    assert {file: file.read_bytes() for file in before} == before
+
+
+class Faulty(torch.nn.Module):
+    """A net with a mistake in it."""
+
+    def __init__(self, width: int = 3):
+        super().__init__()
+        if width % 2:
+            raise RuntimeError(f"a width of {width}\nis odd")
+
+
+def test_a_class_that_fails_is_named_with_the_place(refused):
+    found = refused(f"--model.init_args.net={__name__}.Faulty")
+    line = Faulty.__init__.__code__.co_firstlineno + 3
+    assert found == (
+        f"Expected {__name__}.Faulty to be a class that can be made but got RuntimeError: a width"
+        f" of 3 is odd (test_bad_input.py, line {line})."
+    )
+
+
+class Untyped(torch.nn.Sequential):
+    """A net whose arguments have no types, as nets often have."""
+
+    def __init__(self, inputs, classes=10):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(inputs, classes))
+
+
+def test_an_argument_without_a_type_that_was_not_given_is_named(refused):
+    found = refused(f"--model.init_args.net={__name__}.Untyped")
+    assert "got TypeError" in found
+    assert found.endswith("): `inputs` was not given.")
+    run(f"--model.init_args.net={__name__}.Untyped", "--model.init_args.net.inputs=64")
+
+
+@pytest.mark.parametrize("of", ["Lightning", "torch"])
+def test_a_checkpoint_that_pl_fed_did_not_write(checkpoint, here, refused, of):
+    state = torch.load(here / "good.ckpt", weights_only=True)
+    del state["federation"]
+    torch.save(state if of == "Lightning" else state["state_dict"], here / "other.ckpt")
+    found = refused("--ckpt_path=other.ckpt")
+    assert "to be a checkpoint of pl_fed but got other.ckpt, which holds no federation" in found
+
+
+# In the middle of a run
+
+
+def test_a_loss_of_nan_names_round_client_and_cause(here, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run(f"{MODEL}.optimizer.init_args.lr=1e20", "--trainer.max_epochs=9")
+    assert stopped.value.code == 1
+    found = the_sentence(capsys.readouterr().err)
+    assert "in round 1 client " in found
+    assert "the learning rate is too high" in found
+    (folder,) = runs(here)
+    assert (folder / "metrics.csv").read_text().count("\n") == 2, "the header and round 0"
+    good = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert good["epoch"] == 0
+    run("--ckpt_path=last", subcommand="validate")
+
+
+@pytest.mark.filterwarnings("ignore:.*exists and is not empty")
+def test_a_run_that_had_begun_keeps_its_folder(here):
+    """Also where the mistake shows in a later round only."""
+    with pytest.raises(SystemExit):
+        run(f"{MODEL}.optimizer.init_args.lr=1e20", "--trainer.max_epochs=9")
+    with pytest.raises(SystemExit):
+        run("--ckpt_path=last", f"{NET}.hidden=[5]")
+    (folder,) = runs(here)
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
+
+
+# From Python
+
+DIGITS = partial(FederatedData, Digits(), num_clients=6)
+KINDS = {
+    "sampler": (partial(Federation, 10), "Sampler but got 10"),
+    "a class": (partial(Federation, Uniform), "Sampler but got the class Uniform"),
+    "aggregator": (partial(Federation, aggregator="Median"), "Aggregator but got 'Median'"),
+    "pre_aggregators": (partial(Federation, pre_aggregators=Clipping()), "list but got Clipping"),
+    "each of them": (partial(Federation, pre_aggregators=[Median()]), "PreAggregator but got Med"),
+    "adversary": (partial(Federation, adversary=0.2), "type Adversary but got 0.2: give pl_fed."),
+    "engine": (partial(Federation, engine="stacked"), "type EngineOptions but got 'stacked': give"),
+    "storage": (partial(Federation, storage=None), "type StorageOptions but got None: give pl_fed"),
+    "attack": (partial(Adversary, attack="RandomLabels"), "Attack but got 'RandomLabels'"),
+    "folder": (partial(StorageOptions, folder=123), "storage.folder` to be a folder but got 123"),
+    "dataset": (partial(FederatedData, "mine.npz"), "DataSource but got 'mine.npz'"),
+    "partitioner": (partial(DIGITS, "IID"), "Partitioner but got 'IID'"),
+    "skew": (partial(DIGITS, IID(), skew=[]), "Skew but got []"),
+}
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_an_object_of_another_kind(what):
+    make, words = KINDS[what]
+    with pytest.raises(TypeError, match=r"^Expected argument `") as refused:
+        make()
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("option", ["lr", "momentum", "weight_decay"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_options_of_optimizers_that_are_not_finite(tmp_path, option, value):
+    build = partial(torch.optim.SGD, **{"lr": 0.1, option: value})
+    words = f"to build an optimizer with finite options but got {option} = {value}"
+    with pytest.raises(ValueError, match=f"`server_optimizer` {words}"):
+        Federation(Uniform(3), server_optimizer=build)
+    trainer = Trainer(Federation(Uniform(3)), default_root_dir=tmp_path, logger=False)
+    with pytest.raises(ValueError, match=f"`optimizer` {words}"):
+        trainer.fit(FedAvg(MLP(64, [4], 10), optimizer=build), DIGITS(IID()))
+
+
+def test_a_schedule_that_gives_no_finite_rate(tmp_path):
+    schedule = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda _: math.nan)
+    trainer = Trainer(Federation(Uniform(3)), default_root_dir=tmp_path, logger=False)
+    with pytest.raises(ValueError, match="`lr_scheduler` to build an optimizer with finite option"):
+        trainer.fit(FedAvg(MLP(64, [4], 10), lr_scheduler=schedule), DIGITS(IID()))
+
+
+def test_what_a_trainer_and_a_federation_are_given(tmp_path):
+    federation, client, data = Federation(Uniform(3)), FedAvg(MLP(64, [4], 10)), DIGITS(IID())
+    how = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(federation, default_root_dir=tmp_path, max_epochs=1, **how)
+    with pytest.raises(TypeError, match="`datamodule` to be an object of a subclass of Federated"):
+        trainer.fit(client, [1, 2])
+    trainer.fit(client, data)
+    assert str(data) == "FederatedData(Digits, IID, 6 clients)"
+    with pytest.raises(ValueError, match="`client` to be at most 5 but got 6"):
+        federation.model_of(6)
+    with pytest.raises(ValueError, match="`client` to be at least 0 but got -1"):
+        federation.model_of(-1)
+    with pytest.raises(TypeError, match="`client` to be an integer but got '3'"):
+        federation.model_of("3")
+
+
+# As it is called
+
+
+def program(here, *arguments):
+    command = [sys.executable, "-m", "pl_fed", "fit", "--config", "tiny.yaml", *arguments]
+    return subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("mistake", "code"), [("net", 2), ("classes per client", 1)])
+def test_mistake_at_the_command_line(here, mistake, code):
+    arguments, words = REFUSED[mistake]
+    done = program(here, *arguments)
+    assert done.returncode == code
+    assert words in the_sentence(done.stderr)
+    assert done.stdout == ""
+    assert runs(here) == []
+
+
+def test_a_foreign_message_is_one_line():
+    assert sentence("something\n  else  went\nwrong") == "something else went wrong"
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            'Parser key "model":\n  A new message: Namespace(a=1). Got value: Namespace(b=2)',
+            "Expected argument `model` to be as --help says but got: another.",
+        ),
+        (
+            'Parser key "data.skew":\n  Something is odd',
+            "Expected argument `data.skew` to be as --help says but got: Something is odd.",
+        ),
+        (
+            "Parser key \"a\":\n  <function f at 0x7f>\nGiven value: NestedArg(key='a', val='7')",
+            "Expected argument `a` to be as --help says but got 7.",
+        ),
+        ("Namespace(x=1)", "Expected a valid command line but got: x=1)."),
+    ],
+)
+def test_nothing_of_jsonargparses_own_is_shown(message, said):
+    assert sentence(message) == said
+
+
+def test_pl_feds_own_sentence_is_found_in_the_tree():
+    message = (
+        "Does not validate against any of the Union subtypes\n"
+        "Subtypes: [<class 'pl_fed.clients.base.Client'>, <class 'NoneType'>]\n"
+        "Errors:\n"
+        "  - Expected argument `lam` to be at least 0 but got -1.0.\n"
+        "  - Expected a <class 'NoneType'>\n"
+        "Given value type: <class 'jsonargparse._namespace.Namespace'>\n"
+        "Given value: Namespace(class_path='pl_fed.clients.Ditto')"
+    )
+    assert sentence(message) == "Expected argument `lam` to be at least 0 but got -1.0."

@@ -1,0 +1,511 @@
+"""The command line: subcommands, layers, overrides, help, classes of one's own, predictions."""
+
+import csv
+import errno
+import shlex
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import yaml
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from pl_fed.callbacks import PerClient
+from pl_fed.command.main import _resuming, main
+from pl_fed.federation import Federation
+from pl_fed.loggers import RunCSV
+from pl_fed.run_folder import alone_in, locked
+
+ROOT = Path(__file__).parent.parent.parent
+QUICKSTART = ["--config", str(ROOT / "configs" / "quickstart.yaml")]
+
+
+def fit(folder, *extra):
+    """Run the quickstart for two rounds, and return the run's folder."""
+    before = set(folder.glob("*/config.yaml"))
+    main(["fit", *QUICKSTART, *short(folder), *extra])
+    (new,) = set(folder.glob("*/config.yaml")) - before
+    return new.parent
+
+
+def short(folder):
+    return [
+        *("--trainer.default_root_dir", str(folder), "--trainer.max_epochs", "2"),
+        *("--trainer.enable_progress_bar", "false", "--data.num_clients", "12"),
+    ]
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_fit_ends_with_a_table_and_the_folder(tmp_path, capsys):
+    run = fit(tmp_path)
+    out = capsys.readouterr().out
+    for words in ("global model", "personal model", "mean over clients", "spread", "worst 10 %"):
+        assert words in out
+    assert str(run) in out
+    assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2"]
+    clients = rows(run / "per_client.csv")
+    assert [row["client"] for row in clients] == [str(k) for k in range(12)]
+    mean = sum(float(row["personal_accuracy"]) for row in clients) / len(clients)
+    tested = float(rows(run / "metrics.csv")[-1]["test/personal/accuracy"])
+    assert mean == pytest.approx(tested, abs=1e-6)
+
+
+def test_layers_and_overrides(tmp_path):
+    layer = tmp_path / "layer.yaml"
+    layer.write_text("model: {init_args: {lam: 0.7}}\ndata: {batch_size: 5}\n")
+    run = fit(tmp_path, "--config", str(layer), "--data.batch_size", "6", "--model.lam=0.9")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["model"]["init_args"]["lam"] == 0.9
+    assert config["model"]["init_args"]["local_epochs"] == 2, "what no layer names stays"
+    assert config["data"]["batch_size"] == 6
+
+
+def test_a_saved_config_runs_again_with_the_same_numbers(tmp_path):
+    first = fit(tmp_path)
+    main(["fit", "--config", str(first / "config.yaml")])
+    (again,) = [p.parent for p in tmp_path.glob("*/config.yaml") if p.parent != first]
+    assert (again / "per_client.csv").read_text() == (first / "per_client.csv").read_text()
+
+
+@pytest.mark.parametrize("subcommand", ["validate", "test"])
+def test_evaluation_of_the_last_checkpoint(tmp_path, capsys, subcommand):
+    trained = rows(fit(tmp_path) / "metrics.csv")
+    capsys.readouterr()
+    main([subcommand, *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"])
+    assert "mean over clients" in capsys.readouterr().out
+    new = max(tmp_path.glob("*/metrics.csv"), key=lambda path: path.stat().st_mtime_ns)
+    if subcommand == "test":
+        name = "test/personal/accuracy"
+        assert rows(new)[-1][name] == trained[-1][name]
+
+
+def test_fast_dev_run_leaves_no_folder_and_names_none(tmp_path, capsys):
+    main(["fit", *QUICKSTART, *short(tmp_path), "--trainer.fast_dev_run", "true"])
+    said = capsys.readouterr().out
+    assert "mean over clients" in said
+    assert "files are in" not in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_that_nobody_trained_are_named_so(tmp_path):
+    with pytest.warns(UserWarning, match="so predict takes models that were not trained"):
+        main(["predict", *QUICKSTART, *short(tmp_path)])
+
+
+def test_a_resume_that_is_refused_changes_no_file(tmp_path, capsys):
+    run = fit(tmp_path)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    more = ["--trainer.max_epochs", "3", "--ckpt_path", "last"]
+    for other in (["--model.net.hidden", "[16]"], ["--model", "FedAvg"]):
+        with pytest.raises(SystemExit):
+            main(["fit", *QUICKSTART, *short(tmp_path), *other, *more])
+        assert "Expected a checkpoint whose" in capsys.readouterr().err
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_resume_that_is_refused_begins_no_run_of_wandb(tmp_path, capsys, begun):
+    wandb = ["--config", str(ROOT / "configs" / "wandb.yaml")]
+    run = fit(tmp_path, *(wandb if begun else []))
+    pytest.importorskip("wandb").finish()
+    before = {*run.rglob("*")}
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "fit",
+                *QUICKSTART,
+                *wandb,
+                *short(tmp_path),
+                "--seed_everything",
+                "5",
+                "--trainer.max_epochs",
+                "3",
+                "--ckpt_path",
+                "last",
+            ]
+        )
+    assert "Expected a checkpoint whose seed is 5 but got one with 0" in capsys.readouterr().err
+    assert {*run.rglob("*")} == before
+
+
+def unbegun(run):
+    """Make a run one that was stopped before its first checkpoint."""
+    for name in ("checkpoints/last.ckpt", "per_client.csv"):
+        (run / name).unlink()
+    return run
+
+
+def test_the_config_of_a_run_that_went_on_begins_another(tmp_path):
+    run = fit(tmp_path)
+    main(["fit", *QUICKSTART, *short(tmp_path), "--trainer.max_epochs", "3", "--ckpt_path", "last"])
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    main(["fit", "--config", str(run / "config.yaml")])
+    (other,) = {*tmp_path.iterdir()} - {run}
+    assert [row["round"] for row in rows(other / "metrics.csv")] == ["0", "1", "2", "3"]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_the_config_of_the_rounds_is_kept_however_often_going_on_fails(tmp_path, capsys):
+    run = fit(tmp_path)
+    before = (run / "config.yaml").read_text()
+    more = ["--trainer.max_epochs", "4", "--ckpt_path", "last", "--model.lam"]
+    with pytest.raises(SystemExit):
+        main(["fit", *QUICKSTART, *short(tmp_path), *more, "1e30"])
+    assert "Expected finite losses" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=r"model\.lam 0\.1 → 0\.05"):
+        main(["fit", *QUICKSTART, *short(tmp_path), *more, "0.05"])
+    assert (run / "config_to_round_2.yaml").read_text() == before
+    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["lam"] == 0.05
+
+
+def test_after_a_try_that_failed_the_old_config_goes_on_as_before(tmp_path):
+    run = fit(tmp_path)
+    before = (run / "config.yaml").read_text()
+    more = ["--trainer.max_epochs", "4", "--ckpt_path", "last"]
+    with pytest.raises(SystemExit):
+        main(["fit", *QUICKSTART, *short(tmp_path), *more, "--model.lam", "1e30"])
+    main(["fit", *QUICKSTART, *short(tmp_path), *more])
+    assert not (run / "config_to_round_2.yaml").exists()
+    assert (run / "config.yaml").read_text() == before.replace("max_epochs: 2", "max_epochs: 4")
+
+
+def test_a_whole_run_without_its_checkpoint_is_left_alone(tmp_path):
+    older, newer = fit(tmp_path), fit(tmp_path)
+    (older / "checkpoints" / "last.ckpt").unlink()
+    before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
+    main(["fit", *QUICKSTART, *short(tmp_path), "--trainer.max_epochs", "3", "--ckpt_path", "last"])
+    assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
+    assert [row["round"] for row in rows(newer / "metrics.csv")] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_another_process_is_at_is_left_alone(tmp_path, capsys, begun):
+    run = fit(tmp_path)
+    if begun:  # and has no checkpoint yet
+        unbegun(run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    arguments = ["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"]
+    with alone_in(run), pytest.raises(SystemExit):
+        main(arguments)
+    said = capsys.readouterr().err
+    assert "Expected the folder of a run that no other process writes into but got" in said
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert {*tmp_path.iterdir()} == {run}
+    main([*arguments, "--trainer.max_epochs", "3"])
+    assert [row["round"] for row in rows(run / "metrics.csv")][-1] == "3"
+
+
+def test_a_run_that_goes_on_with_another_config_says_so_and_keeps_both(tmp_path):
+    run = fit(tmp_path)
+    before = (run / "config.yaml").read_text()
+    more = ["--trainer.max_epochs", "4", "--model.lam", "3", "--ckpt_path", "last"]
+    said = r"from round 2 on \(trainer\.max_epochs 2 → 4, model\.lam 0\.1 → 3\)"
+    with pytest.warns(UserWarning, match=said):
+        main(["fit", *QUICKSTART, *short(tmp_path), *more])
+    assert (run / "config_to_round_2.yaml").read_text() == before
+    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["lam"] == 3
+    before = (run / "config.yaml").read_text()
+    more[3] = "5"
+    said = r"The run was whole, so that nothing is trained by this config \(model\.lam 3 → 5\)"
+    with pytest.warns(UserWarning, match=said):
+        main(["fit", *QUICKSTART, *short(tmp_path), *more])
+    assert (run / "config.yaml").read_text() == before
+    more[3] = "3"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*The run was whole.*")
+        main(["fit", *QUICKSTART, *short(tmp_path), *more])
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew_in_its_folder(tmp_path):
+    given = ["--model.lam", "1", "--federation.engine.name", "one_by_one"]  # auto may choose anew
+    older, newer = fit(tmp_path), fit(tmp_path, *given)
+    expected = (newer / "per_client.csv").read_text()
+    unbegun(newer)
+    before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
+    with pytest.warns(UserWarning, match="was stopped before its first checkpoint: it begins anew"):
+        main(["fit", *QUICKSTART, *short(tmp_path), *given, "--ckpt_path", "last"])
+    assert {*tmp_path.iterdir()} == {older, newer}
+    assert (newer / "per_client.csv").read_text() == expected
+    assert [row["round"] for row in rows(newer / "metrics.csv")] == ["0", "1", "2"]
+    assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_so_does_one_that_was_stopped_before_its_own_checkpoint_callback_saved(
+    tmp_path, monkeypatch, elsewhere
+):
+    """Unless its checkpoints lie elsewhere, where some may be."""
+    saver = "lightning.pytorch.callbacks.ModelCheckpoint"
+    given = [*QUICKSTART, *short(tmp_path / "runs"), "--trainer.callbacks", saver]
+    given += ["--trainer.callbacks.save_last", "true", "--trainer.check_val_every_n_epoch", "2"]
+    if elsewhere:
+        given += ["--trainer.callbacks.dirpath", str(tmp_path / "elsewhere")]
+    with monkeypatch.context() as patch:
+        real = Federation.run_round
+
+        def killed_in_the_second(self, round, *what, **how):
+            if round == 1:
+                raise KeyboardInterrupt
+            return real(self, round, *what, **how)
+
+        patch.setattr(Federation, "run_round", killed_in_the_second)
+        with pytest.raises(SystemExit):
+            main(["fit", *given])
+    (run,) = (tmp_path / "runs").iterdir()
+    if elsewhere:
+        with pytest.raises(SystemExit):
+            main(["fit", *given, "--ckpt_path", "last"])
+        return
+    with pytest.warns(UserWarning, match="was stopped before its first checkpoint: it begins anew"):
+        main(["fit", *given, "--ckpt_path", "last"])
+    assert [*(tmp_path / "runs").iterdir()] == [run]
+    assert (run / "per_client.csv").is_file()
+    assert (run / "checkpoints" / "last.ckpt").is_file()
+
+
+def test_a_start_of_another_config_that_failed_is_passed_over(tmp_path):
+    good = fit(tmp_path)
+    for other in (["--model.lam", "1"], ["--model", "FedAvg"]):
+        unbegun(fit(tmp_path, *other))
+    main(["fit", *QUICKSTART, *short(tmp_path), "--trainer.max_epochs", "3", "--ckpt_path", "last"])
+    assert [row["round"] for row in rows(good / "metrics.csv")] == ["0", "1", "2", "3"]
+
+
+def test_a_run_that_is_terminated_is_no_success(monkeypatch):
+    monkeypatch.setattr("pl_fed.command.main.FederatedCLI", Mock(side_effect=SIGTERMException))
+    with pytest.raises(SystemExit) as ended:
+        main(["fit"])
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "test", "validate"])
+def test_a_run_is_left_alone_until_its_last_file_is_written(tmp_path, monkeypatch, subcommand):
+    """A second process would write into the files of its test."""
+    held = []
+    for hook in ("on_test_epoch_end", "on_validation_epoch_end"):
+        write = getattr(PerClient, hook)
+
+        def look_and_write(self, *arguments, write=write):
+            with locked(self.folder) as alone:
+                held.append(not alone)
+            write(self, *arguments)
+
+        monkeypatch.setattr(PerClient, hook, look_and_write)
+    main([subcommand, *QUICKSTART, *short(tmp_path)])
+    assert held
+    assert all(held)
+    (run,) = tmp_path.iterdir()
+    with locked(run) as alone:
+        assert alone, "and no longer"
+
+
+INTERRUPTS = {"Ctrl-C": (KeyboardInterrupt, 1), "SIGTERM": (SIGTERMException, 143)}
+
+
+@pytest.mark.filterwarnings("ignore:.*was stopped before its first checkpoint")
+@pytest.mark.filterwarnings("ignore:.*No checkpoint is written")
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+@pytest.mark.parametrize("name", INTERRUPTS)
+def test_an_interrupted_run_says_how_it_goes_on(tmp_path, monkeypatch, capsys, name, rounds):
+    kind, code = INTERRUPTS[name]
+    real_round, real_test = Federation.run_round, Federation.evaluate
+
+    def interrupted(real, is_time):
+        def run(self, first, *arguments, **settings):
+            if is_time(first):
+                raise kind
+            return real(self, first, *arguments, **settings)
+
+        return run
+
+    arguments = ["fit", *QUICKSTART, *short(tmp_path), "--federation.engine.name=one_by_one"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "run_round", interrupted(real_round, lambda n: n == rounds))
+        patch.setattr(Federation, "evaluate", interrupted(real_test, lambda part: part == "test"))
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+    assert ended.value.code == code
+    (run,) = tmp_path.iterdir()
+    *_, said, command = capsys.readouterr().err.splitlines()
+    begins = "" if rounds else " (from its first round, as no checkpoint is saved yet)"
+    assert said == (f"Stopped by {name}. The run's folder is {run}. This goes on with it{begins}:")
+    assert command.split()[:3] == ["python", "-m", "pl_fed"]
+    main(shlex.split(command)[3:])
+    assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2"]
+    assert [*tmp_path.iterdir()] == [run]
+
+
+def test_the_command_that_goes_on_names_one_checkpoint():
+    given = ["fit", "--ckpt_path", "a", "--x", "--ckpt_path=b", "--y", "z"]
+    assert _resuming(given) == ["fit", "--x", "--y", "z", "--ckpt_path", "last"]
+
+
+def test_an_interrupt_before_the_run_is_no_trace(monkeypatch, capsys):
+    monkeypatch.setattr("pl_fed.command.main.FederatedCLI", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit) as ended:
+        main(["fit"])
+    assert ended.value.code == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "Stopped by Ctrl-C before a run began.\n"
+
+
+def test_a_full_disk_names_the_folder(tmp_path, monkeypatch, capsys):
+    """The system says of no file that it is this one that has no room."""
+    run = fit(tmp_path)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(RunCSV, "_replace", Mock(side_effect=full))
+    with pytest.raises(SystemExit):
+        main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path=last", "--trainer.max_epochs=3"])
+    said = capsys.readouterr().err
+    assert f"Expected room for the files of the run in {run} but got: No space left" in said
+    assert "Its last checkpoint is kept: make room, and go on by --ckpt_path last." in said
+
+
+def test_a_run_in_a_folder_that_cannot_be_written_says_so(tmp_path, monkeypatch, capsys):
+    run = fit(tmp_path)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    error = OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr("pl_fed.arguments.TemporaryFile", Mock(side_effect=error))
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=error))
+    with pytest.raises(SystemExit):
+        main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path=last"])
+    said = capsys.readouterr().err
+    assert f"`run_dir` to be a folder that can be written but got {run}: Read-only file" in said
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_log_does_not_end_a_run(tmp_path):
+    run = fit(tmp_path)
+    content = (run / "metrics.csv").read_bytes()
+    (run / "metrics.csv").write_bytes(content[:20] + b"\x95" + content[21:])
+    with pytest.warns(UserWarning, match="metrics.csv is damaged"):
+        main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path=last", "--trainer.max_epochs=3"])
+    assert [row["round"] for row in rows(run / "metrics.csv")] == ["2", "3"]
+    assert (run / "metrics_damaged_1.csv").is_file()
+
+
+def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    for command in ("fit", "partition"):
+        with pytest.raises(SystemExit):
+            main([command, *QUICKSTART, "--trainer.default_root_dir", str(file)])
+        assert "`default_root_dir` to be a folder that can be written" in capsys.readouterr().err
+
+
+def test_predict_gives_the_predictions_of_the_clients_asked_for(tmp_path):
+    run = fit(tmp_path)
+    last = str(run / "checkpoints" / "last.ckpt")
+    arguments = [*QUICKSTART, *short(tmp_path), "--ckpt_path", last]
+    main(["predict", *arguments, "--data.predict_clients", "[3, 5]"])
+    (file,) = tmp_path.glob("*/predictions.csv")
+    predictions = rows(file)
+    assert {row["client"] for row in predictions} == {"3", "5"}
+    for client in ("3", "5"):
+        own = [row for row in predictions if row["client"] == client]
+        correct = sum(row["prediction"] == row["target"] for row in own) / len(own)
+        table = rows(run / "per_client.csv")[int(client)]
+        assert correct == pytest.approx(float(table["personal_accuracy"]), abs=1e-6)
+        assert all(0.1 <= float(row["probability"]) <= 1 for row in own)
+
+
+def test_a_class_from_a_file_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "my_ideas.py").write_text(
+        "import torch\n"
+        "from pl_fed.aggregators import Aggregator\n"
+        "from pl_fed.clients import Ditto\n"
+        "class Half(Aggregator):\n"
+        "    def forward(self, uploads, weights, context):\n"
+        "        return uploads.mean(0) / 2\n"
+        "    def max_byzantine(self, num_uploads):\n"
+        "        return 0\n"
+        "class MyDitto(Ditto):\n"
+        "    def __init__(self, net: torch.nn.Module, extra: float = 1.0, **kwargs):\n"
+        "        super().__init__(net, **kwargs)\n"
+        "        self.extra = extra\n"
+        "    def training_step(self, batch, batch_idx):\n"
+        "        loss = super().training_step(batch, batch_idx)\n"
+        "        return {'loss': loss, 'mine': loss.detach() * 0 + self.extra}\n"
+        "class Net(torch.nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run = fit(
+        tmp_path,
+        *("--model", "my_ideas.MyDitto", "--model.extra", "3", "--model.net", "my_ideas.Net"),
+        *("--federation.aggregator", "my_ideas.Half"),
+    )
+    assert rows(run / "metrics.csv")[0]["train/mine"] == "3"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["model"]["class_path"] == "my_ideas.MyDitto"
+    assert config["federation"]["aggregator"]["class_path"] == "my_ideas.Half"
+
+
+def test_print_config_is_yaml_with_all_sections(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", *QUICKSTART, "--print_config"])
+    assert stopped.value.code == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert {"model", "data", "federation", "trainer", "seed_everything"} <= set(config)
+    assert config["federation"]["sampler"]["init_args"] == {"cohort_size": 10}
+
+
+def test_help_is_readable(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "--help"])
+    text = capsys.readouterr().out
+    assert stopped.value.code == 0
+    for option in ("adversary.fraction", "adversary.attack", "engine.name", "storage.folder"):
+        assert f"  --federation.{option} " in text
+    for group in ("The Byzantine clients and", "How the local steps", "Where the clients' states"):
+        assert f"\n{group}" in text
+    assert "known subclasses: pl_fed.samplers.All" in text
+    assert text.count("\n") < 900, "hundreds of nn.Module classes must not be listed"
+
+
+def test_help_names_every_command(capsys):
+    commands = ["fit", "validate", "test", "predict", "partition", "report", "export"]
+    for given in ([], *([command] for command in commands)):
+        with pytest.raises(SystemExit) as stopped:
+            main([*given, "--help"])
+        text = capsys.readouterr().out
+        assert stopped.value.code == 0
+        assert text.startswith("usage: python -m pl_fed")
+        assert given or all(command in text for command in commands)
+
+
+def test_classes_of_every_room_are_known_by_their_short_names():
+    """In a process of its own: here, other tests have imported them."""
+    names = ["Yogi", "MLP", "Median", "RandomLabels", "Shards", "BySize", "FashionMNIST", "Ditto"]
+    script = (
+        "import pl_fed.command.main, gc\n"
+        "known = {each.__name__ for each in gc.get_objects() if isinstance(each, type)}\n"
+        f"print(sorted(set({names}) - known))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_module_runs_as_a_program(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "pl_fed", "fit", *QUICKSTART, *short(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mean over clients" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {
+        path.parent.name for path in tmp_path.glob("*/config.yaml")
+    }, "a run writes under trainer.default_root_dir only"

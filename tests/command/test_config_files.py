@@ -1,0 +1,94 @@
+"""Config files: which texts are refused, with which reason; and what is loaded of the others."""
+
+import math
+
+import pytest
+import yaml
+
+from pl_fed.command.config_files import (
+    check_values,
+    check_yaml,
+    fill_empty_sections,
+    load,
+    reason,
+    wrong_config,
+)
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(9 * [f'*{before}'])}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: " + 3000 * "[" + 3000 * "]", "nest"),
+        ("a: " + 101 * "[" + 101 * "]", "it is nested more than 100 levels deep (line 1)"),
+        ("a: " + 2000 * "{a: " + "1" + 2000 * "}", "it is nested more than 100 levels deep"),
+        ("a: '" + 101 * "[" + 101 * "]" + "'", "it is nested more than 100 levels deep"),
+        ("a: 1\nb: &a [*a]", "its anchor stands within what it names (line 2)"),
+        (LAUGHS, "its anchors are repeated more than 10000 times (line 5)"),
+        ("b:\n  c: 1\n  d: 2\n  c: 3", "`c` stands twice in one section (lines 2 and 4)"),
+        ("trainer: {}\ntrainer: {}", "`trainer` stands twice in one section (lines 1 and 2)"),
+        ("? \n: 2", "a key should be a name, but it has the empty key '' (line 1)"),
+        ("yes: 2", "a key should be a name, but it has the truth value 'yes' (line 1)"),
+        ("? [a]\n: 2", "a key should be a name, but it has a list or mapping (line 1)"),
+        ("a: !!python/name:os.system", "tags are not allowed, but it has tag:yaml.org,2002:python"),
+        ("a: " + 5000 * "9", "an integer has more digits than 64 bits can hold (line 1)"),
+    ],
+)
+def test_a_text_that_is_refused(text, words):
+    with pytest.raises(yaml.YAMLError) as refused:
+        load(text)
+    assert words in reason(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a {b: 1}\nc: *a\nd: {<<: *a, e: 2}",
+        "scheduling: {0: 2, 3: 4}",
+        "a: [" + 20_000 * "1, " + "1]",
+        "a: " + 99 * "[" + 99 * "]",
+        "a: '{{x}}'",
+    ],
+)
+def test_a_text_that_is_taken(text):
+    check_yaml(text)
+    assert load(text) == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1: 2", "a section should have a name, but it has the number 1 (line 1)"),
+        ("data:\n  1: 2", "an argument should have a name, but data has 1 (line 2)"),
+        ("data: {data: {}}", "the section `data` stands within itself (line 1)"),
+    ],
+)
+def test_a_file_that_is_refused(tmp_path, text, words):
+    (tmp_path / "a.yaml").write_text(text)
+    assert wrong_config(tmp_path / "a.yaml") == words
+
+
+@pytest.mark.parametrize("nothing", ["", " ", " null", " ~", "  # é", "\n  # lr: 1\n"])
+def test_empty_sections_are_filled(nothing):
+    text = f"# ü\ntrainer:{nothing}\nmodel: {{a: null}}\nfederation:{nothing}"
+    filled = yaml.safe_load(fill_empty_sections(text))
+    assert filled == {"trainer": {}, "model": {"a": None}, "federation": {}}
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinity_is_refused_for_optimizers_alone(value):
+    check_values({"model": {"class_path": "pl_fed.clients.FedTilt", "init_args": {"tau": value}}})
+    for path in ("torch.optim.SGD", "torch.optim.lr_scheduler.StepLR", "pl_fed.optimizers.Yogi"):
+        optimizer = {"class_path": path, "init_args": {"betas": [0.9, value]}}
+        with pytest.raises(ValueError, match=r"`a.init_args.betas\[1\]` to be a finite number"):
+            check_values({"a": optimizer})
+
+
+def test_the_largest_integers_are_taken():
+    check_values({"a": [2**63 - 1, -(2**63), True]})
+    with pytest.raises(ValueError, match=r"`a\[0\]` to be an integer of at most 64 bits"):
+        check_values({"a": [-(2**63) - 1]})

@@ -1,0 +1,59 @@
+"""A module as a function of its tensors."""
+
+import pytest
+import torch
+from torch import nn
+
+from pl_fed.nets.calls import functional_call
+
+
+class Shared(nn.Module):
+    """A layer known by two names, and another that has the first one's weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = self.second = nn.Linear(2, 2)
+        self.tied = nn.Linear(2, 2)
+        self.tied.weight = self.first.weight
+
+    def forward(self, x):
+        return self.tied(self.second(self.first(x)))
+
+
+def test_ties_are_kept_and_the_module_is_left_as_it_was():
+    net = Shared()
+    before = dict(net.named_parameters(remove_duplicate=False))
+    weight, x = 3 * torch.eye(2), torch.tensor([[1.0, 2.0]])
+    bias = torch.ones(2)
+    for name in ("first", "second", "tied"):
+        outputs = functional_call(
+            net, {f"{name}.weight": weight, "second.bias": bias, "tied.bias": bias}, (x,)
+        )
+        assert torch.equal(outputs, 3 * (3 * (3 * x + 1) + 1) + 1)
+    after = dict(net.named_parameters(remove_duplicate=False))
+    assert all(after[name] is tensor for name, tensor in before.items())
+
+
+def test_the_same_as_torch_where_nothing_is_shared():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
+    tensors = {name: torch.rand_like(p) for name, p in net.state_dict().items() if p.dim()}
+    x = torch.randn(5, 3)
+    expected = torch.func.functional_call(net, dict(tensors), (x,))
+    assert torch.equal(functional_call(net, tensors, (x,)), expected)
+
+
+def test_gradients_pass_through_vmap():
+    net, x = Shared(), torch.randn(3, 4, 2)
+    weights = torch.randn(3, 2, 2)
+
+    def loss(weight, x):
+        return functional_call(net, {"first.weight": weight}, (x,)).square().mean()
+
+    stacked = torch.vmap(torch.func.grad(loss))(weights, x)
+    for i in range(3):
+        torch.testing.assert_close(stacked[i], torch.func.grad(loss)(weights[i], x[i]))
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match="name some of weight, bias, but got wieght"):
+        functional_call(nn.Linear(1, 1), {"wieght": torch.ones(1, 1)}, (torch.ones(1, 1),))

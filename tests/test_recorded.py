@@ -1,0 +1,98 @@
+"""Objects describe the arguments that they were made with, in plain values."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from pl_fed import aggregators, clients, data, partitioners, samplers
+from pl_fed.recorded import Recorded, class_path, class_record, plain
+
+
+class Takes(Recorded):
+    """Takes anything."""
+
+    def __init__(self, value=None, *more, **others):
+        self.value = value
+
+
+class Odd:
+    """Refuses to be described."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError
+
+
+def test_defaults_and_further_arguments_are_described():
+    assert Takes().constructor_arguments == {"value": None}
+    found = Takes(1, 2, 3, lam=0.5).constructor_arguments
+    assert found == {"value": 1, "more": [2, 3], "lam": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("value", "described"),
+    [
+        (np.float64(0.5), 0.5),
+        (True, True),
+        (Path("a"), "a"),
+        (torch.zeros(2, 3), "Tensor [2, 3]"),
+        (torch.float64, "torch.float64"),
+        ({"a": (1, 2)}, {"a": [1, 2]}),
+        (list(range(2000)), "list of 2000"),
+        (nn.ReLU, "torch.nn.ReLU"),
+        (samplers.All(), {"class_path": "pl_fed.samplers.All"}),
+        (partial(int, base=2), {"class_path": "builtins.int", "init_args": {"base": 2}}),
+    ],
+)
+def test_values_are_plain(value, described):
+    found = plain("value", value)
+    assert found == described
+    assert yaml.safe_load(yaml.safe_dump(found)) == found
+
+
+def test_functions_that_build_optimizers_are_told_apart():
+    rates = (0.1, 0.2)
+    built = [plain("optimizer", lambda p, lr=lr: torch.optim.SGD(p, lr=lr)) for lr in rates]
+    assert [each["init_args"]["lr"] for each in built] == [0.1, 0.2]
+    assert built[0] == plain("optimizer", partial(torch.optim.SGD, lr=0.1))
+
+
+def test_nets_are_told_apart_by_their_layers():
+    nets = [
+        nn.Sequential(nn.Linear(4, 3), nn.ReLU()),
+        nn.Sequential(nn.Linear(4, 3), nn.Tanh()),
+        nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)), nn.ReLU()),
+        nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)), nn.Tanh()),
+    ]
+    records = [class_record(net) for net in nets]
+    assert len({str(record) for record in records}) == 4
+    assert records[0]["init_args"]["parameters"] == 15
+    assert class_record(nn.CrossEntropyLoss())["init_args"]["reduction"] == "mean"
+
+
+def test_an_object_that_cannot_be_described_is_still_taken():
+    assert Takes(Odd()).constructor_arguments["value"] == {"class_path": class_path(Odd)}
+
+
+def test_what_a_class_without_arguments_is_given_is_refused():
+    """As Python does for a class that has no `__new__`."""
+    with pytest.raises(TypeError, match="All\\(\\) takes no arguments"):
+        samplers.All(3)
+
+
+def test_objects_of_every_kind_are_described():
+    made = [
+        clients.FedAvg(nn.Linear(2, 2), local_steps=3),
+        aggregators.Krum(2),
+        data.Npz("a.npz"),
+        partitioners.Shards(2),
+    ]
+    found = [class_record(each) for each in made]
+    assert found[0]["class_path"] == "pl_fed.clients.FedAvg"
+    assert found[0]["init_args"]["local_steps"] == 3
+    assert found[1]["init_args"]["num_selected"] == 2
+    assert found[2]["init_args"] == {"path": "a.npz", "num_classes": None}

@@ -1,0 +1,41 @@
+"""Text that comes from data: no terminal obeys it, no spreadsheet computes it."""
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pl_fed.text import csv_cell, printable
+
+
+@given(st.text())
+def test_printable_text_has_no_control_characters(text):
+    shown = printable(text)
+    assert shown.isprintable()
+    if text.isprintable():
+        assert shown == text
+    shown.encode()
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred", "a\nb", "\u202egnp.exe", "\x9b31m", "\udc80"])
+def test_what_a_terminal_would_obey_is_escaped(text):
+    assert "\\" in printable(text)
+
+
+@given(st.text())
+def test_printable_text_can_be_written_in_the_encoding_of_the_terminal(text):
+    printable(text, "ascii").encode("ascii")
+
+
+@given(st.text(alphabet="=+-@\t\r'1a. " + string.digits))
+def test_no_cell_is_a_formula_and_none_loses_its_text(text):
+    cell = csv_cell(text)
+    if cell[:1] in tuple("=+-@\t\r"):
+        float(cell)
+    assert cell.removeprefix("'") == text
+
+
+@pytest.mark.parametrize("number", ["-2", "+1", "-2.5e-3", "12"])
+def test_numbers_stay_numbers(number):
+    assert csv_cell(number) == number
