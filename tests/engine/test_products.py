@@ -10,8 +10,9 @@ from torch import nn
 
 from pl_fed import Federation
 from pl_fed.clients import Ditto
-from pl_fed.engine import compiled_step, evaluation, products
+from pl_fed.engine import compiled_step, products
 from pl_fed.engine.products import FasterProducts, mkl_held_back
+from pl_fed.evaluation import evaluator as evaluation
 from pl_fed.samplers import All
 
 needs_onednn = pytest.mark.skipif(
