@@ -48,7 +48,8 @@ SAME_FLOOR = {  # which room may import which beside it; so there are no cycles
 }
 
 PUBLIC_THOUGH_PRIVATE = {
-    "command.main": {"_get"}
+    "command.export": {"_get"},
+    "command.fit": {"_get"},
 }  # LightningCLI offers no other way to a section's object
 
 
