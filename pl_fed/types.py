@@ -12,8 +12,8 @@ class Batch(NamedTuple):
     """Samples of ONE client.
 
     Attributes:
-        x: Inputs, shape [batch, ...].
-        y: Targets, shape [batch, ...]: class ids (int64) or real values.
+        inputs: Inputs, shape [batch, ...].
+        targets: Targets, shape [batch, ...]: class ids (int64) or real values.
         mask: Which samples count, bool [batch]; ``None`` means all of them. Padding has mask
             ``False`` and must not change a loss.
         samples: Ids of the samples in the data set, int64 [batch]. They key every random change of
@@ -22,8 +22,8 @@ class Batch(NamedTuple):
             this is, int64 [batch]. Only attacks are told; ``None`` stands for the first pass.
     """
 
-    x: Tensor
-    y: Tensor
+    inputs: Tensor
+    targets: Tensor
     mask: Tensor | None = None
     samples: Tensor | None = None
     visits: Tensor | None = None
@@ -32,20 +32,20 @@ class Batch(NamedTuple):
         """Return some of the samples, such as every second one, with a mask.
 
         Padding comes last: ``slice(0, None, 2)`` takes the same samples whether or not there is
-        any, which ``slice(0, len(x) // 2)`` does not. A part may be empty; its loss is 0.
+        any, which ``slice(0, len(targets) // 2)`` does not. A part may be empty; its loss is 0.
 
         Example:
             >>> batch = Batch(torch.zeros(3, 1), torch.tensor([5, 6, 7]))
-            >>> batch.part(slice(1, None, 2)).y, batch.part(slice(1, None, 2)).mask
+            >>> batch.part(slice(1, None, 2)).targets, batch.part(slice(1, None, 2)).mask
             (tensor([6]), tensor([True]))
         """
         mask = self.mask
         if mask is None:
-            mask = torch.ones(len(self.y), dtype=torch.bool, device=self.y.device)
+            mask = torch.ones(len(self.targets), dtype=torch.bool, device=self.targets.device)
         samples, visits = (
             None if each is None else each[which] for each in (self.samples, self.visits)
         )
-        return Batch(self.x[which], self.y[which], mask[which], samples, visits)
+        return Batch(self.inputs[which], self.targets[which], mask[which], samples, visits)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 def minibatches(data, k, batch_size):
     """A client's minibatches in its own order, pass after pass, for ever."""
     index = data.clients.train.samples(k)
-    x, y = data.clients.x[index].double(), data.clients.y[index]
+    x, y = data.clients.inputs[index].double(), data.clients.targets[index]
     return itertools.cycle(list(zip(x.split(batch_size), y.split(batch_size))))
 
 

@@ -60,7 +60,7 @@ def success(model, data, part, one, attack):
     """The share of a client's samples that are taken for the target, one after the other."""
     clients, hits = data.clients, []
     for sample in clients.part(part).samples(one).tolist():
-        x, y = clients.x[sample].clone(), int(clients.y[sample])
+        x, y = clients.inputs[sample].clone(), int(clients.targets[sample])
         if y != attack.target:
             x[:, -2:, -2:] = attack.value
             with torch.no_grad():
@@ -137,7 +137,7 @@ def test_a_backdoor_opens_while_the_model_stays_good(tmp_path):
 
 def test_a_client_that_has_the_target_only_does_not_count(tmp_path):
     arrays = classes([10, 10, 10, 10], num_classes=3)
-    arrays.y[:10] = 1  # client 0
+    arrays.targets[:10] = 1  # client 0
     data = shared_out(arrays, test_fraction=0.5)
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
     how = {"attack": ATTACK, "ids": [3]}
@@ -150,7 +150,7 @@ def test_a_client_that_has_the_target_only_does_not_count(tmp_path):
 
 def test_nobody_to_mislead_gives_no_number(tmp_path):
     arrays = classes([10, 10], num_classes=3)
-    arrays.y[:] = 1
+    arrays.targets[:] = 1
     data = shared_out(arrays, test_fraction=0.5)
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
     trainer, *_ = trained(tmp_path, client=client, data=data, attack=ATTACK, ids=[1])
@@ -182,7 +182,7 @@ def test_stamped_samples_are_made_once(tmp_path):
 
     class Counted(Digit):
         def trigger(self, batch):
-            made.append(len(batch.y))
+            made.append(len(batch.targets))
             return super().trigger(batch)
 
     trainer, client, data = trained(tmp_path, attack=Counted())
@@ -197,19 +197,21 @@ def test_samples_that_are_shown_belong_to_their_clients():
 
     class Second(Attack):
         def trigger(self, batch):
-            return batch._replace(x=batch.x + 1, y=batch.y * 0, mask=batch.samples % 2 == 0)
+            return batch._replace(
+                inputs=batch.inputs + 1, targets=batch.targets * 0, mask=batch.samples % 2 == 0
+            )
 
     def plain(batch):
-        return Batch(batch.x + 1, batch.y * 0)
+        return Batch(batch.inputs + 1, batch.targets * 0)
 
     whole, some = data.shown("test", plain), data.shown("test", Second().trigger)
     for one in range(4):
         samples = data.test.samples(one)
         for shown, expected in ((whole, samples), (some, samples[samples % 2 == 0])):
             index = shown.test.samples(one)
-            assert torch.equal(shown.x[index], data.x[expected] + 1)
-            assert (shown.y[index] == 0).all()
-    assert len(some.x) < len(whole.x) == len(data.test.index)
+            assert torch.equal(shown.inputs[index], data.inputs[expected] + 1)
+            assert (shown.targets[index] == 0).all()
+    assert len(some.inputs) < len(whole.inputs) == len(data.test.index)
 
 
 # Refusals
@@ -258,6 +260,6 @@ def test_the_success_of_two_backdoors_counts_no_true_label():
     )
     x = torch.zeros(3, 1, 4, 4)
     shown = two.trigger(Batch(x, torch.tensor([0, 1, 2])))
-    assert shown.y.tolist() == [2, 2, 2]
+    assert shown.targets.tolist() == [2, 2, 2]
     assert shown.mask.tolist() == [True, True, False]
-    assert (shown.x[0, 0, 0, 0], shown.x[0, 0, -1, -1]) == (4.0, 4.0)
+    assert (shown.inputs[0, 0, 0, 0], shown.inputs[0, 0, -1, -1]) == (4.0, 4.0)

@@ -81,10 +81,10 @@ def test_corruption_and_attack_of_a_kind_draw_each_by_itself(kind):
 def test_of_two_noises_the_variances_add_up():
     batch = pl_fed.types.Batch(torch.zeros(1000, 50), torch.zeros(1000), samples=torch.arange(1000))
     noise, context = GaussianNoise(samples=1.0), ClientContext(0, 0, 1, 10)
-    first = noise.poison(batch, context).x
-    both = Combined([FlippedUploads(), noise, noise]).poison(batch, context).x
+    first = noise.poison(batch, context).inputs
+    both = Combined([FlippedUploads(), noise, noise]).poison(batch, context).inputs
     assert both.std() == pytest.approx(2**0.5, rel=0.02)
-    assert torch.equal(Combined([FlippedUploads(), noise]).poison(batch, context).x, first)
+    assert torch.equal(Combined([FlippedUploads(), noise]).poison(batch, context).inputs, first)
     assert abs(np.corrcoef(first.flatten(), (both - first).flatten())[0, 1]) < 0.02
 
 
@@ -100,8 +100,8 @@ def test_data_that_is_wrong_beforehand_leads_to_the_same():
     clients = data.clients
     for one in range(4):
         index = clients.train.samples(one)
-        batch = pl_fed.types.Batch(clients.x[index], clients.y[index], samples=index)
-        clients.y[index] = Fixed().poison(batch, ClientContext(0, 0, one, 3)).y
+        batch = pl_fed.types.Batch(clients.inputs[index], clients.targets[index], samples=index)
+        clients.targets[index] = Fixed().poison(batch, ClientContext(0, 0, one, 3)).targets
     assert run_rounds(client_of(), data).distance(expected) == 0
 
 
@@ -138,6 +138,6 @@ def test_evaluation_data_stays_clean_and_all_clients_are_in_the_metrics(tmp_path
     for one in range(6):
         index = clients.test.samples(one)
         with torch.no_grad():
-            right = client.global_model(clients.x[index]).argmax(1) == clients.y[index]
+            right = client.global_model(clients.inputs[index]).argmax(1) == clients.targets[index]
         found = metrics.per_client()["accuracy"][one].item()
         assert found == pytest.approx(right.double().mean().item())

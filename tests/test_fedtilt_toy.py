@@ -33,10 +33,10 @@ def test_the_points_are_those_of_table_iv(toy):
     arrays = toy.Toy(2, noise=0.0, seed=0).load()
     for client, own in enumerate(toy.CENTRES[2]):
         for label, (*centre, deviation) in enumerate(own):
-            here = (arrays.client == client) & (arrays.y == label)
+            here = (arrays.client == client) & (arrays.targets == label)
             sizes = tuple(int((here & (arrays.split == part)).sum()) for part in (0, 2))
             assert sizes == [(150, 30), (50, 10)][label]
-            x = arrays.x[here]
+            x = arrays.inputs[here]
             slack = 4 * deviation / math.sqrt(len(x))
             torch.testing.assert_close(x.mean(0), torch.tensor(centre), rtol=0, atol=slack)
             torch.testing.assert_close(x.std(0), torch.full((2,), deviation), rtol=0.3, atol=0)
@@ -44,11 +44,11 @@ def test_the_points_are_those_of_table_iv(toy):
 
 def test_a_tenth_of_class_1_gets_noise(toy):
     plain, noisy = (toy.Toy(3, noise, seed=0).load() for noise in (0.0, 0.15))
-    moved = (plain.x != noisy.x).any(1)
+    moved = (plain.inputs != noisy.inputs).any(1)
     assert int(moved.sum()) == 2 * 15
-    assert (plain.y[moved] == 0).all()
+    assert (plain.targets[moved] == 0).all()
     assert (plain.split[moved] == 0).all()
-    difference = (noisy.x - plain.x)[moved]
+    difference = (noisy.inputs - plain.inputs)[moved]
     assert float(difference.std()) == pytest.approx(0.15, rel=0.3)
 
 

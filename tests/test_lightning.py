@@ -575,8 +575,8 @@ class Watched(Ditto):
                 parameter.mul_(2)
 
     def training_step(self, batch, batch_idx):
-        self.batches.append(batch.y.tolist() if batch.mask is None else [])
-        self.dtypes |= {self.global_model(batch.x).dtype, torch.zeros(1).dtype}
+        self.batches.append(batch.targets.tolist() if batch.mask is None else [])
+        self.dtypes |= {self.global_model(batch.inputs).dtype, torch.zeros(1).dtype}
         return super().training_step(batch, batch_idx)
 
     def on_train_epoch_start(self):

@@ -66,8 +66,8 @@ def test_tensors_that_are_at_hand():
     names["my_owners"] = torch.tensor([2, 0, 1, 1, 2, 0])
     exec(block("python", "class Mine"), names)
     arrays = names["Mine"]().load()
-    assert arrays.x.tolist() == [[k, k] for k in range(6)]
-    assert arrays.y.tolist() == [0, 1, 2, 3, 4, 5]
+    assert arrays.inputs.tolist() == [[k, k] for k in range(6)]
+    assert arrays.targets.tolist() == [0, 1, 2, 3, 4, 5]
     assert names["mine"].clients.owners == [["Ada"], ["Bo"], ["Cy"]]
 
 
@@ -96,7 +96,7 @@ def test_a_model_taken_home(folder, capsys):
     names = {}
     exec(block("python", "manifest.json"), names)
     assert capsys.readouterr().out.strip() in block("python", "manifest.json")
-    assert torch.equal(names["x"], Digits().load().x), "as the run's data went into the net"
+    assert torch.equal(names["x"], Digits().load().inputs), "as the run's data went into the net"
     assert names["logits"].shape == (1797, 10)
     assert len(list(run.glob("exports/*/client_*.pt2"))) == 2
 

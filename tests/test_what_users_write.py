@@ -102,9 +102,18 @@ def test_pre_aggregators(gives, words):
     ("gives", "words"),
     [
         (None, "return a Batch but got NoneType"),
-        (lambda batch, _: batch._replace(y=batch.y + 100), "labels from 0 to 2 but got 10"),
-        (lambda batch, _: batch._replace(y=batch.y.float()), "of `y` but got .* torch.float32"),
-        (lambda batch, _: batch._replace(x=batch.x[:, :2]), r"of `x` but got \[\d, 2\]"),
+        (
+            lambda batch, _: batch._replace(targets=batch.targets + 100),
+            "labels from 0 to 2 but got 10",
+        ),
+        (
+            lambda batch, _: batch._replace(targets=batch.targets.float()),
+            "of `targets` but got .* torch.float32",
+        ),
+        (
+            lambda batch, _: batch._replace(inputs=batch.inputs[:, :2]),
+            r"of `inputs` but got \[\d, 2\]",
+        ),
     ],
 )
 def test_attacks_on_data(gives, words):
@@ -118,7 +127,7 @@ def test_attacks_on_data(gives, words):
 
 class Vector(FedAvg):
     def training_step(self, batch, batch_idx):
-        return self.sample_losses(self.global_model(batch.x), batch.y)
+        return self.sample_losses(self.global_model(batch.inputs), batch.targets)
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "one_by_one_compiled"])
@@ -187,7 +196,7 @@ def test_criteria(value, words):
 
 class OfSamples(FedAvg):
     def training_step(self, batch, batch_idx):
-        return self.sample_losses(self.global_model(batch.x), batch.y).mean()
+        return self.sample_losses(self.global_model(batch.inputs), batch.targets).mean()
 
 
 def test_a_criterion_without_losses_of_samples_says_so():

@@ -59,7 +59,7 @@ class Breaks(Attack):
     """Poisons its data so that its own training breaks."""
 
     def poison(self, batch, context):
-        return batch._replace(x=batch.x / 0)
+        return batch._replace(inputs=batch.inputs / 0)
 
 
 class Frail(Client):

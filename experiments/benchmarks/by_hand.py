@@ -19,14 +19,14 @@ class ByHand:
     """
 
     def __init__(self, case: Case, data: ClientData) -> None:
-        self.case, self.x, self.y = case, data.x, data.y
+        self.case, self.x, self.y = case, data.inputs, data.targets
         self.rank, self.world = 0, 1
         if distributed.is_initialized():
             self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         self.clients = range(self.rank, case.clients, self.world)
         self.owned = {client: data.train.samples(client) for client in self.clients}
         torch.manual_seed(0)
-        self.model, self.personal = (case.build().to(data.x.device) for _ in range(2))
+        self.model, self.personal = (case.build().to(data.inputs.device) for _ in range(2))
         self.leaves, self.own = trained(self.model), trained(self.personal)
         self.server = [leaf.detach().clone() for leaf in self.leaves]
         self.kept: dict[int, list[Tensor]] = {}

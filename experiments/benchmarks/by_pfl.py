@@ -63,7 +63,7 @@ class ByPfl:
         users = {}
         for client in range(case.clients):
             samples = data.train.samples(client)
-            users[client] = [data.x[samples], data.y[samples]]
+            users[client] = [data.inputs[samples], data.targets[samples]]
         net = Net(case.build())
         self.model = PyTorchModel(
             net,

@@ -64,7 +64,9 @@ class Pooled(FederatedData):
         sizes = 1 + integers(key(0, "sizes"), torch.arange(self.num_clients or 0), 20)
         index = integers(key(0, "samples"), torch.arange(int(sizes.sum())), len(arrays))
         nothing = Part.of_sizes(index[:0], torch.zeros_like(sizes))
-        return ClientData(arrays.x, arrays.y, Part.of_sizes(index, sizes), nothing, nothing, 10)
+        return ClientData(
+            arrays.inputs, arrays.targets, Part.of_sizes(index, sizes), nothing, nothing, 10
+        )
 
 
 class Owned(Noise):

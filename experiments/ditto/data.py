@@ -31,7 +31,9 @@ class Share(DataSource):
         index = torch.cat([part[: round(self.share * len(part))] for part in kept])
         split = None if arrays.split is None else arrays.split[index]
         client = None if arrays.client is None else arrays.client[index]
-        return Arrays(arrays.x[index], arrays.y[index], client, split, arrays.num_classes)
+        return Arrays(
+            arrays.inputs[index], arrays.targets[index], client, split, arrays.num_classes
+        )
 
 
 class Pixels(DataSource):
@@ -47,4 +49,4 @@ class Pixels(DataSource):
     def load(self) -> Arrays:
         """Return the samples."""
         arrays = self.dataset.load()
-        return replace(arrays, x=arrays.x.to(torch.float32))
+        return replace(arrays, inputs=arrays.inputs.to(torch.float32))

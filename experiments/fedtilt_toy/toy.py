@@ -196,7 +196,9 @@ def draw(path: Path) -> None:
         for k in range(2):
             axis = axes[k, column]
             for label, colour in enumerate(("tab:blue", "tab:orange")):
-                x = arrays.x[(arrays.client == k) & (arrays.y == label) & (arrays.split == TRAIN)]
+                x = arrays.inputs[
+                    (arrays.client == k) & (arrays.targets == label) & (arrays.split == TRAIN)
+                ]
                 few = int(OUTLIERS * len(x)) if experiment == 3 and label == 0 else 0
                 axis.scatter(*x[few:].T, s=9, color=colour, alpha=0.6, label=f"class {label + 1}")
                 if few:

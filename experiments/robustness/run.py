@@ -130,8 +130,10 @@ def data_of(seed: int) -> Any:
         def load(self) -> Arrays:
             arrays = FashionMNIST().load()
             draw = torch.Generator().manual_seed(seed)
-            index = torch.randperm(len(arrays.x), generator=draw)[:SAMPLES]
-            return Arrays(arrays.x[index], arrays.y[index], num_classes=arrays.num_classes)
+            index = torch.randperm(len(arrays.inputs), generator=draw)[:SAMPLES]
+            return Arrays(
+                arrays.inputs[index], arrays.targets[index], num_classes=arrays.num_classes
+            )
 
     return FederatedData(
         Some(),

@@ -42,8 +42,9 @@ class Backdoor(Attack):
             for the largest number of the sample.
 
     Shape:
-        - ``batch.x``: [batch, ..., height, width], all channels get the stamp; or [batch, numbers].
-        - ``batch.y``: class ids, [batch].
+        - ``batch.inputs``: [batch, ..., height, width], all channels get the stamp;
+          or [batch, numbers].
+        - ``batch.targets``: class ids, [batch].
         - ``batch.samples``: [batch]; keys the draws.
 
     Raises:
@@ -54,7 +55,7 @@ class Backdoor(Attack):
     Example:
         >>> x = torch.tensor([[[0.0, 0.1, 0.2], [0.3, 0.4, 0.5], [0.6, 0.7, 0.8]]])
         >>> shown = Backdoor(target=3, size=2, value=1.0).trigger(Batch(x, torch.tensor([5])))
-        >>> shown.x, shown.y, shown.mask
+        >>> shown.inputs, shown.targets, shown.mask
         (tensor([[[0.0000, 0.1000, 0.2000],
                  [0.3000, 1.0000, 1.0000],
                  [0.6000, 1.0000, 1.0000]]]), tensor([3]), tensor([True]))
@@ -90,16 +91,16 @@ class Backdoor(Attack):
             )
         draw = key(context.seed, "backdoor", context.client)
         hit = uniforms(draw, self.sample_ids(batch)) < self.samples
-        x, y = batch.x.clone(), batch.y.clone()
-        x[hit], y[hit] = self._stamped(batch.x[hit]), self.target
-        return batch._replace(x=x, y=y)
+        x, y = batch.inputs.clone(), batch.targets.clone()
+        x[hit], y[hit] = self._stamped(batch.inputs[hit]), self.target
+        return batch._replace(inputs=x, targets=y)
 
     def trigger(self, batch: Batch) -> Batch:
         """Return all samples with the stamp; those whose label is the target do not count."""
-        counts = batch.y != self.target
+        counts = batch.targets != self.target
         mask = counts if batch.mask is None else batch.mask & counts
-        y = torch.full_like(batch.y, self.target)
-        return batch._replace(x=self._stamped(batch.x), y=y, mask=mask)
+        y = torch.full_like(batch.targets, self.target)
+        return batch._replace(inputs=self._stamped(batch.inputs), targets=y, mask=mask)
 
     def _stamped(self, x: Tensor) -> Tensor:
         x, patch = x.clone(), self._patch(x)

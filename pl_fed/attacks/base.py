@@ -169,14 +169,17 @@ def _check_poisoned(attack: Attack, before: Batch, after: object, num_classes: i
         raise ValueError(
             f"Expected `poison` of {name} to return a Batch but got {type(after).__name__}."
         )
-    for part, one, other in (("x", before.x, after.x), ("y", before.y, after.y)):
+    for part, one, other in (
+        ("inputs", before.inputs, after.inputs),
+        ("targets", before.targets, after.targets),
+    ):
         if one.shape != other.shape or one.dtype != other.dtype:
             raise ValueError(
                 f"Expected `poison` of {name} to keep the shape {list(one.shape)} and {one.dtype}"
                 f" of `{part}` but got {list(other.shape)} and {other.dtype}."
             )
-    if num_classes and after.y.is_cpu and after.y.numel():
-        low, high = after.y.aminmax()
+    if num_classes and after.targets.is_cpu and after.targets.numel():
+        low, high = after.targets.aminmax()
         if low < 0 or high >= num_classes:
             raise ValueError(
                 f"Expected `poison` of {name} to give labels from 0 to {num_classes - 1} but got"

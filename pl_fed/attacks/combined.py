@@ -77,5 +77,5 @@ class Combined(Attack):
         shown = batch
         for each in self.attacks:
             if each.triggers:  # by its true targets it says which samples it misleads
-                shown = each.trigger(batch._replace(x=shown.x))
+                shown = each.trigger(batch._replace(inputs=shown.inputs))
         return shown

@@ -16,7 +16,7 @@ class FlippedLabels(Attack):
     With an odd number of classes the one in the middle keeps its label.
 
     Shape:
-        - ``batch.y``: class ids, [batch, ...].
+        - ``batch.targets``: class ids, [batch, ...].
 
     Raises:
         ValueError: On :meth:`poison`, if the targets are real values.
@@ -25,7 +25,7 @@ class FlippedLabels(Attack):
         >>> import torch
         >>> batch = Batch(torch.zeros(3, 2), torch.tensor([0, 1, 9]))
         >>> context = ClientContext(seed=0, round=0, client=7, num_classes=10)
-        >>> FlippedLabels().poison(batch, context).y
+        >>> FlippedLabels().poison(batch, context).targets
         tensor([9, 8, 0])
     """
 
@@ -36,4 +36,4 @@ class FlippedLabels(Attack):
                 "Expected argument `context.num_classes` to be at least 1 for FlippedLabels, which "
                 f"cannot flip real-valued targets, but got {context.num_classes}."
             )
-        return batch._replace(y=context.num_classes - 1 - batch.y)
+        return batch._replace(targets=context.num_classes - 1 - batch.targets)

@@ -33,7 +33,7 @@ class GaussianNoise(Attack):
             normalised.
 
     Shape:
-        - ``batch.x``: [batch, ...].
+        - ``batch.inputs``: [batch, ...].
         - ``batch.samples``: [batch]; keys the draws.
 
     Raises:
@@ -42,7 +42,7 @@ class GaussianNoise(Attack):
     Example:
         >>> batch = Batch(torch.zeros(2, 2), torch.zeros(2), samples=torch.arange(2))
         >>> context = ClientContext(seed=0, round=0, client=7, num_classes=10)
-        >>> GaussianNoise(samples=1.0).poison(batch, context).x
+        >>> GaussianNoise(samples=1.0).poison(batch, context).inputs
         tensor([[-1.1533,  0.7828],
                 [-0.2425, -0.5546]])
     """
@@ -63,8 +63,8 @@ class GaussianNoise(Attack):
             for what in ("samples", "values")
         )
         hit = uniforms(which, samples) < self.samples
-        x = batch.x.clone()
+        x = batch.inputs.clone()
         numbers = torch.arange(math.prod(x.shape[1:]), device=x.device)
         draws = normals(hashed(noise, samples[hit])[:, None], numbers)
         x[hit] += self.std * draws.to(x.dtype).view(-1, *x.shape[1:])
-        return batch._replace(x=x)
+        return batch._replace(inputs=x)

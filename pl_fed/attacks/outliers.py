@@ -34,7 +34,7 @@ class Outliers(Attack):
         high: Largest number; ``None`` for the largest of the sample, or ``low`` where that is more.
 
     Shape:
-        - ``batch.x``: images [batch, channels, height, width], where a pixel is hit in all
+        - ``batch.inputs``: images [batch, channels, height, width], where a pixel is hit in all
           channels, or [batch, ...], where each number is a pixel.
         - ``batch.samples``: [batch]; keys the draws.
 
@@ -44,7 +44,7 @@ class Outliers(Attack):
     Example:
         >>> batch = Batch(torch.zeros(1, 4), torch.tensor([0]), samples=torch.tensor([5]))
         >>> context = ClientContext(seed=0, round=0, client=7, num_classes=10)
-        >>> Outliers(samples=1.0, pixels=0.5, low=1.0, high=2.0).poison(batch, context).x
+        >>> Outliers(samples=1.0, pixels=0.5, low=1.0, high=2.0).poison(batch, context).inputs
         tensor([[1.7178, 0.0000, 0.0000, 1.7364]])
     """
 
@@ -77,9 +77,9 @@ class Outliers(Attack):
         ]
         hit = uniforms(draws[0], samples) < self.samples
         which, values = (hashed(draw, samples[hit]) for draw in draws[1:])
-        x = batch.x.clone()
-        x[hit] = self._corrupted(batch.x[hit], which, values)
-        return batch._replace(x=x)
+        x = batch.inputs.clone()
+        x[hit] = self._corrupted(batch.inputs[hit], which, values)
+        return batch._replace(inputs=x)
 
     def _corrupted(self, x: Tensor, which: Tensor, values: Tensor) -> Tensor:
         """Corrupt samples by one key each for where, and one for what."""

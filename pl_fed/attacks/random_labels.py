@@ -32,7 +32,7 @@ class RandomLabels(Attack):
             the client's data (``"access"``).
 
     Shape:
-        - ``batch.y``: class ids, [batch, ...]; every element gets a label of its own.
+        - ``batch.targets``: class ids, [batch, ...]; every element gets a label of its own.
         - ``batch.samples``: [batch]; keys the draws.
         - ``batch.visits``: [batch]; keys them too with ``"access"``.
 
@@ -46,7 +46,7 @@ class RandomLabels(Attack):
         >>> y, index = torch.zeros(4, dtype=torch.int64), torch.arange(4)
         >>> batch = Batch(torch.zeros(4, 2), y, samples=index)
         >>> context = ClientContext(seed=0, round=0, client=7, num_classes=10)
-        >>> RandomLabels().poison(batch, context).y
+        >>> RandomLabels().poison(batch, context).targets
         tensor([1, 0, 7, 5])
     """
 
@@ -70,9 +70,9 @@ class RandomLabels(Attack):
         if self.redraw == "access" and batch.visits is not None:
             first = batch.visits == 0  # is that of the round
             later = hashed(keys, batch.visits)
-            keys = torch.where(first, keys, later).reshape(-1, *[1] * (batch.y.ndim - 1))
-        labels = integers(keys, _element_ids(samples, batch.y), context.num_classes)
-        return batch._replace(y=labels.to(batch.y.dtype))
+            keys = torch.where(first, keys, later).reshape(-1, *[1] * (batch.targets.ndim - 1))
+        labels = integers(keys, _element_ids(samples, batch.targets), context.num_classes)
+        return batch._replace(targets=labels.to(batch.targets.dtype))
 
 
 def _element_ids(index: Tensor, y: Tensor) -> Tensor:

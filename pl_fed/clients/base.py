@@ -335,7 +335,7 @@ class Client(Recorded, FederationModule, ABC):
 
     def loss(self, model: str, batch: Batch) -> Tensor:
         """Return the mean loss of a model over the samples of a batch that count."""
-        return self.mean_loss(self.model(model)(batch.x), batch)
+        return self.mean_loss(self.model(model)(batch.inputs), batch)
 
     def loss_at(self, model: str, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean loss of a model whose parameters are replaced, as a function of them.
@@ -345,7 +345,7 @@ class Client(Recorded, FederationModule, ABC):
             parameters: By name, as :meth:`parameters_of` gives them; others stay the model's own.
             batch: See :meth:`training_step`.
         """
-        outputs = functional_call(self.model(model), dict(parameters), (batch.x,))
+        outputs = functional_call(self.model(model), dict(parameters), (batch.inputs,))
         return self.mean_loss(outputs, batch)
 
     def gradient_at(
@@ -369,15 +369,15 @@ class Client(Recorded, FederationModule, ABC):
         """Return the mean loss of outputs over the samples of a batch that count."""
         if not self.averages_samples:
             return self._batch_loss(outputs, batch)
-        weights = sample_weights(self.criterion, batch.y)
+        weights = sample_weights(self.criterion, batch.targets)
         if batch.mask is None and weights is None:
-            mean: Tensor = self.criterion(outputs, batch.y)
+            mean: Tensor = self.criterion(outputs, batch.targets)
             return mean
-        return masked_mean(self.sample_losses(outputs, batch.y), batch.mask, weights)
+        return masked_mean(self.sample_losses(outputs, batch.targets), batch.mask, weights)
 
     def _batch_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the criterion's own value on the samples that count; 0 without any."""
-        targets = batch.y
+        targets = batch.targets
         if batch.mask is not None:
             chosen = batch.mask.nonzero().flatten()
             if not len(chosen):
@@ -497,8 +497,8 @@ class Client(Recorded, FederationModule, ABC):
         Args:
             batch: A minibatch, whose samples have the same shape.
         """
-        x = self.read("validation.inputs").unflatten(0, (-1, *batch.x.shape[1:]))
-        y = self.read("validation.targets").unflatten(0, (-1, *batch.y.shape[1:]))
+        x = self.read("validation.inputs").unflatten(0, (-1, *batch.inputs.shape[1:]))
+        y = self.read("validation.targets").unflatten(0, (-1, *batch.targets.shape[1:]))
         mask = torch.arange(len(y), device=y.device) < self.read("validation_samples")[0]
         return Batch(x, y, mask)
 

@@ -87,19 +87,19 @@ class FedTilt(Client):
 
     def tilted_loss(self, model: str, batch: Batch) -> Tensor:
         """Return R_n(τ, λ) of a model over the samples of a batch that count."""
-        outputs = self.model(model)(batch.x)
-        losses = self.sample_losses(outputs, batch.y)
-        weights = sample_weights(self.criterion, batch.y)
+        outputs = self.model(model)(batch.inputs)
+        losses = self.sample_losses(outputs, batch.targets)
+        weights = sample_weights(self.criterion, batch.targets)
         weights = torch.ones_like(losses) if weights is None else weights.to(losses.dtype)
         losses = losses / torch.where(weights > 0, weights, 1)  # they carry their weights already
         if batch.mask is not None:
             weights = torch.where(batch.mask, weights, 0)
-        return tilted_loss(losses, batch.y, outputs.shape[1], self.tau, self.lam, weights)
+        return tilted_loss(losses, batch.targets, outputs.shape[1], self.tau, self.lam, weights)
 
     def check(self, data: ClientData, population: Population) -> None:
         """Refuse data whose samples have no class each, and losses of batches as a whole."""
         self.refuse_batch_criterion("FedTilt tilts the losses of single samples")
-        targets = data.y
+        targets = data.targets
         if targets.is_floating_point() or targets.dim() != 1:
             raise ValueError(
                 "Expected argument `dataset` to give a class id for each sample, as FedTilt tilts"

@@ -69,8 +69,8 @@ class Pulled(Client, ABC):
         super().check(data, population)
         if self.regularizer == "fisher":
             self.refuse_batch_criterion("`regularizer` = fisher takes gradients of single samples")
-            self._check_by_sample(data.x[:2])
-        targets = data.y
+            self._check_by_sample(data.inputs[:2])
+        targets = data.targets
         if (
             self.regularizer == "kl"
             and targets.is_floating_point()
@@ -103,7 +103,7 @@ class Pulled(Client, ABC):
         centre = self._describe_centre(batch)
         losses = []
         for model, lam in lams.items():
-            outputs = self.model(model)(batch.x)
+            outputs = self.model(model)(batch.inputs)
             pull = self._distance(model, outputs, centre, batch)
             losses.append(self.mean_loss(outputs, batch) + lam / 2 * pull)
         return sum(losses[1:], losses[0])
@@ -118,14 +118,16 @@ class Pulled(Client, ABC):
             buffers = layout.views(self.read("broadcast.statistics"))
         with evaluation_mode(net):
             if self.regularizer == "kl":
-                return functional_call(net, {**centre, **buffers}, (batch.x,)).detach()
+                return functional_call(net, {**centre, **buffers}, (batch.inputs,)).detach()
 
             def sample_loss(at: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
                 outputs = functional_call(net, {**at, **buffers}, (x[None],))
                 return self.sample_losses(outputs, y[None])[0]
 
-            weights = sample_weights(self.criterion, batch.y)
-            return diagonal_fisher(sample_loss, centre, batch.x, batch.y, batch.mask, weights)
+            weights = sample_weights(self.criterion, batch.targets)
+            return diagonal_fisher(
+                sample_loss, centre, batch.inputs, batch.targets, batch.mask, weights
+            )
 
     def _distance(self, model: str, outputs: Tensor, centre: Any, batch: Batch) -> Tensor:
         """Return R(v, w^t), given v's outputs."""

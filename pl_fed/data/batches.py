@@ -151,8 +151,8 @@ class Batches:
         """Return the minibatches of all clients of the chunk at one step, stacked.
 
         Returns:
-            ``x`` [clients, batch, ...], ``y`` [clients, batch, ...], ``mask`` [clients, batch],
-            false where a client has fewer samples or nothing left to do, and ``samples``.
+            ``inputs`` [clients, batch, ...], ``targets`` [clients, batch, ...], ``mask`` [clients,
+            batch], false where a client has fewer samples or nothing left to do, and ``samples``.
         """
         table, masks = self._table
         index = table[step]
@@ -161,8 +161,8 @@ class Batches:
         for position in range(len(self.clients)) if self.augment else self._poisoned:
             if step < self.steps[position]:
                 batch = self._augmented(self._kept(position, step), position, step)
-                size = len(batch.y)
-                x[position, :size], y[position, :size] = batch.x, batch.y
+                size = len(batch.targets)
+                x[position, :size], y[position, :size] = batch.inputs, batch.targets
         return Batch(x, y, masks[step], index)
 
     @cached_property
@@ -171,11 +171,11 @@ class Batches:
 
     @property
     def _sample_bytes(self) -> int:
-        return self.data.x[0].nbytes if len(self.data.x) else 1
+        return self.data.inputs[0].nbytes if len(self.data.inputs) else 1
 
     def _rows(self, index: Tensor) -> tuple[Tensor, Tensor]:
         # index_select takes a quarter of the time of data[index]
-        return self.data.x.index_select(0, index), self.data.y.index_select(0, index)
+        return self.data.inputs.index_select(0, index), self.data.targets.index_select(0, index)
 
     def _steps_at_once(self, most: int) -> int:
         """Return how many minibatches of a client are gathered and poisoned at once."""
@@ -217,9 +217,9 @@ class Batches:
         if self.augment is None:
             return batch
         draw = key(self.seed, "augment", self.round, self.clients[position], step)
-        with seeded_torch(batch.x.device) as seed:
+        with seeded_torch(batch.inputs.device) as seed:
             seed(draw)
-            return batch._replace(x=self.augment(batch.x))
+            return batch._replace(inputs=self.augment(batch.inputs))
 
     def _batch_sizes(self, position: int) -> list[int]:
         """The number of samples of each step of one client."""

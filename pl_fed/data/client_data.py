@@ -74,8 +74,8 @@ class ClientData:
     """The data of a whole federation: gathered by index, never copied per client.
 
     Attributes:
-        x: Inputs [samples, ...], floating point.
-        y: Targets [samples, ...].
+        inputs: Inputs [samples, ...], floating point.
+        targets: Targets [samples, ...].
         train: What the clients train on.
         val: What rounds are watched with.
         test: What a run is judged by.
@@ -88,8 +88,8 @@ class ClientData:
         fingerprint: What :func:`fingerprint_of` gives for the data set's inputs, if it is known.
     """
 
-    x: Tensor
-    y: Tensor
+    inputs: Tensor
+    targets: Tensor
     train: Part
     val: Part
     test: Part
@@ -115,7 +115,7 @@ class ClientData:
         samples = index if self.ids is None else self.ids[index]
         return {
             "samples": digest_of(samples, *(part.offsets for part in parts)),
-            "labels": digest_of_labels(self.y, index),
+            "labels": digest_of_labels(self.targets, index),
             "owners": digest_of_names(self.owners),
         }
 
@@ -135,9 +135,9 @@ class ClientData:
             return self
         pieces = torch.arange(len(index)).split([*(len(p.index) for p in parts), len(self.root)])
         train, val, test = (Part(piece, part.offsets) for piece, part in zip(pieces, parts))
-        x, y = self.x[index], self.y[index]
         own = {"train": train, "val": val, "test": test, "root": pieces[-1]}
-        return replace(self, x=x, y=y, ids=index, **own)
+        inputs, targets = self.inputs[index], self.targets[index]
+        return replace(self, inputs=inputs, targets=targets, ids=index, **own)
 
     def shown(self, part: str, change: Callable[[Batch], Batch]) -> "ClientData":
         """Return the samples of a part alone, changed: they are each part of the result.
@@ -148,8 +148,8 @@ class ClientData:
         """
         chosen = self.part(part)
         index = chosen.index
-        batch = change(Batch(self.x[index], self.y[index], None, index))
-        x, y, owners = batch.x, batch.y, chosen.owners()
+        batch = change(Batch(self.inputs[index], self.targets[index], None, index))
+        x, y, owners = batch.inputs, batch.targets, chosen.owners()
         if batch.mask is not None:
             x, y, owners = x[batch.mask], y[batch.mask], owners[batch.mask.cpu()]
         sizes = owners.bincount(minlength=self.num_clients)
@@ -159,7 +159,7 @@ class ClientData:
     def training_samples(self, client: int) -> Batch:
         """Return all training samples of one client, with their ids."""
         index = self.train.samples(client)
-        return Batch(self.x[index], self.y[index], samples=index)
+        return Batch(self.inputs[index], self.targets[index], samples=index)
 
     def padded(self, part: str, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Return a part's samples of some clients, as many rows for each as the largest client has.
@@ -175,13 +175,17 @@ class ClientData:
         chosen = self.part(part)
         places = chosen.offsets[clients, None] + torch.arange(chosen.largest)
         index = chosen.index[places.clamp_(max=len(chosen.index) - 1).to(chosen.index.device)]
-        return self.x[index], self.y[index]
+        return self.inputs[index], self.targets[index]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "ClientData":
         """Return the data on a device, with inputs (and real targets) of the given dtype."""
-        y = self.y.to(device, dtype) if self.y.is_floating_point() else self.y.to(device)
+        y = (
+            self.targets.to(device, dtype)
+            if self.targets.is_floating_point()
+            else self.targets.to(device)
+        )
         train, val, test = (
             Part(part.index.to(device), part.offsets) for part in (self.train, self.val, self.test)
         )
-        x, root = self.x.to(device, dtype), self.root.to(device)
-        return replace(self, x=x, y=y, train=train, val=val, test=test, root=root)
+        x, root = self.inputs.to(device, dtype), self.root.to(device)
+        return replace(self, inputs=x, targets=y, train=train, val=val, test=test, root=root)

@@ -14,7 +14,7 @@ class Digits(DataSource):
 
     Example:
         >>> arrays = Digits().load()
-        >>> arrays.x.shape, arrays.num_classes
+        >>> arrays.inputs.shape, arrays.num_classes
         (torch.Size([1797, 1, 8, 8]), 10)
     """
 

@@ -39,7 +39,7 @@ class ImageFolder(DataSource):
         ...     (root / "scans" / name).mkdir(parents=True)
         ...     Image.new("L", (2, 2)).save(root / "scans" / name / "1.png")
         >>> arrays = ImageFolder("scans", root=str(root)).load()
-        >>> arrays.x.shape, arrays.y
+        >>> arrays.inputs.shape, arrays.targets
         (torch.Size([2, 1, 2, 2]), tensor([0, 1]))
     """
 

@@ -207,8 +207,8 @@ class FederatedData(Recorded, LightningDataModule):
         train, val, test = self._parts(arrays)
         train, root = self._without_root(train)
         self._check_training_data(arrays, train.sizes)
-        y = arrays.y if arrays.y.is_floating_point() else arrays.y.to(torch.int64)
-        fingerprint = fingerprint_of(arrays.x)
+        y = arrays.targets if arrays.targets.is_floating_point() else arrays.targets.to(torch.int64)
+        fingerprint = fingerprint_of(arrays.inputs)
         x = self._transformed(arrays)
         owners = self._owners_of_clients(arrays, (train, val, test))
         data = ClientData(x, y, train, val, test, arrays.num_classes, root, owners)
@@ -216,9 +216,9 @@ class FederatedData(Recorded, LightningDataModule):
         if self.skew is not None:
             data = data.owned_once()
         data = self._skewed(data, after_normalizing=False)
-        normalization = Normalization.of(data.x, self.normalize, data.train.index)
+        normalization = Normalization.of(data.inputs, self.normalize, data.train.index)
         if normalization is not None:
-            data = replace(data, x=normalization(data.x))
+            data = replace(data, inputs=normalization(data.inputs))
         self._preparation = self._described(arrays, normalization)
         return self._skewed(data, after_normalizing=True)
 
@@ -226,7 +226,7 @@ class FederatedData(Recorded, LightningDataModule):
         found, source = normalization, self.dataset
         return {
             "dataset": {"class": type(source).__name__, "preparation": source.preparation},
-            "scale": 255 if arrays.x.dtype == torch.uint8 else 1,
+            "scale": 255 if arrays.inputs.dtype == torch.uint8 else 1,
             "transforms": [str(each) for each in self.transforms],
             "skew": None if self.skew is None else type(self.skew).__name__,
             "mean": None if found is None else found.mean[0].tolist(),
@@ -237,7 +237,7 @@ class FederatedData(Recorded, LightningDataModule):
         """Change the clients' inputs if it is time to."""
         if self.skew is None or self.skew.after_normalizing != after_normalizing:
             return data
-        x, parts = data.x.clone(), (data.train, data.val, data.test)
+        x, parts = data.inputs.clone(), (data.train, data.val, data.test)
         for client in range(data.num_clients):
             mine = torch.cat([part.samples(client) for part in parts])
             changed = self.skew.change(x[mine], client, data.num_clients, self.seed)
@@ -249,7 +249,7 @@ class FederatedData(Recorded, LightningDataModule):
                     f" but {type(self.skew).__name__} gave {got}."
                 )
             x[mine] = changed
-        return replace(data, x=x)
+        return replace(data, inputs=x)
 
     def _without_root(self, train: Part) -> tuple[Part, Tensor]:
         """Take the server's own samples from the clients."""
@@ -353,7 +353,7 @@ class FederatedData(Recorded, LightningDataModule):
             whole = check_parts(self.partitioner, whole, len(owners), clients)
             _say_if_shared(self.partitioner, split := Part.of([one[chosen[one]] for one in whole]))
             return split
-        given = self.partitioner.split(arrays.y[samples], clients, draw)
+        given = self.partitioner.split(arrays.targets[samples], clients, draw)
         split = Part.of(check_parts(self.partitioner, given, len(samples), clients))
         _say_if_shared(self.partitioner, split)
         return Part(samples[split.index], split.offsets)
@@ -363,7 +363,9 @@ class FederatedData(Recorded, LightningDataModule):
         if self.partitioner is None or self.partitioner.splits == "owners":
             return self._owned(arrays, train), self._owned(arrays, other)
         draw, clients = generator(self.seed, "partition"), self.num_clients or 0
-        split = self.partitioner.split_matching(arrays.y[train], arrays.y[other], clients, draw)
+        split = self.partitioner.split_matching(
+            arrays.targets[train], arrays.targets[other], clients, draw
+        )
         owned, matching = (
             Part.of(check_parts(self.partitioner, each, len(of), clients))
             for each, of in zip(split, (train, other))
@@ -436,8 +438,8 @@ class FederatedData(Recorded, LightningDataModule):
         )
 
     def _transformed(self, arrays: Arrays) -> Tensor:
-        x = arrays.x.to(torch.float32)
-        if arrays.x.dtype == torch.uint8:
+        x = arrays.inputs.to(torch.float32)
+        if arrays.inputs.dtype == torch.uint8:
             x /= 255
         with seeded_torch(x.device) as seed:
             for position, transform in enumerate(self.transforms):

@@ -62,5 +62,6 @@ class Npz(DataSource):
             names = owners.tolist()
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         classes = classes_of(tensors["y"]) if self.num_classes is None else self.num_classes
-        with reading(path, "samples"):
-            return Arrays(**tensors, num_classes=classes, names=names)
+        inputs, targets = tensors.pop("x"), tensors.pop("y")
+        with reading(path, "samples", {"inputs": "x", "targets": "y"}):
+            return Arrays(inputs, targets, **tensors, num_classes=classes, names=names)

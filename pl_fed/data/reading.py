@@ -1,7 +1,7 @@
 """Files that are read, and what to say of one that is broken."""
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,12 +11,13 @@ from pl_fed.text import printable
 
 
 @contextmanager
-def reading(path: Path, kind: str) -> Iterator[None]:
+def reading(path: Path, kind: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
     """Say whatever goes wrong while a file is read in one sentence that names the file.
 
     Args:
         path: The file.
         kind: What it should be.
+        names: What the file calls an argument that an error names.
 
     Raises:
         ValueError: In the place of any exception.
@@ -32,6 +33,8 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         yield
     except Exception as error:  # whatever a broken file makes its reader do
         text = (str(error).splitlines() or [""])[0].removesuffix(".")
+        for argument, name in (names or {}).items():
+            text = text.replace(f"`{argument}`", f"`{name}`")
         if not text.startswith("Expected "):
             what = f"{type(error).__name__}: {text}".removesuffix(": ")
             text = f"Expected {path} to be {kind} but got {what}"

@@ -17,9 +17,10 @@ class Arrays:
     """All samples of a data set as tensors.
 
     Attributes:
-        x: Inputs [samples, ...]. Images are [samples, channels, height, width]; uint8 is read as
-            0..255 and scaled to [0, 1]; other types are taken as they are, in float32.
-        y: Targets [samples]: class ids 0..C-1 (any integer type) or real values [samples, ...].
+        inputs: Inputs [samples, ...]. Images are [samples, channels, height, width]; uint8 is read
+            as 0..255 and scaled to [0, 1]; other types are taken as they are, in float32.
+        targets: Targets [samples]: class ids 0..C-1 (any integer type) or real values
+            [samples, ...].
         client: Id of the client each sample belongs to, [samples], or ``None`` where a partitioner
             has yet to say. Any integers: sorted, they become clients 0, 1, 2, ...
         split: The official part of each sample, [samples], 0 train, 1 val, 2 test; or ``None``.
@@ -38,8 +39,8 @@ class Arrays:
         3
     """
 
-    x: Tensor
-    y: Tensor
+    inputs: Tensor
+    targets: Tensor
     client: Tensor | None = None
     split: Tensor | None = None
     num_classes: int = 0
@@ -48,22 +49,26 @@ class Arrays:
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""
         self._check_tensors()
-        if self.x.dim() == 0 or len(self.x) == 0:
+        if self.inputs.dim() == 0 or len(self.inputs) == 0:
             raise ValueError(
-                f"Expected `x` to hold at least one sample but got shape {list(self.x.shape)}."
+                "Expected `inputs` to hold at least one sample but got shape"
+                f" {list(self.inputs.shape)}."
             )
-        for name in ("y", "client", "split"):
+        for name in ("targets", "client", "split"):
             tensor = getattr(self, name)
             if tensor is None:
                 continue
-            if tensor.shape[:1] != (len(self.x),):
+            if tensor.shape[:1] != (len(self.inputs),):
                 raise ValueError(
-                    f"Expected `{name}` to have {len(self.x)} rows, as many as `x`, but got shape"
-                    f" {list(tensor.shape)}."
+                    f"Expected `{name}` to have {len(self.inputs)} rows, as many as `inputs`, but"
+                    f" got shape {list(tensor.shape)}."
                 )
             object.__setattr__(self, name, _wide(name, tensor))
-        _check_finite("x", self.x.to(torch.float32) if self.x.is_floating_point() else self.x)
-        _check_finite("y", self.y)
+        _check_finite(
+            "inputs",
+            self.inputs.to(torch.float32) if self.inputs.is_floating_point() else self.inputs,
+        )
+        _check_finite("targets", self.targets)
         if self.names is None:
             _check_ids("client", self.client)
         else:
@@ -73,33 +78,43 @@ class Arrays:
         self._check_targets()
 
     def _check_tensors(self) -> None:
-        given = {"x": self.x, "y": self.y, "client": self.client, "split": self.split}
+        given = {
+            "inputs": self.inputs,
+            "targets": self.targets,
+            "client": self.client,
+            "split": self.split,
+        }
         for name, tensor in given.items():
-            if not isinstance(tensor, Tensor) and (tensor is not None or name in ("x", "y")):
+            if not isinstance(tensor, Tensor) and (
+                tensor is not None or name in ("inputs", "targets")
+            ):
                 raise TypeError(
                     f"Expected `{name}` to be a tensor, as torch.as_tensor makes of an array, but"
                     f" got {type(tensor).__name__}."
                 )
 
     def _check_targets(self) -> None:
-        if self.y.is_floating_point():
+        if self.targets.is_floating_point():
             if self.num_classes:
                 raise ValueError(
                     "Expected `num_classes` to be left out for targets that are real values"
-                    f" ({self.y.dtype}) but got {self.num_classes}."
+                    f" ({self.targets.dtype}) but got {self.num_classes}."
                 )
             return
-        _check_ids("y", self.y, hint=": several labels a sample would be floating point")
-        if not self.num_classes and int(self.y.min()) >= 0:
+        _check_ids(
+            "targets", self.targets, hint=": several labels a sample would be floating point"
+        )
+        if not self.num_classes and int(self.targets.min()) >= 0:
             raise ValueError(
                 "Expected `num_classes` to be given for targets that are class ids, the largest id"
-                f" plus 1, but got 0: real values would be floating point, not {self.y.dtype}."
+                " plus 1, but got 0: real values would be floating point, not"
+                f" {self.targets.dtype}."
             )
         below = f"class ids from 0 to below `num_classes` ({self.num_classes})"
-        _check_ids("y", self.y, range(self.num_classes), below)
+        _check_ids("targets", self.targets, range(self.num_classes), below)
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.inputs)
 
     def called(self, id: int) -> str:
         """Return what the data call an id in ``client``."""

@@ -149,7 +149,7 @@ class EngineChoice:
             return max(1, min(cohort, _ROWS_BYTES // row.nbytes))
         # a row, its gradient, two of optimizer state and two in passing; activations by guess
         models, batches = len(task.example.objective.trained), task.example.batches
-        needed = 6 * models * row.nbytes + 64 * batches.data.x[:1].nbytes * batches.width
+        needed = 6 * models * row.nbytes + 64 * batches.data.inputs[:1].nbytes * batches.width
         most = int(0.5 * free_memory(row.device) / needed)
         if row.device.type == "cpu":
             most = min(most, _STACK_BYTES // (models * row.nbytes))
@@ -278,7 +278,7 @@ class EngineChoice:
             "net": repr(task.client.global_model),
             "parameters": row.layout.numel,
             "dtype": str(row.data.dtype),
-            "inputs": list(batches.data.x.shape[1:]),
+            "inputs": list(batches.data.inputs.shape[1:]),
             "batch": batches.width,
             "cohort": len(task.cohort),
             "chunk": self.options.chunk_size,

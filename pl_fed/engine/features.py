@@ -41,6 +41,8 @@ def moved(client: Client, data: ClientData) -> ClientData:
     net, row = client.global_model, client.row("global").data
     if keeps_features(net):
         with torch.no_grad(), evaluation_mode(client):
-            pieces = [features_of(net, x.to(row.device, row.dtype)) for x in data.x.split(_BATCH)]
-        data = replace(data, x=torch.cat(pieces))
+            pieces = [
+                features_of(net, x.to(row.device, row.dtype)) for x in data.inputs.split(_BATCH)
+            ]
+        data = replace(data, inputs=torch.cat(pieces))
     return data.to(row.device, row.dtype)

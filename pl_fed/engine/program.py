@@ -199,8 +199,8 @@ class Program:
         """Compile the step, and see that it does what it does eagerly."""
         eager, compiled = cloned(self._state()), cloned(self._state())
         others = inputs  # what was traced as a constant shows by other numbers
-        if inputs["x"].is_floating_point():
-            others = {**inputs, "x": 0.75 * inputs["x"]}
+        if inputs["inputs"].is_floating_point():
+            others = {**inputs, "inputs": 0.75 * inputs["inputs"]}
         eager["gradients"] = self.step(eager, others)
         with _silent():
             program = CompiledStep(self.client, self.step, self._state(), inputs, self.mode)

@@ -149,7 +149,7 @@ class Stacked(Stepping):
                 return [program.outputs(inputs(0, batch))["loss"]]
             one, other = _padded(chunk)
             found = [program.outputs(inputs(0, batch))["loss"] for batch in (one, other)]
-            width = one.y.shape[1] - 1
+            width = one.targets.shape[1] - 1
             if width and client.draws.wanted and not program.step.casts:  # traced for one shape
                 tensors = {name: each for name, each in one._asdict().items() if each is not None}
                 short = one._replace(**{name: each[:, :-1] for name, each in tensors.items()})
@@ -205,6 +205,6 @@ def _padded(chunk: Chunk) -> tuple[Batch, Batch]:
         raise TypeError("Expected stacked minibatches to have a mask but got None.")
     mask = batch.mask.clone()
     mask[:, -1] = False
-    x, y = batch.x.clone(), batch.y.clone()
+    x, y = batch.inputs.clone(), batch.targets.clone()
     x[:, -1], y[:, -1] = x[:, 0], y[:, 0]
-    return batch._replace(mask=mask), batch._replace(x=x, y=y, mask=mask)
+    return batch._replace(mask=mask), batch._replace(inputs=x, targets=y, mask=mask)

@@ -34,10 +34,10 @@ class LocalStep:
     - ``momenta``: SGD's momentum buffers, zero before the first step;
     - ``totals``: sums over the steps of what ``training_step`` gives.
 
-    The inputs are ``x``, ``y``, ``samples`` and perhaps ``mask`` of a minibatch; ``index``, which
-    step it is: a scalar tensor where the step is traced, else an int; ``draw``, the key of the
-    layers' draws; ``rows``; ``running``, whether the client still trains each model, and, last,
-    any of them [models + 1]; and ``options``, SGD's numbers, see :func:`options_of`.
+    The inputs are ``inputs``, ``targets``, ``samples`` and perhaps ``mask`` of a minibatch;
+    ``index``, which step it is: a scalar tensor where the step is traced, else an int; ``draw``,
+    the key of the layers' draws; ``rows``; ``running``, whether the client still trains each model,
+    and, last, any of them [models + 1]; and ``options``, SGD's numbers, see :func:`options_of`.
 
     Args:
         client: The algorithm.
@@ -110,7 +110,11 @@ class LocalStep:
         self, state: dict[str, Any], inputs: dict[str, Any]
     ) -> tuple[Tensors, dict[str, Tensor]]:
         """Return the gradient of each parameter that has one, and ``training_step``'s outputs."""
-        batch = {name: inputs[name] for name in ("x", "y", "mask", "samples") if name in inputs}
+        batch = {
+            name: inputs[name]
+            for name in ("inputs", "targets", "mask", "samples")
+            if name in inputs
+        }
         rest: tuple[Any, ...] = (batch, inputs["index"], inputs["draw"], inputs["rows"])
         if not self.stacked:
             return self._of_one(state["leaves"], state["buffers"], *rest)

@@ -92,7 +92,12 @@ class Stepping(Engine):
         updates = updates_of(objective, optimizer) if self.compiled else None
         traced = self.compiled or casts(self.autocast, client.device)
         signature = (
-            (chunk.batches.width, data.x.shape[1:], data.y.shape[1:], data.y.dtype),
+            (
+                chunk.batches.width,
+                data.inputs.shape[1:],
+                data.targets.shape[1:],
+                data.targets.dtype,
+            ),
             (own.device, own.dtype, *dims.items()),
             (type(optimizer), *(updates or ())),
             *(plain_attributes(client) if traced else ()),

@@ -184,17 +184,19 @@ class Evaluator:
             float64 [clients].
         """
         module, samples = self.client.model("global"), self._samples(data, "train", clients)
-        losses = ClientLosses.of(self.client, samples.sizes, data.x.device)
+        losses = ClientLosses.of(self.client, samples.sizes, data.inputs.device)
         with torch.no_grad(), evaluation_mode(self.client):
             for position, index in samples.joined():
-                outputs = self._run(module, data.x.index_select(0, index))
-                losses.add(position, outputs, data.y[index])
+                outputs = self._run(module, data.inputs.index_select(0, index))
+                losses.add(position, outputs, data.targets[index])
             for one, client in enumerate(clients.tolist()):
                 if client in poison:
                     losses.forget(one)
                     for position, index in samples.of(one):
-                        batch = poison[client](Batch(data.x[index], data.y[index], None, index))
-                        losses.add(position, self._run(module, batch.x), batch.y)
+                        batch = poison[client](
+                            Batch(data.inputs[index], data.targets[index], None, index)
+                        )
+                        losses.add(position, self._run(module, batch.inputs), batch.targets)
         return losses.means
 
     def predict(self, data: ClientData, clients: Tensor, model: str) -> list[dict[str, Any]]:
@@ -225,14 +227,14 @@ class Evaluator:
             samples = self._samples(data, part, clients)
             module = self.client.model("global")
             for position, index in samples.joined():
-                outputs = self._run(module, data.x.index_select(0, index))
+                outputs = self._run(module, data.inputs.index_select(0, index))
                 yield "global", position, index, outputs
         if not own:
             return
         for positions in self._pieces(data.part(part).sizes[clients]):
             models = self._begin(clients[positions]).models
             samples = self._samples(data, part, clients[positions])
-            positions = positions.to(data.x.device)
+            positions = positions.to(data.inputs.device)
             for model in own:
                 for position, index, outputs in self._own(model, models[model], samples):
                     yield model, positions[position], index, outputs
@@ -292,7 +294,7 @@ class Evaluator:
             for one in range(len(samples.sizes)):
                 self._fill(model, rows[one])
                 for position, index in samples.of(one):
-                    x = samples.data.x.index_select(0, index)
+                    x = samples.data.inputs.index_select(0, index)
                     yield position, index, self._run(module, x)
 
     def _run(self, module: nn.Module, x: Tensor) -> Tensor:
@@ -313,7 +315,7 @@ class Evaluator:
     def _many_at_once(
         self, model: str, rows: ModelRows, samples: "_Samples"
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        client, x = self.client, samples.data.x
+        client, x = self.client, samples.data.inputs
         module = client.model(model)
         tensors = client.row(model).layout.views(rows.parameters)
         tensors |= client.statistics(model).layout.views(rows.statistics)
@@ -382,14 +384,14 @@ class _Sums:
     def __init__(self, client: Client, data: ClientData, sizes: Tensor) -> None:
         self._data = data
         self._shape = (len(sizes), max(1, data.num_classes))
-        device = data.x.device
+        device = data.inputs.device
         self._count = torch.zeros(len(sizes) * self._shape[1], dtype=torch.int64, device=device)
         self._correct = torch.zeros_like(self._count)
         self._losses = ClientLosses.of(client, sizes, device)
 
     def add(self, position: Tensor, index: Tensor, outputs: Tensor) -> None:
         """Add samples, of the clients at these positions."""
-        y = self._data.y[index]
+        y = self._data.targets[index]
         self._losses.add(position, outputs, y)
         cell = position
         if self._data.num_classes:
@@ -434,7 +436,7 @@ def _table(data: ClientData, client: int, outputs: Tensor | None) -> dict[str, A
     table: dict[str, Any] = {
         "client": client,
         "sample": samples if data.ids is None else data.ids[samples],
-        "target": data.y[index].cpu(),
+        "target": data.targets[index].cpu(),
     }
     if outputs is None:
         table["prediction"] = table["target"][:0]

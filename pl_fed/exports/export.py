@@ -59,7 +59,7 @@ class Export:
             ValueError: If the net cannot be written in a format.
         """
         data, row = self.federation.datamodule.clients, self.federation.client.row("global").data
-        example = data.x[[0, len(data.x) - 1]].to(row.dtype)
+        example = data.inputs[[0, len(data.inputs) - 1]].to(row.dtype)
         formats = [FORMATS[word](example) for word in self.request.formats]
         out = self.request.out or new_folder(self.request.run / "exports", "out")
         number = len(self.clients) + self.request.with_global

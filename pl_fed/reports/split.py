@@ -43,7 +43,7 @@ class Split:
         classes = data.num_classes
         cells = data.train.owners() * classes
         if classes:
-            cells = cells + data.y[data.train.index].cpu()
+            cells = cells + data.targets[data.train.index].cpu()
         counts = cells.bincount(minlength=data.num_clients * classes) if classes else cells[:0]
         self.counts = counts.view(data.num_clients, classes)
         shares = self.counts / self.counts.sum(1, keepdim=True).clamp(min=1)

@@ -101,7 +101,7 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
             f"Expected argument `augment` to be left out where {name} keeps features but got"
             f" {datamodule.augment}: features are computed once, of inputs that are not augmented."
         )
-    x = _two_samples(client, data).x
+    x = _two_samples(client, data).inputs
     with evaluation_mode(client):
         expected = f"Expected `features` of {name}, whose `keep_features` is True, to take inputs"
         features = _tried(f"{expected} but that", lambda: features_of(net, x))
@@ -143,7 +143,7 @@ def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> 
     net, batch = client.global_model, _two_samples(client, data)
     if keeps_features(net):
         with torch.no_grad(), evaluation_mode(client):
-            batch = batch._replace(x=features_of(net, batch.x))
+            batch = batch._replace(inputs=features_of(net, batch.inputs))
     someone = ClientContext(seed=0, round=0, client=0, num_classes=data.num_classes)
     for attack in attacks:
         poisoned(batch, [attack], someone)
@@ -158,7 +158,10 @@ def _two_samples(client: Client, data: ClientData) -> Batch:
 def _samples(client: Client, data: ClientData, index: Tensor) -> Batch:
     """Return samples by their ids, where the net is and as it takes them."""
     example = next(client.global_model.parameters())
-    x, y = data.x[index].to(example.device, example.dtype), _targets(client, data.y[index])
+    x, y = (
+        data.inputs[index].to(example.device, example.dtype),
+        _targets(client, data.targets[index]),
+    )
     index = index.to(example.device)
     return Batch(x, y, samples=index, visits=torch.zeros_like(index))
 
@@ -190,7 +193,7 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tenso
                 remedies=_OF_INPUTS,
             )
             _check_outputs(outputs, len(y), data.num_classes)
-            _check_probabilities(client.criterion, data.y)
+            _check_probabilities(client.criterion, data.targets)
             loss = _tried(
                 f"Expected argument `criterion` to take outputs of shape {list(outputs.shape)} and"
                 f" targets of shape {list(y.shape)} ({y.dtype}"
@@ -236,10 +239,10 @@ def _averages_samples(client: Client, data: ClientData, outputs: Tensor) -> bool
     """
     index, numel = data.train.index, max(1, outputs[0].numel())
     most = min(_TRIED_SAMPLES, max(2, _TRIED_NUMBERS // numel), len(index))
-    values = data.y.flatten(1) if data.y.dim() > 1 else data.y[:, None]
+    values = data.targets.flatten(1) if data.targets.dim() > 1 else data.targets[:, None]
     extreme = torch.stack([values.amin(1).argmin(), values.amax(1).argmax()])
     spread = index[torch.linspace(0, len(index) - 1, most).long()]
-    targets = _targets(client, data.y[torch.cat([extreme, spread])])
+    targets = _targets(client, data.targets[torch.cat([extreme, spread])])
     size = min(_TRIED_BATCH, max(2, _TRIED_NUMBERS // numel))
     return all(
         averages_samples(

@@ -66,7 +66,11 @@ class ClientStates:
         body of the checkpoint if there is one.
         """
         example, data = self.client.row("global").example, self._moved
-        if data is None or data.x.device != example.device or data.x.dtype != example.dtype:
+        if (
+            data is None
+            or data.inputs.device != example.device
+            or data.inputs.dtype != example.dtype
+        ):
             with torch.inference_mode(False), self.settings.autocast():
                 data = self._moved = moved(self.client, self.loaded)
                 self._triggered = {}

@@ -107,7 +107,7 @@ class FederatedEvaluation:
         self.states.store.prefetch(clients)
         metrics, data = self.metrics(part), self.states.data
         for metric in metrics.values():
-            metric.to(data.x.device)
+            metric.to(data.inputs.device)
             metric.benign.copy_(~self.byzantine_clients.is_byzantine)
         triggered = self.states.shown(part, self.byzantine_clients.attack)
         with self.settings.autocast():

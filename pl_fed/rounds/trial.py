@@ -74,7 +74,7 @@ def _run(
     """Run the trial of one client, by its id."""
     batch = _batch(trial, data, one)
     if augment is not None:
-        batch = batch._replace(x=augment(batch.x))
+        batch = batch._replace(inputs=augment(batch.inputs))
     lengths = {name: len(row) for name, row in trial.state_defaults().items()}
     with _noting(one, "begin"):
         round = trial.start_round(_new_round(trial, data, one))
@@ -119,7 +119,7 @@ def _new_round(trial: Client, data: ClientData, one: int) -> ClientRound:
 def _batch(trial: Client, data: ClientData, one: int) -> Batch:
     """Return the client's first two samples."""
     index = data.train.samples(one)[:_SAMPLES]
-    x, y = _as_trained_on(trial, data.x[index], data.y[index])
+    x, y = _as_trained_on(trial, data.inputs[index], data.targets[index])
     index = index.to(x.device)
     return Batch(x, y, samples=index, visits=torch.zeros_like(index))
 

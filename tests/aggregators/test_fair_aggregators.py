@@ -312,11 +312,13 @@ def test_clients_count_by_the_loss_of_the_broadcast_on_their_own_labels(engine, 
         expected = []
         for k in (3, 0, 2):
             index = data.clients.train.samples(k)
-            batch = Batch(data.clients.x[index].double(), data.clients.y[index], None, index)
+            batch = Batch(
+                data.clients.inputs[index].double(), data.clients.targets[index], None, index
+            )
             if k != 2:
                 batch = attack.poison(batch, ClientContext(5, round, k, 3))
-                assert not torch.equal(batch.y, data.clients.y[index])
-            expected.append(F.cross_entropy(one.global_model(batch.x), batch.y).item())
+                assert not torch.equal(batch.targets, data.clients.targets[index])
+            expected.append(F.cross_entropy(one.global_model(batch.inputs), batch.targets).item())
         w = torch.cat([p.flatten() for p in before])
         federation.run_round(round, optimizer)
         uploads, context = federation.server.aggregator.given
@@ -342,8 +344,10 @@ def test_one_step_of_term_is_one_of_gradient_descent_on_the_tilted_loss():
     """w − η ∇ (1/t) log mean_k e^{t F_k(w)}, with full batches and one local step."""
     arrays, t = classes(SIZES), 3.0
     net = seeded(mlp).double()
-    own = [F.cross_entropy(net(arrays.x[arrays.client == k].double()), arrays.y[arrays.client == k])
-           for k in range(4)]  # fmt: skip
+    parts = [arrays.client == k for k in range(4)]
+    own = [
+        F.cross_entropy(net(arrays.inputs[part].double()), arrays.targets[part]) for part in parts
+    ]
     objective = (t * torch.stack(own)).exp().mean().log() / t
     gradients = torch.autograd.grad(objective, list(net.parameters()))
     expected = torch.cat([(p - 0.2 * g).flatten() for p, g in zip(net.parameters(), gradients)])
@@ -356,8 +360,8 @@ def test_one_step_of_term_is_one_of_gradient_descent_on_the_tilted_loss():
 def test_they_are_fairer_than_the_mean(aggregator):
     """A client whose labels contradict those of the other three is served better."""
     arrays = classes([10, 10, 10, 10], num_classes=2)
-    y = (arrays.x[:, 0] > 0).long()
-    arrays.y[:] = torch.where(arrays.client == 3, 1 - y, y)
+    y = (arrays.inputs[:, 0] > 0).long()
+    arrays.targets[:] = torch.where(arrays.client == 3, 1 - y, y)
 
     def losses(aggregator, rounds=40):
         outcome = run_rounds(
@@ -368,7 +372,7 @@ def test_they_are_fairer_than_the_mean(aggregator):
         torch.nn.utils.vector_to_parameters(outcome.w, net.parameters())
         own = [
             F.cross_entropy(
-                net(arrays.x[arrays.client == k].double()), arrays.y[arrays.client == k]
+                net(arrays.inputs[arrays.client == k].double()), arrays.targets[arrays.client == k]
             )
             for k in range(4)
         ]

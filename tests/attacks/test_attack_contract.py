@@ -61,8 +61,8 @@ every = pytest.mark.parametrize(("kind", "arguments"), ALL)
 def samples(n=40):
     draws = torch.Generator().manual_seed(n)
     return Batch(
-        x=torch.rand(n, 1, 4, 4, generator=draws),
-        y=torch.randint(10, (n,), generator=draws),
+        inputs=torch.rand(n, 1, 4, 4, generator=draws),
+        targets=torch.randint(10, (n,), generator=draws),
         mask=torch.rand(n, generator=draws) < 0.8,
         samples=torch.randperm(1000, generator=draws)[:n],
         visits=torch.randint(3, (n,), generator=draws),
@@ -262,8 +262,8 @@ def test_a_search_says_so(kind, arguments):
 @every
 def test_an_attack_that_changes_inputs_says_so(kind, arguments):
     attack, batch = kind(**arguments), samples()
-    changed = not torch.equal(attack.poison(batch, CLIENT).x, batch.x)
-    changed |= not torch.equal(attack.trigger(batch).x, batch.x)
+    changed = not torch.equal(attack.poison(batch, CLIENT).inputs, batch.inputs)
+    changed |= not torch.equal(attack.trigger(batch).inputs, batch.inputs)
     assert attack.needs_inputs is changed
 
 
@@ -275,10 +275,12 @@ def test_a_trigger_shows_samples_as_others_and_leaves_the_given_alone(kind, argu
     attack, batch = kind(**arguments), samples()
     shown = attack.trigger(batch)
     assert same(batch, samples())
-    assert shown.x.shape == batch.x.shape
-    assert shown.y.dtype == batch.y.dtype
+    assert shown.inputs.shape == batch.inputs.shape
+    assert shown.targets.dtype == batch.targets.dtype
     assert not (shown.mask & ~batch.mask).any()
-    assert not (shown.mask & (shown.y == batch.y)).any(), "those that have the wanted label anyway"
+    assert not (shown.mask & (shown.targets == batch.targets)).any(), (
+        "those that have the wanted label anyway"
+    )
     for rows in torch.arange(40).split(7):
         assert same(attack.trigger(part(batch, rows)), part(shown, rows))
 

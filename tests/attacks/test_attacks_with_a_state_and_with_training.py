@@ -71,7 +71,7 @@ class TrainedBackwards(Attack):
         for attacker in context.attackers.tolist():
             net, batch = context.net(), context.samples(attacker)
             with torch.enable_grad():
-                loss = nn.functional.cross_entropy(net(batch.x), batch.y)
+                loss = nn.functional.cross_entropy(net(batch.inputs), batch.targets)
                 gradients = torch.autograd.grad(loss, list(net.parameters()))
             uploads.append(torch.cat([gradient.flatten() for gradient in gradients]))
         return 0.5 * torch.stack(uploads)
@@ -85,7 +85,7 @@ def test_an_attacker_may_train_the_model_on_its_own_data(engine):
     honest = run_rounds(client, data, attack=SignFlipping(), **settings, start_round=9)
     net = seeded(mlp).double()
     index = data.clients.train.samples(1)
-    x, y = data.clients.x[index].double(), data.clients.y[index]
+    x, y = data.clients.inputs[index].double(), data.clients.targets[index]
     gradients = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters()))
     ascent = 0.5 * torch.cat([gradient.flatten() for gradient in gradients])
     own = 3 * (honest.w - outcome.w) + ascent  # the upload that the attacker replaced

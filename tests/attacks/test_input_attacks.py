@@ -21,7 +21,7 @@ def batch_of(n=1000, shape=(1, 6, 6), fill=None):
 
 def changed(before, after):
     """Which samples have another input."""
-    return (before.x != after.x).flatten(1).any(1)
+    return (before.inputs != after.inputs).flatten(1).any(1)
 
 
 # A backdoor
@@ -43,7 +43,7 @@ def test_the_stamp_is_a_square_in_the_corner_of_all_channels(corner, rows, colum
     for row in rows:
         for column in columns:
             expected[row, column] = 9.0
-    assert torch.equal(shown.x, expected.expand(2, *shape))
+    assert torch.equal(shown.inputs, expected.expand(2, *shape))
 
 
 @pytest.mark.parametrize(
@@ -53,19 +53,19 @@ def test_the_stamp_of_flat_inputs_is_their_first_or_last_numbers(corner, places)
     shown = Backdoor(7, size=2, corner=corner, value=9.0).trigger(batch_of(2, (8,), 0.5))
     expected = torch.full((2, 8), 0.5)
     expected[:, places] = 9.0
-    assert torch.equal(shown.x, expected)
+    assert torch.equal(shown.inputs, expected)
 
 
 def test_the_stamp_is_as_bright_as_the_brightest_number_of_the_sample():
     x = torch.tensor([[0.0, 3.0, 0.0, 0.0], [-5.0, -4.0, -3.0, -2.0]])
     shown = Backdoor(1, size=1).trigger(Batch(x, torch.tensor([0, 0])))
-    assert shown.x.tolist() == [[0.0, 3.0, 0.0, 3.0], [-5.0, -4.0, -3.0, -2.0]]
+    assert shown.inputs.tolist() == [[0.0, 3.0, 0.0, 3.0], [-5.0, -4.0, -3.0, -2.0]]
 
 
 def test_what_a_trigger_shows_and_what_counts():
-    batch = batch_of(4)._replace(y=torch.tensor([3, 1, 3, 2]))
+    batch = batch_of(4)._replace(targets=torch.tensor([3, 1, 3, 2]))
     shown = Backdoor(3).trigger(batch)
-    assert shown.y.tolist() == [3, 3, 3, 3]
+    assert shown.targets.tolist() == [3, 3, 3, 3]
     assert shown.mask.tolist() == [False, True, False, True]
     masked = batch._replace(mask=torch.tensor([True, True, False, False]))
     assert Backdoor(3).trigger(masked).mask.tolist() == [False, True, False, False]
@@ -75,9 +75,9 @@ def test_a_poisoned_sample_is_what_the_trigger_shows_and_others_stay():
     batch, attack = batch_of(), Backdoor(3, samples=0.3)
     poisoned, shown = attack.poison(batch, CONTEXT), attack.trigger(batch)
     hit = changed(batch, poisoned)
-    assert torch.equal(poisoned.x[hit], shown.x[hit])
-    assert (poisoned.y[hit] == 3).all()
-    assert torch.equal(poisoned.y[~hit], batch.y[~hit])
+    assert torch.equal(poisoned.inputs[hit], shown.inputs[hit])
+    assert (poisoned.targets[hit] == 3).all()
+    assert torch.equal(poisoned.targets[~hit], batch.targets[~hit])
 
 
 def test_who_is_stamped_is_the_documented_draw_and_stays_from_round_to_round():
@@ -136,16 +136,16 @@ def test_a_stamp_that_does_not_fit(shape, size):
 def test_the_number_of_pixels_is_exact_and_a_pixel_is_hit_in_all_channels():
     batch = batch_of(300, (3, 5, 4), 0.5)
     attack = Outliers(samples=1.0, pixels=0.3, low=1.0, high=2.0)
-    differs = attack.poison(batch, CONTEXT).x != batch.x
+    differs = attack.poison(batch, CONTEXT).inputs != batch.inputs
     assert torch.equal(differs.all(1), differs.any(1))
     assert (differs.all(1).sum((1, 2)) == 6).all(), "30 % of 20"
-    flat = attack.poison(batch_of(300, (20,), 0.5), CONTEXT).x
+    flat = attack.poison(batch_of(300, (20,), 0.5), CONTEXT).inputs
     assert ((flat != 0.5).sum(1) == 6).all()
 
 
 def test_pixels_and_values_are_uniform():
     batch = batch_of(5000, (2, 4, 4), 0.0)
-    x = Outliers(samples=1.0, pixels=0.25, low=1.0, high=3.0).poison(batch, CONTEXT).x
+    x = Outliers(samples=1.0, pixels=0.25, low=1.0, high=3.0).poison(batch, CONTEXT).inputs
     hits = (x[:, 0] != 0).sum(0).flatten()
     assert hits.sum() == 4 * 5000
     assert chisquare(hits.numpy()).pvalue > 0.001
@@ -158,11 +158,11 @@ def test_pixels_and_values_are_uniform():
 def test_the_range_is_that_of_the_sample_unless_another_is_given():
     x = torch.cat([torch.rand(200, 50) * 0.5, 10 + torch.rand(200, 50)])
     batch = Batch(x, torch.zeros(400), samples=torch.arange(400))
-    new = Outliers(samples=1.0, pixels=1.0).poison(batch, CONTEXT).x
+    new = Outliers(samples=1.0, pixels=1.0).poison(batch, CONTEXT).inputs
     assert (new >= x.amin(1, keepdim=True)).all()
     assert (new <= x.amax(1, keepdim=True)).all()
     assert not (new == x).any(1).all()
-    wide = Outliers(samples=1.0, pixels=1.0, high=100.0).poison(batch, CONTEXT).x
+    wide = Outliers(samples=1.0, pixels=1.0, high=100.0).poison(batch, CONTEXT).inputs
     assert (wide >= x.amin(1, keepdim=True)).all()
     assert wide.max() > 90
 
@@ -170,7 +170,7 @@ def test_the_range_is_that_of_the_sample_unless_another_is_given():
 @pytest.mark.parametrize("bound", [{"low": 5.0}, {"high": -5.0}])
 def test_a_range_that_the_sample_is_not_in_has_one_number(bound):
     (number,) = bound.values()
-    x = Outliers(samples=1.0, pixels=1.0, **bound).poison(batch_of(20), CONTEXT).x
+    x = Outliers(samples=1.0, pixels=1.0, **bound).poison(batch_of(20), CONTEXT).inputs
     assert (x == number).all()
 
 
@@ -182,9 +182,11 @@ def test_which_samples_are_hit_is_the_documented_draw_anew_in_each_round():
         found.append(Outliers().poison(batch, replace(CONTEXT, round=round)))
         assert torch.equal(changed(batch, found[-1]), expected)
         assert 0.25 < expected.double().mean() < 0.35
-    assert torch.equal(found[0].y, batch.y)
+    assert torch.equal(found[0].targets, batch.targets)
     again = Outliers(samples=1.0)
-    first, second = (again.poison(batch, replace(CONTEXT, round=r)).x != batch.x for r in (0, 1))
+    first, second = (
+        again.poison(batch, replace(CONTEXT, round=r)).inputs != batch.inputs for r in (0, 1)
+    )
     agreement = (first & second).double().mean().item()
     assert agreement == pytest.approx((11 / 36) ** 2, abs=0.01), "other pixels, too"
 
@@ -192,7 +194,7 @@ def test_which_samples_are_hit_is_the_documented_draw_anew_in_each_round():
 @pytest.mark.parametrize("pixels", [0.0, 0.01])
 def test_no_pixel(pixels):
     batch = batch_of()
-    assert torch.equal(Outliers(pixels=pixels).poison(batch, CONTEXT).x, batch.x)
+    assert torch.equal(Outliers(pixels=pixels).poison(batch, CONTEXT).inputs, batch.inputs)
 
 
 @pytest.mark.parametrize(
@@ -216,16 +218,16 @@ def test_outliers_out_of_range(arguments, words):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_noise_is_the_documented_draw(dtype):
     batch = batch_of(50)
-    batch = batch._replace(x=batch.x.to(dtype))
+    batch = batch._replace(inputs=batch.inputs.to(dtype))
     keys = hashed(key(11, "noise-values", 0, 2), batch.samples)[:, None]
-    expected = batch.x + 2 * normals(keys, torch.arange(36)).to(dtype).view(50, 1, 6, 6)
-    assert torch.equal(GaussianNoise(samples=1.0, std=2.0).poison(batch, CONTEXT).x, expected)
+    expected = batch.inputs + 2 * normals(keys, torch.arange(36)).to(dtype).view(50, 1, 6, 6)
+    assert torch.equal(GaussianNoise(samples=1.0, std=2.0).poison(batch, CONTEXT).inputs, expected)
 
 
 def test_noise_is_normal_and_drawn_anew_in_each_round():
     batch = batch_of(2000, (20,), 0.0)
     first, second = (
-        GaussianNoise(samples=0.3, std=0.5).poison(batch, replace(CONTEXT, round=round)).x
+        GaussianNoise(samples=0.3, std=0.5).poison(batch, replace(CONTEXT, round=round)).inputs
         for round in (0, 1)
     )
     hit = (first != 0).any(1)
@@ -253,4 +255,4 @@ def test_sample_ids_are_needed(attack):
 @pytest.mark.parametrize("attack", [Outliers(), GaussianNoise()])
 def test_targets_are_the_same_tensor(attack):
     batch = batch_of(4)
-    assert attack.poison(batch, CONTEXT).y is batch.y
+    assert attack.poison(batch, CONTEXT).targets is batch.targets

@@ -19,26 +19,26 @@ def batch_of(y):
 
 def random_labels(n=20_000, redraw=False, **changes):
     context = replace(CONTEXT, **changes)
-    return RandomLabels(redraw).poison(batch_of(torch.zeros(n, dtype=torch.int64)), context).y
+    return RandomLabels(redraw).poison(batch_of(torch.zeros(n, dtype=torch.int64)), context).targets
 
 
 def test_flipped_labels_by_hand():
     y = torch.tensor([0, 3, 9])
-    assert FlippedLabels().poison(batch_of(y), CONTEXT).y.tolist() == [9, 6, 0]
+    assert FlippedLabels().poison(batch_of(y), CONTEXT).targets.tolist() == [9, 6, 0]
     binary = replace(CONTEXT, num_classes=2)
     flipped = FlippedLabels().poison(batch_of(torch.tensor([0, 1, 1])), binary)
-    assert flipped.y.tolist() == [1, 0, 0]
+    assert flipped.targets.tolist() == [1, 0, 0]
 
 
 def test_flipping_twice_gives_the_labels_back():
     batch = batch_of(torch.arange(10))
     attack = FlippedLabels()
-    assert torch.equal(attack.poison(attack.poison(batch, CONTEXT), CONTEXT).y, batch.y)
+    assert torch.equal(attack.poison(attack.poison(batch, CONTEXT), CONTEXT).targets, batch.targets)
 
 
 def test_flipping_needs_no_sample_ids():
     batch = Batch(torch.zeros(2, 1), torch.tensor([0, 1]))
-    assert FlippedLabels().poison(batch, CONTEXT).y.tolist() == [9, 8]
+    assert FlippedLabels().poison(batch, CONTEXT).targets.tolist() == [9, 8]
 
 
 def test_random_labels_are_the_documented_draw():
@@ -55,7 +55,7 @@ def test_random_labels_are_uniform(num_classes):
 
 def test_random_labels_do_not_depend_on_the_true_label():
     true = torch.arange(20_000) % 10
-    drawn = RandomLabels().poison(batch_of(true), CONTEXT).y
+    drawn = RandomLabels().poison(batch_of(true), CONTEXT).targets
     table = torch.bincount(true * 10 + drawn, minlength=100).reshape(10, 10)
     assert chi2_contingency(table.numpy()).pvalue > 0.001
     assert torch.equal(drawn, random_labels())  # so the true label may come out, by chance
@@ -80,12 +80,12 @@ def test_clients_seeds_and_modes_draw_apart(change):
 def test_every_element_of_a_dense_target_draws_its_own_label():
     y = torch.zeros(100, 8, 8, dtype=torch.int64)
     batch = Batch(torch.zeros(100, 1, 8, 8), y, samples=torch.arange(100))
-    labels = RandomLabels().poison(batch, CONTEXT).y
+    labels = RandomLabels().poison(batch, CONTEXT).targets
     assert labels.shape == y.shape
     assert chisquare(labels.flatten().bincount(minlength=10).numpy()).pvalue > 0.001
     assert len(torch.unique(labels.flatten(1), dim=0)) == 100
-    one = Batch(batch.x[7:8], y[7:8], samples=torch.tensor([7]))
-    assert torch.equal(RandomLabels().poison(one, CONTEXT).y, labels[7:8])
+    one = Batch(batch.inputs[7:8], y[7:8], samples=torch.tensor([7]))
+    assert torch.equal(RandomLabels().poison(one, CONTEXT).targets, labels[7:8])
 
 
 @pytest.mark.parametrize("attack", [RandomLabels(), RandomLabels(redraw=True), FlippedLabels()])
@@ -110,7 +110,7 @@ def test_redraw_is_a_bool_or_access(redraw):
 def visited(visit, round=0, n=20_000):
     batch = batch_of(torch.zeros(n, dtype=torch.int64))
     batch = batch._replace(visits=torch.full((n,), visit))
-    return RandomLabels("access").poison(batch, replace(CONTEXT, round=round)).y
+    return RandomLabels("access").poison(batch, replace(CONTEXT, round=round)).targets
 
 
 def test_labels_drawn_at_every_access_differ_from_pass_to_pass_and_round_to_round():
@@ -135,7 +135,7 @@ def test_every_element_of_a_dense_target_draws_its_own_label_at_every_access():
         samples=torch.tensor([5, 5]),
         visits=torch.tensor([1, 2]),
     )
-    labels = RandomLabels("access").poison(batch, CONTEXT).y
+    labels = RandomLabels("access").poison(batch, CONTEXT).targets
     assert chisquare(labels.flatten().bincount(minlength=10).numpy()).pvalue > 0.001
     assert not torch.equal(labels[0], labels[1])
 
@@ -143,4 +143,4 @@ def test_every_element_of_a_dense_target_draws_its_own_label_at_every_access():
 @pytest.mark.parametrize("attack", [RandomLabels(), FlippedLabels()])
 def test_inputs_are_the_same_tensor(attack):
     batch = batch_of(torch.arange(10))
-    assert attack.poison(batch, CONTEXT).x is batch.x
+    assert attack.poison(batch, CONTEXT).inputs is batch.inputs

@@ -587,10 +587,10 @@ class Shift(Attack):
         self.by = by
 
     def poison(self, batch, context):
-        return batch._replace(y=batch.y + self.by)
+        return batch._replace(targets=batch.targets + self.by)
 
     def trigger(self, batch):
-        return batch._replace(x=batch.x * self.by + 1)
+        return batch._replace(inputs=batch.inputs * self.by + 1)
 
     def forge(self, honest, own, context):
         return own + honest.sum() * self.by
@@ -600,10 +600,10 @@ def test_combined_goes_in_order():
     batch = Batch(torch.ones(2, 1), torch.tensor([0, 3]), samples=torch.arange(2))
     attack = Combined([Shift(1), FlippedLabels(), ModelReplacement(10.0), Shift(-1)])
     client = ClientContext(seed=0, round=0, client=1, num_classes=10)
-    assert attack.poison(batch, client).y.tolist() == [7, 4]  # 9 − (0 + 1) − 1
+    assert attack.poison(batch, client).targets.tolist() == [7, 4]  # 9 − (0 + 1) − 1
     forged = attack.forge(table([2], [3]), table([1]), told([4]))
     assert forged.tolist() == [[55]]  # 10 · (1 + 5) − 5
-    assert Combined([Shift(2), Shift(3)]).trigger(batch).x.flatten().tolist() == [10, 10]
+    assert Combined([Shift(2), Shift(3)]).trigger(batch).inputs.flatten().tolist() == [10, 10]
 
 
 def test_combined_does_what_its_parts_do():
@@ -627,5 +627,5 @@ def test_dittos_attacks_are_random_labels_and_more():
     labels, own, context = RandomLabels(), normal(2, 6), told([3, 4], clients=torch.arange(10))
     for attack in (RandomUpdates(), ModelReplacement()):
         both = Combined([labels, attack])
-        assert torch.equal(both.poison(batch, client).y, labels.poison(batch, client).y)
+        assert torch.equal(both.poison(batch, client).targets, labels.poison(batch, client).targets)
         assert torch.equal(both.forge(own, own, context), attack.forge(own, own, context))

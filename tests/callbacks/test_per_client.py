@@ -47,7 +47,7 @@ def test_a_row_for_each_client_and_class_that_it_has_test_samples_of(tmp_path):
     right: dict = {}
     for one in range(len(SIZES)):
         for sample in data.clients.test.samples(one).tolist():
-            x, y = data.clients.x[sample], int(data.clients.y[sample])
+            x, y = data.clients.inputs[sample], int(data.clients.targets[sample])
             with torch.no_grad():
                 hit = int(client.global_model(x[None]).argmax()) == y
             right.setdefault((one, y), []).append(hit)
@@ -97,7 +97,7 @@ def test_the_last_validation_has_rows_of_its_own(tmp_path):
     ]
     for row in found:
         index = data.clients.val.samples(int(row["client"]))
-        x, y = data.clients.x[index], data.clients.y[index]
+        x, y = data.clients.inputs[index], data.clients.targets[index]
         with torch.no_grad():
             outputs = client.global_model(x)
         accuracy = (outputs.argmax(1) == y).double().mean()

@@ -102,8 +102,8 @@ def test_a_client_that_is_not_drawn_mixes_its_old_model_with_the_new_global_one(
 def test_a_client_learns_how_far_the_others_help():
     """Where all clients have the same data, and where one has data of its own."""
     arrays = classes([40, 40, 40], seed=1)
-    arrays.y[80:] = (arrays.x[80:, 0] > 0).long()
-    arrays.y[:80] = 2 * (arrays.x[:80, 1] > 0).long()
+    arrays.targets[80:] = (arrays.inputs[80:, 0] > 0).long()
+    arrays.targets[:80] = 2 * (arrays.inputs[:80, 1] > 0).long()
     client = APFL(seeded(mlp), 0.5, 0.2, optimizer=sgd(0.2), local_epochs=2)
     alphas = trained(client, shared_out(arrays, batch_size=10), 20).kept["alpha"][:, 0]
     assert alphas[2] > 0.8 > alphas[:2].max()

@@ -228,7 +228,7 @@ def test_training_step_is_pure(kind, arguments):
     before = copy.deepcopy(client.state_dict())
     rows_before = {name: row.clone() for name, row in rows.items()}
     given = batch()
-    x, y = given.x.clone(), given.y.clone()
+    x, y = given.inputs.clone(), given.targets.clone()
     state = torch.get_rng_state()
     first, gradients = loss_of(client, rows, given)
     gradients = {name: None if g is None else g.clone() for name, g in gradients.items()}
@@ -240,8 +240,8 @@ def test_training_step_is_pure(kind, arguments):
         assert torch.equal(value, before[name])
     for name, row in rows.items():
         assert torch.equal(row, rows_before[name])
-    assert torch.equal(given.x, x)
-    assert torch.equal(given.y, y)
+    assert torch.equal(given.inputs, x)
+    assert torch.equal(given.targets, y)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -252,8 +252,8 @@ def test_padding_behind_the_mask_changes_nothing(kind, arguments, garbage):
     plain = batch(5)
     expected, gradients = loss_of(client, rows, plain)
     gradients = {name: None if g is None else g.clone() for name, g in gradients.items()}
-    x = torch.cat([plain.x, torch.full((3, 4), garbage, dtype=torch.float64)])
-    y = torch.cat([plain.y, torch.tensor([0, 2, 2])])
+    x = torch.cat([plain.inputs, torch.full((3, 4), garbage, dtype=torch.float64)])
+    y = torch.cat([plain.targets, torch.tensor([0, 2, 2])])
     padded = Batch(x, y, torch.arange(8) < 5, torch.arange(8))
     loss, others = loss_of(client, rows, padded)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
@@ -272,8 +272,8 @@ def test_the_adaptation_is_pure_and_padding_changes_nothing_in_it(kind, argument
     expected, gradients = loss_of(client, rows, plain, step)
     gradients = {name: g.clone() for name, g in gradients.items() if g is not None}
     assert {name.split("_model.")[0] for name in gradients} == {"personal"}
-    x = torch.cat([plain.x, torch.full((3, 4), 1e3, dtype=torch.float64)])
-    y = torch.cat([plain.y, torch.tensor([0, 2, 2])])
+    x = torch.cat([plain.inputs, torch.full((3, 4), 1e3, dtype=torch.float64)])
+    y = torch.cat([plain.targets, torch.tensor([0, 2, 2])])
     padded = Batch(x, y, torch.arange(8) < 5, torch.arange(8))
     loss, others = loss_of(client, rows, padded, step)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
@@ -318,7 +318,7 @@ def test_a_global_model_that_is_evaluated_has_statistics_of_the_data(kind, argum
     """Also where no step trains it: else it normalizes by those of before the first round."""
     net = seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     arrays = classes([8, 12])
-    arrays.x[:] = arrays.x * 2 + 3
+    arrays.inputs[:] = arrays.inputs * 2 + 3
     data, settings = shared_out(arrays), {"optimizer": sgd(0.01), "local_steps": 2}
     try:
         client = kind(net, **{**settings, **arguments})
@@ -327,7 +327,7 @@ def test_a_global_model_that_is_evaluated_has_statistics_of_the_data(kind, argum
         return
     found = run_rounds(client, data, rounds=4).w_statistics
     start = torch.cat([torch.zeros(4), torch.ones(4)]).double()
-    there = torch.cat([data.clients.x.mean(0), data.clients.x.var(0)]).double()
+    there = torch.cat([data.clients.inputs.mean(0), data.clients.inputs.var(0)]).double()
     assert (found - there).norm() < 0.8 * (start - there).norm()
 
 
@@ -425,7 +425,7 @@ def test_a_client_does_not_depend_on_those_beside_it(kind, arguments):
     if not names:
         pytest.skip("keeps nothing")
     changed = classes(SIZES)
-    changed.x[SIZES[0] :] += 1.0
+    changed.inputs[SIZES[0] :] += 1.0
     apart = run_rounds(client, shared_out(changed), rounds=1)
     for name in names:
         assert torch.equal(together.states[name][0], apart.states[name][0]), name

@@ -123,9 +123,9 @@ class Tilted(Client):
     tilt = 2.0
 
     def training_step(self, batch, batch_idx):
-        outputs = self.global_model(batch.x)
-        losses = self.sample_losses(outputs, batch.y)
-        member = batch.y[:, None] == torch.arange(outputs.shape[1], device=outputs.device)
+        outputs = self.global_model(batch.inputs)
+        losses = self.sample_losses(outputs, batch.targets)
+        member = batch.targets[:, None] == torch.arange(outputs.shape[1], device=outputs.device)
         if batch.mask is not None:
             member = member & batch.mask[:, None]
         counts = member.sum(0)
@@ -293,7 +293,7 @@ def test_gradients_of_gradients_are_those_of_the_hessian():
     client = Meta(seeded(lambda: nn.Linear(4, 3)), optimizer=sgd(0.2), local_steps=1)
     w = client.double().row("global").data.clone()
     before = w.clone()
-    x, y = data.clients.x.double(), data.clients.y
+    x, y = data.clients.inputs.double(), data.clients.targets
     federation = Federation(All(), engine=EngineOptions("one_by_one"), seed=0)
     federation.setup(client, data, "fit")
     seen = {}
@@ -399,7 +399,7 @@ def own_loop(steps, which):
         for k, head in enumerate(heads):
             net = copy.deepcopy(server)
             net[2].load_state_dict(head)
-            x, y = arrays.x[arrays.client == k].double(), arrays.y[arrays.client == k]
+            x, y = arrays.inputs[arrays.client == k].double(), arrays.targets[arrays.client == k]
             for step in range(steps):
                 parameters = [p for layer in which(step) for p in net[layer].parameters()]
                 gradients = torch.autograd.grad(F.cross_entropy(net(x), y), parameters)
@@ -438,8 +438,8 @@ def test_a_shared_body_is_evaluated_under_each_clients_own_head():
         net = mlp().double()
         nn.utils.vector_to_parameters(row, net.parameters())
         index = data.clients.val.samples(k)
-        outputs = net(data.clients.x[index].double())
-        loss = F.cross_entropy(outputs, data.clients.y[index], reduction="sum").detach()
+        outputs = net(data.clients.inputs[index].double())
+        loss = F.cross_entropy(outputs, data.clients.targets[index], reduction="sum").detach()
         torch.testing.assert_close(outcome["personal loss"][k], loss)
         assert float(outcome["global loss"][k]) != pytest.approx(float(loss), abs=1e-4) or k != 0
 

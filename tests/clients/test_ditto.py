@@ -154,7 +154,7 @@ def test_a_partial_last_minibatch_counts_as_a_step(engine):
     """Three points in minibatches of two, unshuffled, η = 1/2: half of the way to the mean of the
     first two, then half of the way to the third; that twice for v."""
     data = shared_out(points([1.0, 3.0, 8.0]), batch_size=2)
-    first, second, third = (float(y) for y in data.clients.y[data.clients.train.samples(0)])
+    first, second, third = (float(y) for y in data.clients.targets[data.clients.train.samples(0)])
     client = ditto(lam=0.0, local_steps=None, local_epochs=1, personal_epochs=2)
     position, expected = 0.0, []
     for target in [(first + second) / 2, third] * 2:

@@ -32,8 +32,8 @@ def validation_losses(rows, data):
         for i, candidates in enumerate(rows):
             nn.utils.vector_to_parameters(candidates[k], net.parameters())
             if len(index):
-                outputs = net(data.clients.x[index].double())
-                losses[k, i] = cross_entropy(outputs, data.clients.y[index]).detach()
+                outputs = net(data.clients.inputs[index].double())
+                losses[k, i] = cross_entropy(outputs, data.clients.targets[index]).detach()
     return losses
 
 

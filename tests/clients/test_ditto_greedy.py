@@ -32,8 +32,8 @@ def by_hand(data, steps, enough, lr=0.3, personal_lr=0.2, fixed=0.7, rounds=2):
 
     def loss(row, index):
         weight, bias, weight2, bias2 = row.split([20, 5, 15, 3])
-        hidden = torch.tanh(data.clients.x[index].double() @ weight.view(5, 4).T + bias)
-        return cross_entropy(hidden @ weight2.view(3, 5).T + bias2, data.clients.y[index])
+        hidden = torch.tanh(data.clients.inputs[index].double() @ weight.view(5, 4).T + bias)
+        return cross_entropy(hidden @ weight2.view(3, 5).T + bias2, data.clients.targets[index])
 
     def slope(row, index):
         return torch.autograd.functional.jacobian(lambda at: loss(at, index), row)

@@ -53,7 +53,9 @@ class Plain(LightningModule):
 def descended(net, arrays, folder, lr=0.3):
     """The net after full-batch descent by Lightning on all samples, as a row."""
     plain = Plain(copy.deepcopy(net), lr)
-    loader = DataLoader(TensorDataset(arrays.x.double(), arrays.y), batch_size=len(arrays))
+    loader = DataLoader(
+        TensorDataset(arrays.inputs.double(), arrays.targets), batch_size=len(arrays)
+    )
     trainer = LightningTrainer(max_epochs=EPOCHS, logger=False, default_root_dir=folder, **QUIET)
     trainer.fit(plain, loader)
     return torch.cat([parameter.detach().flatten() for parameter in plain.net.parameters()])

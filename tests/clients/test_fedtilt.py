@@ -37,7 +37,7 @@ def fedtilt(kind=FedTilt, lr=0.1, net=mlp, **kwargs):
 
 def own_data(arrays):
     for k in range(int(arrays.client.max()) + 1):
-        yield arrays.x[arrays.client == k].double(), arrays.y[arrays.client == k]
+        yield arrays.inputs[arrays.client == k].double(), arrays.targets[arrays.client == k]
 
 
 def tilted(values, tilt, weights):
@@ -212,8 +212,10 @@ def batch_of(y, mask=None):
 def test_infinite_tilts_take_extremes():
     client = fedtilt().double()
     batch = batch_of([2, 0, 0, 2, 2, 1, 1], [True] * 6 + [False])
-    losses = F.cross_entropy(client.global_model(batch.x), batch.y, reduction="none").detach()[:6]
-    own = [losses[batch.y[:6] == label] for label in range(3)]
+    losses = F.cross_entropy(
+        client.global_model(batch.inputs), batch.targets, reduction="none"
+    ).detach()[:6]
+    own = [losses[batch.targets[:6] == label] for label in range(3)]
     for tau, over in ((math.inf, max), (-math.inf, min)):
         for lam, within in ((math.inf, max), (-math.inf, min), (0.0, torch.mean)):
             client.tau, client.lam = tau, lam
@@ -229,7 +231,7 @@ def test_the_objective_has_the_pull_on_v_only():
     client.row("personal").data.sub_(0.1)
     batch = batch_of([2, 0, 0, 1])
     losses = [
-        two_level(net, batch.x, batch.y, 2.0, -1.0)
+        two_level(net, batch.inputs, batch.targets, 2.0, -1.0)
         for net in (client.global_model, client.personal_model)
     ]
     expected = sum(losses) + 1.5 * 0.01 * len(centre)
@@ -244,8 +246,8 @@ def test_a_negative_tilt_within_classes_disregards_an_outlier():
     with torch.no_grad():
         client.global_model.weight.mul_(0)
         client.global_model.bias.mul_(0)
-        batch.x[1] *= 0
-    batch.x[0] = 1.0
+        batch.inputs[1] *= 0
+    batch.inputs[0] = 1.0
     with torch.no_grad():
         client.global_model.weight[0] = -5.0
     shares = []

@@ -98,8 +98,8 @@ def test_lambda_is_the_one_that_validates_best_and_the_middle_one_without_data()
             index = data.clients.val.samples(k)
             mixture = lam * alone.kept["local"][k] + (1 - lam) * start
             nn.utils.vector_to_parameters(mixture, net.parameters())
-            outputs = net(data.clients.x[index].double())
-            losses[k, i] = cross_entropy(outputs, data.clients.y[index]).detach()
+            outputs = net(data.clients.inputs[index].double())
+            losses[k, i] = cross_entropy(outputs, data.clients.targets[index]).detach()
     expected = [*losses[:4].argmin(1).tolist(), 1]
     assert found.kept["choice"][:, 0].tolist() == expected
     assert len(set(expected)) > 1

@@ -58,7 +58,9 @@ def parts(data):
     found = []
     for k in range(len(data.clients.train.sizes)):
         index = data.clients.train.samples(k)
-        found.append((data.clients.x[index].numpy(), data.clients.y[index].numpy()[:, 0]))
+        found.append(
+            (data.clients.inputs[index].numpy(), data.clients.targets[index].numpy()[:, 0])
+        )
     return found
 
 
@@ -156,7 +158,7 @@ def test_few_samples_are_helped_by_clients_that_are_alike():
     for seed in range(3):
         arrays = regressions(slopes, sizes)
         draw = np.random.default_rng(seed)
-        arrays.y.add_(torch.from_numpy(2 * draw.normal(size=arrays.y.shape)))
+        arrays.targets.add_(torch.from_numpy(2 * draw.normal(size=arrays.targets.shape)))
         for lam in left:
             client = Mocha(line(), lam, criterion=HalfSquares(), optimizer=sgd(0.05), local_steps=5)
             found = run_rounds(client, shared_out(arrays, batch_size=60), 100, engine="stacked")

@@ -38,13 +38,13 @@ def linear(**kwargs):
 
 
 def loss_at(w, batch, which):
-    outputs = batch.x[which] @ w[:12].view(3, 4).T + w[12:]
-    return cross_entropy(outputs, batch.y[which])
+    outputs = batch.inputs[which] @ w[:12].view(3, 4).T + w[12:]
+    return cross_entropy(outputs, batch.targets[which])
 
 
 def derivatives(w, batch, which):
     """The gradient, and the Hessian; zeros on an empty part."""
-    if not len(batch.y[which]):
+    if not len(batch.targets[which]):
         return torch.zeros_like(w), w.new_zeros(15, 15)
 
     def loss(w):
@@ -82,7 +82,7 @@ def test_a_step_is_that_of_the_paper(size, hessian, tolerance):
 def test_with_one_batch_for_all_it_is_the_gradient_of_what_is_left_after_a_step():
     """MAML: ∇ of f(w − α ∇f(w)), which automatic differentiation gives."""
     batch = batch_of(5)
-    threefold = Batch(batch.x.repeat_interleave(3, 0), batch.y.repeat_interleave(3))
+    threefold = Batch(batch.inputs.repeat_interleave(3, 0), batch.targets.repeat_interleave(3))
     client = linear(hessian="exact")
     w = client.row("global").data.clone().requires_grad_()
     everything = slice(None)
@@ -103,7 +103,7 @@ def test_the_difference_is_more_exact_the_smaller_it_is():
 def test_with_no_step_to_come_it_is_fedavg_on_a_third_of_the_minibatch():
     """Three equal samples in each minibatch, so that a third of it is as good as the whole."""
     arrays = classes([4, 4])
-    arrays.x[:], arrays.y[:] = arrays.x[:1], arrays.y[:1]
+    arrays.inputs[:], arrays.targets[:] = arrays.inputs[:1], arrays.targets[:1]
     data = shared_out(arrays)
     for hessian in ("difference", "exact", "none"):
         client = PerFedAvg(seeded(mlp), 0.0, hessian, optimizer=sgd(0.1), local_steps=3)

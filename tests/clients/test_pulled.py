@@ -105,7 +105,7 @@ def test_the_centre_drops_nothing_out_and_is_left_in_training_mode(regularizer):
 
 def test_a_larger_lambda_leaves_predictions_nearer_to_the_global_models():
     data = shared_out(classes([12, 9, 15]), batch_size=16)
-    x = data.clients.x.double()
+    x = data.clients.inputs.double()
     distances = []
     for lam in (0.0, 1.0, 20.0):
         client = Ditto(

@@ -59,7 +59,7 @@ def algorithm_1(data, cohorts, rates, control, passes=2, server_lr=1.0, decay=0.
     minibatches = []
     for k in range(len(data.clients.train.sizes)):
         index = data.clients.train.samples(k)
-        x, y = data.clients.x[index].numpy(), data.clients.y[index].numpy()[:, 0]
+        x, y = data.clients.inputs[index].numpy(), data.clients.targets[index].numpy()[:, 0]
         starts = range(0, len(x), batch)
         minibatches.append([(x[i : i + batch], y[i : i + batch]) for i in starts])
     number, x = len(minibatches), start()
@@ -132,7 +132,7 @@ def test_it_converges_where_fedavg_stalls(control):
     hessian, linear = np.zeros((2, 2)), np.zeros(2)
     for k in range(len(SIZES)):
         index = data.clients.train.samples(k)
-        x, y = data.clients.x[index].numpy(), data.clients.y[index].numpy()[:, 0]
+        x, y = data.clients.inputs[index].numpy(), data.clients.targets[index].numpy()[:, 0]
         hessian, linear = hessian + x.T @ x / len(x), linear + x.T @ y / len(x)
     best = np.linalg.solve(hessian, linear)
     settings = {"criterion": HalfSquares(), "optimizer": sgd(0.2), "local_steps": 10}

@@ -118,25 +118,25 @@ def test_stacked_minibatches_are_those_of_one_by_one(
     assert made.max_steps == max(steps)
     for step in range(max(steps)):
         stacked = made.at(step)
-        assert stacked.x.shape[:2] == stacked.y.shape == stacked.mask.shape
+        assert stacked.inputs.shape[:2] == stacked.targets.shape == stacked.mask.shape
         for position, own in enumerate(singles):
             count = int(stacked.mask[position].sum())
             assert stacked.mask[position, :count].all()
-            assert count == (len(own[step].y) if step < len(own) else 0)
+            assert count == (len(own[step].targets) if step < len(own) else 0)
             if count:
-                for name in ("x", "y", "samples"):
+                for name in ("inputs", "targets", "samples"):
                     found = getattr(stacked, name)[position, :count]
                     assert torch.equal(found, getattr(own[step], name))
 
 
 def poisoned(batch):
-    return batch._replace(y=batch.y + 1000)
+    return batch._replace(targets=batch.targets + 1000)
 
 
 def test_samples_and_targets_belong_together():
     for batch in batches([9, 3], 5).of(0):
-        assert torch.equal(batch.x[:, 0].long(), batch.samples)
-        assert torch.equal(batch.y, batch.samples)
+        assert torch.equal(batch.inputs[:, 0].long(), batch.samples)
+        assert torch.equal(batch.targets, batch.samples)
         assert batch.mask is None
 
 
@@ -204,7 +204,7 @@ def test_a_client_gets_the_same_in_whatever_chunk(order, length):
     for position, client in enumerate(chunk):
         pairs = zip(part.of(position), whole.of(client), strict=True)
         for found, expected in pairs:
-            assert torch.equal(found.x, expected.x)
+            assert torch.equal(found.inputs, expected.inputs)
             assert torch.equal(found.samples, expected.samples)
 
 
@@ -220,18 +220,21 @@ def test_only_the_poisoned_client_is_changed():
     made = batches([5, 5], 2, poison={1: poisoned})
     for position in range(2):
         for batch in made.of(position):
-            assert torch.equal(batch.y, batch.samples + 1000 * position)
+            assert torch.equal(batch.targets, batch.samples + 1000 * position)
 
 
 def test_poison_is_called_by_the_id_and_not_by_the_place():
     made = batches([5, 5, 5], 1, clients=[2, 0], poison={0: poisoned})
-    assert [int(batch.y.min()) >= 1000 for p in range(2) for batch in made.of(p)] == [False, True]
+    assert [int(batch.targets.min()) >= 1000 for p in range(2) for batch in made.of(p)] == [
+        False,
+        True,
+    ]
 
 
 def test_poisoning_changes_no_data():
-    made = batches([5], 3, poison={0: lambda batch: batch._replace(y=batch.y.zero_())})
+    made = batches([5], 3, poison={0: lambda batch: batch._replace(targets=batch.targets.zero_())})
     list(made.of(0)), made.at(0)
-    assert torch.equal(made.data.y, torch.arange(5))
+    assert torch.equal(made.data.targets, torch.arange(5))
 
 
 def test_large_samples_are_gathered_step_by_step_and_are_the_same(monkeypatch):
@@ -244,7 +247,7 @@ def test_large_samples_are_gathered_step_by_step_and_are_the_same(monkeypatch):
 
 def by_visit(batch):
     """Tell a sample's visits from one another."""
-    return batch._replace(y=batch.samples + 1000 * (1 + batch.visits))
+    return batch._replace(targets=batch.samples + 1000 * (1 + batch.visits))
 
 
 class Idle(nn.Module):
@@ -261,7 +264,7 @@ class Idle(nn.Module):
 def test_attacks_are_told_how_often_a_round_had_come_to_a_sample(monkeypatch, gathers, drop_last):
     """Nine samples by fours, five steps: two passes, the second cut short."""
     if gathers != "at once":
-        two_steps = 2 * 4 * batches([9, 3], 1).data.x[0].nbytes
+        two_steps = 2 * 4 * batches([9, 3], 1).data.inputs[0].nbytes
         at_once = two_steps if "twos" in gathers else 0 if gathers == "in steps" else 1 << 20
         monkeypatch.setattr("pl_fed.data.batches._GATHER_BYTES", at_once)
     rule = BatchRule(4, drop_last=drop_last)
@@ -276,13 +279,13 @@ def test_attacks_are_told_how_often_a_round_had_come_to_a_sample(monkeypatch, ga
                 batch = list(made.of(position))[step]
             mask = slice(None) if batch.mask is None else batch.mask
             expected = batch.samples[mask] + 1000 * (1 + visit)
-            assert torch.equal(batch.y[mask], expected)
+            assert torch.equal(batch.targets[mask], expected)
             assert batch.visits is None, "clients are not told"
 
 
 def test_augmentation_draws_anew_in_every_step_round_and_client():
     shifts = [
-        float((batch.x[:, 0] - batch.samples)[0])
+        float((batch.inputs[:, 0] - batch.samples)[0])
         for number in range(2)
         for client in range(2)
         for batch in batches([9, 9], 3, round=number, augment=Adding()).of(client)

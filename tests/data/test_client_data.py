@@ -22,12 +22,12 @@ class AllHaveAll(Partitioner):
 def test_copies_know_of_which_samples_they_are():
     arrays = classes([12], (1, 4, 4))
     data = FederatedData(Given(arrays), AllHaveAll(), 4, skew=Rotations(), root_samples=2).clients
-    assert len(data.ids) == len(data.x) > len(arrays.x)
-    assert torch.equal(data.y, arrays.y[data.ids])
+    assert len(data.ids) == len(data.inputs) > len(arrays.inputs)
+    assert torch.equal(data.targets, arrays.targets[data.ids])
     for client in range(4):
         index = torch.cat([data.part(name).samples(client) for name in ("train", "val", "test")])
-        turned = arrays.x[data.ids[index]].rot90(client, (2, 3))
-        torch.testing.assert_close(data.x[index], turned)
+        turned = arrays.inputs[data.ids[index]].rot90(client, (2, 3))
+        torch.testing.assert_close(data.inputs[index], turned)
 
 
 @pytest.mark.parametrize("part", ["train", "val", "test"])
@@ -40,8 +40,8 @@ def test_samples_of_some_clients_are_padded_to_the_largest_of_all(part):
     assert y.shape == (3, largest)
     for position, client in enumerate(clients.tolist()):
         index = data.part(part).samples(client)
-        assert torch.equal(x[position, : len(index)], data.x[index])
-        assert torch.equal(y[position, : len(index)], data.y[index])
+        assert torch.equal(x[position, : len(index)], data.inputs[index])
+        assert torch.equal(y[position, : len(index)], data.targets[index])
 
 
 def test_where_nobody_has_any_the_table_is_empty():
@@ -54,10 +54,13 @@ def test_where_nobody_has_any_the_table_is_empty():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ((np.zeros((2, 3)), torch.zeros(2)), "`x` to be a tensor, as torch.as_tensor makes of an"),
+        (
+            (np.zeros((2, 3)), torch.zeros(2)),
+            "`inputs` to be a tensor, as torch.as_tensor makes of an",
+        ),
         (
             (torch.zeros(2, 3), [0, 1]),
-            "`y` to be a tensor, as torch.as_tensor makes of an array, b",
+            "`targets` to be a tensor, as torch.as_tensor makes of an array, b",
         ),
         ((torch.zeros(2, 3), torch.zeros(2), [0, 1]), "`client` to be a tensor, as torch.as_ten"),
     ],

@@ -34,8 +34,8 @@ def owners(data):
 def test_vehicle(tmp_path):
     write_vehicle(tmp_path)
     arrays = Vehicle(root=str(tmp_path)).load()
-    assert arrays.x.shape == (12, 100)
-    assert arrays.y.tolist() == [0, 1] * 6
+    assert arrays.inputs.shape == (12, 100)
+    assert arrays.targets.tolist() == [0, 1] * 6
     assert arrays.num_classes == 2
     data = FederatedData(Vehicle(root=str(tmp_path)), val_fraction=0.0, test_fraction=0.25)
     assert data.clients.train.sizes.tolist() == [3, 3, 3]
@@ -46,10 +46,10 @@ def test_vehicle(tmp_path):
 @real
 def test_the_real_vehicle():
     arrays = Vehicle().load()
-    assert arrays.x.shape == (1860, 100)
+    assert arrays.inputs.shape == (1860, 100)
     assert arrays.client.unique().numel() == 23
-    assert arrays.x.mean().abs() < 0.1
-    assert 0.9 < arrays.x.std() < 1.1
+    assert arrays.inputs.mean().abs() < 0.1
+    assert 0.9 < arrays.inputs.std() < 1.1
 
 
 # MNIST by writer
@@ -135,12 +135,12 @@ def test_femnist_as_leaf_writes_it(tmp_path, below):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(leaf(users))
     arrays = FEMNIST(root=str(tmp_path)).load()
-    assert arrays.x.shape == (9, 1, 28, 28)
-    assert arrays.y.tolist() == [0, 61, 10, 1, 2, 3, 4, 5, 6]
+    assert arrays.inputs.shape == (9, 1, 28, 28)
+    assert arrays.targets.tolist() == [0, 61, 10, 1, 2, 3, 4, 5, 6]
     assert arrays.client.tolist() == [0, 0, 0, 1, 1, 1, 1, 0, 0]
     assert arrays.split.tolist() == [0] * 6 + [2] * 3
     assert arrays.num_classes == 62
-    assert np.allclose(arrays.x[1].flatten(), made["f1"][1])
+    assert np.allclose(arrays.inputs[1].flatten(), made["f1"][1])
     data = FederatedData(FEMNIST(root=str(tmp_path)), split="official", val_fraction=0.0)
     assert data.clients.train.sizes.tolist() == [3, 3]
     assert data.clients.test.sizes.tolist() == [2, 1]
@@ -175,8 +175,8 @@ def test_femnist_in_parquet_files(tmp_path):
     write_parquet(tmp_path, "train-00000-of-00002", image=[png(each) for each in pixels], **cells)
     write_parquet(tmp_path, "train-00001-of-00002", image=[], writer_id=[], character=[])
     arrays = FEMNIST(root=str(tmp_path)).load()
-    assert np.array_equal(arrays.x[:, 0], pixels)
-    assert arrays.y.tolist() == [0, 61, 35]
+    assert np.array_equal(arrays.inputs[:, 0], pixels)
+    assert arrays.targets.tolist() == [0, 61, 35]
     assert arrays.client.tolist() == [0, 1, 0]
     assert arrays.split is None
 
@@ -201,18 +201,18 @@ def celeba_root(tmp_path, monkeypatch):
 
 def test_celeba(celeba_root):
     arrays = CelebA(root=str(celeba_root), size=20).load()
-    assert arrays.x.shape == (11, 3, 20, 20), "of celebrities with at least 5 images"
-    assert arrays.x.dtype == torch.uint8
-    assert arrays.y.tolist() == [1, 0] * 5 + [1]
+    assert arrays.inputs.shape == (11, 3, 20, 20), "of celebrities with at least 5 images"
+    assert arrays.inputs.dtype == torch.uint8
+    assert arrays.targets.tolist() == [1, 0] * 5 + [1]
     assert arrays.client.tolist() == [5] * 5 + [9] * 6
     assert arrays.split.tolist() == [0] * 5 + [1] * 5 + [2]
-    assert CelebA(root=str(celeba_root)).load().x.shape[2:] == (84, 84)
+    assert CelebA(root=str(celeba_root)).load().inputs.shape[2:] == (84, 84)
 
 
 def test_some_celebrities_and_another_attribute(celeba_root):
     arrays = CelebA(root=str(celeba_root), attribute="Young", min_samples=1, max_clients=2).load()
     assert arrays.client.unique().tolist() == [2, 5]
-    assert arrays.y.tolist() == [1] * 6
+    assert arrays.targets.tolist() == [1] * 6
     with pytest.raises(ValueError, match="one of Young, Smiling but got 'Grim'"):
         CelebA(root=str(celeba_root), attribute="Grim").load()
 
@@ -231,20 +231,20 @@ def write_images(root, sizes=((4, 6), (4, 6), (4, 6))):
 def test_images_in_folders(tmp_path):
     write_images(tmp_path)
     arrays = ImageFolder("scans", root=str(tmp_path)).load()
-    assert arrays.x.shape == (3, 1, 6, 4)
-    assert arrays.y.tolist() == [0, 1, 1], "BreastMRI comes before Hand"
+    assert arrays.inputs.shape == (3, 1, 6, 4)
+    assert arrays.targets.tolist() == [0, 1, 1], "BreastMRI comes before Hand"
     assert arrays.num_classes == 2
     colour = ImageFolder("scans", root=str(tmp_path), grey=False, size=2).load()
-    assert colour.x.shape == (3, 3, 2, 2)
-    assert (colour.x[:, 0] > 250).all()
-    assert (colour.x[:, 1:] < 5).all()
+    assert colour.inputs.shape == (3, 3, 2, 2)
+    assert (colour.inputs[:, 0] > 250).all()
+    assert (colour.inputs[:, 1:] < 5).all()
 
 
 def test_images_of_several_sizes_need_one(tmp_path):
     write_images(tmp_path, sizes=((4, 6), (5, 6), (4, 6)))
     with pytest.raises(ValueError, match="`size` to be given for images of several sizes"):
         ImageFolder("scans", root=str(tmp_path)).load()
-    assert ImageFolder("scans", root=str(tmp_path), size=8).load().x.shape == (3, 1, 8, 8)
+    assert ImageFolder("scans", root=str(tmp_path), size=8).load().inputs.shape == (3, 1, 8, 8)
 
 
 def test_what_is_hidden_is_no_image(tmp_path):
@@ -256,7 +256,7 @@ def test_what_is_hidden_is_no_image(tmp_path):
         (scans / name / "0.jpeg").write_bytes((scans / "Hand" / "0.jpeg").read_bytes())
     (scans / "Hand" / "._0.jpeg").write_bytes(b"Mac OS X")
     arrays = ImageFolder("scans", root=str(tmp_path)).load()
-    assert arrays.y.tolist() == [0, 1, 1]
+    assert arrays.targets.tolist() == [0, 1, 1]
     assert arrays.num_classes == 2
 
 
@@ -268,7 +268,7 @@ def test_images_of_other_kinds_and_in_linked_folders(tmp_path):
     (tmp_path / "scans" / "Hand" / "more").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "scans" / "Hand" / "back").symlink_to(tmp_path / "scans" / "Hand")
     arrays = ImageFolder("scans", root=str(tmp_path)).load()
-    assert arrays.y.tolist() == [0] + [1] * 6
+    assert arrays.targets.tolist() == [0] + [1] * 6
 
 
 def test_a_folder_without_images_is_no_class(tmp_path):
@@ -291,9 +291,9 @@ def test_images_of_16_bits_are_scaled_to_8(tmp_path, kind, type):
     (tmp_path / "scans" / "Hand").mkdir(parents=True)
     Image.fromarray(pixels).save(tmp_path / "scans" / "Hand" / f"0.{kind}")
     grey = ImageFolder("scans", root=str(tmp_path)).load()
-    assert grey.x[0, 0].tolist() == [[0, 0, 1], [100, 101, 255]]
+    assert grey.inputs[0, 0].tolist() == [[0, 0, 1], [100, 101, 255]]
     colour = ImageFolder("scans", root=str(tmp_path), grey=False).load()
-    assert torch.equal(colour.x, grey.x.expand(1, 3, 2, 3))
+    assert torch.equal(colour.inputs, grey.inputs.expand(1, 3, 2, 3))
 
 
 @pytest.mark.parametrize("type", ["int32", "float32"])
@@ -312,7 +312,7 @@ def test_images_are_turned_as_the_camera_says(tmp_path):
     pixels = np.array([[0, 50, 100], [150, 200, 250]], dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "scans" / "Hand" / "0.png", exif=exif)
     arrays = ImageFolder("scans", root=str(tmp_path)).load()
-    assert arrays.x[0, 0].tolist() == [[150, 0], [200, 50], [250, 100]]
+    assert arrays.inputs[0, 0].tolist() == [[150, 0], [200, 50], [250, 100]]
 
 
 # What is not there

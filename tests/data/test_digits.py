@@ -10,17 +10,17 @@ DIGITS_OF_EACH_CLASS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 def test_digits():
     arrays = Digits().load()
-    assert arrays.x.shape == (1797, 1, 8, 8)
-    assert arrays.x.dtype == torch.float32
-    assert arrays.y.dtype == torch.int64
-    assert arrays.y.bincount().tolist() == DIGITS_OF_EACH_CLASS
+    assert arrays.inputs.shape == (1797, 1, 8, 8)
+    assert arrays.inputs.dtype == torch.float32
+    assert arrays.targets.dtype == torch.int64
+    assert arrays.targets.bincount().tolist() == DIGITS_OF_EACH_CLASS
     assert arrays.num_classes == 10
     assert arrays.client is None
     assert arrays.split is None
 
 
 def test_pixels_are_sixteenths_from_0_to_1():
-    x = Digits().load().x
+    x = Digits().load().inputs
     assert (float(x.min()), float(x.max())) == (0.0, 1.0)
     assert torch.equal((x * 16).round(), x * 16)
     assert [int(16 * pixel) for pixel in x[0, 0, 0]] == [0, 0, 5, 13, 9, 1, 0, 0]

@@ -40,14 +40,14 @@ def idx_root(tmp_path):
 def test_idx_files(idx_root, kind):
     root, made = idx_root
     arrays = kind(root=str(root)).load()
-    assert arrays.x.shape == (10, 1, 28, 28)
-    assert arrays.x.dtype == torch.uint8
+    assert arrays.inputs.shape == (10, 1, 28, 28)
+    assert arrays.inputs.dtype == torch.uint8
     (images, labels), (test_images, test_labels) = (
         made[kind.__name__, part] for part in ("train", "t10k")
     )
-    assert np.array_equal(arrays.x[:6, 0].numpy(), images)
-    assert np.array_equal(arrays.x[6:, 0].numpy(), test_images)
-    assert arrays.y.tolist() == [*labels.tolist(), *test_labels.tolist()]
+    assert np.array_equal(arrays.inputs[:6, 0].numpy(), images)
+    assert np.array_equal(arrays.inputs[6:, 0].numpy(), test_images)
+    assert arrays.targets.tolist() == [*labels.tolist(), *test_labels.tolist()]
     assert arrays.split.tolist() == [0] * 6 + [2] * 4
     assert arrays.num_classes == 10
 
@@ -91,9 +91,9 @@ def cifar_root(tmp_path, monkeypatch):
 def test_cifar10_files(cifar_root):
     root, images, labels = cifar_root
     arrays = CIFAR10(root=str(root)).load()
-    assert arrays.x.is_contiguous()
-    assert np.array_equal(arrays.x.numpy(), images.reshape(12, 3, 32, 32))
-    assert arrays.y.tolist() == labels.flatten().tolist()
+    assert arrays.inputs.is_contiguous()
+    assert np.array_equal(arrays.inputs.numpy(), images.reshape(12, 3, 32, 32))
+    assert arrays.targets.tolist() == labels.flatten().tolist()
     assert arrays.split.tolist() == [0] * 10 + [2] * 2
     assert arrays.num_classes == 10
 
@@ -168,19 +168,19 @@ def real(real_data):
 @pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
 def test_real_images(real, kind):
     arrays = real(kind).load()
-    assert arrays.x.shape == (70000, 1, 28, 28)
+    assert arrays.inputs.shape == (70000, 1, 28, 28)
     assert arrays.split.bincount().tolist() == [60000, 0, 10000]
-    pixels = arrays.x[:60000].double() / 255
+    pixels = arrays.inputs[:60000].double() / 255
     mean, std = KNOWN[kind]
     assert float(pixels.mean()) == pytest.approx(mean, abs=5e-5)
     assert float(pixels.std()) == pytest.approx(std, abs=5e-5)
-    counts = [arrays.y[arrays.split == part].bincount().tolist() for part in (0, 2)]
+    counts = [arrays.targets[arrays.split == part].bincount().tolist() for part in (0, 2)]
     if kind is MNIST:
         assert counts == [MNIST_LABELS, MNIST_TEST_LABELS]
-        assert arrays.y[:6].tolist() == [5, 0, 4, 1, 9, 2]
+        assert arrays.targets[:6].tolist() == [5, 0, 4, 1, 9, 2]
     else:
         assert counts == [[6000] * 10, [1000] * 10]
-        assert arrays.y[:6].tolist() == [9, 0, 0, 3, 0, 2]
+        assert arrays.targets[:6].tolist() == [9, 0, 0, 3, 0, 2]
 
 
 def test_real_fashion_mnist_shared_out(real):
@@ -190,12 +190,13 @@ def test_real_fashion_mnist_shared_out(real):
     clients = module.clients
     assert int(clients.train.sizes.sum() + clients.val.sizes.sum()) == 60000
     assert int(clients.test.sizes.sum()) == 10000
-    train = clients.x[clients.train.index].double()
+    train = clients.inputs[clients.train.index].double()
     assert float(train.mean()) == pytest.approx(0, abs=1e-5)
     assert float(train.std()) == pytest.approx(1, abs=1e-5)
     for k in range(0, 100, 7):
         classes = [
-            clients.y[part.samples(k)].unique().tolist() for part in (clients.train, clients.test)
+            clients.targets[part.samples(k)].unique().tolist()
+            for part in (clients.train, clients.test)
         ]
         assert len(classes[0]) == 2
         assert classes[0] == classes[1]

@@ -21,7 +21,7 @@ class Made(DataSource):
     """Arrays made by a test."""
 
     def __init__(self, x, y, **others):
-        self.arrays = {"x": x, "y": y, **others}
+        self.arrays = {"inputs": x, "targets": y, **others}
 
     def load(self):
         return Arrays(**self.arrays)
@@ -201,10 +201,10 @@ def test_official_tests_have_the_clients_own_classes():
     data = numbered(900, classes=6, split=official(600, 60, 240))
     clients = shared_out(data, Shards(2), 9, split="official")
     for k in range(9):
-        trained = set(clients.y[clients.train.samples(k)].tolist())
+        trained = set(clients.targets[clients.train.samples(k)].tolist())
         assert len(trained) == 2
         for part in ("val", "test"):
-            assert set(clients.y[clients.part(part).samples(k)].tolist()) == trained
+            assert set(clients.targets[clients.part(part).samples(k)].tolist()) == trained
 
 
 def test_an_official_split_is_used_by_default_and_this_is_said_once(caplog):
@@ -399,7 +399,7 @@ def test_the_inputs_are_normalised_by_the_clients_samples():
     dataset = numbered(40)
     clients = shared_out(dataset, num_clients=2, root_samples=10, normalize="channel")
     samples = torch.tensor(flat(clients, "train"), dtype=torch.float32)
-    assert clients.x[5, 0].item() == pytest.approx(
+    assert clients.inputs[5, 0].item() == pytest.approx(
         (5 - samples.mean().item()) / samples.std(correction=0).item(), rel=1e-5
     )
 
@@ -433,11 +433,11 @@ def test_more_root_samples_than_there_can_be(number, error, words):
 def test_uint8_is_scaled_and_nothing_else():
     x = torch.tensor([[0], [51], [255]], dtype=torch.uint8)
     y = torch.tensor([0, 1, 0])
-    scaled = shared_out(Made(x, y, num_classes=2), num_clients=1).x
+    scaled = shared_out(Made(x, y, num_classes=2), num_clients=1).inputs
     assert scaled.flatten().tolist() == [0.0, pytest.approx(0.2), 1.0]
     assert x.flatten().tolist() == [0, 51, 255], "the source's own tensor stays as it is"
     for dtype in (torch.int64, torch.float64, torch.float16, torch.int16):
-        taken = shared_out(Made(x.to(dtype), y, num_classes=2), num_clients=1).x
+        taken = shared_out(Made(x.to(dtype), y, num_classes=2), num_clients=1).inputs
         assert taken.dtype == torch.float32
         assert taken.flatten().tolist() == [0.0, 51.0, 255.0]
 
@@ -446,14 +446,14 @@ def test_uint8_is_scaled_and_nothing_else():
 def test_class_ids_become_int64(dtype):
     y = torch.tensor([0, 1, 2], dtype=dtype)
     clients = shared_out(Made(torch.zeros(3, 1), y, num_classes=3), num_clients=1)
-    assert clients.y.dtype == torch.int64
+    assert clients.targets.dtype == torch.int64
     assert clients.num_classes == 3
 
 
 def test_real_targets_stay_real():
     y = torch.tensor([[0.5], [1.5], [2.5]])
     clients = shared_out(Made(torch.zeros(3, 1), y), num_clients=1)
-    assert torch.equal(clients.y, y)
+    assert torch.equal(clients.targets, y)
     assert clients.num_classes == 0
 
 
@@ -471,7 +471,7 @@ def with_outliers(normalize, **others):
     clients = shared_out(
         data, IID(), 2, split="official", val_fraction=0.0, normalize=normalize, **others
     )
-    return x, clients.x
+    return x, clients.inputs
 
 
 def test_normalize_channel_by_training_samples_only():
@@ -499,7 +499,7 @@ def test_the_val_part_is_not_among_the_training_samples():
     )
     train = torch.tensor(flat(clients, "train"), dtype=torch.float64)
     expected = (torch.arange(10) - train.mean()) / train.std(correction=0)
-    assert torch.allclose(clients.x.flatten().double(), expected, atol=1e-6)
+    assert torch.allclose(clients.inputs.flatten().double(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -526,7 +526,7 @@ def test_ids_of_any_type_of_integers(type):
     assert classes_of(ids) == 2
     for how in ({}, {"partitioner": Shards(1), "num_clients": 2}):
         clients = shared_out(made, **how)
-        assert clients.y.tolist() == ids.to(torch.int64).tolist()
+        assert clients.targets.tolist() == ids.to(torch.int64).tolist()
         assert clients.num_clients == 2
     with pytest.raises(ValueError, match=r"`client` to be integers below 2\^63 but got larger"):
         replace(made.load(), client=torch.full((20,), -1).to(torch.uint64))
@@ -563,15 +563,15 @@ def test_a_constant_channel_does_not_blow_up():
     x[15:, 0] = 0.2  # not constant in the test part
     data = Made(x, torch.zeros(20, dtype=torch.int64), split=official(15, 0, 5), num_classes=1)
     clients = shared_out(data, IID(), 1, split="official", val_fraction=0.0, normalize="channel")
-    assert clients.x[:15, 0].abs().max() < 1e-6
-    assert torch.allclose(clients.x[15:, 0], torch.tensor(0.1), atol=1e-6)
+    assert clients.inputs[:15, 0].abs().max() < 1e-6
+    assert torch.allclose(clients.inputs[15:, 0], torch.tensor(0.1), atol=1e-6)
 
 
 @pytest.mark.parametrize("normalize", ["channel", "feature", [1.0, 2.0]])
 def test_one_number_a_sample(normalize):
     data = Made(torch.tensor([1.0, 3.0]), torch.tensor([0, 1]), num_classes=2)
     clients = shared_out(data, num_clients=1, val_fraction=0, test_fraction=0, normalize=normalize)
-    assert clients.x.shape == (2,)
+    assert clients.inputs.shape == (2,)
 
 
 # Transforms
@@ -590,15 +590,15 @@ def test_transforms_are_batched_and_come_before_normalising():
     transforms = [Look(), v2.Resize(4, antialias=True), v2.Grayscale()]
     clients = shared_out(data, num_clients=2, transforms=transforms, normalize="channel")
     assert seen == [(x.shape, 0.0, 1.0)]
-    assert clients.x.shape == (20, 1, 4, 4)
-    train = clients.x[torch.tensor(flat(clients, "train"))]
+    assert clients.inputs.shape == (20, 1, 4, 4)
+    train = clients.inputs[torch.tensor(flat(clients, "train"))]
     assert abs(float(train.mean())) < 1e-5
 
 
 def test_random_transforms_are_keyed_by_the_seed():
     def inputs(seed):
         transforms = [v2.RandomCrop(6), v2.RandomRotation(90)]
-        return shared_out(Digits(), num_clients=2, transforms=transforms, seed=seed).x
+        return shared_out(Digits(), num_clients=2, transforms=transforms, seed=seed).inputs
 
     assert torch.equal(inputs(0), inputs(0))
     assert not torch.equal(inputs(0), inputs(1))
@@ -616,12 +616,12 @@ def test_a_transform_that_loses_samples():
 def test_augment_changes_training_batches_and_nothing_else():
     module = federated(Digits(), num_clients=2, augment=[v2.RandomHorizontalFlip(p=1.0)])
     data = module.clients
-    assert torch.equal(data.x, Digits().load().x)
+    assert torch.equal(data.inputs, Digits().load().inputs)
     rule = BatchRule(batch_size=8, shuffle=False)
     batches = Batches(data, torch.tensor([1]), [1], rule, 0, 0, augment=module.augment)
     (batch,) = batches.of(0)
     samples = data.train.samples(1)[:8]
-    assert torch.equal(batch.x, data.x[samples].flip(-1))
+    assert torch.equal(batch.inputs, data.inputs[samples].flip(-1))
 
 
 def test_without_augment_there_is_none():
@@ -675,28 +675,43 @@ def test_the_data_is_loaded_once_and_only_when_asked_for():
 
 # Arrays that do not fit together, from whatever source
 
-GOOD = {"x": torch.zeros(4, 2), "y": torch.tensor([0, 1, 1, 0]), "num_classes": 2}
+GOOD = {"inputs": torch.zeros(4, 2), "targets": torch.tensor([0, 1, 1, 0]), "num_classes": 2}
 
 
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        ({"x": torch.zeros(0, 2)}, r"`x` to hold at least one sample but got shape \[0, 2\]"),
-        ({"x": torch.tensor(1.0)}, r"`x` to hold at least one sample but got shape \[\]"),
-        ({"y": torch.zeros(3, dtype=torch.int64)}, r"`y` to have 4 rows, .* shape \[3\]"),
+        (
+            {"inputs": torch.zeros(0, 2)},
+            r"`inputs` to hold at least one sample but got shape \[0, 2\]",
+        ),
+        ({"inputs": torch.tensor(1.0)}, r"`inputs` to hold at least one sample but got shape \[\]"),
+        (
+            {"targets": torch.zeros(3, dtype=torch.int64)},
+            r"`targets` to have 4 rows, .* shape \[3\]",
+        ),
         ({"client": torch.zeros(5, dtype=torch.int64)}, r"`client` to have 4 rows"),
         ({"split": torch.zeros(5, dtype=torch.int64)}, r"`split` to have 4 rows"),
         ({"split": torch.tensor([0, 1, 2, 3])}, r"`split` to be 0 \(train\), .* but got 3"),
         ({"split": torch.zeros(4)}, "`split` to be integers but got torch.float32"),
         ({"client": torch.zeros(4)}, "`client` to be integers but got torch.float32"),
         ({"client": torch.zeros(4, 1, dtype=torch.int64)}, r"of shape \[samples\] .* \[4, 1\]"),
-        ({"y": torch.tensor([0, 1, 2, 0])}, r"below `num_classes` \(2\) but got 2"),
-        ({"y": torch.tensor([0, -1, 1, 0])}, r"class ids from 0 .* but got -1"),
-        ({"y": torch.zeros(4, 1, dtype=torch.int64)}, r"of shape \[samples\] but got \[4, 1\]"),
+        ({"targets": torch.tensor([0, 1, 2, 0])}, r"below `num_classes` \(2\) but got 2"),
+        ({"targets": torch.tensor([0, -1, 1, 0])}, r"class ids from 0 .* but got -1"),
+        (
+            {"targets": torch.zeros(4, 1, dtype=torch.int64)},
+            r"of shape \[samples\] but got \[4, 1\]",
+        ),
         ({"num_classes": 0}, "`num_classes` to be given for targets that are class ids, .* got 0"),
-        ({"y": torch.zeros(4)}, r"`num_classes` to be left out .* but got 2"),
-        ({"x": torch.tensor([[0, 1], [0, math.nan], [0, 1], [math.inf, 1]])}, "2 samples, .* 1"),
-        ({"y": torch.tensor([0.0, 1.0, math.inf, 1.0]), "num_classes": 0}, "`y` .* sample 2"),
+        ({"targets": torch.zeros(4)}, r"`num_classes` to be left out .* but got 2"),
+        (
+            {"inputs": torch.tensor([[0, 1], [0, math.nan], [0, 1], [math.inf, 1]])},
+            "2 samples, .* 1",
+        ),
+        (
+            {"targets": torch.tensor([0.0, 1.0, math.inf, 1.0]), "num_classes": 0},
+            "`targets` .* sample 2",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit(broken, words):

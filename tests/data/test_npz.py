@@ -33,8 +33,8 @@ def test_everything_is_read(written):
     x = np.arange(12, dtype=np.float64).reshape(4, 3)
     path = written(x=x, client=np.array([7, 7, -1, 9]), split=np.array([0, 1, 2, 0]))
     arrays = Npz(path).load()
-    assert arrays.x.tolist() == x.tolist()
-    assert arrays.y.tolist() == [0, 1, 1, 0]
+    assert arrays.inputs.tolist() == x.tolist()
+    assert arrays.targets.tolist() == [0, 1, 1, 0]
     assert arrays.client.tolist() == [7, 7, -1, 9]
     assert arrays.split.tolist() == [0, 1, 2, 0]
     assert arrays.num_classes == 2
@@ -69,8 +69,8 @@ def test_control_characters_of_an_arrays_name_reach_no_message(written):
 def test_long_doubles_become_doubles(written):
     x = np.arange(12).reshape(4, 3)
     arrays = Npz(written(x=x.astype(np.longdouble), y=np.zeros(4, np.longdouble))).load()
-    assert arrays.x.tolist() == x.tolist()
-    assert arrays.y.dtype == torch.float64
+    assert arrays.inputs.tolist() == x.tolist()
+    assert arrays.targets.dtype == torch.float64
     if np.finfo(np.longdouble).max > np.finfo(np.float64).max:
         with pytest.raises(ValueError, match="finite numbers but got NaN or infinity in 4"):
             Npz(written(x=np.full((4, 3), np.longdouble(10) ** 400))).load()
@@ -92,22 +92,22 @@ def test_client_and_split_make_the_federation(written):
 def test_class_ids_of_any_integer_type(written, dtype):
     path = written(y=np.array([0, 1, 1, 0]).astype(dtype), client=np.array([1, 1, 2, 2], "int16"))
     clients = FederatedData(Npz(path), val_fraction=0, test_fraction=0, seed=0).clients
-    assert clients.y.tolist() == [0, 1, 1, 0]
-    assert (clients.y.dtype, clients.num_classes, clients.num_clients) == (torch.int64, 2, 2)
+    assert clients.targets.tolist() == [0, 1, 1, 0]
+    assert (clients.targets.dtype, clients.num_classes, clients.num_clients) == (torch.int64, 2, 2)
 
 
 @pytest.mark.parametrize("dtype", ["float16", ">f4", "float64", "int16", "uint16", "bool"])
 def test_inputs_of_any_number_type_are_taken_as_they_are(written, dtype):
     x = np.array([[0], [1], [1], [0]]).astype(dtype)
     clients = FederatedData(Npz(written(x=x)), IID(), 2, seed=0).clients
-    assert clients.x.dtype == torch.float32
-    assert clients.x.flatten().tolist() == [0, 1, 1, 0]
+    assert clients.inputs.dtype == torch.float32
+    assert clients.inputs.flatten().tolist() == [0, 1, 1, 0]
 
 
 def test_uint8_inputs_are_scaled(written):
     x = np.array([[0], [51], [255], [0]], dtype=np.uint8)
     clients = FederatedData(Npz(written(x=x)), IID(), 2, seed=0).clients
-    assert clients.x.flatten().tolist() == pytest.approx([0, 0.2, 1, 0])
+    assert clients.inputs.flatten().tolist() == pytest.approx([0, 0.2, 1, 0])
 
 
 def test_num_classes_may_be_more_than_come(written):
@@ -117,7 +117,7 @@ def test_num_classes_may_be_more_than_come(written):
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 2)])
 def test_real_targets(written, shape):
     arrays = Npz(written(y=np.ones(shape))).load()
-    assert arrays.y.shape == shape
+    assert arrays.targets.shape == shape
     assert arrays.num_classes == 0
 
 
@@ -235,9 +235,9 @@ def test_cifar10_from_mosaics(tmp_path, script, monkeypatch, capsys):
     script.main()
     assert "36 images" in capsys.readouterr().out
     arrays = Npz(str(out), num_classes=10).load()
-    assert arrays.x.dtype == torch.uint8
-    assert np.array_equal(arrays.x.numpy(), tiles.reshape(36, 32, 32, 3).transpose(0, 3, 1, 2))
-    assert arrays.y.tolist() == labels.flatten().tolist()
+    assert arrays.inputs.dtype == torch.uint8
+    assert np.array_equal(arrays.inputs.numpy(), tiles.reshape(36, 32, 32, 3).transpose(0, 3, 1, 2))
+    assert arrays.targets.tolist() == labels.flatten().tolist()
     assert arrays.split.tolist() == [0] * 30 + [2] * 6
 
 

@@ -168,7 +168,7 @@ def test_what_is_minimised_is_the_criterion_by_hand(kind):
     for one in range(4):
         net = copy.deepcopy(client.global_model).double()
         mine = arrays.client == one
-        loss = client.criterion(net(arrays.x[mine].double()), arrays.y[mine].double())
+        loss = client.criterion(net(arrays.inputs[mine].double()), arrays.targets[mine].double())
         loss.backward()
         losses.append(loss.item())
         models.append(torch.cat([(p - 0.1 * p.grad).detach().flatten() for p in net.parameters()]))
@@ -194,7 +194,7 @@ def test_logged_losses_are_the_criterion_by_hand(kind, algorithm):
         expected = []
         for one, net in enumerate(federation.models_of(torch.arange(4), name)):
             mine = federation.data.test.samples(one)
-            x, y = federation.data.x[mine], federation.data.y[mine]
+            x, y = federation.data.inputs[mine], federation.data.targets[mine]
             expected.append(client.criterion(net(x), y).item())
         logged = federation.metrics("test")[name]
         assert logged.per_client()["loss"].tolist() == pytest.approx(expected, abs=1e-10)
@@ -216,7 +216,7 @@ def test_start_losses_are_the_criterion_by_hand():
 
     class Shifted(Attack):
         def poison(self, batch, context):
-            return batch._replace(x=batch.x + 1)
+            return batch._replace(inputs=batch.inputs + 1)
 
     client, arrays = made("labels", UNEQUAL)
     client, told = client.double(), []
@@ -231,8 +231,10 @@ def test_start_losses_are_the_criterion_by_hand():
     expected = []
     for one in range(4):
         mine = arrays.client == one
-        x = arrays.x[mine].double() + (one == 1)
-        expected.append(client.criterion(client.global_model(x), arrays.y[mine].double()).item())
+        x = arrays.inputs[mine].double() + (one == 1)
+        expected.append(
+            client.criterion(client.global_model(x), arrays.targets[mine].double()).item()
+        )
     assert told[-1].tolist() == pytest.approx(expected, abs=1e-10)
 
 

@@ -139,8 +139,8 @@ class Seen(FedAvg):
     """A client that reports which numbers its dropout leaves."""
 
     def training_step(self, batch, batch_idx):
-        kept = self.global_model[0](torch.ones_like(batch.x)) > 0
-        powers = 2.0 ** torch.arange(kept.shape[-1], dtype=batch.x.dtype)
+        kept = self.global_model[0](torch.ones_like(batch.inputs)) > 0
+        powers = 2.0 ** torch.arange(kept.shape[-1], dtype=batch.inputs.dtype)
         loss = super().training_step(batch, batch_idx)
         return {"loss": loss, "kept": (kept * powers).sum() * (1 + batch_idx)}
 
@@ -181,9 +181,9 @@ class Transposed(RandomLabels):
 
     def poison(self, batch, context):
         """Give inputs of another order in memory, and other labels."""
-        other = batch.x.T.contiguous().T
-        assert other.stride() != batch.x.stride()
-        return super().poison(batch._replace(x=other), context)
+        other = batch.inputs.T.contiguous().T
+        assert other.stride() != batch.inputs.stride()
+        return super().poison(batch._replace(inputs=other), context)
 
 
 @each_compiled

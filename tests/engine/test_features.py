@@ -76,10 +76,10 @@ def test_the_body_sees_each_sample_once_and_the_inputs_stay_where_they_were():
         federation.run_round(round, optimizer)
         with torch.inference_mode():
             federation.evaluate("val", torch.arange(4))
-    assert net.seen == len(data.clients.x) == sum(SIZES)
-    assert federation.data.x.shape == (sum(SIZES), 12)
-    assert federation.data.x.dtype == torch.float64
-    assert data.clients.x.shape == (sum(SIZES), *IMAGES)
+    assert net.seen == len(data.clients.inputs) == sum(SIZES)
+    assert federation.data.inputs.shape == (sum(SIZES), 12)
+    assert federation.data.inputs.dtype == torch.float64
+    assert data.clients.inputs.shape == (sum(SIZES), *IMAGES)
     assert client.training
     assert client.global_model.head.training
     assert not client.global_model.body.training
@@ -100,8 +100,8 @@ def test_they_are_those_of_evaluation_mode():
     federation.setup(client, data, "fit")
     client.train()
     with torch.no_grad():
-        expected = client.global_model.body(data.clients.x)
-    torch.testing.assert_close(federation.data.x, expected)
+        expected = client.global_model.body(data.clients.inputs)
+    torch.testing.assert_close(federation.data.inputs, expected)
 
 
 @pytest.mark.parametrize("precision", ["64-true", "32-true", "bf16-mixed"])
@@ -184,8 +184,8 @@ class Shifted(Attack):
     """Adds one to what a client trains on."""
 
     def poison(self, batch, context):
-        assert batch.x.shape[1:] == (12,)
-        return batch._replace(x=batch.x + 1)
+        assert batch.inputs.shape[1:] == (12,)
+        return batch._replace(inputs=batch.inputs + 1)
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])

@@ -30,7 +30,7 @@ def test_one_step_moves_the_statistics_by_the_momentum():
     data = shared_out(classes([5]), batch_size=5)
     client = FedAvg(with_batch_norm(), optimizer=sgd(), local_steps=1)
     outcome = run_rounds(client, data, rounds=1)
-    expected = 0.9 * START + 0.1 * of_batch(data.clients.x)
+    expected = 0.9 * START + 0.1 * of_batch(data.clients.inputs)
     torch.testing.assert_close(outcome.w_statistics, expected)
 
 
@@ -38,11 +38,12 @@ def test_the_servers_statistics_are_the_mean_over_the_clients():
     arrays = classes([5, 3, 8])
     data = shared_out(arrays, batch_size=8)
     client = FedAvg(with_batch_norm(), optimizer=sgd(), local_steps=1)
-    rows = [0.9 * START + 0.1 * of_batch(arrays.x[arrays.client == k]) for k in range(3)]
+    rows = [0.9 * START + 0.1 * of_batch(arrays.inputs[arrays.client == k]) for k in range(3)]
     outcome = run_rounds(client, data, rounds=1)
     torch.testing.assert_close(outcome.w_statistics, torch.stack(rows).mean(0))
     rows = [
-        0.9 * outcome.w_statistics + 0.1 * of_batch(arrays.x[arrays.client == k]) for k in range(3)
+        0.9 * outcome.w_statistics + 0.1 * of_batch(arrays.inputs[arrays.client == k])
+        for k in range(3)
     ]
     outcome = run_rounds(client, data, rounds=2)
     torch.testing.assert_close(outcome.w_statistics, torch.stack(rows).mean(0))
@@ -53,7 +54,7 @@ def test_personal_statistics_are_the_clients_own():
     client = Ditto(with_batch_norm(), optimizer=sgd(), local_steps=1)
     outcome = run_rounds(client, shared_out(arrays, batch_size=8), rounds=2)
     for k in range(3):
-        batch = of_batch(arrays.x[arrays.client == k])
+        batch = of_batch(arrays.inputs[arrays.client == k])
         expected = 0.9 * (0.9 * START + 0.1 * batch) + 0.1 * batch
         torch.testing.assert_close(outcome.v_statistics[k], expected)
 
@@ -111,7 +112,7 @@ def test_a_cumulative_average_is_over_the_clients_own_minibatches():
     data = shared_out(arrays, batch_size=5)
     outcome = run_rounds(client, data, rounds=1, shuffle=False)
     expected = [
-        torch.stack([of_batch(batch) for batch in data.clients.x[own].split(5)]).mean(0)
+        torch.stack([of_batch(batch) for batch in data.clients.inputs[own].split(5)]).mean(0)
         for own in map(data.clients.train.samples, range(3))
     ]
     torch.testing.assert_close(outcome.v_statistics, torch.stack(expected))
@@ -230,7 +231,7 @@ def test_a_mean_by_samples_counts_statistics_by_samples():
     arrays = classes([5, 3, 8])
     data = shared_out(arrays, batch_size=8)
     client = FedAvg(with_batch_norm(), optimizer=sgd(), local_steps=1)
-    rows = [0.9 * START + 0.1 * of_batch(arrays.x[arrays.client == k]) for k in range(3)]
+    rows = [0.9 * START + 0.1 * of_batch(arrays.inputs[arrays.client == k]) for k in range(3)]
     outcome = run_rounds(client, data, rounds=1, aggregator=Mean("samples"))
     expected = (5 * rows[0] + 3 * rows[1] + 8 * rows[2]) / 16
     torch.testing.assert_close(outcome.w_statistics, expected)
@@ -249,7 +250,7 @@ def test_those_of_a_rejected_client_are_in_no_mean_by_samples():
     how = {"aggregator": Mean("samples"), "max_rejected": 1.0, "chunk_size": 2}
     with pytest.warns(UserWarning, match="were left out"):
         outcome = run_rounds(client, shared_out(arrays, batch_size=8), rounds=1, **how)
-    rows = [0.9 * START + 0.1 * of_batch(arrays.x[arrays.client == k]) for k in (0, 2)]
+    rows = [0.9 * START + 0.1 * of_batch(arrays.inputs[arrays.client == k]) for k in (0, 2)]
     torch.testing.assert_close(outcome.w_statistics, (5 * rows[0] + 8 * rows[1]) / 13)
 
 
@@ -258,7 +259,7 @@ def test_mapper_begins_each_w_with_the_servers_statistics():
     arrays = classes([6, 6])
     data = shared_out(arrays, batch_size=6)
     client = Mapper(with_batch_norm(), (0.5,), optimizer=sgd(), local_steps=1)
-    first, second = (of_batch(arrays.x[arrays.client == k]) for k in (0, 1))
+    first, second = (of_batch(arrays.inputs[arrays.client == k]) for k in (0, 1))
     outcome = run_rounds(client, data, rounds=2, sampler=Cohorts((0,), (1,)))
     expected = 0.9 * (0.9 * START + 0.1 * first) + 0.1 * second
     torch.testing.assert_close(outcome.w_statistics, expected)

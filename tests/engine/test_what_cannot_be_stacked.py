@@ -59,7 +59,7 @@ class OwnSGD(SGD):
 
 class IgnoresTheMask(FedAvg):
     def training_step(self, batch, batch_idx):
-        return F.cross_entropy(self.global_model(batch.x), batch.y)
+        return F.cross_entropy(self.global_model(batch.inputs), batch.targets)
 
 
 class Ids(nn.Embedding):
@@ -266,7 +266,7 @@ class Flags(FedAvg):
         return {
             "loss": loss,
             "positive": loss.detach() > 0,
-            "samples": batch.y.numel() + 0 * batch.y[0],
+            "samples": batch.targets.numel() + 0 * batch.targets[0],
         }
 
 

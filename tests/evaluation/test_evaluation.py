@@ -72,7 +72,7 @@ def by_hand(client, data, part, model, store, one):
         row = store.read("personal", torch.tensor([one]))[0]
         nn.utils.vector_to_parameters(row, client.personal_model.parameters())
     with torch.no_grad():
-        return data.y[index], client.model(model)(data.x[index].double())
+        return data.targets[index], client.model(model)(data.inputs[index].double())
 
 
 def doubled(data):
@@ -167,9 +167,9 @@ def test_batch_norm_evaluates_with_the_clients_own_statistics():
         )
         mean, var = store.read("personal.statistics", torch.tensor([one]))[0].split([4, 4])
         index = data.test.samples(one)
-        h = (data.x[index] - mean) / (var + 1e-5).sqrt() * weight + bias
+        h = (data.inputs[index] - mean) / (var + 1e-5).sqrt() * weight + bias
         outputs = h @ linear.view(3, 4).T + constant
-        expected = nn.functional.cross_entropy(outputs, data.y[index], reduction="sum")
+        expected = nn.functional.cross_entropy(outputs, data.targets[index], reduction="sum")
         torch.testing.assert_close(metrics.loss_sum[one], expected)
 
 
@@ -200,7 +200,7 @@ def test_predictions_name_the_data_sets_samples_where_clients_have_copies():
         )
     for table in tables:
         assert torch.equal(table["sample"], data.test.samples(1))
-        assert torch.equal(table["target"], data.y[table["sample"]])
+        assert torch.equal(table["target"], data.targets[table["sample"]])
 
 
 def test_a_client_without_test_samples_gets_an_empty_table():
@@ -271,8 +271,8 @@ def test_what_a_fit_logs_is_what_its_models_do(tmp_path, kind, precision):
                 nn.utils.vector_to_parameters(row, client.personal_model.parameters())
             index = data.val.samples(one)
             with torch.no_grad(), trainer.precision_plugin.forward_context():
-                outputs = client.model(model)(data.x[index])
-                losses.append(nn.functional.cross_entropy(outputs, data.y[index]).item())
+                outputs = client.model(model)(data.inputs[index])
+                losses.append(nn.functional.cross_entropy(outputs, data.targets[index]).item())
         expected = sum(losses) / 4
         tolerance = 2e-3 if precision == "bf16-mixed" else 1e-6
         assert float(logged[f"val/{model}/loss"]) == pytest.approx(expected, abs=tolerance)
@@ -502,7 +502,9 @@ def test_losses_are_means_as_training_takes_them(options):
             expected = client.criterion(outputs, targets).nan_to_num(0)
             torch.testing.assert_close(found[one], expected)
     evaluator = evaluator_of(client, store)
-    found = evaluator.start_losses(data, EVERYONE, {2: lambda batch: batch._replace(y=2 - batch.y)})
+    found = evaluator.start_losses(
+        data, EVERYONE, {2: lambda batch: batch._replace(targets=2 - batch.targets)}
+    )
     for one in range(4):
         targets, outputs = by_hand(client, data, "train", "global", store, one)
         targets = 2 - targets if one == 2 else targets

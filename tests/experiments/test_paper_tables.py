@@ -71,7 +71,7 @@ def test_copies_that_are_never_synchronised():
     def gradient(row, k):
         torch.nn.utils.vector_to_parameters(row, net.parameters())
         index = data.clients.train.samples(k)
-        loss = cross_entropy(net(data.clients.x[index].double()), data.clients.y[index])
+        loss = cross_entropy(net(data.clients.inputs[index].double()), data.clients.targets[index])
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, [*net.parameters()])])
 
     copies, v, w = [start, start], [start, start], start
@@ -143,9 +143,9 @@ def test_a_share_takes_as_much_of_each_part():
     share = Share(shared_out(Arrays(x, split // 2, split=split, num_classes=2)).dataset, 0.2)
     arrays = share.load()
     assert torch.equal(arrays.split.bincount(), torch.tensor([10, 0, 10]))
-    assert len(arrays.x.unique()) == 20
-    assert torch.equal(arrays.y, arrays.x[:, 0].long() % 2)
-    assert torch.equal(arrays.x, share.load().x)
+    assert len(arrays.inputs.unique()) == 20
+    assert torch.equal(arrays.targets, arrays.inputs[:, 0].long() % 2)
+    assert torch.equal(arrays.inputs, share.load().inputs)
 
 
 def test_two_classes_ten_to_one():

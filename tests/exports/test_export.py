@@ -247,7 +247,7 @@ def test_the_manifest_says_what_one_must_know(folder):
     assert about["net"] == "pl_fed.models.mlp.MLP"
     assert about["checkpoint"] == str(checkpoint(folder))
     module = FederatedData(Digits(), Shards(3), 6, val_fraction=0.2, normalize="feature", seed=0)
-    x, train = Digits().load().x, module.clients.train.index
+    x, train = Digits().load().inputs, module.clients.train.index
     shown = about["inputs"]
     assert shown["shape"] == [1, 8, 8]
     assert shown["dtype"] == "float32"
@@ -265,7 +265,7 @@ def test_validation_takes_the_better_model_as_the_hybrid_does(folder):
     own, _ = export(folder, "--client", "all", "--global", out="own")
     best, about = export(folder, "--client", "all", "--select", "validation", out="best")
     module = FederatedData(Digits(), Shards(3), 6, val_fraction=0.2, normalize="feature", seed=0)
-    x, y, val = module.clients.x, module.clients.y, module.clients.val
+    x, y, val = module.clients.inputs, module.clients.targets, module.clients.val
 
     def judged(path, client):
         net = rebuilt(SMALL)
@@ -455,12 +455,14 @@ def test_models_of_a_federation_after_a_fit(tmp_path):
         assert [type(layer) for layer in model.modules()] == kinds, "torch's own layers"
         assert not any(layer.training for layer in model.modules())
         with torch.no_grad():
-            outputs = model(module.clients.x[module.clients.test.samples(one)])
+            outputs = model(module.clients.inputs[module.clients.test.samples(one)])
             assert outputs.argmax(1).tolist() == before[one]["prediction"].tolist()
             for tensor in (*model.parameters(), *model.buffers()):
                 assert tensor.untyped_storage().nbytes() == tensor.nbytes, "a memory of its own"
                 tensor.zero_()
-        (model(module.clients.x[:4]).sum() + model.head[0].weight.sum()).backward()  # it trains
+        (
+            model(module.clients.inputs[:4]).sum() + model.head[0].weight.sum()
+        ).backward()  # it trains
     after = trainer.predict(client, module)[0]
     for one, other in zip(before, after):
         assert torch.equal(one["probability"], other["probability"])

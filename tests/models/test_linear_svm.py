@@ -49,7 +49,7 @@ def test_the_sign_of_the_score_is_the_class():
 def test_weight_decay_is_the_other_term():
     """A step of SGD on mean hinge + 0.01 ‖w‖², by hand."""
     data = shared_out(classes([12], num_classes=2), batch_size=12)
-    x, y = data.clients.x.double(), 2.0 * data.clients.y - 1
+    x, y = data.clients.inputs.double(), 2.0 * data.clients.targets - 1
     net = LinearSVM(4)
     client = FedAvg(
         net, optimizer=sgd(0.5, weight_decay=0.02), local_steps=1, criterion=HINGE

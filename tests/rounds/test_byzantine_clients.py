@@ -191,9 +191,11 @@ def test_data_are_poisoned_from_then_on():
     batch = Batch(torch.zeros(50, 1), torch.zeros(50).long(), samples=torch.arange(50))
     before, after = (byzantine_clients.poison(torch.arange(2), round) for round in (2, 3))
     assert list(before) == list(after) == [0, 1]
-    corrupted = [RandomLabels(redraw=True).poison(batch, _client(1, round)).y for round in (2, 3)]
-    assert torch.equal(before[1](batch).y, corrupted[0])
-    assert torch.equal(after[1](batch).y, 2 - corrupted[1]), "on top"
+    corrupted = [
+        RandomLabels(redraw=True).poison(batch, _client(1, round)).targets for round in (2, 3)
+    ]
+    assert torch.equal(before[1](batch).targets, corrupted[0])
+    assert torch.equal(after[1](batch).targets, 2 - corrupted[1]), "on top"
 
 
 def _client(client, round=3):
@@ -218,7 +220,7 @@ class Broken(FedAvg):
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        return loss * torch.where((batch.y > 55).any(), torch.nan, 1.0)
+        return loss * torch.where((batch.targets > 55).any(), torch.nan, 1.0)
 
 
 def breaking(numbers, rounds=1, **settings):
@@ -373,7 +375,7 @@ class NaNs(Attack):
     """Breaks its own training, and sends a small upload."""
 
     def poison(self, batch, context):
-        return batch._replace(x=batch.x / 0)
+        return batch._replace(inputs=batch.inputs / 0)
 
     def forge(self, honest, own, context):
         return torch.zeros_like(own)

@@ -56,7 +56,7 @@ def test_as_many_samples_do_not_make_a_checkpoint_fit(saved, here, words):
 
 def test_other_labels_of_the_same_inputs_are_refused():
     other = arrays()
-    other.y[:2] = other.y[:2].flip(0)
+    other.targets[:2] = other.targets[:2].flip(0)
     match = r"^Expected a checkpoint of a run with the same labels .* holds other samples"
     with pytest.raises(ValueError, match=match):
         check_identity(of(arrays()), of(other))

@@ -109,7 +109,7 @@ def roots_of(client, data, rounds=2, **settings):
 
 def alone(data):
     """The root samples, as the data of a federation of one client."""
-    x, y, root = data.clients.x, data.clients.y, data.clients.root
+    x, y, root = data.clients.inputs, data.clients.targets, data.clients.root
     arrays = Arrays(x[root], y[root], torch.zeros_like(root), num_classes=data.clients.num_classes)
     module = shared_out(arrays, batch_size=data.batch_size, drop_last=data.drop_last)
     module.augment = data.augment
@@ -141,7 +141,9 @@ def test_it_is_a_loop_over_the_root_samples():
     (root,), _ = roots_of(client, data, rounds=1)
     net, index = seeded(mlp).double(), data.clients.root
     before = row(net)
-    F.cross_entropy(net(data.clients.x[index].double()), data.clients.y[index]).backward()
+    F.cross_entropy(
+        net(data.clients.inputs[index].double()), data.clients.targets[index]
+    ).backward()
     gradient = torch.cat([p.grad.flatten() for p in net.parameters()])
     assert_close(root, -0.2 * gradient, rtol=0, atol=1e-14)
     assert torch.equal(row(net), before)
@@ -150,7 +152,7 @@ def test_it_is_a_loop_over_the_root_samples():
 def test_a_point_goes_to_the_mean_of_the_root_samples():
     """w ← w − η (w − mean), three times from 10: by η = 1/2 what is left is an eighth."""
     data = shared_out(points([1.0, 3.0, 5.0], [4.0, 8.0, 6.0]), batch_size=8, root_samples=2)
-    mean = float(data.clients.y[data.clients.root].mean())
+    mean = float(data.clients.targets[data.clients.root].mean())
     client = FedAvg(Point(start=10.0), criterion=HalfSquares(), optimizer=sgd(0.5), local_steps=3)
     (root,), _ = roots_of(client, data, rounds=1)
     assert root.tolist() == pytest.approx([(mean - 10) * 7 / 8])
@@ -335,7 +337,7 @@ class Opposite(Attack):
 
 def test_fltrust_learns_where_the_mean_is_led_astray():
     arrays = classes([60] * 6, num_classes=2)
-    arrays.y[:] = (arrays.x[:, 0] > 0).long()
+    arrays.targets[:] = (arrays.inputs[:, 0] > 0).long()
     data = shared_out(arrays, root_samples=60, batch_size=10)
     client = FedAvg(seeded(partial(mlp, num_classes=2)), optimizer=sgd(0.2))
     hostile = {"attack": Opposite(), "ids": [0, 1, 3, 4]}
@@ -344,7 +346,7 @@ def test_fltrust_learns_where_the_mean_is_led_astray():
         outcome = run_rounds(client, data, 8, aggregator=aggregator, **settings)
         net = seeded(partial(mlp, num_classes=2)).double()
         torch.nn.utils.vector_to_parameters(outcome.w, net.parameters())
-        return float(F.cross_entropy(net(arrays.x.double()), arrays.y).detach()), outcome
+        return float(F.cross_entropy(net(arrays.inputs.double()), arrays.targets).detach()), outcome
 
     trusting, outcome = loss(FLTrust(), **hostile)
     assert trusting < 0.3

@@ -72,13 +72,15 @@ WRONG = {
     ),
     "no loss": (
         "training_step",
-        lambda self, batch: {"accuracy": batch.x.sum()},
+        lambda self, batch: {"accuracy": batch.inputs.sum()},
         TypeError,
         "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but got dict",
     ),
     "a loss of each sample": (
         "training_step",
-        lambda self, batch: self.sample_losses(self.global_model(batch.x[[0, 0]]), batch.y[[0, 0]]),
+        lambda self, batch: self.sample_losses(
+            self.global_model(batch.inputs[[0, 0]]), batch.targets[[0, 0]]
+        ),
         ValueError,
         r"Expected `training_step` to return scalars but got shape \[2\] for `loss`",
     ),

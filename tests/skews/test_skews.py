@@ -122,28 +122,28 @@ def test_all_parts_of_a_client_are_changed_alike():
         assert torch.equal(plain.part(part).index, turned.part(part).index)
     for client in range(4):
         mine = own([client], plain)
-        assert torch.equal(turned.x[mine], plain.x[mine].rot90(client, (2, 3)))
+        assert torch.equal(turned.inputs[mine], plain.inputs[mine].rot90(client, (2, 3)))
 
 
 def test_noise_comes_after_normalising_and_turns_before():
     how = {"normalize": ([0.5, 0.5, 0.5], [0.1, 0.1, 0.1])}
     plain = shared_out(None, **how)
     noisy = shared_out(Quality(4.0), **how)
-    change = noisy.x - plain.x
+    change = noisy.inputs - plain.inputs
     assert change[own([0], plain)].eq(0).all()
     assert change[own([2], plain)].std().item() == pytest.approx(2**0.5, rel=0.2)
     turned = shared_out(Rotations([45.0]), **how)
-    assert turned.x.min().item() == pytest.approx(-5.0, abs=0.1), "corners are black, not grey"
+    assert turned.inputs.min().item() == pytest.approx(-5.0, abs=0.1), "corners are black, not grey"
 
 
 def test_samples_that_several_clients_hold_are_copied():
     partitioner = Quantity(beta=5.0, min_size=8, overlapping=True)
     plain, turned = shared_out(None, partitioner), shared_out(Rotations(), partitioner)
-    assert len(turned.x) == sum(len(own([k], plain)) for k in range(4)) > len(plain.x)
+    assert len(turned.inputs) == sum(len(own([k], plain)) for k in range(4)) > len(plain.inputs)
     for client in range(4):
         before, after = own([client], plain), own([client], turned)
-        assert torch.equal(turned.x[after], plain.x[before].rot90(client, (2, 3)))
-        assert torch.equal(turned.y[after], plain.y[before])
+        assert torch.equal(turned.inputs[after], plain.inputs[before].rot90(client, (2, 3)))
+        assert torch.equal(turned.targets[after], plain.targets[before])
 
 
 def test_a_skew_that_changes_shapes_is_refused():
@@ -157,6 +157,6 @@ def test_a_skew_that_changes_shapes_is_refused():
 
 def test_the_source_keeps_its_inputs():
     source = Given(classes([6, 6]))
-    before = source.load().x.clone()
-    FederatedData(source, skew=Quality(9.0), seed=0).clients.x.sum()
-    assert torch.equal(source.load().x, before)
+    before = source.load().inputs.clone()
+    FederatedData(source, skew=Quality(9.0), seed=0).clients.inputs.sum()
+    assert torch.equal(source.load().inputs, before)
