@@ -11,7 +11,8 @@ import signal
 import threading
 import time
 import warnings
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -28,6 +29,8 @@ from pl_fed.lightning.compatibility import check_monitors, check_optimizer
 from pl_fed.loggers import RunCSV, WaitingRows
 from pl_fed.rounds.checks import explain_log
 from pl_fed.rounds.round import RoundHooks
+
+_Hooked = TypeVar("_Hooked")
 
 _BAR_SECONDS = 0.1  # at least, between two moves of the progress bar within a round
 
@@ -308,7 +311,7 @@ class FederatedLoop(_FitLoop):
     def _call(self, hook: str, *args: Any, monitoring: bool | None = None) -> None:
         """Call a hook of the callbacks and of the module: see :meth:`_call_callbacks`."""
         self._call_callbacks(hook, *args, monitoring=monitoring)
-        if not _overrides(self.trainer.lightning_module, LightningModule, hook):
+        if not _overriding([self.trainer.lightning_module], LightningModule, hook):
             return
         if _call_lightning_module_hook(self.trainer, hook, *args) == -1:
             raise ValueError(
@@ -328,12 +331,13 @@ class FederatedLoop(_FitLoop):
                 stop, or only the others; ``None`` calls all of them.
         """
         trainer, module = self.trainer, self.trainer.lightning_module
-        callbacks = [
-            callback
-            for callback in trainer.callbacks
-            if _overrides(callback, Callback, hook)
-            and monitoring in (None, isinstance(callback, (Checkpoint, EarlyStopping)))
-        ]
+        callbacks = _overriding(trainer.callbacks, Callback, hook)
+        if monitoring is not None:
+            callbacks = [
+                callback
+                for callback in callbacks
+                if isinstance(callback, (Checkpoint, EarlyStopping)) is monitoring
+            ]
         if not callbacks:
             return
         outer_hook, module._current_fx_name = self._hook, hook
@@ -344,19 +348,23 @@ class FederatedLoop(_FitLoop):
 
     def _show_progress(self, done: int) -> None:
         """Move the progress bar on within the round, if one can see that it moves."""
-        bar, now = self.trainer.progress_bar_callback, time.monotonic()
-        if bar is None or not getattr(bar, "is_enabled", True) or now < self._bar_due:
+        now = time.monotonic()
+        if now < self._bar_due or done == self.max_batches:  # the end of the round moves it on
             return
-        if done < self.max_batches:
-            self._bar_due = now + _BAR_SECONDS
-            module = self.trainer.lightning_module
+        self._bar_due = now + _BAR_SECONDS
+        bar, module = self.trainer.progress_bar_callback, self.trainer.lightning_module
+        if bar is not None and getattr(bar, "is_enabled", True):
             bar.on_train_batch_end(self.trainer, module, {}, self._cohort, done - 1)
 
 
-def _overrides(instance: object, parent: type, hook: str) -> bool:
-    """Return whether an object, or its class, has a hook other than its parent class's."""
-    inherited = getattr(type(instance), hook, None) is getattr(parent, hook)
-    return not inherited or hook in vars(instance)
+def _overriding(objects: Iterable[_Hooked], parent: type, hook: str) -> list[_Hooked]:
+    """Return the objects that have, or whose class has, a hook other than their parent class's."""
+    inherited = getattr(parent, hook)
+    return [
+        instance
+        for instance in objects
+        if getattr(type(instance), hook, None) is not inherited or hook in vars(instance)
+    ]
 
 
 def _count_schedules_in_rounds(trainer: Trainer) -> None:
