@@ -1,5 +1,6 @@
 """What every aggregator keeps to."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -79,7 +80,7 @@ class Aggregator(Recorded, nn.Module, ABC):
                 f" tensor {list(shape)} but {type(self).__name__} gave"
                 f" {type(merged).__name__ if got is None else f'shape {list(got)}'}."
             )
-        if not (merged.sum().isfinite() or merged.isfinite().all()):  # a sum may overflow
+        if not (math.isfinite(merged.sum()) or merged.isfinite().all()):  # a sum may overflow
             raise self.overflow(uploads)
         return merged
 

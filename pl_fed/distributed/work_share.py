@@ -13,6 +13,7 @@ needs room for its own clients only, and what is left to gain is a hundredth of 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -42,19 +43,29 @@ class WorkShare:
         owners: The process that trains each, int64 [cohort].
 
     Attributes:
-        mine: Which of the cohort this process trains, bool [cohort].
-        clients: Their ids, in the order of the cohort.
+        clients: Ids of those that this process trains, in the order of the cohort.
     """
 
     def __init__(self, processes: Processes, cohort: Tensor, owners: Tensor) -> None:
         self.processes = processes
         self.cohort = cohort
         self.owners = owners
-        self.mine = owners == processes.rank
         self.clients = cohort[self.mine] if processes.size > 1 else cohort
-        self._homes = owners if processes.size == 1 else processes.homes(cohort)
-        self._away = self._homes != owners
         self._travels = processes.size > 1 and bool(self._away.any())
+
+    @cached_property
+    def mine(self) -> Tensor:
+        """Which of the cohort this process trains, bool [cohort]."""
+        return self.owners == self.processes.rank
+
+    @cached_property
+    def _homes(self) -> Tensor:
+        return self.processes.homes(self.cohort)
+
+    @cached_property
+    def _away(self) -> Tensor:
+        """Which of the cohort are trained by another process than that of their home."""
+        return self._homes != self.owners
 
     @classmethod
     def by_work(cls, processes: Processes, cohort: Tensor, work: Tensor) -> "WorkShare":

@@ -81,7 +81,7 @@ class ByzantineClients:
     @property
     def share(self) -> float:
         """Which share of all clients is byzantine."""
-        return int(self.is_byzantine.sum()) / len(self.is_byzantine)
+        return int(self.is_byzantine.count_nonzero()) / len(self.is_byzantine)
 
     @property
     def attacks_on_data(self) -> list[Attack]:

@@ -104,7 +104,7 @@ class LocalTraining:
         statistics = {GLOBAL_STATISTICS: broadcast.statistics}
         own.complete_proposals({**statistics, **self.states.server_states})
         self._upload_buffer = own.buffer
-        return TrainedCohort.join(share, own, client.trained, self.states.data.inputs.device)
+        return TrainedCohort.join(share, own, broadcast.parameters, client.trained)
 
     def _share(self, plan: RoundPlan) -> WorkShare:
         """Share the cohort out over the processes, by the steps that its clients take."""
@@ -206,8 +206,9 @@ class LocalTraining:
             self.byzantine_clients.poison(clients, plan.round),
             self.augment,
         )
+        device = broadcast.parameters.device
         step_rows = {
-            model: torch.tensor(counts, dtype=torch.int64, device=client.device)[:, None]
+            model: torch.tensor(counts, dtype=torch.int64, device=device)[:, None]
             for model, counts in steps.items()
         }
         lr = {
@@ -227,6 +228,7 @@ class LocalTraining:
             metrics: Means over the local steps of what ``training_step`` returned.
         """
         client, end, numel = self.client, chunk.round, self.client.row("global").layout.numel
+        finite = metrics["loss"].isfinite()
         for model in client.validated:
             rows = end.models[model]
             losses = self.evaluator.losses(self.states.data, "val", chunk.clients, model, rows)
@@ -239,7 +241,6 @@ class LocalTraining:
             name: usable.check(kept.get(name), default.numel(), default)
             for name, default in self.states.store.defaults.items()
         }
-        finite = metrics["loss"].isfinite()
         for model in client.trained:
             if model != "global":
                 finite &= finite_rows(usable.check(end.models[model].parameters, numel))
@@ -248,9 +249,9 @@ class LocalTraining:
             uploads = usable.check(uploads, numel)
             for sent in (uploads, *proposals.values()):
                 finite &= finite_rows(sent)
-        broken = UploadStatus.NOT_FINITE if usable.all_usable else UploadStatus.MALFORMED
-        valid = finite & usable.all_usable
-        status = torch.where(valid, UploadStatus.VALID, broken).to(torch.int8)
+        status = torch.full_like(finite, UploadStatus.MALFORMED, dtype=torch.int8)
+        if usable.all_usable:
+            status.fill_(UploadStatus.NOT_FINITE).masked_fill_(finite, UploadStatus.VALID)
         return ChunkResults(positions, chunk.clients, metrics, status, uploads, proposals, states)
 
     def _proposals(self, end: ClientRound, usable: "_UsableRows") -> dict[str, Tensor]:
