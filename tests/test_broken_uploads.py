@@ -459,7 +459,7 @@ def test_byzantine_clients_that_break_are_counted_but_may_be_as_many_as_they_lik
         ),
         (
             TrimmedMean(2),
-            "more than 4 rows, for TrimmedMean leaves out 2 values at each end, but got 4",
+            "more than 4 rows, because TrimmedMean leaves out 2 values at each end, but got 4",
         ),
     ],
     ids=["Krum", "TrimmedMean"],

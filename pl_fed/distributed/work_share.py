@@ -21,7 +21,7 @@ from torch import Tensor
 from pl_fed.aggregators import Aggregator
 from pl_fed.distributed.processes import Processes
 from pl_fed.functional.aggregation import merging_dtype
-from pl_fed.functional.balance import balanced
+from pl_fed.functional.balance import balance_work
 from pl_fed.state import ClientStore, of_clients
 from pl_fed.types import RoundContext
 
@@ -60,7 +60,7 @@ class WorkShare:
     def by_work(cls, processes: Processes, cohort: Tensor, work: Tensor) -> "WorkShare":
         """Share a cohort out by the clients' work [cohort], at home where that is fair."""
         homes = processes.homes(cohort)
-        return cls(processes, cohort, balanced(work, homes, processes.size))
+        return cls(processes, cohort, balance_work(work, homes, processes.size))
 
     @classmethod
     def alone(cls, cohort: Tensor) -> "WorkShare":

@@ -364,7 +364,7 @@ def check_mean(client: Client, aggregator: Aggregator, adds: bool) -> None:
     if client.mean_of != "clients":
         return
     name = type(client).__name__
-    last = aggregator.last
+    last = aggregator.final_aggregator
     weighting = getattr(last, "weighting", "uniform")
     if weighting != "uniform":
         raise ValueError(
