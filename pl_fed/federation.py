@@ -24,7 +24,7 @@ from pl_fed.engine import EngineChoice, EngineOptions
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.metrics import ClientMetrics
-from pl_fed.recorded import Recorded
+from pl_fed.recorded import Configurable
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.checks import (
@@ -50,7 +50,7 @@ from pl_fed.state import ClientStore
 from pl_fed.types import Population
 
 
-class Federation(Recorded):
+class Federation(Configurable):
     """Everything around the clients.
 
     Args:

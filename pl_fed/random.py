@@ -50,13 +50,13 @@ def generator(seed: int, purpose: str, *parts: int) -> torch.Generator:
 
 
 @contextmanager
-def seeded_torch(device: torch.device) -> Iterator[Callable[[int], None]]:
+def fork_torch_rng(device: torch.device) -> Iterator[Callable[[int], None]]:
     """Give what seeds torch's global generators by a key, and put them back in the end.
 
     For code that draws from torch itself: layers and transforms that pl_fed did not write.
 
     Example:
-        >>> with seeded_torch(torch.device("cpu")) as seed:
+        >>> with fork_torch_rng(torch.device("cpu")) as seed:
         ...     seed(key(0, "example"))
         ...     print(torch.rand(1))
         tensor([0.2881])
@@ -81,7 +81,7 @@ def mix(z: Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
-def hashed(keys: Tensor | int, counters: Tensor) -> Tensor:
+def random_bits(keys: Tensor | int, counters: Tensor) -> Tensor:
     """Return 64 random bits for each counter under each key.
 
     Args:
@@ -101,7 +101,7 @@ def uniforms(keys: Tensor | int, counters: Tensor) -> Tensor:
         >>> uniforms(key(0, "example"), torch.arange(2)).lt(1).all()
         tensor(True)
     """
-    return _shift(hashed(keys, counters), 40).to(torch.float32) * 2.0**-24
+    return _shift(random_bits(keys, counters), 40).to(torch.float32) * 2.0**-24
 
 
 def normals(keys: Tensor | int, counters: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def normals(keys: Tensor | int, counters: Tensor) -> Tensor:
 
 def integers(keys: Tensor | int, counters: Tensor, high: int) -> Tensor:
     """Return int64 numbers, uniform on {0, ..., high - 1}, for each counter under each key."""
-    return _shift(hashed(keys, counters), 33).remainder(high)
+    return _shift(random_bits(keys, counters), 33).remainder(high)
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:

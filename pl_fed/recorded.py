@@ -18,7 +18,7 @@ _MOST_ITEMS = 1000  # of a list; data may be given as longer ones
 _BUILDS_OPTIMIZER = ("optimizer", "server_optimizer")
 
 
-class Recorded:
+class Configurable:
     """Base of the classes that a config names: each object has a description of its arguments.
 
     Attributes:
@@ -46,8 +46,8 @@ class Recorded:
 
 def class_record(value: Any) -> dict[str, Any]:
     """Return an object's class and arguments, as a config has them."""
-    arguments = value.constructor_arguments if isinstance(value, Recorded) else {}
-    if isinstance(value, nn.Module) and not isinstance(value, Recorded):
+    arguments = value.constructor_arguments if isinstance(value, Configurable) else {}
+    if isinstance(value, nn.Module) and not isinstance(value, Configurable):
         arguments = _module_arguments(value)
     path = {"class_path": class_path(type(value))}
     return {**path, "init_args": arguments} if arguments else path
@@ -117,7 +117,7 @@ def plain(name: str, value: Any) -> Any:
 
 def _is_section(value: Any) -> bool:
     """Whether a value is a section of a config: a dataclass, which needs no class path."""
-    return is_dataclass(value) and not isinstance(value, Recorded | nn.Module)
+    return is_dataclass(value) and not isinstance(value, Configurable | nn.Module)
 
 
 def _section(section: Any) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import yaml
 from torch import nn
 
 from pl_fed import aggregators, clients, data, partitioners, samplers
-from pl_fed.recorded import Recorded, class_path, class_record, plain
+from pl_fed.recorded import Configurable, class_path, class_record, plain
 
 
-class Takes(Recorded):
+class Takes(Configurable):
     """Takes anything."""
 
     def __init__(self, value=None, *more, **others):

@@ -8,11 +8,11 @@ import torch  # noqa: F401
 from torch import Tensor, nn
 
 from pl_fed.nets.rows import finite_rows
-from pl_fed.recorded import Recorded
+from pl_fed.recorded import Configurable
 from pl_fed.types import RoundContext
 
 
-class Aggregator(Recorded, nn.Module, ABC):
+class Aggregator(Configurable, nn.Module, ABC):
     """Base class of the aggregators: an aggregator merges the uploads of a round into one row.
 
     Rules for subclasses:
@@ -153,7 +153,7 @@ class PreparedUploads(NamedTuple):
     context: RoundContext
 
 
-class PreAggregator(Recorded, nn.Module, ABC):
+class PreAggregator(Configurable, nn.Module, ABC):
     """Base class of the pre-aggregators: it changes the uploads before an aggregator merges them.
 
     The rules for subclasses are:

@@ -42,11 +42,11 @@ from pl_fed.nets.rows import (
     trainable_parameters,
     usable_rows,
 )
-from pl_fed.recorded import Recorded
+from pl_fed.recorded import Configurable
 from pl_fed.types import Batch, Population
 
 
-class Client(Recorded, FederationModule, ABC):
+class Client(Configurable, FederationModule, ABC):
     """One client: a global and a personal model, and the objective that trains them.
 
     A new algorithm is a subclass in one file. It declares its models in ``super().__init__``, its
@@ -700,7 +700,7 @@ class Client(Recorded, FederationModule, ABC):
         """Return the flat row of a model's trainable parameters."""
         if name not in self._rows:
             tensors = trainable_parameters(self.model(name))
-            self._rows[name] = Row(tensors, RowLayout.of(tensors.items()))
+            self._rows[name] = Row(tensors, RowLayout.from_tensors(tensors.items()))
         return self._rows[name]
 
     def statistics(self, name: str) -> Row:
@@ -708,13 +708,13 @@ class Client(Recorded, FederationModule, ABC):
         key = f"{name}.statistics"
         if key not in self._rows:
             tensors = running_statistics(self.model(name))
-            self._rows[key] = Row(tensors, RowLayout.of(tensors.items()))
+            self._rows[key] = Row(tensors, RowLayout.from_tensors(tensors.items()))
         return self._rows[key]
 
     def renew_rows(self) -> None:
         """Forget the rows of models whose tensors were replaced by others, as by a callback."""
         for key, row in list(self._rows.items()):
-            if not row.is_of(self.model(key.removesuffix(".statistics"))):
+            if not row.belongs_to(self.model(key.removesuffix(".statistics"))):
                 del self._rows[key]
 
     @property

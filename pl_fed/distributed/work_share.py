@@ -22,7 +22,7 @@ from pl_fed.aggregators import Aggregator
 from pl_fed.distributed.processes import Processes
 from pl_fed.functional.aggregation import merging_dtype
 from pl_fed.functional.balance import balance_work
-from pl_fed.state import ClientStore, of_clients
+from pl_fed.state import ClientStore, select_clients
 from pl_fed.types import RoundContext
 
 _Key = TypeVar("_Key")
@@ -320,4 +320,4 @@ def at_home(processes: Processes, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return of the states of all clients those that are at home in this process."""
     if processes.size == 1:
         return dict(state)
-    return of_clients(state, processes.at_home)
+    return select_clients(state, processes.at_home)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.arguments import check_integers
-from pl_fed.random import hashed, key
+from pl_fed.random import key, random_bits
 
 
 class SparseProjection(nn.Module):
@@ -66,9 +66,11 @@ class SparseProjection(nn.Module):
             )
         self.short = short
         coordinates = torch.arange(long)
-        order = hashed(key(seed, "projection", long, short), coordinates).argsort(stable=True)
+        order = random_bits(key(seed, "projection", long, short), coordinates).argsort(stable=True)
         place = coordinates % short  # the bucket of each coordinate in this order
-        signs = (hashed(key(seed, "projection signs", long, short), coordinates) & 1) * 2.0 - 1.0
+        signs = (
+            random_bits(key(seed, "projection signs", long, short), coordinates) & 1
+        ) * 2.0 - 1.0
         buffers = {
             "order": order,
             "bucket": torch.empty_like(order).index_copy_(0, order, place),

@@ -5,10 +5,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from pl_fed.recorded import Recorded
+from pl_fed.recorded import Configurable
 
 
-class Sampler(Recorded, ABC):
+class Sampler(Configurable, ABC):
     """Base class of the samplers: a sampler draws the cohort of a round.
 
     The cohort is the set of clients that take part. All randomness comes from the generator in the
