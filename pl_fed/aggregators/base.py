@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch  # noqa: F401
 from torch import Tensor, nn
 
+from pl_fed.configurable import Configurable
 from pl_fed.nets.rows import finite_rows
-from pl_fed.recorded import Configurable
 from pl_fed.types import RoundContext
 
 

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from pl_fed.configurable import Configurable
 from pl_fed.random import key
-from pl_fed.recorded import Configurable
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 

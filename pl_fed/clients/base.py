@@ -22,6 +22,7 @@ from pl_fed.clients.contract import (
     RowDefault,
 )
 from pl_fed.clients.host import FederationModule
+from pl_fed.configurable import Configurable
 from pl_fed.data.batches import LocalWork
 from pl_fed.data.client_data import ClientData
 from pl_fed.functional.losses import (
@@ -42,7 +43,6 @@ from pl_fed.nets.rows import (
     trainable_parameters,
     usable_rows,
 )
-from pl_fed.recorded import Configurable
 from pl_fed.types import Batch, Population
 
 

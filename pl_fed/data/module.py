@@ -11,13 +11,13 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.arguments import check_choice, check_instances, check_integers
+from pl_fed.configurable import Configurable
 from pl_fed.data.client_data import ClientData, Part
 from pl_fed.data.fingerprint import fingerprint_of
 from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.partitioners.base import Partitioner, check_parts
 from pl_fed.random import fork_torch_rng, generator, key, random_bits
-from pl_fed.recorded import Configurable
 from pl_fed.skews.base import Skew
 from pl_fed.text import printable
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pl_fed.recorded import Configurable
+from pl_fed.configurable import Configurable
 
 TRAIN, VAL, TEST = 0, 1, 2
 

@@ -219,9 +219,7 @@ def finite_rows(rows: Tensor) -> Tensor:
     """
     if rows.is_cuda:  # the branch below would wait for the GPU
         return rows.isfinite().all(dim=1)
-    finite = rows.sum(
-        dim=1
-    ).isfinite()  # a finite sum has finite terms; takes 3 % of the time
+    finite = rows.sum(dim=1).isfinite()  # a finite sum has finite terms; takes 3 % of the time
     if not finite.all():
         finite = rows.isfinite().all(dim=1)
     return finite

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pl_fed.arguments import check_at_most, check_integers, check_positive
+from pl_fed.configurable import Configurable
 from pl_fed.partitioners._counts import apportion, deal, members
-from pl_fed.recorded import Configurable
 
 
 class Partitioner(Configurable, ABC):

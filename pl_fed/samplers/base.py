@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from pl_fed.recorded import Configurable
+from pl_fed.configurable import Configurable
 
 
 class Sampler(Configurable, ABC):

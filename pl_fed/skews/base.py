@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from pl_fed.recorded import Configurable
+from pl_fed.configurable import Configurable
 
 
 class Skew(Configurable, ABC):
