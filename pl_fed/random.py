@@ -67,6 +67,7 @@ def fork_torch_rng(device: torch.device) -> Iterator[Callable[[int], None]]:
     with torch.random.fork_rng([device] if gpu else []):
 
         def seed(draw: int) -> None:
+            """Seed the generators of the CPU and of the device with a key."""
             # torch.manual_seed visits all kinds of devices and takes 0.1 ms
             torch.default_generator.manual_seed(draw & (2**63 - 1))
             if gpu:

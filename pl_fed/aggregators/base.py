@@ -90,18 +90,24 @@ class Aggregator(Configurable, nn.Module, ABC):
 
     @abstractmethod
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return how many of ``num_uploads`` rows may be Byzantine without moving the result away.
+        """Return the number of Byzantine rows up to which the result stays in the benign range.
 
-        Up to this number, the result stays in the range of the benign rows in every coordinate,
+        Up to this number, every coordinate of the result lies in the range of the benign rows,
         whatever values the Byzantine rows contain.
+
+        Args:
+            num_uploads: Number of rows, Byzantine ones included.
         """
 
     def breakdown(self, num_uploads: int) -> int:
-        """Return how many of ``num_uploads`` rows may be Byzantine while the result stays bounded.
+        """Return the number of Byzantine rows up to which the result stays bounded.
 
         Up to this number, the result is at most n times as long as the longest benign row, whatever
         values the Byzantine rows contain. This holds if ``context.num_byzantine`` is the number of
         Byzantine rows. The returned number is at least :meth:`max_byzantine`, and below n / 2.
+
+        Args:
+            num_uploads: Number of rows n, Byzantine ones included.
         """
         return self.max_byzantine(num_uploads)
 
@@ -190,15 +196,14 @@ class PreAggregator(Configurable, nn.Module, ABC):
         """Change uploads [n, d] of clients with ``weights`` [n] samples."""
 
     def breakdown(self, num_uploads: int, next_breakdown: Callable[[int], int]) -> int:
-        """Return how many of ``num_uploads`` rows may be Byzantine in front of the next stage.
+        """Return the number of Byzantine rows up to which the merged row stays bounded.
 
         Args:
-            num_uploads: Number of uploads that enter this stage.
+            num_uploads: Number of uploads that enter this stage, Byzantine ones included.
             next_breakdown: The breakdown of the next stage as a function of its number of uploads.
 
         Returns:
-            A number of Byzantine rows up to which the merged row is bounded; see
-            ``Aggregator.breakdown``. 0 promises nothing.
+            The number, as in ``Aggregator.breakdown``; 0 promises nothing.
         """
         return 0
 

@@ -8,11 +8,11 @@ at random::
     score(k) = ⟨Δ_k − μ, v⟩²,   good = the ⌊n − c f⌋ uploads with the lowest scores
 
 Δ is the mean of the uploads that are good in all iterations. The scores come from the n × n
-products P of the centred rows: with u the top eigenvector of P, of eigenvalue σ², score(k) is (P
-u)_k² / σ². Among equal scores, smaller client ids are good.
+products P of the centred rows. With u the top eigenvector of P and σ² its eigenvalue, score(k) is
+(P u)_k² / σ². Among equal scores, smaller client ids are good.
 
-Departs from the paper if no upload is good in all iterations: then Δ is the mean of the uploads
-that are good in the largest number of iterations.
+Departs from the paper in one case. If no upload is good in all iterations, Δ is the mean of the
+uploads that are good in the largest number of iterations.
 """
 
 import math

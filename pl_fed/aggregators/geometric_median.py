@@ -35,8 +35,8 @@ class GeometricMedian(Aggregator):
 
     Source: RFA (Pillutla et al., IEEE Transactions on Signal Processing 2022). Breakdown point: f <
     n / 2 with ``weighting="uniform"`` and ``num_steps=None``, otherwise 0. If all uploads lie on a
-    line and n is even, many points have the smallest total distance; the result is the one that the
-    steps reach from the start.
+    line and n is even, many points have the
+    smallest total distance. The result is the one that the steps reach from the start.
 
     Args:
         smoothing: ν > 0, in the unit of the uploads' norm: smaller distances count as ν.

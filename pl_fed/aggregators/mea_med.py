@@ -5,9 +5,9 @@ median")::
 
     Δ_j = mean of the n − f of Δ_1j, ..., Δ_nj that are nearest to their median   for each j
 
-The paper leaves one case open: one value below the median and one above are equally far from it,
-and only one of them can enter the mean. Here their mean enters. For an even n, the median is the
-mean of the two middle values.
+The paper leaves one case open. If one value below the median and one above are equally far from
+it, and only one of them can enter the mean, here their mean enters. For an even n, the median is
+the mean of the two middle values.
 """
 
 from torch import Tensor

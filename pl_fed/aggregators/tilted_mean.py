@@ -40,9 +40,9 @@ class TiltedMean(Aggregator):
     steps than the defaults, w stops on its way: then n equal uploads do not give this upload.
 
     Args:
-        q: The tilt, any number. 0 is the mean. ∞ follows the farthest client alone, and many small
-            steps lead to the centre of the smallest ball around all clients. −∞ follows the nearest
-            client.
+        q: The tilt, any number. 0 is the mean. ∞ follows the farthest client alone: many
+            small steps lead to the centre of the smallest ball around all clients. −∞ follows the
+            nearest client.
         steps: E₂, at least 1.
         lr: η₃ > 0; 1/2 moves to the weighted mean of the uploads in one step.
 

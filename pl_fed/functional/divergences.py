@@ -49,6 +49,7 @@ def diagonal_fisher(
     """
 
     def gradient(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Return the gradient of one sample's loss."""
         slopes: dict[str, Tensor] = torch.func.grad(sample_loss)(dict(parameters), x, y)
         return slopes
 

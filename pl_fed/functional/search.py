@@ -57,15 +57,15 @@ def _search_points(start: float, step: float) -> Generator[float, float, None]:
         values.append((yield points[-1]))
     best = values.index(max(values))
     low, high = points[max(best - 1, 0)], points[best + 1]
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left = yield left
-    at_right = yield right
+    lower, upper = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_lower = yield lower
+    at_upper = yield upper
     while True:
-        if at_right > at_left:
-            low, left, at_left = left, right, at_right
-            right = low + _GOLDEN * (high - low)
-            at_right = yield right
+        if at_upper > at_lower:
+            low, lower, at_lower = lower, upper, at_upper
+            upper = low + _GOLDEN * (high - low)
+            at_upper = yield upper
         else:
-            high, right, at_right = right, left, at_left
-            left = high - _GOLDEN * (high - low)
-            at_left = yield left
+            high, upper, at_upper = upper, lower, at_lower
+            lower = high - _GOLDEN * (high - low)
+            at_lower = yield lower

@@ -102,6 +102,7 @@ def closest_set(distances: Tensor, num_excluded: int) -> Tensor:
     diameters = sorted({distance for row in matrix for distance in row})
 
     def exclude_beyond(diameter: float) -> int | None:
+        """Return rows to exclude, as bits, so that the others have at most this diameter."""
         far = [sum(1 << k for k in range(n) if row[k] > diameter) for row in matrix]
         return _find_exclusions(far, row=0, excluded=0, budget=num_excluded)
 

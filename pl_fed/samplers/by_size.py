@@ -79,6 +79,7 @@ class BySize(FixedCohort):
         total = int(ends[-1])
 
         def draw(count: int) -> Tensor:
+            """Draw the clients of training samples, with replacement."""
             samples = torch.randint(total, (count,), generator=generator)
             return torch.searchsorted(ends, samples, right=True)
 

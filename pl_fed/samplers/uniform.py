@@ -41,6 +41,7 @@ class Uniform(FixedCohort):
         if is_sparse_cohort(cohort_size, num_clients):
 
             def draw(count: int) -> Tensor:
+                """Draw clients with replacement."""
                 return torch.randint(num_clients, (count,), generator=generator)
 
             return draw_distinct(cohort_size, draw).sort().values
