@@ -455,7 +455,7 @@ def test_byzantine_clients_that_break_are_counted_but_may_be_as_many_as_they_lik
     [
         (
             Krum(num_byzantine=2),
-            "at least 5 rows for Krum, which looks at n − f − 2 neighbours with f = 2, but got 4",
+            "at least 5 rows for Krum, which uses n − f − 2 neighbours with f = 2, but got 4",
         ),
         (
             TrimmedMean(2),
