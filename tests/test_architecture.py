@@ -36,7 +36,7 @@ FLOORS = {
     ),
     0.6: ("functional",),
     0.3: ("nets",),
-    0: ("arguments", "random", "recorded", "state", "text", "torch_internals", "types"),
+    0: ("arguments", "configurable", "random", "state", "text", "torch_internals", "types"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 

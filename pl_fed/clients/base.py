@@ -20,6 +20,7 @@ from pl_fed.clients.contract import (
     Objective,
     RowDefault,
 )
+from pl_fed.configurable import Configurable
 from pl_fed.data.batches import LocalWork
 from pl_fed.data.client_data import ClientData
 from pl_fed.functional.losses import (
@@ -35,11 +36,10 @@ from pl_fed.nets.rows import (
     copy_trainable,
     trainable_parameters,
 )
-from pl_fed.recorded import Recorded
 from pl_fed.types import Batch, Population
 
 
-class Client(Recorded, ClientRounds, ABC):
+class Client(Configurable, ClientRounds, ABC):
     """One client: a global and a personal model, and the objective that trains them.
 
     A new algorithm is a subclass in one file. It declares its models in ``super().__init__``, its

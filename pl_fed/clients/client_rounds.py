@@ -229,7 +229,7 @@ class ClientRounds(FederationModule):
         """Return the flat row of a model's trainable parameters."""
         if name not in self._rows:
             tensors = trainable_parameters(self.model(name))
-            self._rows[name] = Row(tensors, RowLayout.of(tensors.items()))
+            self._rows[name] = Row(tensors, RowLayout.from_tensors(tensors.items()))
         return self._rows[name]
 
     def statistics(self, name: str) -> Row:
@@ -237,13 +237,13 @@ class ClientRounds(FederationModule):
         key = f"{name}.statistics"
         if key not in self._rows:
             tensors = running_statistics(self.model(name))
-            self._rows[key] = Row(tensors, RowLayout.of(tensors.items()))
+            self._rows[key] = Row(tensors, RowLayout.from_tensors(tensors.items()))
         return self._rows[key]
 
     def renew_rows(self) -> None:
         """Forget the rows of models whose tensors were replaced by others, as by a callback."""
         for key, row in list(self._rows.items()):
-            if not row.is_of(self.model(key.removesuffix(".statistics"))):
+            if not row.belongs_to(self.model(key.removesuffix(".statistics"))):
                 del self._rows[key]
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pl_fed.recorded import Recorded
+from pl_fed.configurable import Configurable
 
 TRAIN, VAL, TEST = 0, 1, 2
 
@@ -121,7 +121,7 @@ class Arrays:
         return str(id if self.names is None else self.names[id])
 
 
-class DataSource(Recorded, ABC):
+class DataSource(Configurable, ABC):
     """A data set that can be loaded whole, as tensors.
 
     A new one is a class with :meth:`load` in a file of its own, named in the config by its path.

@@ -22,8 +22,8 @@ from torch import Tensor
 from pl_fed.aggregators import Aggregator
 from pl_fed.distributed.processes import Processes
 from pl_fed.functional.aggregation import merging_dtype
-from pl_fed.functional.balance import balanced
-from pl_fed.state import ClientStore, of_clients
+from pl_fed.functional.balance import balance_work
+from pl_fed.state import ClientStore, select_clients
 from pl_fed.types import RoundContext
 
 _Key = TypeVar("_Key")
@@ -71,7 +71,7 @@ class WorkShare:
     def by_work(cls, processes: Processes, cohort: Tensor, work: Tensor) -> "WorkShare":
         """Share a cohort out by the clients' work [cohort], at home where that is fair."""
         homes = processes.homes(cohort)
-        return cls(processes, cohort, balanced(work, homes, processes.size))
+        return cls(processes, cohort, balance_work(work, homes, processes.size))
 
     @classmethod
     def alone(cls, cohort: Tensor) -> "WorkShare":
@@ -331,4 +331,4 @@ def at_home(processes: Processes, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return of the states of all clients those that are at home in this process."""
     if processes.size == 1:
         return dict(state)
-    return of_clients(state, processes.at_home)
+    return select_clients(state, processes.at_home)

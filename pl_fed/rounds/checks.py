@@ -25,7 +25,7 @@ from pl_fed.engine.features import features_of, keeps_features
 from pl_fed.functional.losses import averages_samples
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import trainable_parameters
-from pl_fed.random import seeded_torch
+from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.trained_cohort import UploadStatus
 from pl_fed.types import Batch, ClientContext, RoundContext
 
@@ -180,7 +180,7 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tenso
     try:
         with torch.no_grad():
             if augment is not None:
-                with seeded_torch(x.device):
+                with fork_torch_rng(x.device):
                     shape = list(x.shape)
                     x = _tried(
                         f"Expected argument `augment` to take inputs of shape {shape} but that",
@@ -209,7 +209,7 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tenso
                     f" {criterion} gave {got}."
                 )
             _check_alignment(client, outputs, y)
-            with seeded_torch(x.device):
+            with fork_torch_rng(x.device):
                 client.averages_samples = _averages_samples(client, data, outputs)
     finally:
         client.train(mode)
@@ -367,7 +367,7 @@ def check_mean(client: Client, aggregator: Aggregator, adds: bool) -> None:
     if client.mean_of != "clients":
         return
     name = type(client).__name__
-    last = aggregator.last
+    last = aggregator.final_aggregator
     weighting = getattr(last, "weighting", "uniform")
     if weighting != "uniform":
         raise ValueError(

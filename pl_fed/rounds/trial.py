@@ -12,7 +12,7 @@ from pl_fed.clients.contract import ClientRound
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import as_outputs
 from pl_fed.engine.features import features_of, keeps_features
-from pl_fed.random import seeded_torch
+from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.checks import explain_log
 from pl_fed.types import Batch
 
@@ -45,7 +45,7 @@ def try_client(
     if trial is None:
         return
     one = int(sizes.gt(0).nonzero()[0])
-    with seeded_torch(client.device), torch.inference_mode(False), torch.enable_grad():
+    with fork_torch_rng(client.device), torch.inference_mode(False), torch.enable_grad():
         trial.eval()
         try:
             _run(trial, data, one, augment)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor, nn
 
-from pl_fed.aggregators import Aggregator, Mean, counts_samples
+from pl_fed.aggregators import Aggregator, Mean, weights_by_samples
 from pl_fed.clients.base import Client
 from pl_fed.distributed.work_share import WorkShare
 from pl_fed.functional.aggregation import weighted_sum
@@ -170,7 +170,7 @@ class Uploads:
             change = self._proposals.get(name, current.expand(0, -1)) - current
             mean_of_all = name in client.state_means.values()
             number = float(self._cohort_size if mean_of_all else len(self.share.cohort))
-            if name == GLOBAL_STATISTICS and counts_samples(aggregator):
+            if name == GLOBAL_STATISTICS and weights_by_samples(aggregator):
                 change = change * self._sizes[self._proposers[: len(change)], None].to(change)
                 number = float(self.weights.sum())
             current += self._training_share.processes.sum(change.sum(0)) / number
