@@ -32,9 +32,9 @@ class DeclaredState:
 class ClientRounds(FederationModule):
     """The part of a client that rounds call and that no algorithm overrides.
 
-    :meth:`prepare_round` fills in a round and calls the algorithm's ``begin``;
-    :meth:`finish_round` calls its ``end_round`` and collects the rows that clients keep. Models are
-    read and written as flat rows (:meth:`row`, :meth:`statistics`).
+    :meth:`run_begin` fills in a round and calls the algorithm's ``begin``. :meth:`run_end_round`
+    calls its ``end_round`` and collects the rows that clients keep. Models are read and written as
+    flat rows (:meth:`row`, :meth:`statistics`).
 
     Attributes:
         models: All models, by name. The module of model ``"x"`` is ``x_model``.
@@ -151,10 +151,10 @@ class ClientRounds(FederationModule):
         Example: a test of an algorithm. ::
 
             client = FedProx(net, mu=1.0)
-            round = client.prepare_round(client.new_round(clients=2, samples=5))
+            round = client.run_begin(client.new_round(clients=2, samples=5))
             with client.reading(round.of_one(0)):
                 loss = client.training_step(batch, 0)
-            upload, kept = client.finish_round(round)
+            upload, kept = client.run_end_round(round)
         """
         broadcast = ModelRows(self.row("global").data, self.statistics("global").data).clone()
         like = broadcast.parameters
@@ -172,7 +172,7 @@ class ClientRounds(FederationModule):
             lr={g["name"]: like.new_tensor([float(g.get("lr", math.nan))]) for g in groups},
         )
 
-    def prepare_round(self, client: ClientRound) -> ClientRound:
+    def run_begin(self, client: ClientRound) -> ClientRound:
         """Fill in the models of some clients, let ``begin`` prepare them, and return the round.
 
         Args:
@@ -195,7 +195,7 @@ class ClientRounds(FederationModule):
             client.models["global"] = client.broadcast.expand(len(client))
         return client
 
-    def finish_round(self, client: ClientRound) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def run_end_round(self, client: ClientRound) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Let ``end_round`` close the round; return its uploads and the rows that clients keep.
 
         Proposals that follow by themselves are added to ``client.proposals``: means of states.

@@ -187,7 +187,7 @@ class ClientStates:
         steps: Mapping[str, Tensor] | None = None,
         lr: Mapping[str, Tensor] | None = None,
     ) -> ClientRound:
-        """Begin a round, or an evaluation, of some clients: see :meth:`Client.prepare_round`.
+        """Begin a round, or an evaluation, of some clients: see :meth:`Client.run_begin`.
 
         Args:
             clients: Their ids, int64 [clients].
@@ -213,4 +213,4 @@ class ClientStates:
         if client.reads_validation and steps:
             x, y = self.data.padded("val", clients)
             start.validation_inputs, start.validation_targets = x.flatten(1), y.flatten(1)
-        return client.prepare_round(start)
+        return client.run_begin(start)
