@@ -179,8 +179,9 @@ class LocalTraining:
         positions = torch.arange(len(cohort))
         if self.engine.stacks:
             steps = self.count_steps(cohort, rule).values()
-            most = torch.tensor([max(counts) for counts in zip(*steps)])
-            positions = most.argsort(descending=True, stable=True)
+            most = [max(counts) for counts in zip(*steps)]
+            if len(set(most)) > 1:
+                positions = torch.tensor(most).argsort(descending=True, stable=True)
         chunks: tuple[Tensor, ...] = positions.split(self.engine.size or len(cohort))
         return chunks
 
@@ -228,7 +229,7 @@ class LocalTraining:
             metrics: Means over the local steps of what ``training_step`` returned.
         """
         client, end, numel = self.client, chunk.round, self.client.row("global").layout.numel
-        finite = metrics["loss"].isfinite()
+        finite = metrics["loss"].abs() < math.inf
         for model in client.validated:
             rows = end.models[model]
             losses = self.evaluator.losses(self.states.data, "val", chunk.clients, model, rows)

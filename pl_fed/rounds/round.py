@@ -195,9 +195,10 @@ class RoundRunner:
         root = trained.broadcast[:0]
         if self.server.aggregator.needs_root:
             root = self.root_update(round, optimizer)
-        context = RoundContext(
+        return RoundContext(
             self.seed,
             round,
+            num_byzantine=self.byzantine_clients.expected_byzantine(len(trained.clients)),
             clients=trained.clients,
             losses=trained.losses,
             start_losses=trained.start_losses,
@@ -205,7 +206,6 @@ class RoundRunner:
             root=root,
             note=note,
         )
-        return self.byzantine_clients.expect(context)
 
     def root_update(self, round: int, optimizer: torch.optim.Optimizer) -> Tensor:
         """Return what the server's own data adds to the global model, [numel].
