@@ -1,14 +1,14 @@
 """A trial of an algorithm before training: one client, two of its samples, no optimizer step."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.clients.contract import ClientRound
+from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import as_outputs
 from pl_fed.engine.features import features_of, keeps_features
@@ -78,6 +78,7 @@ def _run(
     lengths = {name: len(row) for name, row in trial.state_defaults().items()}
     with _noting(one, "begin"):
         round = trial.run_begin(_new_round(trial, data, one))
+        _check_names("begin", trial, round)
         for name, model in round.models.items():
             numel = trial.row("global").layout.numel
             _check_row("begin", f"the parameters of model `{name}`", model.parameters, numel)
@@ -90,6 +91,7 @@ def _run(
     round.validation_losses = {name: like.new_zeros(1) for name in trial.validated}
     with _noting(one, "end_round"):
         upload, kept = trial.run_end_round(round)
+        _check_names("end_round", trial, round)
         _check_upload(trial, upload)
         for name, length in lengths.items():
             _check_row("end_round", f"state `{name}`", kept[name], length)
@@ -132,6 +134,43 @@ def _as_trained_on(trial: Client, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]
         with torch.no_grad():
             x = features_of(net, x)
     return x, y
+
+
+def _check_names(hook: str, trial: Client, round: ClientRound) -> None:
+    """Refuse states and models that are not declared, and extra rows that hide others."""
+    models = ("global", *trial.trained, *trial.evaluated)
+    states = [name for name in trial.state_defaults() if name.isidentifier() and name not in models]
+    _check_declared(hook, "states", round.states, states, "add_state")
+    _check_declared(hook, "models", round.models, models, "models=")
+    taken = (*RESERVED_NAMES, *round.states, *round.server_states)
+    for name in round.extra:
+        if name in taken:
+            raise ValueError(
+                f"Expected `{hook}` to add extra rows under names other than those that a round has"
+                f" ({', '.join(taken)}) but got {name!r}: choose another name."
+            )
+
+
+def _check_declared(
+    hook: str, kind: str, names: Iterable[str], declared: Iterable[str], by: str
+) -> None:
+    """Refuse names of states or models that no client keeps and no engine trains.
+
+    Args:
+        hook: The method that wrote them.
+        kind: ``"states"`` or ``"models"``.
+        names: The names that are written.
+        declared: The names that are declared.
+        by: How an algorithm declares another one.
+    """
+    declared = tuple(dict.fromkeys(declared))
+    for name in names:
+        if name not in declared:
+            raise ValueError(
+                f"Expected `{hook}` to write {kind} that are declared"
+                f" ({', '.join(declared) or 'none'}) but got {name!r}: declare it by {by}, or write"
+                " client.extra."
+            )
 
 
 def _check_upload(trial: Client, upload: object) -> None:
