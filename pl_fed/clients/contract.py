@@ -10,6 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from pl_fed.data.batches import LocalWork
+from pl_fed.trees import Tree, leaves
 from pl_fed.types import Batch
 
 RESERVED_NAMES = ("broadcast", "samples", "validation_samples", "client")
@@ -160,8 +161,8 @@ class ClientRound:
         global_statistics: Set by ``end_round``: running statistics that each client proposes for
             the global model, [clients, length]. By default those of the trained global model; or,
             if it is evaluated but not trained, those of the last trained model.
-        validation_inputs: All validation inputs of each client, [clients, numbers]; only if the
-            algorithm ``reads_validation``.
+        validation_inputs: All validation inputs of each client, [clients, numbers], for each tensor
+            of an input; only if the algorithm ``reads_validation``.
         validation_targets: Their targets, likewise.
     """
 
@@ -179,8 +180,8 @@ class ClientRound:
     step_means: dict[str, Tensor] = field(default_factory=dict)
     proposals: dict[str, Tensor] = field(default_factory=dict)
     global_statistics: Tensor | None = None
-    validation_inputs: Tensor | None = None
-    validation_targets: Tensor | None = None
+    validation_inputs: Tree = None
+    validation_targets: Tree = None
 
     def __len__(self) -> int:
         """The number of clients."""
@@ -237,9 +238,9 @@ class ClientRound:
         }
         if len(self.broadcast.statistics):
             rows["broadcast.statistics"] = self.broadcast.statistics
-        if self.validation_inputs is not None and self.validation_targets is not None:
-            rows["validation.inputs"] = self.validation_inputs
-            rows["validation.targets"] = self.validation_targets
+        validation = {"inputs": self.validation_inputs, "targets": self.validation_targets}
+        for name, tree in validation.items():
+            rows |= zip(validation_rows(name, tree), leaves(tree))
         return rows
 
     def of_one(self, position: int) -> dict[str, Tensor]:
@@ -273,3 +274,15 @@ class ClientRound:
         losses = torch.stack([self.validation_losses[model] for model in models], 1)
         best = losses.nan_to_num(torch.inf).argmin(1)
         return torch.where(self.validation_samples[:, 0] >= min_samples, best, otherwise)
+
+
+def validation_rows(name: str, tree: Tree) -> list[str]:
+    """Return the names of the rows that hold validation inputs or targets.
+
+    Example:
+        >>> validation_rows("inputs", torch.zeros(1)), validation_rows("inputs", [torch.zeros(1)])
+        (['validation.inputs'], ['validation.inputs.0'])
+    """
+    if isinstance(tree, Tensor):
+        return [f"validation.{name}"]
+    return [f"validation.{name}.{place}" for place in range(len(leaves(tree)))]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Model
+from pl_fed.tasks import Task
 from pl_fed.types import Batch
 
 
@@ -27,6 +28,7 @@ class FedAvg(Client):
         local_steps: Minibatch steps of a round; or give ``local_epochs``.
         local_epochs: Passes over the client's data in a round; 1 if neither is given.
         criterion: Turns outputs and targets into a mean loss; cross entropy by default.
+        task: The kind of learning problem, in place of ``criterion``: see :class:`Client`.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class FedAvg(Client):
         local_steps: int | None = None,
         local_epochs: int | None = None,
         criterion: nn.Module | None = None,
+        task: Task | None = None,
     ) -> None:
         super().__init__(
             net,
@@ -45,6 +48,7 @@ class FedAvg(Client):
             local_steps,
             local_epochs,
             criterion,
+            task=task,
             models={"global": Model()},
         )
 

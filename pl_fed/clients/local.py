@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Model
+from pl_fed.tasks import Task
 from pl_fed.types import Batch
 
 
@@ -22,6 +23,7 @@ class Local(Client):
         local_steps: Minibatch steps of a round; or give ``local_epochs``.
         local_epochs: Passes over the client's data in a round; 1 if neither is given.
         criterion: Turns outputs and targets into a mean loss; cross entropy by default.
+        task: The kind of learning problem, in place of ``criterion``: see :class:`Client`.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Local(Client):
         local_steps: int | None = None,
         local_epochs: int | None = None,
         criterion: nn.Module | None = None,
+        task: Task | None = None,
     ) -> None:
         super().__init__(
             net,
@@ -40,6 +43,7 @@ class Local(Client):
             local_steps,
             local_epochs,
             criterion,
+            task=task,
             models={"personal": Model()},
         )
 

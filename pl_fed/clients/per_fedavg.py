@@ -108,7 +108,7 @@ class PerFedAvg(Client):
                 lambda at: _dot(self.gradient_at("global", at, batch), u)
             )(w)
             return found
-        with full_precision(batch.targets.device):  # bfloat16 would tell few of the points apart
+        with full_precision(batch.device):  # bfloat16 would tell few of the points apart
             ahead, behind = (
                 self.gradient_at("global", _moved(w, u, sign * self.difference), batch)
                 for sign in (1, -1)
@@ -119,10 +119,10 @@ class PerFedAvg(Client):
 def _part(batch: Batch, first: int) -> Batch:
     """Return every third sample from one on; where there is none, one that does not count."""
     part = batch.part(slice(first, None, 3))
-    if len(part.targets):
+    if part.size:
         return part
     one = batch.part(slice(1))
-    return one._replace(mask=torch.zeros(1, dtype=torch.bool, device=one.targets.device))
+    return one._replace(mask=torch.zeros(1, dtype=torch.bool, device=one.device))
 
 
 def _moved(at: Mapping[str, Tensor], along: Mapping[str, Tensor], by: float) -> Tensors:

@@ -1,12 +1,13 @@
 """Averages that honour a mask, and the squared distance that pulls one model to another."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pl_fed.nets.rows import RowLayout
+from pl_fed.trees import Tree, leaves, rows_of, select
 
 
 def masked_mean(
@@ -36,7 +37,7 @@ def masked_mean(
     return values.sum() / torch.where(total == 0, 1, total)
 
 
-def sample_weights(criterion: nn.Module, targets: Tensor) -> Tensor | None:
+def sample_weights(criterion: nn.Module, targets: Tree) -> Tensor | None:
     """Return what torch divides a mean of cross entropies by, sample for sample.
 
     Args:
@@ -53,7 +54,9 @@ def sample_weights(criterion: nn.Module, targets: Tensor) -> Tensor | None:
         >>> sample_weights(criterion, torch.tensor([1, 0, 2]))
         tensor([3., 1., 0.])
     """
-    if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or targets.is_floating_point():
+    if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
+        return None
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
     if criterion.weight is None and criterion.ignore_index < 0 and targets.dim() == 1:
         return None
@@ -72,50 +75,57 @@ def sample_means(losses: Tensor) -> Tensor:
 
 
 def averages_samples(
-    criterion: nn.Module, unreduced: nn.Module, outputs: Tensor, targets: Tensor
+    value: Callable[[Tree, Tree], Tensor],
+    losses: Callable[[Tree, Tree], Tensor],
+    outputs: Tree,
+    targets: Tree,
+    weights: Callable[[Tree], Tensor | None] = lambda _: None,
 ) -> bool:
-    """Return whether a criterion's value on a batch is the mean of one loss for each sample.
+    """Return whether the loss of a batch is the mean of one loss for each sample.
 
     It is compared on all samples, on all but the last, and on the first alone, while the losses of
     the samples are those of the batch with all of them, as they are where the others are padding.
     Values that are not finite tell nothing.
 
     Args:
-        criterion: Gives the mean.
-        unreduced: The same with ``reduction="none"``; it may fail, or give anything.
+        value: Gives the loss of a batch.
+        losses: Gives the loss of each sample; it may fail, or give anything.
         outputs: What a net makes of the samples, [batch, ...].
         targets: Their targets, [batch, ...].
+        weights: Gives the weight of each sample, which its loss carries.
 
     Example:
         >>> outputs, targets = torch.zeros(2, 2), torch.tensor([[1.0, 0.0], [1.0, -1.0]])
-        >>> averages_samples(nn.MSELoss(), nn.MSELoss(reduction="none"), outputs, targets)
+        >>> each = lambda outputs, targets: (outputs - targets).square().mean(1)
+        >>> averages_samples(nn.MSELoss(), each, outputs, targets)
         True
-        >>> averages_samples(nn.MSELoss(reduction="sum"), nn.MSELoss(), outputs, targets)
+        >>> averages_samples(nn.MSELoss(reduction="sum"), each, outputs, targets)
         False
     """
+    number = rows_of(targets)
     try:
-        losses = sample_means(unreduced(outputs, targets))
+        by_sample = losses(outputs, targets)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
         return False
-    if losses.shape != targets.shape[:1]:
+    if by_sample.shape != (number,):
         return False
-    weights, places = sample_weights(criterion, targets), torch.arange(len(targets))
-    for size in sorted({1, len(targets) - 1, len(targets)} - {0}):
-        mask = (places < size).to(losses.device)
-        value = _value(criterion, outputs[:size], targets[:size]).double()
-        mean = masked_mean(losses, mask, weights).double()
-        if (value - mean).isfinite() and not torch.isclose(value, mean, rtol=1e-4, atol=1e-6):
+    by_weight, places = weights(targets), torch.arange(number)
+    for size in sorted({1, number - 1, number} - {0}):
+        mask = (places < size).to(by_sample.device)
+        first = slice(0, size)
+        total = _value(value, select(outputs, first), select(targets, first)).double()
+        mean = masked_mean(by_sample, mask, by_weight).double()
+        if (total - mean).isfinite() and not torch.isclose(total, mean, rtol=1e-4, atol=1e-6):
             return False
     return True
 
 
-def _value(criterion: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return a criterion's value; NaN if it does not take so few samples."""
+def _value(value: Callable[[Tree, Tree], Tensor], outputs: Tree, targets: Tree) -> Tensor:
+    """Return the loss of a batch; NaN if it does not take so few samples."""
     try:
-        value: Tensor = criterion(outputs, targets)
+        return value(outputs, targets)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
-        return torch.full((), torch.nan, dtype=outputs.dtype, device=outputs.device)
-    return value
+        return torch.full((), torch.nan, device=leaves(targets)[0].device)
 
 
 def squared_distance(tensors: Sequence[Tensor], centre: Sequence[Tensor]) -> Tensor:

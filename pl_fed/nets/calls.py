@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 
 
-def functional_call(module: nn.Module, tensors: Mapping[str, Tensor], args: tuple[Any, ...]) -> Any:
+def functional_call(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
     """Call a module with other parameters and buffers in place of its own.
 
     It is ``torch.func.functional_call`` with tied tensors kept tied, and leaves a module as it was
@@ -19,6 +24,7 @@ def functional_call(module: nn.Module, tensors: Mapping[str, Tensor], args: tupl
         module: What is called.
         tensors: By name; what is not named stays the module's own. Of tied ones, one is enough.
         args: What it is called with.
+        kwargs: What it is called with by name.
 
     Raises:
         ValueError: If the module has no tensor of a name.
@@ -49,4 +55,21 @@ def functional_call(module: nn.Module, tensors: Mapping[str, Tensor], args: tupl
         for name, tensor in tensors.items()
         for place in places[tensor_of[name]].values()
     }
-    return torch.func.functional_call(module, once, args, tie_weights=False)
+    return torch.func.functional_call(module, once, args, dict(kwargs or {}), tie_weights=False)
+
+
+class Net:
+    """A module with other parameters and buffers, to be called as the module.
+
+    Args:
+        module: The module.
+        tensors: By name; what is not named stays the module's own.
+    """
+
+    def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        self.module = module
+        self.tensors = tensors
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module: see :func:`functional_call`."""
+        return functional_call(self.module, self.tensors, args, kwargs)

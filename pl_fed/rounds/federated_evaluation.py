@@ -68,10 +68,11 @@ class FederatedEvaluation:
         """
         if part not in self._metrics:
             data, benign = self.states.loaded, ~self.byzantine_clients.is_byzantine
+            classes = self.client.classes_of(data)
             with torch.inference_mode(False):
                 self._metrics[part] = {
                     model: ClientMetrics(
-                        data.num_clients, data.num_classes, benign, self.byzantine_clients.triggers
+                        data.num_clients, classes, benign, self.byzantine_clients.triggers
                     )
                     for model in (*self.client.evaluated, *self._hybrid(part))
                 }
@@ -107,7 +108,7 @@ class FederatedEvaluation:
         self.states.store.prefetch(clients)
         metrics, data = self.metrics(part), self.states.data
         for metric in metrics.values():
-            metric.to(data.inputs.device)
+            metric.to(data.device)
             metric.benign.copy_(~self.byzantine_clients.is_byzantine)
         triggered = self.states.shown(part, self.byzantine_clients.attack)
         with self.settings.autocast():

@@ -104,7 +104,7 @@ class LocalTraining:
         statistics = {GLOBAL_STATISTICS: broadcast.statistics}
         own.complete_proposals({**statistics, **self.states.server_states})
         self._upload_buffer = own.buffer
-        return TrainedCohort.join(share, own, client.trained, self.states.data.inputs.device)
+        return TrainedCohort.join(share, own, client.trained, self.states.data.device)
 
     def _share(self, plan: RoundPlan) -> WorkShare:
         """Share the cohort out over the processes, by the steps that its clients take."""
