@@ -64,7 +64,13 @@ def name_of(path):
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
 
-TEXT_FILES = ("callbacks", "data", "exports", "loggers", "reports")
+ROOMS_OF_TEXT_FILES = ("callbacks", "data", "exports", "loggers", "reports")
+
+
+def violations(paths, find):
+    """Return what a rule's ``find`` yields for each file that breaks the rule, by file."""
+    found = {name_of(path): list(find(path)) for path in paths}
+    return {name: problems for name, problems in found.items() if problems}
 
 
 def opened_without_encoding(path):
@@ -81,11 +87,9 @@ def opened_without_encoding(path):
             yield node.lineno
 
 
-@pytest.mark.parametrize("room", TEXT_FILES)
-def test_text_files_are_utf8_whatever_the_locale(room):
-    for path in files():
-        if room_of(path) == room:
-            assert list(opened_without_encoding(path)) == [], path
+def test_text_files_are_utf8_whatever_the_locale():
+    written = [path for path in files() if room_of(path) in ROOMS_OF_TEXT_FILES]
+    assert violations(written, opened_without_encoding) == {}
 
 
 def room_of(path):
@@ -116,25 +120,23 @@ def rooms_imported(path):
             yield room if room in FLOOR else "__init__"
 
 
-every_file = pytest.mark.parametrize("path", files(), ids=name_of)
-
-
 def test_every_room_has_a_floor():
     rooms = {room_of(path) for path in files()}
     assert rooms - set(FLOOR) == set(), "give new rooms and files a floor"
     assert set(FLOOR) - rooms == set(), "forget rooms that are gone"
 
 
-@every_file
-def test_imports_go_downwards(path):
-    here = room_of(path)
-    allowed = SAME_FLOOR.get(here, set()) | {here}
-    upwards = {
-        room
-        for room in rooms_imported(path)
-        if room not in allowed and not FLOOR[room] < FLOOR[here]
-    }
-    assert not upwards
+def rooms_imported_upwards(path):
+    """Yield the rooms that a file imports from and that do not lie below its own."""
+    room = room_of(path)
+    allowed = SAME_FLOOR.get(room, set()) | {room}
+    for imported in rooms_imported(path):
+        if imported not in allowed and not FLOOR[imported] < FLOOR[room]:
+            yield imported
+
+
+def test_imports_go_downwards():
+    assert violations(files(), rooms_imported_upwards) == {}
 
 
 def test_rooms_beside_each_other_form_no_cycle():
@@ -161,10 +163,16 @@ LEAVES = [
 ]
 
 
-@pytest.mark.parametrize("path", LEAVES, ids=name_of)
-def test_leaves_do_not_import_lightning(path):
-    packages = {name.split(".")[0] for name in imports(path)}
-    assert not packages & {"lightning", "pytorch_lightning", "lightning_fabric"}
+LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+
+
+def lightning_imported(path):
+    """Yield the packages of Lightning that a file imports."""
+    yield from {name.split(".")[0] for name in imports(path)} & LIGHTNING
+
+
+def test_leaves_do_not_import_lightning():
+    assert violations(LEAVES, lightning_imported) == {}
 
 
 WITHOUT_LIGHTNING = """
@@ -226,19 +234,20 @@ def test_the_harvest_of_private_names_is_not_empty():
     assert expected <= private_names()
 
 
-@pytest.mark.parametrize("path", OUTSIDE_THE_LOOP, ids=name_of)
-def test_only_the_loop_names_the_insides_of_lightning(path):
-    names = [name for name in imports(path) if name.startswith("lightning")]
-    inside = {
-        name
-        for name in names
-        if name.startswith(INTERNAL_MODULES)
-        or any(part.startswith("_") for part in name.split("."))
-    }
-    assert not inside
+def insides_of_lightning(path):
+    """Yield the internal modules and private names of Lightning that a file names."""
+    for name in imports(path):
+        parts = name.split(".")
+        private = any(part.startswith("_") for part in parts)
+        if parts[0] == "lightning" and (name.startswith(INTERNAL_MODULES) or private):
+            yield name
     own = private_definitions(tree(path)) | PUBLIC_THOUGH_PRIVATE.get(name_of(path), set())
     used = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
-    assert not (used & private_names()) - own
+    yield from (used & private_names()) - own
+
+
+def test_only_the_loop_names_the_insides_of_lightning():
+    assert violations(OUTSIDE_THE_LOOP, insides_of_lightning) == {}
 
 
 def test_the_loop_does_name_them():
@@ -287,9 +296,9 @@ def is_internal(part):
     return private or part in ("experimental", "_pytree")
 
 
-@pytest.mark.parametrize("path", OUTSIDE_TORCH_INTERNALS, ids=name_of)
-def test_only_one_file_names_the_internals_of_torch(path):
-    assert not set(internals_of_torch(tree(path)))
+def test_only_one_file_names_the_internals_of_torch():
+    found = violations(OUTSIDE_TORCH_INTERNALS, lambda path: internals_of_torch(tree(path)))
+    assert found == {}
 
 
 def test_that_file_does_name_them():
@@ -304,9 +313,13 @@ def test_that_file_imports_them_when_they_are_asked_for():
     assert not list(internals_of_torch(ast.Module(statements, [])))
 
 
-@every_file
-def test_no_assert_in_the_package(path):
-    assert not [node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Assert)]
+def asserts(path):
+    """Yield the lines of a file that assert."""
+    yield from (node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Assert))
+
+
+def test_no_assert_in_the_package():
+    assert violations(files(), asserts) == {}
 
 
 def undocumented(node, prefix=""):
@@ -323,7 +336,12 @@ def undocumented(node, prefix=""):
             yield from undocumented(child, f"{child.name}.")
 
 
-@every_file
-def test_everything_public_is_documented(path):
-    assert ast.get_docstring(tree(path)), "a file says what it is for"
-    assert not list(undocumented(tree(path)))
+def undocumented_in(path):
+    """Yield what a file leaves undocumented, its own module first."""
+    if ast.get_docstring(tree(path)) is None:
+        yield "the module"
+    yield from undocumented(tree(path))
+
+
+def test_everything_public_is_documented():
+    assert violations(files(), undocumented_in) == {}

@@ -186,7 +186,7 @@ class ClientStates:
         steps: Mapping[str, Tensor] | None = None,
         lr: Mapping[str, Tensor] | None = None,
     ) -> ClientRound:
-        """Begin a round, or an evaluation, of some clients: see :meth:`Client.start_round`.
+        """Begin a round, or an evaluation, of some clients: see :meth:`Client.prepare_round`.
 
         Args:
             clients: Their ids, int64 [clients].
@@ -213,4 +213,4 @@ class ClientStates:
             inputs, targets = self.data.padded("val", clients)
             start.validation_inputs = tree_map(lambda leaf: leaf.flatten(1), inputs)
             start.validation_targets = tree_map(lambda leaf: leaf.flatten(1), targets)
-        return client.start_round(start)
+        return client.prepare_round(start)

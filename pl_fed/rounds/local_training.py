@@ -233,7 +233,7 @@ class LocalTraining:
             end.validation_losses[model] = losses.to(rows.parameters)
         end.step_means = dict(metrics)
         with _noting(chunk.batches.round, chunk.clients, "end_round"):
-            uploads, kept = client.close_round(end)
+            uploads, kept = client.finish_round(end)
         usable = _UsableRows(len(chunk.clients), end.broadcast.parameters)
         states = {
             name: usable.check(kept.get(name), default.numel(), default)

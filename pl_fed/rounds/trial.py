@@ -78,7 +78,7 @@ def _run(
         batch = batch._replace(inputs=augment(batch.inputs))
     lengths = {name: len(row) for name, row in trial.state_defaults().items()}
     with _noting(one, "begin"):
-        round = trial.start_round(_new_round(trial, data, one))
+        round = trial.prepare_round(_new_round(trial, data, one))
         for name, model in round.models.items():
             numel = trial.row("global").layout.numel
             _check_row("begin", f"the parameters of model `{name}`", model.parameters, numel)
@@ -90,7 +90,7 @@ def _run(
     round.step_means = {n: value.detach().reshape(1).to(like) for n, value in outputs.items()}
     round.validation_losses = {name: like.new_zeros(1) for name in trial.validated}
     with _noting(one, "end_round"):
-        upload, kept = trial.close_round(round)
+        upload, kept = trial.finish_round(round)
         _check_upload(trial, upload)
         for name, length in lengths.items():
             _check_row("end_round", f"state `{name}`", kept[name], length)

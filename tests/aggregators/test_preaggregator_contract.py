@@ -10,6 +10,7 @@ import inspect
 import math
 import pkgutil
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -94,8 +95,13 @@ def test_the_walk_finds_the_pre_aggregators():
 
 
 @every
-@pytest.mark.parametrize("seed", range(5))
-def test_rows_follow_their_clients(kind, arguments, seed):
+def test_rows_follow_their_clients(kind, arguments):
+    for seed in range(5):
+        check_order(kind, arguments, seed)
+
+
+def check_order(kind, arguments, seed):
+    """Check that uploads in another order give each client the row that it had."""
     uploads, weights, now = random_uploads(seed=seed), torch.arange(1, 12), context(11)
     order = torch.randperm(11, generator=torch.Generator().manual_seed(seed))
     moved = prepare(kind, arguments, uploads[order], now.of(order), weights[order])
@@ -106,11 +112,15 @@ def test_rows_follow_their_clients(kind, arguments, seed):
 
 
 @every
-@pytest.mark.parametrize("n", [1, 5, 11])
-def test_what_comes_out_is_whole(kind, arguments, n):
+def test_what_comes_out_is_whole(kind, arguments):
     """As many weights, ids and losses as rows; and where none is left out, no sample is lost."""
-    if n <= arguments.get("num_byzantine", 0):
-        pytest.skip("needs more uploads")
+    for num_uploads in (1, 5, 11):
+        if num_uploads > arguments.get("num_byzantine", 0):
+            check_prepared(kind, arguments, num_uploads)
+
+
+def check_prepared(kind, arguments, n):
+    """Check the shapes, ids, losses and weights that a step hands on."""
     notes, weights = Notes(), torch.arange(1, n + 1)
     now = replace(context(n), note=notes)
     uploads, weighs, after = prepare(kind, arguments, random_uploads(n), now, weights)
@@ -135,14 +145,14 @@ def test_what_comes_out_is_whole(kind, arguments, n):
 
 
 @scaled
-@pytest.mark.parametrize("factor", [-3.0, 0.0, 1e-6, 1e12])
-def test_a_factor_on_all_uploads_is_a_factor_on_what_comes_out(kind, arguments, factor):
+def test_a_factor_on_all_uploads_is_a_factor_on_what_comes_out(kind, arguments):
     uploads = random_uploads()
-    expected, found = (prepare(kind, arguments, each) for each in (uploads, factor * uploads))
-    if factor:
+    expected = prepare(kind, arguments, uploads)
+    for factor in (-3.0, 1e-6, 1e12):
+        found = prepare(kind, arguments, factor * uploads)
         assert torch.equal(found.context.clients, expected.context.clients)
         assert_close(found.uploads, factor * expected.uploads, rtol=1e-9, atol=0)
-    assert factor or not found.uploads.any()
+    assert not prepare(kind, arguments, 0.0 * uploads).uploads.any()
 
 
 @every
@@ -162,31 +172,30 @@ def test_the_input_is_not_changed_and_what_is_changed_is_new(kind, arguments):
     assert torch.equal(found.uploads, harmless) or not shares
 
 
-@every
-@pytest.mark.parametrize(
-    ("given_type", "result_type"),
-    [
-        (torch.float64, torch.float64),
-        (torch.float32, torch.float32),
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.float32),
-    ],
-)
-def test_narrow_uploads_are_changed_in_float32(kind, arguments, given_type, result_type):
-    uploads = random_uploads(d=300, dtype=given_type)
-    found = prepare(kind, arguments, uploads)
-    assert found.uploads.dtype == result_type
-    exact = prepare(kind, arguments, uploads.double())
-    assert_close(found.uploads.double(), exact.uploads, rtol=1e-6, atol=1e-6)
+CHANGED_IN = {  # dtype of the uploads -> dtype of the result
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
 
 
 @every
-@pytest.mark.parametrize(
-    ("shape", "got"), [((0, 4), "0"), ((3,), r"shape \[3\]"), ((2, 2, 2), r"shape \[2, 2, 2\]")]
-)
-def test_nothing_to_change_is_an_error_that_says_what_came(kind, arguments, shape, got):
-    with pytest.raises(ValueError, match=rf"Expected argument `uploads` .* but got {got}[:.]"):
-        prepare(kind, arguments, torch.zeros(shape))
+def test_narrow_uploads_are_changed_in_float32(kind, arguments):
+    for upload_type, result_type in CHANGED_IN.items():
+        uploads = random_uploads(d=300, dtype=upload_type)
+        found = prepare(kind, arguments, uploads)
+        assert found.uploads.dtype == result_type, upload_type
+        exact = prepare(kind, arguments, uploads.double())
+        assert_close(found.uploads.double(), exact.uploads, rtol=1e-6, atol=1e-6)
+
+
+@every
+def test_nothing_to_change_is_an_error_that_says_what_came(kind, arguments):
+    shapes = {(0, 4): "0", (3,): r"shape \[3\]", (2, 2, 2): r"shape \[2, 2, 2\]"}
+    for shape, got in shapes.items():
+        with pytest.raises(ValueError, match=rf"Expected argument `uploads` .* but got {got}[:.]"):
+            prepare(kind, arguments, torch.zeros(shape))
 
 
 @every
@@ -200,9 +209,9 @@ def test_one_upload_stays_as_it_is(kind, arguments):
 
 
 @every
-@pytest.mark.parametrize("d", [0, 1])
-def test_short_rows(kind, arguments, d):
-    assert prepare(kind, arguments, torch.ones(4, d)).uploads.shape[1] == d
+def test_short_rows(kind, arguments):
+    for d in (0, 1):
+        assert prepare(kind, arguments, torch.ones(4, d)).uploads.shape[1] == d
 
 
 @every
@@ -233,8 +242,13 @@ SHARDS = [each for each in ALL if each.values[0](**each.values[1]).shards]
 
 
 @pytest.mark.parametrize(("kind", "arguments"), SHARDS)
-@pytest.mark.parametrize("cuts", [(100,), (1, 7, 250), (299, 300)], ids=str)
-def test_slices_of_the_coordinates_are_changed_alike(kind, arguments, cuts):
+def test_slices_of_the_coordinates_are_changed_alike(kind, arguments):
+    for cuts in ((100,), (1, 7, 250), (299, 300)):
+        check_slices(kind, arguments, cuts)
+
+
+def check_slices(kind, arguments, cuts):
+    """Check that slices of the coordinates are changed as whole rows are."""
     uploads, now = random_uploads(d=300), context(11)
     expected = prepare(kind, arguments, uploads, now)
     parts = in_slices(lambda piece, told: prepare(kind, arguments, piece, told), uploads, now, cuts)
@@ -267,28 +281,32 @@ def test_a_restored_memory_goes_on_alike(kind, arguments, tmp_path):
 
 
 @every
-@pytest.mark.parametrize("then", [Mean(), Median(), Krum()], ids=lambda each: type(each).__name__)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("where", [slice(None), slice(2, 3)], ids=["a row", "a number"])
-def test_no_chain_gives_nan_or_infinity(kind, arguments, then, bad, where):
-    uploads = random_uploads()
-    uploads[4, where] = bad
-    try:
-        merged = Chain([kind(**arguments)], then)(uploads, torch.ones(11), context(11, 1))
-    except ValueError as error:
-        said = str(error)
-        assert said.startswith("Expected argument `uploads` to be finite")
-    else:
-        assert merged.isfinite().all()
+def test_no_chain_gives_nan_or_infinity(kind, arguments):
+    a_row, a_number = slice(None), slice(2, 3)
+    cases = product((Mean, Median, Krum), (math.nan, math.inf, -math.inf), (a_row, a_number))
+    for then, bad, place in cases:
+        uploads = random_uploads()
+        uploads[4, place] = bad
+        try:
+            merged = Chain([kind(**arguments)], then())(uploads, torch.ones(11), context(11, 1))
+        except ValueError as error:
+            said = str(error)
+            assert said.startswith("Expected argument `uploads` to be finite")
+        else:
+            assert merged.isfinite().all(), (then, bad, place)
 
 
 @every
-@pytest.mark.parametrize(("merging", "how"), AGGREGATORS)
-@pytest.mark.parametrize("seed", range(2))
-def test_any_chain_is_finite_and_bounded_if_it_says_so(kind, arguments, merging, how, seed):
+def test_any_chain_is_finite_and_bounded_if_it_says_so(kind, arguments):
     """One upload of 1e30; or as many as the chain stands, and it is told how many they are."""
+    for param, seed in product(AGGREGATORS, range(2)):
+        merging, merging_arguments = param.values
+        check_chain(Chain([kind(**arguments)], make(merging, merging_arguments)), seed)
+
+
+def check_chain(chain, seed):
+    """Check that a chain's result is finite, and bounded within its breakdown."""
     n, draw = 24, torch.Generator().manual_seed(seed)
-    chain = Chain([kind(**arguments)], make(merging, how))
     bad = chain.breakdown(n)
     assert 0 <= bad <= (n - 1) // 2
     uploads = torch.randn(n, 20, generator=draw) + 1
@@ -297,7 +315,7 @@ def test_any_chain_is_finite_and_bounded_if_it_says_so(kind, arguments, merging,
     place, now = torch.randperm(n, generator=draw), context(n, bad)
     now = replace(now, root=uploads[~hostile].mean(0))
     merged = chain(uploads[place], torch.ones(n), now)
-    assert merged.isfinite().all()
+    assert merged.isfinite().all(), (chain, seed)
     if bad:
         longest = uploads[~hostile].norm(dim=1).max()
         assert merged.norm() <= 3 * n * longest, "three times for a step that mixes"

@@ -12,7 +12,7 @@ from pl_fed import Federation
 from pl_fed.clients import Ditto
 from pl_fed.engine import compiled_step, products
 from pl_fed.engine.products import FasterProducts, mkl_held_back
-from pl_fed.evaluation import evaluator as evaluation
+from pl_fed.evaluation import evaluator
 from pl_fed.samplers import All
 
 needs_onednn = pytest.mark.skipif(
@@ -104,7 +104,7 @@ def test_evaluations_have_them_where_mkl_is_held_back(monkeypatch):
     clients = data.clients.to(torch.device("cpu"), torch.float32)
     numbers, losses = [], []
     for held_back in (True, False):
-        monkeypatch.setattr(evaluation, "mkl_held_back", lambda yes=held_back: yes)
+        monkeypatch.setattr(evaluator, "mkl_held_back", lambda yes=held_back: yes)
         with Counting() as counted:
             losses.append(federation.evaluator.start_losses(clients, torch.arange(3), {}))
         numbers.append(counted.number)

@@ -1,0 +1,266 @@
+"""The client as a round calls it: its rows, its declared states, and the two ends of a round."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.clients.contract import ClientRound, Model, ModelRows, Objective, RowDefault
+from pl_fed.clients.host import FederationModule
+from pl_fed.nets.rows import (
+    Row,
+    RowLayout,
+    frozen_modules,
+    running_statistics,
+    trainable_parameters,
+    usable_rows,
+)
+from pl_fed.types import Batch, Population
+
+
+@dataclass(frozen=True)
+class DeclaredState:
+    """A declared state: its first row, and the server state that is its mean over all clients."""
+
+    default: RowDefault
+    mean: str | None
+
+
+class ClientRounds(FederationModule):
+    """The part of a client that rounds call and that no algorithm overrides.
+
+    :meth:`prepare_round` fills in a round and calls the algorithm's ``begin``;
+    :meth:`finish_round` calls its ``end_round`` and collects the rows that clients keep. Models are
+    read and written as flat rows (:meth:`row`, :meth:`statistics`).
+
+    Attributes:
+        models: All models, by name. The module of model ``"x"`` is ``x_model``.
+        trained: Names of the models that ``training_step`` trains.
+        evaluated: Names of the models that have metrics; the last one gives predictions.
+        population: Sizes of the federation.
+    """
+
+    models: dict[str, Model]
+    trained: tuple[str, ...]
+    evaluated: tuple[str, ...]
+    population: Population
+    _objective: Objective
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._states: dict[str, DeclaredState] = {}
+        self._server_states: dict[str, RowDefault] = {}
+        self._rows: dict[str, Row] = {}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Return the objective of one local step; see ``Client.training_step``."""
+        raise NotImplementedError
+
+    def begin(self, client: ClientRound) -> None:
+        """Prepare personal models and states; see ``Client.begin``."""
+        raise NotImplementedError
+
+    def end_round(self, client: ClientRound) -> Tensor | None:
+        """Close the round and return the uploads; see ``Client.end_round``."""
+        raise NotImplementedError
+
+    def model(self, name: str) -> nn.Module:
+        """Return a model by its name.
+
+        Raises:
+            ValueError: If there is none of that name.
+        """
+        if name not in self.models:
+            raise ValueError(
+                f"Expected a model's name, one of {', '.join(self.models)}, but got {name!r}."
+            )
+        model: nn.Module = getattr(self, f"{name}_model")
+        return model
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of the local steps: ``training_step`` with the trained models."""
+        return self._objective
+
+    def _run_training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        return self.training_step(batch, batch_idx)
+
+    def state_defaults(self) -> dict[str, Tensor]:
+        """Return the row of a new client for each name under which rows are kept, [length].
+
+        These are the declared states; the parameters of kept models, by the model's name; and the
+        running statistics of trained models, as ``<model>.statistics``.
+        """
+        rows = {
+            name: self.row(name).data
+            for name in self.trained
+            if name != "global" and self.models[name].kept
+        }
+        rows |= {name: self._default_row(name, s.default) for name, s in self._states.items()}
+        for name in self.trained:
+            if name != "global":
+                rows[f"{name}.statistics"] = self.statistics(name).data
+        return rows
+
+    def server_state_defaults(self) -> dict[str, Tensor]:
+        """Return the first row of each server state, [length]."""
+        return {name: self._default_row(name, row) for name, row in self._server_states.items()}
+
+    @property
+    def has_server_states(self) -> bool:
+        """Whether the server keeps any state beside the global model."""
+        return bool(self._server_states)
+
+    @property
+    def state_means(self) -> dict[str, str]:
+        """Names of states whose mean over all clients the server keeps, with that mean's name."""
+        return {name: state.mean for name, state in self._states.items() if state.mean is not None}
+
+    def _default_row(self, name: str, default: RowDefault) -> Tensor:
+        """Return a state's first row, in the dtype and on the device of the parameters.
+
+        Raises:
+            ValueError: If it is no row of numbers.
+        """
+        example = self.row("global").data
+        row = default() if callable(default) else default
+        if isinstance(row, int | float):
+            return example.new_tensor([float(row)])
+        if not isinstance(row, Tensor) or row.dim() != 1:
+            shape = f"shape {list(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
+            raise ValueError(
+                f"Expected the default of state `{name}` to be a number or a tensor [length] but"
+                f" got {shape}."
+            )
+        return row.to(example)
+
+    def new_round(self, clients: int = 1, samples: int = 1, steps: int = 1) -> ClientRound:
+        """Return the first round of some clients, for a trial without a federation.
+
+        The global model and the states are those before the first round; the learning rates are
+        the optimizer's. Algorithms that depend on :attr:`population` need it to be set before.
+
+        Args:
+            clients: The number of clients; their ids are 0, 1, ...
+            samples: Training samples of each client.
+            steps: Local steps that each client takes on each trained model.
+
+        Example: a test of an algorithm. ::
+
+            client = FedProx(net, mu=1.0)
+            round = client.prepare_round(client.new_round(clients=2, samples=5))
+            with client.reading(round.of_one(0)):
+                loss = client.training_step(batch, 0)
+            upload, kept = client.finish_round(round)
+        """
+        broadcast = ModelRows(self.row("global").data, self.statistics("global").data).clone()
+        like = broadcast.parameters
+        defaults = self.state_defaults()
+        groups = self.objective.build_optimizer(self.trained_parameters).param_groups
+        ids = torch.arange(clients, device=like.device)
+        return ClientRound(
+            ids=ids,
+            samples=like.new_full((clients, 1), samples),
+            validation_samples=like.new_zeros(clients, 1),
+            broadcast=broadcast,
+            states={name: row.repeat(clients, 1) for name, row in defaults.items()},
+            server_states={n: row.clone() for n, row in self.server_state_defaults().items()},
+            steps={name: ids.new_full((clients, 1), steps) for name in self.trained},
+            lr={g["name"]: like.new_tensor([float(g.get("lr", math.nan))]) for g in groups},
+        )
+
+    def prepare_round(self, client: ClientRound) -> ClientRound:
+        """Fill in the models of some clients, let ``begin`` prepare them, and return the round.
+
+        Args:
+            client: A round whose ``states`` have the kept rows under the names of
+                :meth:`state_defaults`.
+        """
+        kept = client.states
+        client.states = {name: kept[name] for name in self._states}
+        for name in dict.fromkeys((*self.trained, *self.evaluated)):
+            if name == "global":
+                continue
+            model = client.broadcast.expand(len(client))
+            parameters, statistics = kept.get(name), kept.get(f"{name}.statistics")
+            client.models[name] = ModelRows(
+                model.parameters.clone() if parameters is None else parameters,
+                model.statistics.clone() if statistics is None else statistics,
+            )
+        self.begin(client)
+        if "global" in self.trained and client.steps:  # an evaluation has no local steps
+            client.models["global"] = client.broadcast.expand(len(client))
+        return client
+
+    def finish_round(self, client: ClientRound) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Let ``end_round`` close the round; return its uploads and the rows that clients keep.
+
+        Proposals that follow by themselves are added to ``client.proposals``: means of states.
+
+        Args:
+            client: The round, after the local steps.
+
+        Returns:
+            The uploads, and rows [clients, length] under the names of :meth:`state_defaults`.
+        """
+        before = {name: client.states[name].clone() for name in self.state_means}
+        upload = self.end_round(client)
+        for name, mean in self.state_means.items():
+            start = before[name]
+            row = usable_rows(client.states[name], (len(start), start.shape[1]), start)
+            if row is not None:  # else the clients are broken
+                change = self.population.share * (row - start)
+                client.proposals.setdefault(mean, client.server_states[mean] + change)
+        if client.global_statistics is None and "global" in (*self.trained, *self.evaluated):
+            source = "global" if "global" in self.trained else self.trained[-1]
+            client.global_statistics = client.models[source].statistics
+        kept = dict(client.states)
+        for name in self.trained:
+            if name != "global":
+                if self.models[name].kept:
+                    kept[name] = client.models[name].parameters
+                kept[f"{name}.statistics"] = client.models[name].statistics
+        return upload, kept
+
+    def row(self, name: str) -> Row:
+        """Return the flat row of a model's trainable parameters."""
+        if name not in self._rows:
+            tensors = trainable_parameters(self.model(name))
+            self._rows[name] = Row(tensors, RowLayout.of(tensors.items()))
+        return self._rows[name]
+
+    def statistics(self, name: str) -> Row:
+        """Return the flat row of a model's running statistics (BatchNorm's, as a rule)."""
+        key = f"{name}.statistics"
+        if key not in self._rows:
+            tensors = running_statistics(self.model(name))
+            self._rows[key] = Row(tensors, RowLayout.of(tensors.items()))
+        return self._rows[key]
+
+    def renew_rows(self) -> None:
+        """Forget the rows of models whose tensors were replaced by others, as by a callback."""
+        for key, row in list(self._rows.items()):
+            if not row.is_of(self.model(key.removesuffix(".statistics"))):
+                del self._rows[key]
+
+    @property
+    def trained_parameters(self) -> dict[str, list[Tensor]]:
+        """The trainable parameters of each trained model."""
+        return {name: list(self.row(name).tensors.values()) for name in self.trained}
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode; what is frozen as a whole stays in evaluation mode."""
+        super().train(mode)
+        for name in self.models:
+            for frozen in frozen_modules(self.model(name)):
+                frozen.eval()
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast the models, as PyTorch does; their rows are made anew."""
+        super()._apply(fn, recurse)
+        self._rows.clear()
+        return self
