@@ -154,6 +154,8 @@ class ClientRound:
             or [length] if it is the same for all clients.
         validation_losses: In ``end_round``, for each validated model, its mean loss on the
             clients' validation data, [clients]; NaN without such data.
+        validation_scores: Likewise, how bad it is by ``federation.monitor``, where that is set to
+            another metric than the loss: lower is better.
         step_means: In ``end_round``, by name, the mean over the local steps of all that
             ``training_step`` returned, ``"loss"`` at least, [clients].
         proposals: Set by ``end_round``: what each client proposes that a server state becomes, by
@@ -177,6 +179,7 @@ class ClientRound:
     lr: dict[str, Tensor] = field(default_factory=dict)
     extra: dict[str, Tensor] = field(default_factory=dict)
     validation_losses: dict[str, Tensor] = field(default_factory=dict)
+    validation_scores: dict[str, Tensor] = field(default_factory=dict)
     step_means: dict[str, Tensor] = field(default_factory=dict)
     proposals: dict[str, Tensor] = field(default_factory=dict)
     global_statistics: Tensor | None = None
@@ -261,7 +264,9 @@ class ClientRound:
     def best_by_validation(
         self, models: Sequence[str], otherwise: int, min_samples: int = 1
     ) -> Tensor:
-        """Return which of some models has the lowest validation loss, for each client.
+        """Return which of some models is best on the validation data, for each client.
+
+        That is the lowest loss, or ``federation.monitor`` where it is set.
 
         Args:
             models: Names of validated models.
@@ -271,7 +276,8 @@ class ClientRound:
         Returns:
             Positions in ``models``, int64 [clients].
         """
-        losses = torch.stack([self.validation_losses[model] for model in models], 1)
+        scores = self.validation_scores or self.validation_losses
+        losses = torch.stack([scores[model] for model in models], 1)
         best = losses.nan_to_num(torch.inf).argmin(1)
         return torch.where(self.validation_samples[:, 0] >= min_samples, best, otherwise)
 

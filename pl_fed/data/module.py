@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -355,7 +356,8 @@ class FederatedData(Recorded, LightningDataModule):
             whole = check_parts(self.partitioner, whole, len(owners), clients)
             _say_if_shared(self.partitioner, split := Part.of([one[chosen[one]] for one in whole]))
             return split
-        given = self.partitioner.split(arrays.labels[samples], clients, draw)
+        with _explaining_labels(self.partitioner, arrays):
+            given = self.partitioner.split(arrays.labels[samples], clients, draw)
         split = Part.of(check_parts(self.partitioner, given, len(samples), clients))
         _say_if_shared(self.partitioner, split)
         return Part(samples[split.index], split.offsets)
@@ -365,9 +367,10 @@ class FederatedData(Recorded, LightningDataModule):
         if self.partitioner is None or self.partitioner.splits == "owners":
             return self._owned(arrays, train), self._owned(arrays, other)
         draw, clients = generator(self.seed, "partition"), self.num_clients or 0
-        split = self.partitioner.split_matching(
-            arrays.labels[train], arrays.labels[other], clients, draw
-        )
+        with _explaining_labels(self.partitioner, arrays):
+            split = self.partitioner.split_matching(
+                arrays.labels[train], arrays.labels[other], clients, draw
+            )
         owned, matching = (
             Part.of(check_parts(self.partitioner, each, len(of), clients))
             for each, of in zip(split, (train, other))
@@ -473,6 +476,21 @@ class FederatedData(Recorded, LightningDataModule):
                         f" ({len(arrays)}) but got {len(x)} from {type(transform).__name__}."
                     )
         return x
+
+
+@contextmanager
+def _explaining_labels(partitioner: Partitioner, arrays: Arrays) -> Iterator[None]:
+    """Say of a partitioner by classes that the data has none."""
+    try:
+        yield
+    except TypeError as error:
+        if not str(error).startswith("Expected argument `labels` to be class ids"):
+            raise
+        raise TypeError(
+            f"Expected the data to have class ids for {type(partitioner).__name__}, which shares"
+            f" out classes, but got targets of {describe(arrays.targets)}: take the partitioner"
+            " IID or Quantity, or ByOwner where the data say whose each sample is."
+        ) from error
 
 
 def _real_numbers(leaf: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.evaluation.client_losses import ClientLosses
+from pl_fed.evaluation.client_measures import ClientMeasures
+from pl_fed.evaluation.monitor import Monitor, Tables, better, directions
 from pl_fed.metrics import ClientMetrics
 from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import unkey_dropouts
@@ -23,10 +25,6 @@ from pl_fed.nets.modes import evaluation_mode
 from pl_fed.torch_internals import has_operator_modes
 from pl_fed.trees import Tree, gather, join, select, split, tree_map
 from pl_fed.types import Batch
-
-Tables = tuple[Tensor, Tensor, Tensor]
-"""Of a model, for some clients: correct samples and samples by class, both [clients, classes], and
-their mean losses, as in training, times their samples [clients]."""
 
 _CONVOLUTIONS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -49,6 +47,8 @@ class Evaluator:
         client: The algorithm.
         begin: Returns the round of clients, by ids, as an evaluation begins it.
         stacked: See the attribute.
+        monitor: The metric by which the better one of two models is found: see
+            :class:`pl_fed.Federation`.
 
     Attributes:
         stacked: Whether clients' own models are run many at once; ``None`` leaves it to the rule.
@@ -56,13 +56,27 @@ class Evaluator:
     """
 
     def __init__(
-        self, client: Client, begin: Callable[[Tensor], ClientRound], stacked: bool | None = None
+        self,
+        client: Client,
+        begin: Callable[[Tensor], ClientRound],
+        stacked: bool | None = None,
+        monitor: str | None = None,
     ) -> None:
         self.client = client
+        self._monitor = monitor
         self.stacked = stacked
         self._begin = begin
         layers = client.model("global").modules()
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in layers)
+
+    @property
+    def is_monitoring(self) -> bool:
+        """Whether λ is chosen by a metric that was named, in place of the loss."""
+        return self._monitor not in (None, "loss")
+
+    def monitor(self, data: ClientData) -> Monitor:
+        """Return the metric by which models of some data are chosen."""
+        return Monitor.of(self._monitor, self.client.task, self.client.classes_of(data))
 
     def evaluate(
         self,
@@ -91,14 +105,22 @@ class Evaluator:
         pair = ["global", models[-1]]
         for name, judge in hybrid.items():
             judged = tables if judge == part else self._tables(data, judge, clients, pair)
-            other = better(*(judged[model] for model in pair))
+            one, another = (judged[model] for model in pair)
+            other = better(one, another, self.monitor(data))
             for found in filter(None, (tables, shown)):
                 pairs = zip(*(found[model] for model in pair))
-                found[name] = tuple(_chosen(other, *each) for each in pairs)  # type: ignore[assignment]
+                found[name] = Tables(*(_chosen(other, *columns) for columns in pairs))
+        measured = list(directions(self.client.task))
         for model, metric in metrics.items():
-            correct, count, loss = tables[model]
-            misled = [table.sum(1) for table in shown[model][:2]] if shown else []
-            metric.update(clients.to(loss.device), correct, count, loss, *misled)
+            correct, count, loss, measures = tables[model]
+            columns = {name: measures[:, k] for k, name in enumerate(measured)}
+            ids, triggers = clients.to(loss.device), {}
+            if shown:
+                triggers = {
+                    "misled": shown[model].correct.sum(1),
+                    "triggered": shown[model].samples.sum(1),
+                }
+            metric.update(ids, correct, count, loss, **triggers, measures=columns)
 
     def _tables(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
@@ -162,14 +184,36 @@ class Evaluator:
             model: Which model.
             rows: The clients' models.
         """
+        tables = self._own_tables(data, part, clients, model, rows)
+        return tables.loss / tables.samples.sum(1)
+
+    def _own_tables(
+        self,
+        data: ClientData,
+        part: str,
+        clients: Tensor,
+        model: str,
+        rows: ModelRows,
+        measures: bool = False,
+    ) -> Tables:
+        """Return how good each client's own model is."""
         sizes = data.part(part).sizes[clients]
-        sums, order = _Sums(self.client, data, sizes), _largest_first(sizes)
+        sums, order = _Sums(self.client, data, sizes, measures), _largest_first(sizes)
         samples = self._samples(data, part, clients[order])
         with torch.no_grad(), evaluation_mode(self.client):
             for position, index, outputs in self._own(model, rows[order], samples):
                 sums.add(order.to(position.device)[position], index, outputs)
-        _, count, loss = sums.tables
-        return loss / count.sum(1)
+        return sums.tables
+
+    def scores(
+        self, data: ClientData, part: str, clients: Tensor, model: str, rows: ModelRows
+    ) -> Tensor:
+        """Return how bad each client's own model is by the monitored metric, float64 [clients].
+
+        Lower is better; it is NaN without samples. See :meth:`losses` for the arguments.
+        """
+        tables = self._own_tables(data, part, clients, model, rows, measures=True)
+        return -self.monitor(data).score(tables)
 
     def start_losses(
         self, data: ClientData, clients: Tensor, poison: Mapping[int, Callable[[Batch], Batch]]
@@ -403,7 +447,9 @@ class _Samples:
 class _Sums:
     """What the metrics of a model are made of, for each of some clients."""
 
-    def __init__(self, client: Client, data: ClientData, sizes: Tensor) -> None:
+    def __init__(
+        self, client: Client, data: ClientData, sizes: Tensor, measures: bool = True
+    ) -> None:
         self._data = data
         self._classes = client.classes_of(data)
         self._shape = (len(sizes), max(1, self._classes))
@@ -411,11 +457,14 @@ class _Sums:
         self._count = torch.zeros(len(sizes) * self._shape[1], dtype=torch.int64, device=device)
         self._correct = torch.zeros_like(self._count)
         self._losses = ClientLosses.of(client, sizes, device)
+        self._measures = ClientMeasures(client.task, sizes, device) if measures else None
 
     def add(self, position: Tensor, index: Tensor, outputs: Tree) -> None:
         """Add samples, of the clients at these positions."""
         targets = select(self._data.targets, index)
         self._losses.add(position, outputs, targets)
+        if self._measures is not None:
+            self._measures.add(position, outputs, targets)
         cell = position
         if self._classes:
             cell = position * self._shape[1] + targets
@@ -426,17 +475,10 @@ class _Sums:
     def tables(self) -> Tables:
         """What was added up."""
         count = self._count.view(self._shape)
-        return self._correct.view(self._shape), count, self._losses.means * count.sum(1)
-
-
-def better(one: Tables, other: Tables) -> Tensor:
-    """Return for which clients the other model is at least as good: by accuracy, then by loss.
-
-    So it is where there is no data to tell. A loss that is NaN is worse than any.
-    """
-    (right, _, loss), (rights, _, losses) = one, other
-    lead = rights.sum(1) - right.sum(1)  # 0 where targets are real values
-    return (lead > 0) | ((lead == 0) & ((losses <= loss) | loss.isnan()))
+        loss = self._losses.means * count.sum(1)
+        nothing = loss.new_empty(len(loss), 0)
+        measures = nothing if self._measures is None else self._measures.values
+        return Tables(self._correct.view(self._shape), count, loss, measures)
 
 
 def _chosen(other: Tensor, one: Tensor, another: Tensor) -> Tensor:

@@ -42,6 +42,10 @@ class WaitingSamples:
                 pieces = self._waiting.pop(position)
                 yield position, join([o for o, _ in pieces]), join([t for _, t in pieces])
 
+    def is_complete(self, position: int) -> bool:
+        """Return whether all samples of the client at a position have come."""
+        return not self._missing[position]
+
     def forget(self, position: int) -> None:
         """Begin again with the client at a position."""
         self._missing[position] = self._sizes[position]

@@ -30,7 +30,7 @@ def masked_mean(
     """
     if mask is None and weights is None:
         return values.mean()
-    weights = torch.ones_like(values) if weights is None else weights
+    weights = torch.ones_like(values) if weights is None else weights.to(values.dtype)
     if mask is not None:
         values, weights = torch.where(mask, values, 0), torch.where(mask, weights, 0)
     total = weights.sum()
@@ -66,7 +66,7 @@ def sample_weights(criterion: nn.Module, targets: Tree) -> Tensor | None:
     else:
         classes = targets.clamp(0, len(criterion.weight) - 1)
         weights = criterion.weight[classes] * counts
-    return weights if weights.dim() == 1 else weights.flatten(1).mean(1)
+    return weights if weights.dim() == 1 else weights.flatten(1).double().mean(1)
 
 
 def sample_means(losses: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ from pl_fed.data.client_data import ClientData, with_floats
 from pl_fed.data.module import FederatedData
 from pl_fed.engine.choice import STACKED
 from pl_fed.engine.features import features_of, keeps_features
+from pl_fed.evaluation.client_measures import local_metrics
+from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import trainable_parameters
 from pl_fed.random import seeded_torch
@@ -136,6 +138,12 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -
                 f"Expected `keep_features` of {type(net).__name__} to be False for {name}, which"
                 " changes inputs, but got True: features are computed once."
             )
+        first = data.inputs
+        if attack.needs_inputs and not (isinstance(first, Tensor) and first.is_floating_point()):
+            raise ValueError(
+                f"Expected inputs of one tensor of real numbers for {name}, which changes them, but"
+                f" got {describe(first)}."
+            )
         if attack.triggers and not data.num_classes:
             raise ValueError(
                 f"Expected the data to have classes for {name}, which wants one of them to be"
@@ -184,6 +192,7 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tree], Tree] |
             client.task.check_targets(data.targets, data.num_classes)
             client.task.check_outputs(outputs, targets, data.num_classes)
             _try_loss(client, outputs, targets)
+            _try_metrics(client, outputs, targets)
             with seeded_torch(client.device):
                 client.task.averages_samples = _averages_samples(client, data, outputs)
     finally:
@@ -239,6 +248,22 @@ def _try_loss(client: Client, outputs: Tree, targets: Tree) -> None:
         raise ValueError(
             "Expected argument `criterion` to give one number, the loss of a batch, but"
             f" {client.task.name} gave {got}."
+        )
+
+
+def _try_metrics(client: Client, outputs: Tree, targets: Tree) -> None:
+    """Refuse metrics that do not take outputs and targets, or whose names are taken."""
+    name = type(client.task).__name__
+    for key, metric in local_metrics(client.task, client.device).items():
+        if not key.isidentifier() or key in TAKEN_NAMES:
+            raise ValueError(
+                f"Expected the metrics of the task {name} to have names other than"
+                f" {', '.join(TAKEN_NAMES)} but got {key!r}."
+            )
+        _tried(
+            f"Expected the metric `{key}` of the task {name} to take outputs of shape"
+            f" {_shapes(outputs)} and targets of shape {_shapes(targets)} but that",
+            lambda: metric.update(*client.task.measured(outputs, targets)),  # noqa: B023
         )
 
 
