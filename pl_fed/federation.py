@@ -24,6 +24,7 @@ from pl_fed.distributed.work_share import at_home, collected
 from pl_fed.engine import EngineChoice, EngineOptions
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.evaluator import Evaluator
+from pl_fed.evaluation.monitor import Monitor
 from pl_fed.metrics import ClientMetrics
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.byzantine_clients import ByzantineClients
@@ -67,10 +68,13 @@ class Federation(Configurable):
         engine: How the local steps are run.
         storage: Where the clients' states are kept between rounds.
         model_selection: By what data each client takes the better one of its own model and the
-            global one, by accuracy and then by loss, the ``hybrid`` model (FLAME, section IV): its
-            ``"validation"`` data, or, as in the paper's experiments, its ``"test"`` data, which
+            global one, by ``monitor`` and then by loss, the ``hybrid`` model (FLAME, section IV):
+            its ``"validation"`` data, or, as in the paper's experiments, its ``"test"`` data, which
             tells more than can be known and gives metrics of the name ``hybrid_by_test_data``;
             ``None`` for neither.
+        monitor: The metric that chooses hybrid models, and that summaries show first:
+            ``"accuracy"``, ``"loss"``, or a metric of the task. It chooses λ too (DittoChoice,
+            MAPPER). ``None`` is the accuracy, or the task's first metric, and λ by the loss.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
     Raises:
@@ -88,6 +92,7 @@ class Federation(Configurable):
         engine: EngineOptions = EngineOptions(),
         storage: StorageOptions = StorageOptions(),
         model_selection: ModelSelection = "validation",
+        monitor: str | None = None,
         seed: int | None = None,
     ) -> None:
         before = pre_aggregators or []
@@ -115,6 +120,8 @@ class Federation(Configurable):
         self.engine_choice = EngineChoice(engine)
         self.storage = storage
         self.model_selection = model_selection
+        check_instances(str, monitor=monitor)
+        self.monitor = monitor
         self.seed = global_seed() if seed is None else seed
         self._session: Session | None = None
 
@@ -172,6 +179,7 @@ class Federation(Configurable):
         """Refuse an algorithm, data, attacks and aggregators that do not fit together."""
         data = datamodule.clients
         check_net(client, data, datamodule.augment)
+        Monitor.of(self.monitor, client.task, client.classes_of(data))  # says so if there is none
         check_mean(client, self.server.aggregator, self.server.adds)
         check_features(client, datamodule)
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)
@@ -234,6 +242,7 @@ class Federation(Configurable):
             batch_rule,
             adaptation,
             self.model_selection,
+            self.monitor,
             before=evaluated_before,
         )
         rounds = RoundRunner(
@@ -349,6 +358,11 @@ class Federation(Configurable):
         (:meth:`~pl_fed.metrics.ClientMetrics.per_client`), until the next one begins.
         """
         return self.session.evaluation.metrics(part)
+
+    @property
+    def monitored(self) -> str:
+        """The metric by which models are chosen, as ``monitor`` or the task says."""
+        return self.session.evaluation.monitor.name
 
     def validated_names(self) -> list[str]:
         """Return the names that a validation logs; none without validation data."""

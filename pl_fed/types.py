@@ -7,13 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pl_fed.trees import Tree, leaves, select
+
 
 class Batch(NamedTuple):
     """Samples of ONE client.
 
     Attributes:
-        inputs: Inputs, shape [batch, ...].
-        targets: Targets, shape [batch, ...]: class ids (int64) or real values.
+        inputs: Inputs: a tensor [batch, ...], or a tuple or dict of such, each of its own dtype.
+        targets: Targets, likewise: class ids (int64), real values, or whatever the task takes.
         mask: Which samples count, bool [batch]; ``None`` means all of them. Padding has mask
             ``False`` and must not change a loss.
         samples: Ids of the samples in the data set, int64 [batch]. They key every random change of
@@ -22,8 +24,8 @@ class Batch(NamedTuple):
             this is, int64 [batch]. Only attacks are told; ``None`` stands for the first pass.
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tree
+    targets: Tree
     mask: Tensor | None = None
     samples: Tensor | None = None
     visits: Tensor | None = None
@@ -41,11 +43,22 @@ class Batch(NamedTuple):
         """
         mask = self.mask
         if mask is None:
-            mask = torch.ones(len(self.targets), dtype=torch.bool, device=self.targets.device)
+            mask = torch.ones(self.size, dtype=torch.bool, device=self.device)
         samples, visits = (
             None if each is None else each[which] for each in (self.samples, self.visits)
         )
-        return Batch(self.inputs[which], self.targets[which], mask[which], samples, visits)
+        inputs, targets = select(self.inputs, which), select(self.targets, which)
+        return Batch(inputs, targets, mask[which], samples, visits)
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return len(leaves(self.targets)[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the samples are."""
+        return leaves(self.targets)[0].device
 
 
 @dataclass(frozen=True)

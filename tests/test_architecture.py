@@ -33,10 +33,12 @@ FLOORS = {
         "partitioners",
         "samplers",
         "skews",
+        "tasks",
     ),
     0.6: ("functional",),
     0.3: ("nets",),
-    0: ("arguments", "configurable", "random", "state", "text", "torch_internals", "types"),
+    0.1: ("types",),
+    0: ("arguments", "configurable", "random", "state", "text", "torch_internals", "trees"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 

@@ -177,6 +177,8 @@ class Loss(nn.Module):
 def test_nets_of_integers():
     x = torch.randint(5, (12, 4))
     arrays = Arrays(x, x[:, 0] % 3, torch.arange(12) // 4, num_classes=3)
+    run_rounds(FedAvg(Embeds()), shared_out(arrays))  # integers stay integers
+    arrays = Arrays(x.float(), x[:, 0] % 3, torch.arange(12) // 4, num_classes=3)
     match = r"^Expected argument `net` to take .* but Embeds failed: .* takes x\.long\(\)\.$"
     with pytest.raises(ValueError, match=match):
         run_rounds(FedAvg(Embeds()), shared_out(arrays))

@@ -61,7 +61,13 @@ class PerClient(Callback):
         self, trainer: Trainer, part: str, tables: dict[str, dict[str, list[Any]]], suffix: str = ""
     ) -> None:
         """Log tables, and write them to files, whose names end in a suffix."""
-        _to_wandb(trainer, part, tables)
+        measures = dict.fromkeys(("accuracy", self.federation.monitored))
+        shown = {
+            f"{model}_{measure}": f"{part}/{model}/client_{measure}"
+            for model in self.federation.metrics(part)
+            for measure in measures
+        }
+        _to_wandb(trainer, part, tables, shown)
         folder = self._folder_of(trainer)
         if folder is not None and trainer.is_global_zero:
             for name, columns in tables.items():
@@ -112,20 +118,32 @@ class PerClient(Callback):
         return columns
 
 
-def _to_wandb(trainer: Trainer, part: str, tables: dict[str, dict[str, list[Any]]]) -> None:
-    """Log tables, and a histogram of the benign clients' accuracy for each model."""
+def _to_wandb(
+    trainer: Trainer,
+    part: str,
+    tables: dict[str, dict[str, list[Any]]],
+    shown: dict[str, str],
+) -> None:
+    """Log tables, and histograms of the benign clients' results.
+
+    Args:
+        trainer: The trainer.
+        part: The part of the data.
+        tables: Columns by name, of each table.
+        shown: The columns of clients that have a histogram, and the name of that.
+    """
     clients = tables["per_client"]
     for logger in wandb_loggers(trainer):
         import wandb
 
         benign = {
-            f"{part}/{name.removesuffix('_accuracy')}/client_accuracy": [
+            shown[name]: [
                 value
                 for value, lies in zip(values, clients["byzantine"])
                 if not lies and math.isfinite(value)
             ]
             for name, values in clients.items()
-            if name.endswith("_accuracy")
+            if name in shown
         }
         accuracy = {name: wandb.Histogram(values) for name, values in benign.items() if values}
         logged = {

@@ -7,6 +7,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
+from torch import Tensor
+
+from pl_fed.trees import Tree, rows_of, select, tree_map
 
 
 class Predictions(Callback):
@@ -49,8 +52,15 @@ class Predictions(Callback):
 
 
 def _rows(table: dict[str, Any]) -> Iterator[list[Any]]:
-    columns = [table["sample"].tolist(), table["target"].tolist(), table["prediction"].tolist()]
+    columns = [table["sample"].tolist(), _cells(table["target"]), _cells(table["prediction"])]
     probabilities = table.get("probability")
     columns.append([""] * len(columns[0]) if probabilities is None else probabilities.tolist())
     for row in zip(*columns):
         yield [table["client"], *row]
+
+
+def _cells(tree: Tree) -> list[Any]:
+    """Return an entry for each sample; of several tensors, a dict or a list of entries."""
+    if isinstance(tree, Tensor):
+        return tree.tolist()
+    return [tree_map(Tensor.tolist, select(tree, place)) for place in range(rows_of(tree))]

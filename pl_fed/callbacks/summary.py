@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pl_fed.callbacks.participation import untrained_models
 from pl_fed.federation import Federation
-from pl_fed.reports.tables import RESULTS
+from pl_fed.reports.tables import results_of
 
 
 class Summary(Callback):
@@ -43,7 +43,8 @@ class Summary(Callback):
         table = Table("")
         for model in values:
             table.add_column(f"{model} model", justify="right")
-        for name, meaning in RESULTS.items():
+        names = {name for found in values.values() for name in found}
+        for name, meaning in results_of(names, self.federation.monitored).items():
             if any(name in found for found in values.values()):
                 row = [f"{v[name]:.4f}" if name in v else "-" for v in values.values()]
                 table.add_row(meaning, *row)

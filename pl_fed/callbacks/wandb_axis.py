@@ -3,6 +3,7 @@
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pl_fed.clients.base import Client
+from pl_fed.evaluation.monitor import directions
 from pl_fed.loggers import wandb_loggers
 
 _BEST = {
@@ -29,8 +30,12 @@ class WandbAxis(Callback):
             run = logger.experiment
             run.define_metric("round")
             run.define_metric("*", step_metric="round")
+            best_of = dict(_BEST)
+            for name, is_higher in directions(pl_module.task).items():
+                best = "max" if is_higher else "min"
+                best_of |= {name: best, f"{name}_worst10": best, f"{name}_std": "min"}
             for model in (*pl_module.evaluated, "hybrid"):
-                for name, best in _BEST.items():
+                for name, best in best_of.items():
                     run.define_metric(
                         f"val/{model}/{name}", step_metric="round", summary=f"{best},last"
                     )

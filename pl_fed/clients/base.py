@@ -1,6 +1,5 @@
 """The base of every algorithm: a client, with its global and its personal models."""
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_instances
 from pl_fed.clients.argument_checks import check_builders, check_net, check_work
 from pl_fed.clients.client_rounds import ClientRounds, DeclaredState
 from pl_fed.clients.contract import (
@@ -19,23 +19,20 @@ from pl_fed.clients.contract import (
     Model,
     Objective,
     RowDefault,
+    validation_rows,
 )
 from pl_fed.configurable import Configurable
 from pl_fed.data.batches import LocalWork
-from pl_fed.data.client_data import ClientData
-from pl_fed.functional.losses import (
-    RowDistance,
-    masked_mean,
-    sample_means,
-    sample_weights,
-    squared_distance,
-)
-from pl_fed.nets.calls import functional_call
+from pl_fed.data.client_data import ClientData, placed
+from pl_fed.functional.losses import RowDistance, squared_distance
+from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import Draws, key_dropouts
 from pl_fed.nets.rows import (
     copy_trainable,
     trainable_parameters,
 )
+from pl_fed.tasks import Classification, CriterionTask, Task, task_of
+from pl_fed.trees import Tree, leaves, rows_of, tree_map
 from pl_fed.types import Batch, Population
 
 
@@ -50,7 +47,7 @@ class Client(Configurable, ClientRounds, ABC):
     states and returns the upload.
 
     Args:
-        net: Any classifier: a module that turns a batch of inputs into logits [batch, classes].
+        net: A module that turns a batch of inputs into outputs, as logits [batch, classes].
             Parameters with requires_grad=False are frozen: they exist once, are in no row, and
             submodules that are frozen as a whole stay in evaluation mode. If ``net.keep_features``
             is true, ``net.features(x)`` is computed once for all samples, by what is frozen, and
@@ -63,13 +60,17 @@ class Client(Configurable, ClientRounds, ABC):
             ``torch.nn.CrossEntropyLoss``, the default. Where it is not the mean of one loss for
             each sample, as ``reduction="none"`` gives them, it is called on whole minibatches,
             without padding: clients whose minibatches are of several sizes are run one by one.
+        task: The kind of learning problem, in place of ``criterion``: see :mod:`pl_fed.tasks`.
+            By default it is told by the criterion and the data: classification where the targets
+            are class ids.
         models: The algorithm's models by name, in the order of their optimizer groups and metrics.
             ``"global"`` and ``"personal"`` exist in any case; here they are trained or evaluated.
             By default the global model is trained, as in FedAvg.
 
     Attributes:
-        averages_samples: Whether the criterion is the mean of one loss for each sample; found out
-            on the data before training.
+        task: The kind of learning problem; told by the data from set-up on, if none is given.
+        takes_integers: Whether the net takes integer inputs as they are; else they become
+            floating-point numbers. Found out before training.
         global_model: The model w, given by the server at the start of a round.
         personal_model: The model v_k that the client keeps; it shares what is frozen.
         models: All models, by name. The module of model ``"x"`` is ``x_model``.
@@ -112,6 +113,7 @@ class Client(Configurable, ClientRounds, ABC):
         local_epochs: int | None = None,
         criterion: nn.Module | None = None,
         models: Mapping[str, Model] | None = None,
+        task: Task | None = None,
     ) -> None:
         super().__init__()
         check_work(local_steps, local_epochs)
@@ -126,18 +128,53 @@ class Client(Configurable, ClientRounds, ABC):
         self.add_module("global_model", net)
         self._readable: Mapping[str, Any] = {}
         self.set_models({"global": Model()} if models is None else models)
-        self.criterion = nn.CrossEntropyLoss() if criterion is None else criterion
-        if getattr(self.criterion, "reduction", None) != "mean":
+        check_instances(Task, task=task)
+        if task is not None and criterion is not None:
             raise ValueError(
-                'Expected argument `criterion` to be a loss with `reduction="mean"`, as'
-                f" torch.nn.CrossEntropyLoss(), but got {type(self.criterion).__name__} with"
-                f" {getattr(self.criterion, 'reduction', 'no reduction')!r}."
+                "Expected only one of `task` and `criterion` but got both: give the criterion to"
+                f" the task, as {type(task).__name__}(criterion=...)."
             )
-        self.sample_criterion = copy.deepcopy(self.criterion)
-        setattr(self.sample_criterion, "reduction", "none")  # noqa: B010 (for mypy)
-        self.averages_samples = True
+        self.takes_integers = True
+        self._task_is_open = task is None
+        self._task_told_by: tuple[int, ...] = ()
+        if task is None:
+            task = Classification() if criterion is None else CriterionTask(criterion)
+        self._set_task(task)
         self.adaptation: Objective | None = None
         self.population = Population()
+
+    def _set_task(self, task: Task) -> None:
+        """Take a task, whose modules belong to the client from now on: they move with it."""
+        self.task = task
+        for name, module in vars(task).items():
+            if isinstance(module, nn.Module):
+                setattr(self, name if name.endswith("criterion") else f"task_{name}", module)
+
+    def choose_task(self, targets: Tree, data_classes: int) -> None:
+        """Take the task that criterion and data tell, if none was given.
+
+        Args:
+            targets: All targets.
+            data_classes: Number of classes, if each target is a class id; else 0.
+        """
+        if not self._task_is_open or not isinstance(self.task, CriterionTask):
+            return
+        data = (data_classes, *map(id, leaves(targets)))
+        if self._task_told_by != data:
+            self._task_told_by = data
+            task = task_of(self.task.criterion, targets, data_classes)
+            if type(task) is not type(self.task):
+                self._set_task(task)
+
+    def classes_of(self, data: ClientData) -> int:
+        """Return of how many classes each sample has one; 0 if the task has none."""
+        self.choose_task(data.targets, data.num_classes)
+        return self.task.num_classes(data.num_classes)
+
+    @property
+    def averages_samples(self) -> bool:
+        """Whether the loss of a batch is the mean of one loss for each sample."""
+        return self.task.averages_samples
 
     # What an algorithm declares
 
@@ -315,7 +352,16 @@ class Client(Configurable, ClientRounds, ABC):
 
     def loss(self, model: str, batch: Batch) -> Tensor:
         """Return the mean loss of a model over the samples of a batch that count."""
-        return self.mean_loss(self.model(model)(batch.inputs), batch)
+        return self.task.loss(self.model(model), batch)
+
+    def outputs_of(self, model: str, batch: Batch) -> Tree:
+        """Return what a model makes of a batch."""
+        return self.task.predict(self.model(model), batch.inputs)
+
+    def place(self, tree: Tree) -> Tree:
+        """Return inputs or targets where the models are, real numbers in their precision."""
+        row = self.row("global").data
+        return placed(tree, row.device, row.dtype)
 
     def loss_at(self, model: str, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean loss of a model whose parameters are replaced, as a function of them.
@@ -325,8 +371,7 @@ class Client(Configurable, ClientRounds, ABC):
             parameters: By name, as :meth:`parameters_of` gives them; others stay the model's own.
             batch: See :meth:`training_step`.
         """
-        outputs = functional_call(self.model(model), dict(parameters), (batch.inputs,))
-        return self.mean_loss(outputs, batch)
+        return self.task.loss(Net(self.model(model), dict(parameters)), batch)
 
     def gradient_at(
         self, model: str, parameters: Mapping[str, Tensor], batch: Batch
@@ -345,40 +390,21 @@ class Client(Configurable, ClientRounds, ABC):
         )
         return gradient
 
-    def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def mean_loss(self, outputs: Tree, batch: Batch) -> Tensor:
         """Return the mean loss of outputs over the samples of a batch that count."""
-        if not self.averages_samples:
-            return self._batch_loss(outputs, batch)
-        weights = sample_weights(self.criterion, batch.targets)
-        if batch.mask is None and weights is None:
-            mean: Tensor = self.criterion(outputs, batch.targets)
-            return mean
-        return masked_mean(self.sample_losses(outputs, batch.targets), batch.mask, weights)
+        return self.task.mean_loss(outputs, batch)
 
-    def _batch_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Return the criterion's own value on the samples that count; 0 without any."""
-        targets = batch.targets
-        if batch.mask is not None:
-            chosen = batch.mask.nonzero().flatten()
-            if not len(chosen):
-                return 0 * outputs.sum()
-            outputs, targets = outputs[chosen], targets[chosen]
-        value: Tensor = self.criterion(outputs, targets)
-        return value
-
-    def sample_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def sample_losses(self, outputs: Tree, targets: Tree) -> Tensor:
         """Return the loss of each sample, shape [batch].
 
         Raises:
-            ValueError: If the criterion has none.
+            ValueError: If the task has none.
         """
-        losses: Tensor = self.sample_criterion(outputs, targets)
-        if losses.shape[:1] != targets.shape[:1]:
-            raise ValueError(
-                f'Expected {type(self.criterion).__name__} with reduction="none" to give a loss for'
-                f" each of {len(targets)} samples but got shape {list(losses.shape)}."
-            )
-        return sample_means(losses)
+        return self.task.losses(outputs, targets)
+
+    def sample_weights(self, targets: Tree) -> Tensor | None:
+        """Return the weight that each sample's loss carries, [batch]; ``None`` if it has none."""
+        return self.task.weights(targets)
 
     def refuse_batch_criterion(self, why: str) -> None:
         """Raise ``ValueError`` if the criterion is not the mean of one loss for each sample.
@@ -477,10 +503,15 @@ class Client(Configurable, ClientRounds, ABC):
         Args:
             batch: A minibatch, whose samples have the same shape.
         """
-        x = self.read("validation.inputs").unflatten(0, (-1, *batch.inputs.shape[1:]))
-        y = self.read("validation.targets").unflatten(0, (-1, *batch.targets.shape[1:]))
-        mask = torch.arange(len(y), device=y.device) < self.read("validation_samples")[0]
-        return Batch(x, y, mask)
+        inputs = self._validation_tree("inputs", batch.inputs)
+        targets = self._validation_tree("targets", batch.targets)
+        places = torch.arange(rows_of(targets), device=batch.device)
+        return Batch(inputs, targets, places < self.read("validation_samples")[0])
+
+    def _validation_tree(self, name: str, like: Tree) -> Tree:
+        """Return validation inputs or targets, of which a round has a row for each tensor."""
+        names = iter(validation_rows(name, like))
+        return tree_map(lambda t: self.read(next(names)).unflatten(0, (-1, *t.shape[1:])), like)
 
     def upload_change(self, now: Tensor, before: Tensor, broadcast: Tensor) -> Tensor:
         """Return the uploads by which w becomes the mean of what all clients keep.

@@ -10,6 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from pl_fed.data.batches import LocalWork
+from pl_fed.trees import Tree, leaves
 from pl_fed.types import Batch
 
 RESERVED_NAMES = ("broadcast", "samples", "validation_samples", "client")
@@ -153,6 +154,8 @@ class ClientRound:
             or [length] if it is the same for all clients.
         validation_losses: In ``end_round``, for each validated model, its mean loss on the
             clients' validation data, [clients]; NaN without such data.
+        validation_scores: Likewise, how bad it is by ``federation.monitor``, where that is set to
+            another metric than the loss: lower is better.
         step_means: In ``end_round``, by name, the mean over the local steps of all that
             ``training_step`` returned, ``"loss"`` at least, [clients].
         proposals: Set by ``end_round``: what each client proposes that a server state becomes, by
@@ -160,8 +163,8 @@ class ClientRound:
         global_statistics: Set by ``end_round``: running statistics that each client proposes for
             the global model, [clients, length]. By default those of the trained global model; or,
             if it is evaluated but not trained, those of the last trained model.
-        validation_inputs: All validation inputs of each client, [clients, numbers]; only if the
-            algorithm ``reads_validation``.
+        validation_inputs: All validation inputs of each client, [clients, numbers], for each tensor
+            of an input; only if the algorithm ``reads_validation``.
         validation_targets: Their targets, likewise.
     """
 
@@ -176,11 +179,12 @@ class ClientRound:
     lr: dict[str, Tensor] = field(default_factory=dict)
     extra: dict[str, Tensor] = field(default_factory=dict)
     validation_losses: dict[str, Tensor] = field(default_factory=dict)
+    validation_scores: dict[str, Tensor] = field(default_factory=dict)
     step_means: dict[str, Tensor] = field(default_factory=dict)
     proposals: dict[str, Tensor] = field(default_factory=dict)
     global_statistics: Tensor | None = None
-    validation_inputs: Tensor | None = None
-    validation_targets: Tensor | None = None
+    validation_inputs: Tree = None
+    validation_targets: Tree = None
 
     def __len__(self) -> int:
         """The number of clients."""
@@ -237,9 +241,9 @@ class ClientRound:
         }
         if len(self.broadcast.statistics):
             rows["broadcast.statistics"] = self.broadcast.statistics
-        if self.validation_inputs is not None and self.validation_targets is not None:
-            rows["validation.inputs"] = self.validation_inputs
-            rows["validation.targets"] = self.validation_targets
+        validation = {"inputs": self.validation_inputs, "targets": self.validation_targets}
+        for name, tree in validation.items():
+            rows |= zip(validation_rows(name, tree), leaves(tree))
         return rows
 
     def of_one(self, position: int) -> dict[str, Tensor]:
@@ -260,7 +264,9 @@ class ClientRound:
     def best_by_validation(
         self, models: Sequence[str], otherwise: int, min_samples: int = 1
     ) -> Tensor:
-        """Return which of some models has the lowest validation loss, for each client.
+        """Return which of some models is best on the validation data, for each client.
+
+        That is the lowest loss, or ``federation.monitor`` where it is set.
 
         Args:
             models: Names of validated models.
@@ -270,6 +276,19 @@ class ClientRound:
         Returns:
             Positions in ``models``, int64 [clients].
         """
-        losses = torch.stack([self.validation_losses[model] for model in models], 1)
+        scores = self.validation_scores or self.validation_losses
+        losses = torch.stack([scores[model] for model in models], 1)
         best = losses.nan_to_num(torch.inf).argmin(1)
         return torch.where(self.validation_samples[:, 0] >= min_samples, best, otherwise)
+
+
+def validation_rows(name: str, tree: Tree) -> list[str]:
+    """Return the names of the rows that hold validation inputs or targets.
+
+    Example:
+        >>> validation_rows("inputs", torch.zeros(1)), validation_rows("inputs", [torch.zeros(1)])
+        (['validation.inputs'], ['validation.inputs.0'])
+    """
+    if isinstance(tree, Tensor):
+        return [f"validation.{name}"]
+    return [f"validation.{name}.{place}" for place in range(len(leaves(tree)))]

@@ -89,7 +89,7 @@ class DittoGreedy(Ditto):
         gradient = self.gradient_at("personal", v, batch)
         centre, rate = self.tensors("broadcast"), self.read("personal.lr")[0]
         validation, losses = self.validation_batch(batch), []
-        if not len(validation.targets):
+        if not validation.size:
             return torch.full_like(rate, self.lam)
         with evaluation_mode(self.personal_model):
             for lam in self.candidate_lams:

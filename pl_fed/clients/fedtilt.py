@@ -35,8 +35,8 @@ from pl_fed.arguments import check_nonnegative
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Model
 from pl_fed.data.client_data import ClientData
-from pl_fed.functional.losses import sample_weights
 from pl_fed.functional.tilted import tilted_loss
+from pl_fed.trees import leaves
 from pl_fed.types import Batch, Population
 
 
@@ -93,9 +93,9 @@ class FedTilt(Client):
 
     def tilted_loss(self, model: str, batch: Batch) -> Tensor:
         """Return R_n(τ, λ) of a model over the samples of a batch that count."""
-        outputs = self.model(model)(batch.inputs)
+        outputs = self.outputs_of(model, batch)
         losses = self.sample_losses(outputs, batch.targets)
-        weights = sample_weights(self.criterion, batch.targets)
+        weights = self.sample_weights(batch.targets)
         weights = torch.ones_like(losses) if weights is None else weights.to(losses.dtype)
         losses = losses / torch.where(weights > 0, weights, 1)  # they carry their weights already
         if batch.mask is not None:
@@ -105,10 +105,10 @@ class FedTilt(Client):
     def check(self, data: ClientData, population: Population) -> None:
         """Refuse data without one class for each sample, and losses that are not by sample."""
         self.refuse_batch_criterion("FedTilt tilts the losses of single samples")
-        targets = data.targets
-        if targets.is_floating_point() or targets.dim() != 1:
+        if not self.classes_of(data):
+            targets = leaves(data.targets)[0]
             raise ValueError(
                 "Expected argument `dataset` to give a class id for each sample, as FedTilt tilts"
                 f" over classes, but got targets of {targets.dtype} and shape"
-                f" {list(targets.shape)}."
+                f" {list(targets.shape)} for the task {type(self.task).__name__}."
             )

@@ -31,6 +31,10 @@ class FederationLike(Protocol):
     def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
         """Return the metrics of a part of the data, by model."""
 
+    @property
+    def monitored(self) -> str:
+        """The metric by which models are chosen."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run needs."""
 
@@ -163,12 +167,13 @@ class FederationModule(LightningModule):
         self.federation.load_state_dict(checkpoint["federation"])
 
     def _log_metrics(self, part: str) -> None:
+        monitor = self.federation.monitored
         for model, metrics in self.federation.metrics(part).items():
             for name, value in metrics.compute().items():
                 self.log(
                     f"{part}/{model}/{name}",
                     value.float(),
-                    prog_bar=part == "val" and name == "accuracy",
+                    prog_bar=part == "val" and name == monitor,
                     batch_size=1,
                 )
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Model
+from pl_fed.tasks import Task
 from pl_fed.types import Batch
 
 
@@ -26,6 +27,7 @@ class Local(Client):
         local_steps: Minibatch steps of a round; or give ``local_epochs``.
         local_epochs: Passes over the client's data in a round; 1 if neither is given.
         criterion: Turns outputs and targets into a mean loss; cross entropy by default.
+        task: The kind of learning problem, in place of ``criterion``: see :class:`Client`.
 
     Example:
         >>> client = Local(nn.Linear(4, 2), local_epochs=2)
@@ -43,6 +45,7 @@ class Local(Client):
         local_steps: int | None = None,
         local_epochs: int | None = None,
         criterion: nn.Module | None = None,
+        task: Task | None = None,
     ) -> None:
         super().__init__(
             net,
@@ -51,6 +54,7 @@ class Local(Client):
             local_steps,
             local_epochs,
             criterion,
+            task=task,
             models={"personal": Model()},
         )
 

@@ -113,7 +113,7 @@ class PerFedAvg(Client):
                 lambda at: _dot(self.gradient_at("global", at, batch), u)
             )(w)
             return product
-        with full_precision(batch.targets.device):  # bfloat16 cannot tell them apart
+        with full_precision(batch.device):  # bfloat16 cannot tell them apart
             ahead, behind = (
                 self.gradient_at("global", _moved(w, u, sign * self.difference), batch)
                 for sign in (1, -1)
@@ -124,10 +124,10 @@ class PerFedAvg(Client):
 def _part(batch: Batch, first: int) -> Batch:
     """Return every third sample from one on; if there is none, a sample that does not count."""
     part = batch.part(slice(first, None, 3))
-    if len(part.targets):
+    if part.size:
         return part
     padding = batch.part(slice(1))
-    return padding._replace(mask=torch.zeros(1, dtype=torch.bool, device=padding.targets.device))
+    return padding._replace(mask=torch.zeros(1, dtype=torch.bool, device=padding.device))
 
 
 def _moved(at: Mapping[str, Tensor], along: Mapping[str, Tensor], by: float) -> Tensors:

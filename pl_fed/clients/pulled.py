@@ -25,9 +25,9 @@ from pl_fed.functional.divergences import (
     symmetrized_divergence,
     weighted_squared_distance,
 )
-from pl_fed.functional.losses import sample_weights
-from pl_fed.nets.calls import functional_call
+from pl_fed.nets.calls import Net
 from pl_fed.nets.modes import evaluation_mode
+from pl_fed.trees import Tree, describe, select
 from pl_fed.types import Batch, Population
 
 Regularizer = Literal["l2", "fisher", "kl"]
@@ -77,24 +77,26 @@ class Pulled(Client, ABC):
         super().check(data, population)
         if self.regularizer == "fisher":
             self.refuse_batch_criterion("`regularizer` = fisher takes gradients of single samples")
-            self._check_by_sample(data.inputs[:2])
-        targets = data.targets
+            self._check_by_sample(select(data.inputs, slice(0, 2)))
+        criterion = getattr(self.task, "criterion", None)
         if (
             self.regularizer == "kl"
-            and targets.is_floating_point()
-            and not isinstance(self.criterion, nn.CrossEntropyLoss)
+            and not self.classes_of(data)
+            and not isinstance(criterion, nn.CrossEntropyLoss)
         ):
             raise ValueError(
                 "Expected argument `regularizer` to be l2 or fisher where targets are no classes"
-                f" but got kl, with targets of {targets.dtype}."
+                f" but got kl, with targets of {describe(data.targets)}."
             )
 
-    def _check_by_sample(self, x: Tensor) -> None:
+    def _check_by_sample(self, inputs: Tree) -> None:
         """Refuse nets without a gradient for each sample: those that PyTorch cannot vmap."""
         net = self.model("global")
         with evaluation_mode(net), torch.no_grad():
             try:
-                torch.func.vmap(lambda sample: net(sample[None]))(x.to(self.row("global").data))
+                torch.func.vmap(lambda sample: self.task.predict(net, select(sample, None)))(
+                    self.place(inputs)
+                )
             except RuntimeError as error:
                 raise ValueError(
                     "Expected argument `regularizer` to be l2 or kl for a net that torch.func.vmap"
@@ -111,7 +113,7 @@ class Pulled(Client, ABC):
         centre = self._describe_centre(batch)
         losses = []
         for model, lam in lams.items():
-            outputs = self.model(model)(batch.inputs)
+            outputs = self.outputs_of(model, batch)
             pull = self._distance(model, outputs, centre, batch)
             losses.append(self.mean_loss(outputs, batch) + lam / 2 * pull)
         return sum(losses[1:], losses[0])
@@ -126,13 +128,15 @@ class Pulled(Client, ABC):
             buffers = layout.views(self.read("broadcast.statistics"))
         with evaluation_mode(net):
             if self.regularizer == "kl":
-                return functional_call(net, {**centre, **buffers}, (batch.inputs,)).detach()
+                there = Net(net, {**centre, **buffers})
+                return self.task.predict(there, batch.inputs).detach()
 
-            def sample_loss(at: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-                outputs = functional_call(net, {**at, **buffers}, (x[None],))
-                return self.sample_losses(outputs, y[None])[0]
+            def sample_loss(at: Mapping[str, Tensor], inputs: Tree, targets: Tree) -> Tensor:
+                there = Net(net, {**at, **buffers})
+                outputs = self.task.predict(there, select(inputs, None))
+                return self.sample_losses(outputs, select(targets, None))[0]
 
-            weights = sample_weights(self.criterion, batch.targets)
+            weights = self.sample_weights(batch.targets)
             return diagonal_fisher(
                 sample_loss, centre, batch.inputs, batch.targets, batch.mask, weights
             )

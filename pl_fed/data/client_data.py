@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.data.fingerprint import digest_of, digest_of_labels, digest_of_names
+from pl_fed.trees import Tree, gather, leaves, rows_of, select, tree_map
 from pl_fed.types import Batch
 
 
@@ -74,12 +75,12 @@ class ClientData:
     """The data of a whole federation: gathered by index, never copied per client.
 
     Attributes:
-        inputs: Inputs [samples, ...], floating point.
-        targets: Targets [samples, ...].
+        inputs: Inputs: a tensor [samples, ...], or a tuple or dict of such.
+        targets: Targets, likewise.
         train: What the clients train on.
         val: What rounds are watched with.
         test: What a run is judged by.
-        num_classes: Number of classes; 0 for real-valued targets.
+        num_classes: Number of classes, if each target is a class id; else 0.
         root: Ids of training samples that the server has for itself, int64 [root samples].
         owners: Whose samples each client has, as the data call them: one or more for each client;
             empty if it was labels that were shared out.
@@ -88,8 +89,8 @@ class ClientData:
         fingerprint: What :func:`fingerprint_of` gives for the data set's inputs, if it is known.
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tree
+    targets: Tree
     train: Part
     val: Part
     test: Part
@@ -136,7 +137,7 @@ class ClientData:
         pieces = torch.arange(len(index)).split([*(len(p.index) for p in parts), len(self.root)])
         train, val, test = (Part(piece, part.offsets) for piece, part in zip(pieces, parts))
         own = {"train": train, "val": val, "test": test, "root": pieces[-1]}
-        inputs, targets = self.inputs[index], self.targets[index]
+        inputs, targets = select(self.inputs, index), select(self.targets, index)
         return replace(self, inputs=inputs, targets=targets, ids=index, **own)
 
     def shown(self, part: str, change: Callable[[Batch], Batch]) -> "ClientData":
@@ -148,20 +149,34 @@ class ClientData:
         """
         chosen = self.part(part)
         index = chosen.index
-        batch = change(Batch(self.inputs[index], self.targets[index], None, index))
-        x, y, owners = batch.inputs, batch.targets, chosen.owners()
+        batch, owners = change(self.batch(index)), chosen.owners()
+        inputs, targets = batch.inputs, batch.targets
         if batch.mask is not None:
-            x, y, owners = x[batch.mask], y[batch.mask], owners[batch.mask.cpu()]
+            inputs, targets = select(inputs, batch.mask), select(targets, batch.mask)
+            owners = owners[batch.mask.cpu()]
         sizes = owners.bincount(minlength=self.num_clients)
-        own = Part.of_sizes(torch.arange(len(y), device=index.device), sizes)
-        return ClientData(x, y, own, own, own, self.num_classes)
+        own = Part.of_sizes(torch.arange(rows_of(targets), device=index.device), sizes)
+        return ClientData(inputs, targets, own, own, own, self.num_classes)
 
     def training_samples(self, client: int) -> Batch:
         """Return all training samples of one client, with their ids."""
-        index = self.train.samples(client)
-        return Batch(self.inputs[index], self.targets[index], samples=index)
+        return self.batch(self.train.samples(client))
 
-    def padded(self, part: str, clients: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, index: Tensor) -> Batch:
+        """Return samples by their ids, int64 [n]."""
+        return Batch(gather(self.inputs, index), gather(self.targets, index), None, index)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the samples are."""
+        return leaves(self.targets)[0].device
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of all clients."""
+        return rows_of(self.targets)
+
+    def padded(self, part: str, clients: Tensor) -> tuple[Tree, Tree]:
         """Return a part's samples of some clients, as many rows for each as the largest client has.
 
         Args:
@@ -175,17 +190,27 @@ class ClientData:
         chosen = self.part(part)
         places = chosen.offsets[clients, None] + torch.arange(chosen.largest)
         index = chosen.index[places.clamp_(max=len(chosen.index) - 1).to(chosen.index.device)]
-        return self.inputs[index], self.targets[index]
+        return select(self.inputs, index), select(self.targets, index)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "ClientData":
-        """Return the data on a device, with inputs (and real targets) of the given dtype."""
-        y = (
-            self.targets.to(device, dtype)
-            if self.targets.is_floating_point()
-            else self.targets.to(device)
-        )
+        """Return the data on a device, with all real numbers in the given dtype."""
         train, val, test = (
             Part(part.index.to(device), part.offsets) for part in (self.train, self.val, self.test)
         )
-        x, root = self.inputs.to(device, dtype), self.root.to(device)
-        return replace(self, inputs=x, targets=y, train=train, val=val, test=test, root=root)
+        inputs, targets = (placed(tree, device, dtype) for tree in (self.inputs, self.targets))
+        root = self.root.to(device)
+        return replace(
+            self, inputs=inputs, targets=targets, train=train, val=val, test=test, root=root
+        )
+
+
+def placed(tree: Tree, device: torch.device, dtype: torch.dtype) -> Tree:
+    """Return a tree on a device, its real numbers in the given dtype."""
+    return tree_map(
+        lambda leaf: leaf.to(device, dtype) if leaf.is_floating_point() else leaf.to(device), tree
+    )
+
+
+def with_floats(tree: Tree, dtype: torch.dtype = torch.float32) -> Tree:
+    """Return a tree whose integers became real numbers."""
+    return tree_map(lambda leaf: leaf if leaf.is_floating_point() else leaf.to(dtype), tree)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pl_fed.trees import Tree, leaves
+
 _ROWS = 64  # samples whose inputs are compared
 _ENTRIES = 1 << 16  # of large labels, as many as are hashed
 _LARGE = 1 << 26  # bytes of labels that are hashed in full
@@ -33,14 +35,16 @@ def digest_of_names(names: Iterable[Iterable[str]]) -> str:
     return digest.hexdigest()
 
 
-def digest_of_labels(labels: Tensor, samples: Tensor) -> str:
+def digest_of_labels(labels: Tree, samples: Tensor) -> str:
     """Return a digest of the labels of samples: of 65,536 of them if labels are large."""
+    if not isinstance(labels, Tensor):
+        return " ".join(digest_of_labels(leaf, samples) for leaf in leaves(labels))
     if labels.nbytes > _LARGE and len(samples) > _ENTRIES:
         samples = samples[_evenly(len(samples), _ENTRIES)]
     return digest_of(labels[samples])
 
 
-def fingerprint_of(inputs: Tensor) -> dict[str, Any]:
+def fingerprint_of(inputs: Tree) -> dict[str, Any]:
     """Return a few numbers that tell inputs from others of the same shape.
 
     They are taken before anything is normalized, so that a resumed run may use another machine.
@@ -50,12 +54,19 @@ def fingerprint_of(inputs: Tensor) -> dict[str, Any]:
 
     Returns:
         ``shape``; ``dtype``; and ``projections``, for 64 samples the product of the input and one
-        fixed random vector.
+        fixed random vector. Of several tensors: lists of shapes and dtypes, and all projections.
 
     Example:
         >>> fingerprint_of(torch.zeros(2, 3))
         {'shape': [2, 3], 'dtype': 'torch.float32', 'projections': [0.0, 0.0]}
     """
+    if not isinstance(inputs, Tensor):
+        prints = [fingerprint_of(leaf) for leaf in leaves(inputs)]
+        return {
+            "shape": [each["shape"] for each in prints],
+            "dtype": [each["dtype"] for each in prints],
+            "projections": [number for each in prints for number in each["projections"]],
+        }
     rows = inputs[_evenly(len(inputs), _ROWS)].unsqueeze(-1).flatten(1).double()
     random = torch.Generator().manual_seed(0)
     vector = torch.randn(rows.shape[1], generator=random, dtype=torch.float64)

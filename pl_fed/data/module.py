@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,7 +21,9 @@ from pl_fed.partitioners.base import Partitioner, check_parts
 from pl_fed.random import fork_torch_rng, generator, key, random_bits
 from pl_fed.skews.base import Skew
 from pl_fed.text import printable
+from pl_fed.trees import Tree, describe, leaves, tree_map
 
+_INTEGERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 _MANY_CLIENTS = 10_000  # beyond, all clients' samples are shuffled by one draw
 
 
@@ -120,7 +123,7 @@ class FederatedData(Configurable, LightningDataModule):
         self.normalize = normalize
         self.transforms = [transforms] if isinstance(transforms, nn.Module) else transforms or []
         self.skew = skew
-        self.augment: Callable[[Tensor], Tensor] | None = None
+        self.augment: Callable[[Tree], Tree] | None = None
         if augment:
             each = [augment] if isinstance(augment, nn.Module) else augment
             self.augment = nn.Sequential(*each)
@@ -207,11 +210,11 @@ class FederatedData(Configurable, LightningDataModule):
         train, val, test = self._parts(arrays)
         train, root = self._without_root(train)
         self._check_training_data(arrays, train.sizes)
-        y = arrays.targets if arrays.targets.is_floating_point() else arrays.targets.to(torch.int64)
+        targets = arrays.targets
         fingerprint = fingerprint_of(arrays.inputs)
-        x = self._transformed(arrays)
+        inputs = self._transformed(arrays)
         owners = self._owners_of_clients(arrays, (train, val, test))
-        data = ClientData(x, y, train, val, test, arrays.num_classes, root, owners)
+        data = ClientData(inputs, targets, train, val, test, arrays.num_classes, root, owners)
         data = replace(data, fingerprint=fingerprint)
         if self.skew is not None:
             data = data.owned_once()
@@ -226,7 +229,7 @@ class FederatedData(Configurable, LightningDataModule):
         found, source = normalization, self.dataset
         return {
             "dataset": {"class": type(source).__name__, "preparation": source.preparation},
-            "scale": 255 if arrays.inputs.dtype == torch.uint8 else 1,
+            "scale": 255 if leaves(arrays.inputs)[0].dtype == torch.uint8 else 1,
             "transforms": [str(each) for each in self.transforms],
             "skew": None if self.skew is None else type(self.skew).__name__,
             "mean": None if found is None else found.mean[0].tolist(),
@@ -353,7 +356,8 @@ class FederatedData(Configurable, LightningDataModule):
             whole = check_parts(self.partitioner, whole, len(owners), clients)
             _say_if_shared(self.partitioner, split := Part.of([one[chosen[one]] for one in whole]))
             return split
-        given = self.partitioner.split(arrays.targets[samples], clients, draw)
+        with _explaining_labels(self.partitioner, arrays):
+            given = self.partitioner.split(arrays.labels[samples], clients, draw)
         split = Part.of(check_parts(self.partitioner, given, len(samples), clients))
         _say_if_shared(self.partitioner, split)
         return Part(samples[split.index], split.offsets)
@@ -363,9 +367,10 @@ class FederatedData(Configurable, LightningDataModule):
         if self.partitioner is None or self.partitioner.splits == "owners":
             return self._owned(arrays, train), self._owned(arrays, other)
         draw, clients = generator(self.seed, "partition"), self.num_clients or 0
-        split = self.partitioner.split_matching(
-            arrays.targets[train], arrays.targets[other], clients, draw
-        )
+        with _explaining_labels(self.partitioner, arrays):
+            split = self.partitioner.split_matching(
+                arrays.labels[train], arrays.labels[other], clients, draw
+            )
         owned, matching = (
             Part.of(check_parts(self.partitioner, each, len(of), clients))
             for each, of in zip(split, (train, other))
@@ -437,7 +442,27 @@ class FederatedData(Configurable, LightningDataModule):
             ]
         )
 
-    def _transformed(self, arrays: Arrays) -> Tensor:
+    def _transformed(self, arrays: Arrays) -> Tree:
+        """Return the inputs as real numbers, after the transforms.
+
+        Integers that are no images stay integers if nothing is to change them: they may be ids.
+        """
+        changed = {
+            "transforms": bool(self.transforms),
+            "normalize": self.normalize != "none",
+            "skew": self.skew is not None,
+        }
+        if not isinstance(arrays.inputs, Tensor):
+            for name, is_set in changed.items():
+                if is_set:
+                    raise ValueError(
+                        f"Expected argument `{name}` to be left out for inputs of several tensors"
+                        f" ({describe(arrays.inputs)}) but got {getattr(self, name)}: change them"
+                        " in the data source."
+                    )
+            return tree_map(_real_numbers, arrays.inputs)
+        if not any(changed.values()):
+            return _real_numbers(arrays.inputs)
         x = arrays.inputs.to(torch.float32)
         if arrays.inputs.dtype == torch.uint8:
             x /= 255
@@ -451,6 +476,28 @@ class FederatedData(Configurable, LightningDataModule):
                         f" ({len(arrays)}) but got {len(x)} from {type(transform).__name__}."
                     )
         return x
+
+
+@contextmanager
+def _explaining_labels(partitioner: Partitioner, arrays: Arrays) -> Iterator[None]:
+    """Say of a partitioner by classes that the data has none."""
+    try:
+        yield
+    except TypeError as error:
+        if not str(error).startswith("Expected argument `labels` to be class ids"):
+            raise
+        raise TypeError(
+            f"Expected the data to have class ids for {type(partitioner).__name__}, which shares"
+            f" out classes, but got targets of {describe(arrays.targets)}: take the partitioner"
+            " IID or Quantity, or ByOwner where the data say whose each sample is."
+        ) from error
+
+
+def _real_numbers(leaf: Tensor) -> Tensor:
+    """Return real numbers in float32, images scaled to [0, 1], and other integers as they are."""
+    if leaf.dtype == torch.uint8:
+        return leaf.to(torch.float32).div_(255)
+    return leaf.to(torch.float32) if leaf.dtype not in _INTEGERS else leaf
 
 
 def _has_parts(split: Tensor) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.configurable import Configurable
+from pl_fed.trees import Tree, describe, foreign_leaf, leaves, rows_of
 
 TRAIN, VAL, TEST = 0, 1, 2
 
@@ -16,15 +17,19 @@ TRAIN, VAL, TEST = 0, 1, 2
 class Arrays:
     """All samples of a data set as tensors.
 
+    Inputs and targets may also be a tuple or a dict of tensors, as of token ids and a mask: a net
+    takes them as ``net(*inputs)`` or ``net(**inputs)``.
+
     Attributes:
         inputs: Inputs [samples, ...]. Images are [samples, channels, height, width]; uint8 is read
-            as 0..255 and scaled to [0, 1]; other types are taken as they are, in float32.
+            as 0..255 and scaled to [0, 1]; other integers stay integers if the net takes
+            them, as token ids, and are float32 otherwise, as real numbers.
         targets: Targets [samples]: class ids 0..C-1 (any integer type) or real values
             [samples, ...].
         client: Id of the client each sample belongs to, [samples], or ``None`` where a partitioner
             has yet to say. Any integers: sorted, they become clients 0, 1, 2, ...
         split: The official part of each sample, [samples], 0 train, 1 val, 2 test; or ``None``.
-        num_classes: Number of classes; 0 where the targets are real values.
+        num_classes: Number of classes; 0 where the targets are no class ids [samples].
         names: What the data call the ids in ``client`` (writers, users), which are places in this
             list then; ``None`` where they have no other name.
 
@@ -39,8 +44,8 @@ class Arrays:
         3
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tree
+    targets: Tree
     client: Tensor | None = None
     split: Tensor | None = None
     num_classes: int = 0
@@ -49,26 +54,26 @@ class Arrays:
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""
         self._check_tensors()
-        if self.inputs.dim() == 0 or len(self.inputs) == 0:
+        first = leaves(self.inputs)[0]
+        if first.dim() == 0 or len(first) == 0:
             raise ValueError(
-                "Expected `inputs` to hold at least one sample but got shape"
-                f" {list(self.inputs.shape)}."
+                f"Expected `inputs` to hold at least one sample but got shape {list(first.shape)}."
             )
+        for name in ("inputs", "targets", "client", "split"):
+            for leaf in leaves(getattr(self, name)):
+                if leaf.shape[:1] != (len(self),):
+                    raise ValueError(
+                        f"Expected `{name}` to have {len(self)} rows, as many as `inputs`, but got"
+                        f" shape {list(leaf.shape)}."
+                    )
         for name in ("targets", "client", "split"):
             tensor = getattr(self, name)
-            if tensor is None:
-                continue
-            if tensor.shape[:1] != (len(self.inputs),):
-                raise ValueError(
-                    f"Expected `{name}` to have {len(self.inputs)} rows, as many as `inputs`, but"
-                    f" got shape {list(tensor.shape)}."
-                )
-            object.__setattr__(self, name, _wide(name, tensor))
-        _check_finite(
-            "inputs",
-            self.inputs.to(torch.float32) if self.inputs.is_floating_point() else self.inputs,
-        )
-        _check_finite("targets", self.targets)
+            if isinstance(tensor, Tensor):
+                object.__setattr__(self, name, _wide(name, tensor))
+        for leaf in leaves(self.inputs):
+            _check_finite("inputs", leaf.to(torch.float32) if leaf.is_floating_point() else leaf)
+        for leaf in leaves(self.targets):
+            _check_finite("targets", leaf)
         if self.names is None:
             _check_ids("client", self.client)
         else:
@@ -78,31 +83,30 @@ class Arrays:
         self._check_targets()
 
     def _check_tensors(self) -> None:
-        given = {
-            "inputs": self.inputs,
-            "targets": self.targets,
-            "client": self.client,
-            "split": self.split,
-        }
-        for name, tensor in given.items():
-            if not isinstance(tensor, Tensor) and (
-                tensor is not None or name in ("inputs", "targets")
-            ):
-                raise TypeError(
-                    f"Expected `{name}` to be a tensor, as torch.as_tensor makes of an array, but"
-                    f" got {type(tensor).__name__}."
-                )
+        for name in ("client", "split"):
+            tensor = getattr(self, name)
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise TypeError(_no_tensor(name, type(tensor).__name__))
+        for name in ("inputs", "targets"):
+            kind = foreign_leaf(getattr(self, name))
+            if kind is not None:
+                raise TypeError(_no_tensor(name, kind))
 
     def _check_targets(self) -> None:
-        if self.targets.is_floating_point():
+        if not isinstance(self.targets, Tensor) or self.targets.is_floating_point():
             if self.num_classes:
                 raise ValueError(
                     "Expected `num_classes` to be left out for targets that are real values"
-                    f" ({self.targets.dtype}) but got {self.num_classes}."
+                    f" ({describe(self.targets)}) but got {self.num_classes}."
                 )
             return
+        if self.targets.dim() > 1 and not self.num_classes:
+            return  # several ids a sample: the task knows what they are
         _check_ids(
-            "targets", self.targets, hint=": several labels a sample would be floating point"
+            "targets",
+            self.targets,
+            hint=": several labels a sample would be floating point, and for targets that a task of"
+            " your own takes, as a class for each pixel, `num_classes` is 0",
         )
         if not self.num_classes and int(self.targets.min()) >= 0:
             raise ValueError(
@@ -114,7 +118,15 @@ class Arrays:
         _check_ids("targets", self.targets, range(self.num_classes), below)
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return rows_of(self.inputs)
+
+    @property
+    def labels(self) -> Tensor:
+        """The targets as partitioners take them: zeros where a sample has no single label."""
+        targets = self.targets
+        if isinstance(targets, Tensor) and (targets.is_floating_point() or targets.dim() == 1):
+            return targets
+        return torch.zeros(len(self))
 
     def called(self, id: int) -> str:
         """Return what the data call an id in ``client``."""
@@ -149,6 +161,12 @@ def classes_of(y: Tensor) -> int:
         (3, 0)
     """
     return 0 if y.is_floating_point() or len(y) == 0 else max(0, int(y.to(torch.int64).max()) + 1)
+
+
+def _no_tensor(name: str, kind: str) -> str:
+    return (
+        f"Expected `{name}` to be a tensor, as torch.as_tensor makes of an array, but got {kind}."
+    )
 
 
 def _wide(name: str, values: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from pl_fed.engine.options import EngineOptions
 from pl_fed.engine.stacked import CannotStackError, Stacked
 from pl_fed.engine.tracing import CannotCompileError
 from pl_fed.state import free_memory
+from pl_fed.trees import bytes_of_sample, describe
 
 EAGER = ("one_by_one", "stacked")
 COMPILED = ("one_by_one_compiled", "stacked_compiled")
@@ -149,7 +150,7 @@ class EngineChoice:
             return max(1, min(cohort, _ROWS_BYTES // row.nbytes))
         # a row, its gradient, two of optimizer state and two in passing; activations by guess
         models, batches = len(task.example.objective.trained), task.example.batches
-        needed = 6 * models * row.nbytes + 64 * batches.data.inputs[:1].nbytes * batches.width
+        needed = 6 * models * row.nbytes + 64 * bytes_of_sample(batches.data.inputs) * batches.width
         most = int(0.5 * free_memory(row.device) / needed)
         if row.device.type == "cpu":
             most = min(most, _STACK_BYTES // (models * row.nbytes))
@@ -278,7 +279,7 @@ class EngineChoice:
             "net": repr(task.client.global_model),
             "parameters": row.layout.numel,
             "dtype": str(row.data.dtype),
-            "inputs": list(batches.data.inputs.shape[1:]),
+            "inputs": str(describe(batches.data.inputs)),
             "batch": batches.width,
             "cohort": len(task.cohort),
             "chunk": self.options.chunk_size,

@@ -41,7 +41,7 @@ class OneByOneCompiled(Stepping):
                 program.load(_select(models, position), _select_rows(rows, position))
                 outside = Outside.of(program, optimizer)
                 for step, batch in enumerate(batches.of(position)):
-                    whole = len(batch.targets) == batches.width
+                    whole = batch.size == batches.width
                     gradients = program(inputs(position, step, batch), whole)
                     if outside is not None:
                         done = {model: step >= n[position] for model, n in chunk.steps.items()}

@@ -16,6 +16,7 @@ from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of
 from pl_fed.engine.tracing import CannotCompileError
 from pl_fed.nets.rows import RowLayout, buffers_outside_rows, counters
 from pl_fed.random import fork_torch_rng
+from pl_fed.trees import tree_map
 
 _PLAIN = (int, float, complex, str, type(None))
 _MIRRORS = {"_flat_weights", "_flat_weight_refs"}  # a recurrent layer's own lists of its parameters
@@ -27,6 +28,7 @@ _BOOKKEEPING = {
     "_states",
     "_server_states",
     "models",
+    "_task_told_by",
 }
 _NOT_READ = {*vars(LightningModule()), *_BOOKKEEPING, *_MIRRORS} - {"training"}  # changes no step
 _TOLERANCE = {True: 5e-2, False: 1e-3}  # of mixed precision, and without; relative
@@ -198,9 +200,8 @@ class Program:
     def _compile(self, inputs: dict[str, Any]) -> CompiledStep:
         """Compile the step, and see that it does what it does eagerly."""
         eager, compiled = cloned(self._state()), cloned(self._state())
-        others = inputs  # what was traced as a constant shows by other numbers
-        if inputs["inputs"].is_floating_point():
-            others = {**inputs, "inputs": 0.75 * inputs["inputs"]}
+        # what was traced as a constant shows by other numbers
+        others = {**inputs, "inputs": tree_map(_scaled, inputs["inputs"])}
         eager["gradients"] = self.step(eager, others)
         with _silent():
             program = CompiledStep(self.client, self.step, self._state(), inputs, self.mode)
@@ -260,6 +261,11 @@ def _empty(layout: RowLayout, lead: tuple[int, ...], like: Tensor) -> dict[str, 
         name: torch.zeros((*lead, *shape), dtype=like.dtype, device=like.device)
         for name, shape in zip(layout.names, layout.shapes)
     }
+
+
+def _scaled(numbers: Tensor) -> Tensor:
+    """Return other numbers of the same kind."""
+    return 0.75 * numbers if numbers.is_floating_point() else numbers
 
 
 def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:

@@ -13,6 +13,7 @@ from pl_fed.engine.program import Program
 from pl_fed.engine.step import options_of
 from pl_fed.engine.stepping import Outside, Stepping, filled
 from pl_fed.random import fork_torch_rng
+from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import Batch
 
 ELEMENTWISE = (
@@ -54,7 +55,7 @@ class Stacked(Stepping):
         batches = chunk.batches
         if not client.averages_samples and not batches.rule.is_uniform(batches.data.train.sizes):
             raise CannotStackError(
-                f"{type(client.criterion).__name__} is not the mean of one loss for each sample,"
+                f"{client.task.name} is not the mean of one loss for each sample,"
                 " and clients' minibatches are of several sizes"
             )
         buffers = {name: (buffer, buffer.clone()) for name, buffer in client.named_buffers()}
@@ -119,7 +120,7 @@ class Stacked(Stepping):
             shape = (size, width)
             return {
                 **{
-                    name: filled(each, shape)
+                    name: tree_map(lambda leaf: filled(leaf, shape), each)
                     for name, each in batch._asdict().items()
                     if each is not None
                 },
@@ -149,10 +150,12 @@ class Stacked(Stepping):
                 return [program.outputs(inputs(0, batch))["loss"]]
             one, other = _padded(chunk)
             found = [program.outputs(inputs(0, batch))["loss"] for batch in (one, other)]
-            width = one.targets.shape[1] - 1
+            width = leaves(one.targets)[0].shape[1] - 1
             if width and client.draws.wanted and not program.step.casts:  # traced for one shape
                 tensors = {name: each for name, each in one._asdict().items() if each is not None}
-                short = one._replace(**{name: each[:, :-1] for name, each in tensors.items()})
+                short = one._replace(
+                    **{name: _without_last(each) for name, each in tensors.items()}
+                )
                 found.append(program.outputs(inputs(0, short, width))["loss"])
         return found
 
@@ -205,6 +208,17 @@ def _padded(chunk: Chunk) -> tuple[Batch, Batch]:
         raise TypeError("Expected stacked minibatches to have a mask but got None.")
     mask = batch.mask.clone()
     mask[:, -1] = False
-    x, y = batch.inputs.clone(), batch.targets.clone()
-    x[:, -1], y[:, -1] = x[:, 0], y[:, 0]
-    return batch._replace(mask=mask), batch._replace(inputs=x, targets=y, mask=mask)
+    inputs, targets = (tree_map(_first_again, tree) for tree in (batch.inputs, batch.targets))
+    return batch._replace(mask=mask), batch._replace(inputs=inputs, targets=targets, mask=mask)
+
+
+def _without_last(tree: Tree) -> Tree:
+    """Return minibatches without their last sample."""
+    return tree_map(lambda leaf: leaf[:, :-1], tree)
+
+
+def _first_again(leaf: Tensor) -> Tensor:
+    """Return minibatches whose last sample is their first."""
+    leaf = leaf.clone()
+    leaf[:, -1] = leaf[:, 0]
+    return leaf

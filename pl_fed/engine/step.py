@@ -14,6 +14,7 @@ from pl_fed.clients.contract import Objective
 from pl_fed.engine.base import Clipping, casts
 from pl_fed.engine.step_function import StepFunction
 from pl_fed.engine.tracing import trace
+from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
 Tensors = dict[str, dict[str, Tensor]]
@@ -313,15 +314,15 @@ def _differentiated(loss: Tensor, leaves: Tensors) -> Tensors:
 
 def cloned(tree: Any) -> Any:
     """Return a copy of nested dicts of tensors, and of whatever else is in them."""
-    if isinstance(tree, dict):
-        return {name: cloned(each) for name, each in tree.items()}
-    return tree.clone() if isinstance(tree, Tensor) else tree
+    return tree_map(Tensor.clone, tree)
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    """Return the tensors of nested dicts, in their order."""
+    """Return what nested dicts hold, in their order."""
     if isinstance(tree, dict):
         return [tensor for each in tree.values() for tensor in tensors_of(each)]
+    if isinstance(tree, tuple | list):
+        return [tensor for each in tree for tensor in tensors_of(each)]
     return [tree]
 
 
@@ -329,6 +330,8 @@ def with_tensors(tree: Any, tensors: Iterator[Tensor]) -> Any:
     """Return nested dicts like others, with other tensors in their order."""
     if isinstance(tree, dict):
         return {name: with_tensors(each, tensors) for name, each in tree.items()}
+    if isinstance(tree, tuple | list):
+        return type(tree)(with_tensors(each, tensors) for each in tree)
     return next(tensors)
 
 
@@ -342,9 +345,9 @@ def _first(tree: Any, dim: Any) -> Any:
     """Take the first client's out of stacked tensors."""
     if isinstance(tree, dict):
         return {k: _first(v, dim[k] if isinstance(dim, dict) else dim) for k, v in tree.items()}
-    if isinstance(tree, tuple):
+    if isinstance(tree, tuple) and isinstance(dim, tuple):
         return tuple(_first(*each) for each in zip(tree, dim))
-    return tree if dim is None else tree[0]
+    return tree if dim is None else select(tree, 0)
 
 
 def _beside(numbers: Tensor, leaf: Tensor) -> Tensor:

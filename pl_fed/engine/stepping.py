@@ -14,6 +14,7 @@ from pl_fed.engine.base import Chunk, Clipping, Engine, casts, rebuild_optimizer
 from pl_fed.engine.program import Program, plain_attributes
 from pl_fed.engine.step import LocalStep, Tensors, updates_of
 from pl_fed.engine.tracing import CannotCompileError
+from pl_fed.trees import describe
 
 _MOST_PROGRAMS = 4  # of one client: what changes from round to round is not worth compiling
 
@@ -92,12 +93,7 @@ class Stepping(Engine):
         updates = updates_of(objective, optimizer) if self.compiled else None
         traced = self.compiled or casts(self.autocast, client.device)
         signature = (
-            (
-                chunk.batches.width,
-                data.inputs.shape[1:],
-                data.targets.shape[1:],
-                data.targets.dtype,
-            ),
+            (chunk.batches.width, str(describe(data.inputs)), str(describe(data.targets))),
             (own.device, own.dtype, *dims.items()),
             (type(optimizer), *(updates or ())),
             *(plain_attributes(client) if traced else ()),

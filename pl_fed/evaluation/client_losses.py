@@ -6,16 +6,15 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.functional.losses import sample_weights
-
-_MOST_BYTES = 1 << 28  # of one client's outputs that are kept to be judged together
+from pl_fed.evaluation.waiting import WaitingSamples
+from pl_fed.trees import Tree, rows_of
 
 
 class ClientLosses(ABC):
     """The losses of some clients, of whose samples batches come one after the other.
 
     Args:
-        client: The algorithm, whose criterion is taken.
+        client: The algorithm, whose task is taken.
         number: How many clients there are.
         device: Where the outputs are.
     """
@@ -39,7 +38,7 @@ class ClientLosses(ABC):
         return CriterionValues(client, sizes, device)
 
     @abstractmethod
-    def add(self, positions: Tensor, outputs: Tensor, targets: Tensor) -> None:
+    def add(self, positions: Tensor, outputs: Tree, targets: Tree) -> None:
         """Add samples, of the clients at these positions, int64 [samples]."""
 
     def forget(self, position: int) -> None:
@@ -55,10 +54,10 @@ class ClientLosses(ABC):
 class SampleMeans(ClientLosses):
     """The mean of the losses of single samples, by the weights of their classes."""
 
-    def add(self, positions: Tensor, outputs: Tensor, targets: Tensor) -> None:
+    def add(self, positions: Tensor, outputs: Tree, targets: Tree) -> None:
         """Add samples, of the clients at these positions."""
         losses = self.client.sample_losses(outputs, targets)
-        weights = sample_weights(self.client.criterion, targets)
+        weights = self.client.sample_weights(targets)
         weights = torch.ones_like(losses) if weights is None else weights
         self._losses.index_add_(0, positions, losses.double())
         self._weights.index_add_(0, positions, weights.double())
@@ -78,28 +77,16 @@ class CriterionValues(ClientLosses):
 
     def __init__(self, client: Client, sizes: Tensor, device: torch.device) -> None:
         super().__init__(client, len(sizes), device)
-        self._missing: list[int] = sizes.tolist()
-        self._sizes = list(self._missing)
-        self._waiting: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._waiting = WaitingSamples(sizes.tolist())
 
-    def add(self, positions: Tensor, outputs: Tensor, targets: Tensor) -> None:
+    def add(self, positions: Tensor, outputs: Tree, targets: Tree) -> None:
         """Add samples, of the clients at these positions."""
-        for position in positions.unique().tolist():
-            chosen = (positions == position).nonzero().flatten()
-            waiting = self._waiting.setdefault(position, [])
-            waiting.append((outputs[chosen], targets[chosen]))
-            self._missing[position] -= len(chosen)
-            if not self._missing[position] or sum(o.nbytes for o, _ in waiting) > _MOST_BYTES:
-                self._judge(position)
+        for position, own, wanted in self._waiting.add(positions, outputs, targets):
+            number = rows_of(wanted)
+            self._losses[position] += self.client.task.batch_loss(own, wanted).double() * number
+            self._weights[position] += number
 
     def forget(self, position: int) -> None:
         """Begin anew with the client at a position."""
         super().forget(position)
-        self._missing[position] = self._sizes[position]
-        self._waiting.pop(position, None)
-
-    def _judge(self, position: int) -> None:
-        """Take the criterion's value on the samples that wait."""
-        outputs, targets = (torch.cat(pieces) for pieces in zip(*self._waiting.pop(position)))
-        self._losses[position] += self.client.criterion(outputs, targets).double() * len(targets)
-        self._weights[position] += len(targets)
+        self._waiting.forget(position)

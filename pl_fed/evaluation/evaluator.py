@@ -16,16 +16,15 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.evaluation.client_losses import ClientLosses
+from pl_fed.evaluation.client_measures import ClientMeasures
+from pl_fed.evaluation.monitor import Monitor, Tables, better, directions
 from pl_fed.metrics import ClientMetrics
-from pl_fed.nets.calls import functional_call
+from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import unkey_dropouts
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.torch_internals import has_operator_modes
+from pl_fed.trees import Tree, gather, join, select, split, tree_map
 from pl_fed.types import Batch
-
-Tables = tuple[Tensor, Tensor, Tensor]
-"""Of a model, for some clients: correct samples and samples by class, both [clients, classes], and
-their mean losses, as in training, times their samples [clients]."""
 
 _CONVOLUTIONS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -48,6 +47,8 @@ class Evaluator:
         client: The algorithm.
         begin: Returns the round of clients, by ids, as an evaluation begins it.
         stacked: See the attribute.
+        monitor: The metric by which the better one of two models is found: see
+            :class:`pl_fed.Federation`.
 
     Attributes:
         stacked: Whether clients' own models are run many at once; ``None`` leaves it to the rule.
@@ -55,13 +56,27 @@ class Evaluator:
     """
 
     def __init__(
-        self, client: Client, begin: Callable[[Tensor], ClientRound], stacked: bool | None = None
+        self,
+        client: Client,
+        begin: Callable[[Tensor], ClientRound],
+        stacked: bool | None = None,
+        monitor: str | None = None,
     ) -> None:
         self.client = client
+        self._monitor = monitor
         self.stacked = stacked
         self._begin = begin
         layers = client.model("global").modules()
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in layers)
+
+    @property
+    def is_monitoring(self) -> bool:
+        """Whether λ is chosen by a metric that was named, in place of the loss."""
+        return self._monitor not in (None, "loss")
+
+    def monitor(self, data: ClientData) -> Monitor:
+        """Return the metric by which models of some data are chosen."""
+        return Monitor.of(self._monitor, self.client.task, self.client.classes_of(data))
 
     def evaluate(
         self,
@@ -90,14 +105,22 @@ class Evaluator:
         pair = ["global", models[-1]]
         for name, judge in hybrid.items():
             judged = tables if judge == part else self._tables(data, judge, clients, pair)
-            other = better(*(judged[model] for model in pair))
+            one, another = (judged[model] for model in pair)
+            other = better(one, another, self.monitor(data))
             for found in filter(None, (tables, shown)):
                 pairs = zip(*(found[model] for model in pair))
-                found[name] = tuple(_chosen(other, *each) for each in pairs)  # type: ignore[assignment]
+                found[name] = Tables(*(_chosen(other, *columns) for columns in pairs))
+        measured = list(directions(self.client.task))
         for model, metric in metrics.items():
-            correct, count, loss = tables[model]
-            misled = [table.sum(1) for table in shown[model][:2]] if shown else []
-            metric.update(clients.to(loss.device), correct, count, loss, *misled)
+            correct, count, loss, measures = tables[model]
+            columns = {name: measures[:, k] for k, name in enumerate(measured)}
+            ids, triggers = clients.to(loss.device), {}
+            if shown:
+                triggers = {
+                    "misled": shown[model].correct.sum(1),
+                    "triggered": shown[model].samples.sum(1),
+                }
+            metric.update(ids, correct, count, loss, **triggers, measures=columns)
 
     def _tables(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
@@ -161,14 +184,36 @@ class Evaluator:
             model: Which model.
             rows: The clients' models.
         """
+        tables = self._own_tables(data, part, clients, model, rows)
+        return tables.loss / tables.samples.sum(1)
+
+    def _own_tables(
+        self,
+        data: ClientData,
+        part: str,
+        clients: Tensor,
+        model: str,
+        rows: ModelRows,
+        measures: bool = False,
+    ) -> Tables:
+        """Return how good each client's own model is."""
         sizes = data.part(part).sizes[clients]
-        sums, order = _Sums(self.client, data, sizes), _largest_first(sizes)
+        sums, order = _Sums(self.client, data, sizes, measures), _largest_first(sizes)
         samples = self._samples(data, part, clients[order])
         with torch.no_grad(), evaluation_mode(self.client):
             for position, index, outputs in self._own(model, rows[order], samples):
                 sums.add(order.to(position.device)[position], index, outputs)
-        _, count, loss = sums.tables
-        return loss / count.sum(1)
+        return sums.tables
+
+    def scores(
+        self, data: ClientData, part: str, clients: Tensor, model: str, rows: ModelRows
+    ) -> Tensor:
+        """Return how bad each client's own model is by the monitored metric, float64 [clients].
+
+        Lower is better; it is NaN without samples. See :meth:`losses` for the arguments.
+        """
+        tables = self._own_tables(data, part, clients, model, rows, measures=True)
+        return -self.monitor(data).score(tables)
 
     def start_losses(
         self, data: ClientData, clients: Tensor, poison: Mapping[int, Callable[[Batch], Batch]]
@@ -184,18 +229,16 @@ class Evaluator:
             float64 [clients].
         """
         module, samples = self.client.model("global"), self._samples(data, "train", clients)
-        losses = ClientLosses.of(self.client, samples.sizes, data.inputs.device)
+        losses = ClientLosses.of(self.client, samples.sizes, data.device)
         with torch.no_grad(), evaluation_mode(self.client):
             for position, index in samples.joined():
-                outputs = self._run(module, data.inputs.index_select(0, index))
-                losses.add(position, outputs, data.targets[index])
+                outputs = self._run(module, gather(data.inputs, index))
+                losses.add(position, outputs, select(data.targets, index))
             for one, client in enumerate(clients.tolist()):
                 if client in poison:
                     losses.forget(one)
                     for position, index in samples.of(one):
-                        batch = poison[client](
-                            Batch(data.inputs[index], data.targets[index], None, index)
-                        )
+                        batch = poison[client](data.batch(index))
                         losses.add(position, self._run(module, batch.inputs), batch.targets)
         return losses.means
 
@@ -204,37 +247,57 @@ class Evaluator:
 
         Returns:
             For each client a dict with ``client`` (id), ``sample`` (ids in the data set),
-            ``target``, and for classes ``prediction`` and ``probability`` (the predicted class's),
-            else ``prediction`` as the net gives it, in the shape of ``target`` if it fits.
+            ``target``, and what the task predicts: for classes ``prediction`` and ``probability``
+            (the predicted class's), else ``prediction``, in the shape of ``target`` if it fits.
         """
         pieces = list(self._outputs(data, "test", clients, [model]))
         if not pieces:
-            return [_table(data, one, None) for one in clients.tolist()]
+            return [self._table(data, one, None) for one in clients.tolist()]
         order = torch.cat([position for _, position, _, _ in pieces]).argsort(stable=True)
-        outputs = torch.cat([outputs for *_, outputs in pieces])[order]
+        outputs = select(join([outputs for *_, outputs in pieces]), order)
         sizes = data.test.sizes[clients].tolist()
         return [
-            _table(data, one, own if len(own) else None)
-            for one, own in zip(clients.tolist(), outputs.split(sizes))
+            self._table(data, one, own if size else None)
+            for one, own, size in zip(clients.tolist(), split(outputs, sizes), sizes)
         ]
+
+    def _table(self, data: ClientData, client: int, outputs: Tree | None) -> dict[str, Any]:
+        """Return the predictions for a client, from the outputs on its test samples."""
+        index = data.test.samples(client)
+        samples = index.cpu()
+        table: dict[str, Any] = {
+            "client": client,
+            "sample": samples if data.ids is None else data.ids[samples],
+            "target": tree_map(Tensor.cpu, select(data.targets, index)),
+        }
+        if outputs is None:
+            table["prediction"] = select(table["target"], slice(0, 0))
+            table["probability"] = torch.empty(0)
+            return table
+        table |= self.client.task.predictions(tree_map(Tensor.cpu, outputs))
+        prediction, target = table["prediction"], table["target"]
+        fits = isinstance(prediction, Tensor) and isinstance(target, Tensor)
+        if fits and prediction.numel() == target.numel():  # an output a sample: [samples, 1]
+            table["prediction"] = prediction.reshape(target.shape)
+        return table
 
     def _outputs(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
-    ) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    ) -> Iterator[tuple[str, Tensor, Tensor, Tree]]:
         """Yield (model, which of the clients, sample, outputs) in batches."""
         own = [model for model in models if model != "global"]
         if "global" in models:
             samples = self._samples(data, part, clients)
             module = self.client.model("global")
             for position, index in samples.joined():
-                outputs = self._run(module, data.inputs.index_select(0, index))
+                outputs = self._run(module, gather(data.inputs, index))
                 yield "global", position, index, outputs
         if not own:
             return
         for positions in self._pieces(data.part(part).sizes[clients]):
             models = self._begin(clients[positions]).models
             samples = self._samples(data, part, clients[positions])
-            positions = positions.to(data.inputs.device)
+            positions = positions.to(data.device)
             for model in own:
                 for position, index, outputs in self._own(model, models[model], samples):
                     yield model, positions[position], index, outputs
@@ -258,7 +321,7 @@ class Evaluator:
 
     def _own(
         self, model: str, rows: ModelRows, samples: "_Samples"
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    ) -> Iterator[tuple[Tensor, Tensor, Tree]]:
         """Yield (which of the clients, sample, outputs) of a model that each client has its own."""
         if len(samples.sizes) > 1 and samples.sizes.any() and self._stacks(model):
             stack = self._many_at_once(model, rows, samples)
@@ -288,24 +351,23 @@ class Evaluator:
 
     def _one_by_one(
         self, model: str, rows: ModelRows, samples: "_Samples"
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    ) -> Iterator[tuple[Tensor, Tensor, Tree]]:
         module = self.client.model(model)
         with ModelGuard(self.client, [model]):
             for one in range(len(samples.sizes)):
                 self._fill(model, rows[one])
                 for position, index in samples.of(one):
-                    x = samples.data.inputs.index_select(0, index)
-                    yield position, index, self._run(module, x)
+                    inputs = gather(samples.data.inputs, index)
+                    yield position, index, self._run(module, inputs)
 
-    def _run(self, module: nn.Module, x: Tensor) -> Tensor:
+    def _run(self, module: nn.Module, inputs: Tree) -> Tree:
         """Return a model's outputs; on the CPU by the faster ones of its kernels."""
-        on_cpu = x.device.type == "cpu" and has_operator_modes()
+        on_cpu = self.client.device.type == "cpu" and has_operator_modes()
         with (
             ChannelsLast() if on_cpu and self._convolves else nullcontext(),
             FasterProducts() if on_cpu and mkl_held_back() else nullcontext(),
         ):
-            outputs: Tensor = module(x)
-        return outputs
+            return self.client.task.predict(module, inputs)
 
     def _fill(self, model: str, rows: ModelRows) -> None:
         """Write one client's parameters and running statistics into a model."""
@@ -314,16 +376,20 @@ class Evaluator:
 
     def _many_at_once(
         self, model: str, rows: ModelRows, samples: "_Samples"
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        client, x = self.client, samples.data.inputs
+    ) -> Iterator[tuple[Tensor, Tensor, Tree]]:
+        client, task = self.client, self.client.task
         module = client.model(model)
         tensors = client.row(model).layout.views(rows.parameters)
         tensors |= client.statistics(model).layout.views(rows.statistics)
-        stack = torch.vmap(lambda own, x: functional_call(module, own, (x,)), randomness="error")
+        stack = torch.vmap(
+            lambda own, inputs: task.predict(Net(module, own), inputs), randomness="error"
+        )
         for table, inside in samples.padded():
             own = {name: tensor[: len(table)] for name, tensor in tensors.items()}
-            inputs = x.index_select(0, table.flatten()).unflatten(0, table.shape)
-            outputs = stack(own, inputs).flatten(0, 1).index_select(0, inside)
+            rows = gather(samples.data.inputs, table.flatten())
+            inputs = tree_map(lambda leaf: leaf.unflatten(0, table.shape), rows)  # noqa: B023
+            flat = tree_map(lambda leaf: leaf.flatten(0, 1), stack(own, inputs))
+            outputs = gather(flat, inside)
             position = inside.div(table.shape[1], rounding_mode="floor")
             yield position, table.flatten()[inside], outputs
 
@@ -381,39 +447,38 @@ class _Samples:
 class _Sums:
     """What the metrics of a model are made of, for each of some clients."""
 
-    def __init__(self, client: Client, data: ClientData, sizes: Tensor) -> None:
+    def __init__(
+        self, client: Client, data: ClientData, sizes: Tensor, measures: bool = True
+    ) -> None:
         self._data = data
-        self._shape = (len(sizes), max(1, data.num_classes))
-        device = data.inputs.device
+        self._classes = client.classes_of(data)
+        self._shape = (len(sizes), max(1, self._classes))
+        device = data.device
         self._count = torch.zeros(len(sizes) * self._shape[1], dtype=torch.int64, device=device)
         self._correct = torch.zeros_like(self._count)
         self._losses = ClientLosses.of(client, sizes, device)
+        self._measures = ClientMeasures(client.task, sizes, device) if measures else None
 
-    def add(self, position: Tensor, index: Tensor, outputs: Tensor) -> None:
+    def add(self, position: Tensor, index: Tensor, outputs: Tree) -> None:
         """Add samples, of the clients at these positions."""
-        y = self._data.targets[index]
-        self._losses.add(position, outputs, y)
+        targets = select(self._data.targets, index)
+        self._losses.add(position, outputs, targets)
+        if self._measures is not None:
+            self._measures.add(position, outputs, targets)
         cell = position
-        if self._data.num_classes:
-            cell = position * self._shape[1] + y
-            self._correct.index_add_(0, cell, (outputs.argmax(1) == y).to(torch.int64))
+        if self._classes:
+            cell = position * self._shape[1] + targets
+            self._correct.index_add_(0, cell, (outputs.argmax(1) == targets).to(torch.int64))
         self._count.index_add_(0, cell, torch.ones_like(cell))
 
     @property
     def tables(self) -> Tables:
         """What was added up."""
         count = self._count.view(self._shape)
-        return self._correct.view(self._shape), count, self._losses.means * count.sum(1)
-
-
-def better(one: Tables, other: Tables) -> Tensor:
-    """Return for which clients the other model is at least as good: by accuracy, then by loss.
-
-    So it is where there is no data to tell. A loss that is NaN is worse than any.
-    """
-    (right, _, loss), (rights, _, losses) = one, other
-    lead = rights.sum(1) - right.sum(1)  # 0 where targets are real values
-    return (lead > 0) | ((lead == 0) & ((losses <= loss) | loss.isnan()))
+        loss = self._losses.means * count.sum(1)
+        nothing = loss.new_empty(len(loss), 0)
+        measures = nothing if self._measures is None else self._measures.values
+        return Tables(self._correct.view(self._shape), count, loss, measures)
 
 
 def _chosen(other: Tensor, one: Tensor, another: Tensor) -> Tensor:
@@ -427,26 +492,3 @@ def trains_convolutions(net: nn.Module) -> bool:
     """
     convolutions = (layer for layer in net.modules() if isinstance(layer, _CONVOLUTIONS))
     return any(layer.weight.requires_grad for layer in convolutions)
-
-
-def _table(data: ClientData, client: int, outputs: Tensor | None) -> dict[str, Any]:
-    """The predictions for a client, from the outputs on its test samples."""
-    index = data.test.samples(client)
-    samples = index.cpu()
-    table: dict[str, Any] = {
-        "client": client,
-        "sample": samples if data.ids is None else data.ids[samples],
-        "target": data.targets[index].cpu(),
-    }
-    if outputs is None:
-        table["prediction"] = table["target"][:0]
-        table["probability"] = torch.empty(0)
-        return table
-    outputs = outputs.cpu().to(torch.promote_types(outputs.dtype, torch.float32))
-    if data.num_classes:
-        table["probability"], table["prediction"] = outputs.softmax(1).max(1)
-    else:
-        target = table["target"]
-        one = outputs.numel() == target.numel()  # an output a sample, of shape [samples, 1]
-        table["prediction"] = outputs.reshape(target.shape) if one else outputs
-    return table

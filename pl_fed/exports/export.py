@@ -10,11 +10,12 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from pl_fed.evaluation.evaluator import Tables, better
+from pl_fed.evaluation.monitor import Tables, better, directions
 from pl_fed.exports.formats import FORMATS
 from pl_fed.exports.request import Request
 from pl_fed.federation import Federation
 from pl_fed.run_folder import made_whole, new_folder
+from pl_fed.trees import describe
 
 MANIFEST = "manifest.json"
 
@@ -59,7 +60,14 @@ class Export:
             ValueError: If the net cannot be written in a format.
         """
         data, row = self.federation.datamodule.clients, self.federation.client.row("global").data
-        example = data.inputs[[0, len(data.inputs) - 1]].to(row.dtype)
+        if not isinstance(data.inputs, Tensor):
+            raise ValueError(
+                f"Expected inputs of one tensor to write a net in {', '.join(self.request.formats)}"
+                f" but got {describe(data.inputs)}: load the run's checkpoint by pl_fed instead."
+            )
+        example = data.inputs[[0, len(data.inputs) - 1]]
+        if example.is_floating_point() or not self.federation.client.takes_integers:
+            example = example.to(row.dtype)
         formats = [FORMATS[word](example) for word in self.request.formats]
         out = self.request.out or new_folder(self.request.run / "exports", "out")
         number = len(self.clients) + self.request.with_global
@@ -103,15 +111,24 @@ class Export:
             tables = federation.evaluator.tables(*args)
         if select != "validation":
             return models * len(self.clients), tables
-        own = better(tables["global"], tables[self.own])
+        own = better(
+            tables["global"], tables[self.own], federation.evaluator.monitor(federation.data)
+        )
         return [self.own if each else "global" for each in own.tolist()], tables
 
     def _validation(self, tables: Tables, position: int) -> dict[str, Any]:
         """Return how good a model is by a client's validation data; ``None`` if that is unknown."""
-        right, samples, loss = (float(table[position].sum()) for table in tables)
-        accuracy = right / samples if samples and self.federation.data.num_classes else None
+        right, samples, loss = (float(table[position].sum()) for table in tables[:3])
+        client = self.federation.client
+        classes = client.classes_of(self.federation.data)
+        accuracy = right / samples if samples and classes else None
         mean = loss / samples if samples and math.isfinite(loss) else None
-        return {"val_samples": int(samples), "val_accuracy": accuracy, "val_loss": mean}
+        measures = {
+            f"val_{name}": value if math.isfinite(value) else None
+            for name, value in zip(directions(client.task), tables.measures[position].tolist())
+        }
+        found = {"val_samples": int(samples), "val_accuracy": accuracy, "val_loss": mean}
+        return found | measures
 
     def _about(self, example: Tensor) -> dict[str, Any]:
         """Return what the manifest says of all models."""

@@ -1,12 +1,13 @@
 """Means over masked samples, and the squared distance that pulls one model towards another."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pl_fed.nets.rows import RowLayout
+from pl_fed.trees import Tree, leaves, rows_of, select
 
 
 def masked_mean(
@@ -29,14 +30,14 @@ def masked_mean(
     """
     if mask is None and weights is None:
         return values.mean()
-    weights = torch.ones_like(values) if weights is None else weights
+    weights = torch.ones_like(values) if weights is None else weights.to(values.dtype)
     if mask is not None:
         values, weights = torch.where(mask, values, 0), torch.where(mask, weights, 0)
     total = weights.sum()
     return values.sum() / torch.where(total == 0, 1, total)
 
 
-def sample_weights(criterion: nn.Module, targets: Tensor) -> Tensor | None:
+def sample_weights(criterion: nn.Module, targets: Tree) -> Tensor | None:
     """Return each sample's share of the divisor with which torch averages a cross entropy.
 
     Args:
@@ -52,7 +53,9 @@ def sample_weights(criterion: nn.Module, targets: Tensor) -> Tensor | None:
         >>> sample_weights(criterion, torch.tensor([1, 0, 2]))
         tensor([3., 1., 0.])
     """
-    if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or targets.is_floating_point():
+    if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss):
+        return None
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
     if criterion.weight is None and criterion.ignore_index < 0 and targets.dim() == 1:
         return None
@@ -62,7 +65,7 @@ def sample_weights(criterion: nn.Module, targets: Tensor) -> Tensor | None:
     else:
         classes = targets.clamp(0, len(criterion.weight) - 1)
         weights = criterion.weight[classes] * counts
-    return weights if weights.dim() == 1 else weights.flatten(1).mean(1)
+    return weights if weights.dim() == 1 else weights.flatten(1).double().mean(1)
 
 
 def sample_means(losses: Tensor) -> Tensor:
@@ -71,50 +74,57 @@ def sample_means(losses: Tensor) -> Tensor:
 
 
 def averages_samples(
-    criterion: nn.Module, unreduced: nn.Module, outputs: Tensor, targets: Tensor
+    value: Callable[[Tree, Tree], Tensor],
+    losses: Callable[[Tree, Tree], Tensor],
+    outputs: Tree,
+    targets: Tree,
+    weights: Callable[[Tree], Tensor | None] = lambda _: None,
 ) -> bool:
-    """Return whether a criterion's value on a batch is the mean of the losses of its samples.
+    """Return whether the loss of a batch is the mean of one loss for each sample.
 
     The function compares three batches: all samples, all but the last, and the first alone. The
     losses of the samples always come from the batch of all samples, as if the others were padding.
     Values that are not finite are ignored.
 
     Args:
-        criterion: The criterion that returns the mean.
-        unreduced: The criterion with ``reduction="none"``. It may fail, or return anything.
+        value: Returns the loss of a batch.
+        losses: Returns the loss of each sample. It may fail, or return anything.
         outputs: Outputs of a net for the samples, [batch, ...].
         targets: Targets of the samples, [batch, ...].
+        weights: Returns the weight that the loss of each sample carries.
 
     Example:
         >>> outputs, targets = torch.zeros(2, 2), torch.tensor([[1.0, 0.0], [1.0, -1.0]])
-        >>> averages_samples(nn.MSELoss(), nn.MSELoss(reduction="none"), outputs, targets)
+        >>> each = lambda outputs, targets: (outputs - targets).square().mean(1)
+        >>> averages_samples(nn.MSELoss(), each, outputs, targets)
         True
-        >>> averages_samples(nn.MSELoss(reduction="sum"), nn.MSELoss(), outputs, targets)
+        >>> averages_samples(nn.MSELoss(reduction="sum"), each, outputs, targets)
         False
     """
+    number = rows_of(targets)
     try:
-        losses = sample_means(unreduced(outputs, targets))
+        by_sample = losses(outputs, targets)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
         return False
-    if losses.shape != targets.shape[:1]:
+    if by_sample.shape != (number,):
         return False
-    weights, places = sample_weights(criterion, targets), torch.arange(len(targets))
-    for size in sorted({1, len(targets) - 1, len(targets)} - {0}):
-        mask = (places < size).to(losses.device)
-        value = _criterion_value(criterion, outputs[:size], targets[:size]).double()
-        mean = masked_mean(losses, mask, weights).double()
-        if (value - mean).isfinite() and not torch.isclose(value, mean, rtol=1e-4, atol=1e-6):
+    by_weight, places = weights(targets), torch.arange(number)
+    for size in sorted({1, number - 1, number} - {0}):
+        mask = (places < size).to(by_sample.device)
+        first = slice(0, size)
+        total = _value(value, select(outputs, first), select(targets, first)).double()
+        mean = masked_mean(by_sample, mask, by_weight).double()
+        if (total - mean).isfinite() and not torch.isclose(total, mean, rtol=1e-4, atol=1e-6):
             return False
     return True
 
 
-def _criterion_value(criterion: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return a criterion's value; NaN if the criterion fails on so few samples."""
+def _value(value: Callable[[Tree, Tree], Tensor], outputs: Tree, targets: Tree) -> Tensor:
+    """Return the loss of a batch; NaN if the loss fails on so few samples."""
     try:
-        value: Tensor = criterion(outputs, targets)
+        return value(outputs, targets)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
-        return torch.full((), torch.nan, dtype=outputs.dtype, device=outputs.device)
-    return value
+        return torch.full((), torch.nan, device=leaves(targets)[0].device)
 
 
 def squared_distance(tensors: Sequence[Tensor], centre: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 
 
-def functional_call(module: nn.Module, tensors: Mapping[str, Tensor], args: tuple[Any, ...]) -> Any:
+def functional_call(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
     """Call a module with other parameters and buffers in place of its own.
 
     It extends ``torch.func.functional_call``. Tied tensors stay tied. The call leaves the module
@@ -21,6 +26,7 @@ def functional_call(module: nn.Module, tensors: Mapping[str, Tensor], args: tupl
         tensors: Tensors by name. The module's own tensors remain for all other names. One of the
             names of a tied tensor is enough.
         args: The arguments of the call.
+        kwargs: The keyword arguments of the call.
 
     Raises:
         ValueError: If the module has no tensor of a name.
@@ -51,4 +57,22 @@ def functional_call(module: nn.Module, tensors: Mapping[str, Tensor], args: tupl
         for name, tensor in tensors.items()
         for location in locations[own_tensors[name]].values()
     }
-    return torch.func.functional_call(module, replacements, args, tie_weights=False)
+    keywords = dict(kwargs or {})
+    return torch.func.functional_call(module, replacements, args, keywords, tie_weights=False)
+
+
+class Net:
+    """A module that is called with other parameters and buffers in place of its own.
+
+    Args:
+        module: The module.
+        tensors: Tensors by name. The module's own tensors remain for all other names.
+    """
+
+    def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        self.module = module
+        self.tensors = tensors
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module: see :func:`functional_call`."""
+        return functional_call(self.module, self.tensors, args, kwargs)

@@ -9,7 +9,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from pl_fed.reports.group import Group, measure_of, models_of
+from pl_fed.reports.group import (
+    Group,
+    is_lower_better,
+    measure_of,
+    measures_of_run,
+    models_of,
+)
 from pl_fed.reports.picture import (
     BLACK,
     BLUE,
@@ -85,7 +91,13 @@ def results(run: Run, column: str) -> NDArray[np.float64]:
         return np.empty(0)
     values = run.clients[column]
     kept: NDArray[np.float64] = np.sort(values[run.benign & np.isfinite(values)])
-    return kept[::-1] if column.endswith("_loss") else kept
+    return kept[::-1] if column.endswith("_loss") or _falls(run, column) else kept
+
+
+def _falls(run: Run, column: str) -> bool:
+    """Return whether smaller values of a column are better."""
+    measures = [name for name in measures_of_run(run) if column.endswith(f"_{name}")]
+    return bool(measures) and is_lower_better([run], max(measures, key=len))
 
 
 def ranked(group: Group, column: str) -> Ranks | None:

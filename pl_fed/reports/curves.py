@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from pl_fed.reports.group import Curve, Group, models_of, with_metric
+from pl_fed.reports.group import Curve, Group, measure_of, models_of, with_metric
 from pl_fed.reports.picture import (
     Picture,
     draw_curves,
@@ -17,14 +17,14 @@ from pl_fed.reports.picture import (
     styled,
 )
 
-_MEASURES = ("accuracy", "loss")
 _UPLOADS = ("forged", "clipped", "dropped", "rejected")
 
 
 def validation(groups: Sequence[Group]) -> Iterator[Picture]:
-    """Yield a picture for each model: its accuracy and its loss over rounds."""
+    """Yield a picture for each model: its main metric and its loss over rounds."""
     for model in models_of(groups, "val"):
-        metrics = {f"val/{model}/{measure}": measure for measure in _MEASURES}
+        measures = dict.fromkeys((measure_of(groups, "val"), "accuracy", "loss"))
+        metrics = {f"val/{model}/{measure}": measure for measure in measures}
         yield from _picture(
             groups,
             metrics,

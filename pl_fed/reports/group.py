@@ -142,10 +142,55 @@ def models_of(groups: Sequence[Group], part: str) -> list[str]:
 
 
 def measure_of(groups: Sequence[Group], part: str) -> str:
-    """Return ``"accuracy"``, or ``"loss"`` where all targets are real values."""
-    names = {name for each in groups for run in each.runs for name in run.metrics}
-    found = any(name.startswith(f"{part}/") and name.endswith("/accuracy") for name in names)
-    return "accuracy" if found else "loss"
+    """Return the metric that runs are shown by.
+
+    It is ``federation.monitor`` where all configs name the same; else the accuracy; else the first
+    metric of a task, by the alphabet; else the loss.
+    """
+    runs = [run for each in groups for run in each.runs]
+    names = {
+        name.split("/", 2)[2]
+        for run in runs
+        for name in run.metrics
+        if name.startswith(f"{part}/") and name.count("/") == 2
+    }
+    monitors = {configs.dotted(run.config).get("federation.monitor") for run in runs}
+    for name in (*(monitors if len(monitors) == 1 else ()), "accuracy", *measures_in(names)):
+        if name in names:
+            return str(name)
+    return "loss"
+
+
+def measures_in(names: Iterable[str]) -> list[str]:
+    """Return a task's own metrics, which have a mean over the worst clients, in order.
+
+    Args:
+        names: Metrics, without the part of the data and the model.
+
+    Example:
+        >>> measures_in(["mae_worst10", "mae", "loss_worst10", "accuracy_worst10"])
+        ['mae']
+    """
+    found = {name.removesuffix("_worst10") for name in names if name.endswith("_worst10")}
+    return sorted(found - {"accuracy", "loss"})
+
+
+def measures_of_run(run: Run) -> list[str]:
+    """Return the metrics of a run's task, in order."""
+    return measures_in(name.split("/", 2)[-1] for name in run.metrics)
+
+
+def is_lower_better(runs: Iterable[Run], measure: str) -> bool:
+    """Return whether smaller values of a metric are better: those of the best clients are."""
+    if measure in ("accuracy", "loss"):
+        return measure == "loss"
+    for run in runs:
+        for name in run.metrics:
+            if name.endswith(f"/{measure}_worst10"):
+                worst, best = run.final(name), run.final(f"{name.removesuffix('worst10')}best10")
+                if worst is not None and best is not None and worst != best:
+                    return worst > best
+    return False
 
 
 def with_metric(groups: Iterable[Group], metric: str) -> Iterator[Group]:

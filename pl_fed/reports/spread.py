@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pl_fed.reports.group import Final, Group, measure_of, models_of
+from pl_fed.reports.group import Final, Group, is_lower_better, measure_of, models_of
 from pl_fed.reports.picture import (
     Picture,
     bars,
@@ -41,7 +41,8 @@ def against_spread(groups: Sequence[Group]) -> Iterator[Picture]:
     if not points:
         return
     title = f"Test {measure} against its spread over clients"
-    better = "right" if measure == "accuracy" else "left"
+    lower = is_lower_better((run for each in groups for run in each.runs), measure)
+    better = "left" if lower else "right"
     caption = (
         f"Benign clients: mean, and standard deviation over them. Further down is fairer, further"
         f" {better} is better."

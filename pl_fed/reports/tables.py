@@ -3,13 +3,13 @@
 import html
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 import yaml
 
 from pl_fed.reports import configs
-from pl_fed.reports.group import Final, Group, models_of
+from pl_fed.reports.group import Final, Group, measure_of, measures_in, models_of
 from pl_fed.reports.run import Run
 
 RESULTS = {  # what the summary that a fit ends with shows, and a report's table, by metric
@@ -21,6 +21,32 @@ RESULTS = {  # what the summary that a fit ends with shows, and a report's table
     "loss": "loss",
     "backdoor_success": "taken for the backdoor's class",
 }
+
+
+def results_of(names: Collection[str], first: str | None = None) -> dict[str, str]:
+    """Return what a summary and a report's table show, by metric.
+
+    Args:
+        names: The metrics that there are, without the part of the data and the model.
+        first: The metric whose figures are all shown, where there is no accuracy.
+
+    Example:
+        >>> list(results_of(["mae", "mae_std", "mae_worst10", "loss"]))
+        ['mae', 'mae_std', 'mae_worst10', 'loss']
+    """
+    measures = measures_in(names)
+    main = first if first in measures else next(iter(measures), "loss")
+    accuracies = {f: title for f, title in RESULTS.items() if f.startswith("accuracy")}
+    others = {f: title for f, title in RESULTS.items() if not f.startswith("accuracy")}
+    figures = {}
+    if "accuracy" not in names and f"{main}_worst10" in names:
+        figures = {
+            figure.replace("accuracy", main): f"{main}, {title}"
+            for figure, title in accuracies.items()
+        }
+    means = {name: f"{name}, mean over clients" for name in measures}
+    titles = {**accuracies, **figures, **means, **others, **figures}
+    return {name: title for name, title in titles.items() if name in names}
 
 
 def facts(group: Group, run: Run) -> dict[str, str]:
@@ -74,9 +100,10 @@ def of_runs(groups: Sequence[Group]) -> str:
 def of_results(groups: Sequence[Group]) -> str:
     """Return the table of the tests: of groups, and of the single runs where they are several."""
     models = models_of(groups, "test")
+    names = {name.split("/", 2)[2] for name in _tested(groups) if name.count("/") == 2}
     columns = {
         metric: title
-        for metric, title in RESULTS.items()
+        for metric, title in results_of(names, measure_of(groups, "test")).items()
         if any(group.final(f"test/{model}/{metric}") for group in groups for model in models)
     }
     if not columns:
@@ -92,6 +119,13 @@ def of_results(groups: Sequence[Group]) -> str:
                 name = f"{run.name}, seed {configs.seed(run.config) or '–'}"
                 lines.append(_line("", [name, model, *map(_number, own)], True))
     return _table(["", "name", "model", *columns.values()], lines)
+
+
+def _tested(groups: Sequence[Group]) -> Iterable[str]:
+    """Yield the names of all test metrics."""
+    for group in groups:
+        for run in group.runs:
+            yield from (name for name in run.metrics if name.startswith("test/"))
 
 
 def _name(group: Group, runs: Sequence[Run]) -> str:

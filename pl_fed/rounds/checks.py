@@ -1,7 +1,6 @@
 """What is checked before training, and after each round."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
 from pl_fed.arguments import check_finite_options
@@ -18,15 +17,17 @@ from pl_fed.attacks import Attack
 from pl_fed.attacks.base import poisoned
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import BatchRule
-from pl_fed.data.client_data import ClientData
+from pl_fed.data.client_data import ClientData, with_floats
 from pl_fed.data.module import FederatedData
 from pl_fed.engine.choice import STACKED
 from pl_fed.engine.features import features_of, keeps_features
-from pl_fed.functional.losses import averages_samples
+from pl_fed.evaluation.client_measures import local_metrics
+from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import trainable_parameters
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.trained_cohort import UploadStatus
+from pl_fed.trees import Tree, describe, leaves, rows_of, select
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 
@@ -63,7 +64,8 @@ def check_net(
             states do not fit together, the inputs cannot be augmented, the net does not take them,
             its output does not fit the classes, or the criterion does not take output and targets.
 
-    ``client.averages_samples`` is set: whether the criterion is the mean of losses of samples.
+    Set are the client's task, where none was given; whether the net takes integer inputs; and
+    whether the task's loss is the mean of losses of samples.
     """
     dtype = client.row("global").data.dtype
     if dtype not in (torch.float32, torch.float64):
@@ -102,6 +104,11 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
             f" {datamodule.augment}: features are computed once, of inputs that are not augmented."
         )
     x = _two_samples(client, data).inputs
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"Expected inputs of one tensor for {name}, whose `keep_features` is True, but got"
+            f" {describe(x)}."
+        )
     with evaluation_mode(client):
         expected = f"Expected `features` of {name}, whose `keep_features` is True, to take inputs"
         features = _tried(f"{expected} but that", lambda: features_of(net, x))
@@ -131,6 +138,12 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -
                 f"Expected `keep_features` of {type(net).__name__} to be False for {name}, which"
                 " changes inputs, but got True: features are computed once."
             )
+        first = data.inputs
+        if attack.needs_inputs and not (isinstance(first, Tensor) and first.is_floating_point()):
+            raise ValueError(
+                f"Expected inputs of one tensor of real numbers for {name}, which changes them, but"
+                f" got {describe(first)}."
+            )
         if attack.triggers and not data.num_classes:
             raise ValueError(
                 f"Expected the data to have classes for {name}, which wants one of them to be"
@@ -157,62 +170,105 @@ def _two_samples(client: Client, data: ClientData) -> Batch:
 
 def _samples(client: Client, data: ClientData, index: Tensor) -> Batch:
     """Return samples by their ids, where the net is and as it takes them."""
-    example = next(client.global_model.parameters())
-    x, y = (
-        data.inputs[index].to(example.device, example.dtype),
-        _targets(client, data.targets[index]),
-    )
-    index = index.to(example.device)
-    return Batch(x, y, samples=index, visits=torch.zeros_like(index))
+    batch = place_batch(client, data.batch(index))
+    index = index.to(batch.device)
+    return batch._replace(samples=index, visits=torch.zeros_like(index))
 
 
-def _targets(client: Client, y: Tensor) -> Tensor:
-    """Return targets where the net is, real-valued ones in its precision."""
-    example = next(client.global_model.parameters())
-    return y.to(example.device, example.dtype if y.is_floating_point() else y.dtype)
+def place_batch(client: Client, batch: Batch) -> Batch:
+    """Return a batch where the net is, and as it takes it."""
+    inputs = batch.inputs if client.takes_integers else with_floats(batch.inputs)
+    return batch._replace(inputs=client.place(inputs), targets=client.place(batch.targets))
 
 
-def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tensor] | None) -> None:
-    net, mode = client.global_model, client.training
-    name, criterion = type(net).__name__, type(client.criterion).__name__
-    x, y = _two_samples(client, data)[:2]
+def _run_net(client: Client, data: ClientData, augment: Callable[[Tree], Tree] | None) -> None:
+    mode = client.training
+    client.choose_task(data.targets, data.num_classes)
+    client.takes_integers = True
     client.eval()
     try:
         with torch.no_grad():
-            if augment is not None:
-                with fork_torch_rng(x.device):
-                    shape = list(x.shape)
-                    x = _tried(
-                        f"Expected argument `augment` to take inputs of shape {shape} but that",
-                        lambda: augment(x),
-                    )
-            outputs = _tried(
-                f"Expected argument `net` to take inputs of shape {list(x.shape[1:])} ({x.dtype})"
-                f" but {name}",
-                lambda: net(x),
-                remedies=_OF_INPUTS,
-            )
-            _check_outputs(outputs, len(y), data.num_classes)
-            _check_probabilities(client.criterion, data.targets)
-            loss = _tried(
-                f"Expected argument `criterion` to take outputs of shape {list(outputs.shape)} and"
-                f" targets of shape {list(y.shape)} ({y.dtype}"
-                f"{', where class ids are integers' if y.is_floating_point() else ''}) but"
-                f" {criterion}",
-                lambda: client.criterion(outputs, y),
-                remedies=_OF_TARGETS,
-            )
-            if not isinstance(loss, Tensor) or loss.numel() != 1:
-                got = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-                raise ValueError(
-                    "Expected argument `criterion` to give one number, the loss of a batch, but"
-                    f" {criterion} gave {got}."
-                )
-            _check_alignment(client, outputs, y)
-            with fork_torch_rng(x.device):
-                client.averages_samples = _averages_samples(client, data, outputs)
+            outputs, targets = _tried_outputs(client, data, augment)
+            client.task.check_targets(data.targets, data.num_classes)
+            client.task.check_outputs(outputs, targets, data.num_classes)
+            _try_loss(client, outputs, targets)
+            _try_metrics(client, outputs, targets)
+            with fork_torch_rng(client.device):
+                client.task.averages_samples = _averages_samples(client, data, outputs)
     finally:
         client.train(mode)
+
+
+def _tried_outputs(
+    client: Client, data: ClientData, augment: Callable[[Tree], Tree] | None
+) -> tuple[Tree, Tree]:
+    """Return a net's outputs for two samples, and their targets.
+
+    Integer inputs become floating-point numbers if the net does not take them as they are.
+    """
+    batch = _two_samples(client, data)
+    if not all(leaf.is_floating_point() for leaf in leaves(batch.inputs)):
+        try:
+            return _outputs(client, batch, augment), batch.targets
+        except ValueError:
+            client.takes_integers = False
+            batch = _two_samples(client, data)
+    return _outputs(client, batch, augment), batch.targets
+
+
+def _outputs(client: Client, batch: Batch, augment: Callable[[Tree], Tree] | None) -> Tree:
+    net, inputs = client.global_model, batch.inputs
+    if augment is not None:
+        with fork_torch_rng(batch.device):
+            shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves(inputs))
+            inputs = _tried(
+                f"Expected argument `augment` to take inputs of shape {shapes} but that",
+                lambda: augment(inputs),
+            )
+    return _tried(
+        f"Expected argument `net` to take inputs of shape {describe(inputs)} but"
+        f" {type(net).__name__}",
+        lambda: client.task.predict(net, inputs),
+        remedies=_OF_INPUTS,
+    )
+
+
+def _try_loss(client: Client, outputs: Tree, targets: Tree) -> None:
+    """Refuse a loss that does not take outputs and targets, or is not one number."""
+    real = isinstance(targets, Tensor) and targets.is_floating_point()
+    loss = _tried(
+        f"Expected argument `criterion` to take outputs of shape {_shapes(outputs)} and targets of"
+        f" shape {_shapes(targets)} ({', '.join(str(leaf.dtype) for leaf in leaves(targets))}"
+        f"{', where class ids are integers' if real else ''}) but {client.task.name}",
+        lambda: client.task.batch_loss(outputs, targets),
+        remedies=_OF_TARGETS,
+    )
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            "Expected argument `criterion` to give one number, the loss of a batch, but"
+            f" {client.task.name} gave {got}."
+        )
+
+
+def _try_metrics(client: Client, outputs: Tree, targets: Tree) -> None:
+    """Refuse metrics that do not take outputs and targets, or whose names are taken."""
+    name = type(client.task).__name__
+    for key, metric in local_metrics(client.task, client.device).items():
+        if not key.isidentifier() or key in TAKEN_NAMES:
+            raise ValueError(
+                f"Expected the metrics of the task {name} to have names other than"
+                f" {', '.join(TAKEN_NAMES)} but got {key!r}."
+            )
+        _tried(
+            f"Expected the metric `{key}` of the task {name} to take outputs of shape"
+            f" {_shapes(outputs)} and targets of shape {_shapes(targets)} but that",
+            lambda: metric.update(*client.task.measured(outputs, targets)),  # noqa: B023
+        )
+
+
+def _shapes(tree: Tree) -> str:
+    return ", ".join(str(list(leaf.shape)) for leaf in leaves(tree))
 
 
 _OF_INPUTS = {
@@ -226,8 +282,8 @@ _TRIED_SAMPLES, _TRIED_BATCH = 512, 16
 _TRIED_NUMBERS = 1 << 22  # of outputs, for all the samples
 
 
-def _averages_samples(client: Client, data: ClientData, outputs: Tensor) -> bool:
-    """Return whether the criterion is, on real targets, the mean of one loss for each sample.
+def _averages_samples(client: Client, data: ClientData, outputs: Tree) -> bool:
+    """Return whether the loss is, on real targets, the mean of one loss for each sample.
 
     The targets are those of samples of as many clients as possible, and the ones that have the
     smallest and the largest numbers, as codes for missing values are.
@@ -237,39 +293,23 @@ def _averages_samples(client: Client, data: ClientData, outputs: Tensor) -> bool
         data: The clients' data.
         outputs: What the model, as it is, makes of a few samples.
     """
-    index, numel = data.train.index, max(1, outputs[0].numel())
+    index, number = data.train.index, rows_of(outputs)
+    numel = max(1, sum(leaf[0].numel() for leaf in leaves(outputs)))
     most = min(_TRIED_SAMPLES, max(2, _TRIED_NUMBERS // numel), len(index))
-    values = data.targets.flatten(1) if data.targets.dim() > 1 else data.targets[:, None]
-    extreme = torch.stack([values.amin(1).argmin(), values.amax(1).argmax()])
+    values = [leaf[:, None].flatten(1) for leaf in leaves(data.targets)]
+    extreme = torch.stack(
+        [place for v in values for place in (v.amin(1).argmin(), v.amax(1).argmax())]
+    )
     spread = index[torch.linspace(0, len(index) - 1, most).long()]
-    targets = _targets(client, data.targets[torch.cat([extreme, spread])])
+    targets = client.place(select(data.targets, torch.cat([extreme, spread])))
     size = min(_TRIED_BATCH, max(2, _TRIED_NUMBERS // numel))
-    return all(
-        averages_samples(
-            client.criterion,
-            client.sample_criterion,
-            outputs[torch.arange(len(some), device=outputs.device) % len(outputs)],
-            some,
-        )
-        for some in targets.split(size)
-    )
-
-
-def _check_probabilities(criterion: nn.Module, targets: Tensor) -> None:
-    """Refuse real-valued targets of a cross entropy that are no probabilities of classes."""
-    if not isinstance(criterion, nn.CrossEntropyLoss) or not targets.is_floating_point():
-        return
-    if targets.dim() == 1:  # which it does not take
-        return
-    if targets.shape[1] > 1:
-        total = targets.sum(1)
-        if bool((targets >= 0).all()) and torch.allclose(total, torch.ones_like(total), atol=1e-3):
-            return
-    raise ValueError(
-        "Expected argument `criterion` to be a loss of real-valued targets, as torch.nn.MSELoss or"
-        " torch.nn.BCEWithLogitsLoss, but got CrossEntropyLoss, and targets that are no"
-        " probabilities of classes."
-    )
+    total = rows_of(targets)
+    for begin in range(0, total, size):
+        some = select(targets, slice(begin, begin + size))
+        places = torch.arange(rows_of(some), device=client.device) % number
+        if not client.task.agrees(select(outputs, places), some):
+            return False
+    return True
 
 
 def _tried(
@@ -292,39 +332,6 @@ def _tried(
         raise ValueError(f"{expected} failed: {reason}") from error
 
 
-def _check_outputs(outputs: object, samples: int, num_classes: int) -> None:
-    if not isinstance(outputs, Tensor):
-        raise ValueError(
-            f"Expected argument `net` to give a tensor but got {type(outputs).__name__}."
-        )
-    if num_classes and list(outputs.shape) != [samples, num_classes]:
-        raise ValueError(
-            f"Expected argument `net` to give one number for each of the {num_classes} classes,"
-            f" shape [batch, {num_classes}], but got {list(outputs.shape)} for {samples} samples:"
-            f" the data's labels go up to {num_classes - 1}."
-        )
-
-
-def _check_alignment(client: Client, outputs: Tensor, targets: Tensor) -> None:
-    """Refuse a criterion that compares what a sample gives with the targets of others."""
-    if outputs.dim() == targets.dim() or not targets.is_floating_point():
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says the same, in other words
-        try:
-            losses = client.sample_criterion(outputs, targets)
-            aligned = torch.broadcast_shapes(outputs.shape, targets.shape)
-        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
-            return  # what the criterion gives for a batch counts
-    if isinstance(losses, Tensor) and losses.dim() > 1 and losses.shape == aligned:
-        raise ValueError(
-            f"Expected argument `net` to give outputs of the targets' shape {list(targets.shape)}"
-            f" but got {list(outputs.shape)}, of which {type(client.criterion).__name__} would"
-            " compare each with all targets: give the targets as many dimensions, [samples, 1]"
-            " for one number each."
-        )
-
-
 def check_engine(client: Client, rule: BatchRule, data: ClientData, engine: str) -> None:
     """Say what a criterion of batches means; refuse an engine that cannot call it on them.
 
@@ -339,7 +346,7 @@ def check_engine(client: Client, rule: BatchRule, data: ClientData, engine: str)
     """
     if client.averages_samples:
         return
-    name = type(client.criterion).__name__
+    name = client.task.name
     if engine in STACKED and not rule.is_uniform(data.train.sizes):
         raise ValueError(
             "Expected argument `federation.engine.name` to be one_by_one, one_by_one_compiled or"

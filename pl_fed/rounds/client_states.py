@@ -18,6 +18,7 @@ from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.storage import StorageOptions
 from pl_fed.state import ClientStore, check_states
+from pl_fed.trees import tree_map
 
 
 class ClientStates:
@@ -52,6 +53,7 @@ class ClientStates:
         self.settings = settings
         self._storage = storage
         self._moved: ClientData | None = None
+        self._place: tuple[torch.device, torch.dtype, bool] | None = None  # of what is moved
         self._triggered: dict[str, ClientData] = {}  # by part, of what is moved
         self._store: ClientStore | None = None
         self._saved: Mapping[str, Any] | None = None
@@ -66,14 +68,11 @@ class ClientStates:
         body of the checkpoint if there is one.
         """
         example, data = self.client.row("global").example, self._moved
-        if (
-            data is None
-            or data.inputs.device != example.device
-            or data.inputs.dtype != example.dtype
-        ):
+        place = (example.device, example.dtype, self.client.takes_integers)
+        if data is None or self._place != place:
             with torch.inference_mode(False), self.settings.autocast():
                 data = self._moved = moved(self.client, self.loaded)
-                self._triggered = {}
+                self._place, self._triggered = place, {}
         return data
 
     def shown(self, part: str, attack: Attack | None) -> ClientData | None:
@@ -211,6 +210,7 @@ class ClientStates:
             lr=dict(lr or {}),
         )
         if client.reads_validation and steps:
-            x, y = self.data.padded("val", clients)
-            start.validation_inputs, start.validation_targets = x.flatten(1), y.flatten(1)
+            inputs, targets = self.data.padded("val", clients)
+            start.validation_inputs = tree_map(lambda leaf: leaf.flatten(1), inputs)
+            start.validation_targets = tree_map(lambda leaf: leaf.flatten(1), targets)
         return client.run_begin(start)

@@ -11,6 +11,7 @@ from pl_fed.data.batches import BatchRule
 from pl_fed.engine import EngineChoice
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.evaluator import Evaluator
+from pl_fed.evaluation.monitor import Monitor, directions
 from pl_fed.metrics import ClientMetrics
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
@@ -31,6 +32,7 @@ class FederatedEvaluation:
         adaptation: Trains personal models before they are evaluated; or ``None``.
         model_selection: By which data a client's hybrid model is chosen: see
             :class:`pl_fed.Federation`.
+        monitor: The metric by which it is chosen; ``None`` for the accuracy, or the task's first.
         before: The evaluation that this one follows, of the same clients, whose results stay
             readable; or ``None``.
     """
@@ -44,6 +46,7 @@ class FederatedEvaluation:
         batch_rule: BatchRule,
         adaptation: Adaptation | None,
         model_selection: ModelSelection,
+        monitor: str | None = None,
         before: "FederatedEvaluation | None" = None,
     ) -> None:
         self.states = states
@@ -55,7 +58,7 @@ class FederatedEvaluation:
         self.adaptation = adaptation
         self.model_selection = model_selection
         stacked = None if before is None else before.evaluator.stacked
-        self.evaluator: Evaluator = Evaluator(self.client, self._begin, stacked)
+        self.evaluator: Evaluator = Evaluator(self.client, self._begin, stacked, monitor)
         self._metrics: dict[str, dict[str, ClientMetrics]] = {}
         if before is not None:
             self._metrics = before._metrics
@@ -68,10 +71,15 @@ class FederatedEvaluation:
         """
         if part not in self._metrics:
             data, benign = self.states.loaded, ~self.byzantine_clients.is_byzantine
+            classes = self.client.classes_of(data)
             with torch.inference_mode(False):
                 self._metrics[part] = {
                     model: ClientMetrics(
-                        data.num_clients, data.num_classes, benign, self.byzantine_clients.triggers
+                        data.num_clients,
+                        classes,
+                        benign,
+                        self.byzantine_clients.triggers,
+                        directions(self.client.task),
                     )
                     for model in (*self.client.evaluated, *self._hybrid(part))
                 }
@@ -86,6 +94,11 @@ class FederatedEvaluation:
             for model, metrics in self.metrics("val").items()
             for name in metrics.names
         ]
+
+    @property
+    def monitor(self) -> Monitor:
+        """The metric by which models are chosen."""
+        return self.evaluator.monitor(self.states.loaded)
 
     def _hybrid(self, part: str) -> dict[str, str]:
         """Return the part of the data by which hybrid models are chosen, by their name."""
@@ -107,7 +120,7 @@ class FederatedEvaluation:
         self.states.store.prefetch(clients)
         metrics, data = self.metrics(part), self.states.data
         for metric in metrics.values():
-            metric.to(data.inputs.device)
+            metric.to(data.device)
             metric.benign.copy_(~self.byzantine_clients.is_byzantine)
         triggered = self.states.shown(part, self.byzantine_clients.attack)
         with self.settings.autocast():

@@ -234,6 +234,9 @@ class LocalTraining:
             rows = end.models[model]
             losses = self.evaluator.losses(self.states.data, "val", chunk.clients, model, rows)
             end.validation_losses[model] = losses.to(rows.parameters)
+            if self.evaluator.is_monitoring:
+                args = (self.states.data, "val", chunk.clients, model, rows)
+                end.validation_scores[model] = self.evaluator.scores(*args).to(rows.parameters)
         end.step_means = dict(metrics)
         with _noting(chunk.batches.round, chunk.clients, "end_round"):
             uploads, kept = client.run_end_round(end)

@@ -13,7 +13,8 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import as_outputs
 from pl_fed.engine.features import features_of, keeps_features
 from pl_fed.random import fork_torch_rng
-from pl_fed.rounds.checks import explain_log
+from pl_fed.rounds.checks import explain_log, place_batch
+from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
 _SAMPLES = 2
@@ -112,28 +113,28 @@ def _new_round(trial: Client, data: ClientData, one: int) -> ClientRound:
     round.ids = round.ids.new_tensor([one])
     round.validation_samples.fill_(int(data.val.sizes[one]))
     if trial.reads_validation:
-        x, y = data.padded("val", torch.tensor([one]))
-        x, y = _as_trained_on(trial, x[0], y[0])
-        round.validation_inputs, round.validation_targets = x.flatten()[None], y.flatten()[None]
+        inputs, targets = (select(tree, 0) for tree in data.padded("val", torch.tensor([one])))
+        batch = as_trained_on(trial, Batch(inputs, targets))
+        round.validation_inputs = tree_map(lambda leaf: leaf.flatten()[None], batch.inputs)
+        round.validation_targets = tree_map(lambda leaf: leaf.flatten()[None], batch.targets)
     return round
 
 
 def _batch(trial: Client, data: ClientData, one: int) -> Batch:
     """Return the client's first two samples."""
     index = data.train.samples(one)[:_SAMPLES]
-    x, y = _as_trained_on(trial, data.inputs[index], data.targets[index])
-    index = index.to(x.device)
-    return Batch(x, y, samples=index, visits=torch.zeros_like(index))
+    batch = as_trained_on(trial, data.batch(index))
+    index = index.to(batch.device)
+    return batch._replace(samples=index, visits=torch.zeros_like(index))
 
 
-def _as_trained_on(trial: Client, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inputs, or their features, and targets as the local steps get them."""
-    like, net = trial.row("global").data, trial.global_model
-    x, y = x.to(like), y.to(like) if y.is_floating_point() else y.to(like.device)
-    if keeps_features(net) and len(x):
+def as_trained_on(trial: Client, batch: Batch) -> Batch:
+    """Return samples as the local steps get them, features for the inputs that have some."""
+    net, batch = trial.global_model, place_batch(trial, batch)
+    if keeps_features(net) and batch.size:
         with torch.no_grad():
-            x = features_of(net, x)
-    return x, y
+            batch = batch._replace(inputs=features_of(net, batch.inputs))
+    return batch
 
 
 def _check_names(hook: str, trial: Client, round: ClientRound) -> None:

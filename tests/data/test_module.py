@@ -437,9 +437,12 @@ def test_uint8_is_scaled_and_nothing_else():
     assert scaled.flatten().tolist() == [0.0, pytest.approx(0.2), 1.0]
     assert x.flatten().tolist() == [0, 51, 255], "the source's own tensor stays as it is"
     for dtype in (torch.int64, torch.float64, torch.float16, torch.int16):
-        taken = shared_out(Made(x.to(dtype), y, num_classes=2), num_clients=1).inputs
-        assert taken.dtype == torch.float32
+        source = Made(x.to(dtype), y, num_classes=2)
+        taken = shared_out(source, num_clients=1).inputs
+        assert taken.dtype == (torch.float32 if dtype.is_floating_point else dtype)
         assert taken.flatten().tolist() == [0.0, 51.0, 255.0]
+        changed = shared_out(source, num_clients=1, normalize="channel").inputs
+        assert changed.dtype == torch.float32, "what is changed becomes real numbers"
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])

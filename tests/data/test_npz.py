@@ -100,7 +100,8 @@ def test_class_ids_of_any_integer_type(written, dtype):
 def test_inputs_of_any_number_type_are_taken_as_they_are(written, dtype):
     x = np.array([[0], [1], [1], [0]]).astype(dtype)
     clients = FederatedData(Npz(written(x=x)), IID(), 2, seed=0).clients
-    assert clients.inputs.dtype == torch.float32
+    integers = {"int16": torch.int16, "bool": torch.bool}
+    assert clients.inputs.dtype == integers.get(dtype, torch.float32)
     assert clients.inputs.flatten().tolist() == [0, 1, 1, 0]
 
 

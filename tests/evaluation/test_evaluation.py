@@ -116,7 +116,7 @@ def test_some_clients_in_any_order():
     assert some.count[[1, 2]].sum() == 0
 
 
-def test_real_valued_targets_have_a_loss_only():
+def test_real_valued_targets_have_all_figures_of_the_loss_and_no_accuracy():
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(30, 4, generator=draw), torch.randn(30, 3, generator=draw)
     owner = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
@@ -128,7 +128,8 @@ def test_real_valued_targets_have_a_loss_only():
         y, outputs = by_hand(client, data, "test", "personal", store, one)
         assert metrics.count[one].tolist() == [len(y)]
         torch.testing.assert_close(metrics.loss_sum[one], (outputs - y).square().mean(1).sum())
-    assert set(metrics.compute()) == {"loss", "loss_var"}
+    figures = ("", "_weighted", "_std", "_var", "_worst10", "_best10", "_jain")
+    assert set(metrics.compute()) == {f"loss{figure}" for figure in figures}
 
 
 class StopError(Exception):

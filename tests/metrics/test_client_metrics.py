@@ -219,14 +219,20 @@ def test_accuracy_by_class():
     assert metric.per_client()["samples"].tolist() == [5, 4], "what is returned is a copy"
 
 
-def test_real_valued_targets_have_losses_only():
+def test_real_valued_targets_have_all_figures_of_the_loss_and_no_accuracy():
     metric = ClientMetrics(2, 0)
     nothing = torch.zeros(2, 1)
     metric.update(torch.arange(2), nothing, torch.tensor([[2], [4]]), torch.tensor([2.0, 12.0]))
     assert {name: value.item() for name, value in metric.compute().items()} == {
         "loss": 2.0,
         "loss_var": 1.0,
+        "loss_weighted": 14 / 6,
+        "loss_std": 1.0,
+        "loss_worst10": 3.0,
+        "loss_best10": 1.0,
+        "loss_jain": pytest.approx(16 / 20),
     }
+    assert set(metric.names) == set(metric.compute())
     assert [table.shape for table in metric.per_class()] == [(2, 0), (2, 0)]
     table = metric.per_client()
     assert table["loss"].tolist() == [1, 3]

@@ -1,0 +1,82 @@
+"""Multi-label classification: a sample has some of several labels, or none."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import BinaryAccuracy, BinaryF1Score, BinaryRecall
+
+from pl_fed.tasks.base import as_floats, check_tensor
+from pl_fed.tasks.criterion import CriterionTask
+from pl_fed.trees import Tree, describe
+
+
+class MultiLabel(CriterionTask):
+    """Predict which labels a sample has.
+
+    Metrics, for each client, over all pairs of a sample and a label: ``f1``, the harmonic mean of
+    precision and recall; ``recall``, the share of the labels that are found; and
+    ``label_accuracy``, the share of the pairs that are right.
+
+    Args:
+        criterion: The loss; the binary cross entropy by default. See :class:`CriterionTask`.
+        threshold: The probability above which a label is predicted, in (0, 1).
+
+    Shape:
+        - outputs: logits [batch, labels].
+        - targets: 0 or 1 as floating-point numbers, [batch, labels].
+
+    Example:
+        >>> import torch
+        >>> MultiLabel().predictions(torch.tensor([[-1.0, 2.0]]))["prediction"]
+        tensor([[False,  True]])
+    """
+
+    def __init__(self, criterion: nn.Module | None = None, threshold: float = 0.5) -> None:
+        super().__init__(nn.BCEWithLogitsLoss() if criterion is None else criterion)
+        if not 0 < threshold < 1:
+            raise ValueError(
+                f"Expected argument `threshold` to lie between 0 and 1 but got {threshold}."
+            )
+        self.threshold = threshold
+
+    def metrics(self) -> MetricCollection:
+        """Return ``f1``, ``recall`` and ``label_accuracy``."""
+        return MetricCollection(
+            {
+                "f1": BinaryF1Score(self.threshold, validate_args=False),
+                "recall": BinaryRecall(self.threshold, validate_args=False),
+                "label_accuracy": BinaryAccuracy(self.threshold, validate_args=False),
+            }
+        )
+
+    def measured(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
+        """Return the probability of each label of each sample, and whether it is one."""
+        return as_floats(outputs).sigmoid().flatten(), targets.flatten().long()
+
+    def predictions(self, outputs: Tree) -> dict[str, Tensor]:
+        """Return which labels are predicted, bool [samples, labels]."""
+        return {"prediction": as_floats(outputs).sigmoid() > self.threshold}
+
+    def check_targets(self, targets: Tree, data_classes: int) -> None:
+        """Refuse targets that are not 0 or 1."""
+        if isinstance(targets, Tensor) and targets.is_floating_point():
+            if bool(((targets == 0) | (targets == 1)).all()):
+                return
+            found = str(targets[(targets != 0) & (targets != 1)][0].item())
+        else:
+            found = describe(targets)
+        raise ValueError(
+            "Expected the data to have targets of 0 and 1, floating-point [samples, labels], for"
+            f" the task MultiLabel but got {found}."
+        )
+
+    def check_outputs(self, outputs: Tree, targets: Tree, data_classes: int) -> None:
+        """Refuse a net whose outputs are not one number for each label."""
+        check_tensor(outputs)
+        super().check_outputs(outputs, targets, data_classes)
+        if outputs.shape != targets.shape:
+            raise ValueError(
+                f"Expected argument `net` to give a number for each label, shape"
+                f" {list(targets.shape)}, but got {list(outputs.shape)}."
+            )

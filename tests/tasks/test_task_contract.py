@@ -1,0 +1,140 @@
+"""What every task keeps to; a new file in ``pl_fed/tasks`` is found by itself, and needs a case."""
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+from torch import nn
+
+import pl_fed.tasks
+from pl_fed.evaluation.client_measures import ClientMeasures, local_metrics
+from pl_fed.metrics.client_metrics import TAKEN_NAMES
+from pl_fed.tasks import Classification, CriterionTask, MultiLabel, Regression, Task
+from pl_fed.types import Batch
+
+DRAW = torch.Generator().manual_seed(0)
+OUTPUTS, REALS = torch.randn(6, 3, generator=DRAW), torch.randn(6, 3, generator=DRAW)
+IDS = torch.tensor([0, 2, 1, 1, 0, 2])
+
+CASES = {  # a task, outputs, targets, the data's number of classes
+    "Classification": (Classification(), OUTPUTS, IDS, 3),
+    "Classification, weights": (
+        Classification(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0]))),
+        OUTPUTS,
+        IDS,
+        3,
+    ),
+    "CriterionTask": (CriterionTask(nn.SoftMarginLoss()), OUTPUTS, REALS.sign(), 0),
+    "CriterionTask, pixels": (
+        CriterionTask(nn.CrossEntropyLoss(ignore_index=1)),
+        torch.randn(6, 3, 2, 2, generator=DRAW),
+        torch.randint(3, (6, 2, 2), generator=DRAW),
+        0,
+    ),
+    "MultiLabel": (MultiLabel(), OUTPUTS, (REALS > 0).float(), 0),
+    "Regression": (Regression(), OUTPUTS, REALS, 0),
+    "Regression, L1": (Regression(nn.L1Loss()), OUTPUTS, REALS, 0),
+}
+every_case = pytest.mark.parametrize(
+    ("task", "outputs", "targets", "classes"), CASES.values(), ids=CASES
+)
+
+
+def test_every_task_has_a_case():
+    found = set()
+    for module in pkgutil.iter_modules(pl_fed.tasks.__path__):
+        for name, kind in vars(importlib.import_module(f"pl_fed.tasks.{module.name}")).items():
+            if isinstance(kind, type) and issubclass(kind, Task) and kind is not Task:
+                found.add(name)
+    assert found == {type(case[0]).__name__ for case in CASES.values()}
+
+
+@every_case
+def test_the_loss_is_that_of_the_samples_that_count(task, outputs, targets, classes):
+    expected = task.batch_loss(outputs[:4], targets[:4])
+    mask = torch.arange(6) < 4
+    found = task.mean_loss(outputs, Batch(None, targets, mask))
+    torch.testing.assert_close(found, expected)
+    garbage = torch.where(mask.view(-1, *[1] * (outputs.dim() - 1)), outputs, 1e6)
+    torch.testing.assert_close(task.mean_loss(garbage, Batch(None, targets, mask)), expected)
+    assert task.losses(outputs, targets).shape == (6,)
+    assert task.agrees(outputs, targets)
+    nothing = task.mean_loss(outputs, Batch(None, targets, torch.zeros(6, dtype=torch.bool)))
+    assert float(nothing) == 0
+
+
+@every_case
+def test_losses_of_many_clients_at_once_are_those_of_each(task, outputs, targets, classes):
+    stacked = torch.stack([outputs, outputs.flip(0)]), torch.stack([targets, targets.flip(0)])
+    found = torch.vmap(task.losses)(*stacked)
+    expected = [task.losses(outputs, targets), task.losses(outputs.flip(0), targets.flip(0))]
+    torch.testing.assert_close(found, torch.stack(expected))
+
+
+@every_case
+def test_metrics_are_one_number_for_each_client(task, outputs, targets, classes):
+    for name, metric in local_metrics(task, torch.device("cpu")).items():
+        assert name.isidentifier()
+        assert name not in TAKEN_NAMES
+        assert metric.higher_is_better in (True, False)
+    sizes, owner = torch.tensor([2, 4]), torch.tensor([0, 1, 1, 0, 1, 1])
+    measures = ClientMeasures(task, sizes, torch.device("cpu"))
+    for some in (slice(0, 3), slice(3, 6)):
+        measures.add(owner[some], outputs[some], targets[some])
+    for one in range(2):
+        for place, metric in enumerate(local_metrics(task, torch.device("cpu")).values()):
+            metric.update(*task.measured(outputs[owner == one], targets[owner == one]))
+            assert float(metric.compute()) == pytest.approx(float(measures.values[one, place]))
+
+
+@every_case
+def test_predictions_are_one_for_each_sample(task, outputs, targets, classes):
+    columns = task.predictions(outputs)
+    assert "prediction" in columns
+    assert {len(column) for column in columns.values()} == {6}
+
+
+@every_case
+def test_data_and_nets_that_fit_are_taken(task, outputs, targets, classes):
+    task.check_targets(targets, classes)
+    task.check_outputs(outputs, targets, classes)
+    assert task.num_classes(classes) == classes
+
+
+REFUSED = {
+    "no classes": (lambda: Classification().check_targets(REALS, 0), "task Classification .* none"),
+    "ids": (lambda: Regression().check_targets(IDS, 3), "real-valued targets .*torch.int64"),
+    "no labels": (
+        lambda: MultiLabel().check_targets(REALS, 0),
+        "targets of 0 and 1, .* but got -?",
+    ),
+    "a tuple": (
+        lambda: Regression().check_outputs((OUTPUTS,), REALS, 0),
+        "`net` to give a tensor but got tuple",
+    ),
+    "other labels": (
+        lambda: MultiLabel().check_outputs(OUTPUTS, REALS[:, :2], 0),
+        r"a number for each label, shape \[6, 2\], but got \[6, 3\]",
+    ),
+    "other numbers": (
+        lambda: Regression().check_outputs(OUTPUTS, REALS[:, :2], 0),
+        r"as many numbers as there are targets, shape \[6, 2\], but got \[6, 3\]",
+    ),
+    "a threshold": (lambda: MultiLabel(threshold=1), "`threshold` to lie between 0 and 1 but got"),
+    "a sum": (lambda: CriterionTask(nn.MSELoss(reduction="sum")), '`reduction="mean"`, as'),
+}
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_gets_one_sentence(call, words):
+    with pytest.raises(ValueError, match=f"^Expected .*{words}"):
+        call()
+
+
+def test_a_metric_that_is_undefined_is_no_number():
+    measures = ClientMeasures(Regression(), torch.tensor([1, 3]), torch.device("cpu"))
+    measures.add(torch.tensor([0, 1, 1, 1]), REALS[:4, :1] + 1, REALS[:4, :1])
+    places = list(measures.metrics)
+    assert measures.values[:, places.index("mae")].tolist() == pytest.approx([1, 1])
+    assert measures.values[:, places.index("r2")].isnan().tolist() == [True, False]
