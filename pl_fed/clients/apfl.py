@@ -73,7 +73,7 @@ class APFL(Client):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return f_k(w) + f_k(α v + (1 − α) w), whose second term moves v alone."""
-        w = {name: p.detach() for name, p in self.parameters_of("global").items()}
+        w = {name: tensor.detach() for name, tensor in self.parameters_of("global").items()}
         v = self.parameters_of("local")
 
         def mixed_loss(alpha: Tensor, v: dict[str, Tensor]) -> Tensor:
@@ -84,7 +84,7 @@ class APFL(Client):
         loss = self.loss("global", batch) + mixed_loss(alpha, v)
         if not self.alpha_lr:
             return loss
-        still = {name: p.detach() for name, p in v.items()}
+        still = {name: tensor.detach() for name, tensor in v.items()}
         return {"loss": loss, "alpha_gradient": torch.func.grad(mixed_loss)(alpha, still)}
 
     def end_round(self, client: ClientRound) -> Tensor | None:

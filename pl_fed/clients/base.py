@@ -444,7 +444,8 @@ class Client(Configurable, ClientRounds, ABC):
             other: The name of a row as long as the model: see :meth:`read`.
         """
         row = self.tensors(other)
-        products = [(p * row[name]).sum() for name, p in self.parameters_of(model).items()]
+        parameters = self.parameters_of(model)
+        products = [(parameters[name] * row[name]).sum() for name in parameters]
         return torch.stack(products).sum()
 
     def read(self, name: str) -> Tensor:

@@ -65,7 +65,7 @@ class DittoChoice(Ditto):
         if lam not in lams:
             raise ValueError(f"Expected argument `lam` to be one of {lams} but got {lam}.")
         super().__init__(net, lam, **kwargs)
-        self.candidates = tuple(f"personal_{i}" for i in range(len(lams)))
+        self.candidates = tuple(f"personal_{place}" for place in range(len(lams)))
         self.candidate_lams = tuple(lams)
         self.min_validation = min_validation
         self._fallback = self.candidate_lams.index(lam)

@@ -85,7 +85,7 @@ class DittoGreedy(Ditto):
 
     def _best_lam(self, batch: Batch) -> Tensor:
         """Return the λ whose step gives the lowest loss on the client's validation data."""
-        v = {name: p.detach() for name, p in self.parameters_of("personal").items()}
+        v = {name: tensor.detach() for name, tensor in self.parameters_of("personal").items()}
         gradient = self.gradient_at("personal", v, batch)
         centre, rate = self.tensors("broadcast"), self.read("personal.lr")[0]
         validation, losses = self.validation_batch(batch), []

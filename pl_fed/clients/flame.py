@@ -149,7 +149,7 @@ class FLAME(ADMM):
 
     def _solved(self, batch: Batch) -> Tensor:
         """Return whether (17) holds, a bool scalar."""
-        at = {name: p.detach() for name, p in self.parameters_of("personal").items()}
+        at = {name: tensor.detach() for name, tensor in self.parameters_of("personal").items()}
         slopes = self.gradient_at("personal", at, batch)
         centre = self.tensors(self.centre)
         gradients = [slopes[name] + self.lam * (at[name] - centre[name]) for name in at]

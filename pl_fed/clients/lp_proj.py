@@ -91,8 +91,8 @@ class LpProj(ADMM):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return f_i(θ_i) + λ/2 ‖P θ_i − w_i‖² on the minibatch."""
         live = self.parameters_of("personal")
-        still = {name: p.detach() for name, p in live.items()}
-        theta = torch.cat([p.flatten() for p in still.values()])
+        still = {name: tensor.detach() for name, tensor in live.items()}
+        theta = torch.cat([tensor.flatten() for tensor in still.values()])
         apart: Tensor = self.projection(theta) - self.read("local")
         # Pᵀ (P θ − w_i) by hand: autograd's backward pass of a gather would add up one by one
         slope = self.row("personal").layout.views(self.projection.lift(apart))

@@ -60,8 +60,8 @@ class Mapper(Client):
             raise ValueError(
                 f"Expected argument `lams` to be different numbers in (0, 1] but got {lams}."
             )
-        self.mixtures = tuple(f"personal_{i}" for i in range(len(lams)))
-        self.centrals = tuple(f"central_{i}" for i in range(len(lams)))
+        self.mixtures = tuple(f"personal_{place}" for place in range(len(lams)))
+        self.centrals = tuple(f"central_{place}" for place in range(len(lams)))
         mixture = Model(kept=False, evaluated=False, validated=True)
         models = {
             "global": Model(trained=False),

@@ -134,7 +134,7 @@ class Mocha(Client):
         """Return F_k(v) + σ′λ₁Ω_kk/2 ‖v − c_k‖² + λ₂/2 ‖v‖² on the minibatch."""
         loss = self.loss("personal", batch)
         pull = self.lam / 2 * self.read("strength")[0] * self.squared_distance("personal", "centre")
-        norm = sum(p.square().sum() for p in self.parameters_of("personal").values())
+        norm = sum(tensor.square().sum() for tensor in self.parameters_of("personal").values())
         return loss + pull + self.decay / 2 * norm
 
     def end_round(self, client: ClientRound) -> Tensor:

@@ -90,7 +90,7 @@ class PerFedAvg(Client):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return f_k(w̃; D′), with the gradient (I − α ∇²f_k(w; D″)) ∇f_k(w̃; D′)."""
-        outer, inner, third = (_part(batch, i) for i in range(3))
+        outer, inner, third = (_part(batch, first) for first in range(3))
         live = self.parameters_of("global")
         w = {name: parameter.detach() for name, parameter in live.items()}
         adapted = _moved(w, self.gradient_at("global", w, inner), -self.adaptation_lr)

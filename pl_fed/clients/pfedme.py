@@ -104,8 +104,8 @@ class PFedMe(Client):
         logged loss is f_i(θ_i) + λ/2 ‖θ_i − w_i‖² after the steps.
         """
         w, live = self.parameters_of("global"), self.parameters_of("personal")
-        centre = {name: p.detach() for name, p in w.items()}
-        before = {name: p.detach() for name, p in live.items()}
+        centre = {name: tensor.detach() for name, tensor in w.items()}
+        before = {name: tensor.detach() for name, tensor in live.items()}
         first = torch.as_tensor(batch_idx, device=self.row("global").data.device) == 0
         theta = {name: torch.where(first, centre[name], before[name]) for name in live}
         for _ in range(self.personal_steps):
@@ -116,7 +116,7 @@ class PFedMe(Client):
                 * (slope[name] + self.weight_decay * at + self.lam * (at - centre[name]))
                 for name, at in theta.items()
             }
-        end = {name: p.detach() for name, p in theta.items()}
+        end = {name: tensor.detach() for name, tensor in theta.items()}
         pull = self.lam / 2 * squared_distance(list(w.values()), list(end.values()))
         moves = [((live[name] - before[name]) * (before[name] - end[name])).sum() for name in live]
         value = self.loss_at("personal", end, batch).detach()

@@ -101,7 +101,7 @@ class Scaffold(Client):
     def _slope_at_start(self, batch: Batch) -> Tensor:
         """Return 0 with the gradient of f_i at x, which the model ``slope`` sums up."""
         start, slope = self.tensors("broadcast"), self.parameters_of("slope")
-        at = {name: start[name] + (s - s.detach()) for name, s in slope.items()}
+        at = {name: start[name] + (slope[name] - slope[name].detach()) for name in slope}
         loss = self.loss_at("slope", at, batch)
         return loss - loss.detach()
 
