@@ -77,6 +77,7 @@ class APFL(Client):
         v = self.parameters_of("local")
 
         def mixed_loss(alpha: Tensor, v: dict[str, Tensor]) -> Tensor:
+            """Return f_k(α v + (1 − α) w) on the minibatch."""
             mixed = {name: alpha * v[name] + (1 - alpha) * w[name] for name in v}
             return self.loss_at("local", mixed, batch)
 
