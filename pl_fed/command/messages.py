@@ -15,7 +15,12 @@ _KEY = re.compile(r'Parser key "(.+?)":')
 _OWNER = re.compile(r"Problem with given class_path '(.+)':")
 _TYPE = re.compile(r"Expected an? (<class '.+'>|typing\..+?)(?:\. Got value: ?(.*))?$")
 _VALUE = re.compile(r"Given value: ?(.*?)(?:\. Got value: .*)?$")
-_BUILT = re.compile(r"\. Got value: Namespace\(class_path='(.+?)'.*$")  # of a class in a Callable
+_BUILT = re.compile(  # of a class in a Callable
+    r"\. Got value: Namespace\((?:init_args=NestedArg\(.*\), )?class_path='(.+?)'.*$"
+)
+_LOST_NULL = re.compile(  # null that became text on its way to an argument that takes null
+    r"Expected a <class 'NoneType'>\n\s*Given value type: <class 'str'>\n\s*Given value: None\b"
+)
 _NESTED = re.compile(r"NestedArg\(key='.*?', val=(.*)\)$")
 _NO_CLASS = re.compile(r"Not a valid subclass of (\w+)(?:\. Got value: (.*))?$")
 _MAKER = "default_class_instantiator"  # the function of jsonargparse that calls a class
@@ -68,6 +73,9 @@ _LEAVES = {
     ),
     r"--(\S+)\.help: (.+)": (
         "Expected argument `{0}.help` to be followed by the path of a class but got: {1}."
+    ),
+    r"unsupported operand type\(s\) for \+: 'int' and 'str'": (
+        "Expected argument `{where}` to have names as keys but got a number as a key."
     ),
     r"unrecognized arguments: (.+)": "Expected only options that --help lists but got {0}{near}.",
     r"argument subcommand: invalid choice: (.+) \(choose from .+\)": (
@@ -185,6 +193,7 @@ class _Tree:
         self._types: list[str] = []
         self._no_class = ""
         self._no_section = ""
+        self._lost_null = bool(_LOST_NULL.search(message))
 
     @property
     def where(self) -> str:
@@ -209,8 +218,14 @@ class _Tree:
             if found := _BUILT.search(line):
                 self._owner, line = found[1], line[: found.start()]
             if text := self._read(line):
-                return text
+                return self._of_lost_null() if self._lost_null else text
         return self._no_class or self._no_section
+
+    def _of_lost_null(self) -> str:
+        return (
+            f"Expected argument `{self.where}` to be set to null in a config file but got null on"
+            " the command line, which cannot set null for an argument of a class within a class."
+        )
 
     def fallback(self) -> str:
         """Return a sentence with the argument and the value, and nothing else of the tree."""
@@ -363,6 +378,8 @@ def of_a_file(error: BaseException) -> str:
 
 def _of_leaf(line: str, where: str, owner: str, value: str) -> str:
     """Return the sentence of a line that tells what is wrong; of another line, nothing."""
+    if where and (found := re.match(r"unrecognized arguments: --([^=\s]+)", line)):
+        return _unlisted(found[1], where, owner)
     for pattern, template in _LEAVES.items():
         if found := re.match(pattern, line):
             groups = [_shown(_kind(value if group is None else group)) for group in found.groups()]
@@ -440,7 +457,9 @@ def _options(owner: str) -> list[str]:
                     parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
                 ):
                     break
-        given_by_others = ("self", "args", "kwargs", "params", "optimizer")
+        given_by_others = ["self", "args", "kwargs", "params"]
+        if made.__module__.startswith("torch.optim."):  # a schedule, which is built on one
+            given_by_others.append("optimizer")
         return [name for name in names if name not in given_by_others]
     except (ImportError, AttributeError, ValueError):
         return []

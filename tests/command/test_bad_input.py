@@ -164,6 +164,15 @@ REFUSED = {
         [f"{MODEL}.optimizer.init_args.lrr=3"],
         "`model.init_args.optimizer` to hold only options of torch.optim.SGD but got `lrr` (did",
     ),
+    "longer option of the server's optimizer": (
+        ["--federation.server_optimizer=SGD", "--federation.server_optimizer.momentumm.x+=0"],
+        "`federation.server_optimizer` to hold only options of torch.optim.SGD but got"
+        " `momentumm.x+` (did you mean momentum?).",
+    ),
+    "section of the algorithm": (
+        ["--model.optimizzer.lr+=0"],
+        "`model` to hold only options of pl_fed.clients.Ditto but got `optimizzer.lr+` (did you",
+    ),
     "config": (["--config=none.yaml"], "`config` to be a file but found none at "),
     "short name of an algorithm": (["--model=Dito"], "class but got Dito (did you mean Ditto?)."),
     "short name of an aggregator": (
@@ -186,6 +195,14 @@ REFUSED = {
     "a list for a class": (
         ["--federation.aggregator=[1]"],
         "`federation.aggregator` to name a subclass of Aggregator by its `class_path` but got [1].",
+    ),
+    "numbers as keys": (
+        ["--trainer.limit_val_batches={0}"],
+        "`trainer.limit_val_batches` to have names as keys but got a number as a key.",
+    ),
+    "null within a class": (
+        [f"{MODEL}.optimizer.foreach=null"],
+        "`model.init_args.optimizer.init_args.foreach` to be set to null in a config file but got",
     ),
     "no value": ([f"{MODEL}.lam="], "`model.init_args.lam` to be of type float but got ''."),
     "no argument": (["--model.lam"], "`model` to be followed by a value but got none."),
