@@ -103,7 +103,7 @@ def fit(config: Config, folder: Path) -> Fitted:
 
     What another config left there is deleted, and a run whose checkpoint was cut off.
     """
-    from pl_fed.command.main import FederatedCLI
+    from pl_fed.command.fit import FederatedCLI
     from pl_fed.run_folder import last_checkpoint
 
     file = folder / "config.yaml"

@@ -1,4 +1,4 @@
-"""Checks of arguments, in the one sentence form."""
+"""Checks of arguments, with one form of error message."""
 
 import inspect
 import math
@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # `report` waits for no torch
+if TYPE_CHECKING:  # `pl_fed report` starts faster without torch
     from torch.optim import Optimizer
 
 
@@ -16,12 +16,12 @@ _MAX_COUNT = 2**31 - 1  # products of two counts fit into 64 bits
 
 
 def check_integers(minimum: int, maximum: int = _MAX_COUNT, **arguments: int) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless each argument is an integer within bounds.
+    """Raise ``TypeError`` or ``ValueError`` unless all arguments are integers within bounds.
 
     Args:
-        minimum: The smallest that is allowed.
-        maximum: The largest that is allowed.
-        **arguments: The values by the names of the arguments.
+        minimum: The smallest valid value.
+        maximum: The largest valid value.
+        **arguments: The values by argument name.
     """
     for name, value in arguments.items():
         if isinstance(value, bool) or not isinstance(value, int):
@@ -35,7 +35,12 @@ def check_integers(minimum: int, maximum: int = _MAX_COUNT, **arguments: int) ->
 
 
 def check_instances(kind: type, **arguments: object) -> None:
-    """Raise ``TypeError`` unless each argument that is given is an object of a class."""
+    """Raise ``TypeError`` unless all arguments are instances of a class, or ``None``.
+
+    Args:
+        kind: The class.
+        **arguments: The values by argument name.
+    """
     for name, value in arguments.items():
         if value is not None and not isinstance(value, kind):
             got = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
@@ -46,7 +51,7 @@ def check_instances(kind: type, **arguments: object) -> None:
 
 
 def check_nonnegative(**arguments: float | None) -> None:
-    """Raise ``ValueError`` unless each argument that is given is finite and >= 0."""
+    """Raise an error unless all arguments are finite and at least 0, or ``None``."""
     for name, value in arguments.items():
         if value is None:
             continue
@@ -63,7 +68,7 @@ def _check_number(name: str, value: object) -> None:
 
 
 def check_finite(**arguments: float | None) -> None:
-    """Raise ``ValueError`` unless each argument that is given is a finite number."""
+    """Raise ``ValueError`` unless all arguments are finite numbers, or ``None``."""
     for name, value in arguments.items():
         if value is not None and (
             isinstance(value, bool)
@@ -74,7 +79,7 @@ def check_finite(**arguments: float | None) -> None:
 
 
 def check_choice(choices: Collection[str], **arguments: str) -> None:
-    """Raise ``ValueError`` unless each argument is one of some words."""
+    """Raise ``ValueError`` unless all arguments are among the choices."""
     for name, value in arguments.items():
         if value not in choices:
             words = [repr(word) for word in choices]
@@ -83,7 +88,7 @@ def check_choice(choices: Collection[str], **arguments: str) -> None:
 
 
 def check_optimizers(**arguments: "Optimizer") -> None:
-    """Raise ``ValueError`` if an optimizer's step evaluates the loss itself, as L-BFGS's does."""
+    """Raise ``ValueError`` for an optimizer whose step evaluates the loss itself, as L-BFGS's."""
     for name, value in arguments.items():
         closure = inspect.signature(type(value).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
@@ -95,12 +100,12 @@ def check_optimizers(**arguments: "Optimizer") -> None:
 
 
 def check_finite_options(**optimizers: "Optimizer") -> None:
-    """Raise ``ValueError`` if an optimizer has an option that is NaN or infinite."""
+    """Raise ``ValueError`` if an option of an optimizer is NaN or infinite."""
     for name, optimizer in optimizers.items():
         for group in optimizer.param_groups:
             for option, value in group.items():
-                numbers_of = value if isinstance(value, tuple | list) else (value,)
-                if option != "params" and not all(map(_is_finite, numbers_of)):
+                values = value if isinstance(value, tuple | list) else (value,)
+                if option != "params" and not all(map(_is_finite, values)):
                     raise ValueError(
                         f"Expected argument `{name}` to build an optimizer with finite options but"
                         f" got {option} = {value}."
@@ -112,7 +117,7 @@ def _is_finite(value: object) -> bool:
 
 
 def check_positive(**arguments: float) -> None:
-    """Raise ``ValueError`` unless each argument is a finite number above 0."""
+    """Raise an error unless all arguments are finite numbers above 0."""
     for name, value in arguments.items():
         _check_number(name, value)
         if not 0 < value < math.inf:
@@ -122,7 +127,7 @@ def check_positive(**arguments: float) -> None:
 
 
 def check_shares(**arguments: float) -> None:
-    """Raise ``ValueError`` unless each argument is in [0, 1]."""
+    """Raise an error unless all arguments are numbers in [0, 1]."""
     for name, value in arguments.items():
         _check_number(name, value)
         if not 0 <= value <= 1:
@@ -130,20 +135,24 @@ def check_shares(**arguments: float) -> None:
 
 
 def check_at_most(maximum: float, **arguments: float) -> None:
-    """Raise ``ValueError`` unless each argument is <= ``maximum``."""
+    """Raise ``ValueError`` unless all arguments are at most ``maximum``."""
     for name, value in arguments.items():
         if not value <= maximum:
             raise ValueError(f"Expected argument `{name}` to be at most {maximum} but got {value}.")
 
 
 def check_writable(**arguments: str | Path) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless each can be a folder to write in."""
-    for name, given in arguments.items():
-        if not isinstance(given, (str, Path)):
-            raise TypeError(f"Expected argument `{name}` to be a folder but got {given!r}.")
-        path = Path(given)
+    """Raise ``TypeError`` or ``ValueError`` unless all arguments are writable folders, or can be.
+
+    A folder that does not exist is judged by its nearest existing parent.
+    """
+    for name, value in arguments.items():
+        if not isinstance(value, (str, Path)):
+            raise TypeError(f"Expected argument `{name}` to be a folder but got {value!r}.")
+        path = Path(value)
+        folders = (path, *path.parents)
         try:
-            with TemporaryFile(dir=next(each for each in (path, *path.parents) if each.exists())):
+            with TemporaryFile(dir=next(folder for folder in folders if folder.exists())):
                 pass
         except OSError as error:
             raise ValueError(

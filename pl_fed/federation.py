@@ -15,6 +15,7 @@ from pl_fed.arguments import (
     check_shares,
 )
 from pl_fed.clients.base import Client
+from pl_fed.configurable import Configurable
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
@@ -25,7 +26,6 @@ from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor
 from pl_fed.metrics import ClientMetrics
-from pl_fed.recorded import Recorded
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.checks import (
@@ -51,7 +51,7 @@ from pl_fed.state import ClientStore
 from pl_fed.types import Population
 
 
-class Federation(Recorded):
+class Federation(Configurable):
     """Everything around the clients.
 
     Args:

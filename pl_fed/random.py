@@ -1,10 +1,9 @@
-"""Random numbers that depend on what they are for, and on nothing else.
+"""Counter-based random numbers: a draw depends on its key, and on nothing else.
 
-Every draw in pl_fed comes from a key made of (seed, purpose, round, client, ...). There is no
-hidden state: the same key gives the same numbers whatever was drawn before, in whatever order,
-chunk or process, eager or under ``torch.vmap``. The numbers are those of SplitMix64
-(Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), read as a
-hash of (key + i · γ).
+Every draw in pl_fed has a key of (seed, purpose, round, client, ...). There is no hidden state. A
+key gives equal numbers after any earlier draws, in any order, chunk or process, eager or under
+``torch.vmap``. The numbers are those of SplitMix64 (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", OOPSLA 2014), as a hash of (key + i · γ).
 """
 
 import hashlib
@@ -25,8 +24,8 @@ def key(seed: int, purpose: str, *parts: int) -> int:
 
     Args:
         seed: The seed of the federation.
-        purpose: What the draw is for, such as ``"batches"``; two purposes never share numbers.
-        parts: Whatever else tells this draw from others: round, client, step.
+        purpose: The purpose of the draw, such as ``"batches"``; two purposes never share numbers.
+        parts: Further numbers that distinguish the draw: round, client, step.
 
     Returns:
         A signed 64-bit integer.
@@ -42,21 +41,24 @@ def key(seed: int, purpose: str, *parts: int) -> int:
 
 
 def generator(seed: int, purpose: str, *parts: int) -> torch.Generator:
-    """Return a CPU generator seeded with :func:`key`, for draws that torch makes itself.
+    """Return a CPU generator seeded with :func:`key`, for draws by torch itself.
 
-    It reads 32 bits of a seed: two keys have the same numbers with a probability of 2⁻³².
+    torch reads 32 bits of a seed: two keys give equal numbers with a probability of 2⁻³².
     """
     return torch.Generator().manual_seed(key(seed, purpose, *parts) & (2**63 - 1))
 
 
 @contextmanager
-def seeded_torch(device: torch.device) -> Iterator[Callable[[int], None]]:
-    """Give what seeds torch's global generators by a key, and put them back in the end.
+def fork_torch_rng(device: torch.device) -> Iterator[Callable[[int], None]]:
+    """Yield a function that seeds torch's global generators; restore them at the end.
 
-    For code that draws from torch itself: layers and transforms that pl_fed did not write.
+    It serves code that draws from torch itself: layers and transforms from outside pl_fed.
+
+    Args:
+        device: The device of the code. Its generator is forked beside the CPU's.
 
     Example:
-        >>> with seeded_torch(torch.device("cpu")) as seed:
+        >>> with fork_torch_rng(torch.device("cpu")) as seed:
         ...     seed(key(0, "example"))
         ...     print(torch.rand(1))
         tensor([0.2881])
@@ -65,7 +67,8 @@ def seeded_torch(device: torch.device) -> Iterator[Callable[[int], None]]:
     with torch.random.fork_rng([device] if gpu else []):
 
         def seed(draw: int) -> None:
-            # torch.manual_seed goes through every kind of device that there is, in 0.1 ms
+            """Seed the generators of the CPU and of the device with a key."""
+            # torch.manual_seed visits all kinds of devices and takes 0.1 ms
             torch.default_generator.manual_seed(draw & (2**63 - 1))
             if gpu:
                 with torch.cuda.device(device):
@@ -75,18 +78,18 @@ def seeded_torch(device: torch.device) -> Iterator[Callable[[int], None]]:
 
 
 def mix(z: Tensor) -> Tensor:
-    """Return SplitMix64's output function of int64 ``z``, element by element (wrapping)."""
+    """Return SplitMix64's output function of int64 ``z``, element by element, with wrap-around."""
     z = (z ^ _shift(z, 30)) * _MIX_1
     z = (z ^ _shift(z, 27)) * _MIX_2
     return z ^ _shift(z, 31)
 
 
-def hashed(keys: Tensor | int, counters: Tensor) -> Tensor:
+def random_bits(keys: Tensor | int, counters: Tensor) -> Tensor:
     """Return 64 random bits for each counter under each key.
 
     Args:
-        keys: int64 tensor that broadcasts against ``counters``, or one key.
-        counters: int64 tensor: which of the key's numbers.
+        keys: An int64 tensor that broadcasts with ``counters``, or one key.
+        counters: The indices of the numbers of a key, int64.
 
     Returns:
         int64 tensor of the broadcast shape.
@@ -97,18 +100,26 @@ def hashed(keys: Tensor | int, counters: Tensor) -> Tensor:
 def uniforms(keys: Tensor | int, counters: Tensor) -> Tensor:
     """Return float32 numbers, uniform on [0, 1), for each counter under each key.
 
+    Args:
+        keys: An int64 tensor that broadcasts with ``counters``, or one key.
+        counters: The indices of the numbers of a key, int64.
+
     Example:
         >>> uniforms(key(0, "example"), torch.arange(2)).lt(1).all()
         tensor(True)
     """
-    return _shift(hashed(keys, counters), 40).to(torch.float32) * 2.0**-24
+    return _shift(random_bits(keys, counters), 40).to(torch.float32) * 2.0**-24
 
 
 def normals(keys: Tensor | int, counters: Tensor) -> Tensor:
-    """Return float32 numbers, standard normal, for each counter under each key (Box–Muller).
+    """Return standard normal float32 numbers for each counter under each key (Box–Muller).
 
-    They are computed in float64, so that a number is the same whatever is computed with it. None is
-    further from 0 than 5.8.
+    They are computed in float64, so that a number does not depend on the numbers computed with it.
+    Their absolute values are at most 5.8.
+
+    Args:
+        keys: An int64 tensor that broadcasts with ``counters``, or one key.
+        counters: The indices of the numbers of a key, int64.
 
     Example:
         >>> normals(key(0, "example"), torch.arange(2))
@@ -120,10 +131,16 @@ def normals(keys: Tensor | int, counters: Tensor) -> Tensor:
 
 
 def integers(keys: Tensor | int, counters: Tensor, high: int) -> Tensor:
-    """Return int64 numbers, uniform on {0, ..., high - 1}, for each counter under each key."""
-    return _shift(hashed(keys, counters), 33).remainder(high)
+    """Return int64 numbers, uniform on {0, ..., high - 1}, for each counter under each key.
+
+    Args:
+        keys: An int64 tensor that broadcasts with ``counters``, or one key.
+        counters: The indices of the numbers of a key, int64.
+        high: The number of possible values.
+    """
+    return _shift(random_bits(keys, counters), 33).remainder(high)
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Shift right without the sign (torch's >> keeps it)."""
+    """Shift right without sign extension, which torch's >> performs."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Text that comes from data, and goes to terminals, messages and spreadsheets."""
+"""Text from data that goes to terminals, messages and spreadsheets."""
 
 import re
 
@@ -7,11 +7,11 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
 
 def printable(text: str, encoding: str = "utf-8") -> str:
-    r"""Return a text without control characters, which a terminal would obey: they are escaped.
+    r"""Return a text with escaped control characters, which a terminal would execute.
 
     Args:
         text: The text.
-        encoding: That of the terminal. Letters that it lacks are escaped, too.
+        encoding: The encoding of the terminal. Letters outside it are escaped, too.
 
     Example:
         >>> print(printable("a\x1b[31mb é"))
@@ -28,11 +28,11 @@ def printable(text: str, encoding: str = "utf-8") -> str:
 
 
 def csv_cell(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula, as a cell of a CSV.
+    """Return a text as a CSV cell that no spreadsheet reads as a formula.
 
-    An apostrophe is put before texts that begin with ``=``, ``+``, ``-``, ``@``, a tab, a carriage
-    return or an apostrophe, but for numbers. Whoever takes one leading apostrophe away has the text
-    that was.
+    Texts that begin with ``=``, ``+``, ``-``, ``@``, a tab, a carriage return or an apostrophe get
+    a leading apostrophe, unless they are numbers. Removing one leading apostrophe restores the
+    text.
 
     Example:
         >>> csv_cell("=1+1"), csv_cell("-2"), csv_cell("'"), csv_cell("a=b")

@@ -38,7 +38,7 @@ FLOORS = {
     0.6: ("functional",),
     0.3: ("nets",),
     0.1: ("types",),
-    0: ("arguments", "random", "recorded", "state", "text", "torch_internals", "trees"),
+    0: ("arguments", "configurable", "random", "state", "text", "torch_internals", "trees"),
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
@@ -50,7 +50,8 @@ SAME_FLOOR = {  # which room may import which beside it; so there are no cycles
 }
 
 PUBLIC_THOUGH_PRIVATE = {
-    "command.main": {"_get"}
+    "command.export": {"_get"},
+    "command.fit": {"_get"},
 }  # LightningCLI offers no other way to a section's object
 
 

@@ -455,11 +455,11 @@ def test_byzantine_clients_that_break_are_counted_but_may_be_as_many_as_they_lik
     [
         (
             Krum(num_byzantine=2),
-            "at least 5 rows for Krum, which looks at n − f − 2 neighbours with f = 2, but got 4",
+            "at least 5 rows for Krum, which uses n − f − 2 neighbours with f = 2, but got 4",
         ),
         (
             TrimmedMean(2),
-            "more than 4 rows, for TrimmedMean leaves out 2 values at each end, but got 4",
+            "more than 4 rows, because TrimmedMean leaves out 2 values at each end, but got 4",
         ),
     ],
     ids=["Krum", "TrimmedMean"],

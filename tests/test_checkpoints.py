@@ -203,15 +203,15 @@ def torn(good):
     store = ("federation", "store", "personal")
     clients = good["federation"]["store"]["personal"]["clients"]
     rows = good["federation"]["store"]["personal"]["rows"]
-    yield changed(good, clients + 1000, *store, "clients"), "to be of clients from 0 to 5 but got"
+    yield changed(good, clients + 1000, *store, "clients"), "to have client ids from 0 to 5 but got"
     yield changed(good, clients - 9, *store, "clients"), "ids of at least 0"
-    yield changed(good, clients * 0, *store, "clients"), "different clients"
+    yield changed(good, clients * 0, *store, "clients"), "different client ids"
     yield changed(good, None, *store, "clients"), "to have a default row, ids of clients and rows"
     yield changed(good, [x[:, :-1] for x in rows], *store, "rows"), "to have a row of"
     yield changed(good, rows[:0], *store, "rows"), "to have a row of"
     yield changed(good, 5, *store), "to have a default row"
     one = good["federation"]["store"]["personal"]
-    yield changed(good, {"other": one}, "federation", "store"), "clients' states to be"
+    yield changed(good, {"other": one}, "federation", "store"), "client states to be"
     yield changed(good, 1.5, "federation", "identity", "inputs"), "with the same inputs"
 
 

@@ -31,6 +31,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.cli import ReduceLROnPlateau
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.profilers import Profiler
 from small_federations import sections
 
 import pl_fed
@@ -191,6 +192,31 @@ def test_the_hooks_of_a_client(tmp_path):
     fit(tmp_path, client_of(Noting), max_epochs=1, num_sanity_val_steps=0, limit_val_batches=1)
     expected = ["on_train_start", *TRAINING, *VALIDATION, "on_train_epoch_end", "on_train_end"]
     assert seen == expected
+
+
+def test_a_round_calls_no_empty_hooks(tmp_path):
+    """A round calls the hooks that a callback, or the client, overrides: also on the instance."""
+    called = []
+
+    class Profiling(Profiler):
+        def start(self, action_name):
+            called.append(action_name)
+
+        def stop(self, action_name):
+            pass
+
+    one, other, client = Callback(), Callback(), client_of()
+    one.on_train_batch_start = lambda *_: None
+    client.on_train_epoch_start = lambda: None
+    options = {"limit_val_batches": 0, "enable_checkpointing": False, "max_epochs": 1}
+    fit(tmp_path, client, callbacks=[one, other], profiler=Profiling(), **options)
+    hooks = (*TRAINING, "on_train_epoch_end")
+    assert [action for action in called if action.endswith(hooks)] == [
+        "[LightningModule]Ditto.on_train_epoch_start",
+        "[Callback]Callback.on_train_batch_start",
+        "[Callback]RoundMetrics.on_train_batch_end",
+        "[Callback]EngineReport.on_train_batch_end",
+    ]
 
 
 def test_an_exception_is_told_to_callbacks(tmp_path):

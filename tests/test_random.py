@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import chisquare, kstest, norm
 
-from pl_fed.random import generator, hashed, integers, key, mix, normals, uniforms
+from pl_fed.random import generator, integers, key, mix, normals, random_bits, uniforms
 
 GAMMA = 0x9E3779B97F4A7C15
 COUNTERS = torch.arange(50_000)
@@ -38,7 +38,7 @@ def test_hashed_against_unbounded_integers():
     keys, counters = [0, 1, -1, key(5, "x"), 2**63 - 1, -(2**63)], [0, 1, 17, 2**40, 2**62]
     for k, i in itertools.product(keys, counters):
         expected = signed(reference_mix(reference_mix(i * GAMMA + k) + GAMMA))
-        assert hashed(k, torch.tensor([i])).item() == expected
+        assert random_bits(k, torch.tensor([i])).item() == expected
 
 
 def test_keys_are_the_same_in_every_process_and_version():
@@ -112,7 +112,7 @@ def test_neighbouring_counters_and_keys_are_not_correlated():
 def test_keys_that_differ_by_gamma_do_not_give_shifted_numbers_for_ours():
     # key + i·γ overlaps for keys that lie a multiple of γ apart, which hashed keys do not
     keys = [key(0, "test", client) for client in range(200)]
-    numbers = hashed(torch.tensor(keys).unsqueeze(1), torch.arange(1000))
+    numbers = random_bits(torch.tensor(keys).unsqueeze(1), torch.arange(1000))
     assert numbers.unique().numel() == numbers.numel()
 
 
@@ -131,7 +131,7 @@ def test_a_number_does_not_depend_on_what_is_drawn_with_it():
     assert torch.equal(uniforms(key(0, "test"), COUNTERS[17:19]), whole[17:19])
 
 
-@pytest.mark.parametrize("draw", [uniforms, normals, hashed, lambda k, i: integers(k, i, 10)])
+@pytest.mark.parametrize("draw", [uniforms, normals, random_bits, lambda k, i: integers(k, i, 10)])
 def test_eager_broadcast_and_vmap_agree_bit_for_bit(draw):
     keys = torch.tensor([key(0, "test", client) for client in range(6)])
     counters = torch.arange(1000)

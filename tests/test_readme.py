@@ -1,9 +1,11 @@
-"""What the README shows works as it stands: its Python, its YAML and its commands."""
+"""What the READMEs show works as it stands: their Python, their YAML and their commands."""
 
+import importlib
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,13 @@ import torch
 import yaml
 
 from pl_fed import data
+from pl_fed.clients import Client, Model
 from pl_fed.command.main import main
 from pl_fed.data import Digits
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
+ROOMS = sorted(ROOT.glob("pl_fed/*/README.md"))  # the README of a room of the package
 SHORT = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
 
 
@@ -29,8 +33,8 @@ class Endless(torch.utils.data.Dataset):
         return torch.ones(2) * place, place
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
+def blocks(language, text=TEXT):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def block(language, words):
@@ -38,9 +42,9 @@ def block(language, words):
     return found
 
 
-def commands():
-    """The README's fits, each as a list of arguments."""
-    lines = "".join(blocks("bash")).replace("\\\n", " ").splitlines()
+def commands(text=TEXT):
+    """The fits of a README, each as a list of arguments."""
+    lines = "".join(blocks("bash", text)).replace("\\\n", " ").splitlines()
     words = [shlex.split(line, comments=True) for line in lines]
     return [each[3:] for each in words if each[:4] == ["python", "-m", "pl_fed", "fit"]]
 
@@ -141,3 +145,44 @@ def test_paths_that_the_readme_names_exist():
 
 def test_configs_are_yaml():
     assert yaml.safe_load(block("yaml", "# mine.yaml"))["data"]["partitioner"] is None
+
+
+@pytest.mark.parametrize("readme", ROOMS, ids=lambda path: path.parent.name)
+def test_the_readme_of_a_room(readme, tmp_path, monkeypatch):
+    """Each Python block is a file, named in its first line; its tests pass and its fits run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    text = readme.read_text()
+    files = [re.match(r"# (\w+)\.py\n", code).group(1) for code in blocks("python", text)]
+    for name, code in zip(files, blocks("python", text)):
+        (tmp_path / f"{name}.py").write_text(code)
+    assert files
+    try:
+        for name in files:
+            for member, value in vars(importlib.import_module(name)).items():
+                if member.startswith("test_"):
+                    value()
+        for arguments in commands(text):
+            main([*arguments, *SHORT])
+    finally:
+        for name in files:
+            sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("readme", ROOMS, ids=lambda path: path.parent.name)
+def test_files_that_the_readme_of_a_room_names_exist(readme):
+    text = re.sub(r"^```.*?^```", "", readme.read_text(), flags=re.DOTALL | re.MULTILINE)
+    named = re.findall(r"`([\w/]+\.py)`", text)
+    assert named
+    for name in named:
+        assert (readme.parent / name).is_file() or (ROOT / name).is_file(), name
+
+
+def test_the_readme_of_the_algorithms_names_all_that_an_author_writes():
+    text = (ROOT / "pl_fed" / "clients" / "README.md").read_text().replace("`self.", "`")
+    named = set(re.findall(r"`(\w+)", text))
+    serving = {"objective", "mean_loss", "sample_losses", "refuse_batch_criterion"}
+    members = {name for name in vars(Client) if not name.startswith("_")} - serving
+    assert members - named == set()
+    assert {field.name for field in fields(Model) if field.name not in text} == set()

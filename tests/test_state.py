@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 import pl_fed.state.store
 from pl_fed.state import ClientStore, free_memory
-from pl_fed.state.memory import left_to_groups
+from pl_fed.state.memory import control_group_memory
 
 CPU = torch.device("cpu")
 
@@ -145,7 +145,7 @@ def assert_same_state(state, other):
         ),
         (
             (4, {"a": torch.zeros(3), "b": torch.zeros(1)}),
-            "state 'a' to be of clients from 0 to 3 but got 4",
+            "state 'a' to have client ids from 0 to 3 but got 4",
         ),
     ],
 )
@@ -348,7 +348,7 @@ def test_a_job_has_what_its_own_limit_and_those_around_it_leave(tmp_path):
     group(tmp_path / "slurm" / "job_7" / "step_0", limit="max", used=90, cached=0)
     group(tmp_path / "slurm" / "job_7", limit=1000, used=700, cached=200)
     group(tmp_path / "slurm", limit=5000, used=900, cached=0)
-    assert list(left_to_groups(own, tmp_path)) == [500, 4100]
+    assert list(control_group_memory(own, tmp_path)) == [500, 4100]
 
 
 @pytest.mark.parametrize("path", ["/", "/docker/0123"], ids=["own names", "the host's names"])
@@ -356,23 +356,23 @@ def test_a_container_has_what_its_limit_leaves(tmp_path, path):
     own = tmp_path / "own"
     own.write_text(f"9:name=systemd:/\n4:memory:{path}\n3:cpu,cpuacct:/\n")
     group(tmp_path / "memory", limit=300, used=100, cached=0, names=FIRST_VERSION)
-    assert list(left_to_groups(own, tmp_path)) == [200]
+    assert list(control_group_memory(own, tmp_path)) == [200]
 
 
 def test_a_group_beyond_its_limit_has_nothing_left(tmp_path):
     (tmp_path / "own").write_text("0::/\n")
     group(tmp_path, limit=100, used=130, cached=0)
-    assert list(left_to_groups(tmp_path / "own", tmp_path)) == [0]
+    assert list(control_group_memory(tmp_path / "own", tmp_path)) == [0]
 
 
 def test_no_groups_set_no_limit(tmp_path):
-    assert not list(left_to_groups(tmp_path / "own", tmp_path))
+    assert not list(control_group_memory(tmp_path / "own", tmp_path))
     (tmp_path / "own").write_text("0::/user.slice\n")
-    assert not list(left_to_groups(tmp_path / "own", tmp_path))
+    assert not list(control_group_memory(tmp_path / "own", tmp_path))
 
 
 @pytest.mark.parametrize(("left", "free"), [([], 1000), ([400, 600], 400), ([5000], 1000)])
 def test_free_is_what_machine_and_groups_leave(monkeypatch, left, free):
-    monkeypatch.setattr("pl_fed.state.memory._of_machine", lambda: 1000)
-    monkeypatch.setattr("pl_fed.state.memory.left_to_groups", lambda: left)
+    monkeypatch.setattr("pl_fed.state.memory._machine_memory", lambda: 1000)
+    monkeypatch.setattr("pl_fed.state.memory.control_group_memory", lambda: left)
     assert free_memory(CPU) == free

@@ -14,7 +14,8 @@ import yaml
 from jsonargparse import Namespace
 from PIL import Image
 
-from pl_fed.command.main import _place, main
+from pl_fed.command.main import main
+from pl_fed.command.run_files import place_logger
 from pl_fed.reports.configs import group_name
 
 ROOT = Path(__file__).parent.parent
@@ -154,11 +155,11 @@ def test_the_users_group_is_kept(tmp_path, monkeypatch):
         class_path="lightning.pytorch.loggers.WandbLogger",
         init_args=Namespace(group="mine", id=None, save_dir="."),
     )
-    _place(config, tmp_path, "Ditto-0")
+    place_logger(config, tmp_path, "Ditto-0")
     assert config.init_args.group == "mine"
     config.init_args.group = None
     monkeypatch.setenv("WANDB_RUN_GROUP", "of the environment")
-    _place(config, tmp_path, "Ditto-0")
+    place_logger(config, tmp_path, "Ditto-0")
     assert config.init_args.group is None, "W&B takes it from there"
 
 

@@ -11,7 +11,7 @@ from small_federations import Given, classes, mlp, run_rounds, seeded, sgd, shar
 from torch import nn
 
 import pl_fed
-from pl_fed.aggregators import Chain, Mean, PreAggregator, Prepared
+from pl_fed.aggregators import Chain, Mean, PreAggregator, PreparedUploads
 from pl_fed.attacks import Attack
 from pl_fed.clients import FLAME, Ditto, FedAvg
 from pl_fed.data import Arrays, DataSource, FederatedData
@@ -63,10 +63,13 @@ def test_data_sources_and_skews():
 @pytest.mark.parametrize(
     ("gives", "words"),
     [
-        (None, "Own gave NoneType"),
-        (lambda uploads, *_: uploads, r"Own gave shape \[3, 64\]"),
-        (lambda uploads, *_: uploads[0, :-1], r"into a tensor \[64\] but Own gave shape \[63\]"),
-        (lambda uploads, *_: (uploads[0],), "Own gave tuple"),
+        (None, "Own returned NoneType"),
+        (lambda uploads, *_: uploads, r"Own returned shape \[3, 64\]"),
+        (
+            lambda uploads, *_: uploads[0, :-1],
+            r"into a tensor \[64\] but Own returned shape \[63\]",
+        ),
+        (lambda uploads, *_: (uploads[0],), "Own returned tuple"),
     ],
 )
 def test_aggregators(gives, words):
@@ -78,11 +81,11 @@ def test_aggregators(gives, words):
 @pytest.mark.parametrize(
     ("gives", "words"),
     [
-        (None, "Own gave NoneType"),
-        (lambda uploads, *_: uploads, r"Own gave a tensor \[3, 4\]"),
+        (None, "Own returned NoneType"),
+        (lambda uploads, *_: uploads, r"Own returned a tensor \[3, 4\]"),
         (
             lambda u, w, c: (u[:2], w, c),
-            r"gave \(a tensor \[2, 4\], a tensor \[3\], a context of 3",
+            r"returned \(a tensor \[2, 4\], a tensor \[3\], a context of 3",
         ),
         (lambda u, w, c: (u[:2], w[:2], c), "a context of 3 clients"),
     ],
@@ -90,9 +93,10 @@ def test_aggregators(gives, words):
 def test_pre_aggregators(gives, words):
     chain = Chain([giving(PreAggregator, "forward", gives)()], Mean())
     context = RoundContext(clients=torch.arange(3))
-    with pytest.raises(ValueError, match=f"^Expected argument `pre_aggregators` to give .*{words}"):
+    match = f"^Expected argument `pre_aggregators` to return .*{words}"
+    with pytest.raises(ValueError, match=match):
         chain(torch.ones(3, 4), torch.ones(3), context)
-    fine = giving(PreAggregator, "forward", lambda *what: Prepared(*what))()
+    fine = giving(PreAggregator, "forward", lambda *what: PreparedUploads(*what))()
     assert torch.equal(
         Chain([fine], Mean())(torch.ones(3, 4), torch.ones(3), context), torch.ones(4)
     )

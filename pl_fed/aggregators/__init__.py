@@ -1,17 +1,17 @@
-"""Aggregators: the uploads of a round in, one row out."""
+"""Aggregators: modules that merge the uploads of a round into one row."""
 
 from pl_fed.aggregators.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
 from pl_fed.aggregators.base import Aggregator as Aggregator
 from pl_fed.aggregators.base import PreAggregator as PreAggregator
-from pl_fed.aggregators.base import Prepared as Prepared
+from pl_fed.aggregators.base import PreparedUploads as PreparedUploads
 from pl_fed.aggregators.bucketing import Bucketing as Bucketing
 from pl_fed.aggregators.bulyan import Bulyan as Bulyan
+from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator as ByzantineAwareAggregator
+from pl_fed.aggregators.byzantine_count import ByzantineCount as ByzantineCount
 from pl_fed.aggregators.caf import CAF as CAF
 from pl_fed.aggregators.centered_clipping import CenteredClipping as CenteredClipping
 from pl_fed.aggregators.chain import Chain as Chain
 from pl_fed.aggregators.clipping import Clipping as Clipping
-from pl_fed.aggregators.counting import Counting as Counting
-from pl_fed.aggregators.counting import Expecting as Expecting
 from pl_fed.aggregators.dnc import DnC as DnC
 from pl_fed.aggregators.fedmgda import FedMGDA as FedMGDA
 from pl_fed.aggregators.fltrust import FLTrust as FLTrust
@@ -22,7 +22,7 @@ from pl_fed.aggregators.krum import Krum as Krum
 from pl_fed.aggregators.mda import MDA as MDA
 from pl_fed.aggregators.mea_med import MeaMed as MeaMed
 from pl_fed.aggregators.mean import Mean as Mean
-from pl_fed.aggregators.mean import counts_samples as counts_samples
+from pl_fed.aggregators.mean import weights_by_samples as weights_by_samples
 from pl_fed.aggregators.median import Median as Median
 from pl_fed.aggregators.nearest_neighbor_mixing import (
     NearestNeighborMixing as NearestNeighborMixing,

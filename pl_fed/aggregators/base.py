@@ -1,33 +1,35 @@
-"""What every aggregator keeps to."""
+"""The contracts of aggregators and pre-aggregators."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch  # noqa: F401
 from torch import Tensor, nn
 
+from pl_fed.configurable import Configurable
 from pl_fed.nets.rows import finite_rows
-from pl_fed.recorded import Recorded
 from pl_fed.types import RoundContext
 
 
-class Aggregator(Recorded, nn.Module, ABC):
-    """Merge the uploads of a round into one row.
+class Aggregator(Configurable, nn.Module, ABC):
+    """Base class of the aggregators: an aggregator merges the uploads of a round into one row.
 
-    An aggregator never changes its input and does not depend on the order of the rows, unless its
-    docstring says why it does. It computes in float32 at least: bf16 and half uploads give a
-    float32 row. Memory from round to round is buffers, so that a checkpoint carries it, and copies:
-    the next round's uploads take the place of this one's.
+    Rules for subclasses:
 
-    The federation removes uploads with NaN or Inf before the aggregator sees the rest. If it is
-    given such a row nevertheless, the result is finite, as it is where that is only a row that lies
-    far off, or it raises: no result ever holds NaN or Inf.
+    - It never changes its input.
+    - Its result does not depend on the order of the rows, unless its docstring gives a reason.
+    - It computes in float32 or wider: bf16 and half uploads give a float32 row.
+    - Its memory between rounds lies in buffers, so that a checkpoint contains it. Buffers hold
+      copies of uploads, because the next round overwrites the uploads.
+    - Its result never contains NaN or infinity. The federation removes broken uploads beforehand.
+      If an upload with NaN or infinity arrives nevertheless, the aggregator treats it as an outlier
+      or raises an error.
+    - It reports events for the log of the round with ``context.note``.
 
-    What it does to uploads is noted for the round's log by ``context.note``.
-
-    Where several processes train the clients, all uploads are brought together in each of them,
-    unless the aggregator says how it can do with less: by :attr:`shards` or :meth:`mass`.
+    If several processes train the clients, every process receives all uploads. An aggregator can
+    avoid this exchange with :attr:`shards` or :meth:`mass`.
 
     Shape:
         - ``uploads``: [n, d], one row for each client.
@@ -35,8 +37,8 @@ class Aggregator(Recorded, nn.Module, ABC):
         - output: [d].
 
     Raises:
-        ValueError: If there are too few uploads to merge; there are always too few when n = 0. If
-            the result is not finite: an upload is not, or they are too large.
+        ValueError: If there are too few uploads to merge, which includes n = 0. If the result is
+            not finite, because an upload is not finite or the uploads are too large.
 
     Example:
         >>> class First(Aggregator):
@@ -51,64 +53,71 @@ class Aggregator(Recorded, nn.Module, ABC):
     """
 
     shards: bool = False
-    """Whether it may be given any slice of the coordinates of all uploads, in any order.
+    """Whether the aggregator can merge any slice of the coordinates on its own, in any order.
 
-    It gives that slice of the result then, provided that whatever it adds up over the coordinates
-    goes through ``context.sum``. It has no memory by coordinate.
+    Given a slice of all uploads, it returns this slice of the result. It passes every sum over the
+    coordinates through ``context.sum``, and keeps no memory for single coordinates.
     """
 
     needs_start_losses: bool = False
-    """Whether it looks at ``context.start_losses``: another pass over the cohort's data."""
+    """Whether it reads ``context.start_losses``: another pass over the data of the cohort."""
 
     needs_root: bool = False
-    """Whether it looks at ``context.root``: the server trains on data of its own."""
+    """Whether it reads ``context.root``, for which the server trains on its own data."""
 
     @property
-    def last(self) -> "Aggregator":
-        """What merges uploads in the end, behind pre-aggregations if there are any."""
+    def final_aggregator(self) -> "Aggregator":
+        """The aggregator behind all pre-aggregators: this object, unless it is a chain."""
         return self
 
     def __call__(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Call :meth:`forward`, and refuse a result that is no row, or is not finite."""
+        """Call :meth:`forward`, and check that it returns one finite row."""
         merged: Tensor = super().__call__(uploads, weights, context)
         shape = tuple(uploads.shape[1:])
         if not isinstance(merged, Tensor) or merged.shape != shape:
             got = getattr(merged, "shape", None)
             raise ValueError(
                 f"Expected argument `aggregator` to merge uploads {list(uploads.shape)} into a"
-                f" tensor {list(shape)} but {type(self).__name__} gave"
+                f" tensor {list(shape)} but {type(self).__name__} returned"
                 f" {type(merged).__name__ if got is None else f'shape {list(got)}'}."
             )
-        if not (merged.sum().isfinite() or merged.isfinite().all()):  # a sum may overflow
-            raise self.overflow(uploads)
+        if not (math.isfinite(merged.sum()) or merged.isfinite().all()):  # a sum may overflow
+            raise self.overflow_error(uploads)
         return merged
 
     @abstractmethod
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Merge uploads [n, d] of clients that have ``weights`` [n] samples into one row [d]."""
+        """Merge uploads [n, d] of clients with ``weights`` [n] samples into one row [d]."""
 
     @abstractmethod
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return how many of ``num_uploads`` rows may be adversarial.
+        """Return the number of Byzantine rows up to which the result stays in the benign range.
 
-        Up to so many, whatever they hold, the result stays within the range of the honest rows,
-        coordinate by coordinate.
+        Up to this number, every coordinate of the result lies in the range of the benign rows,
+        whatever values the Byzantine rows contain.
+
+        Args:
+            num_uploads: Number of rows, Byzantine ones included.
         """
 
     def breakdown(self, num_uploads: int) -> int:
-        """Return how many of ``num_uploads`` rows may be adversarial, and the result is bounded.
+        """Return the number of Byzantine rows up to which the result stays bounded.
 
-        Up to so many, whatever they hold, and if ``context.num_byzantine`` says how many they are,
-        the result is no longer than n times the longest honest row. It is at least
-        :meth:`max_byzantine`, and below n / 2.
+        Up to this number, the result is at most n times as long as the longest benign row, whatever
+        values the Byzantine rows contain. This holds if ``context.num_byzantine`` is the number of
+        Byzantine rows. The returned number is at least :meth:`max_byzantine`, and below n / 2.
+
+        Args:
+            num_uploads: Number of rows n, Byzantine ones included.
         """
         return self.max_byzantine(num_uploads)
 
     def mass(self, weights: Tensor) -> float | None:
-        """Return how much uploads of these weights count, if merging can be done in parts.
+        """Return the total weight of these uploads, if parts of them can be merged separately.
 
-        It can where the merge of all uploads is the mean of the merges of any parts of them,
-        weighted by the parts' masses, as with means. ``None`` says that it cannot.
+        Parts can be merged separately if the merge of all uploads is the mean of the merges of the
+        parts, weighted by the masses of the parts. This holds for means. ``None`` means that it
+        does not hold.
         """
         return None
 
@@ -116,18 +125,18 @@ class Aggregator(Recorded, nn.Module, ABC):
         """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""
         require_rows(self, uploads, smallest)
 
-    def overflow(self, uploads: Tensor) -> ValueError:
-        """Return what to raise where uploads cannot be merged, as numbers are not finite."""
+    def overflow_error(self, uploads: Tensor) -> ValueError:
+        """Return the exception for uploads whose merge is not finite."""
         broken = (~finite_rows(uploads)).nonzero().flatten().tolist()
-        merges = "finite ones that it merges into NaN or infinity"
-        got = f"NaN or infinity in rows {broken}" if broken else merges
+        overflow = "finite values that overflow to NaN or infinity"
+        got = f"NaN or infinity in rows {broken}" if broken else overflow
         return ValueError(
             "Expected argument `uploads` to be finite, and small enough to be merged by"
             f" {type(self).__name__}, but got {got}."
         )
 
     def require_start_losses(self, uploads: Tensor, context: RoundContext) -> Tensor:
-        """Return ``context.start_losses``, or raise ``ValueError`` if there is not one for each."""
+        """Return ``context.start_losses``, or raise ``ValueError`` if an upload lacks its loss."""
         losses = context.start_losses
         if losses.shape != uploads.shape[:1] or not losses.isfinite().all():
             raise ValueError(
@@ -137,55 +146,65 @@ class Aggregator(Recorded, nn.Module, ABC):
         return losses
 
 
-class Prepared(NamedTuple):
-    """Uploads as the next in a chain gets them; see :class:`PreAggregator`."""
+class PreparedUploads(NamedTuple):
+    """The output of a :class:`PreAggregator`: uploads for the next stage of a chain.
+
+    Attributes:
+        uploads: The rows, shape [m, d].
+        weights: The number of training samples of each row, shape [m].
+        context: The context of the m rows.
+    """
 
     uploads: Tensor
     weights: Tensor
     context: RoundContext
 
 
-class PreAggregator(Recorded, nn.Module, ABC):
-    """Change the uploads of a round before an aggregator merges them.
+class PreAggregator(Configurable, nn.Module, ABC):
+    """Base class of the pre-aggregators: it changes the uploads before an aggregator merges them.
 
-    It keeps to the rules of an :class:`Aggregator`: it never changes its input, does not depend on
-    the order of the rows unless its docstring says why, computes in float32 at least, has memory in
-    buffers only, and notes what it does by ``context.note``. Uploads that it leaves as they are may
-    be the very ones that it was given: what comes next does not change them either.
+    The rules for subclasses are:
+
+    - It never changes its input. It may return uploads that it does not change without a copy,
+      because the next stage does not change its input either.
+    - Its result does not depend on the order of the rows, unless its docstring gives a reason.
+    - It computes in float32 or wider.
+    - Its memory between rounds lies in buffers.
+    - It reports events for the log of the round with ``context.note``.
 
     Shape:
         - ``uploads``: [n, d].
         - ``weights``: [n], the number of training samples of each client.
-        - output: uploads [m, d] with weights [m] and a context of as many clients, m at most n.
+        - output: uploads [m, d] with weights [m] and a context of m clients, m at most n.
 
     Raises:
-        ValueError: If there are too few uploads; there are always too few when n = 0.
+        ValueError: If there are too few uploads, which includes n = 0.
 
     Example:
         >>> class Halved(PreAggregator):
         ...     def forward(self, uploads, weights, context):
         ...         self.require_uploads(uploads)
-        ...         return Prepared(uploads / 2, weights, context)
+        ...         return PreparedUploads(uploads / 2, weights, context)
         >>> Halved()(torch.ones(1, 2), torch.ones(1), RoundContext()).uploads
         tensor([[0.5000, 0.5000]])
     """
 
     shards: bool = False
-    """As for an aggregator: whether it may be given any slice of the coordinates."""
+    """Whether it can change any slice of the coordinates on its own; see ``Aggregator.shards``."""
 
     @abstractmethod
-    def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Prepared:
-        """Change uploads [n, d] of clients that have ``weights`` [n] samples."""
+    def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> PreparedUploads:
+        """Change uploads [n, d] of clients with ``weights`` [n] samples."""
 
-    def breakdown(self, num_uploads: int, then: Callable[[int], int]) -> int:
-        """Return how many of ``num_uploads`` rows may be adversarial before what comes next.
+    def breakdown(self, num_uploads: int, next_breakdown: Callable[[int], int]) -> int:
+        """Return the number of Byzantine rows up to which the merged row stays bounded.
 
         Args:
-            num_uploads: How many uploads are given.
-            then: The breakdown of what comes next, by how many uploads it is given.
+            num_uploads: Number of uploads that enter this stage, Byzantine ones included.
+            next_breakdown: The breakdown of the next stage as a function of its number of uploads.
 
         Returns:
-            A number for which the result is bounded, as for an aggregator; 0 promises nothing.
+            The number, as in ``Aggregator.breakdown``; 0 promises nothing.
         """
         return 0
 
@@ -194,16 +213,22 @@ class PreAggregator(Recorded, nn.Module, ABC):
         require_rows(self, uploads, smallest)
 
 
-def require_rows(who: Any, uploads: Tensor, smallest: int) -> None:
-    """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows."""
+def require_rows(owner: object, uploads: Tensor, smallest: int) -> None:
+    """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows.
+
+    Args:
+        owner: The aggregator or pre-aggregator, whose class the message names.
+        uploads: The uploads.
+        smallest: The smallest number of rows.
+    """
     if uploads.ndim != 2:
         raise ValueError(
-            f"Expected argument `uploads` to be of shape [n, d] for {type(who).__name__} but got"
+            f"Expected argument `uploads` to be of shape [n, d] for {type(owner).__name__} but got"
             f" shape {list(uploads.shape)}."
         )
     if len(uploads) < smallest:
         raise ValueError(
             f"Expected argument `uploads` to have at least {smallest} row{'s' * (smallest > 1)} for"
-            f" {type(who).__name__} but got {len(uploads)}: a cohort must be larger, or have fewer"
-            " byzantine clients."
+            f" {type(owner).__name__} but got {len(uploads)}: use a larger cohort, or fewer"
+            " Byzantine clients."
         )

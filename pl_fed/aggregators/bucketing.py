@@ -1,15 +1,16 @@
-"""Bucketing: random groups of clients upload their mean.
+"""Bucketing: replace random groups of uploads by their means.
 
 S. P. Karimireddy, L. He and M. Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via
 Bucketing", ICLR 2022, arXiv 2006.09365, Algorithm 1, with π a random permutation of the clients::
 
     y_i = mean of Δ_π(s(i−1)+1), ..., Δ_π(min(s i, n))   for i = 1, ..., ⌈n / s⌉
 
-The means are nearer to each other than the uploads, which an aggregator after it needs; a byzantine
-client spoils one of them. The permutation is drawn anew each round, by the clients' ids.
+The means lie closer together than the uploads, as the next aggregator requires. A Byzantine client
+changes one mean only. Every round draws a new permutation of the client ids.
 
-What follows sees a bucket as a client that has the samples of all its clients, the mean of their
-losses, and the smallest of their ids. The server expects as many byzantine buckets as clients.
+For the next stage, a bucket is a client with the samples of all its members. Its losses are the
+mean losses of its members, and its id is their smallest id. The server expects as many Byzantine
+buckets as Byzantine clients.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pl_fed.aggregators.base import PreAggregator, Prepared
+from pl_fed.aggregators.base import PreAggregator, PreparedUploads
 from pl_fed.arguments import check_integers
 from pl_fed.functional.aggregation import merging_dtype
 from pl_fed.random import generator
@@ -26,16 +27,19 @@ from pl_fed.types import RoundContext
 
 
 class Bucketing(PreAggregator):
-    """Merge the uploads in random buckets by their mean.
+    """Bucketing: replaces random groups of s uploads by their means.
+
+    Source: Karimireddy et al., ICLR 2022, Algorithm 1.
 
     Args:
-        bucket_size: The paper's s, at least 1; the last bucket may be smaller. With a share δ of
-            byzantine clients, s is below δ_max / δ, where δ_max < 1/2 is the share that the
-            aggregator can do with.
+        bucket_size: The paper's s, at least 1; the last bucket may be smaller. For a share δ of
+            Byzantine clients, choose s below δ_max / δ, where δ_max < 1/2 is the share that the
+            aggregator tolerates.
 
     Shape:
         - ``uploads``: [n, d], n at least 1.
-        - output: [⌈n / s⌉, d]; weights are the buckets' samples, and the context is of as many.
+        - output: [⌈n / s⌉, d], with the samples of the buckets as weights and a context of the
+          buckets.
 
     Raises:
         ValueError: If ``bucket_size`` is below 1, or there is no upload.
@@ -55,32 +59,32 @@ class Bucketing(PreAggregator):
         check_integers(1, bucket_size=bucket_size)
         self.bucket_size = bucket_size
 
-    def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Prepared:
-        """Merge uploads [n, d] into those of buckets."""
+    def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> PreparedUploads:
+        """Merge uploads [n, d] into the means of buckets [⌈n / s⌉, d]."""
         self.require_uploads(uploads)
         draw = generator(context.seed, "bucketing", context.round)
         ranks = torch.randperm(len(uploads), generator=draw).split(self.bucket_size)
         by_client = context.clients.argsort(stable=True)
-        buckets = [by_client[each] for each in ranks]
+        buckets = [by_client[bucket_ranks] for bucket_ranks in ranks]
         rows = uploads.new_empty(len(buckets), uploads.shape[1], dtype=merging_dtype(uploads))
         for row, bucket in zip(rows, buckets):
             torch.mean(uploads[bucket.to(uploads.device)], 0, dtype=rows.dtype, out=row)
-        first = by_client[torch.stack([each.min() for each in ranks])]
+        first = by_client[torch.stack([bucket_ranks.min() for bucket_ranks in ranks])]
         context = replace(
             context,
             clients=context.clients[first],
-            losses=_pooled(context.losses, buckets, torch.mean),
-            start_losses=_pooled(context.start_losses, buckets, torch.mean),
+            losses=_pool(context.losses, buckets, torch.mean),
+            start_losses=_pool(context.start_losses, buckets, torch.mean),
         )
-        return Prepared(rows, _pooled(weights, buckets, torch.sum), context)
+        return PreparedUploads(rows, _pool(weights, buckets, torch.sum), context)
 
-    def breakdown(self, num_uploads: int, then: Callable[[int], int]) -> int:
-        """Return what comes next with as many uploads as there are buckets."""
-        return then(-(-num_uploads // self.bucket_size))
+    def breakdown(self, num_uploads: int, next_breakdown: Callable[[int], int]) -> int:
+        """Return the next stage's breakdown for ⌈n / s⌉ uploads."""
+        return next_breakdown(-(-num_uploads // self.bucket_size))
 
 
-def _pooled(numbers: Tensor, buckets: list[Tensor], how: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return one number for each bucket; none if there are none for the clients."""
-    if not len(numbers):
-        return numbers
-    return torch.stack([how(numbers[bucket.to(numbers.device)]) for bucket in buckets])
+def _pool(values: Tensor, buckets: list[Tensor], reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Reduce the clients' values to one value for each bucket; an empty tensor stays empty."""
+    if not len(values):
+        return values
+    return torch.stack([reduce(values[bucket.to(values.device)]) for bucket in buckets])

@@ -1,4 +1,4 @@
-"""Bulyan.
+"""Bulyan: a mean around the median of the uploads that Krum selects.
 
 E. M. El Mhamdi, R. Guerraoui and S. Rouault, "The Hidden Vulnerability of Distributed Learning in
 Byzantium", ICML 2018, arXiv 1802.07927, on top of Krum::
@@ -7,29 +7,35 @@ Byzantium", ICML 2018, arXiv 1802.07927, on top of Krum::
         k = Krum's choice among the uploads that are not in S;   S = S ∪ {k}
     Δ_j = mean of the θ − 2 f values of coordinate j in S that are nearest to their median
 
-Krum looks at r − f − 2 neighbours where r uploads are left. In the last steps there are none: then
-it looks at one. For an even θ the median is the mean of the two middle values, where the paper
-takes one of them. Ties as in Krum and in the mean around the median.
+Krum uses r − f − 2 neighbours if r uploads remain. In the last steps this number is below 1, and
+Krum uses one neighbour. Ties are resolved as in :class:`~pl_fed.aggregators.Krum` and in
+:func:`~pl_fed.functional.aggregation.mean_around_median`.
+
+Departs from the paper: for an even θ the median is the mean of the two middle values, where the
+paper takes one of them.
 """
 
 from torch import Tensor
 
-from pl_fed.aggregators.counting import Counting
+from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.functional.aggregation import gram_matrix, mean_around_median, squared_distances
-from pl_fed.functional.selection import best_by_krum
+from pl_fed.functional.selection import select_by_krum
 from pl_fed.types import RoundContext
 
 
-class Bulyan(Counting):
-    """The mean around the median of the uploads that Krum chooses; ``"dropped"`` counts the others.
+class Bulyan(ByzantineAwareAggregator):
+    """Bulyan: mean around the coordinate-wise median of the uploads that Krum selects.
+
+    Source: El Mhamdi et al., ICML 2018. Breakdown point: f ≤ (n − 3) / 4. It logs the 2 f uploads
+    that Krum does not select as ``"dropped"``.
 
     Args:
-        num_byzantine: How many byzantine uploads to count with, the paper's f, at least 0. ``None``
-            takes the number that the server expects.
+        num_byzantine: The assumed number of Byzantine uploads, the paper's f, at least 0. ``None``
+            uses the number that the server expects.
 
     Shape:
         - ``uploads``: [n, d], n at least 4 f + 3, without NaN.
-        - ``weights``: [n]; not read.
+        - ``weights``: [n]; unused.
         - output: [d].
 
     Raises:
@@ -46,16 +52,16 @@ class Bulyan(Counting):
     shards = True
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Merge uploads [n, d] into the mean around the median of the chosen ones [d]."""
-        byzantine = self.expected(context)
+        """Merge uploads [n, d] into the mean around the median of the selected ones [d]."""
+        byzantine = self.resolve_num_byzantine(context)
         self.require_uploads(uploads, 4 * byzantine + 3)
         by_client = context.clients.to(uploads.device).argsort(stable=True)
         distances = squared_distances(context.sum(gram_matrix(uploads, by_client)))
-        count = len(uploads) - 2 * byzantine
-        best = best_by_krum(distances, byzantine, count)
+        num_selected = len(uploads) - 2 * byzantine
+        selected = select_by_krum(distances, byzantine, num_selected)
         context.note("dropped", 2 * byzantine)
-        return mean_around_median(uploads, count - 2 * byzantine, by_client[best])
+        return mean_around_median(uploads, num_selected - 2 * byzantine, by_client[selected])
 
     def breakdown(self, num_uploads: int) -> int:
-        """Return the largest f with n ≥ 4 f + 3, or ``num_byzantine`` if it is smaller."""
-        return self.capped(max(0, (num_uploads - 3) // 4))
+        """Return the largest f with n ≥ 4 f + 3, at most ``num_byzantine``."""
+        return self.limit_breakdown(max(0, (num_uploads - 3) // 4))

@@ -1,4 +1,4 @@
-"""CAF: a covariance-bound-agnostic filter.
+"""CAF: the covariance-bound-agnostic filter.
 
 Y. Allouah, R. Guerraoui and J. Stephan, "Towards Trustworthy Federated Learning with Untrusted
 Participants", ICML 2025, arXiv 2505.01874, Algorithm 2::
@@ -9,35 +9,38 @@ Participants", ICML 2025, arXiv 2505.01874, Algorithm 2::
         τ_k = ⟨Δ_k − μ, v⟩²,   c_k ← c_k (1 − τ_k / max τ)
     Δ = the μ whose λ was the smallest
 
-The maximum is over the uploads that still count, so that each step leaves one out. λ and v are
-exact, from the n × n products of the uploads, where the authors' library takes a step of the power
-method from a random direction.
+The maximum is over the uploads with c_k > 0, so that every step removes one upload.
+
+Departs from the authors' library, which approximates λ and v by one step of the power method from a
+random direction. Here they are exact: they come from the n × n products of the uploads.
 """
 
 import torch
 from torch import Tensor
 
-from pl_fed.aggregators.counting import Counting
+from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.functional.aggregation import gram_matrix, weighted_sum
 from pl_fed.types import RoundContext
 
 
-class CAF(Counting):
-    """The weighted mean of the uploads around which they vary least in any direction.
+class CAF(ByzantineAwareAggregator):
+    """Covariance-bound-agnostic filter (CAF): the weighted mean with the least variance around it.
 
-    ``"dropped"`` counts those whose weight is 0.
+    The variance is the largest one over all directions. Source: Allouah et al., ICML 2025,
+    Algorithm 2. Breakdown point: f < n / 3. It logs the number of uploads with weight 0 as
+    ``"dropped"``.
 
     Args:
-        num_byzantine: How many byzantine uploads to count with, the paper's f, at least 0. ``None``
-            takes the number that the server expects; 0 gives the mean.
+        num_byzantine: The assumed number of Byzantine uploads, the paper's f, at least 0. ``None``
+            uses the number that the server expects; 0 gives the mean.
 
     Shape:
         - ``uploads``: [n, d], n at least 2 f + 1.
-        - ``weights``: [n]; not read.
+        - ``weights``: [n]; unused.
         - output: [d].
 
     Raises:
-        ValueError: If ``num_byzantine`` is negative, there are too few uploads, or one is not
+        ValueError: If ``num_byzantine`` is negative, there are too few uploads, or an upload is not
             finite.
 
     Example:
@@ -51,50 +54,51 @@ class CAF(Counting):
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Merge uploads [n, d] into a weighted mean [d]."""
-        byzantine = self.expected(context)
+        byzantine = self.resolve_num_byzantine(context)
         self.require_uploads(uploads, 2 * byzantine + 1)
         by_client = context.clients.to(uploads.device).argsort(stable=True)
         products = context.sum(gram_matrix(uploads, by_client))
         if not products.isfinite().all():
-            raise self.overflow(uploads)
-        found = least_varied(products.cpu(), len(uploads) - 2 * byzantine)
-        context.note("dropped", (found == 0).sum())
-        shares = torch.empty_like(found)
-        shares[by_client.cpu()] = found
+            raise self.overflow_error(uploads)
+        shares_by_client = least_variance_weights(products.cpu(), len(uploads) - 2 * byzantine)
+        context.note("dropped", (shares_by_client == 0).sum())
+        shares = torch.empty_like(shares_by_client)
+        shares[by_client.cpu()] = shares_by_client
         return weighted_sum(uploads, shares.to(uploads.device))
 
     def breakdown(self, num_uploads: int) -> int:
-        """Return all below a third, or ``num_byzantine`` if it is smaller.
+        """Return the largest f below n / 3, at most ``num_byzantine``.
 
-        It is bounded below a half, too, but by a factor that grows with f / (n − 2 f).
+        The result is bounded for every f below n / 2, but by a factor that grows with f / (n − 2
+        f).
         """
-        return self.capped(max(0, (num_uploads - 1) // 3))
+        return self.limit_breakdown(max(0, (num_uploads - 1) // 3))
 
 
-def least_varied(products: Tensor, least: int) -> Tensor:
-    """Return the weights that CAF finds, given all products of the rows.
+def least_variance_weights(products: Tensor, min_total: int) -> Tensor:
+    """Return CAF's weights of the rows, computed from the products of all pairs of rows.
 
     Args:
         products: The Gram matrix, finite, float64 [n, n].
-        least: It stops when no more than so many rows count.
+        min_total: The loop stops when the sum of the c_k is at most this number.
 
     Returns:
         Weights with sum 1, [n].
     """
     counts = torch.ones_like(products[0])
-    found, smallest = counts / len(counts), float("inf")
-    while counts.sum() > least:
+    best_shares, smallest = counts / len(counts), float("inf")
+    while counts.sum() > min_total:
         shares = counts / counts.sum()
         along = products @ shares
         centred = products - along[:, None] - along + shares @ along
         roots = shares.sqrt()
         values, vectors = torch.linalg.eigh(roots[:, None] * centred * roots)
         if values[-1] < smallest:
-            found, smallest = shares, float(values[-1])
-        # τ up to a factor: what a row's product with Σ_k √shares_k v_k (Δ_k − μ) is
-        pulls = (centred @ (roots * vectors[:, -1])).square()
-        strongest = pulls[counts > 0].max()
-        if not strongest > 0:
+            best_shares, smallest = shares, float(values[-1])
+        # τ_k up to a common factor: the squared product of row k with Σ_j √shares_j v_j (Δ_j − μ)
+        scores = (centred @ (roots * vectors[:, -1])).square()
+        highest = scores[counts > 0].max()
+        if not highest > 0:
             break
-        counts = counts * (1 - pulls / strongest).clamp(min=0)
-    return found
+        counts = counts * (1 - scores / highest).clamp(min=0)
+    return best_shares

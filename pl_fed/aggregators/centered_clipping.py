@@ -1,4 +1,4 @@
-"""Centered clipping.
+"""Centered clipping: move the last result by the mean of the clipped differences to it.
 
 S. P. Karimireddy, L. He and M. Jaggi, "Learning from History for Byzantine Robust Optimization",
 ICML 2021, arXiv 2012.10333, section 4::
@@ -7,8 +7,8 @@ ICML 2021, arXiv 2012.10333, section 4::
     v_l = v_{l−1} + 1/n Σ_k (Δ_k − v_{l−1}) · min(1, τ / ‖Δ_k − v_{l−1}‖)     l = 1, ..., L
     Δ = v_L
 
-The paper has clients send a momentum of their gradients; here they send what the algorithm has them
-send, and the server's optimizer may have a momentum.
+Departs from the paper, whose clients send the momentum of their gradients. Here clients send the
+uploads of their algorithm, and the server optimizer may have a momentum.
 """
 
 from collections.abc import Mapping
@@ -24,26 +24,28 @@ from pl_fed.types import RoundContext
 
 
 class CenteredClipping(Aggregator):
-    """Move the last round's result by the mean of what the uploads differ from it, clipped.
+    """Centered clipping: moves the last result by the mean of the clipped differences to it.
 
-    No round moves it by more than L τ, whatever the uploads hold. ``"clipped"`` counts those that
-    are too far from the last centre, v_{L−1}.
+    Source: Karimireddy et al., ICML 2021, section 4. A round moves the result by at most L τ,
+    whatever the uploads contain. By the definition of :meth:`breakdown` the breakdown point is 0.
+    The number of uploads farther than τ from the last centre v_{L−1} is logged as ``"clipped"``.
 
     Args:
-        tau: τ > 0, in the units of the uploads' norm: how far from the centre an upload may pull.
+        tau: τ > 0, in the unit of the uploads' norm: the largest distance over which an upload
+            pulls.
         num_steps: L, at least 1.
 
     Shape:
-        - ``uploads``: [n, d], n at least 1, d the same in all rounds.
-        - ``weights``: [n]; not read.
+        - ``uploads``: [n, d], n at least 1; d is constant over all rounds.
+        - ``weights``: [n]; unused.
         - output: [d].
 
     Attributes:
-        centre: The last result [d], empty before the first.
+        centre: The last result [d], empty before the first round.
 
     Raises:
-        ValueError: If an argument is out of range, there is no upload or one is not finite, or d
-            changes.
+        ValueError: If an argument is out of range, there is no upload, an upload is not finite, or
+            d changes.
 
     Example:
         >>> merge = CenteredClipping(tau=2.0)
@@ -65,36 +67,36 @@ class CenteredClipping(Aggregator):
         self.register_buffer("centre", torch.empty(0))
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Merge uploads [n, d] into a row [d] that is near the last one."""
+        """Merge uploads [n, d] into a row [d] near the last result."""
         self.require_uploads(uploads)
         n, d = uploads.shape
         if self.centre.numel() not in (0, d):
             raise ValueError(
                 f"Expected argument `uploads` to be of shape [n, {self.centre.numel()}] for"
-                f" CenteredClipping, as in the rounds before, but got shape {list(uploads.shape)}."
+                f" CenteredClipping, as in earlier rounds, but got shape {list(uploads.shape)}."
             )
-        kept = self.centre if self.centre.numel() else torch.zeros(d)
-        centre = kept.to(uploads.device, merging_dtype(uploads))
+        start = self.centre if self.centre.numel() else torch.zeros(d)
+        centre = start.to(uploads.device, merging_dtype(uploads))
         for _ in range(self.num_steps):
-            far = squared_norms(uploads, centre).sqrt()
-            if not far.isfinite().all():
-                raise self.overflow(uploads)
-            shares = (self.tau / far).clamp(max=1) / n
+            distances = squared_norms(uploads, centre).sqrt()
+            if not distances.isfinite().all():
+                raise self.overflow_error(uploads)
+            shares = (self.tau / distances).clamp(max=1) / n
             centre = weighted_sum(uploads, shares).addcmul_(centre, 1 - shares.sum().to(centre))
-        context.note("clipped", (far > self.tau).sum())
+        context.note("clipped", (distances > self.tau).sum())
         self.centre = centre.clone()
         return centre
 
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return 0: a byzantine upload pulls as far as τ, wherever the honest ones are."""
+        """Return 0: a Byzantine upload pulls over a distance of τ, wherever the benign ones lie."""
         return 0
 
     def breakdown(self, num_uploads: int) -> int:
-        """Return 0: τ bounds the result, which honest uploads may be much shorter than."""
+        """Return 0: τ bounds the result, but benign uploads may be much shorter than τ."""
         return 0
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         saved = state_dict.get(f"{prefix}centre")
-        if saved is not None:  # its length is known from the first round on only
+        if saved is not None:  # the buffer has its length from the first round on only
             self.centre = torch.empty_like(saved, device=self.centre.device)
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,4 +1,4 @@
-"""Pre-aggregations, one after the other, and then an aggregator."""
+"""A chain of pre-aggregators with an aggregator at its end."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -6,18 +6,19 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from pl_fed.aggregators.base import Aggregator, PreAggregator, Prepared
+from pl_fed.aggregators.base import Aggregator, PreAggregator, PreparedUploads
 from pl_fed.types import RoundContext
 
 
 class Chain(Aggregator):
-    """Change the uploads by some pre-aggregators, in their order, and merge what comes out.
+    """Chain: changes the uploads with pre-aggregators in their order, and merges the result.
 
-    The federation makes it of its ``pre_aggregators``.
+    The federation builds it from its ``pre_aggregators`` and its ``aggregator``. Its breakdown
+    point is the aggregator's, as seen through the pre-aggregators.
 
     Args:
-        first: What changes the uploads.
-        then: What merges them.
+        first: The pre-aggregators, in the order of their application.
+        then: The aggregator that merges their output.
 
     Shape:
         - ``uploads``: [n, d].
@@ -25,7 +26,8 @@ class Chain(Aggregator):
         - output: [d].
 
     Raises:
-        ValueError: If one of them has too few uploads.
+        ValueError: If a stage has too few uploads, or a pre-aggregator returns anything but uploads
+            with as many weights and clients.
 
     Example:
         >>> import torch
@@ -39,57 +41,61 @@ class Chain(Aggregator):
         super().__init__()
         self.first = nn.ModuleList(first)
         self.then = then
-        self.shards = then.shards and all(each.shards for each in first)
+        self.shards = then.shards and all(pre_aggregator.shards for pre_aggregator in first)
         self.needs_start_losses = then.needs_start_losses
         self.needs_root = then.needs_root
 
     @property
-    def last(self) -> Aggregator:
-        """What merges what comes out."""
-        return self.then.last
+    def final_aggregator(self) -> Aggregator:
+        """The aggregator that merges the output of all pre-aggregators."""
+        return self.then.final_aggregator
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
         """Merge uploads [n, d] into one row [d]."""
         self.require_uploads(uploads)
-        for step in self.first:
-            uploads, weights, context = _prepared(step, step(uploads, weights, context))
+        for pre_aggregator in self.first:
+            output = pre_aggregator(uploads, weights, context)
+            uploads, weights, context = _check_output(pre_aggregator, output)
         merged: Tensor = self.then(uploads, weights, context)
         return merged
 
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return 0: what comes out of a pre-aggregation may lie outside the honest range."""
+        """Return 0 if there is a pre-aggregator: its output may lie outside the benign range."""
         return 0 if len(self.first) else self.then.max_byzantine(num_uploads)
 
     def breakdown(self, num_uploads: int) -> int:
-        """Return what the aggregator stands, seen through the pre-aggregations.
+        """Return the aggregator's breakdown, as seen through the pre-aggregators.
 
-        It is what can be said of any of them: that the mean of clipped uploads is bounded, too,
-        does not count. Each :class:`NearestNeighborMixing` makes the bound three times as large.
+        The number combines the general promises of the stages. It ignores that the mean of clipped
+        uploads is bounded, too. Each :class:`NearestNeighborMixing` makes the bound three times as
+        large.
         """
-        stands = self.then.breakdown
-        for step in reversed(cast(Sequence[PreAggregator], self.first)):
-            stands = partial(step.breakdown, then=stands)
-        return stands(num_uploads)
+        breakdown = self.then.breakdown
+        for pre_aggregator in reversed(cast(Sequence[PreAggregator], self.first)):
+            breakdown = partial(pre_aggregator.breakdown, next_breakdown=breakdown)
+        return breakdown(num_uploads)
 
 
-def _prepared(step: object, given: object) -> Prepared:
-    """Return what a pre-aggregator gave, if it is as many uploads, weights and clients."""
-    if isinstance(given, tuple) and len(given) == 3:
-        uploads, weights, context = given
+def _check_output(pre_aggregator: object, output: object) -> PreparedUploads:
+    """Return the output of a pre-aggregator; refuse unequal numbers of rows, weights, clients."""
+    if isinstance(output, tuple) and len(output) == 3:
+        uploads, weights, context = output
         clients = getattr(context, "clients", ())
-        lengths = [len(each) if isinstance(each, Tensor) else None for each in (uploads, weights)]
+        lengths = [
+            len(tensor) if isinstance(tensor, Tensor) else None for tensor in (uploads, weights)
+        ]
         if None not in lengths and lengths[0] == lengths[1] and len(clients) in (0, lengths[0]):
-            return Prepared(uploads, weights, context)
+            return PreparedUploads(uploads, weights, context)
     raise ValueError(
-        "Expected argument `pre_aggregators` to give uploads [m, d], weights [m] and the context of"
-        f" their m clients but {type(step).__name__} gave {_described(given)}."
+        "Expected argument `pre_aggregators` to return uploads [m, d], weights [m] and the context"
+        f" of their m clients but {type(pre_aggregator).__name__} returned {_describe(output)}."
     )
 
 
-def _described(given: object) -> str:
-    if isinstance(given, Tensor):
-        return f"a tensor {list(given.shape)}"
-    if isinstance(given, tuple):
-        return f"({', '.join(map(_described, given))})"
-    clients = getattr(given, "clients", None)
-    return type(given).__name__ if clients is None else f"a context of {len(clients)} clients"
+def _describe(output: object) -> str:
+    if isinstance(output, Tensor):
+        return f"a tensor {list(output.shape)}"
+    if isinstance(output, tuple):
+        return f"({', '.join(map(_describe, output))})"
+    clients = getattr(output, "clients", None)
+    return type(output).__name__ if clients is None else f"a context of {len(clients)} clients"

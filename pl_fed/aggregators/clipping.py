@@ -1,29 +1,33 @@
-"""Clipping: no upload is longer than the others.
+"""Norm clipping: shorten the uploads whose norm exceeds a threshold.
 
-Ditto (T. Li, S. Hu, A. Beirami and V. Smith, ICML 2021, arXiv 2012.04221, section 4, "clipping"),
-and Z. Sun et al., "Can you really backdoor federated learning?", arXiv 1911.07963::
+T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021, arXiv 2012.04221, section 4 ("clipping"); Z. Sun, P. Kairouz, A. T.
+Suresh and H. B. McMahan, "Can You Really Backdoor Federated Learning?", arXiv 1911.07963::
 
     Δ_k ← Δ_k · min(1, C / ‖Δ_k‖)
 
-where C is given, or the median of the norms of the round's uploads, hostile ones included: so
-Ditto's code, which takes the mean of the two middle norms for an even n.
+C is an argument, or the median of the norms of the round's uploads, forged ones included. For an
+even n the median is the mean of the two middle norms, as in Ditto's code.
 """
 
 from collections.abc import Callable
 
 from torch import Tensor
 
-from pl_fed.aggregators.base import PreAggregator, Prepared
+from pl_fed.aggregators.base import PreAggregator, PreparedUploads
 from pl_fed.arguments import check_positive
-from pl_fed.functional.aggregation import shortened, squared_norms
+from pl_fed.functional.aggregation import clip_norms, squared_norms
 from pl_fed.types import RoundContext
 
 
 class Clipping(PreAggregator):
-    """Shorten the uploads whose norm is above a threshold; ``"clipped"`` counts them.
+    """Norm clipping: shortens the uploads whose norm is above a threshold.
+
+    Source: Ditto (Li et al., ICML 2021, section 4) and Sun et al., arXiv 1911.07963. It logs the
+    number of shortened uploads as ``"clipped"``.
 
     Args:
-        threshold: C > 0, or ``None`` for the median of the round's norms.
+        threshold: C > 0. ``None`` uses the median of the round's norms.
 
     Shape:
         - ``uploads``: [n, d], n at least 1.
@@ -48,15 +52,15 @@ class Clipping(PreAggregator):
             check_positive(threshold=threshold)
         self.threshold = threshold
 
-    def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Prepared:
-        """Shorten what is too long of uploads [n, d]."""
+    def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> PreparedUploads:
+        """Clip the uploads [n, d] whose norm is above the threshold."""
         self.require_uploads(uploads)
         norms = context.sum(squared_norms(uploads)).sqrt()
-        longest = norms.quantile(0.5) if self.threshold is None else self.threshold
-        clipped, which = shortened(uploads, norms, longest)
-        context.note("clipped", which.sum())
-        return Prepared(clipped, weights, context)
+        max_norm = norms.quantile(0.5) if self.threshold is None else self.threshold
+        rows, is_clipped = clip_norms(uploads, norms, max_norm)
+        context.note("clipped", is_clipped.sum())
+        return PreparedUploads(rows, weights, context)
 
-    def breakdown(self, num_uploads: int, then: Callable[[int], int]) -> int:
-        """Return what comes next: no upload becomes longer, and each stays its client's."""
-        return then(num_uploads)
+    def breakdown(self, num_uploads: int, next_breakdown: Callable[[int], int]) -> int:
+        """Return the next stage's breakdown: clipping lengthens no upload, and mixes none."""
+        return next_breakdown(num_uploads)

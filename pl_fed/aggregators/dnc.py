@@ -1,18 +1,18 @@
-"""DnC (divide and conquer): what stands out along the direction of most variance is left out.
+"""DnC (divide and conquer): filter outliers along the direction of largest variance.
 
 V. Shejwalkar and A. Houmansadr, "Manipulating the Byzantine: Optimizing Model Poisoning Attacks and
-Defenses for Federated Learning", NDSS 2021, Algorithm 2. In each of some iterations, on b
-coordinates that are drawn at random::
+Defenses for Federated Learning", NDSS 2021, Algorithm 2. In each iteration, on b coordinates drawn
+at random::
 
     μ = mean_k Δ_k,   v = the top right singular vector of the rows Δ_k − μ
     score(k) = ⟨Δ_k − μ, v⟩²,   good = the ⌊n − c f⌋ uploads with the lowest scores
 
-and Δ is the mean of those uploads that are good in all iterations. The scores come from the n × n
-products P of the centred rows: with u the top eigenvector of P, of value σ², score(k) is (P u)_k²
-over σ². Of equal scores those of smaller client ids are good.
+Δ is the mean of the uploads that are good in all iterations. The scores come from the n × n
+products P of the centred rows. With u the top eigenvector of P and σ² its eigenvalue, score(k) is
+(P u)_k² / σ². Among equal scores, smaller client ids are good.
 
-Departs from the paper where no upload is good in all iterations: then those count that are good in
-the most of them.
+Departs from the paper in one case. If no upload is good in all iterations, Δ is the mean of the
+uploads that are good in the largest number of iterations.
 """
 
 import math
@@ -20,35 +20,38 @@ import math
 import torch
 from torch import Tensor
 
-from pl_fed.aggregators.counting import Counting
+from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.arguments import check_integers, check_positive
 from pl_fed.functional.aggregation import centred_gram_matrix, merging_dtype
 from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
 
-class DnC(Counting):
-    """Mean of the uploads without the outliers of a spectral test; ``"dropped"`` counts these.
+class DnC(ByzantineAwareAggregator):
+    """Divide and conquer (DnC): mean of the uploads that pass a spectral outlier test.
 
-    It takes 7 times as long as the mean (0.12 s for 100 uploads of 3,274,634 numbers, on one thread
-    of a CPU), and 35 times as long with all coordinates.
+    Source: Shejwalkar and Houmansadr, NDSS 2021, Algorithm 2. It promises no breakdown point (see
+    :meth:`max_byzantine`). It logs the number of outliers as ``"dropped"``.
+
+    It takes 7 times as long as the mean (0.12 s for 100 uploads of 3,274,634 numbers, on one CPU
+    thread), and 35 times as long with all coordinates.
 
     Args:
-        num_iterations: How often coordinates are drawn, at least 1.
-        filter_fraction: The paper's c > 0: ⌈c f⌉ uploads are left out in each iteration.
-        num_coordinates: The paper's b, at least 1; ``None`` takes all of them, once, and can do
-            with slices of the coordinates.
-        num_byzantine: How many byzantine uploads to count with, the paper's f, at least 0. ``None``
-            takes the number that the server expects.
+        num_iterations: Number of draws of coordinates, at least 1.
+        filter_fraction: The paper's c > 0: every iteration filters ⌈c f⌉ uploads.
+        num_coordinates: The paper's b, at least 1. ``None`` uses all coordinates in one iteration,
+            and works on slices of the coordinates.
+        num_byzantine: The assumed number of Byzantine uploads, the paper's f, at least 0. ``None``
+            uses the number that the server expects.
 
     Shape:
-        - ``uploads``: [n, d], n above c f.
-        - ``weights``: [n]; not read.
+        - ``uploads``: [n, d], n > c f.
+        - ``weights``: [n]; unused.
         - output: [d].
 
     Raises:
-        ValueError: If an argument is out of range, there are too few uploads, or numbers among
-            those looked at are not finite.
+        ValueError: If an argument is out of range, there are too few uploads, or a drawn coordinate
+            is not finite.
 
     Example:
         >>> uploads = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [0.0, 9.0]])
@@ -78,15 +81,16 @@ class DnC(Counting):
         """Merge uploads [n, d] into the mean of the good ones [d]."""
         self.require_uploads(uploads)
         n = len(uploads)
-        byzantine = self.expected(context)
+        byzantine = self.resolve_num_byzantine(context)
         filtered = math.ceil(self.filter_fraction * byzantine - 1e-9)
         if n <= filtered:
             raise ValueError(
-                f"Expected argument `uploads` to have more than {filtered} rows, for DnC leaves out"
-                f" c f with c = {self.filter_fraction} and f = {byzantine}, but got {n}."
+                f"Expected argument `uploads` to have more than {filtered} rows, because DnC"
+                f" filters c f of them with c = {self.filter_fraction} and f = {byzantine}, but got"
+                f" {n}."
             )
         by_client = context.clients.argsort(stable=True).to(uploads.device)
-        bad = torch.zeros(n, dtype=torch.int64, device=uploads.device)  # in how many iterations
+        bad = torch.zeros(n, dtype=torch.int64, device=uploads.device)  # number of iterations
         for iteration in range(self.num_iterations if filtered else 0):
             scores = self._scores(uploads, by_client, context, iteration)
             bad[scores.argsort(stable=True)[n - filtered :]] += 1
@@ -97,23 +101,23 @@ class DnC(Counting):
     def _scores(
         self, uploads: Tensor, by_client: Tensor, context: RoundContext, iteration: int
     ) -> Tensor:
-        """Return multiples of the outlier scores [n], in the order of the clients' ids."""
+        """Return multiples of the outlier scores [n], in the order of the client ids."""
         if self.num_coordinates is None:
             rows = uploads[by_client]
         else:
             draw = generator(context.seed, "dnc", context.round, iteration)
-            chosen = torch.randperm(uploads.shape[1], generator=draw)[: self.num_coordinates]
-            rows = uploads[:, chosen.sort().values.to(uploads.device)][by_client]
+            coordinates = torch.randperm(uploads.shape[1], generator=draw)[: self.num_coordinates]
+            rows = uploads[:, coordinates.sort().values.to(uploads.device)][by_client]
         products = context.sum(centred_gram_matrix(rows))
         if not products.isfinite().all():
-            raise self.overflow(uploads)
+            raise self.overflow_error(uploads)
         top: Tensor = torch.linalg.eigh(products).eigenvectors[:, -1]
-        return (products @ top).square()  # the same for equal rows, as top itself need not be
+        return (products @ top).square()  # equal for equal rows; `top` itself need not be
 
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return 0: a forged upload near the honest ones may be good, and lies where it likes.
+        """Return 0: a forged upload near the benign ones may pass with any values.
 
-        Nor is the result bounded: outliers may lie on coordinates that are not drawn, and a very
-        long one hides shorter ones, which are orthogonal to it. Clip the uploads before.
+        The result is not bounded either. Outliers may lie on coordinates that are not drawn, and a
+        very long outlier hides shorter ones that are orthogonal to it. Clip the uploads beforehand.
         """
         return 0

@@ -1,15 +1,15 @@
-"""FedMGDA+: the common direction of descent that is nearest to the mean.
+"""FedMGDA+: the common descent direction nearest to the mean.
 
-Z. Hu, K. Shaloudegi, G. Zhang and Y. Yu. "FedMGDA+: Federated Learning Meets Multi-Objective
-Optimization". arXiv 2006.11489, Algorithm 1::
+Z. Hu, K. Shaloudegi, G. Zhang and Y. Yu, "FedMGDA+: Federated Learning Meets Multi-Objective
+Optimization", arXiv 2006.11489, Algorithm 1::
 
     g_k = Δ_k / ‖Δ_k‖
     λ = argmin ‖Σ_k λ_k g_k‖²   over   Σ_k λ_k = 1,  λ ≥ 0,  |λ_k − 1/n| ≤ ε
     Δ = Σ_k λ_k g_k
 
-The minimum without the last bound is the point of the convex hull of the g_k that is nearest to 0:
-where it is not 0, it makes every client's loss smaller, to first order. ‖Δ‖ is at most 1, so the
-step is the server optimizer's: its learning rate is the paper's global step size.
+Without the last bound, the minimum is the point of the convex hull of the g_k nearest to 0. If this
+point is not 0, it decreases the loss of every client, to first order. ‖Δ‖ is at most 1. Therefore
+the learning rate of the server optimizer is the paper's global step size.
 
 The quadratic program is solved on the n × n products of the uploads, which add up over slices of
 the coordinates.
@@ -27,19 +27,20 @@ from pl_fed.types import RoundContext
 
 
 class FedMGDA(Aggregator):
-    """The shortest combination of the normalised uploads, with weights near 1/n.
+    """FedMGDA+: the shortest combination of the normalised uploads, with weights near 1/n.
 
-    An upload that is 0 stays 0: with a large ``epsilon`` it stops the federation, as that client's
-    loss can become no smaller.
+    Source: Hu et al., arXiv 2006.11489, Algorithm 1. Breakdown point: 0. An upload of 0 stays 0.
+    With a large ``epsilon`` it stops the federation, because the loss of this client cannot
+    decrease.
 
     Args:
-        epsilon: ε ≥ 0, how far the weights may be from 1/n: 0 gives the mean of the normalised
-            uploads, 1 and more any weights.
+        epsilon: ε ≥ 0, the largest difference between a weight and 1/n. 0 gives the mean of the
+            normalised uploads; 1 and more allow any weights.
 
     Shape:
         - ``uploads``: [n, d], n at least 1.
-        - ``weights``: [n]; not read.
-        - output: [d], of norm 1 at most.
+        - ``weights``: [n]; unused.
+        - output: [d], of norm at most 1.
 
     Raises:
         ValueError: If ``epsilon`` is negative or NaN, or there is no upload.
@@ -66,15 +67,15 @@ class FedMGDA(Aggregator):
         self.require_uploads(uploads)
         products = context.sum(gram_matrix(uploads))
         if not products.isfinite().all():
-            raise self.overflow(uploads)
+            raise self.overflow_error(uploads)
         norms = products.diagonal().sqrt()
         scale = torch.where(norms > 0, 1 / norms, 0)
         n = len(uploads)
         low, high = max(0.0, 1 / n - self.epsilon), min(1.0, 1 / n + self.epsilon)
-        chosen = min_norm_weights(scale[:, None] * products * scale, low, high)
-        most = torch.finfo(merging_dtype(uploads)).max  # for uploads that are hardly longer than 0
-        return weighted_sum(uploads, (chosen * scale).clamp(max=most))
+        shares = min_norm_weights(scale[:, None] * products * scale, low, high)
+        largest = torch.finfo(merging_dtype(uploads)).max  # for uploads with a norm near 0
+        return weighted_sum(uploads, (shares * scale).clamp(max=largest))
 
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return 0: an upload has norm 1 at most in the result, but may point anywhere."""
+        """Return 0: an upload has norm at most 1 in the result, but any direction."""
         return 0

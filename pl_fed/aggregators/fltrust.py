@@ -1,36 +1,45 @@
-"""FLTrust: uploads are trusted as far as they point where the server's own update does.
+"""FLTrust: weight the uploads by their similarity to the server's own update.
 
 X. Cao, M. Fang, J. Liu and N. Z. Gong, "FLTrust: Byzantine-Robust Federated Learning via Trust
-Bootstrapping", NDSS 2021, arXiv 2012.13995, equations 2 to 4. With Δ_0 the update that a small data
-set of the server's own gives to the global model, the root::
+Bootstrapping", NDSS 2021, arXiv 2012.13995, equations 2 to 4. The root Δ_0 is the update of the
+global model after training on a small data set of the server::
 
     trust_k = max(0, ⟨Δ_k, Δ_0⟩ / (‖Δ_k‖ ‖Δ_0‖))
     Δ = Σ_k trust_k (‖Δ_0‖ / ‖Δ_k‖) Δ_k / Σ_k trust_k
 
-Where no upload is trusted, which the paper leaves open, the result is 0: the round changes nothing.
+If no upload is trusted, the result is 0, and the round does not change the global model. The paper
+leaves this case open.
 """
 
 import torch
 from torch import Tensor
 
 from pl_fed.aggregators.base import Aggregator
-from pl_fed.functional.aggregation import merging_dtype, products_with, squared_norms, weighted_sum
+from pl_fed.functional.aggregation import (
+    inner_products,
+    merging_dtype,
+    squared_norms,
+    weighted_sum,
+)
 from pl_fed.types import RoundContext
 
 
 class FLTrust(Aggregator):
-    """Mean of the uploads, each as long as the server's own update, weighted by trust.
+    """FLTrust: mean of the uploads, rescaled to the length of the server's update, by trust.
 
-    ``"dropped"`` counts the uploads that are not trusted at all. The server's data is
-    ``root_samples`` of :class:`~pl_fed.data.FederatedData`.
+    Source: Cao et al., NDSS 2021, equations 2 to 4. The trust of an upload is its cosine to the
+    root, the update from the server's own data, or 0 if this cosine is negative. Set
+    ``root_samples`` of :class:`~pl_fed.data.FederatedData` to give the server data. Breakdown
+    point: 0 by the definition of :meth:`breakdown`, but the result is never longer than the root.
+    The number of uploads with trust 0 is logged as ``"dropped"``.
 
     Shape:
         - ``uploads``: [n, d], n at least 1; ``context.root``: [d].
-        - ``weights``: [n]; not read.
+        - ``weights``: [n]; unused.
         - output: [d], no longer than the root; 0 if no upload is trusted.
 
     Raises:
-        ValueError: If there is no upload, or no finite root of the same length.
+        ValueError: If there is no upload, or no finite root of the uploads' length.
 
     Example:
         >>> uploads = torch.tensor([[2.0, 0.0], [0.0, 0.5], [-9.0, -9.0]])
@@ -43,33 +52,33 @@ class FLTrust(Aggregator):
     needs_root = True
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Merge uploads [n, d] into their trusted mean [d]."""
+        """Merge uploads [n, d] into their mean by trust [d]."""
         self.require_uploads(uploads)
         if context.root.shape != uploads.shape[1:]:
-            raise self._misfit(f"shape {list(context.root.shape)}")
+            raise self._root_error(f"shape {list(context.root.shape)}")
         root = context.root
         length = context.sum(squared_norms(root[None]))[0].sqrt()
         if not length.isfinite():
-            raise self._misfit("NaN or infinity")
+            raise self._root_error("NaN or infinity")
         norms = context.sum(squared_norms(uploads)).sqrt()
-        trust = context.sum(products_with(uploads, root)) / (norms * length)
-        trusted = (trust > 0) & trust.isfinite() & norms.isfinite()  # not if NaN
+        trust = context.sum(inner_products(uploads, root)) / (norms * length)
+        trusted = (trust > 0) & trust.isfinite() & norms.isfinite()  # False for NaN
         context.note("dropped", (~trusted).sum())
         trust, norms = trust[trusted].clamp(max=1), norms[trusted]
-        most = torch.finfo(merging_dtype(uploads)).max  # for uploads that are hardly longer than 0
-        factors = (trust / trust.sum() * length / norms).clamp(max=most)
+        largest = torch.finfo(merging_dtype(uploads)).max  # for uploads with a norm near 0
+        factors = (trust / trust.sum() * length / norms).clamp(max=largest)
         return weighted_sum(uploads[trusted], factors)
 
-    def _misfit(self, got: str) -> ValueError:
+    def _root_error(self, got: str) -> ValueError:
         return ValueError(
-            "Expected `context.root` to be as many finite numbers as an upload has, for FLTrust, by"
-            f" which the server's own data moves the global model, but got {got}."
+            "Expected `context.root` to be the update from the server's own data for FLTrust, with"
+            f" as many finite numbers as an upload, but got {got}."
         )
 
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return 0: a forged upload within a right angle of the root may lie where it likes.
+        """Return 0: a forged upload at an acute angle to the root may have any direction within it.
 
-        Of the honest uploads nothing is promised at all, but the result is no longer than the root,
-        whatever all clients send.
+        There is no promise relative to the benign uploads. But the result is no longer than the
+        root, whatever the clients send.
         """
         return 0

@@ -1,18 +1,21 @@
-"""The geometric median: robust federated aggregation, RFA.
+"""Geometric median: robust federated aggregation (RFA).
 
 K. Pillutla, S. M. Kakade and Z. Harchaoui, "Robust Aggregation for Federated Learning", IEEE
 Transactions on Signal Processing 2022, arXiv 1912.13445::
 
     Δ = argmin_z Σ_k α_k ‖z − Δ_k‖
 
-by the smoothed Weiszfeld algorithm, from z = Σ_k α_k Δ_k on::
+by the smoothed Weiszfeld algorithm, which starts at z = Σ_k α_k Δ_k::
 
     β_k = α_k / max(ν, ‖z − Δ_k‖),   z ← Σ_k β_k Δ_k / Σ_k β_k
 
-Departs from the paper: α_k is 1/n by default (``uniform``), as a byzantine client may say that it
-has any number of samples; and steps are made until z stands still, where the paper makes a few,
-each of which is an exchange with all clients there. Here they need the products of the uploads
-only. byzfl's starts at 0: ``start="zero"``, with ``num_steps=3, smoothing=0.1`` for its defaults.
+Departs from the paper:
+
+- α_k is 1/n by default (``uniform``), because a Byzantine client can report any number of samples.
+- The steps continue until z converges. The paper takes few steps, because each one exchanges
+  messages with all clients. Here steps need the products of the uploads only.
+
+byzfl's variant starts at 0: ``start="zero"``, with ``num_steps=3, smoothing=0.1`` for its defaults.
 """
 
 from typing import Literal
@@ -28,24 +31,27 @@ from pl_fed.types import RoundContext
 
 
 class GeometricMedian(Aggregator):
-    """The row whose distances to all uploads have the smallest sum.
+    """Geometric median: the point with the smallest total distance to all uploads.
 
-    Where all uploads lie on a line and n is even there are many such rows; the one that is reached
-    from the start is taken.
+    Source: RFA (Pillutla et al., IEEE Transactions on Signal Processing 2022). Breakdown point: f <
+    n / 2 with ``weighting="uniform"`` and ``num_steps=None``, otherwise 0. If all uploads lie on a
+    line and n is even, many points have the
+    smallest total distance. The result is the one that the steps reach from the start.
 
     Args:
-        smoothing: ν > 0, in the units of the uploads' norm: within it a distance counts as ν.
-        num_steps: How many steps are made, at least 1. ``None`` goes on until it stands still.
-        start: Where it starts: the ``"mean"`` or ``"zero"``.
-        weighting: ``"uniform"`` counts each client once, ``"samples"`` each training sample.
+        smoothing: ν > 0, in the unit of the uploads' norm: smaller distances count as ν.
+        num_steps: Number of steps, at least 1. ``None`` continues until convergence.
+        start: The starting point: ``"mean"`` or ``"zero"``.
+        weighting: ``"uniform"`` weights all clients equally, ``"samples"`` by their numbers of
+            training samples.
 
     Shape:
         - ``uploads``: [n, d], n at least 1.
-        - ``weights``: [n]; read with ``"samples"`` only.
+        - ``weights``: [n]; used with ``"samples"`` only.
         - output: [d].
 
     Raises:
-        ValueError: If an argument is out of range, there is no upload, or one is not finite.
+        ValueError: If an argument is out of range, there is no upload, or an upload is not finite.
 
     Example:
         >>> uploads = torch.tensor([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]])
@@ -78,20 +84,26 @@ class GeometricMedian(Aggregator):
         self.require_uploads(uploads)
         products = context.sum(gram_matrix(uploads))
         if not products.isfinite().all():
-            raise self.overflow(uploads)
+            raise self.overflow_error(uploads)
         counts = weights.double()
         if self.weighting == "uniform":
             counts = torch.ones_like(counts)
         shares = counts / counts.sum()
-        found = weiszfeld(products, shares, self.smoothing, self.num_steps, self.start == "zero")
-        return weighted_sum(uploads, found)
+        median_shares = weiszfeld(
+            products,
+            shares,
+            smoothing=self.smoothing,
+            num_steps=self.num_steps,
+            start_at_zero=self.start == "zero",
+        )
+        return weighted_sum(uploads, median_shares)
 
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return 0: it is bounded, but may leave the range of the honest uploads."""
+        """Return 0: the result is bounded, but may leave the range of the benign uploads."""
         return 0
 
     def breakdown(self, num_uploads: int) -> int:
-        """Return all below a half; 0 by samples, or if the number of steps is limited."""
+        """Return the largest minority; 0 for weights by samples or a limited number of steps."""
         if self.weighting == "samples" or self.num_steps is not None:
             return 0
         return max(0, (num_uploads - 1) // 2)

@@ -1,37 +1,40 @@
-"""k-loss: the one upload of a client whose loss is large, but not among the largest.
+"""k-loss: the single upload of the client with the (f + 1)-th largest loss.
 
 A baseline of T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning
 Through Personalization", ICML 2021, arXiv 2012.04221::
 
     Δ = the upload of the client with the (f + 1)-th largest F_k(w^t)
 
-as in Ditto's code: F_k is the loss over all training data, of which w^t is that which the round
-began with. Of equal losses the smallest client id counts as the smallest.
+As in Ditto's code, F_k is the loss over all training data, at the broadcast w^t. Among equal
+losses, the smallest client id counts as the smallest loss.
 """
 
 from torch import Tensor
 
-from pl_fed.aggregators.counting import Counting
-from pl_fed.functional.aggregation import mean_of
-from pl_fed.functional.selection import ascending
+from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
+from pl_fed.functional.aggregation import subset_mean
+from pl_fed.functional.selection import ascending_order
 from pl_fed.types import RoundContext
 
 
-class KLoss(Counting):
-    """The upload with the (f + 1)-th largest loss; ``"dropped"`` counts the others.
+class KLoss(ByzantineAwareAggregator):
+    """k-loss: selects the single upload with the (f + 1)-th largest loss.
+
+    Source: a baseline of Ditto (Li et al., ICML 2021). Breakdown point: 0. It logs the n − 1 other
+    uploads as ``"dropped"``.
 
     Args:
-        num_byzantine: How many losses are larger, f, at least 0. ``None`` takes the number of
-            byzantine uploads that the server expects.
+        num_byzantine: The number of larger losses, f, at least 0. ``None`` uses the number of
+            Byzantine uploads that the server expects.
 
     Shape:
         - ``uploads``: [n, d], n at least f + 1.
-        - ``weights``: [n]; not read.
+        - ``weights``: [n]; unused.
         - output: [d].
 
     Raises:
-        ValueError: If ``num_byzantine`` is negative, there are too few uploads, or there are no
-            finite ``context.start_losses``.
+        ValueError: If ``num_byzantine`` is negative, there are too few uploads, or
+            ``context.start_losses`` lacks a finite loss.
 
     Example:
         >>> import torch
@@ -46,15 +49,16 @@ class KLoss(Counting):
     needs_start_losses = True
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Merge uploads [n, d] into one of them [d]."""
-        larger = self.expected(context)
-        self.require_uploads(uploads, larger + 1)
+        """Select one of the uploads [n, d] as the result [d]."""
+        num_larger = self.resolve_num_byzantine(context)
+        self.require_uploads(uploads, num_larger + 1)
         losses = self.require_start_losses(uploads, context)
         n = len(uploads)
-        chosen = ascending(losses, context.clients)[n - larger - 1 : n - larger]
+        order = ascending_order(losses, context.clients)
+        selected = order[n - num_larger - 1 : n - num_larger]
         context.note("dropped", n - 1)
-        return mean_of(uploads, chosen.to(uploads.device))
+        return subset_mean(uploads, selected.to(uploads.device))
 
     def breakdown(self, num_uploads: int) -> int:
-        """Return 0: a byzantine client may have any loss."""
+        """Return 0: a Byzantine client may have any loss."""
         return 0

@@ -1,32 +1,35 @@
 """k-norm: the mean without the longest uploads.
 
 A baseline of T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning
-Through Personalization", ICML 2021, arXiv 2012.04221::
+Through Personalization", ICML 2021, arXiv 2012.04221, as in Ditto's code::
 
     Δ = mean of the n − f uploads whose ‖Δ_k‖ is smallest
 
-as in Ditto's code. Of equal norms the smallest client ids stay.
+Among equal norms, the mean includes the smallest client ids.
 """
 
 from torch import Tensor
 
-from pl_fed.aggregators.counting import Counting
-from pl_fed.functional.aggregation import mean_of, squared_norms
-from pl_fed.functional.selection import ascending
+from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
+from pl_fed.functional.aggregation import squared_norms, subset_mean
+from pl_fed.functional.selection import ascending_order
 from pl_fed.types import RoundContext
 
 
-class KNorm(Counting):
-    """Mean of the uploads without the f longest; ``"dropped"`` counts them.
+class KNorm(ByzantineAwareAggregator):
+    """k-norm: mean of the n − f uploads with the smallest norms.
+
+    Source: a baseline of Ditto (Li et al., ICML 2021). Breakdown point: f < n / 2. It logs the f
+    longest uploads as ``"dropped"``.
 
     Args:
-        num_byzantine: How many uploads are left out, f, at least 0. ``None`` takes the number of
-            byzantine ones that the server expects.
+        num_byzantine: The number of uploads to leave out, f, at least 0. ``None`` uses the number
+            of Byzantine uploads that the server expects.
 
     Shape:
         - ``uploads``: [n, d], n at least f + 1.
-        - ``weights``: [n]; not read.
-        - output: [d], no longer than the longest upload that is kept.
+        - ``weights``: [n]; unused.
+        - output: [d], no longer than the longest upload in the mean.
 
     Raises:
         ValueError: If ``num_byzantine`` is negative, or there are too few uploads.
@@ -42,17 +45,18 @@ class KNorm(Counting):
     shards = True
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Merge uploads [n, d] into the mean of the shorter ones [d]."""
-        dropped = self.expected(context)
-        self.require_uploads(uploads, dropped + 1)
+        """Merge uploads [n, d] into the mean of the shortest ones [d]."""
+        num_dropped = self.resolve_num_byzantine(context)
+        self.require_uploads(uploads, num_dropped + 1)
         norms = context.sum(squared_norms(uploads))
-        kept = ascending(norms, context.clients)[: len(uploads) - dropped]
-        context.note("dropped", dropped)
-        return mean_of(uploads, kept)
+        selected = ascending_order(norms, context.clients)[: len(uploads) - num_dropped]
+        context.note("dropped", num_dropped)
+        return subset_mean(uploads, selected)
 
     def breakdown(self, num_uploads: int) -> int:
-        """Return all below a half, or ``num_byzantine`` if it is smaller.
+        """Return the largest f below n / 2, at most ``num_byzantine``.
 
-        The result is no longer than honest uploads are, but may point where byzantine ones like.
+        The result is no longer than a benign upload, but Byzantine uploads may decide its
+        direction.
         """
-        return self.capped(max(0, (num_uploads - 1) // 2))
+        return self.limit_breakdown(max(0, (num_uploads - 1) // 2))

@@ -1,4 +1,4 @@
-"""Krum and multi-Krum.
+"""Krum and multi-Krum: select the uploads nearest to their neighbours.
 
 P. Blanchard, E. M. El Mhamdi, R. Guerraoui and J. Stainer, "Machine Learning with Adversaries:
 Byzantine Tolerant Gradient Descent", NeurIPS 2017, arXiv 1703.02757::
@@ -6,12 +6,12 @@ Byzantine Tolerant Gradient Descent", NeurIPS 2017, arXiv 1703.02757::
     score(i) = Σ of ‖Δ_i − Δ_j‖² over the n − f − 2 uploads j ≠ i that are nearest to Δ_i
     Δ = the upload with the lowest score   (Krum),   the mean of the m with the lowest (multi-Krum)
 
-Of equal scores the smallest client id goes first, as in the paper. The squared distances come from
-one matrix of products in float64, which adds up over slices of the coordinates: two uploads are
-told apart from about 1e-8 of their length on.
+Among equal scores, the smallest client id comes first, as in the paper. The squared distances come
+from one matrix of products in float64, which adds up over slices of the coordinates. Two uploads
+are distinguishable if their distance is at least about 1e-8 of their length.
 
-Departs from reference code only where it is told to: ``num_selected=None`` and
-``without_neighbours="first"`` are Ditto's, ``num_selected=5, squared=False`` FLAME's.
+Variants of reference code: ``num_selected=None`` and ``without_neighbours="first"`` are Ditto's,
+``num_selected=5, squared=False`` are FLAME's.
 """
 
 from typing import Literal
@@ -19,38 +19,38 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pl_fed.aggregators.counting import Counting
+from pl_fed.aggregators.byzantine_count import ByzantineAwareAggregator
 from pl_fed.arguments import check_choice, check_integers
-from pl_fed.functional.aggregation import gram_matrix, mean_of, squared_distances
+from pl_fed.functional.aggregation import gram_matrix, squared_distances, subset_mean
 from pl_fed.functional.selection import krum_scores
 from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
 
-class Krum(Counting):
-    """The upload that is nearest to its neighbours, or the mean of the few that are.
+class Krum(ByzantineAwareAggregator):
+    """Krum: selects the upload nearest to its neighbours; multi-Krum averages the m nearest ones.
 
-    ``"dropped"`` counts the others.
+    Source: Blanchard et al., NeurIPS 2017. Breakdown point: f ≤ (n − 3) / 2. It logs the number of
+    uploads that it does not select as ``"dropped"``.
 
     Args:
-        num_selected: How many uploads are averaged, the paper's m, at least 1; 1 is Krum, more is
-            multi-Krum. ``None`` takes n − f.
-        num_byzantine: How many byzantine uploads to count with, the paper's f, at least 0. ``None``
-            takes the number that the server expects.
-        squared: Whether distances are squared.
-        without_neighbours: What happens if n − f − 2 < 1, where no score can be had: ``"error"``,
-            or ``"first"`` for those that Ditto's code takes then, the first that it drew into the
-            cohort: here any of the cohort, as given who is in it the order of its draw hardly
-            depends on sizes.
+        num_selected: The number of uploads in the mean, the paper's m, at least 1. 1 is Krum, more
+            is multi-Krum, and ``None`` uses n − f.
+        num_byzantine: The assumed number of Byzantine uploads, the paper's f, at least 0. ``None``
+            uses the number that the server expects.
+        squared: Whether the scores add squared distances.
+        without_neighbours: Behaviour if n − f − 2 < 1, where no score exists. ``"error"`` raises an
+            error. ``"first"`` selects as Ditto's code does, which takes the first clients that it
+            drew into the cohort. Here they are drawn at random from the cohort: given its members,
+            the order of Ditto's draw hardly depends on their sizes.
 
     Shape:
-        - ``uploads``: [n, d], n at least f + 3 (unless ``"first"`` is taken) and at least m,
-          without NaN.
-        - ``weights``: [n]; not read.
+        - ``uploads``: [n, d], n at least m, and at least f + 3 with ``"error"``; without NaN.
+        - ``weights``: [n]; unused.
         - output: [d].
 
     Raises:
-        ValueError: If an argument is out of range or there are too few uploads.
+        ValueError: If an argument is out of range, or there are too few uploads.
 
     Example:
         >>> import torch
@@ -82,45 +82,47 @@ class Krum(Counting):
         self.without_neighbours = without_neighbours
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Merge uploads [n, d] into the best of them, or the mean of the best [d]."""
-        n, byzantine = len(uploads), self.expected(context)
-        selected = max(1, n - byzantine) if self.num_selected is None else self.num_selected
-        self.require_uploads(uploads, selected)
-        neighbours = n - byzantine - 2
+        """Merge uploads [n, d] into the mean of the selected ones [d]."""
+        n, byzantine = len(uploads), self.resolve_num_byzantine(context)
+        num_selected = max(1, n - byzantine) if self.num_selected is None else self.num_selected
+        self.require_uploads(uploads, num_selected)
+        num_neighbours = n - byzantine - 2
         by_client = context.clients.to(uploads.device).argsort(stable=True)
-        if neighbours >= 1:
+        if num_neighbours >= 1:
             distances = squared_distances(context.sum(gram_matrix(uploads, by_client)))
-            scores = krum_scores(distances if self.squared else distances.sqrt(), neighbours)
-            best = by_client[scores.argsort(stable=True)][:selected]
+            scores = krum_scores(distances if self.squared else distances.sqrt(), num_neighbours)
+            selected = by_client[scores.argsort(stable=True)][:num_selected]
         elif self.without_neighbours == "first":
             draw = generator(context.seed, "krum", context.round)
-            best = by_client[torch.randperm(n, generator=draw)[:selected].to(uploads.device)]
+            drawn = torch.randperm(n, generator=draw)[:num_selected]
+            selected = by_client[drawn.to(uploads.device)]
         else:
             raise ValueError(
                 f"Expected argument `uploads` to have at least {byzantine + 3} rows for Krum, which"
-                f" looks at n − f − 2 neighbours with f = {byzantine}, but got {n}: a cohort must"
-                " be larger, or have fewer byzantine clients."
+                f" uses n − f − 2 neighbours with f = {byzantine}, but got {n}: use a larger"
+                " cohort, or fewer Byzantine clients."
             )
-        context.note("dropped", n - selected)
-        return mean_of(uploads, best)
+        context.note("dropped", n - num_selected)
+        return subset_mean(uploads, selected)
 
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return 0: a forged upload near the honest ones may be chosen, and lies where it likes.
+        """Return 0: Krum may select a forged upload near the benign ones, with any values.
 
-        What Krum promises is weaker: with 2 f + 2 < n its result is, in expectation, within a
-        bounded angle of the true gradient.
+        Krum's own promise is weaker. With 2 f + 2 < n, the angle between its expected result and
+        the true gradient is bounded.
         """
         return 0
 
     def breakdown(self, num_uploads: int) -> int:
-        """Return the largest f with n ≥ 2 f + 3, or less if the arguments are of other numbers.
+        """Return the largest f with n ≥ 2 f + 3, or less if the arguments fix other numbers.
 
-        More than n − f − 2 uploads may be each other's neighbours, and where more than n − f are
-        selected a far one is among them.
+        Two limits follow from the arguments. More than n − f − 2 Byzantine uploads may be
+        neighbours of each other, and a selection of more than n − f uploads contains a Byzantine
+        one.
         """
-        most = max(0, (num_uploads - 3) // 2)
+        maximum = max(0, (num_uploads - 3) // 2)
         if self.num_byzantine is not None:
-            most = min(most, self.num_byzantine, num_uploads - self.num_byzantine - 2)
+            maximum = min(maximum, self.num_byzantine, num_uploads - self.num_byzantine - 2)
         if self.num_selected is not None:
-            most = min(most, num_uploads - self.num_selected)
-        return max(0, most)
+            maximum = min(maximum, num_uploads - self.num_selected)
+        return max(0, maximum)

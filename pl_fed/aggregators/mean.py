@@ -1,14 +1,14 @@
-"""The mean: federated averaging.
+"""Mean: federated averaging.
 
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Agüera y Arcas, "Communication-Efficient
 Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv 1602.05629::
 
     Δ = Σ_k p_k Δ_k,   p_k = n_k / Σ_j n_j  (``samples``)   or   1/n  (``uniform``)
 
-Departs from the paper: the default is ``uniform``, as in Ditto's Algorithm 1 and in FLAME. It goes
-with a cohort that is drawn in proportion to the clients' sizes; ``samples`` goes with a uniform
-draw. Large clients would count twice if both went by size. Running statistics (BatchNorm's) are
-averaged as the parameters are.
+Departs from the paper: the default is ``uniform``, as in Ditto's Algorithm 1 and in FLAME. Combine
+``uniform`` with a cohort drawn in proportion to the clients' sizes, and ``samples`` with a uniform
+draw. If both use the sizes, large clients count twice. Running statistics (BatchNorm's) are
+averaged like the parameters.
 """
 
 from typing import Literal
@@ -22,18 +22,22 @@ from pl_fed.types import RoundContext
 
 
 class Mean(Aggregator):
-    """Mean of the uploads. One adversarial upload can move it anywhere.
+    """Mean of the uploads (FedAvg), uniform or weighted by training samples.
+
+    Source: McMahan et al., AISTATS 2017. Breakdown point: 0; one Byzantine upload can move the mean
+    anywhere.
 
     Args:
-        weighting: ``"uniform"`` counts each client once, ``"samples"`` each training sample.
+        weighting: ``"uniform"`` weights all clients equally, ``"samples"`` by their numbers of
+            training samples.
 
     Shape:
         - ``uploads``: [n, d], n at least 1.
-        - ``weights``: [n]; read with ``"samples"`` only.
+        - ``weights``: [n]; used with ``"samples"`` only.
         - output: [d].
 
     Raises:
-        ValueError: If ``weighting`` is neither of the two, or there is no upload.
+        ValueError: If ``weighting`` is another word, or there is no upload.
 
     Example:
         >>> import torch
@@ -57,7 +61,7 @@ class Mean(Aggregator):
         return uploads.mean(dim=0, dtype=merging_dtype(uploads))
 
     def mass(self, weights: Tensor) -> float:
-        """Return the number of clients, or of their samples."""
+        """Return the number of clients, or their number of samples with ``"samples"``."""
         return float(weights.double().sum()) if self.weighting == "samples" else len(weights)
 
     def max_byzantine(self, num_uploads: int) -> int:
@@ -65,7 +69,7 @@ class Mean(Aggregator):
         return 0
 
 
-def counts_samples(aggregator: Aggregator) -> bool:
-    """Return whether what merges uploads in the end is a mean by samples."""
-    last = aggregator.last
-    return isinstance(last, Mean) and last.weighting == "samples"
+def weights_by_samples(aggregator: Aggregator) -> bool:
+    """Return whether the final aggregator is a mean weighted by samples."""
+    final = aggregator.final_aggregator
+    return isinstance(final, Mean) and final.weighting == "samples"

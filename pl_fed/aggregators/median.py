@@ -1,12 +1,12 @@
-"""The coordinate-wise median.
+"""Coordinate-wise median.
 
 D. Yin, Y. Chen, K. Ramchandran and P. Bartlett, "Byzantine-Robust Distributed Learning: Towards
 Optimal Statistical Rates", ICML 2018, arXiv 1803.01498, Option I::
 
     Δ_j = median(Δ_1j, ..., Δ_nj)   for each coordinate j
 
-For an even n it is the mean of the two middle values, as in the paper and in numpy (Ditto's code);
-``torch.median`` takes the lower one.
+For an even n, the median is the mean of the two middle values, as in the paper and in numpy
+(Ditto's code). ``torch.median`` returns the lower one.
 """
 
 from torch import Tensor
@@ -17,11 +17,13 @@ from pl_fed.types import RoundContext
 
 
 class Median(Aggregator):
-    """Median of the uploads in each coordinate; the clients' sizes do not count.
+    """Coordinate-wise median of the uploads, independent of the clients' sizes.
+
+    Source: Yin et al., ICML 2018, Option I. Breakdown point: f < n / 2.
 
     Shape:
         - ``uploads``: [n, d], n at least 1, without NaN.
-        - ``weights``: [n]; not read.
+        - ``weights``: [n]; unused.
         - output: [d].
 
     Raises:
@@ -37,7 +39,7 @@ class Median(Aggregator):
     shards = True
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Merge uploads [n, d] into their median [d]."""
+        """Merge uploads [n, d] into their coordinate-wise median [d]."""
         self.require_uploads(uploads)
         return coordinate_median(uploads)
 

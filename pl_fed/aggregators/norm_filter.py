@@ -1,14 +1,13 @@
-"""The norm filter: uploads that are too long are left out.
+"""Norm filter: remove the uploads whose norm exceeds a bound.
 
-The simplest of the defences that look for outliers, as in Z. Sun, P. Kairouz, A. T. Suresh and
-H. B. McMahan, "Can You Really Backdoor Federated Learning?", arXiv 1911.07963, who think of a bound
-on the norms that no honest upload exceeds::
+Z. Sun, P. Kairouz, A. T. Suresh and H. B. McMahan, "Can You Really Backdoor Federated Learning?",
+arXiv 1911.07963, assume a bound on the norms that no benign upload exceeds::
 
     Δ_k is left out if ‖Δ_k‖ > C
 
-where C is given, or a multiple of the median of the round's norms, hostile ones included.
+C is an argument, or a multiple of the median of the round's norms, forged uploads included.
 
-Departs from that paper, which goes on to clip instead: :class:`~pl_fed.aggregators.Clipping`.
+Departs from that paper, which clips the uploads: see :class:`~pl_fed.aggregators.Clipping`.
 """
 
 import math
@@ -16,34 +15,36 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from pl_fed.aggregators.base import PreAggregator, Prepared
+from pl_fed.aggregators.base import PreAggregator, PreparedUploads
 from pl_fed.arguments import check_positive
 from pl_fed.functional.aggregation import merging_dtype, squared_norms
 from pl_fed.types import RoundContext
 
 
 class NormFilter(PreAggregator):
-    """Leave out the uploads whose norm is above a bound; ``"dropped"`` counts them.
+    """Norm filter: removes the uploads whose norm is above a bound, and uploads with NaN.
 
-    The server then expects as many byzantine uploads fewer. Uploads with NaN are left out, too.
+    Source: the norm bound of Sun et al., arXiv 1911.07963. It logs the number of removed uploads as
+    ``"dropped"``, and lowers the expected number of Byzantine uploads by it. It promises no
+    breakdown point.
 
     Args:
-        threshold: C > 0; or ``None``.
-        multiple: C in medians of the round's norms, at least 1, if there is no ``threshold``.
+        threshold: C > 0, or ``None``.
+        multiple: C in medians of the round's norms, at least 1; used without a ``threshold``.
 
     Shape:
         - ``uploads``: [n, d], n at least 1.
-        - output: [m, d], with weights and a context of the clients that are left, m at least 1.
+        - output: [m, d], m at least 1, with the weights and the context of the remaining clients.
 
     Raises:
-        ValueError: If an argument is out of range, there is no upload, or none is left.
+        ValueError: If an argument is out of range, there is no upload, or no upload remains.
 
     Example:
         >>> import torch
         >>> uploads, clients = torch.tensor([[1.0], [2.0], [-9.0]]), torch.tensor([5, 0, 7])
         >>> context = RoundContext(clients=clients, losses=torch.zeros(3))
-        >>> kept = NormFilter(multiple=2.0)(uploads, torch.ones(3), context)
-        >>> kept.uploads.flatten(), kept.context.clients
+        >>> prepared = NormFilter(multiple=2.0)(uploads, torch.ones(3), context)
+        >>> prepared.uploads.flatten(), prepared.context.clients
         (tensor([1., 2.]), tensor([5, 0]))
     """
 
@@ -60,25 +61,27 @@ class NormFilter(PreAggregator):
         self.threshold = threshold
         self.multiple = multiple
 
-    def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Prepared:
-        """Leave out what is too long of uploads [n, d]."""
+    def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> PreparedUploads:
+        """Remove the uploads [n, d] whose norm is above the bound."""
         self.require_uploads(uploads)
         norms = context.sum(squared_norms(uploads)).sqrt().nan_to_num(math.inf, math.inf)
-        longest = self.threshold
-        if longest is None:
-            longest = self.multiple * float(norms.quantile(0.5))
-        kept = (norms <= longest) & norms.isfinite()
-        dropped = len(uploads) - int(kept.sum())
-        context.note("dropped", dropped)
-        if dropped == len(uploads):
+        max_norm = self.threshold
+        if max_norm is None:
+            max_norm = self.multiple * float(norms.quantile(0.5))
+        passes = (norms <= max_norm) & norms.isfinite()
+        num_dropped = len(uploads) - int(passes.sum())
+        context.note("dropped", num_dropped)
+        if num_dropped == len(uploads):
             raise ValueError(
-                f"Expected argument `uploads` to have a norm of at most {longest:g}, for NormFilter"
-                f" leaves out longer ones, but got {float(norms.amin()):g} for the shortest of"
-                f" {dropped}."
+                f"Expected argument `uploads` to have a norm of at most {max_norm:g}, because"
+                " NormFilter removes longer ones, but got"
+                f" {float(norms.amin()):g} for the shortest of {num_dropped}: set `threshold` or"
+                " `multiple` to a larger number."
             )
         dtype = merging_dtype(uploads)
-        if not dropped:
-            return Prepared(uploads.to(dtype), weights, context)
-        expected = max(0, context.num_byzantine - dropped)
-        context = replace(context.of(kept), num_byzantine=expected)
-        return Prepared(uploads[kept].to(dtype), weights[kept.to(weights.device)], context)
+        if not num_dropped:
+            return PreparedUploads(uploads.to(dtype), weights, context)
+        expected = max(0, context.num_byzantine - num_dropped)
+        context = replace(context.of(passes), num_byzantine=expected)
+        weights = weights[passes.to(weights.device)]
+        return PreparedUploads(uploads[passes].to(dtype), weights, context)

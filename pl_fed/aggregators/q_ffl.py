@@ -1,12 +1,13 @@
-"""q-FFL, by q-FedAvg: clients with larger losses count more, and move the model less far.
+"""q-FFL by q-FedAvg: give clients with larger losses larger weights and smaller steps.
 
-T. Li, M. Sanjabi, A. Beirami and V. Smith. "Fair Resource Allocation in Federated Learning". ICLR
-2020. arXiv 1905.10497. It minimises Σ_k F_k^{q+1} / (q + 1); Algorithm 2, in the paper's signs::
+T. Li, M. Sanjabi, A. Beirami and V. Smith, "Fair Resource Allocation in Federated Learning", ICLR
+2020, arXiv 1905.10497. The objective is Σ_k F_k^{q+1} / (q + 1). Algorithm 2, in the paper's
+signs::
 
     Δw_k = L (w^t − w_k),   Δ_k = F_k^q Δw_k,   h_k = q F_k^{q−1} ‖Δw_k‖² + L F_k^q
     w^{t+1} = w^t − Σ_k Δ_k / Σ_k h_k
 
-With u_k = w_k − w^t and s_k = F_k^q / Σ_j F_j^q the L cancels once, and no power overflows::
+With u_k = w_k − w^t and s_k = F_k^q / Σ_j F_j^q, one factor L cancels, and no power overflows::
 
     Δ = Σ_k s_k u_k / Σ_k s_k (1 + q L ‖u_k‖² / F_k)
 
@@ -21,24 +22,27 @@ from pl_fed.functional.aggregation import merging_dtype, squared_norms, weighted
 from pl_fed.functional.tilted import tilted_weights
 from pl_fed.types import RoundContext
 
-_SMALLEST_LOSS = 1e-10  # in the place of 0, whose negative powers are infinite
+_SMALLEST_LOSS = 1e-10  # replaces 0, whose negative powers are infinite
 
 
 class QFFL(Aggregator):
-    """Weighted mean of the uploads, with the step size that q-FedAvg estimates.
+    """q-FFL: weighted mean of the uploads with the step size that q-FedAvg estimates.
+
+    Source: Li et al., ICLR 2020, Algorithm 2. It is fair, not robust: the breakdown point is 0.
 
     Args:
-        q: At least 0: 0 is the plain mean, a larger one attends more to the clients that do worst.
-        lipschitz: L, above 0: 1/η, with η the local learning rate that is good at q = 0.
+        q: At least 0. 0 is the uniform mean; a larger q gives larger weights to the clients with
+            the largest losses.
+        lipschitz: L > 0: 1/η, where η is a good local learning rate at q = 0.
 
     Shape:
         - ``uploads``: [n, d], n at least 1; ``context.start_losses``: [n], at least 0.
-        - ``weights``: [n]; not read.
+        - ``weights``: [n]; unused.
         - output: [d].
 
     Raises:
-        ValueError: If an argument is out of range, there is no upload, or not a finite loss for
-            each, that is at least 0.
+        ValueError: If an argument is out of range, there is no upload, or a client lacks a finite
+            loss of at least 0.
 
     Example:
         >>> import torch
@@ -66,19 +70,19 @@ class QFFL(Aggregator):
         losses = self.require_start_losses(uploads, context)
         if losses.amin() < 0:
             raise ValueError(
-                "Expected `context.start_losses` to be at least 0 for QFFL, which takes powers of"
-                f" them, but got {losses.tolist()}."
+                "Expected `context.start_losses` to be at least 0 for QFFL, which computes powers"
+                f" of them, but got {losses.tolist()}."
             )
         losses = losses.clamp(min=_SMALLEST_LOSS)
         shares = tilted_weights(losses.log(), self.q)
         norms = context.sum(squared_norms(uploads))
-        shortened = (shares * (1 + self.q * self.lipschitz * norms / losses)).sum()
-        return weighted_sum(uploads, shares / shortened)
+        divisor = (shares * (1 + self.q * self.lipschitz * norms / losses)).sum()
+        return weighted_sum(uploads, shares / divisor)
 
     def mass(self, weights: Tensor) -> float | None:
         """Return the number of clients at q = 0."""
         return len(weights) if self.q == 0 else None
 
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return 0: one upload can turn it anywhere, and a long one stops it."""
+        """Return 0: one upload can turn the result anywhere, and a long upload shrinks it to 0."""
         return 0

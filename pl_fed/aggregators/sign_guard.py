@@ -1,4 +1,4 @@
-"""SignGuard: uploads of an odd length or with odd signs are left out.
+"""SignGuard: remove uploads with an unusual norm or unusual signs.
 
 J. Xu, S.-L. Huang, L. Song and T. Lan, "Byzantine-Robust Federated Learning through Collaborative
 Malicious Gradient Filtering", ICDCS 2022, arXiv 2109.05872. With M the median of the norms::
@@ -8,17 +8,25 @@ Malicious Gradient Filtering", ICDCS 2022, arXiv 2109.05872. With M the median o
          on coordinates that are drawn at random
     Δ = mean of Δ_k · min(1, M / ‖Δ_k‖)   over k in S₁ ∩ S₂
 
-The clusters are those of mean shift, by scikit-learn. SignGuard-Sim adds the similarity of an
-upload to the others to what it is clustered by.
+The clusters come from mean shift, by scikit-learn. SignGuard-Sim adds one feature for the clusters:
+the similarity of an upload to the others. If no upload is in both sets, the result is 0.
 
-As in the authors' code: L, R and the share of the coordinates; the bandwidth of the clusters, which
-is the mean distance to the farthest of the nearest half of the uploads; and that uploads which are
-near no cluster belong to none. Departs from that code, which takes the coordinates in one block,
-divides each share by the largest of all uploads, takes the lower of two middle norms for M,
-measures the bandwidth on 50 uploads at most, and starts mean shift from bins, where it starts from
-every upload here. Its SignGuard-Sim compares with the last merged update after its first rounds,
-and scales similarities to [0, 0.2]: here it is always the median of the cosines to all uploads.
-Where no upload is in both sets the result is 0.
+As in the authors' code:
+
+- L, R and the share of the coordinates.
+- The bandwidth of the clusters: the mean distance to the farthest of the nearest half of the
+  uploads.
+- An upload that is near no cluster belongs to none.
+
+Departs from the authors' code:
+
+- It takes the coordinates in one block; here they are drawn one by one.
+- It divides each share by the largest share of all uploads.
+- M is its lower one of the two middle norms; here it is their mean.
+- It measures the bandwidth on 50 uploads at most.
+- Its mean shift starts from bins; here it starts from every upload.
+- Its SignGuard-Sim compares uploads with the last result after the first rounds, and scales
+  similarities to [0, 0.2]. Here the similarity is always the median of the cosines to all uploads.
 """
 
 import math
@@ -34,29 +42,31 @@ from pl_fed.functional.aggregation import gram_matrix, sign_counts, squared_norm
 from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
-_NEAREST = 0.5  # share of the uploads whose distance gives the bandwidth
-_NARROWEST = 1e-7  # where these are all equal: above the rounding of scikit-learn's distances
+_NEAREST_SHARE = 0.5  # share of the uploads whose distances determine the bandwidth
+_MIN_BANDWIDTH = 1e-7  # for equal uploads: above the rounding of scikit-learn's distances
 
 
 class SignGuard(Aggregator):
-    """Mean of the clipped uploads without those of odd norms or signs.
+    """SignGuard: mean of the clipped uploads, without those of unusual norms or signs.
 
-    ``"dropped"`` counts these, and ``"clipped"`` those of the others that were too long. It needs
-    four uploads to speak of clusters: with fewer, each that has signs of its own is one.
+    Source: Xu et al., ICDCS 2022. Breakdown point: f < n / 2. It logs the removed uploads as
+    ``"dropped"``, and the clipped ones among the others as ``"clipped"``. Clusters need at least
+    four uploads. With fewer, uploads with different shares of signs are clusters of their own.
 
-    It takes 10 times as long as the mean (0.12 s for 100 uploads of 3,274,634 numbers, on one
-    thread of a CPU), and 30 to 40 times as long with ``similarity``.
+    It takes 10 times as long as the mean (0.12 s for 100 uploads of 3,274,634 numbers, on one CPU
+    thread), and 30 to 40 times as long with ``similarity``.
 
     Args:
         lower: L ≥ 0, in medians of the norms.
-        upper: R ≥ ``lower``.
-        coordinates: The share of the coordinates whose signs count, in (0, 1]. With 1 it can do
-            with slices of the coordinates.
-        similarity: Whether the similarity to the other uploads counts, as in SignGuard-Sim.
+        upper: R ≥ ``lower``, in medians of the norms.
+        coordinates: The share of the coordinates whose signs are compared, in (0, 1]. With 1 the
+            aggregator works on slices of the coordinates.
+        similarity: Whether the clusters also use the similarity to the other uploads, as in
+            SignGuard-Sim.
 
     Shape:
         - ``uploads``: [n, d], n at least 1.
-        - ``weights``: [n]; not read.
+        - ``weights``: [n]; unused.
         - output: [d]; 0 if no upload passes.
 
     Raises:
@@ -94,59 +104,59 @@ class SignGuard(Aggregator):
         self.shards = coordinates == 1
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Merge uploads [n, d] into the clipped mean of those that pass [d]."""
+        """Merge uploads [n, d] into the clipped mean of the uploads that pass [d]."""
         self.require_uploads(uploads)
         norms = context.sum(squared_norms(uploads)).sqrt()
         median = norms.nan_to_num(math.inf, math.inf).quantile(0.5)
         passes = (norms >= self.lower * median) & (norms <= self.upper * median)
-        passes &= norms.isfinite() & self._in_largest_cluster(uploads, context)
-        longer = passes & (norms > median)
+        passes &= norms.isfinite() & self._find_largest_cluster(uploads, context)
+        is_clipped = passes & (norms > median)
         context.note("dropped", (~passes).sum())
-        context.note("clipped", longer.sum())
-        factors = torch.where(longer, median / norms, 1.0)[passes]
+        context.note("clipped", is_clipped.sum())
+        factors = torch.where(is_clipped, median / norms, 1.0)[passes]
         return weighted_sum(uploads[passes], factors / max(1, len(factors)))
 
-    def _in_largest_cluster(self, uploads: Tensor, context: RoundContext) -> Tensor:
-        """Return which uploads have the signs of most others, bool [n]."""
+    def _find_largest_cluster(self, uploads: Tensor, context: RoundContext) -> Tensor:
+        """Return a mask of the uploads in the largest cluster, bool [n]."""
         by_client = context.clients.argsort(stable=True).to(uploads.device)
         features = [self._sign_shares(uploads, context)]
         if self.similarity:
-            features.append(_similarities(context.sum(gram_matrix(uploads)))[:, None])
+            features.append(_median_cosines(context.sum(gram_matrix(uploads)))[:, None])
         ordered = torch.cat(features, 1)[by_client].cpu().numpy()
-        chosen = torch.zeros(len(uploads), dtype=torch.bool, device=uploads.device)
-        chosen[by_client] = torch.from_numpy(largest_cluster(ordered)).to(uploads.device)
-        return chosen
+        in_cluster = torch.zeros(len(uploads), dtype=torch.bool, device=uploads.device)
+        in_cluster[by_client] = torch.from_numpy(largest_cluster(ordered)).to(uploads.device)
+        return in_cluster
 
     def _sign_shares(self, uploads: Tensor, context: RoundContext) -> Tensor:
         """Return the shares of positive, zero and negative numbers [n, 3], in float64."""
         d = uploads.shape[1]
         if self.coordinates < 1:
             draw = generator(context.seed, "signguard", context.round)
-            chosen = torch.randperm(d, generator=draw)[: math.ceil(self.coordinates * d)]
-            uploads = uploads[:, chosen.sort().values.to(uploads.device)]
+            coordinates = torch.randperm(d, generator=draw)[: math.ceil(self.coordinates * d)]
+            uploads = uploads[:, coordinates.sort().values.to(uploads.device)]
         counts = context.sum(sign_counts(uploads))
         return counts / counts.sum(1, keepdim=True).clamp(min=1)
 
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return 0: a forged upload with signs like the others' may lie where it likes."""
+        """Return 0: a forged upload with the signs of the benign ones may have any values."""
         return 0
 
     def breakdown(self, num_uploads: int) -> int:
-        """Return the largest minority: no result is longer than the median of the norms."""
+        """Return the largest minority: the result is never longer than the median of the norms."""
         return max(0, (num_uploads - 1) // 2)
 
 
-def _similarities(products: Tensor) -> Tensor:
-    """Return the median of each row's cosines to all rows, given their products; [n]."""
+def _median_cosines(products: Tensor) -> Tensor:
+    """Return the median of each row's cosines to all rows, from the products of the rows; [n]."""
     norms = products.diagonal().sqrt()
     cosines = products / (norms[:, None] * norms)
     return cosines.nan_to_num(0.0, 0.0, 0.0).clamp(-1, 1).quantile(0.5, dim=1)
 
 
 def largest_cluster(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return which points are in the largest cluster that mean shift finds, bool [n].
+    """Return a mask of the points in the largest cluster that mean shift finds, bool [n].
 
-    Of equally large ones it is the densest.
+    Among equally large clusters, the densest wins.
 
     Args:
         features: Points, [n, number of features].
@@ -157,7 +167,7 @@ def largest_cluster(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """
     from sklearn.cluster import MeanShift, estimate_bandwidth  # slow to import
 
-    bandwidth = max(float(estimate_bandwidth(features, quantile=_NEAREST)), _NARROWEST)
+    bandwidth = max(float(estimate_bandwidth(features, quantile=_NEAREST_SHARE)), _MIN_BANDWIDTH)
     labels = MeanShift(bandwidth=bandwidth, cluster_all=False).fit(features).labels_
     largest: np.ndarray[Any, Any] = labels == np.bincount(labels[labels >= 0]).argmax()
     return largest

@@ -1,19 +1,20 @@
-"""TERM: clients count by their losses, tilted.
+"""TERM: weight the clients by their tilted losses.
 
-T. Li, A. Beirami, M. Sanjabi and V. Smith. "Tilted empirical risk minimization". ICLR 2021.
-arXiv 2007.01162. As Ditto's "fair" baseline has it (arXiv 2012.04221, section 4)::
+T. Li, A. Beirami, M. Sanjabi and V. Smith, "Tilted Empirical Risk Minimization", ICLR 2021, arXiv
+2007.01162, as in Ditto's "fair" baseline (arXiv 2012.04221, section 4)::
 
     Δ = Σ_k p_k Δ_k,   p_k = e^{t F_k(w^t)} / Σ_j e^{t F_j(w^t)}  over the cohort
 
-where F_k is the loss over all training data of client k, poisoned labels included: the gradient of
-(1/t) log mean_k e^{t F_k}, with a round's local work in the place of each client's gradient.
+F_k is the loss over all training data of client k, poisoned labels included. Δ is the gradient of
+(1/t) log mean_k e^{t F_k}, with the local work of a round in place of each client's gradient.
 
-At t = ∞ all weight is on the client that does worst: the objective max_k F_k of M. Mohri, G. Sivek
-and A. T. Suresh, "Agnostic Federated Learning", ICML 2019, arXiv 1902.00146 (AFL), over the cohort.
-AFL's own solver, which moves the weights by projected ascent from round to round, is not this one.
+At t = ∞ all weight is on the client with the largest loss. This is the objective max_k F_k of M.
+Mohri, G. Sivek and A. T. Suresh, "Agnostic Federated Learning" (AFL), ICML 2019, arXiv 1902.00146,
+over the cohort. It is not AFL's solver, which moves the weights by projected ascent from round to
+round.
 
 Departs from TERM's own federated code, whose normaliser is a moving average over rounds and whose
-step is 1/n as long.
+step is shorter by a factor of n.
 """
 
 import math
@@ -27,21 +28,22 @@ from pl_fed.types import RoundContext
 
 
 class Term(Aggregator):
-    """Mean of the uploads, weighted by the tilted losses of the clients.
+    """Tilted empirical risk minimization (TERM): mean weighted by the clients' tilted losses.
 
-    It is fair, not robust: with t > 0 a client whose labels are poisoned counts most.
+    Source: Li et al., ICLR 2021. It is fair, not robust: with t > 0, a client with poisoned labels
+    has the largest weight. Breakdown point: 0.
 
     Args:
-        t: The tilt, any number: 0 is the plain mean; ∞ takes the client with the largest loss,
-            −∞ that with the smallest.
+        t: The tilt, any number. 0 is the uniform mean; ∞ selects the client with the largest loss,
+            −∞ the one with the smallest.
 
     Shape:
         - ``uploads``: [n, d], n at least 1; ``context.start_losses``: [n].
-        - ``weights``: [n]; not read.
+        - ``weights``: [n]; unused.
         - output: [d].
 
     Raises:
-        ValueError: If ``t`` is NaN, there is no upload, or not a finite loss for each.
+        ValueError: If ``t`` is NaN, there is no upload, or a client lacks a finite loss.
 
     Example:
         >>> import torch
@@ -73,5 +75,5 @@ class Term(Aggregator):
         return len(weights) if self.t == 0 else None
 
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return 0: one upload can move it anywhere."""
+        """Return 0: one upload can move the result anywhere."""
         return 0

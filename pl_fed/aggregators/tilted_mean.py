@@ -1,22 +1,25 @@
-"""The tilted mean of FedTilt's server.
+"""Tilted mean: the aggregator of FedTilt's server.
 
-B. Zhang, L. Mares De La Cruz and B. Wang. "FedTilt: Towards Multi-Level Fairness-Preserving and
-Robust Federated Learning", equation 10 and ServerUpdate of Algorithm 1: from w^t, E₂ steps of η₃ on
+B. Zhang, L. Mares De La Cruz and B. Wang, "FedTilt: Towards Multi-Level Fairness-Preserving and
+Robust Federated Learning", arXiv 2503.13537, equation 10 and ServerUpdate of Algorithm 1. From w^t,
+E₂ gradient steps of size η₃ on::
 
     G(w) = (1/q) log( (1/n) Σ_k e^{q dist(w, w_k)} ),   ∇G(w) = Σ_k s_k ∇dist(w, w_k),
 
-where s is the softmax of q · dist. A positive q attends to the clients that are far away, a
-negative one to those that are near.
+where s is the softmax of q · dist. A positive q gives larger weights to clients that are far away,
+a negative q to clients that are near.
 
-Departs from the paper, which gives neither E₂ nor η₃ and calls dist Euclidean:
+Departs from the paper, which states neither E₂ nor η₃ and calls dist Euclidean:
 
-- dist(w, w_k) = ‖w − w_k‖², as in its proof of Proposition 1, so that one step of η₃ = 1/2 at q = 0
-  gives the plain mean: the defaults.
-- q is in units of 1 / mean_k ‖w^t − w_k‖²: it acts on distances relative to their mean at w^t, of
-  which the largest is n at most. Else squared distances, which grow with the number of parameters
-  and fall as training goes on, would put all weight on one client or none on any.
+- dist(w, w_k) = ‖w − w_k‖², as in the paper's proof of Proposition 1. Then one step of η₃ = 1/2 at
+  q = 0 gives the mean; these are the defaults.
+- q is in units of 1 / mean_k ‖w^t − w_k‖². It acts on distances relative to their mean at w^t, and
+  the largest relative distance is at most n. Plain squared distances grow with the number of
+  parameters and decrease during training. They would put all weight on one client, or give all
+  clients equal weights.
 
-All iterates lie in the span of the uploads, so the steps are taken on their n × n products.
+All iterates lie in the span of the uploads, so the steps are computed on the n × n products of the
+uploads.
 """
 
 import math
@@ -31,20 +34,21 @@ from pl_fed.types import RoundContext
 
 
 class TiltedMean(Aggregator):
-    """Moves w by the tilted mean of its squared distances to the clients' models.
+    """Tilted mean: moves w by the tilted mean of its squared distances to the clients' models.
 
-    With steps that are not those of the defaults, w stops on its way: equal uploads do not give
-    that upload.
+    Source: FedTilt (Zhang et al., arXiv 2503.13537), equation 10. Breakdown point: 0. With other
+    steps than the defaults, w stops on its way: then n equal uploads do not give this upload.
 
     Args:
-        q: The tilt, any number: 0 is the mean; ∞ attends to the farthest client alone (as many
-            small steps go to the centre of the smallest ball around all), −∞ to the nearest.
+        q: The tilt, any number. 0 is the mean. ∞ follows the farthest client alone: many
+            small steps lead to the centre of the smallest ball around all clients. −∞ follows the
+            nearest client.
         steps: E₂, at least 1.
-        lr: η₃, above 0; 1/2 goes to the weighted mean of the uploads at once.
+        lr: η₃ > 0; 1/2 moves to the weighted mean of the uploads in one step.
 
     Shape:
         - ``uploads``: [n, d], n at least 1.
-        - ``weights``: [n]; not read.
+        - ``weights``: [n]; unused.
         - output: [d].
 
     Raises:
@@ -72,7 +76,7 @@ class TiltedMean(Aggregator):
         self.lr = lr
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Merge uploads [n, d] into where the steps from 0 lead [d]."""
+        """Merge uploads [n, d] into the point that the steps from 0 reach [d]."""
         self.require_uploads(uploads)
         if self.q == 0:
             moved = 1 - (1 - 2 * self.lr) ** self.steps
@@ -93,5 +97,5 @@ class TiltedMean(Aggregator):
         return len(weights) if self.q == 0 else None
 
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return 0: at q ≥ 0 one upload can move it anywhere, at q < 0 those near w^t can."""
+        """Return 0: one upload can move the result anywhere, for q < 0 one near w^t."""
         return 0

@@ -1,11 +1,11 @@
-"""The coordinate-wise trimmed mean.
+"""Coordinate-wise trimmed mean.
 
 D. Yin, Y. Chen, K. Ramchandran and P. Bartlett, "Byzantine-Robust Distributed Learning: Towards
 Optimal Statistical Rates", ICML 2018, arXiv 1803.01498, Option II::
 
     Δ_j = mean of Δ_1j, ..., Δ_nj without the b largest and the b smallest   for each coordinate j
 
-Departs from the paper: it trims a share β of the uploads, here it is a number, b = β n.
+Departs from the paper, which trims a share β of the uploads: the argument is their number, b = β n.
 """
 
 from torch import Tensor
@@ -17,15 +17,17 @@ from pl_fed.types import RoundContext
 
 
 class TrimmedMean(Aggregator):
-    """Mean of the uploads in each coordinate, without the largest and the smallest ones.
+    """Trimmed mean: coordinate-wise mean without the b largest and the b smallest values.
+
+    Source: Yin et al., ICML 2018, Option II. Breakdown point: f ≤ b with b < n / 2.
 
     Args:
-        num_trimmed: How many values are left out at each end, the paper's β n; at least 0. ``None``
-            takes the number of byzantine uploads that the server expects.
+        num_trimmed: The number of values to leave out at each end, b = β n in the paper, at least
+            0. ``None`` uses the number of Byzantine uploads that the server expects.
 
     Shape:
-        - ``uploads``: [n, d], n above twice the number that is trimmed, without NaN.
-        - ``weights``: [n]; not read.
+        - ``uploads``: [n, d], n > 2 b, without NaN.
+        - ``weights``: [n]; unused.
         - output: [d].
 
     Raises:
@@ -47,22 +49,22 @@ class TrimmedMean(Aggregator):
         self.num_trimmed = num_trimmed
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Merge uploads [n, d] into their trimmed mean [d]."""
+        """Merge uploads [n, d] into their coordinate-wise trimmed mean [d]."""
         self.require_uploads(uploads)
         n = len(uploads)
         trimmed = context.num_byzantine if self.num_trimmed is None else self.num_trimmed
         if n <= 2 * trimmed:
             raise ValueError(
-                f"Expected argument `uploads` to have more than {2 * trimmed} rows, for TrimmedMean"
-                f" leaves out {trimmed} values at each end, but got {n}."
+                f"Expected argument `uploads` to have more than {2 * trimmed} rows, because"
+                f" TrimmedMean leaves out {trimmed} values at each end, but got {n}."
             )
         return trimmed_mean(uploads, trimmed)
 
     def max_byzantine(self, num_uploads: int) -> int:
-        """Return ``num_trimmed``; 0 where it is left to the server's expectation."""
+        """Return ``num_trimmed``, or 0 if the server's expectation replaces it."""
         return min(self.num_trimmed or 0, max(0, (num_uploads - 1) // 2))
 
     def breakdown(self, num_uploads: int) -> int:
-        """Return ``num_trimmed``, or all below a half where it is left to the server."""
-        most = max(0, (num_uploads - 1) // 2)
-        return most if self.num_trimmed is None else min(self.num_trimmed, most)
+        """Return ``num_trimmed``, or the largest minority if the server's expectation is used."""
+        maximum = max(0, (num_uploads - 1) // 2)
+        return maximum if self.num_trimmed is None else min(self.num_trimmed, maximum)

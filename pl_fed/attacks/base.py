@@ -7,12 +7,12 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from pl_fed.configurable import Configurable
 from pl_fed.random import key
-from pl_fed.recorded import Recorded
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 
-class Attack(Recorded, ABC):
+class Attack(Configurable, ABC):
     """What byzantine clients do: poison their training data, forge their uploads, or both.
 
     A subclass overrides :meth:`poison`, :meth:`forge` or both; the other is the identity. All that

@@ -40,11 +40,11 @@ from pl_fed.arguments import check_choice
 from pl_fed.attacks.base import Attack
 from pl_fed.functional.aggregation import (
     gram_matrix,
-    products_with,
+    inner_products,
     squared_distances,
     squared_norms,
 )
-from pl_fed.functional.forging import known_rows, mean_row, origin, standard_deviations
+from pl_fed.functional.forging import mean_row, reference_rows, standard_deviations, upload_origin
 from pl_fed.random import key, uniforms
 from pl_fed.types import RoundContext
 
@@ -92,7 +92,7 @@ class Fang(Attack):
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
         """Return what is to be picked by Krum, or draws beyond the honest range."""
-        known = known_rows(honest, own)
+        known = reference_rows(honest, own)
         if not len(known) or not len(own):
             return own
         mean = mean_row(known)
@@ -114,7 +114,7 @@ class Fang(Attack):
         if context.merged is None:
             away = torch.where(rises, -1, 1) * standard_deviations(known, mean)
             return mean + 3 * away, mean + 4 * away
-        start = origin(self.on, own, context.broadcast)
+        start = upload_origin(self.on, own, context.broadcast)
         edge = torch.where(rises, known.amin(0), known.amax(0)) + start
         outwards = torch.where(rises, edge < 0, edge > 0)  # is away from 0
         return edge - start, torch.where(outwards, edge * _REACH, edge / _REACH) - start
@@ -124,7 +124,7 @@ def _step(known: Tensor, signs: Tensor, attackers: int, context: RoundContext) -
     """Return the λ with which Krum picks −λ · signs."""
     distances = squared_distances(gram_matrix(known, centre=mean_row(known)))
     squares = squared_norms(known)
-    along, square = products_with(known, signs), float(signs.abs().sum(dtype=torch.double))
+    along, square = inner_products(known, signs), float(signs.abs().sum(dtype=torch.double))
     lam = 0.0
     for copies in range(attackers if context.merged else 1, attackers + 1):
         expected = context.num_byzantine if context.merged else copies

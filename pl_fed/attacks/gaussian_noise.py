@@ -16,7 +16,7 @@ import torch
 
 from pl_fed.arguments import check_nonnegative, check_shares
 from pl_fed.attacks.base import Attack
-from pl_fed.random import hashed, key, normals, uniforms
+from pl_fed.random import key, normals, random_bits, uniforms
 from pl_fed.types import Batch, ClientContext
 
 
@@ -65,6 +65,6 @@ class GaussianNoise(Attack):
         hit = uniforms(which, samples) < self.samples
         x = batch.inputs.clone()
         numbers = torch.arange(math.prod(x.shape[1:]), device=x.device)
-        draws = normals(hashed(noise, samples[hit])[:, None], numbers)
+        draws = normals(random_bits(noise, samples[hit])[:, None], numbers)
         x[hit] += self.std * draws.to(x.dtype).view(-1, *x.shape[1:])
         return batch._replace(inputs=x)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pl_fed.arguments import check_finite, check_integers
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.forging import known_rows, mean_row
+from pl_fed.functional.forging import mean_row, reference_rows
 from pl_fed.functional.search import highest_point
 from pl_fed.types import RoundContext
 
@@ -91,7 +91,7 @@ class LineAttack(Attack):
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
         """Return points of the line."""
-        known = known_rows(honest, own)
+        known = reference_rows(honest, own)
         if not len(known) or not len(own):
             return own
         centre, direction = self.line(known, own, context)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pl_fed.arguments import check_integers
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.aggregation import gram_matrix, products_with
+from pl_fed.functional.aggregation import gram_matrix, inner_products
 from pl_fed.functional.forging import mean_row
 from pl_fed.nets.rows import finite_rows
 from pl_fed.types import RoundContext
@@ -78,6 +78,6 @@ def _furthest(rows: Tensor, ids: Tensor) -> int:
     mean = mean_row(rows)
     products = gram_matrix(rows, centre=mean)
     shares = torch.linalg.eigh(products).eigenvectors[:, -1]  # z = Σ shares_i · (x_i − mean)
-    along = (products @ shares + products_with(rows, mean, mean) @ shares).abs().cpu()
+    along = (products @ shares + inner_products(rows, mean, mean) @ shares).abs().cpu()
     by_id = ids.argsort()
     return int(by_id[along[by_id].argmax()])

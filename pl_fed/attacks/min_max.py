@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pl_fed.arguments import check_choice
 from pl_fed.attacks.line_attack import LineAttack
-from pl_fed.functional.aggregation import gram_matrix, products_with, squared_distances
+from pl_fed.functional.aggregation import gram_matrix, inner_products, squared_distances
 from pl_fed.functional.forging import mean_row, standard_deviations
 from pl_fed.types import RoundContext
 
@@ -66,7 +66,7 @@ class MinMax(LineAttack):
     ) -> float:
         """Return the largest γ that is within the bound."""
         products = gram_matrix(known, centre=centre)
-        slopes = -products_with(known, direction, centre)
+        slopes = -inner_products(known, direction, centre)
         square = direction.double().square().sum()
         return self.largest(square, slopes, products.diagonal(), squared_distances(products))
 

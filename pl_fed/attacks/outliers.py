@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pl_fed.arguments import check_finite, check_shares
 from pl_fed.attacks.base import Attack
-from pl_fed.random import hashed, key, uniforms
+from pl_fed.random import key, random_bits, uniforms
 from pl_fed.types import Batch, ClientContext
 
 
@@ -76,7 +76,7 @@ class Outliers(Attack):
             for what in ("samples", "pixels", "values")
         ]
         hit = uniforms(draws[0], samples) < self.samples
-        which, values = (hashed(draw, samples[hit]) for draw in draws[1:])
+        which, values = (random_bits(draw, samples[hit]) for draw in draws[1:])
         x = batch.inputs.clone()
         x[hit] = self._corrupted(batch.inputs[hit], which, values)
         return batch._replace(inputs=x)
@@ -88,7 +88,7 @@ class Outliers(Attack):
         count = int(self.pixels * pixels + 0.5)
         if not count or not len(x):
             return x
-        order = hashed(which[:, None], torch.arange(pixels, device=x.device))
+        order = random_bits(which[:, None], torch.arange(pixels, device=x.device))
         hit = order <= order.kthvalue(count, dim=1, keepdim=True).values
         numbers = torch.arange(channels * pixels, device=x.device).view(channels, pixels)
         draws = uniforms(values[:, None, None], numbers).to(x.dtype)

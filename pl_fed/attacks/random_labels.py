@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.attacks.base import Attack
-from pl_fed.random import hashed, integers, key
+from pl_fed.random import integers, key, random_bits
 from pl_fed.types import Batch, ClientContext
 
 
@@ -69,7 +69,7 @@ class RandomLabels(Attack):
         keys: Tensor | int = key(context.seed, "random-labels", *parts)
         if self.redraw == "access" and batch.visits is not None:
             first = batch.visits == 0  # is that of the round
-            later = hashed(keys, batch.visits)
+            later = random_bits(keys, batch.visits)
             keys = torch.where(first, keys, later).reshape(-1, *[1] * (batch.targets.ndim - 1))
         labels = integers(keys, _element_ids(samples, batch.targets), context.num_classes)
         return batch._replace(targets=labels.to(batch.targets.dtype))

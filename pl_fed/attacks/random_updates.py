@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pl_fed.arguments import check_choice, check_nonnegative
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.forging import origin
+from pl_fed.functional.forging import upload_origin
 from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
@@ -59,7 +59,7 @@ class RandomUpdates(Attack):
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
         """Return draws by (seed, round, attacker), torch's own, on the CPU."""
-        start = origin(self.on, own, context.broadcast)
+        start = upload_origin(self.on, own, context.broadcast)
         forged, drawn = torch.empty_like(own), torch.empty(len(start))
         for row, mine, client in zip(forged, own, self.attacker_ids(own, context)):
             std = (mine + start).std(correction=0) if self.std is None else self.std

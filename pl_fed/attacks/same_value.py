@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pl_fed.arguments import check_choice, check_finite, check_nonnegative
 from pl_fed.attacks.base import Attack
-from pl_fed.functional.forging import origin
+from pl_fed.functional.forging import upload_origin
 from pl_fed.random import key, normals
 from pl_fed.types import RoundContext
 
@@ -61,7 +61,10 @@ class SameValue(Attack):
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
         """Return the same number everywhere, less what it is measured from."""
-        start, first = origin(self.on, own, context.broadcast), torch.zeros(1, dtype=torch.int64)
+        start, first = (
+            upload_origin(self.on, own, context.broadcast),
+            torch.zeros(1, dtype=torch.int64),
+        )
         forged = start.new_empty(own.shape)
         for row, client in zip(forged, self.attacker_ids(own, context)):
             value = self.value

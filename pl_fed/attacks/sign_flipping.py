@@ -21,7 +21,7 @@ from torch import Tensor
 from pl_fed.arguments import check_choice, check_nonnegative
 from pl_fed.attacks.line_attack import Factor, LineAttack
 from pl_fed.functional.aggregation import merging_dtype
-from pl_fed.functional.forging import origin
+from pl_fed.functional.forging import upload_origin
 from pl_fed.random import key, normals
 from pl_fed.types import RoundContext
 
@@ -71,7 +71,7 @@ class SignFlipping(LineAttack):
 
     def line(self, known: Tensor, own: Tensor, context: RoundContext) -> tuple[Tensor, Tensor]:
         """Return what is subtracted from a model, and the opposite of what would be sent."""
-        start = origin("update" if self.of == "update" else "model", own, context.broadcast)
+        start = upload_origin("update" if self.of == "update" else "model", own, context.broadcast)
         if self.of == "broadcast":
             return -start, -start.expand(own.shape)
         return -start, -(own.to(merging_dtype(own)) + start)

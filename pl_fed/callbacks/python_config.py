@@ -9,8 +9,8 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
+from pl_fed.configurable import class_record, plain_value
 from pl_fed.federation import Federation
-from pl_fed.recorded import class_record, plain
 from pl_fed.reports.configs import PYTHON_CONFIG, differing
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # raised as one likes
@@ -33,7 +33,7 @@ class PythonConfig(Callback):
         self.federation = federation
         self.folder = folder
         self.arguments = {
-            name: plain(name, value)
+            name: plain_value(name, value)
             for name, value in arguments.items()
             if isinstance(value, bool | int | float | str)
         }

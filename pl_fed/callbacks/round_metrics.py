@@ -1,5 +1,6 @@
 """What a round reports, for those who watch it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class RoundMetrics(Callback):
 
         ``self.log`` would do the same, in 0.2 ms for each number.
         """
-        metrics = {name: _as_metric(each) for name, each in outputs.items() if name != "loss"}
+        metrics = _as_metrics({name: outputs[name] for name in outputs if name != "loss"})
         trainer.callback_metrics.update(metrics)
         trainer.logged_metrics.update(metrics)
         if trainer.progress_bar_callback is not None and "loss" in outputs:
@@ -69,8 +70,14 @@ def round_of(trainer: Trainer) -> int:
     return trainer.current_epoch if loaded is None else loaded
 
 
-def _as_metric(value: Tensor | float) -> Tensor:
-    """Return a number as Lightning's callbacks expect it."""
-    if isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float64):
-        return value
-    return torch.as_tensor(value, dtype=torch.get_default_dtype())
+def _as_metrics(numbers: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
+    """Return numbers as Lightning's callbacks expect them: as tensors of float32 or float64."""
+    dtype = torch.get_default_dtype()
+    floats = {name: value for name, value in numbers.items() if not isinstance(value, Tensor)}
+    scalars = torch.tensor([*floats.values()], dtype=dtype).unbind()  # at once: there are many
+    tensors = {
+        name: value if value.dtype in (torch.float32, torch.float64) else value.to(dtype)
+        for name, value in numbers.items()
+        if isinstance(value, Tensor)
+    }
+    return {**tensors, **dict(zip(floats, scalars))}

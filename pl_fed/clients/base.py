@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from pl_fed.arguments import check_instances, check_integers
+from pl_fed.arguments import check_instances
+from pl_fed.clients.argument_checks import check_builders, check_net, check_work
 from pl_fed.clients.client_rounds import ClientRounds, DeclaredState
 from pl_fed.clients.contract import (
     RESERVED_NAMES,
@@ -20,6 +21,7 @@ from pl_fed.clients.contract import (
     RowDefault,
     validation_rows,
 )
+from pl_fed.configurable import Configurable
 from pl_fed.data.batches import LocalWork
 from pl_fed.data.client_data import ClientData, placed
 from pl_fed.functional.losses import RowDistance, squared_distance
@@ -29,13 +31,12 @@ from pl_fed.nets.rows import (
     copy_trainable,
     trainable_parameters,
 )
-from pl_fed.recorded import Recorded
 from pl_fed.tasks import Classification, CriterionTask, Task, task_of
 from pl_fed.trees import Tree, leaves, rows_of, tree_map
 from pl_fed.types import Batch, Population
 
 
-class Client(Recorded, ClientRounds, ABC):
+class Client(Configurable, ClientRounds, ABC):
     """One client: a global and a personal model, and the objective that trains them.
 
     A new algorithm is a subclass in one file. It declares its models in ``super().__init__``, its
@@ -116,18 +117,8 @@ class Client(Recorded, ClientRounds, ABC):
     ) -> None:
         super().__init__()
         check_work(local_steps, local_epochs)
-        for argument, builder in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
-            if builder is not None and not callable(builder):
-                raise TypeError(
-                    f"Expected argument `{argument}` to be a callable, as a class of torch.optim"
-                    f" with its options by functools.partial, but got {builder!r}."
-                )
-        if not isinstance(net, nn.Module):
-            raise TypeError(
-                f"Expected argument `net` to be a torch.nn.Module but got {net!r}: where it comes"
-                " from a config, annotate it in the subclass's __init__ (net: torch.nn.Module)."
-            )
-        _check_plain(net)
+        check_builders(optimizer=optimizer, lr_scheduler=lr_scheduler)
+        check_net(net)
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.local_work = LocalWork(local_steps, local_epochs or 1)
@@ -555,46 +546,3 @@ class Client(Recorded, ClientRounds, ABC):
             raise ValueError(
                 f"Expected argument `net` to have no running statistics but got {names}: {reason}."
             )
-
-
-def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> None:
-    """Refuse local work that is below 1 or counted twice.
-
-    Raises:
-        ValueError: If it is.
-    """
-    if steps is not None and epochs is not None:
-        raise ValueError(
-            f"Expected only one of `{prefix}_steps` and `{prefix}_epochs` but got both:"
-            f" {steps} and {epochs}."
-        )
-    for name, value in ((f"{prefix}_steps", steps), (f"{prefix}_epochs", epochs)):
-        if value is not None:
-            check_integers(1, **{name: value})
-
-
-def _check_plain(net: nn.Module) -> None:
-    """Refuse a net that is a LightningModule with steps or hooks, which nothing would call.
-
-    Raises:
-        TypeError: If it is; it says what to give instead.
-    """
-    kind = type(net)
-    bases = kind.__mro__
-    names = [base.__name__ for base in bases]  # pytorch_lightning has a class of its own
-    if "LightningModule" not in names:
-        return
-    place = names.index("LightningModule")
-    defined = dict.fromkeys(name for base in bases[:place] for name in vars(base))
-    ignored = [
-        name
-        for name in defined
-        if not name.startswith("_") and hasattr(bases[place], name) and not hasattr(nn.Module, name)
-    ]
-    if ignored:
-        raise TypeError(
-            "Expected argument `net` to be a module that turns inputs into outputs but got the"
-            f" LightningModule {kind.__name__}, whose `{'`, `'.join(ignored)}` would not be called:"
-            " give the module that it trains as `net`, its loss as `criterion` and its optimizer as"
-            " `optimizer`."
-        )

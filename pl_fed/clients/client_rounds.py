@@ -32,9 +32,9 @@ class DeclaredState:
 class ClientRounds(FederationModule):
     """The part of a client that rounds call and that no algorithm overrides.
 
-    :meth:`prepare_round` fills in a round and calls the algorithm's ``begin``;
-    :meth:`finish_round` calls its ``end_round`` and collects the rows that clients keep. Models are
-    read and written as flat rows (:meth:`row`, :meth:`statistics`).
+    :meth:`run_begin` fills in a round and calls the algorithm's ``begin``. :meth:`run_end_round`
+    calls its ``end_round`` and collects the rows that clients keep. Models are read and written as
+    flat rows (:meth:`row`, :meth:`statistics`).
 
     Attributes:
         models: All models, by name. The module of model ``"x"`` is ``x_model``.
@@ -151,10 +151,10 @@ class ClientRounds(FederationModule):
         Example: a test of an algorithm. ::
 
             client = FedProx(net, mu=1.0)
-            round = client.prepare_round(client.new_round(clients=2, samples=5))
+            round = client.run_begin(client.new_round(clients=2, samples=5))
             with client.reading(round.of_one(0)):
                 loss = client.training_step(batch, 0)
-            upload, kept = client.finish_round(round)
+            upload, kept = client.run_end_round(round)
         """
         broadcast = ModelRows(self.row("global").data, self.statistics("global").data).clone()
         like = broadcast.parameters
@@ -172,7 +172,7 @@ class ClientRounds(FederationModule):
             lr={g["name"]: like.new_tensor([float(g.get("lr", math.nan))]) for g in groups},
         )
 
-    def prepare_round(self, client: ClientRound) -> ClientRound:
+    def run_begin(self, client: ClientRound) -> ClientRound:
         """Fill in the models of some clients, let ``begin`` prepare them, and return the round.
 
         Args:
@@ -195,7 +195,7 @@ class ClientRounds(FederationModule):
             client.models["global"] = client.broadcast.expand(len(client))
         return client
 
-    def finish_round(self, client: ClientRound) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def run_end_round(self, client: ClientRound) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Let ``end_round`` close the round; return its uploads and the rows that clients keep.
 
         Proposals that follow by themselves are added to ``client.proposals``: means of states.
@@ -229,7 +229,7 @@ class ClientRounds(FederationModule):
         """Return the flat row of a model's trainable parameters."""
         if name not in self._rows:
             tensors = trainable_parameters(self.model(name))
-            self._rows[name] = Row(tensors, RowLayout.of(tensors.items()))
+            self._rows[name] = Row(tensors, RowLayout.from_tensors(tensors.items()))
         return self._rows[name]
 
     def statistics(self, name: str) -> Row:
@@ -237,13 +237,13 @@ class ClientRounds(FederationModule):
         key = f"{name}.statistics"
         if key not in self._rows:
             tensors = running_statistics(self.model(name))
-            self._rows[key] = Row(tensors, RowLayout.of(tensors.items()))
+            self._rows[key] = Row(tensors, RowLayout.from_tensors(tensors.items()))
         return self._rows[key]
 
     def renew_rows(self) -> None:
         """Forget the rows of models whose tensors were replaced by others, as by a callback."""
         for key, row in list(self._rows.items()):
-            if not row.is_of(self.model(key.removesuffix(".statistics"))):
+            if not row.belongs_to(self.model(key.removesuffix(".statistics"))):
                 del self._rows[key]
 
     @property

@@ -51,8 +51,8 @@ class FedPer(Client):
     def __init__(self, net: nn.Module, own: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(net, models={"personal": Model(kept=False)}, **kwargs)
         self.own = own_parts(net, own)
-        self.own_places = places(RowLayout.of_parameters(net), self.own)
-        self.own_statistics = places(RowLayout.of_buffers(net), self.own)
+        self.own_places = places(RowLayout.from_parameters(net), self.own)
+        self.own_statistics = places(RowLayout.from_buffers(net), self.own)
         self.add_state("own", self._initial_own_parts)
 
     def _initial_own_parts(self) -> Tensor:
@@ -102,7 +102,7 @@ def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
                 f" trainable parameters, as {type(net).__name__} has, but got None."
             )
         own = (modules[-1],)
-    names += RowLayout.of_buffers(net).names
+    names += RowLayout.from_buffers(net).names
     for part in own:
         if not any(belongs(name, [part]) for name in names):
             raise ValueError(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pl_fed.clients.base import check_work
+from pl_fed.clients.argument_checks import check_work
 from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.clients.fedper import FedPer, belongs
 from pl_fed.data.batches import LocalWork

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pl_fed.arguments import check_nonnegative
-from pl_fed.clients.base import check_work
+from pl_fed.clients.argument_checks import check_work
 from pl_fed.clients.contract import Model, Objective
 from pl_fed.clients.pulled import Pulled, Regularizer
 from pl_fed.data.batches import LocalWork

@@ -90,7 +90,7 @@ class LpProj(ADMM):
         theta = torch.cat([p.flatten() for p in still.values()])
         apart: Tensor = self.projection(theta) - self.read("local")
         # Pᵀ (P θ − w_i), by hand: autograd's way back through a gather would add up one by one
-        slope = self.row("personal").layout.views(self.projection.lifted(apart))
+        slope = self.row("personal").layout.views(self.projection.lift(apart))
         moved = torch.stack([(slope[n] * (live[n] - still[n])).sum() for n in live]).sum()
         return self.loss("personal", batch) + self.lam * (apart.square().sum() / 2 + moved)
 
@@ -100,5 +100,5 @@ class LpProj(ADMM):
         w = self.projection(client.broadcast.parameters)
         stiffness = self.lam * self.alpha(client.samples)
         change = self.update_in_closed_form(client, theta, w, stiffness)
-        upload: Tensor = self.projection.lifted(change)
+        upload: Tensor = self.projection.lift(change)
         return upload

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.data.client_data import ClientData
-from pl_fed.random import hashed, key, seeded_torch
+from pl_fed.random import fork_torch_rng, key, random_bits
 from pl_fed.trees import Tree, bytes_of_sample, gather, leaves, split, tree_map
 from pl_fed.types import Batch
 
@@ -217,7 +217,7 @@ class Batches:
         if self.augment is None:
             return batch
         draw = key(self.seed, "augment", self.round, self.clients[position], step)
-        with seeded_torch(batch.device) as seed:
+        with fork_torch_rng(batch.device) as seed:
             seed(draw)
             return batch._replace(inputs=self.augment(batch.inputs))
 
@@ -245,7 +245,7 @@ class Batches:
         if self.rule.shuffle:
             draws = (self.seed, "batches", self.round)
             keys = [[key(*draws, k, p) for p in range(passes)] for k in self.clients]
-            numbers = hashed(_on(index, keys)[..., None], slots)
+            numbers = random_bits(_on(index, keys)[..., None], slots)
             if min(self.sizes, default=0) < longest:
                 beyond = slots >= _on(index, self.sizes)[:, None, None]
                 numbers.masked_fill_(beyond, _LAST)

@@ -12,13 +12,13 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.arguments import check_choice, check_instances, check_integers
+from pl_fed.configurable import Configurable
 from pl_fed.data.client_data import ClientData, Part
 from pl_fed.data.fingerprint import fingerprint_of
 from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.partitioners.base import Partitioner, check_parts
-from pl_fed.random import generator, hashed, key, seeded_torch
-from pl_fed.recorded import Recorded
+from pl_fed.random import fork_torch_rng, generator, key, random_bits
 from pl_fed.skews.base import Skew
 from pl_fed.text import printable
 from pl_fed.trees import Tree, describe, leaves, tree_map
@@ -27,7 +27,7 @@ _INTEGERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 _MANY_CLIENTS = 10_000  # beyond, all clients' samples are shuffled by one draw
 
 
-class FederatedData(Recorded, LightningDataModule):
+class FederatedData(Configurable, LightningDataModule):
     """Samples, shared out over clients, each client's cut into train, val and test.
 
     Args:
@@ -431,7 +431,7 @@ class FederatedData(Recorded, LightningDataModule):
         """
         if len(owned.sizes) > _MANY_CLIENTS:
             counters = torch.arange(len(owned.index))
-            order = hashed(key(self.seed, "cut"), counters).argsort()
+            order = random_bits(key(self.seed, "cut"), counters).argsort()
             return order[owned.owners()[order].argsort(stable=True)]
         return torch.cat(
             [
@@ -466,7 +466,7 @@ class FederatedData(Recorded, LightningDataModule):
         x = arrays.inputs.to(torch.float32)
         if arrays.inputs.dtype == torch.uint8:
             x /= 255
-        with seeded_torch(x.device) as seed:
+        with fork_torch_rng(x.device) as seed:
             for position, transform in enumerate(self.transforms):
                 seed(key(self.seed, "transforms", position))
                 x = transform(x)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pl_fed.recorded import Recorded
+from pl_fed.configurable import Configurable
 from pl_fed.trees import Tree, describe, foreign_leaf, leaves, rows_of
 
 TRAIN, VAL, TEST = 0, 1, 2
@@ -133,7 +133,7 @@ class Arrays:
         return str(id if self.names is None else self.names[id])
 
 
-class DataSource(Recorded, ABC):
+class DataSource(Configurable, ABC):
     """A data set that can be loaded whole, as tensors.
 
     A new one is a class with :meth:`load` in a file of its own, named in the config by its path.

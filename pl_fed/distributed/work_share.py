@@ -13,6 +13,7 @@ needs room for its own clients only, and what is left to gain is a hundredth of 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -21,8 +22,8 @@ from torch import Tensor
 from pl_fed.aggregators import Aggregator
 from pl_fed.distributed.processes import Processes
 from pl_fed.functional.aggregation import merging_dtype
-from pl_fed.functional.balance import balanced
-from pl_fed.state import ClientStore, of_clients
+from pl_fed.functional.balance import balance_work
+from pl_fed.state import ClientStore, select_clients
 from pl_fed.types import RoundContext
 
 _Key = TypeVar("_Key")
@@ -42,25 +43,35 @@ class WorkShare:
         owners: The process that trains each, int64 [cohort].
 
     Attributes:
-        mine: Which of the cohort this process trains, bool [cohort].
-        clients: Their ids, in the order of the cohort.
+        clients: Ids of those that this process trains, in the order of the cohort.
     """
 
     def __init__(self, processes: Processes, cohort: Tensor, owners: Tensor) -> None:
         self.processes = processes
         self.cohort = cohort
         self.owners = owners
-        self.mine = owners == processes.rank
         self.clients = cohort[self.mine] if processes.size > 1 else cohort
-        self._homes = owners if processes.size == 1 else processes.homes(cohort)
-        self._away = self._homes != owners
         self._travels = processes.size > 1 and bool(self._away.any())
+
+    @cached_property
+    def mine(self) -> Tensor:
+        """Which of the cohort this process trains, bool [cohort]."""
+        return self.owners == self.processes.rank
+
+    @cached_property
+    def _homes(self) -> Tensor:
+        return self.processes.homes(self.cohort)
+
+    @cached_property
+    def _away(self) -> Tensor:
+        """Which of the cohort are trained by another process than that of their home."""
+        return self._homes != self.owners
 
     @classmethod
     def by_work(cls, processes: Processes, cohort: Tensor, work: Tensor) -> "WorkShare":
         """Share a cohort out by the clients' work [cohort], at home where that is fair."""
         homes = processes.homes(cohort)
-        return cls(processes, cohort, balanced(work, homes, processes.size))
+        return cls(processes, cohort, balance_work(work, homes, processes.size))
 
     @classmethod
     def alone(cls, cohort: Tensor) -> "WorkShare":
@@ -320,4 +331,4 @@ def at_home(processes: Processes, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return of the states of all clients those that are at home in this process."""
     if processes.size == 1:
         return dict(state)
-    return of_clients(state, processes.at_home)
+    return select_clients(state, processes.at_home)

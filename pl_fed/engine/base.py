@@ -13,7 +13,7 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Objective
 from pl_fed.data.batches import Batches
 from pl_fed.nets.dropout import Draws
-from pl_fed.random import hashed, key
+from pl_fed.random import key, random_bits
 
 ROUND_NUMBERS = (
     *("cohort", "byzantine", "forged", "clipped", "dropped", "rejected"),
@@ -81,7 +81,7 @@ class Chunk:
         if not draws.wanted:
             return torch.zeros(len(self.clients), batches.max_steps, dtype=torch.int64)
         keys = [key(batches.seed, "layers", batches.round, client) for client in batches.clients]
-        return hashed(torch.tensor(keys)[:, None], torch.arange(batches.max_steps))
+        return random_bits(torch.tensor(keys)[:, None], torch.arange(batches.max_steps))
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ModelRows
 from pl_fed.engine.base import Chunk, Engine, as_outputs, new_rows, rebuild_optimizer
-from pl_fed.nets.rows import unkept_buffers
-from pl_fed.random import key, seeded_torch
+from pl_fed.nets.rows import buffers_outside_rows
+from pl_fed.random import fork_torch_rng, key
 from pl_fed.types import Batch
 
 
@@ -27,7 +27,7 @@ class OneByOne(Engine):
         rows = chunk.round.readable()
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
-        with seeded_torch(client.device) as seed:
+        with fork_torch_rng(client.device) as seed:
             for position, one in enumerate(batches.clients):
                 seed(key(batches.seed, "torch", batches.round, one))
                 models.load(position)
@@ -127,7 +127,9 @@ class _LiveModels:
         # such as how many batches BatchNorm has seen: no row holds it
         unkept = {id(each): each for each in client.buffers() if not each.is_floating_point()}
         for model in chunk.objective.trained:
-            unkept |= {id(each): each for each in unkept_buffers(client.model(model)).values()}
+            unkept |= {
+                id(each): each for each in buffers_outside_rows(client.model(model)).values()
+            }
         self.counters = [(buffer, buffer.clone()) for buffer in unkept.values()]
 
     def load(self, position: int) -> None:

@@ -11,7 +11,7 @@ from pl_fed.engine.base import Chunk, new_rows
 from pl_fed.engine.program import Program
 from pl_fed.engine.step import options_of
 from pl_fed.engine.stepping import Outside, Stepping
-from pl_fed.random import key, seeded_torch
+from pl_fed.random import fork_torch_rng, key
 from pl_fed.types import Batch
 
 
@@ -35,7 +35,7 @@ class OneByOneCompiled(Stepping):
             for model in chunk.objective.trained
         }
         inputs, outputs = self._inputs(program, optimizer, chunk), []
-        with seeded_torch(device) as seed:
+        with fork_torch_rng(device) as seed:
             for position, one in enumerate(batches.clients):
                 seed(key(batches.seed, "torch", batches.round, one))
                 program.load(_select(models, position), _select_rows(rows, position))

@@ -14,8 +14,8 @@ from pl_fed.clients.contract import ModelRows
 from pl_fed.engine.compiled_step import CompiledStep
 from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of
 from pl_fed.engine.tracing import CannotCompileError
-from pl_fed.nets.rows import RowLayout, counters, unkept_buffers
-from pl_fed.random import seeded_torch
+from pl_fed.nets.rows import RowLayout, buffers_outside_rows, counters
+from pl_fed.random import fork_torch_rng
 from pl_fed.trees import tree_map
 
 _PLAIN = (int, float, complex, str, type(None))
@@ -153,7 +153,7 @@ class Program:
 
     def _tried(self, function: Callable[[dict[str, Any]], Any], inputs: dict[str, Any]) -> Any:
         """Do what a step by itself would not, and leave torch's generators as they were."""
-        with seeded_torch(self.client.device):
+        with fork_torch_rng(self.client.device):
             if not self.compiled:
                 return function(inputs)
             try:
@@ -188,7 +188,7 @@ class Program:
         buffers = [
             (name, buffer, buffer.clone())
             for model in self.step.trained
-            for name, buffer in unkept_buffers(self.client.model(model)).items()
+            for name, buffer in buffers_outside_rows(self.client.model(model)).items()
         ]
         yield
         changed = [name for name, buffer, kept in buffers if not buffer.equal(kept)]

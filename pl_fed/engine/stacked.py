@@ -12,7 +12,7 @@ from pl_fed.engine.base import Chunk, new_rows
 from pl_fed.engine.program import Program
 from pl_fed.engine.step import options_of
 from pl_fed.engine.stepping import Outside, Stepping, filled
-from pl_fed.random import seeded_torch
+from pl_fed.random import fork_torch_rng
 from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import Batch
 
@@ -60,7 +60,7 @@ class Stacked(Stepping):
             )
         buffers = {name: (buffer, buffer.clone()) for name, buffer in client.named_buffers()}
         try:
-            with seeded_torch(client.device):
+            with fork_torch_rng(client.device):
                 one, *others = self._losses(client, optimizer, chunk)
         except torch.OutOfMemoryError:
             raise

@@ -1,7 +1,7 @@
-"""Merging rows: the mathematics of the aggregators, without their memory.
+"""Merging of rows: the mathematics of the aggregators, without their memory.
 
-Every function computes in float32 at least and returns what it computed in, so that bf16 and half
-rows come back as float32: the sum of a hundred bf16 updates would keep two digits.
+Every function computes in float32 or wider, and returns the type in which it computed. Therefore
+bf16 and half rows give float32 results: a bf16 sum of a hundred updates would keep two digits.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_LINE = 16  # numbers of a cache line
-_NUMBERS = {"cpu": 1 << 18}  # that are merged at a time, so that they stay in the cache
-_MANY_NUMBERS = 1 << 25  # where starting a piece costs more than its memory
+_CACHE_LINE = 16  # float32 numbers of a cache line
+_CHUNK_NUMBERS = {"cpu": 1 << 18}  # numbers of one chunk of columns, which stays in the cache
+_DEFAULT_CHUNK_NUMBERS = 1 << 25  # on other devices, the start of a chunk costs more than memory
 
 
 def merging_dtype(rows: Tensor) -> torch.dtype:
-    """Return the type to merge rows in: their own, or float32 where that is wider.
+    """Return the type in which rows are merged: the wider one of their own type and float32.
 
     Example:
         >>> merging_dtype(torch.ones(1, dtype=torch.bfloat16))
@@ -26,17 +26,17 @@ def merging_dtype(rows: Tensor) -> torch.dtype:
 
 
 def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
-    """Return Σ_k weights_k · rows_k / Σ_k weights_k.
+    """Return the weighted mean Σ_k weights_k · rows_k / Σ_k weights_k.
 
     Args:
         rows: Shape [n, d].
-        weights: Not negative, not all zero, shape [n].
+        weights: At least 0, not all 0, shape [n].
 
     Returns:
         Shape [d].
 
     Raises:
-        ValueError: If there is not one weight for each row, one is negative, or all are zero.
+        ValueError: If the number of weights is not n, a weight is negative, or all weights are 0.
 
     Example:
         >>> weighted_mean(torch.tensor([[1.0], [5.0]]), torch.tensor([3, 1]))
@@ -56,11 +56,11 @@ def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
-    """Return Σ_k weights_k · rows_k.
+    """Return the weighted sum Σ_k weights_k · rows_k.
 
     Args:
         rows: Shape [n, d].
-        weights: Any numbers, [n].
+        weights: Any numbers, shape [n].
 
     Returns:
         Shape [d].
@@ -71,14 +71,14 @@ def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
     """
     dtype = merging_dtype(rows)
     merged = torch.zeros(rows.shape[1], dtype=dtype, device=rows.device)
-    # Row by row: as fast as `weights @ rows`, which would obey the user's float32_matmul_precision
-    # (bf16 products), and ten times as fast as a sum of products, which writes [n, d] once more.
+    # Row by row is as fast as `weights @ rows`, but ignores the user's float32_matmul_precision,
+    # which may ask for bf16 products. A sum of products is ten times as slow: it writes [n, d].
     for row, weight in zip(rows, weights.to(dtype), strict=True):
         merged.addcmul_(row, weight)
     return merged
 
 
-def sorted_columns(rows: Tensor) -> Tensor:
+def sort_columns(rows: Tensor) -> Tensor:
     """Return the values of each column in ascending order: row i holds the (i+1)-th smallest.
 
     The result carries no gradient.
@@ -90,7 +90,7 @@ def sorted_columns(rows: Tensor) -> Tensor:
         A new tensor of shape [n, d].
 
     Example:
-        >>> sorted_columns(torch.tensor([[3.0, 1.0], [2.0, 4.0]]))
+        >>> sort_columns(torch.tensor([[3.0, 1.0], [2.0, 4.0]]))
         tensor([[2., 1.],
                 [3., 4.]])
     """
@@ -98,53 +98,53 @@ def sorted_columns(rows: Tensor) -> Tensor:
     if rows.device.type != "cpu":
         return rows.to(merging_dtype(rows)).sort(dim=0).values
     # One thread, 10 × 109,386 float32: numpy 4.5 ms, torch 13.7 ms; 100 rows: 31 and 371 ms.
-    # The values of a column lie an odd number of cache lines apart: with a power of two between
-    # them they evict each other, and 100 rows take 4 to 7 times as long.
+    # The values of a column lie an odd number of cache lines apart. At a distance of a power of
+    # two they evict each other from the cache, and 100 rows take 4 to 7 times as long.
     n, d = rows.shape
-    ordered = rows.new_empty(n, d + _LINE, dtype=merging_dtype(rows))[:, :d].copy_(rows)
+    ordered = rows.new_empty(n, d + _CACHE_LINE, dtype=merging_dtype(rows))[:, :d].copy_(rows)
     ordered.numpy().sort(axis=0)
     return ordered
 
 
-def by_columns(rows: Tensor, merge: Callable[[Tensor], Tensor]) -> Tensor:
-    """Merge a few columns at a time, so that no second copy of the rows is needed.
+def merge_columns(rows: Tensor, merge: Callable[[Tensor], Tensor]) -> Tensor:
+    """Merge one chunk of columns after the other, without a second copy of the rows.
 
     Args:
         rows: At least one row, shape [n, d].
-        merge: Gives a row [c] for some columns [n, c], in the type of :func:`merging_dtype`.
+        merge: Maps columns [n, c] to a row [c], in the type of :func:`merging_dtype`.
 
     Returns:
-        Without a gradient, shape [d].
+        Shape [d], without a gradient.
 
     Example:
-        >>> by_columns(torch.tensor([[3.0, 1.0], [2.0, 4.0]]), lambda piece: piece.amax(0))
+        >>> merge_columns(torch.tensor([[3.0, 1.0], [2.0, 4.0]]), lambda chunk: chunk.amax(0))
         tensor([3., 4.])
     """
     merged = torch.empty(rows.shape[1], dtype=merging_dtype(rows), device=rows.device)
-    for columns in _pieces(rows):
+    for columns in _column_chunks(rows):
         merged[columns] = merge(rows.detach()[:, columns])
     return merged
 
 
-def mean_of(rows: Tensor, chosen: Tensor) -> Tensor:
-    """Return the mean of some of the rows.
+def subset_mean(rows: Tensor, positions: Tensor) -> Tensor:
+    """Return the mean of the rows at some positions.
 
     Args:
         rows: Shape [n, d].
-        chosen: Their positions, at least one, int64 [m].
+        positions: Positions of the rows in the mean, at least one, int64 [m].
 
     Returns:
         Shape [d].
 
     Example:
-        >>> mean_of(torch.tensor([[1.0], [9.0], [3.0]]), torch.tensor([0, 2]))
+        >>> subset_mean(torch.tensor([[1.0], [9.0], [3.0]]), torch.tensor([0, 2]))
         tensor([2.])
     """
-    return by_columns(rows, lambda piece: piece[chosen].to(merging_dtype(piece)).mean(0))
+    return merge_columns(rows, lambda chunk: chunk[positions].to(merging_dtype(chunk)).mean(0))
 
 
 def coordinate_median(rows: Tensor) -> Tensor:
-    """Return the median of each column; for an even n the mean of the two middle values.
+    """Return the median of each column; for an even n, the mean of the two middle values.
 
     Args:
         rows: Without NaN, at least one row, shape [n, d].
@@ -156,15 +156,15 @@ def coordinate_median(rows: Tensor) -> Tensor:
         >>> coordinate_median(torch.tensor([[1.0], [9.0], [2.0], [4.0]]))
         tensor([3.])
     """
-    return by_columns(rows, lambda piece: _middle(sorted_columns(piece)))
+    return merge_columns(rows, lambda chunk: _middle_values(sort_columns(chunk)))
 
 
-def trimmed_mean(rows: Tensor, trimmed: int) -> Tensor:
-    """Return the mean of each column without its ``trimmed`` smallest and largest values.
+def trimmed_mean(rows: Tensor, num_trimmed: int) -> Tensor:
+    """Return the mean of each column without its ``num_trimmed`` smallest and largest values.
 
     Args:
-        rows: Without NaN, more than twice ``trimmed``, shape [n, d].
-        trimmed: At least 0.
+        rows: Without NaN, more than twice ``num_trimmed`` rows, shape [n, d].
+        num_trimmed: The number of values to leave out at each end, at least 0.
 
     Returns:
         Shape [d].
@@ -173,20 +173,21 @@ def trimmed_mean(rows: Tensor, trimmed: int) -> Tensor:
         >>> trimmed_mean(torch.tensor([[1.0], [9.0], [2.0], [4.0]]), 1)
         tensor([3.])
     """
-    kept = slice(trimmed, len(rows) - trimmed)
-    return by_columns(rows, lambda piece: sorted_columns(piece)[kept].mean(0))
+    middle = slice(num_trimmed, len(rows) - num_trimmed)
+    return merge_columns(rows, lambda chunk: sort_columns(chunk)[middle].mean(0))
 
 
-def mean_around_median(rows: Tensor, count: int, chosen: Tensor | None = None) -> Tensor:
+def mean_around_median(rows: Tensor, count: int, positions: Tensor | None = None) -> Tensor:
     """Return the mean of the values of each column that are nearest to its median.
 
-    Where one below and one above are equally far from it, and there is room for one, their mean
-    counts: so the result depends on no order, and changes its sign with all values.
+    If one value below the median and one above are equally far from it, and only one of them can
+    enter the mean, their mean enters. Therefore the result does not depend on the order of the
+    rows, and changes its sign with all values.
 
     Args:
         rows: Without NaN, at least one row, shape [n, d].
-        count: How many values are averaged, from 1 to their number.
-        chosen: Positions of the rows that take part, int64; ``None`` stands for all.
+        count: The number of values in the mean, from 1 to the number of rows.
+        positions: Positions of the rows that take part, int64; ``None`` selects all rows.
 
     Returns:
         Shape [d].
@@ -196,24 +197,26 @@ def mean_around_median(rows: Tensor, count: int, chosen: Tensor | None = None) -
         >>> mean_around_median(rows, 3)
         tensor([1., 2.])
     """
-    if chosen is None:
-        return by_columns(rows, lambda piece: _around(sorted_columns(piece), count))
-    return by_columns(rows, lambda piece: _around(sorted_columns(piece[chosen]), count))
+    if positions is None:
+        return merge_columns(rows, lambda chunk: _mean_near_median(sort_columns(chunk), count))
+    return merge_columns(
+        rows, lambda chunk: _mean_near_median(sort_columns(chunk[positions]), count)
+    )
 
 
-def _middle(ordered: Tensor) -> Tensor:
-    """Return the median of columns that are sorted."""
+def _middle_values(ordered: Tensor) -> Tensor:
+    """Return the medians of sorted columns."""
     middle = len(ordered) // 2
     if len(ordered) % 2:
         return ordered[middle]
-    # halved before they are added, for the sum of two large values may overflow
+    # halve before adding: the sum of two large values may overflow
     return 0.5 * ordered[middle - 1] + 0.5 * ordered[middle]
 
 
-def _around(ordered: Tensor, count: int) -> Tensor:
-    """Return the mean of the values that are nearest to the median of columns that are sorted."""
-    middle, nearest = _middle(ordered).clone(), ordered[:count]
-    # They are neighbours: of every count-th value just one is among them, and it is the nearest.
+def _mean_near_median(ordered: Tensor, count: int) -> Tensor:
+    """Return the mean of the values of sorted columns that are nearest to their median."""
+    middle, nearest = _middle_values(ordered).clone(), ordered[:count]
+    # The nearest values are neighbours. Of every count-th value they contain one: the nearest.
     for ahead in ordered[count:].split(count):
         behind = nearest[: len(ahead)]
         nearer = (behind - middle).abs_() - (ahead - middle).abs_()
@@ -223,13 +226,13 @@ def _around(ordered: Tensor, count: int) -> Tensor:
 
 
 def squared_distances(products: Tensor) -> Tensor:
-    """Return the squared distances between rows, given all their products.
+    """Return the squared distances between rows, from the products of all pairs of rows.
 
     Args:
         products: The Gram matrix, symmetric, [n, n].
 
     Returns:
-        Symmetric, shape [n, n], not negative, 0 on the diagonal; infinite where it overflows.
+        Symmetric, shape [n, n], at least 0, with 0 on the diagonal; infinite after an overflow.
 
     Example:
         >>> rows = torch.tensor([[0.0, 3.0], [4.0, 0.0]])
@@ -245,16 +248,17 @@ def squared_distances(products: Tensor) -> Tensor:
 
 
 def gram_matrix(rows: Tensor, order: Tensor | None = None, centre: Tensor | None = None) -> Tensor:
-    """Return the products of all pairs of rows, in float64.
+    """Return the Gram matrix: the products of all pairs of rows, in float64.
 
-    A few columns at a time are widened, so that no second copy of the rows is needed.
+    It converts one chunk of columns after the other to float64, without a second copy of the rows.
 
     Args:
         rows: Shape [n, d].
-        order: The order in which to take them, int64 [n]. The last bits of a product depend on
-            where its rows stand: in the order of the clients' ids, they depend on no other order.
-        centre: What is taken from each row first [d], if anything is. Where rows differ little from
-            each other, their own products would lose what tells them apart.
+        order: Positions of the rows in the order of the result, int64 [n]. The last bits of a
+            product depend on the positions of its rows. With the order of the client ids, they are
+            independent of the order of the uploads.
+        centre: A row [d] to subtract from every row, or ``None``. It preserves small differences
+            between long rows, which their plain products would lose.
 
     Returns:
         Shape [n, n].
@@ -268,19 +272,19 @@ def gram_matrix(rows: Tensor, order: Tensor | None = None, centre: Tensor | None
                 [ 0.,  0.]], dtype=torch.float64)
     """
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for columns in _pieces(rows):
-        piece = rows.detach()[:, columns]
-        wide = (piece if order is None else piece[order]).double()
-        products += _products(wide if centre is None else wide - centre[columns])
+    for columns in _column_chunks(rows):
+        chunk = rows.detach()[:, columns]
+        wide = (chunk if order is None else chunk[order]).double()
+        products += _pair_products(wide if centre is None else wide - centre[columns])
     return products
 
 
 def squared_norms(rows: Tensor, centre: Tensor | None = None) -> Tensor:
-    """Return the squared norm of each row, in float64, as :func:`gram_matrix` would.
+    """Return the squared norm of each row, in float64, with the accuracy of :func:`gram_matrix`.
 
     Args:
         rows: Shape [n, d].
-        centre: What is subtracted from each of them first [d], if anything is.
+        centre: A row [d] to subtract from every row, or ``None``.
 
     Returns:
         Shape [n].
@@ -292,16 +296,16 @@ def squared_norms(rows: Tensor, centre: Tensor | None = None) -> Tensor:
         tensor([9., 9.], dtype=torch.float64)
     """
     norms = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-    for columns in _pieces(rows):
-        piece = rows.detach()[:, columns].to(merging_dtype(rows))
+    for columns in _column_chunks(rows):
+        chunk = rows.detach()[:, columns].to(merging_dtype(rows))
         if centre is not None:
-            piece = piece - centre[columns]
-        norms += torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64).square()
+            chunk = chunk - centre[columns]
+        norms += torch.linalg.vector_norm(chunk, dim=1, dtype=torch.float64).square()
     return norms
 
 
 def centred_gram_matrix(rows: Tensor) -> Tensor:
-    """Return the products of all pairs of rows once their mean is taken from each, in float64.
+    """Return the Gram matrix of the rows minus their mean, in float64.
 
     Args:
         rows: Shape [n, d].
@@ -315,14 +319,14 @@ def centred_gram_matrix(rows: Tensor) -> Tensor:
                 [-1.,  1.]], dtype=torch.float64)
     """
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for columns in _pieces(rows):
+    for columns in _column_chunks(rows):
         wide = rows.detach()[:, columns].double()
-        products += _products(wide - wide.mean(0))
+        products += _pair_products(wide - wide.mean(0))
     return products
 
 
 def sign_counts(rows: Tensor) -> Tensor:
-    """Return how many numbers of each row are positive, zero and negative, in float64.
+    """Return the numbers of positive, zero and negative values of each row, in float64.
 
     NaN counts as zero.
 
@@ -337,31 +341,31 @@ def sign_counts(rows: Tensor) -> Tensor:
         tensor([[2., 0., 1.],
                 [0., 2., 1.]], dtype=torch.float64)
     """
-    excess, either = torch.zeros(2, len(rows), dtype=torch.float64, device=rows.device)
-    for columns in _pieces(rows):
+    excess, nonzero = torch.zeros(2, len(rows), dtype=torch.float64, device=rows.device)
+    for columns in _column_chunks(rows):
         signs = rows.detach()[:, columns].to(merging_dtype(rows)).sign()
         excess += signs.sum(1)
-        either += signs.abs_().sum(1)
-    return torch.stack([either + excess, 2 * (rows.shape[1] - either), either - excess], 1) / 2
+        nonzero += signs.abs_().sum(1)
+    return torch.stack([nonzero + excess, 2 * (rows.shape[1] - nonzero), nonzero - excess], 1) / 2
 
 
-def products_with(rows: Tensor, row: Tensor, centre: Tensor | None = None) -> Tensor:
-    """Return the product of each row with one row, in float64.
+def inner_products(rows: Tensor, row: Tensor, centre: Tensor | None = None) -> Tensor:
+    """Return the inner product of every row with one row, in float64.
 
     Args:
         rows: Shape [n, d].
         row: Shape [d].
-        centre: What is taken from each of the rows first [d], if anything is.
+        centre: A row [d] to subtract from every row of ``rows``, or ``None``.
 
     Returns:
         Shape [n].
 
     Example:
-        >>> products_with(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([3.0, 4.0]))
+        >>> inner_products(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.tensor([3.0, 4.0]))
         tensor([11.,  4.], dtype=torch.float64)
     """
     products = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
-    for columns in _pieces(rows):
+    for columns in _column_chunks(rows):
         wide = rows.detach()[:, columns].double()
         if centre is not None:
             wide = wide - centre[columns]
@@ -369,63 +373,63 @@ def products_with(rows: Tensor, row: Tensor, centre: Tensor | None = None) -> Te
     return products
 
 
-def combinations(rows: Tensor, shares: Tensor) -> Tensor:
-    """Return sums of the rows, Σ_k shares_ik · rows_k for each i, added up in float64.
+def linear_combinations(rows: Tensor, shares: Tensor) -> Tensor:
+    """Return linear combinations of the rows, Σ_k shares_ik · rows_k, summed in float64.
 
     Args:
         rows: Shape [n, d].
         shares: Any numbers, [m, n].
 
     Returns:
-        Shape [m, d], the only memory of that size that is taken.
+        Shape [m, d]. The function allocates no other tensor of this size.
 
     Example:
         >>> rows = torch.tensor([[1.0, 0.0], [3.0, 2.0]])
-        >>> combinations(rows, torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
+        >>> linear_combinations(rows, torch.tensor([[0.5, 0.5], [0.0, 1.0]]))
         tensor([[2., 1.],
                 [3., 2.]])
     """
     sums = rows.new_empty(len(shares), rows.shape[1], dtype=merging_dtype(rows))
-    for columns in _pieces(rows):
+    for columns in _column_chunks(rows):
         sums[:, columns] = shares.double() @ rows.detach()[:, columns].double()
     return sums
 
 
-def shortened(rows: Tensor, norms: Tensor, longest: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Scale the rows whose norm is above a bound down to it.
+def clip_norms(rows: Tensor, norms: Tensor, max_norm: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Scale every row whose norm is above a bound down to this norm.
 
     Args:
         rows: Shape [n, d].
-        norms: Their norms, [n].
-        longest: The bound, at least 0.
+        norms: The norms of the rows, [n].
+        max_norm: The bound, at least 0.
 
     Returns:
-        New rows [n, d]; and which of them are shorter than before, bool [n].
+        New rows [n, d], and a mask of the clipped rows, bool [n].
 
     Example:
         >>> rows = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
-        >>> shortened(rows, rows.norm(dim=1), 1.0)[0]
+        >>> clip_norms(rows, rows.norm(dim=1), 1.0)[0]
         tensor([[0.6000, 0.8000],
                 [0.0000, 1.0000]])
     """
-    longer = norms > longest
-    factors = torch.where(longer, longest / norms, 1.0)
-    return rows * factors.to(merging_dtype(rows))[:, None], longer
+    is_clipped = norms > max_norm
+    factors = torch.where(is_clipped, max_norm / norms, 1.0)
+    return rows * factors.to(merging_dtype(rows))[:, None], is_clipped
 
 
-def _products(wide: Tensor) -> Tensor:
-    """Return the products of all pairs of a few columns of rows, which are float64."""
+def _pair_products(wide: Tensor) -> Tensor:
+    """Return the products of all pairs of rows of a float64 chunk."""
     if wide.device.type != "cpu":
         return wide @ wide.T
-    # 100 × 1,000,000: 0.28 s for torch's 0.46; numpy sees that it is symmetric
+    # 100 × 1,000,000: 0.28 s instead of torch's 0.46 s, because numpy uses the symmetry
     with np.errstate(all="ignore"):
         return torch.from_numpy(wide.numpy() @ wide.numpy().T)
 
 
-def _pieces(rows: Tensor) -> Iterator[slice]:
-    """Yield the columns to work on at a time."""
-    numbers = _NUMBERS.get(rows.device.type, _MANY_NUMBERS)
-    # multiples of 64, for torch adds up what is left of a row's end in another order
+def _column_chunks(rows: Tensor) -> Iterator[slice]:
+    """Yield slices of the columns, whose chunks are processed one after the other."""
+    numbers = _CHUNK_NUMBERS.get(rows.device.type, _DEFAULT_CHUNK_NUMBERS)
+    # multiples of 64, because torch sums the remainder of a row in another order
     width = 64 * max(1, numbers // (64 * max(1, len(rows))))
     for begin in range(0, rows.shape[1], width):
         yield slice(begin, begin + width)

@@ -1,11 +1,11 @@
-"""How evenly a federation serves its clients, and a client its classes.
+"""Fairness measures: equal accuracy over the clients of a federation, and over the classes.
 
-Over clients: the mean of the worst and the best tenth and the population variance, as in T. Li,
-M. Sanjabi, A. Beirami and V. Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020,
-arXiv 1905.10497; and Jain's index, from R. Jain, D.-M. Chiu and W. Hawe, "A Quantitative Measure of
+Over clients: the mean of the worst and the best tenth and the population variance, as in T. Li, M.
+Sanjabi, A. Beirami and V. Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, arXiv
+1905.10497; and Jain's index, from R. Jain, D.-M. Chiu and W. Hawe, "A Quantitative Measure of
 Fairness and Discrimination for Resource Allocation in Shared Computer Systems", DEC TR-301, 1984.
-Over classes: the client data fairness of B. Zhang and others, "FedTilt: Towards Multi-Level
-Fairness-Preserving and Robust Federated Learning".
+Over classes: the client data fairness of B. Zhang, L. Mares De La Cruz and B. Wang, "FedTilt:
+Towards Multi-Level Fairness-Preserving and Robust Federated Learning", arXiv 2503.13537.
 """
 
 import torch
@@ -16,8 +16,8 @@ def worst_mean(values: Tensor, percent: int = 10) -> Tensor:
     """Return the mean over the clients with the smallest values.
 
     Args:
-        values: One for each client, shape [clients].
-        percent: Share of the clients, 1 to 100, rounded up to whole clients.
+        values: One value for each client, shape [clients].
+        percent: Share of the clients, 1 to 100. The number of clients is rounded up.
 
     Raises:
         ValueError: If there is no client, or ``percent`` is out of range.
@@ -27,11 +27,18 @@ def worst_mean(values: Tensor, percent: int = 10) -> Tensor:
         tensor(0.2000)
     """
     worst = values.topk(_tail_size(values, percent), largest=False).values.mean()
-    return torch.where(values.isnan().any(), torch.nan, worst)  # to topk NaN is large
+    return torch.where(values.isnan().any(), torch.nan, worst)  # topk sorts NaN as the largest
 
 
 def best_mean(values: Tensor, percent: int = 10) -> Tensor:
-    """Return the mean over the clients with the largest values; see :func:`worst_mean`.
+    """Return the mean over the clients with the largest values.
+
+    Args:
+        values: One value for each client, shape [clients].
+        percent: Share of the clients, 1 to 100. The number of clients is rounded up.
+
+    Raises:
+        ValueError: If there is no client, or ``percent`` is out of range.
 
     Example:
         >>> best_mean(torch.tensor([0.5, 0.1, 0.9, 0.3]))
@@ -41,12 +48,12 @@ def best_mean(values: Tensor, percent: int = 10) -> Tensor:
 
 
 def jain_index(values: Tensor) -> Tensor:
-    """Return Jain's index (Σ a)² / (n Σ a²): 1 when all are equal, 1/n when one has everything.
+    """Return Jain's index (Σ a)² / (n Σ a²): 1 for equal values, 1/n if one client has everything.
 
-    Clients that all have 0 are served equally: the index is 1.
+    If all values are 0 the clients are equal, and the index is 1.
 
     Args:
-        values: Not negative, shape [clients].
+        values: At least 0, shape [clients].
 
     Raises:
         ValueError: If there is no client.
@@ -57,13 +64,16 @@ def jain_index(values: Tensor) -> Tensor:
     """
     _require_clients(values)
     largest = values.max()
-    shares = values / torch.where(largest == 0, 1, largest)  # whose squares do not vanish
+    shares = values / torch.where(largest == 0, 1, largest)  # their squares do not underflow
     index = shares.sum().square() / (len(shares) * shares.square().sum())
     return torch.where(largest == 0, 1, index)
 
 
 def population_var(values: Tensor) -> Tensor:
-    """Return the variance (1/n) Σ (a − mean a)²: the clients are all there are, not a sample.
+    """Return the population variance (1/n) Σ (a − mean a)²: the clients are not a sample.
+
+    Args:
+        values: One value for each client, shape [clients].
 
     Raises:
         ValueError: If there is no client.
@@ -77,7 +87,13 @@ def population_var(values: Tensor) -> Tensor:
 
 
 def population_std(values: Tensor) -> Tensor:
-    """Return the square root of :func:`population_var`.
+    """Return the population standard deviation: the square root of :func:`population_var`.
+
+    Args:
+        values: One value for each client, shape [clients].
+
+    Raises:
+        ValueError: If there is no client.
 
     Example:
         >>> population_std(torch.tensor([1.0, 5.0]))
@@ -87,11 +103,13 @@ def population_std(values: Tensor) -> Tensor:
 
 
 def class_std(correct: Tensor, count: Tensor) -> Tensor:
-    """Return for each client the population std of its accuracy over the classes that it has.
+    """Return the population standard deviation of each client's accuracies over its classes.
+
+    Classes without samples of the client do not count.
 
     Args:
-        correct: Samples of each class classified correctly, shape [clients, classes].
-        count: Samples of each class, shape [clients, classes].
+        correct: Number of correct predictions by class, shape [clients, classes].
+        count: Number of samples by class, shape [clients, classes].
 
     Returns:
         float64 [clients]; NaN for a client without samples.
@@ -117,7 +135,7 @@ def _require_clients(values: Tensor) -> None:
 
 
 def _tail_size(values: Tensor, percent: int) -> int:
-    """Return ⌈percent · n / 100⌉, in integers: in floats 0.07 · 100 is more than 7."""
+    """Return ⌈percent · n / 100⌉ in integers; in floats, 0.07 · 100 is above 7."""
     _require_clients(values)
     if not 1 <= percent <= 100:
         raise ValueError(f"Expected argument `percent` to be in [1, 100] but got {percent}.")

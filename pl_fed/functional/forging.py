@@ -1,4 +1,4 @@
-"""What attacks on uploads are made of: rows, in float32 at least."""
+"""Building blocks of the attacks on uploads: statistics of rows, in float32 or wider."""
 
 import torch
 from torch import Tensor
@@ -7,27 +7,33 @@ from pl_fed.functional.aggregation import merging_dtype
 from pl_fed.nets.rows import finite_rows
 
 
-def known_rows(honest: Tensor, own: Tensor) -> Tensor:
-    """Return the uploads that attackers go by: the honest ones, or their own if there are none.
+def reference_rows(honest: Tensor, own: Tensor) -> Tensor:
+    """Return the uploads from which attackers forge: the benign ones, or their own finite ones.
+
+    The attackers use their own uploads if they see no benign one.
+
+    Args:
+        honest: The benign uploads that the attackers see, [h, d].
+        own: The attackers' own uploads, [b, d].
 
     Example:
-        >>> known_rows(torch.empty(0, 1), torch.tensor([[1.0], [torch.nan]]))
+        >>> reference_rows(torch.empty(0, 1), torch.tensor([[1.0], [torch.nan]]))
         tensor([[1.]])
     """
     return honest if len(honest) else own[finite_rows(own)]
 
 
 def mean_row(rows: Tensor) -> Tensor:
-    """Return the mean of rows [n, d], in float32 at least."""
+    """Return the mean of rows [n, d], in float32 or wider."""
     return rows.mean(0, dtype=merging_dtype(rows))
 
 
 def standard_deviations(rows: Tensor, mean: Tensor) -> Tensor:
-    """Return the standard deviation of each column, of the population.
+    """Return the population standard deviation of each column.
 
     Args:
         rows: Shape [n, d].
-        mean: Their mean, in the type to compute in, [d].
+        mean: The mean of the rows, in the type of the computation, [d].
 
     Returns:
         Shape [d].
@@ -39,31 +45,31 @@ def standard_deviations(rows: Tensor, mean: Tensor) -> Tensor:
     """
     squares = torch.zeros_like(mean)
     for row in rows:
-        gap = row - mean
-        squares.addcmul_(gap, gap, value=1 / len(rows))
+        difference = row - mean
+        squares.addcmul_(difference, difference, value=1 / len(rows))
     return squares.sqrt_()
 
 
-def origin(on: str, own: Tensor, broadcast: Tensor) -> Tensor:
-    """Return what is taken from a forged vector so that it is an upload.
+def upload_origin(target: str, own: Tensor, broadcast: Tensor) -> Tensor:
+    """Return the row to subtract from a forged vector, so that the difference is an upload.
 
     Args:
-        on: ``"update"`` if it is one, ``"model"`` if it stands for the model that is sent.
-        own: Uploads [b, d].
+        target: ``"update"`` if the vector is an update, ``"model"`` if it is a model.
+        own: The attackers' own uploads [b, d].
         broadcast: The global model [d].
 
     Returns:
-        Zeros or the global model, in float32 at least, [d].
+        Zeros for an update, the global model for a model, in float32 or wider, [d].
 
     Raises:
-        ValueError: If it stands for a model, and ``broadcast`` is not of the uploads' length.
+        ValueError: If the vector is a model, and ``broadcast`` does not have the uploads' length.
 
     Example:
-        >>> origin("update", torch.ones(1, 2), torch.empty(0))
+        >>> upload_origin("update", torch.ones(1, 2), torch.empty(0))
         tensor([0., 0.])
     """
     dtype, numel = merging_dtype(own), own.shape[1]
-    if on == "update":
+    if target == "update":
         return own.new_zeros(numel, dtype=dtype)
     if broadcast.shape != (numel,):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Averages that honour a mask, and the squared distance that pulls one model to another."""
+"""Means over masked samples, and the squared distance that pulls one model towards another."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,16 +13,16 @@ from pl_fed.trees import Tree, leaves, rows_of, select
 def masked_mean(
     values: Tensor, mask: Tensor | None = None, weights: Tensor | None = None
 ) -> Tensor:
-    """Return the mean of the values whose mask is true: Σ values / Σ weights over them.
+    """Return the mean of the values whose mask is true: Σ values / Σ weights.
 
     Args:
         values: Shape [batch].
-        mask: bool [batch], or ``None`` for all.
-        weights: How much of a sample each counts for, [batch]; one by default. The values carry
-            their weights already.
+        mask: bool [batch]; ``None`` selects all.
+        weights: The weight of each sample, [batch]; 1 by default. The values already contain their
+            weights.
 
     Returns:
-        A scalar; 0 where nothing counts (a client that stands still).
+        A scalar; 0 if no value has a weight, for clients that do not move.
 
     Example:
         >>> masked_mean(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]))
@@ -38,16 +38,15 @@ def masked_mean(
 
 
 def sample_weights(criterion: nn.Module, targets: Tree) -> Tensor | None:
-    """Return what torch divides a mean of cross entropies by, sample for sample.
+    """Return each sample's share of the divisor with which torch averages a cross entropy.
 
     Args:
         criterion: The loss.
-        targets: Class ids [batch, ...]: from 0 on, if there is one for each sample.
+        targets: Class ids [batch, ...]. With one target a sample, [batch], all ids are at least 0.
 
     Returns:
-        The weight of each sample's class, 0 for those to be ignored, [batch]; ``None`` if every
-        sample counts once, as where classes have no weights and none is ignored, and as in all
-        other losses.
+        The weight of each sample's class, 0 for ignored samples, [batch]. ``None`` if all weights
+        are 1: without class weights and ignored samples, and for all other losses.
 
     Example:
         >>> criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]), ignore_index=2)
@@ -70,7 +69,7 @@ def sample_weights(criterion: nn.Module, targets: Tree) -> Tensor | None:
 
 
 def sample_means(losses: Tensor) -> Tensor:
-    """Return the mean loss of each sample, [batch], where it may have several, [batch, ...]."""
+    """Return the mean loss of each sample, [batch], from losses [batch] or [batch, ...]."""
     return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
 
 
@@ -83,9 +82,9 @@ def averages_samples(
 ) -> bool:
     """Return whether the loss of a batch is the mean of one loss for each sample.
 
-    It is compared on all samples, on all but the last, and on the first alone, while the losses of
-    the samples are those of the batch with all of them, as they are where the others are padding.
-    Values that are not finite tell nothing.
+    The function compares three batches: all samples, all but the last, and the first alone. The
+    losses of the samples always come from the batch of all samples, as if the others were padding.
+    Values that are not finite are ignored.
 
     Args:
         value: Gives the loss of a batch.
@@ -129,11 +128,11 @@ def _value(value: Callable[[Tree, Tree], Tensor], outputs: Tree, targets: Tree) 
 
 
 def squared_distance(tensors: Sequence[Tensor], centre: Sequence[Tensor]) -> Tensor:
-    """Return ‖a − c‖² over all tensors of a model.
+    """Return ‖a − c‖², summed over all tensors of a model.
 
     Args:
-        tensors: The model's parameters, in which the result can be differentiated.
-        centre: As many tensors of the same shapes; they receive no gradient.
+        tensors: The model's parameters a, which receive the gradient.
+        centre: As many tensors c of the parameters' shapes, which receive no gradient.
 
     Example:
         >>> squared_distance([torch.ones(2), torch.zeros(1)], [torch.zeros(2), torch.ones(1)])
@@ -143,26 +142,30 @@ def squared_distance(tensors: Sequence[Tensor], centre: Sequence[Tensor]) -> Ten
 
 
 class RowDistance(torch.autograd.Function):
-    """‖a − c‖² of two models that lie in flat rows: :func:`squared_distance` in few operations.
+    """Squared distance ‖a − c‖² of two models in flat rows: :func:`squared_distance`, but faster.
 
-    ``RowDistance.apply(row, centre, layout, *parameters)``: ``row`` [numel] is the storage on which
-    the parameters are views, as the layout says; ``centre`` [numel] gets no gradient.
+    Call ``RowDistance.apply(row, centre, layout, *parameters)``:
+
+    - ``row`` [numel] is the storage on which the parameters are views.
+    - ``centre`` [numel] is the other model, which receives no gradient.
+    - ``layout`` gives the positions of the parameters in the row.
+    - ``parameters`` receive the gradient.
     """
 
     @staticmethod
     def forward(
         ctx: Any, row: Tensor, centre: Tensor, layout: RowLayout, *parameters: Tensor
     ) -> Tensor:
-        """Sum the squares, and keep the difference for the gradient 2 (a − c)."""
+        """Sum the squares, and save the difference for the gradient 2 (a − c)."""
         ctx.save_for_backward(*parameters)
         ctx.layout, ctx.centre, ctx.difference = layout, centre, row - centre
         return torch.dot(ctx.difference, ctx.difference)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
-        """Return 2 (a − c) times the incoming gradient, cut into the parameters' shapes."""
+        """Return 2 (a − c) times the incoming gradient, in the parameters' shapes."""
         factor = 2 * grad_outputs[0]
-        if torch.is_grad_enabled():  # it is differentiated once more
+        if torch.is_grad_enabled():  # for second derivatives
             centres = ctx.layout.views(ctx.centre).values()
             pieces = [factor * (p - c) for p, c in zip(ctx.saved_tensors, centres)]
         else:

@@ -1,39 +1,39 @@
-"""The shortest combination of some vectors: a small quadratic program."""
+"""The shortest convex combination of vectors: a small quadratic program."""
 
 import torch
 from torch import Tensor
 
-_TOLERANCE = 1e-14  # of differences of the gradient, of products up to 1, for each of n vectors
+_TOLERANCE = 1e-14  # of a gradient's differences, by vector, for products of at most 1
 
 
 def min_norm_weights(products: Tensor, low: float, high: float) -> Tensor:
-    """Return the weights of the shortest weighted mean of vectors, given all their products.
+    """Return the weights of the shortest weighted mean of vectors, from their Gram matrix.
 
-    It minimises ``weightsᵀ products weights`` over weights in [low, high] with the sum 1, by the
+    The weights minimise ``weightsᵀ products weights`` over weights in [low, high] with sum 1. The
     active-set method (J. Nocedal and S. J. Wright, "Numerical Optimization", 2nd edition, Algorithm
-    16.3): from equal weights, in each pass the shortest mean is sought that moves only those that
-    are within the bounds. Either one of them is stopped by a bound and stays there; or the minimum
-    is reached, and the one that most wants to leave its bound may.
+    16.3) starts from equal weights. A pass looks for the shortest mean over the free weights, which
+    are not fixed at a bound. If a free weight meets a bound on the way, it is fixed there. If the
+    pass reaches the minimum, the fixed weight with the largest gain becomes free.
 
     Args:
         products: The Gram matrix, symmetric, float64 [n, n]. It may be singular.
-        low: At most 1/n.
-        high: At least 1/n.
+        low: The lower bound, at most 1/n.
+        high: The upper bound, at least 1/n.
 
     Returns:
-        Shape [n].
+        The weights, shape [n].
 
     Example:
         >>> vectors = torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
         >>> min_norm_weights(vectors @ vectors.T, low=0.0, high=1.0)
         tensor([0.2000, 0.8000], dtype=torch.float64)
     """
-    n = len(products)
-    given, products = products, products.cpu()
+    n, device = len(products), products.device
+    products = products.cpu()
     products = products / products.abs().max().clamp(min=torch.finfo(products.dtype).tiny)
     weights = products.new_full((n,), 1 / n)
     free = torch.full((n,), low < high)
-    for _ in range(10 * n if low < high else 0):  # n, as a rule
+    for _ in range(10 * n if low < high else 0):  # n passes, as a rule
         moving = free.nonzero()[:, 0]
         gradient = products @ weights
         step = _step_to_minimum(products[moving][:, moving], gradient[moving])
@@ -47,16 +47,16 @@ def min_norm_weights(products: Tensor, low: float, high: float) -> Tensor:
             continue
         weights[moving] += step
         gradient = products @ weights
-        gain = gradient - gradient[moving].mean()  # by less weight, or at the lower bound by more
+        gain = gradient - gradient[moving].mean()  # of less weight; of more at the lower bound
         gain = torch.where(weights <= low, -gain, gain).masked_fill(free, -torch.inf)
         if gain.max() <= _TOLERANCE * n:
             break
         free[gain.argmax()] = True
-    return weights.to(given)
+    return weights.to(device)
 
 
 def _step_to_minimum(products: Tensor, gradient: Tensor) -> Tensor:
-    """Return the step, of sum 0, to where the gradient is the same in all coordinates."""
+    """Return the step of sum 0 that makes the gradient equal in all coordinates."""
     n = len(products)
     if n == 1:
         return torch.zeros_like(gradient)

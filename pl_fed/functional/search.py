@@ -1,30 +1,35 @@
-"""The highest point of a function on a half-line, by few evaluations and no derivative.
+"""Search for the highest point of a function on a half-line, with few evaluations.
 
-First the interval is found: from the start the step doubles three times, and then as long as that
-leads higher; the interval is between the neighbours of the highest point. Then golden-section
-search (J. Kiefer, "Sequential minimax search for a maximum", Proceedings of the American
-Mathematical Society, 1953) narrows it, by a factor of 0.618 for each evaluation. For a function
-with one peak that is the peak. A function that rises to an edge, and is flat and lower beyond it,
-leads to the edge from below: of equal values the one nearer to the start is gone to.
+The first phase finds an interval. From the start, the step doubles three times, and then as long as
+the value increases. The interval lies between the neighbours of the highest point.
+
+The second phase is golden-section search (J. Kiefer, "Sequential minimax search for a maximum",
+Proceedings of the American Mathematical Society, 1953). Every evaluation narrows the interval by a
+factor of 0.618.
+
+For a function with one peak, the search converges to the peak. If a function rises up to an edge,
+and is flat and lower beyond it, the search converges to the edge from below. Among equal values, it
+follows the one nearer to the start.
 """
 
 import math
 from collections.abc import Callable, Generator
 
-_AT_LEAST = 5  # points that are looked at before the interval is chosen
+_MIN_POINTS = 5  # evaluations before the choice of the interval
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def highest_point(
     function: Callable[[float], float], evaluations: int, start: float = 0.0, step: float = 1.0
 ) -> float:
-    """Return where a function is highest, of the points that are tried.
+    """Return the point with the highest value of a function, among the evaluated points.
 
     Args:
-        function: What is tried out; NaN stands for a value below all others.
-        evaluations: How often, at least 1.
+        function: The function; NaN counts as lower than all other values.
+        evaluations: Number of evaluations, at least 1.
         start: The first point.
-        step: How far from it the second one is. No point lies on the other side of the start.
+        step: Distance of the second point from the first. No point lies on the other side of the
+            start.
 
     Returns:
         The first of the best points.
@@ -33,7 +38,7 @@ def highest_point(
         >>> round(highest_point(lambda x: -((x - 3) ** 2), evaluations=30), 3)
         3.0
     """
-    points = _points(start, step)
+    points = _search_points(start, step)
     point, best, highest = next(points), start, -math.inf
     for _ in range(evaluations):
         value = float(function(point))
@@ -44,23 +49,23 @@ def highest_point(
     return best
 
 
-def _points(start: float, step: float) -> Generator[float, float, None]:
-    """Yield the points to be tried, and take the value at each."""
+def _search_points(start: float, step: float) -> Generator[float, float, None]:
+    """Yield the points of the search, and receive the value at each point."""
     points, values = [start], [(yield start)]
-    while len(points) < _AT_LEAST or values[-1] > max(values[:-1]):
+    while len(points) < _MIN_POINTS or values[-1] > max(values[:-1]):
         points.append(start + step * 2.0 ** (len(points) - 1))
         values.append((yield points[-1]))
     best = values.index(max(values))
     low, high = points[max(best - 1, 0)], points[best + 1]
-    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left = yield left
-    at_right = yield right
+    lower, upper = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_lower = yield lower
+    at_upper = yield upper
     while True:
-        if at_right > at_left:
-            low, left, at_left = left, right, at_right
-            right = low + _GOLDEN * (high - low)
-            at_right = yield right
+        if at_upper > at_lower:
+            low, lower, at_lower = lower, upper, at_upper
+            upper = low + _GOLDEN * (high - low)
+            at_upper = yield upper
         else:
-            high, right, at_right = right, left, at_left
-            left = high - _GOLDEN * (high - low)
-            at_left = yield left
+            high, upper, at_upper = upper, lower, at_lower
+            lower = high - _GOLDEN * (high - low)
+            at_lower = yield lower

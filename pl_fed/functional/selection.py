@@ -1,7 +1,7 @@
-"""Choosing rows: by a number of each, by their neighbours, or as a set that lies close together.
+"""Selection of rows: by value, by their neighbours, or as a set of small diameter.
 
-All works on what rows have pairwise, distances or products, in float64; it is the aggregators that
-know the rows.
+All functions work on one number for each row or each pair of rows, in float64. The aggregators
+compute these numbers from the rows.
 """
 
 from bisect import bisect_left
@@ -10,30 +10,30 @@ import torch
 from torch import Tensor
 
 
-def ascending(numbers: Tensor, clients: Tensor) -> Tensor:
-    """Return the order that sorts some numbers; of equal ones the smallest client id goes first.
+def ascending_order(values: Tensor, clients: Tensor) -> Tensor:
+    """Return the order that sorts values; among equal values, the smallest client id comes first.
 
     Args:
-        numbers: One for each client, [n].
-        clients: Their ids, int64 [n].
+        values: One value for each client, [n].
+        clients: The ids of the clients, int64 [n].
 
     Returns:
         Positions, int64 [n].
 
     Example:
-        >>> ascending(torch.tensor([2.0, 1.0, 1.0]), torch.tensor([0, 8, 3]))
+        >>> ascending_order(torch.tensor([2.0, 1.0, 1.0]), torch.tensor([0, 8, 3]))
         tensor([2, 1, 0])
     """
-    by_client = clients.to(numbers.device).argsort(stable=True)
-    return by_client[numbers[by_client].argsort(stable=True)]
+    by_client = clients.to(values.device).argsort(stable=True)
+    return by_client[values[by_client].argsort(stable=True)]
 
 
 def krum_scores(distances: Tensor, num_neighbours: int) -> Tensor:
-    """Return for each row the sum of the distances to those that are nearest to it.
+    """Return Krum's score of each row: the sum of the distances to its nearest neighbours.
 
     Args:
         distances: Squared or not, with 0 on the diagonal, [n, n].
-        num_neighbours: How many others are looked at, from 0 to n − 1.
+        num_neighbours: The number of neighbours in the sum, from 0 to n − 1.
 
     Returns:
         Shape [n].
@@ -45,93 +45,98 @@ def krum_scores(distances: Tensor, num_neighbours: int) -> Tensor:
     return distances.sort(dim=1).values[:, 1 : 1 + num_neighbours].sum(1)
 
 
-def best_by_krum(distances: Tensor, num_byzantine: int, count: int) -> Tensor:
-    """Return the rows that Krum chooses, one after the other, each among those that are left.
+def select_by_krum(distances: Tensor, num_byzantine: int, count: int) -> Tensor:
+    """Return the rows that repeated Krum selects, one after the other, without replacement.
 
-    Krum looks at r − f − 2 neighbours where r rows are left, and at one at least.
+    With r rows left, Krum uses r − f − 2 neighbours, and at least one. Among equal scores, it
+    selects the first row.
 
     Args:
-        distances: Squared, with 0 on the diagonal, [n, n]; of equal scores the first row is taken.
-        num_byzantine: The f of Krum.
-        count: How many are chosen.
+        distances: Squared distances, with 0 on the diagonal, [n, n].
+        num_byzantine: Krum's f.
+        count: The number of rows to select.
 
     Returns:
         Positions in ascending order, int64 [count].
 
     Example:
         >>> rows = torch.tensor([0.0, 1.0, 2.0, 3.0, 50.0])
-        >>> best_by_krum((rows[:, None] - rows).square(), num_byzantine=1, count=3)
+        >>> select_by_krum((rows[:, None] - rows).square(), num_byzantine=1, count=3)
         tensor([0, 1, 2])
     """
     n = len(distances)
     nearest, order = distances.sort(dim=1)
-    left = torch.ones(n, dtype=torch.bool, device=distances.device)
-    left_ahead = left.repeat(n, 1)  # by row, in the order of its neighbours; itself is no neighbour
-    left_ahead[order == torch.arange(n, device=order.device)[:, None]] = False
-    for number in range(n, n - count, -1):
-        neighbours = max(1, number - num_byzantine - 2)
-        looked_at = left_ahead & (left_ahead.cumsum(1) <= neighbours)
-        scores = torch.where(looked_at, nearest, 0).sum(1)
+    remaining = torch.ones(n, dtype=torch.bool, device=distances.device)
+    candidates = remaining.repeat(n, 1)  # in row i: the remaining rows by distance, without i
+    candidates[order == torch.arange(n, device=order.device)[:, None]] = False
+    for num_remaining in range(n, n - count, -1):
+        num_neighbours = max(1, num_remaining - num_byzantine - 2)
+        neighbours = candidates & (candidates.cumsum(1) <= num_neighbours)
+        scores = torch.where(neighbours, nearest, 0).sum(1)
         scores.clamp_(max=torch.finfo(scores.dtype).max)
-        best = torch.where(left, scores, torch.inf).argmin()
-        left[best] = False
-        left_ahead &= order != best
-    return (~left).nonzero().flatten()
+        best = torch.where(remaining, scores, torch.inf).argmin()
+        remaining[best] = False
+        candidates &= order != best
+    return (~remaining).nonzero().flatten()
 
 
-def closest_set(distances: Tensor, num_left_out: int) -> Tensor:
-    """Return the rows that lie closest together: those whose farthest pair is nearest.
+def closest_set(distances: Tensor, num_excluded: int) -> Tensor:
+    """Return the set of rows with the smallest diameter, the largest distance between two rows.
 
-    Of several such sets the first in lexicographic order is taken. Finding it takes up to 2 to the
-    power of ``num_left_out`` steps, a dozen times.
+    Among sets of equal diameter, the first in lexicographic order wins. The search takes about a
+    dozen times 2^``num_excluded`` steps.
 
     Args:
         distances: Squared or not, symmetric, with 0 on the diagonal, [n, n].
-        num_left_out: How many rows are left out, below n.
+        num_excluded: The number of rows outside the set, below n.
 
     Returns:
-        Positions in ascending order, int64 [n − num_left_out].
+        Positions in ascending order, int64 [n − num_excluded].
 
     Example:
         >>> rows = torch.tensor([0.0, 1.0, 5.0, 7.0])
-        >>> closest_set((rows[:, None] - rows).abs(), num_left_out=2)
+        >>> closest_set((rows[:, None] - rows).abs(), num_excluded=2)
         tensor([0, 1])
     """
-    n, apart = len(distances), distances.tolist()
-    diameters = sorted({number for row in apart for number in row})
+    n, matrix = len(distances), distances.tolist()
+    diameters = sorted({distance for row in matrix for distance in row})
 
-    def within(diameter: float) -> int | None:
-        far = [sum(1 << k for k in range(n) if row[k] > diameter) for row in apart]
-        return _left_out(far, 0, 0, num_left_out)
+    def exclude_beyond(diameter: float) -> int | None:
+        """Return rows to exclude, as bits, so that the others have at most this diameter."""
+        far = [sum(1 << k for k in range(n) if row[k] > diameter) for row in matrix]
+        return _find_exclusions(far, row=0, excluded=0, budget=num_excluded)
 
-    enough = bisect_left(diameters, True, key=lambda diameter: within(diameter) is not None)
-    out = within(diameters[enough]) or 0
-    kept = [row for row in range(n) if not out >> row & 1]
-    return torch.tensor(kept[: n - num_left_out], device=distances.device)
+    smallest = bisect_left(
+        diameters, True, key=lambda diameter: exclude_beyond(diameter) is not None
+    )
+    excluded = exclude_beyond(diameters[smallest]) or 0
+    members = [row for row in range(n) if not excluded >> row & 1]
+    return torch.tensor(members[: n - num_excluded], device=distances.device)
 
 
-def _left_out(far: list[int], row: int, out: int, more: int) -> int | None:
-    """Return which rows go, as bits, so that those which stay are near to each other.
+def _find_exclusions(far: list[int], row: int, excluded: int, budget: int) -> int | None:
+    """Return the rows to exclude, as bits, so that no two remaining rows are far apart.
 
-    Of a row and all that are far from it, either goes; it stays if that can be.
+    A row excludes all rows that are far from it, or is excluded itself. The search prefers to
+    keep the row.
 
     Args:
-        far: Which rows are far from each row, as bits.
-        row: The first that is not decided about.
-        out: Which have gone.
-        more: How many more may go.
+        far: For each row, the rows that are far from it, as bits.
+        row: The first undecided row.
+        excluded: The rows that are excluded so far, as bits.
+        budget: The number of rows that may still be excluded.
 
     Returns:
-        ``None`` if too many have to go.
+        The excluded rows as bits, or ``None`` if the budget is too small.
     """
-    while row < len(far) and (out >> row & 1 or not far[row] & ~out):
+    while row < len(far) and (excluded >> row & 1 or not far[row] & ~excluded):
         row += 1
     if row == len(far):
-        return out
-    against = far[row] & ~out
-    found, number = None, against.bit_count()
-    if number <= more:
-        found = _left_out(far, row + 1, out | against, more - number)
-    if found is None and more:
-        found = _left_out(far, row + 1, out | 1 << row, more - 1)
-    return found
+        return excluded
+    conflicts = far[row] & ~excluded
+    result, num_conflicts = None, conflicts.bit_count()
+    if num_conflicts <= budget:
+        result = _find_exclusions(far, row + 1, excluded | conflicts, budget - num_conflicts)
+    if result is None and budget:
+        result = _find_exclusions(far, row + 1, excluded | 1 << row, budget - 1)
+    return result

@@ -1,14 +1,14 @@
-"""Weiszfeld's algorithm for the geometric median, on the products of the rows alone.
+"""Weiszfeld's algorithm for the geometric median, on the Gram matrix of the rows alone.
 
-Every step gives a mean of the rows, so that its weights say all, and n × n products suffice,
-however long the rows are.
+Every iterate is a weighted mean of the rows. Therefore its weights describe it fully, and n × n
+products suffice for rows of any length.
 """
 
 import torch  # noqa: F401
 from torch import Tensor
 
-_MOST_STEPS = 20_000
-_STANDSTILL = 1e-12
+_MAX_STEPS = 20_000
+_TOLERANCE = 1e-12
 
 
 def weiszfeld(
@@ -16,22 +16,22 @@ def weiszfeld(
     shares: Tensor,
     smoothing: float,
     num_steps: int | None = None,
-    from_zero: bool = False,
+    start_at_zero: bool = False,
 ) -> Tensor:
-    """Return the weights with which the mean of the rows is their geometric median.
+    """Return the weights that make the weighted mean of the rows their geometric median.
 
     A step is w_k ∝ α_k / max(ν, ‖z − x_k‖) with z = Σ_k w_k x_k.
 
     Args:
         products: The Gram matrix of the rows x_k, finite, float64 [n, n].
-        shares: α_k, how much each row counts, at least 0, with sum 1, [n].
-        smoothing: ν > 0, in the units of the rows' norm.
-        num_steps: How many steps are made, at least 1. ``None`` goes on until no distance changes
-            by more than 1e-12 of itself or of the median distance, or 20,000 times.
-        from_zero: Whether z is 0 in the beginning, instead of the mean.
+        shares: The weights α_k in the total distance, at least 0, with sum 1, [n].
+        smoothing: ν > 0, in the unit of the rows' norm.
+        num_steps: The number of steps, at least 1. ``None`` continues until no distance changes by
+            more than 1e-12 of itself or of the median distance, at most 20,000 times.
+        start_at_zero: Whether z starts at 0, instead of the mean.
 
     Returns:
-        w, at least 0, with sum 1, float64 [n].
+        The weights w, at least 0, with sum 1, float64 [n].
 
     Example:
         >>> rows = torch.tensor([[0.0], [1.0], [5.0]], dtype=torch.float64)
@@ -39,46 +39,50 @@ def weiszfeld(
         >>> torch.round(weights @ rows, decimals=4)
         tensor([1.], dtype=torch.float64)
     """
-    device, products = products.device, products.cpu()  # many steps, each far too small for a GPU
+    device, products = products.device, products.cpu()  # the steps are too small for a GPU
     shares = shares.to(products)
-    around = _around_the_medoid(products, shares)
-    away = products.diagonal().sqrt() if from_zero else _distances(around, shares)
-    for _ in range(_MOST_STEPS if num_steps is None else num_steps):
-        nearer = shares / away.clamp(min=smoothing)
-        weights = nearer / nearer.sum()
-        # the row that was nearest is the origin: the mean stays near it, and their distance would
-        # else be a small difference of large numbers
-        before, away = away, _distances(_around(around, away.argmin()), weights)
-        if num_steps is None and _still(before, away, smoothing):
+    centred = _centre_on_medoid(products, shares)
+    distances = products.diagonal().sqrt() if start_at_zero else _distances(centred, shares)
+    for _ in range(_MAX_STEPS if num_steps is None else num_steps):
+        closeness = shares / distances.clamp(min=smoothing)
+        weights = closeness / closeness.sum()
+        # The nearest row becomes the origin. The mean stays near it, and around another origin
+        # their distance would be a small difference of large numbers.
+        nearest = distances.argmin()
+        before, distances = distances, _distances(_centre_on_row(centred, nearest), weights)
+        if num_steps is None and _has_converged(before, distances, smoothing):
             break
     return weights.to(device)
 
 
-def _still(before: Tensor, away: Tensor, smoothing: float) -> bool:
-    """Whether no distance changes by more than a little of itself, or of the median one."""
-    scale = away.clamp(min=max(smoothing, float(away.median())))
-    return bool(((away - before).abs() <= _STANDSTILL * scale).all())
+def _has_converged(before: Tensor, distances: Tensor, smoothing: float) -> bool:
+    """Return whether no distance changes by more than the tolerance.
+
+    The tolerance is relative to the distance itself, or to the median distance if it is larger.
+    """
+    scale = distances.clamp(min=max(smoothing, float(distances.median())))
+    return bool(((distances - before).abs() <= _TOLERANCE * scale).all())
 
 
-def _around_the_medoid(products: Tensor, shares: Tensor) -> Tensor:
-    """Return the products of the rows less the one that is nearest to all, as far as they count.
+def _centre_on_medoid(products: Tensor, shares: Tensor) -> Tensor:
+    """Return the products of the rows minus their medoid, the row nearest to all by shares.
 
-    Where the geometric median is a row, it is this one, and distances to it are exact; nor do rows
-    that lie far off spoil the distances between the others.
+    If the geometric median is a row, it is the medoid, and distances to it are exact. Rows that
+    are far away do not spoil the distances between the others.
     """
     norms = products.diagonal()
     distances = (norms[:, None] + norms - 2 * products).clamp(min=0).sqrt()
     medoid = (distances @ shares).argmin()
-    return _around(products, medoid)
+    return _centre_on_row(products, medoid)
 
 
-def _around(products: Tensor, row: Tensor) -> Tensor:
-    """Return the products of the rows less one of them."""
+def _centre_on_row(products: Tensor, row: Tensor) -> Tensor:
+    """Return the products of the rows minus one of them."""
     column = products[:, row]
     return products - column[:, None] - column + column[row]
 
 
 def _distances(products: Tensor, weights: Tensor) -> Tensor:
-    """Return how far each row is from the mean of all with some weights, given their products."""
+    """Return the distance of each row from the weighted mean of all rows, from their products."""
     along = products @ weights
     return (products.diagonal() - 2 * along + weights @ along).clamp(min=0).sqrt()

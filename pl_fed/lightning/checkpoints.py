@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pl_fed.rounds.identity import CHECKPOINT_FORMAT
 from pl_fed.run_folder import HALF_WRITTEN
-from pl_fed.state import DiskRows, check_saved, of_clients
+from pl_fed.state import DiskRows, check_saved, select_clients
 
 _LARGE = 1 << 28  # bytes of a checkpoint that is mapped, and not read as a whole
 _PIECE = 1 << 20
@@ -132,7 +132,7 @@ class RowsOf(AtomicCheckpointIO):
         """Load a checkpoint without the other clients' states."""
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
         store = checkpoint["federation"]["store"]
-        kept = of_clients(store, lambda ids: torch.isin(ids, self.clients))
+        kept = select_clients(store, lambda ids: torch.isin(ids, self.clients))
         checkpoint["federation"]["store"] = kept
         return checkpoint
 

@@ -1,4 +1,4 @@
-"""The nets of the papers. Any other ``nn.Module`` that gives logits will do as well."""
+"""The nets of the papers. Any other ``nn.Module`` that returns logits works as well."""
 
 from pl_fed.models.ditto_celeba_cnn import DittoCelebaCNN as DittoCelebaCNN
 from pl_fed.models.ditto_fashion_cnn import DittoFashionCNN as DittoFashionCNN

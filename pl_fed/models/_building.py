@@ -1,4 +1,4 @@
-"""What the nets share: checks of their arguments, and TensorFlow's initial weights."""
+"""Shared parts of the nets: a check of dropout probabilities, and TensorFlow's initial weights."""
 
 from torch import nn
 
@@ -11,7 +11,7 @@ def check_dropout(**arguments: float) -> None:
 
 
 def initialize_as_tensorflow(net: nn.Module) -> None:
-    """Give convolutions and linear layers Glorot-uniform weights and zero biases, in place."""
+    """Set Glorot-uniform weights and zero biases in convolutions and linear layers, in place."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.xavier_uniform_(module.weight)

@@ -1,12 +1,12 @@
-"""Ditto's net for CelebA.
+"""Ditto's CNN for CelebA.
 
-Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith, "Ditto: Fair and Robust Federated Learning
-Through Personalization", ICML 2021, arXiv:2012.04221, Table 4. The layers are those of the
-reference code, which took them from LEAF (Caldas et al., arXiv:1812.01097).
+T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021, arXiv 2012.04221, Table 4. The layers are those of the reference code,
+which took them from LEAF (Caldas et al., arXiv 1812.01097).
 
-Its batch normalisation uses the statistics of the batch at hand always, at test time too, so it
-keeps no running statistics, and a sample's logits depend on the batch that it comes in. This is as
-in the reference code; it also lets the net go under ``torch.vmap``.
+As in the reference code, batch normalisation always uses the statistics of the current batch, also
+at test time. Therefore the net has no running statistics, and the logits of a sample depend on its
+batch. This also lets the net run under ``torch.vmap``.
 """
 
 from torch import Tensor, nn
@@ -16,15 +16,18 @@ from pl_fed.models._building import initialize_as_tensorflow
 
 
 class DittoCelebaCNN(nn.Module):
-    """Four blocks of 3×3 convolution (32 wide), batch normalisation, pooling and ReLU, one output.
+    """Ditto's CNN for CelebA: four blocks of convolution, batch normalisation, pooling and ReLU.
+
+    Source: Ditto (Li et al., ICML 2021, Table 4) and its reference code. The convolutions are 3×3
+    with 32 channels, and a linear layer returns the logits.
 
     Args:
-        in_channels: Channels of the images, >= 1.
-        num_classes: Number of classes, >= 1.
-        image_size: Height and width of the images in pixels, >= 2. Each of the four poolings halves
-            it, rounding up as TensorFlow's "same" does.
-        glorot: Begin with Glorot-uniform weights and zero biases, as TensorFlow does and so the
-            reference code; ``False`` leaves PyTorch's initial weights.
+        in_channels: Channels of the images, at least 1.
+        num_classes: Number of classes, at least 1.
+        image_size: Height and width of the images in pixels, at least 2. Each of the four poolings
+            halves it, and rounds up as TensorFlow's "same" padding does.
+        glorot: Whether the initial weights are Glorot-uniform with zero biases, as in TensorFlow
+            and therefore in the reference code. ``False`` keeps PyTorch's initial weights.
 
     Shape:
         [batch, in_channels, image_size, image_size] → logits [batch, num_classes].

@@ -1,8 +1,8 @@
-"""Ditto's net for Fashion-MNIST.
+"""Ditto's CNN for Fashion-MNIST.
 
-Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith, "Ditto: Fair and Robust Federated Learning
-Through Personalization", ICML 2021, arXiv:2012.04221, Table 4 ("CNN"; the layers are those of the
-reference code): 3,274,634 parameters.
+T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021, arXiv 2012.04221, Table 4 ("CNN"). The layers are those of the
+reference code: 3,274,634 parameters.
 """
 
 from torch import Tensor, nn
@@ -12,14 +12,17 @@ from pl_fed.models._building import initialize_as_tensorflow
 
 
 class DittoFashionCNN(nn.Module):
-    """Two 5×5 convolutions (32 and 64 wide) with pooling, a dense layer of 1,024, no dropout.
+    """Ditto's CNN for Fashion-MNIST: two 5×5 convolutions with pooling, and a dense layer of 1,024.
+
+    Source: Ditto (Li et al., ICML 2021, Table 4) and its reference code. The convolutions have 32
+    and 64 channels, and there is no dropout.
 
     Args:
-        in_channels: Channels of the images, >= 1.
-        num_classes: Number of classes, >= 1.
-        image_size: Height and width of the images in pixels, >= 4.
-        glorot: Begin with Glorot-uniform weights and zero biases, as TensorFlow does and so the
-            reference code; ``False`` leaves PyTorch's initial weights.
+        in_channels: Channels of the images, at least 1.
+        num_classes: Number of classes, at least 1.
+        image_size: Height and width of the images in pixels, at least 4.
+        glorot: Whether the initial weights are Glorot-uniform with zero biases, as in TensorFlow
+            and therefore in the reference code. ``False`` keeps PyTorch's initial weights.
 
     Shape:
         [batch, in_channels, image_size, image_size] → logits [batch, num_classes].

@@ -1,10 +1,11 @@
-"""Ditto's net for FEMNIST.
+"""Ditto's CNN for FEMNIST.
 
-Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith, "Ditto: Fair and Robust Federated Learning
-Through Personalization", ICML 2021, arXiv:2012.04221, Table 4 ("CNN"; the layers are those of the
-reference code): 222,078 parameters.
+T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021, arXiv 2012.04221, Table 4 ("CNN"). The layers are those of the
+reference code: 222,078 parameters.
 
-Departs from the reference code, where dropout stays on at test time: here ``eval()`` turns it off.
+Departs from the reference code, where dropout stays active at test time: here ``eval()`` turns it
+off.
 """
 
 from torch import Tensor, nn
@@ -14,16 +15,19 @@ from pl_fed.models._building import check_dropout, initialize_as_tensorflow
 
 
 class DittoFemnistCNN(nn.Module):
-    """Two 5×5 convolutions (16 and 32 wide) with pooling, a dense layer of 128, two dropouts.
+    """Ditto's CNN for FEMNIST: two 5×5 convolutions, a dense layer of 128, and two dropouts.
+
+    Source: Ditto (Li et al., ICML 2021, Table 4) and its reference code. The convolutions have 16
+    and 32 channels.
 
     Args:
-        in_channels: Channels of the images, >= 1.
-        num_classes: Number of classes, >= 1.
-        image_size: Height and width of the images in pixels, >= 4.
-        dropout: Probability, in [0, 1), that training drops a number before the dense layer.
-        dense_dropout: The same before the output layer.
-        glorot: Begin with Glorot-uniform weights and zero biases, as TensorFlow does and so the
-            reference code; ``False`` leaves PyTorch's initial weights.
+        in_channels: Channels of the images, at least 1.
+        num_classes: Number of classes, at least 1.
+        image_size: Height and width of the images in pixels, at least 4.
+        dropout: Probability of dropping a number before the dense layer, in [0, 1).
+        dense_dropout: Probability of dropping a number before the output layer, in [0, 1).
+        glorot: Whether the initial weights are Glorot-uniform with zero biases, as in TensorFlow
+            and therefore in the reference code. ``False`` keeps PyTorch's initial weights.
 
     Shape:
         [batch, in_channels, image_size, image_size] → logits [batch, num_classes].

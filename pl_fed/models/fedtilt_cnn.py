@@ -1,9 +1,9 @@
-"""FedTilt's net for CIFAR-10.
+"""FedTilt's CNN for CIFAR-10.
 
-Binghui Zhang, Luis Mares De La Cruz, Binghui Wang, "FedTilt: Towards Multi-Level
-Fairness-Preserving and Robust Federated Learning", arXiv:2503.13537: three convolutional blocks and
-a fully connected layer. The paper gives no widths, no kernel sizes and no code: the defaults here,
-32-64-128 with 3×3 kernels and 2×2 max-pooling, are our choice.
+B. Zhang, L. Mares De La Cruz and B. Wang, "FedTilt: Towards Multi-Level Fairness-Preserving and
+Robust Federated Learning", arXiv 2503.13537: three convolutional blocks and a fully connected
+layer. The paper states no widths and no kernel sizes, and has no code. The defaults, 32-64-128 with
+3×3 kernels and 2×2 max-pooling, are our choice.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,17 @@ from pl_fed.arguments import check_integers
 
 
 class FedTiltCNN(nn.Module):
-    """Blocks of 3×3 convolution, ReLU and pooling, and the output layer.
+    """FedTilt's CNN for CIFAR-10: blocks of 3×3 convolution, ReLU and pooling, and a linear layer.
+
+    Source: FedTilt (Zhang et al., arXiv 2503.13537); the sizes are our choice.
 
     Args:
-        in_channels: Channels of the images, >= 1.
-        num_classes: Number of classes, >= 1.
-        image_size: Height and width of the images in pixels, >= 2 to the number of blocks.
-        widths: Channels after each block, at least one block, each >= 1.
+        in_channels: Channels of the images, at least 1.
+        num_classes: Number of classes, at least 1.
+        image_size: Height and width of the images in pixels, at least 2 to the power of the number
+            of blocks.
+        widths: Channels after each block. There is at least one block, and every width is at least
+            1.
 
     Shape:
         [batch, in_channels, image_size, image_size] → logits [batch, num_classes].

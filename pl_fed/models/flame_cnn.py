@@ -1,12 +1,14 @@
-"""FLAME's nets for CIFAR-10 and Medical MNIST.
+"""FLAME's CNNs for CIFAR-10 and Medical MNIST.
 
-Shengkun Zhu, Jinshan Zeng, Sheng Wang, Yuan Sun, Xiaodong Li, Yuan Yao, Zhiyong Peng, "On ADMM in
-Heterogeneous Federated Learning: Personalization, Robustness, and Fairness", arXiv:2407.16397,
-Table II. CIFAR-10: ``FlameCNN()``, 268,650 parameters. Medical MNIST:
-``FlameCNN(num_classes=6, image_size=28, dropout=0.5, first_bias=False)``, 206,678 parameters, a
-count that follows when the images are 28×28 with 3 channels and the first convolution has no bias.
+S. Zhu, J. Zeng, S. Wang, Y. Sun, X. Li, Y. Yao and Z. Peng, "On ADMM in Heterogeneous Federated
+Learning: Personalization, Robustness, and Fairness", arXiv 2407.16397, Table II:
 
-The paper's text has a dropout layer before the output of both; as in the reference code, the
+- CIFAR-10: ``FlameCNN()``, 268,650 parameters.
+- Medical MNIST: ``FlameCNN(num_classes=6, image_size=28, dropout=0.5, first_bias=False)``, 206,678
+  parameters. This count follows from 28×28 images with 3 channels and a first convolution without
+  bias.
+
+The paper's text has a dropout layer before the output of both nets. As in the reference code, the
 default (CIFAR-10) has none.
 """
 
@@ -17,13 +19,16 @@ from pl_fed.models._building import check_dropout
 
 
 class FlameCNN(nn.Module):
-    """Two 3×3 convolutions (16 and 32 wide) with pooling, and a dense layer of 128.
+    """FLAME's CNN for CIFAR-10 and Medical MNIST: two 3×3 convolutions and a dense layer of 128.
+
+    Source: FLAME (Zhu et al., arXiv 2407.16397, Table II) and its reference code. The convolutions
+    have 16 and 32 channels, and pooling after each.
 
     Args:
-        in_channels: Channels of the images, >= 1.
-        num_classes: Number of classes, >= 1.
-        image_size: Height and width of the images in pixels, >= 4.
-        dropout: Probability, in [0, 1), that training drops a number before the output layer.
+        in_channels: Channels of the images, at least 1.
+        num_classes: Number of classes, at least 1.
+        image_size: Height and width of the images in pixels, at least 4.
+        dropout: Probability of dropping a number before the output layer, in [0, 1).
         first_bias: Whether the first convolution has a bias.
 
     Shape:
@@ -59,7 +64,7 @@ class FlameCNN(nn.Module):
             nn.Flatten(),
             nn.Linear(32 * (image_size // 4) ** 2, 128),
             nn.ReLU(),
-            # A dropout of 0 would still ask torch for random numbers, which vmap may refuse.
+            # A dropout layer of 0 still draws random numbers, which vmap may refuse.
             nn.Dropout(dropout) if dropout else nn.Identity(),
             nn.Linear(128, num_classes),
         )

@@ -1,8 +1,8 @@
-"""FLAME's net for FEMNIST.
+"""FLAME's CNN for FEMNIST.
 
-Shengkun Zhu, Jinshan Zeng, Sheng Wang, Yuan Sun, Xiaodong Li, Yuan Yao, Zhiyong Peng, "On ADMM in
-Heterogeneous Federated Learning: Personalization, Robustness, and Fairness", arXiv:2407.16397,
-Table II ("CNN2"): 214,590 parameters, which takes 62 classes; the table says 10.
+S. Zhu, J. Zeng, S. Wang, Y. Sun, X. Li, Y. Yao and Z. Peng, "On ADMM in Heterogeneous Federated
+Learning: Personalization, Robustness, and Fairness", arXiv 2407.16397, Table II ("CNN2"): 214,590
+parameters. This count requires 62 classes, where the table says 10.
 """
 
 from torch import Tensor, nn
@@ -11,12 +11,15 @@ from pl_fed.arguments import check_integers
 
 
 class FlameFemnistCNN(nn.Module):
-    """A 7×7 and a 3×3 convolution (32 and 64 wide) with pooling, and the output layer.
+    """FLAME's CNN for FEMNIST: a 7×7 and a 3×3 convolution with pooling, and a linear layer.
+
+    Source: FLAME (Zhu et al., arXiv 2407.16397, Table II). The convolutions have 32 and 64
+    channels.
 
     Args:
-        in_channels: Channels of the images, >= 1.
-        num_classes: Number of classes, >= 1.
-        image_size: Height and width of the images in pixels, >= 4.
+        in_channels: Channels of the images, at least 1.
+        num_classes: Number of classes, at least 1.
+        image_size: Height and width of the images in pixels, at least 4.
 
     Shape:
         [batch, in_channels, image_size, image_size] → logits [batch, num_classes].

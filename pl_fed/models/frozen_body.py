@@ -1,4 +1,4 @@
-"""A pretrained torchvision net whose body is frozen, under a new linear head."""
+"""A frozen pretrained torchvision net with a new linear head."""
 
 from pathlib import Path
 from pickle import UnpicklingError
@@ -11,29 +11,30 @@ from pl_fed.arguments import check_integers
 
 
 class FrozenBody(nn.Module):
-    """Trains a linear head on the features of a frozen torchvision classifier.
+    """Frozen body: a torchvision classifier without gradients, with a new trainable linear head.
 
-    The body has requires_grad=False and stays in evaluation mode: in a federation it exists once,
-    and only the head is uploaded and personalised. With ``keep_features`` the body sees each sample
-    once, before the first round, and a round costs what it costs a linear model. Inputs cannot be
-    augmented then, and an attack that changes inputs changes features.
+    The body has requires_grad=False and stays in evaluation mode. In a federation there is one
+    body, and clients upload and personalise the head only. With ``keep_features``, the body sees
+    each sample once, before the first round. Then a round costs as much as a round of a linear
+    model. In this case inputs cannot be augmented, and an attack on inputs changes features.
 
     Args:
         architecture: Name of a torchvision classifier, such as ``resnet18``.
-        weights: Name of torchvision weights (``DEFAULT`` downloads them), the path of a file with
-            the state dict of that architecture, or nothing (``none`` and ``null`` from the command
-            line) for a random body.
-        num_classes: Outputs of the head, at least 1.
-        keep_features: Whether a federation computes the features of all samples once.
+        weights: Name of torchvision weights (``DEFAULT`` downloads them), or the path of a file
+            with the state dict of the architecture. ``None`` (on the command line also ``none`` and
+            ``null``) gives a random body.
+        num_classes: Number of outputs of the head, at least 1.
+        keep_features: Whether a federation computes the features of all samples once, and trains on
+            them.
 
     Shape:
-        - input: [batch, channels, height, width]; one channel is repeated to three. Or features,
-          [batch, features], as :meth:`features` gives them.
+        - input: images [batch, channels, height, width], where one channel is repeated to three; or
+          features [batch, features], as :meth:`features` returns them.
         - output: logits [batch, num_classes].
 
     Raises:
-        ValueError: If torchvision has no such architecture or weights, they cannot be downloaded,
-            the file holds something else, the architecture has no linear layer, or a number is
+        ValueError: If torchvision does not have the architecture or the weights, a download fails,
+            the file contains anything else, the architecture has no linear layer, or a number is
             below 1.
 
     Example:
@@ -51,8 +52,9 @@ class FrozenBody(nn.Module):
     ) -> None:
         super().__init__()
         check_integers(1, num_classes=num_classes)
-        given = None if str(weights).lower() in ("none", "null") else weights
-        body = _body(architecture, given)
+        body = _load_body(
+            architecture, None if str(weights).lower() in ("none", "null") else weights
+        )
         linear = [(n, m) for n, m in body.named_modules() if isinstance(m, nn.Linear)]
         if not linear:
             raise ValueError(
@@ -66,31 +68,31 @@ class FrozenBody(nn.Module):
         self.keep_features = keep_features
 
     def features(self, images: Tensor) -> Tensor:
-        """Return what the body makes of images, [batch, features]."""
+        """Return the body's features of images, [batch, features]."""
         if images.shape[1] == 1:
             images = images.expand(-1, 3, -1, -1)
         features: Tensor = self.body(images)
         return features
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of images, or of features."""
+        """Return the logits of images or of features."""
         return self.head(x if x.dim() == 2 else self.features(x))  # type: ignore[no-any-return]
 
 
-def _body(architecture: str, weights: str | None) -> nn.Module:
-    """Return a classifier of torchvision, with its head."""
+def _load_body(architecture: str, weights: str | None) -> nn.Module:
+    """Return a torchvision classifier with its own head."""
     file = weights if weights and Path(weights).is_file() else None
     try:
         body: nn.Module = models.get_model(architecture, weights=None if file else weights)
     except (ValueError, KeyError) as error:
         raise ValueError(
-            "Expected arguments `architecture` and `weights` to be names that torchvision"
-            f" knows, or `weights` a file or none, but got {architecture!r} and {weights!r}."
+            "Expected arguments `architecture` and `weights` to be names of torchvision, or"
+            f" `weights` to be a file or none, but got {architecture!r} and {weights!r}."
         ) from error
     except OSError as error:
         raise ValueError(
             "Expected argument `weights` to be weights that can be downloaded but got"
-            f" {weights!r} ({error}): give the path of a file with them."
+            f" {weights!r} ({error}): set `weights` to the path of a file with a state dict."
         ) from error
     if file:
         try:

@@ -1,14 +1,15 @@
-"""The linear support vector machine of Ditto's Vehicle.
+"""The linear support vector machine of Ditto's experiment on Vehicle.
 
-T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
-personalization". ICML 2021. arXiv 2012.04221. Appendix C.1: linear SVM, 100 features, two classes.
+T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021, arXiv 2012.04221, appendix C.1: linear SVM, 100 features, two classes.
 
-The loss (as in the reference code) is the mean of max(0, 1 − y s) + 0.01 ‖w‖², where y = ±1, and
-the first w is 0. As two logits −s and s, ``torch.nn.MultiMarginLoss(margin=2)`` is this hinge
-exactly: (max(0, 2 − 2 y s)) / 2; ``weight_decay=0.02`` of ``torch.optim.SGD`` is the other term.
-Stacked clients work, but torch runs this criterion one client at a time.
+The loss, as in the reference code, is the mean of max(0, 1 − y s) + 0.01 ‖w‖² with y = ±1, and the
+first w is 0. The net returns the logits −s and s. Then ``torch.nn.MultiMarginLoss(margin=2)`` is
+exactly the hinge loss: max(0, 2 − 2 y s) / 2. ``weight_decay=0.02`` of ``torch.optim.SGD`` is the
+other term. Stacked clients work, but torch computes this criterion one client at a time.
 
-Departs from the reference code: a score of 0 is predicted as the first class, there as neither.
+Departs from the reference code: the prediction for a score of 0 is the first class. The reference
+code counts it as neither class.
 """
 
 import torch
@@ -18,14 +19,16 @@ from pl_fed.arguments import check_integers
 
 
 class LinearSVM(nn.Module):
-    """A score s = ⟨w, x⟩, given as the logits −s of the first class and s of the second.
+    """Linear support vector machine: score s = ⟨w, x⟩, returned as the two logits −s and s.
+
+    Source: Ditto (Li et al., ICML 2021, appendix C.1).
 
     Args:
-        in_features: Numbers in one sample, >= 1.
+        in_features: Numbers in a sample, at least 1.
         bias: Whether the score has an intercept, s = ⟨w, x⟩ + b.
 
     Shape:
-        [batch, ...] with ``in_features`` numbers a sample → logits [batch, 2].
+        [batch, ...] with ``in_features`` numbers in a sample → logits [batch, 2].
 
     Raises:
         ValueError: If ``in_features`` is below 1.

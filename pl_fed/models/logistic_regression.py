@@ -1,7 +1,7 @@
-"""Multinomial logistic regression: the convex model, on which theory can be checked.
+"""Multinomial logistic regression: the convex model for tests of theory.
 
-FLAME (Zhu et al., arXiv:2407.16397) lists 7,850 parameters for MNIST in its Table II, which are
-this model's, although its text and its figures are the :class:`~pl_fed.models.mlp.MLP`'s.
+FLAME (Zhu et al., arXiv 2407.16397) lists 7,850 parameters for MNIST in its Table II. This is the
+number of this model, although the paper's text and figures use the :class:`~pl_fed.models.mlp.MLP`.
 """
 
 from torch import Tensor, nn
@@ -10,14 +10,14 @@ from pl_fed.arguments import check_integers
 
 
 class LogisticRegression(nn.Module):
-    """One linear layer; the softmax belongs to the loss.
+    """Multinomial logistic regression: one linear layer. The loss contains the softmax.
 
     Args:
-        in_features: Numbers in one sample, >= 1.
-        num_classes: Number of classes, >= 1.
+        in_features: Numbers in a sample, at least 1.
+        num_classes: Number of classes, at least 1.
 
     Shape:
-        [batch, ...] with ``in_features`` numbers a sample → logits [batch, num_classes].
+        [batch, ...] with ``in_features`` numbers in a sample → logits [batch, num_classes].
 
     Raises:
         ValueError: If an argument is below 1.

@@ -1,12 +1,11 @@
 """The multilayer perceptrons of FLAME and FedTilt.
 
-Shengkun Zhu, Jinshan Zeng, Sheng Wang, Yuan Sun, Xiaodong Li, Yuan Yao, Zhiyong Peng, "On ADMM in
-Heterogeneous Federated Learning: Personalization, Robustness, and Fairness" (FLAME),
-arXiv:2407.16397: 784-128-64-10 ("two hidden layers"), 109,386 parameters; its Table II says 7,850.
-Binghui Zhang, Luis Mares De La Cruz, Binghui Wang, "FedTilt: Towards Multi-Level
-Fairness-Preserving and Robust Federated Learning", arXiv:2503.13537: "3 linear layers", widths not
-given; in the code of LotteryFL, which it builds on, they are 784-300-100-10: ``MLP(hidden=[300,
-100])``.
+S. Zhu, J. Zeng, S. Wang, Y. Sun, X. Li, Y. Yao and Z. Peng, "On ADMM in Heterogeneous Federated
+Learning: Personalization, Robustness, and Fairness" (FLAME), arXiv 2407.16397: 784-128-64-10 ("two
+hidden layers"), 109,386 parameters; its Table II says 7,850.
+B. Zhang, L. Mares De La Cruz and B. Wang, "FedTilt: Towards Multi-Level Fairness-Preserving and
+Robust Federated Learning", arXiv 2503.13537: "3 linear layers", without widths. FedTilt builds on
+the code of LotteryFL, where the widths are 784-300-100-10: ``MLP(hidden=[300, 100])``.
 """
 
 from collections.abc import Sequence
@@ -17,15 +16,18 @@ from pl_fed.arguments import check_integers
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them.
+    """Multilayer perceptron: linear layers with ReLU between them.
+
+    Source: FLAME (Zhu et al., arXiv 2407.16397) by default.
 
     Args:
-        in_features: Numbers in one sample, >= 1.
-        hidden: Widths of the hidden layers, each >= 1; none gives logistic regression.
-        num_classes: Number of classes, >= 1.
+        in_features: Numbers in a sample, at least 1.
+        hidden: Widths of the hidden layers, each at least 1; an empty list gives logistic
+            regression.
+        num_classes: Number of classes, at least 1.
 
     Shape:
-        [batch, ...] with ``in_features`` numbers a sample → logits [batch, num_classes].
+        [batch, ...] with ``in_features`` numbers in a sample → logits [batch, num_classes].
 
     Raises:
         ValueError: If an argument is below 1.

@@ -1,1 +1,1 @@
-"""Nets as flat rows of parameters, functional calls, keyed dropout and modes."""
+"""Nets as flat rows of parameters, functional calls, keyed dropout, and modes."""

@@ -1,4 +1,4 @@
-"""A module as a function of its tensors."""
+"""Calls of a module as a function of its tensors."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -17,14 +17,16 @@ def functional_call(
 ) -> Any:
     """Call a module with other parameters and buffers in place of its own.
 
-    It is ``torch.func.functional_call`` with tied tensors kept tied, and leaves a module as it was
-    also where a layer is known by several names: PyTorch's own does not (pytorch/pytorch#164759).
+    It extends ``torch.func.functional_call``. Tied tensors stay tied. The call leaves the module
+    unchanged even if a layer has several names, where PyTorch's own function does not
+    (pytorch/pytorch#164759).
 
     Args:
-        module: What is called.
-        tensors: By name; what is not named stays the module's own. Of tied ones, one is enough.
-        args: What it is called with.
-        kwargs: What it is called with by name.
+        module: The module to call.
+        tensors: Tensors by name. The module's own tensors remain for all other names. One of the
+            names of a tied tensor is enough.
+        args: The arguments of the call.
+        kwargs: The arguments of the call that have names.
 
     Raises:
         ValueError: If the module has no tensor of a name.
@@ -35,27 +37,29 @@ def functional_call(
         tensor([[1.],
                 [1.]], grad_fn=<SubBackward0>)
     """
-    tensor_of: dict[str, Tensor] = {}
-    places: dict[Tensor, dict[tuple[nn.Module, str], str]] = defaultdict(dict)
+    own_tensors: dict[str, Tensor] = {}
+    locations: dict[Tensor, dict[tuple[nn.Module, str], str]] = defaultdict(dict)
     for prefix, part in module.named_modules(remove_duplicate=False):
         for key, tensor in chain(
             part.named_parameters(recurse=False, remove_duplicate=False),
             part.named_buffers(recurse=False, remove_duplicate=False),
         ):
             name = f"{prefix}.{key}" if prefix else key
-            tensor_of[name] = tensor
-            places[tensor][part, key] = name
-    if unknown := [name for name in tensors if name not in tensor_of]:
+            own_tensors[name] = tensor
+            locations[tensor][part, key] = name
+    if unknown := [name for name in tensors if name not in own_tensors]:
         raise ValueError(
-            f"Expected argument `tensors` to name some of {', '.join(tensor_of)}, but got"
+            f"Expected argument `tensors` to name some of {', '.join(own_tensors)}, but got"
             f" {', '.join(unknown)}."
         )
-    once = {
-        place: tensor
+    replacements = {
+        location: tensor
         for name, tensor in tensors.items()
-        for place in places[tensor_of[name]].values()
+        for location in locations[own_tensors[name]].values()
     }
-    return torch.func.functional_call(module, once, args, dict(kwargs or {}), tie_weights=False)
+    return torch.func.functional_call(
+        module, replacements, args, dict(kwargs or {}), tie_weights=False
+    )
 
 
 class Net:

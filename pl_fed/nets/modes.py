@@ -1,4 +1,4 @@
-"""Training and evaluation mode, and full precision within a mixed one."""
+"""Training mode, evaluation mode, and full precision inside mixed precision."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context without autocast on a device."""
+    """Return a context that turns off autocast on a device."""
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
@@ -17,7 +17,7 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
 
 @contextmanager
 def evaluation_mode(net: nn.Module) -> Iterator[None]:
-    """Set evaluation mode for a while, and each module back to its own."""
+    """Set evaluation mode within the context; afterwards restore the mode of each module."""
     modes = [(module, module.training) for module in net.modules()]
     net.eval()
     try:

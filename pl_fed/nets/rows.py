@@ -1,6 +1,7 @@
-"""A model as a flat row, and its parameters as views on it."""
+"""Models as flat rows, whose parameters are views on them."""
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,15 +14,15 @@ from torch.nn.parameter import is_lazy
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where each tensor of a model lies in its row.
+    """Layout of a row: the position of each tensor of a model in it.
 
     Attributes:
-        names: Names of the tensors, in the order in which they lie.
-        shapes: Their shapes.
-        offsets: Where each begins; one more entry than names, the last being the row's length.
+        names: Names of the tensors, in the order of the row.
+        shapes: Shapes of the tensors.
+        offsets: The first position of each tensor, and at the end the length of the row.
 
     Example:
-        >>> layout = RowLayout.of_parameters(nn.Linear(2, 3))
+        >>> layout = RowLayout.from_parameters(nn.Linear(2, 3))
         >>> layout.numel, layout.views(torch.zeros(5, 9))["weight"].shape
         (9, torch.Size([5, 3, 2]))
     """
@@ -31,8 +32,8 @@ class RowLayout:
     offsets: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> "RowLayout":
-        """Lay out named tensors one behind the other."""
+    def from_tensors(cls, tensors: Iterable[tuple[str, Tensor]]) -> "RowLayout":
+        """Place named tensors one behind the other."""
         names, shapes, offsets = [], [], [0]
         for name, tensor in tensors:
             names.append(name)
@@ -41,14 +42,14 @@ class RowLayout:
         return cls(tuple(names), tuple(shapes), tuple(offsets))
 
     @classmethod
-    def of_parameters(cls, module: nn.Module) -> "RowLayout":
-        """Lay out the trainable parameters: a frozen part is in no row."""
-        return cls.of(trainable_parameters(module).items())
+    def from_parameters(cls, module: nn.Module) -> "RowLayout":
+        """Place the trainable parameters; frozen parameters are in no row."""
+        return cls.from_tensors(trainable_parameters(module).items())
 
     @classmethod
-    def of_buffers(cls, module: nn.Module) -> "RowLayout":
-        """Lay out the running statistics: see :func:`running_statistics`."""
-        return cls.of(running_statistics(module).items())
+    def from_buffers(cls, module: nn.Module) -> "RowLayout":
+        """Place the running statistics; see :func:`running_statistics`."""
+        return cls.from_tensors(running_statistics(module).items())
 
     @property
     def numel(self) -> int:
@@ -56,7 +57,7 @@ class RowLayout:
         return self.offsets[-1]
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
-        """Return the tensors that lie in a row, or in many.
+        """Return views of the tensors of one row or many rows.
 
         Args:
             row: Shape [..., numel].
@@ -72,41 +73,48 @@ class RowLayout:
         }
 
     def positions(self, *parts: str) -> Tensor:
-        """Return where in a row some of the tensors lie, int64 [their numbers].
+        """Return the positions of some tensors in a row, int64 [their numbers].
 
         Args:
-            *parts: Names of tensors, or of submodules that hold them.
+            *parts: Names of tensors, or of submodules with tensors.
 
         Raises:
-            ValueError: If a part holds none.
+            ValueError: If a part has no tensor.
 
         Example:
             >>> net = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
-            >>> RowLayout.of_parameters(net).positions("1")
+            >>> RowLayout.from_parameters(net).positions("1")
             tensor([3, 4])
         """
-        chosen = torch.zeros(self.numel, dtype=torch.bool)
+        mask = torch.zeros(self.numel, dtype=torch.bool)
         for part in parts:
-            found = [i for i, n in enumerate(self.names) if n == part or n.startswith(f"{part}.")]
-            if not found:
+            members = [
+                index
+                for index, name in enumerate(self.names)
+                if name == part or name.startswith(f"{part}.")
+            ]
+            if not members:
                 raise ValueError(
-                    f"Expected argument `parts` to name some of {', '.join(self.names)}, or what"
-                    f" holds them, but got {part!r}."
+                    f"Expected argument `parts` to name some of {', '.join(self.names)}, or their"
+                    f" submodules, but got {part!r}."
                 )
-            for i in found:
-                chosen[self.offsets[i] : self.offsets[i + 1]] = True
-        return chosen.nonzero().flatten()
+            for index in members:
+                mask[self.offsets[index] : self.offsets[index + 1]] = True
+        return mask.nonzero().flatten()
 
     def pieces(self, row: Tensor) -> list[Tensor]:
-        """Return the same of ONE row that has a storage of its own, quickly.
+        """Return views of the tensors of ONE row with its own storage, faster than :meth:`views`.
 
         Args:
-            row: Shape [numel], beginning where its storage does.
+            row: Shape [numel]. It begins where its storage begins.
+
+        Returns:
+            Views in the order of the row.
         """
-        return [row.as_strided(shape, stride, offset) for shape, stride, offset in self._places]
+        return [row.as_strided(shape, stride, offset) for shape, stride, offset in self._strides]
 
     @cached_property
-    def _places(self) -> list[tuple[torch.Size, tuple[int, ...], int]]:
+    def _strides(self) -> list[tuple[torch.Size, tuple[int, ...], int]]:
         return [
             (shape, torch.empty(shape, device="meta").stride(), offset)
             for shape, offset in zip(self.shapes, self.offsets)
@@ -114,15 +122,16 @@ class RowLayout:
 
 
 class Row:
-    """The row of one module, on which its parameters (or running statistics) are views.
+    """The row of one module: its parameters or running statistics are views on it.
 
-    Writing to ``Row.data`` changes the module, and training the module changes the row: loading a
-    client is one copy. Moving the module elsewhere breaks the tie. :attr:`data` mends it for
-    parameters; buffers are other tensors then, and need a row of their own.
+    Writing to ``Row.data`` changes the module, and training the module changes the row. Therefore
+    one copy loads a client. If the module moves to another device or dtype, its tensors no longer
+    lie in the row. For parameters, :attr:`data` builds a new row. Buffers become other tensors, and
+    need a new ``Row``.
 
     Args:
         tensors: The module's own tensors by name.
-        layout: Where they lie.
+        layout: The positions of the tensors in the row.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], layout: RowLayout) -> None:
@@ -132,8 +141,8 @@ class Row:
 
     @property
     def data(self) -> Tensor:
-        """The row, shape [numel]: made anew if the module's tensors no longer lie in it."""
-        if self._row is None or not self._tied(self._row):
+        """The row, shape [numel]; it is rebuilt if the module's tensors no longer lie in it."""
+        if self._row is None or not self._contains_tensors(self._row):
             with torch.inference_mode(False), torch.no_grad():
                 pieces = [tensor.detach().reshape(-1) for tensor in self.tensors.values()]
                 row = torch.cat(pieces) if pieces else torch.empty(0)
@@ -144,48 +153,48 @@ class Row:
 
     @property
     def example(self) -> Tensor:
-        """A tensor of the row's dtype and device, without a look at all of them."""
+        """A tensor with the row's dtype and device, returned without a check of all tensors."""
         return next(iter(self.tensors.values()))
 
-    def is_of(self, module: nn.Module) -> bool:
-        """Return whether its tensors are still the module's own, by their names."""
+    def belongs_to(self, module: nn.Module) -> bool:
+        """Return whether the module still has these tensors under these names."""
         try:
-            return all(get(module) is tensor for get, tensor in self._places)
+            return all(get(module) is tensor for get, tensor in self._getters)
         except AttributeError:
             return False
 
     @cached_property
-    def _places(self) -> list[tuple[Callable[[nn.Module], object], Tensor]]:
+    def _getters(self) -> list[tuple[Callable[[nn.Module], object], Tensor]]:
         return [(attrgetter(name), tensor) for name, tensor in self.tensors.items()]
 
-    def _tied(self, row: Tensor) -> bool:
+    def _contains_tensors(self, row: Tensor) -> bool:
         begin, size, dtype = row.data_ptr(), row.element_size(), row.dtype
-        for tensor, offset in self._offsets:  # a loop, as a round asks many times
+        for tensor, offset in self._offsets:  # a plain loop, because a round calls this often
             if tensor.data_ptr() != begin + size * offset or tensor.dtype != dtype:
                 return False
         return True
 
     @cached_property
     def _offsets(self) -> list[tuple[Tensor, int]]:
-        """The tensors that hold any number, and where they begin in the row."""
+        """The tensors that are not empty, with their first positions in the row."""
         pairs = zip(self.tensors.values(), self.layout.offsets)
         return [(tensor, offset) for tensor, offset in pairs if tensor.numel()]
 
 
-_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FLOATING_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def usable_rows(rows: object, shape: tuple[int, int], like: Tensor) -> Tensor | None:
-    """Return rows in the dtype of another tensor, or ``None`` if they cannot be used.
+    """Return rows in the dtype of another tensor, or ``None`` if they are unusable.
 
-    Usable are dense tensors of a shape, on the other tensor's device. Where that is of a floating
-    dtype, rows may be of another floating precision; else they must be of its very dtype: a cast
-    would make other numbers of booleans, integers and complex numbers.
+    Rows are usable if they are a dense tensor of the given shape on the other tensor's device. If
+    ``like`` has a floating dtype, the rows may have another floating precision. Otherwise their
+    dtype must be equal: a cast would change booleans, integers and complex numbers.
 
     Args:
         rows: Anything.
-        shape: The shape that they must have.
-        like: A tensor of the dtype that is wanted, on the device where it is wanted.
+        shape: The shape of usable rows.
+        like: A tensor with the dtype and the device of usable rows.
 
     Example:
         >>> usable_rows(torch.ones(1, 2).double(), (1, 2), torch.zeros(1))
@@ -197,57 +206,58 @@ def usable_rows(rows: object, shape: tuple[int, int], like: Tensor) -> Tensor | 
         return None
     if rows.device != like.device or rows.shape != shape:
         return None
-    if rows.dtype not in (_REAL if like.is_floating_point() else (like.dtype,)):
+    if rows.dtype not in (_FLOATING_TYPES if like.is_floating_point() else (like.dtype,)):
         return None
     return rows.detach().to(like.dtype)
 
 
 def finite_rows(rows: Tensor) -> Tensor:
-    """Return which rows hold finite numbers only, bool [n].
+    """Return a mask of the rows with finite numbers only, bool [n].
 
     Example:
         >>> finite_rows(torch.tensor([[0.0, 1.0], [torch.inf, -torch.inf], [3e38, 3e38]]))
         tensor([ True, False,  True])
     """
-    if rows.is_cuda:  # the branch below would wait for it
+    if rows.is_cuda:  # the branch below would wait for the GPU
         return rows.isfinite().all(dim=1)
-    finite = rows.sum(dim=1).isfinite()  # a finite sum has finite terms, and takes 3 % of the time
+    # a finite sum has finite terms, and takes 3 % of the time
+    finite = rows.sum(dim=1).abs() < math.inf
     if not finite.all():
         finite = rows.isfinite().all(dim=1)
     return finite
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that require a gradient, by name; shared ones once.
+    """Return the parameters that require a gradient, by name; shared parameters appear once.
 
     Raises:
-        ValueError: If there is none, or if they have several dtypes.
+        ValueError: If there is none, one has no shape yet, or they have several dtypes.
     """
-    found = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    if lazy := [name for name, p in found.items() if is_lazy(p)]:
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if lazy := [name for name, p in parameters.items() if is_lazy(p)]:
         raise ValueError(
             "Expected argument `net` to have parameters of known shapes but got lazy ones"
-            f" ({', '.join(lazy)}): run it once on an input before."
+            f" ({', '.join(lazy)}): call the net once on an input before."
         )
-    if not found:
+    if not parameters:
         raise ValueError(
             "Expected argument `net` to have at least one parameter with requires_grad=True but"
             f" got {type(module).__name__} with none."
         )
-    dtypes = {parameter.dtype for parameter in found.values()}
+    dtypes = {parameter.dtype for parameter in parameters.values()}
     if len(dtypes) > 1:
         raise ValueError(
             "Expected argument `net` to have trainable parameters of one dtype but got"
             f" {sorted(map(str, dtypes))}."
         )
-    return found
+    return parameters
 
 
 def running_statistics(module: nn.Module) -> dict[str, Tensor]:
-    """Return the floating-point buffers that training may change, by name.
+    """Return the running statistics: the floating-point buffers that training may change, by name.
 
-    These are the buffers that are saved with the module and are not in a frozen part: BatchNorm's
-    running mean and variance, as a rule.
+    These buffers are saved with the module and are not in a frozen submodule. Usually they are
+    BatchNorm's running means and variances.
     """
     return {
         name: buffer
@@ -262,17 +272,18 @@ def counters(module: nn.Module) -> dict[str, Tensor]:
     return {n: b for _, n, b in _unfrozen_buffers(module) if not b.is_floating_point()}
 
 
-def unkept_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that training may change and no row holds, by name.
+def buffers_outside_rows(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that training may change and that are in no row, by name.
 
-    Those of integers, and those that are not saved with the module, most of them constants.
+    These are integer buffers, and buffers that are not saved with the module; most of the latter
+    are constants.
     """
-    kept = running_statistics(module)
-    return {name: each for _, name, each in _unfrozen_buffers(module) if name not in kept}
+    statistics = running_statistics(module)
+    return {name: b for _, name, b in _unfrozen_buffers(module) if name not in statistics}
 
 
 def _unfrozen_buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    frozen = {part for whole in frozen_modules(module) for part in whole.modules()}
+    frozen = {part for submodule in frozen_modules(module) for part in submodule.modules()}
     for prefix, owner in module.named_modules():
         if owner not in frozen:
             for name, buffer in owner.named_buffers(recurse=False):
@@ -280,7 +291,7 @@ def _unfrozen_buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tenso
 
 
 def frozen_modules(module: nn.Module) -> list[nn.Module]:
-    """Return the largest submodules that have parameters, none of which can be trained."""
+    """Return the largest submodules that have parameters but no trainable ones."""
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         return [module]
@@ -288,7 +299,7 @@ def frozen_modules(module: nn.Module) -> list[nn.Module]:
 
 
 def copy_trainable(module: nn.Module) -> nn.Module:
-    """Return a copy that shares every frozen submodule and parameter with the original."""
+    """Return a copy of a module that shares its frozen submodules and parameters."""
     shared: dict[int, object] = {id(frozen): frozen for frozen in frozen_modules(module)}
     shared |= {id(p): p for p in module.parameters() if not p.requires_grad}
     return copy.deepcopy(module, shared)

@@ -1,3 +1,3 @@
-"""Server optimizers that torch.optim lacks."""
+"""Server optimizers that torch.optim does not contain."""
 
 from pl_fed.optimizers.yogi import Yogi as Yogi

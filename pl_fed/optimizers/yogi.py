@@ -1,15 +1,15 @@
-"""Yogi, the server optimizer of FedYogi.
+"""Yogi: the server optimizer of FedYogi.
 
 S. J. Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konečný, S. Kumar and H. B. McMahan,
-"Adaptive Federated Optimization", ICLR 2021, arXiv 2003.00295, Algorithm 2, after M. Zaheer,
-S. J. Reddi, D. Sachan, S. Kale and S. Kumar, "Adaptive Methods for Nonconvex Optimization",
-NeurIPS 2018. With the pseudo-gradient g = −Δ in the gradient's place::
+"Adaptive Federated Optimization", ICLR 2021, arXiv 2003.00295, Algorithm 2, after M. Zaheer, S. J.
+Reddi, D. Sachan, S. Kale and S. Kumar, "Adaptive Methods for Nonconvex Optimization", NeurIPS 2018.
+The pseudo-gradient g = −Δ replaces the gradient::
 
     m ← β₁ m + (1 − β₁) g
     v ← v − (1 − β₂) g² sign(v − g²)
     w ← w − lr · m / (√v + eps)
 
-There is no bias correction, as in Algorithm 2.
+As in Algorithm 2, there is no bias correction.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,21 +21,23 @@ from torch.optim import Optimizer
 
 
 class Yogi(Optimizer):
-    """Adam whose second moment moves towards g² by steps of g²'s size, not of the difference's.
+    """Yogi: Adam with the second moment v ← v − (1 − β₂) g² sign(v − g²).
 
-    So v shrinks slowly when the gradients get small, and the learning rate does not jump up.
+    Source: Reddi et al., ICLR 2021, Algorithm 2. The size of a step of v is proportional to g², not
+    to v − g² as in Adam. Therefore v decreases slowly when the gradients become small, and the
+    effective learning rate does not jump up.
 
     Args:
         params: Parameters, or groups of them.
-        lr: Learning rate (the paper's η), greater than 0.
-        betas: Decay (β₁, β₂) of the two moments, each in [0, 1); the paper uses (0.9, 0.99).
-        eps: The paper's τ, the degree of adaptivity, greater than 0.
-        initial_accumulator: v before the first step, at least 0; ``None`` is eps², the smallest
-            that Algorithm 2 allows. (1e-6 with the default eps.)
+        lr: Learning rate, the paper's η, above 0.
+        betas: Decay rates (β₁, β₂) of the two moments, both in [0, 1); the paper uses (0.9, 0.99).
+        eps: The paper's τ, the degree of adaptivity, above 0.
+        initial_accumulator: v before the first step, at least 0. ``None`` uses eps², the smallest
+            value that Algorithm 2 allows (1e-6 with the default eps).
 
     Raises:
         ValueError: If an argument is out of range.
-        RuntimeError: On :meth:`step`, if a gradient is sparse.
+        RuntimeError: If :meth:`step` receives a sparse gradient.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -91,10 +93,10 @@ class Yogi(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_one(parameter, group)
+                    self._update_parameter(parameter, group)
         return loss
 
-    def _step_one(self, parameter: Tensor, group: dict[str, Any]) -> None:
+    def _update_parameter(self, parameter: Tensor, group: dict[str, Any]) -> None:
         gradient = parameter.grad
         if gradient is None or gradient.is_sparse:
             raise RuntimeError(f"Expected gradients of Yogi to be dense but got {gradient}.")

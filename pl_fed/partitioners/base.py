@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from pl_fed.arguments import check_at_most, check_integers, check_positive
+from pl_fed.configurable import Configurable
 from pl_fed.partitioners._counts import apportion, deal, members
-from pl_fed.recorded import Recorded
 
 
-class Partitioner(Recorded, ABC):
+class Partitioner(Configurable, ABC):
     """Splits one data set over the clients.
 
     A subclass defines :meth:`split`; :meth:`split_matching` follows from it. All draws come from

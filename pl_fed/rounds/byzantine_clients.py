@@ -81,7 +81,7 @@ class ByzantineClients:
     @property
     def share(self) -> float:
         """Which share of all clients is byzantine."""
-        return int(self.is_byzantine.sum()) / len(self.is_byzantine)
+        return int(self.is_byzantine.count_nonzero()) / len(self.is_byzantine)
 
     @property
     def attacks_on_data(self) -> list[Attack]:
@@ -95,11 +95,19 @@ class ByzantineClients:
             context: The round, without the broken uploads.
             num_broken: How many uploads were left out as broken.
         """
-        if self.adversary.expected is None:
-            expected = math.floor(self.share * len(context.clients) + 1e-9)
-        else:
-            expected = max(0, self.adversary.expected - num_broken)
+        expected = self.expected_byzantine(len(context.clients), num_broken)
         return replace(context, num_byzantine=expected)
+
+    def expected_byzantine(self, num_uploads: int, num_broken: int = 0) -> int:
+        """Return how many Byzantine uploads the aggregator assumes.
+
+        Args:
+            num_uploads: How many uploads it merges.
+            num_broken: How many more were left out as broken.
+        """
+        if self.adversary.expected is None:
+            return math.floor(self.share * num_uploads + 1e-9)
+        return max(0, self.adversary.expected - num_broken)
 
     def attacks(self, clients: Tensor, round: int) -> Tensor:
         """Return which of some clients attack in a round, bool [clients]."""

@@ -25,7 +25,7 @@ from pl_fed.evaluation.client_measures import local_metrics
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import trainable_parameters
-from pl_fed.random import seeded_torch
+from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.trained_cohort import UploadStatus
 from pl_fed.trees import Tree, describe, leaves, rows_of, select
 from pl_fed.types import Batch, ClientContext, RoundContext
@@ -193,7 +193,7 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tree], Tree] |
             client.task.check_outputs(outputs, targets, data.num_classes)
             _try_loss(client, outputs, targets)
             _try_metrics(client, outputs, targets)
-            with seeded_torch(client.device):
+            with fork_torch_rng(client.device):
                 client.task.averages_samples = _averages_samples(client, data, outputs)
     finally:
         client.train(mode)
@@ -219,7 +219,7 @@ def _tried_outputs(
 def _outputs(client: Client, batch: Batch, augment: Callable[[Tree], Tree] | None) -> Tree:
     net, inputs = client.global_model, batch.inputs
     if augment is not None:
-        with seeded_torch(batch.device):
+        with fork_torch_rng(batch.device):
             shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves(inputs))
             inputs = _tried(
                 f"Expected argument `augment` to take inputs of shape {shapes} but that",
@@ -374,7 +374,7 @@ def check_mean(client: Client, aggregator: Aggregator, adds: bool) -> None:
     if client.mean_of != "clients":
         return
     name = type(client).__name__
-    last = aggregator.last
+    last = aggregator.final_aggregator
     weighting = getattr(last, "weighting", "uniform")
     if weighting != "uniform":
         raise ValueError(

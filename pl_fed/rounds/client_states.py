@@ -148,8 +148,8 @@ class ClientStates:
     def count_round(self, clients: Tensor) -> None:
         """Count a round for the clients whose work counted in it, int64 [clients]."""
         if self.participation is not None:
-            one = self.participation.new_ones(1)
-            self.participation.index_put_((clients,), one, accumulate=True)
+            one = self.participation.new_ones(len(clients))
+            self.participation.index_add_(0, clients, one)
 
     @property
     def keeps_models(self) -> bool:
@@ -186,7 +186,7 @@ class ClientStates:
         steps: Mapping[str, Tensor] | None = None,
         lr: Mapping[str, Tensor] | None = None,
     ) -> ClientRound:
-        """Begin a round, or an evaluation, of some clients: see :meth:`Client.prepare_round`.
+        """Begin a round, or an evaluation, of some clients: see :meth:`Client.run_begin`.
 
         Args:
             clients: Their ids, int64 [clients].
@@ -201,8 +201,8 @@ class ClientStates:
         row = broadcast.parameters
         start = ClientRound(
             ids=clients.to(row.device),
-            samples=self.data.train.sizes[clients, None].to(row),
-            validation_samples=self.data.val.sizes[clients, None].to(row),
+            samples=self.data.train.sizes[clients].to(row)[:, None],
+            validation_samples=self.data.val.sizes[clients].to(row)[:, None],
             broadcast=broadcast,
             states={name: remote.read(store, name, clients) for name in store.defaults},
             server_states=self.server_states,
@@ -213,4 +213,4 @@ class ClientStates:
             inputs, targets = self.data.padded("val", clients)
             start.validation_inputs = tree_map(lambda leaf: leaf.flatten(1), inputs)
             start.validation_targets = tree_map(lambda leaf: leaf.flatten(1), targets)
-        return client.prepare_round(start)
+        return client.run_begin(start)

@@ -104,7 +104,7 @@ class LocalTraining:
         statistics = {GLOBAL_STATISTICS: broadcast.statistics}
         own.complete_proposals({**statistics, **self.states.server_states})
         self._upload_buffer = own.buffer
-        return TrainedCohort.join(share, own, client.trained, self.states.data.device)
+        return TrainedCohort.join(share, own, broadcast.parameters, client.trained)
 
     def _share(self, plan: RoundPlan) -> WorkShare:
         """Share the cohort out over the processes, by the steps that its clients take."""
@@ -179,8 +179,9 @@ class LocalTraining:
         positions = torch.arange(len(cohort))
         if self.engine.stacks:
             steps = self.count_steps(cohort, rule).values()
-            most = torch.tensor([max(counts) for counts in zip(*steps)])
-            positions = most.argsort(descending=True, stable=True)
+            most = [max(counts) for counts in zip(*steps)]
+            if len(set(most)) > 1:
+                positions = torch.tensor(most).argsort(descending=True, stable=True)
         chunks: tuple[Tensor, ...] = positions.split(self.engine.size or len(cohort))
         return chunks
 
@@ -206,8 +207,9 @@ class LocalTraining:
             self.byzantine_clients.poison(clients, plan.round),
             self.augment,
         )
+        device = broadcast.parameters.device
         step_rows = {
-            model: torch.tensor(counts, dtype=torch.int64, device=client.device)[:, None]
+            model: torch.tensor(counts, dtype=torch.int64, device=device)[:, None]
             for model, counts in steps.items()
         }
         lr = {
@@ -227,6 +229,7 @@ class LocalTraining:
             metrics: Means over the local steps of what ``training_step`` returned.
         """
         client, end, numel = self.client, chunk.round, self.client.row("global").layout.numel
+        finite = metrics["loss"].abs() < math.inf
         for model in client.validated:
             rows = end.models[model]
             losses = self.evaluator.losses(self.states.data, "val", chunk.clients, model, rows)
@@ -236,13 +239,12 @@ class LocalTraining:
                 end.validation_scores[model] = self.evaluator.scores(*args).to(rows.parameters)
         end.step_means = dict(metrics)
         with _noting(chunk.batches.round, chunk.clients, "end_round"):
-            uploads, kept = client.finish_round(end)
+            uploads, kept = client.run_end_round(end)
         usable = _UsableRows(len(chunk.clients), end.broadcast.parameters)
         states = {
             name: usable.check(kept.get(name), default.numel(), default)
             for name, default in self.states.store.defaults.items()
         }
-        finite = metrics["loss"].isfinite()
         for model in client.trained:
             if model != "global":
                 finite &= finite_rows(usable.check(end.models[model].parameters, numel))
@@ -251,9 +253,9 @@ class LocalTraining:
             uploads = usable.check(uploads, numel)
             for sent in (uploads, *proposals.values()):
                 finite &= finite_rows(sent)
-        broken = UploadStatus.NOT_FINITE if usable.all_usable else UploadStatus.MALFORMED
-        valid = finite & usable.all_usable
-        status = torch.where(valid, UploadStatus.VALID, broken).to(torch.int8)
+        status = torch.full_like(finite, UploadStatus.MALFORMED, dtype=torch.int8)
+        if usable.all_usable:
+            status.fill_(UploadStatus.NOT_FINITE).masked_fill_(finite, UploadStatus.VALID)
         return ChunkResults(positions, chunk.clients, metrics, status, uploads, proposals, states)
 
     def _proposals(self, end: ClientRound, usable: "_UsableRows") -> dict[str, Tensor]:

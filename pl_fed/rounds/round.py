@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -163,6 +163,8 @@ class RoundRunner:
 
     def _check_broken(self, trained: TrainedCohort, round: int) -> None:
         """Stop if too many benign clients are broken, and warn once if some are."""
+        if not trained.num_broken:
+            return
         benign = ~self.byzantine_clients.is_byzantine[trained.clients]
         number = check_broken(
             trained.status, benign, trained.losses, trained.clients, round, self.max_rejected
@@ -190,13 +192,17 @@ class RoundRunner:
         note: Callable[[str, float | Tensor], None],
     ) -> RoundContext:
         """Return what aggregators and attacks may know of a round whose clients have trained."""
-        broadcast = self.client.row("global").data.clone()
-        needs_root = self.server.aggregator.needs_root
-        root = self.root_update(round, optimizer) if needs_root else broadcast[:0]
-        return replace(
-            self.context(trained.clients, trained.losses, round),
+        root = trained.broadcast[:0]
+        if self.server.aggregator.needs_root:
+            root = self.root_update(round, optimizer)
+        return RoundContext(
+            self.seed,
+            round,
+            num_byzantine=self.byzantine_clients.expected_byzantine(len(trained.clients)),
+            clients=trained.clients,
+            losses=trained.losses,
             start_losses=trained.start_losses,
-            broadcast=broadcast,
+            broadcast=trained.broadcast,
             root=root,
             note=note,
         )
@@ -262,23 +268,22 @@ class RoundRunner:
         distance = uploads.distance_to_benign_mean(update, benign, server.aggregator)
         notes("benign_distance", distance)
         uploads.update_server_states(self.client, self._server_states, proposed, server.aggregator)
-        return {"train/update_norm": update.norm()}
+        return {"train/update_norm": torch.linalg.vector_norm(update)}
 
     def _report(self, trained: TrainedCohort) -> Report:
         """Return means of the metrics over the cohort's benign clients, and the round's counts."""
-        benign, valid = ~self.byzantine_clients.is_byzantine[trained.clients], trained.valid
-        counts, metrics = benign & valid.cpu(), trained.metrics
-        if not counts.all():
-            counted = counts.nonzero().flatten().to(trained.losses.device)
-            metrics = {name: values[counted] for name, values in metrics.items()}
-        report: Report = {}
-        if counts.any():
-            report = {f"train/{name}": values.mean() for name, values in metrics.items()}
+        byzantine, metrics = self.byzantine_clients.is_byzantine[trained.clients], trained.metrics
         numbers = dict.fromkeys(ROUND_NUMBERS, 0) | {
-            "cohort": len(benign),
-            "byzantine": int((~benign).sum()),
-            "rejected": len(benign) - int(valid.sum()),
+            "cohort": len(byzantine),
+            "byzantine": int(byzantine.count_nonzero()),
+            "rejected": trained.num_broken,
         }
+        if numbers["byzantine"] or numbers["rejected"]:
+            counts = trained.valid & ~byzantine.to(trained.valid.device)
+            metrics = {name: values[counts] for name, values in metrics.items()}
+        report: Report = {}
+        if len(metrics["loss"]):
+            report = {f"train/{name}": values.mean() for name, values in metrics.items()}
         return report | {f"train/{name}": float(number) for name, number in numbers.items()}
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -77,20 +78,20 @@ class CohortResults:
 
     def add(self, chunk: ChunkResults) -> None:
         """Add the results of a chunk."""
-        positions = chunk.positions
+        places = _as_range(chunk.positions)
         for name, values in chunk.metrics.items():
-            self.metrics[name] = self._insert(self.metrics.get(name), positions, values)
-        self.status = self._insert(self.status, positions, chunk.status)
+            self.metrics[name] = self._insert(self.metrics.get(name), places, values)
+        self.status = self._insert(self.status, places, chunk.status)
         self.states.append((chunk.clients, chunk.states))
         if chunk.uploads is None:
             return
-        self.sends[positions] = True
+        self.sends[places] = True
         collected = self._reuse_buffer(chunk.uploads) if self.uploads is None else self.uploads
-        self.uploads = self._insert(collected, positions, chunk.uploads)
+        self.uploads = self._insert(collected, places, chunk.uploads)
         self.buffer = None if self.uploads is chunk.uploads else self.uploads
         for name, rows in chunk.proposals.items():
-            self.proposals[name] = self._insert(self.proposals.get(name), positions, rows)
-            self._proposers.setdefault(name, []).append(positions)
+            self.proposals[name] = self._insert(self.proposals.get(name), places, rows)
+            self._proposers.setdefault(name, []).append(chunk.positions)
 
     def complete_proposals(self, current: Mapping[str, Tensor]) -> None:
         """Let clients that propose nothing, where others do, propose the server's current state.
@@ -104,16 +105,13 @@ class CohortResults:
                 silent[torch.cat(proposers)] = False
                 self.proposals[name][silent.to(current[name].device)] = current[name]
 
-    def _insert(self, rows: Tensor | None, positions: Tensor, values: Tensor) -> Tensor:
-        """Return the rows of all clients with those of some written into them."""
+    def _insert(self, rows: Tensor | None, places: slice | Tensor, values: Tensor) -> Tensor:
+        """Return the rows of all clients with those of some written into their places."""
         if rows is None:
-            if len(values) == self.num_clients and _is_range(positions):
+            if isinstance(places, slice) and len(values) == self.num_clients:
                 return values
             rows = values.new_empty(self.num_clients, *values.shape[1:])
-        if _is_range(positions):
-            rows[int(positions[0]) : int(positions[0]) + len(positions)] = values
-        else:
-            rows[positions.to(rows.device)] = values
+        rows[places if isinstance(places, slice) else places.to(rows.device)] = values
         return rows
 
     def _reuse_buffer(self, uploads: Tensor) -> Tensor | None:
@@ -125,10 +123,11 @@ class CohortResults:
         return buffer if fits else None
 
 
-def _is_range(positions: Tensor) -> bool:
-    """Return whether positions are consecutive."""
-    first = int(positions[0])
-    return positions.equal(torch.arange(first, first + len(positions)))
+def _as_range(positions: Tensor) -> slice | Tensor:
+    """Return positions as a slice if they are consecutive, or else as they are."""
+    numbers = positions.tolist()
+    consecutive = range(numbers[0], numbers[0] + len(numbers))
+    return slice(consecutive.start, consecutive.stop) if numbers == [*consecutive] else positions
 
 
 @dataclass(frozen=True)
@@ -137,6 +136,7 @@ class TrainedCohort:
 
     Attributes:
         share: Which process trained which client.
+        broadcast: The global model w^t that the round began with, [numel].
         metrics: Means over the local steps of what ``training_step`` returned, [cohort] each.
         status: An :class:`UploadStatus` for each client, int8 [cohort].
         sends: Whether any client sends an upload.
@@ -146,6 +146,7 @@ class TrainedCohort:
     """
 
     share: WorkShare
+    broadcast: Tensor
     metrics: dict[str, Tensor]
     status: Tensor
     sends: bool
@@ -155,7 +156,7 @@ class TrainedCohort:
 
     @classmethod
     def join(
-        cls, share: WorkShare, own: CohortResults, trained: tuple[str, ...], device: torch.device
+        cls, share: WorkShare, own: CohortResults, broadcast: Tensor, trained: tuple[str, ...]
     ) -> "TrainedCohort":
         """Join the results of all processes; in each of them the same.
 
@@ -164,9 +165,10 @@ class TrainedCohort:
         Args:
             share: Which process trained which client.
             own: The results of this process's clients.
+            broadcast: The global model w^t that the round began with, [numel].
             trained: The models that are trained.
-            device: The device of the joined tables.
         """
+        device = broadcast.device
         tables = {("metrics", name): values for name, values in own.metrics.items()}
         if own.status is not None:
             tables["status", ""], tables["sends", ""] = own.status, own.sends
@@ -176,13 +178,15 @@ class TrainedCohort:
         joined = share.join(tables, device)
         metrics = {name: values for (kind, name), values in joined.items() if kind == "metrics"}
         status, sends = joined["status", ""], joined["sends", ""].to(device)
-        if bool(sends.any()) or "global" in trained:
+        num_senders = int(sends.count_nonzero())
+        if num_senders < len(sends) and (num_senders or "global" in trained):
             status = torch.where(sends, status, UploadStatus.MALFORMED)
         return cls(
             share=share,
+            broadcast=broadcast,
             metrics=metrics,
             status=status,
-            sends=bool(sends.any()),
+            sends=num_senders > 0,
             start_losses=joined.get(("start_losses", ""), metrics["loss"][:0]),
             proposed=[name for kind, name in joined if kind == "proposals"],
             own=own,
@@ -198,10 +202,15 @@ class TrainedCohort:
         """Mean training loss of each client over its local steps, [cohort]."""
         return self.metrics["loss"]
 
-    @property
+    @cached_property
     def valid(self) -> Tensor:
         """Which clients' results can be used, bool [cohort]."""
         return self.status == UploadStatus.VALID
+
+    @cached_property
+    def num_broken(self) -> int:
+        """The number of clients whose results cannot be used."""
+        return len(self.valid) - int(self.valid.count_nonzero())
 
     def valid_states(self) -> tuple[WorkShare, list[tuple[Tensor, dict[str, Tensor]]]]:
         """Return what this process's valid clients keep: ids and states, chunk by chunk.
@@ -209,9 +218,9 @@ class TrainedCohort:
         Returns:
             The share of the valid clients of the cohort, and the states.
         """
-        valid = self.valid.cpu()
-        if valid.all():
+        if not self.num_broken:
             return self.share, self.own.states
+        valid = self.valid.cpu()
         clients, states = self.clients[valid], []
         for ids, rows in self.own.states:
             selected = torch.isin(ids, clients)

@@ -1,18 +1,18 @@
 """A trial of an algorithm before training: one client, two of its samples, no optimizer step."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.clients.contract import ClientRound
+from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import as_outputs
 from pl_fed.engine.features import features_of, keeps_features
-from pl_fed.random import seeded_torch
+from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.checks import explain_log, place_batch
 from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
@@ -46,7 +46,7 @@ def try_client(
     if trial is None:
         return
     one = int(sizes.gt(0).nonzero()[0])
-    with seeded_torch(client.device), torch.inference_mode(False), torch.enable_grad():
+    with fork_torch_rng(client.device), torch.inference_mode(False), torch.enable_grad():
         trial.eval()
         try:
             _run(trial, data, one, augment)
@@ -78,7 +78,8 @@ def _run(
         batch = batch._replace(inputs=augment(batch.inputs))
     lengths = {name: len(row) for name, row in trial.state_defaults().items()}
     with _noting(one, "begin"):
-        round = trial.prepare_round(_new_round(trial, data, one))
+        round = trial.run_begin(_new_round(trial, data, one))
+        _check_names("begin", trial, round)
         for name, model in round.models.items():
             numel = trial.row("global").layout.numel
             _check_row("begin", f"the parameters of model `{name}`", model.parameters, numel)
@@ -90,7 +91,8 @@ def _run(
     round.step_means = {n: value.detach().reshape(1).to(like) for n, value in outputs.items()}
     round.validation_losses = {name: like.new_zeros(1) for name in trial.validated}
     with _noting(one, "end_round"):
-        upload, kept = trial.finish_round(round)
+        upload, kept = trial.run_end_round(round)
+        _check_names("end_round", trial, round)
         _check_upload(trial, upload)
         for name, length in lengths.items():
             _check_row("end_round", f"state `{name}`", kept[name], length)
@@ -133,6 +135,43 @@ def as_trained_on(trial: Client, batch: Batch) -> Batch:
         with torch.no_grad():
             batch = batch._replace(inputs=features_of(net, batch.inputs))
     return batch
+
+
+def _check_names(hook: str, trial: Client, round: ClientRound) -> None:
+    """Refuse states and models that are not declared, and extra rows that hide others."""
+    models = ("global", *trial.trained, *trial.evaluated)
+    states = [name for name in trial.state_defaults() if name.isidentifier() and name not in models]
+    _check_declared(hook, "states", round.states, states, "add_state")
+    _check_declared(hook, "models", round.models, models, "models=")
+    taken = (*RESERVED_NAMES, *round.states, *round.server_states)
+    for name in round.extra:
+        if name in taken:
+            raise ValueError(
+                f"Expected `{hook}` to add extra rows under names other than those that a round has"
+                f" ({', '.join(taken)}) but got {name!r}: choose another name."
+            )
+
+
+def _check_declared(
+    hook: str, kind: str, names: Iterable[str], declared: Iterable[str], by: str
+) -> None:
+    """Refuse names of states or models that no client keeps and no engine trains.
+
+    Args:
+        hook: The method that wrote them.
+        kind: ``"states"`` or ``"models"``.
+        names: The names that are written.
+        declared: The names that are declared.
+        by: How an algorithm declares another one.
+    """
+    declared = tuple(dict.fromkeys(declared))
+    for name in names:
+        if name not in declared:
+            raise ValueError(
+                f"Expected `{hook}` to write {kind} that are declared"
+                f" ({', '.join(declared) or 'none'}) but got {name!r}: declare it by {by}, or write"
+                " client.extra."
+            )
 
 
 def _check_upload(trial: Client, upload: object) -> None:

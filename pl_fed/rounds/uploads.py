@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor, nn
 
-from pl_fed.aggregators import Aggregator, Mean, counts_samples
+from pl_fed.aggregators import Aggregator, Mean, weights_by_samples
 from pl_fed.clients.base import Client
 from pl_fed.distributed.work_share import WorkShare
 from pl_fed.functional.aggregation import weighted_sum
@@ -40,17 +40,19 @@ class Uploads:
     ) -> None:
         self.share = trained.share
         self.context = context
-        no_rows = context.broadcast.expand(int(self.share.mine.sum()), -1)  # nothing was sent
-        self.rows = no_rows if trained.own.uploads is None else trained.own.uploads
+        self._proposers = self.share.clients
+        if trained.own.uploads is None:  # this process's clients sent nothing
+            self.rows = context.broadcast.expand(len(self._proposers), -1)
+        else:
+            self.rows = trained.own.uploads
         self._owns_rows = trained.own.buffer is not None  # else the clients may keep that tensor
         self._proposals = trained.own.proposals
         self._valid = trained.valid
         self._sizes = sizes
         self._byzantine_clients = byzantine_clients
-        self._trained_here, self._processes = self.share.mine, self.share.processes
+        self._training_share = trained.share
         self._cohort_size = len(self.share.cohort)
         self._factor = 1.0  # of the rows in a mean
-        self._proposers = self.share.cohort[self.share.mine]
 
     @property
     def weights(self) -> Tensor:
@@ -91,7 +93,7 @@ class Uploads:
             rows, valid, context, simulate_merge, net, samples
         )
         if not valid.all():
-            valid_here = valid[self._trained_here.to(valid.device), None]
+            valid_here = valid[self._training_share.mine.to(valid.device), None]
             self._proposals = {
                 name: proposal.where(valid_here, server_states[name])
                 for name, proposal in self._proposals.items()
@@ -107,11 +109,11 @@ class Uploads:
         whole cohort: a client that is left out changes nothing.
         """
         valid = self._valid
-        rejected = int((~valid).sum())
-        if not rejected:
+        if valid.all():
             return 0
+        rejected = int((~valid).sum())
         self.rows = self.rows[valid[self.share.mine.to(valid.device)]]
-        valid_here = valid[self._trained_here.to(valid.device)]
+        valid_here = valid[self._training_share.mine.to(valid.device)]
         self._proposals = {name: rows[valid_here] for name, rows in self._proposals.items()}
         self._proposers = self._proposers[valid_here.cpu()]
         self.context = self._select_context(self.context, valid)
@@ -135,7 +137,7 @@ class Uploads:
             benign: Which of the clients that are not left out are benign, bool [clients].
             aggregator: The aggregator that merged them.
         """
-        number = int(benign.sum())
+        number = int(benign.count_nonzero())
         if not number:
             return math.nan
         all_benign = number == len(benign)
@@ -168,9 +170,9 @@ class Uploads:
             change = self._proposals.get(name, current.expand(0, -1)) - current
             mean_of_all = name in client.state_means.values()
             number = float(self._cohort_size if mean_of_all else len(self.share.cohort))
-            if name == GLOBAL_STATISTICS and counts_samples(aggregator):
+            if name == GLOBAL_STATISTICS and weights_by_samples(aggregator):
                 change = change * self._sizes[self._proposers[: len(change)], None].to(change)
                 number = float(self.weights.sum())
-            current += self._processes.sum(change.sum(0)) / number
+            current += self._training_share.processes.sum(change.sum(0)) / number
         for name, change in client.receive(self.share.clients, self.rows).items():
             server_states[name].add_(self.share.processes.sum(change))

@@ -1,4 +1,4 @@
-"""Ways to choose the clients that take part in a round."""
+"""Samplers: classes that draw the cohort, the clients that take part in a round."""
 
 from pl_fed.samplers.all_clients import All as All
 from pl_fed.samplers.base import Sampler as Sampler

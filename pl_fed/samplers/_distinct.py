@@ -1,4 +1,4 @@
-"""Draws without replacement that do not look at every client."""
+"""Draws without replacement in a time that does not depend on the number of clients."""
 
 import itertools
 from collections.abc import Callable
@@ -6,31 +6,33 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_MANY_CLIENTS = 10_000
+_LARGE_FEDERATION = 10_000  # clients
 
 
-def is_few_of_many(cohort_size: int, num_clients: int) -> bool:
-    """Return whether a cohort is to be drawn client by client, for speed.
+def is_sparse_cohort(cohort_size: int, num_clients: int) -> bool:
+    """Return whether a cohort is small enough to be drawn client by client, which is faster.
 
-    Smaller federations are drawn as a whole: in which way is part of a run's seed.
+    Other cohorts are drawn by an operation on all clients. The choice changes the drawn clients, so
+    it is part of the meaning of a seed.
     """
-    return num_clients > _MANY_CLIENTS and cohort_size <= num_clients // 10
+    return num_clients > _LARGE_FEDERATION and cohort_size <= num_clients // 10
 
 
-def first_distinct(count: int, draw: Callable[[int], Tensor], tries: int | None = None) -> Tensor:
+def draw_distinct(count: int, draw: Callable[[int], Tensor], tries: int | None = None) -> Tensor:
     """Return the first distinct ids of a sequence of independent draws.
 
     Args:
-        count: How many are wanted.
-        draw: Gives so many more draws, int64 [n].
-        tries: How often to draw ``2 * count`` more before giving up; ``None`` goes on.
+        count: The number of ids.
+        draw: Returns the given number of further draws, int64 [n].
+        tries: The largest number of calls of ``draw``, each for ``2 * count`` draws. ``None``
+            continues until there are enough ids.
 
     Returns:
-        At most ``count`` ids, in the order in which they were drawn.
+        At most ``count`` ids, in the order of their first draw.
     """
-    found: dict[int, None] = {}
+    ids: dict[int, None] = {}
     for _ in itertools.count() if tries is None else range(tries):
-        found.update(dict.fromkeys(draw(2 * count).tolist()))
-        if len(found) >= count:
+        ids.update(dict.fromkeys(draw(2 * count).tolist()))
+        if len(ids) >= count:
             break
-    return torch.tensor(list(found)[:count], dtype=torch.int64)
+    return torch.tensor(list(ids)[:count], dtype=torch.int64)

@@ -1,7 +1,7 @@
 """Full participation, as in FLAME.
 
-Shengkun Zhu, Jinshan Zeng, Sheng Wang, Yuan Sun, Xiaodong Li, Yuan Yao, Zhiyong Peng, "On ADMM in
-Heterogeneous Federated Learning: Personalization, Robustness, and Fairness", arXiv:2407.16397.
+S. Zhu, J. Zeng, S. Wang, Y. Sun, X. Li, Y. Yao and Z. Peng, "On ADMM in Heterogeneous Federated
+Learning: Personalization, Robustness, and Fairness", arXiv 2407.16397.
 """
 
 import torch
@@ -11,10 +11,10 @@ from pl_fed.samplers.base import Sampler
 
 
 class All(Sampler):
-    """Take every client in every round.
+    """Full participation: every client takes part in every round, as in FLAME (arXiv 2407.16397).
 
     Shape:
-        sizes [num_clients] (not looked at) → int64 [num_clients].
+        sizes [num_clients] (unused) → int64 [num_clients].
 
     Example:
         >>> All().sample(3, torch.ones(3), torch.Generator())
@@ -22,9 +22,9 @@ class All(Sampler):
     """
 
     def size_of_cohort(self, num_clients: int) -> int:
-        """Return ``num_clients`` (see :class:`Sampler`)."""
+        """Return ``num_clients``."""
         return num_clients
 
     def sample(self, num_clients: int, sizes: Tensor, generator: torch.Generator) -> Tensor:
-        """Return all clients (see :class:`Sampler`)."""
+        """Return the ids of all clients."""
         return torch.arange(num_clients)

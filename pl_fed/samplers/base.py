@@ -1,18 +1,19 @@
-"""What every sampler of clients promises."""
+"""The contract of samplers."""
 
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
-from pl_fed.recorded import Recorded
+from pl_fed.configurable import Configurable
 
 
-class Sampler(Recorded, ABC):
-    """Chooses the cohort: the clients that take part in a round.
+class Sampler(Configurable, ABC):
+    """Base class of the samplers: a sampler draws the cohort of a round.
 
-    All randomness comes from the given generator, which the federation keys by (seed, round): so a
-    cohort does not depend on the rounds before it, on the engine, or on the number of processes.
+    The cohort is the set of clients that take part. All randomness comes from the generator in the
+    arguments, which the federation keys by (seed, round). Therefore a cohort does not depend on
+    earlier rounds, on the engine, or on the number of processes.
 
     Example:
         >>> class FirstOnly(Sampler):
@@ -26,10 +27,11 @@ class Sampler(Recorded, ABC):
 
     @abstractmethod
     def size_of_cohort(self, num_clients: int) -> int:
-        """Return how many clients take part in a round of a federation of ``num_clients``.
+        """Return the size of a cohort in a federation of ``num_clients`` clients.
 
         Raises:
-            ValueError: If the federation is too small; so this is found before training begins.
+            ValueError: If the federation is too small. The federation calls this method before
+                training, so that the error comes early.
         """
 
     @abstractmethod
@@ -49,20 +51,25 @@ class Sampler(Recorded, ABC):
         """
 
     def draw(self, num_clients: int, sizes: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the cohort that :meth:`sample` gives, in whatever order.
+        """Return the cohort of :meth:`sample`, and check it; its order is free.
+
+        Args:
+            num_clients: Number of clients of the federation.
+            sizes: Number of training samples of each client, [num_clients].
+            generator: Source of all randomness.
 
         Raises:
-            ValueError: If it is none: of another size, or of ids that are not those of clients.
+            ValueError: If the cohort has another size, or contains anything but distinct client
+                ids.
         """
-        cohort = self.sample(num_clients, sizes, generator)
-        number = self.size_of_cohort(num_clients)
-        known = torch.as_tensor(cohort)
-        whole = known.dtype == torch.int64 and known.shape == (number,)
-        ids = set(known.tolist()) if whole else set()
-        if len(ids) < number or min(ids, default=0) < 0 or max(ids, default=0) >= num_clients:
+        cohort = torch.as_tensor(self.sample(num_clients, sizes, generator))
+        size = self.size_of_cohort(num_clients)
+        is_valid = cohort.dtype == torch.int64 and cohort.shape == (size,)
+        ids = set(cohort.tolist()) if is_valid else set()
+        if len(ids) < size or min(ids, default=0) < 0 or max(ids, default=0) >= num_clients:
             raise ValueError(
-                f"Expected argument `sampler` to draw {number} different ids of 0 to"
-                f" {num_clients - 1}, int64 [{number}], but {type(self).__name__} drew"
-                f" {known.tolist()} ({known.dtype})."
+                f"Expected argument `sampler` to draw {size} different ids of 0 to"
+                f" {num_clients - 1}, int64 [{size}], but {type(self).__name__} drew"
+                f" {cohort.tolist()} ({cohort.dtype})."
             )
-        return known
+        return cohort

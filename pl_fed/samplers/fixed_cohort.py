@@ -1,19 +1,21 @@
-"""What samplers of a fixed number of clients have in common."""
+"""The base class of samplers with a constant cohort size."""
 
 from pl_fed.arguments import check_integers
 from pl_fed.samplers.base import Sampler
 
 
 class FixedCohort(Sampler):
-    """Takes the same number of clients in every round; a subclass says which.
+    """Base class of samplers that draw a constant number of clients in every round.
+
+    A subclass implements :meth:`sample`.
 
     Args:
-        cohort_size: Clients per round, >= 1 and at most the number of clients.
+        cohort_size: Clients per round, at least 1 and at most the number of clients.
 
     Raises:
         TypeError: If ``cohort_size`` is no integer.
-        ValueError: If ``cohort_size`` is below 1; by the methods, if it is above the number of
-            clients.
+        ValueError: If ``cohort_size`` is below 1. The methods raise it if ``cohort_size`` is above
+            the number of clients.
 
     Example:
         >>> import torch
@@ -29,7 +31,7 @@ class FixedCohort(Sampler):
         self.cohort_size = cohort_size
 
     def size_of_cohort(self, num_clients: int) -> int:
-        """Return ``cohort_size`` (see :class:`Sampler`)."""
+        """Return ``cohort_size``; raise ``ValueError`` if the federation has fewer clients."""
         if self.cohort_size > num_clients:
             raise ValueError(
                 "Expected argument `cohort_size` to be at most the number of clients "

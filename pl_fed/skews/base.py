@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from pl_fed.recorded import Recorded
+from pl_fed.configurable import Configurable
 
 
-class Skew(Recorded, ABC):
+class Skew(Configurable, ABC):
     """Change the inputs of each client in a way of its own, once, before training.
 
     All parts are changed alike, train, validation and test: it is how the client's data are. All

@@ -1,4 +1,4 @@
-"""What clients keep between rounds: in memory, and beyond a budget on disk."""
+"""Client states between rounds: rows in memory, and on disk beyond a budget."""
 
 from pl_fed.state.disk_rows import DiskRows as DiskRows
 from pl_fed.state.memory import free_memory as free_memory
@@ -6,4 +6,4 @@ from pl_fed.state.row_table import RowTable as RowTable
 from pl_fed.state.store import ClientStore as ClientStore
 from pl_fed.state.store import check_saved as check_saved
 from pl_fed.state.store import check_states as check_states
-from pl_fed.state.store import of_clients as of_clients
+from pl_fed.state.store import select_clients as select_clients

@@ -1,4 +1,4 @@
-"""What the system is told about memory."""
+"""Hints to the operating system about memory pages."""
 
 import ctypes
 import mmap
@@ -6,17 +6,17 @@ from contextlib import suppress
 
 from torch import Tensor
 
-_MADV_PAGEOUT = 21  # of mman.h
+_MADV_PAGEOUT = 21  # from mman.h
 
 
 def page_out(rows: Tensor) -> None:
-    """Say that rows are not needed soon: what is mapped from a file leaves memory, nothing is lost.
+    """Tell the system that rows are not needed soon, so that pages mapped from a file leave memory.
 
-    Other systems than Linux, since 5.4, do not hear of it.
+    No data is lost. Only Linux 5.4 and later supports the hint; other systems ignore it.
     """
     begin = -(-rows.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     size = rows.data_ptr() + rows.nbytes - begin
     if rows.device.type == "cpu" and size > 0:
-        with suppress(OSError, AttributeError):  # another system
+        with suppress(OSError, AttributeError):  # not Linux
             madvise = ctypes.CDLL(None).madvise
             madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _MADV_PAGEOUT)

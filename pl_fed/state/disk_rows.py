@@ -1,4 +1,4 @@
-"""Rows in a file that has no name: read and written row by row, so that none stays in memory."""
+"""Rows in an anonymous file, which are read and written row by row and use no memory."""
 
 import errno
 import mmap
@@ -12,17 +12,17 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-_READ_AHEAD = 1 << 20  # bytes of one request: the system cuts off what is longer
+_READ_AHEAD = 1 << 20  # bytes of one request: the system truncates longer requests
 
 
 class DiskRows:
-    """Rows in a file, which nothing is left of when the process ends, however it ends.
+    """Rows in an anonymous file, which the system deletes when the process ends, however it ends.
 
-    Rows go through the system's cache of files, which other programs' needs come before.
+    Rows pass through the file cache of the system, which gives way to the memory of programs.
 
     Args:
-        row: A row like all others, shape [numel].
-        folder: Where to put the file.
+        row: A row with the dtype and shape [numel] of all rows.
+        folder: The folder of the file.
 
     Example:
         >>> rows = DiskRows(torch.zeros(2), Path(tempfile.gettempdir()))
@@ -36,30 +36,31 @@ class DiskRows:
     def __init__(self, row: Tensor, folder: Path) -> None:
         self.numel, self.dtype, self.folder = row.numel(), row.dtype, folder
         self.row_bytes = row.nbytes
-        self._file = tempfile.TemporaryFile(  # noqa: SIM115 (it is open as long as this lives)
+        self._file = tempfile.TemporaryFile(  # noqa: SIM115 (open during the object's life)
             prefix="pl_fed_", dir=folder, buffering=0
         )
 
     def read(self, positions: list[int]) -> Tensor:
-        """Return rows, shape [positions, numel], on the CPU."""
+        """Return the rows at some positions, shape [positions, numel], on the CPU."""
         rows = torch.empty(len(positions), self.numel, dtype=self.dtype)
-        for position, row in zip(positions, _bytes_of(rows)):
+        for position, row in zip(positions, _row_bytes(rows)):
             done = 0
             while done < len(row):
-                got = os.preadv(self._file.fileno(), [row[done:]], position * self.row_bytes + done)
-                if not got:
+                begin = position * self.row_bytes + done
+                size = os.preadv(self._file.fileno(), [row[done:]], begin)
+                if not size:
                     raise OSError(f"Expected row {position} of the clients' states but got none.")
-                done += got
+                done += size
         return rows
 
     def write(self, positions: list[int], rows: Tensor) -> None:
-        """Write rows, shape [positions, numel].
+        """Write rows, shape [positions, numel], at some positions.
 
         Raises:
             OSError: If the disk is full.
         """
         try:
-            for position, row in zip(positions, _bytes_of(rows.contiguous())):
+            for position, row in zip(positions, _row_bytes(rows.contiguous())):
                 done = 0
                 while done < len(row):
                     begin = position * self.row_bytes + done
@@ -74,7 +75,7 @@ class DiskRows:
             ) from error
 
     def prefetch(self, positions: list[int]) -> None:
-        """Let the system read rows ahead while something else is done."""
+        """Let the system read the rows at some positions in the background."""
         if not hasattr(os, "posix_fadvise"):
             return
         for position in positions:
@@ -84,9 +85,9 @@ class DiskRows:
                 os.posix_fadvise(self._file.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
 
     def pieces(self, count: int, rows: int) -> Iterator[Tensor]:
-        """Yield the first ``count`` rows, so many at a time, mapped from the file.
+        """Yield the first ``count`` rows in pieces of ``rows`` rows, mapped from the file.
 
-        They are not to be changed, and change with the file.
+        Do not write to the pieces. They change when the file changes.
         """
         for first in range(0, count, rows):
             numbers = min(rows, count - first) * self.numel
@@ -100,11 +101,11 @@ class DiskRows:
 
     @classmethod
     def give_back(cls) -> None:
-        """Let go of the memory of what is mapped: it is read anew when it is needed."""
+        """Release the memory of all mapped pieces; the system reads them again on demand."""
         for mapped in cls._mapped:
             if hasattr(mapped, "madvise"):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def _bytes_of(rows: Tensor) -> Iterator[memoryview]:
+def _row_bytes(rows: Tensor) -> Iterator[memoryview]:
     return map(memoryview, rows.view(torch.uint8).numpy())

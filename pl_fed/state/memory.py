@@ -1,4 +1,4 @@
-"""How much memory is free: on a GPU, in the machine, and in what a container or a job may use."""
+"""Free memory: of a GPU, of the machine, and within the limits of a container or a batch job."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-# of control groups, by version: their folder, limit and use, and the part of it that is file cache
+# control groups by version: folder, and names of the limit, the usage, and the file cache in it
 _VERSIONS = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -14,13 +14,13 @@ _VERSIONS = (
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device: on the CPU no more than the process's own limits leave."""
+    """Return the free bytes of a device; on the CPU, within the limits of the process."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min([_of_machine(), *left_to_groups()])
+    return min([_machine_memory(), *control_group_memory()])
 
 
-def _of_machine() -> int:
+def _machine_memory() -> int:
     try:
         with open("/proc/meminfo") as lines:
             values = dict(line.split(":", 1) for line in lines)
@@ -29,19 +29,19 @@ def _of_machine() -> int:
         return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def left_to_groups(
+def control_group_memory(
     own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[int]:
-    """Yield the bytes that Linux control groups have left, which hold containers and batch jobs.
+    """Yield the free bytes of the process's Linux control groups, which limit containers and jobs.
 
     Args:
-        own: File that says which groups the process is in.
-        mounted: Folder of all groups, of version 1 or 2.
+        own: The file with the control groups of the process.
+        mounted: The folder of all control groups, of version 1 or 2.
 
     Yields:
-        Of each group that the process is in, and of those around it, what its limit leaves; the
-        file cache that can be dropped is not taken for used. A group without a limit leaves more
-        than any machine has (version 1), or is left out.
+        The free bytes below the limit of each group of the process and of each enclosing group.
+        File cache that can be dropped counts as free. A group without a limit has more free bytes
+        than any machine (version 1), or is skipped.
     """
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
@@ -52,15 +52,15 @@ def left_to_groups(
             if folder in controllers.split(","):
                 inner = Path(path.lstrip("/"))
                 groups = (mounted / folder / group for group in (inner, *inner.parents))
-                left = (_left_to(group, *names) for group in groups)
-                yield from (each for each in left if each is not None)
+                free = (_group_memory(group, *names) for group in groups)
+                yield from (size for size in free if size is not None)
 
 
-def _left_to(group: Path, limit: str, use: str, cache: str) -> int | None:
+def _group_memory(group: Path, limit: str, usage: str, cache: str) -> int | None:
     try:
-        most, used = (int((group / name).read_text()) for name in (limit, use))
+        maximum, used = (int((group / name).read_text()) for name in (limit, usage))
         words = (group / "memory.stat").read_text().split()
-    except (OSError, ValueError):  # outside of the container, or "max", which is no limit
+    except (OSError, ValueError):  # outside the container, or "max", which means no limit
         return None
     dropped = dict(zip(words[::2], words[1::2])).get(cache, 0)
-    return max(most - used + int(dropped), 0)
+    return max(maximum - used + int(dropped), 0)

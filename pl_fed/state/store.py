@@ -1,4 +1,4 @@
-"""The store: what each client keeps between rounds, one row per client and name."""
+"""The store of client states between rounds: one row for each client and state name."""
 
 import os
 import tempfile
@@ -15,20 +15,21 @@ from pl_fed.state.row_table import RowTable
 
 
 class ClientStore:
-    """Rows of tensors by client id and name: in memory, and beyond a budget on disk.
+    """Store of rows by client id and state name: in memory, and on disk beyond a budget.
 
-    A client that was never written reads as the default and costs nothing.
+    A client without a written row has the default row, and costs nothing.
 
     Args:
         num_clients: Number of clients.
-        defaults: For each name the row, shape [numel], that a client has before it is written.
-        directory: Folder for files that hold all rows, which nothing is left of when the process
-            ends. ``None`` keeps rows in memory as long as they are within the budget: on the
-            defaults' device, then on the CPU. What is beyond goes to the folder for temporary
-            files (``TMPDIR``, or ``/var/tmp``).
-        memory: The budget: a share of what is free now, in (0, 1], or so many bytes (int), of each
-            device. It is used in blocks of rows, up to 64 MiB each.
-        sharers: Processes that each have such a store, and share what is free on the CPU.
+        defaults: By name, the row of a client before its first write, shape [numel].
+        directory: Folder for files that hold all rows. The files disappear when the process ends.
+            ``None`` keeps rows in memory within the budget: on the device of the defaults, then on
+            the CPU. Further rows go to the folder for temporary files (``TMPDIR``, or
+            ``/var/tmp``).
+        memory: The budget on each device: a share of the memory that is free now, in (0, 1]
+            (float), or a number of bytes (int). It is used in blocks of rows of at most 64 MiB.
+        sharers: Number of processes with such a store on this machine, which share the free memory
+            of the CPU.
 
     Example:
         >>> store = ClientStore(3, {"personal": torch.zeros(2)})
@@ -46,15 +47,15 @@ class ClientStore:
         sharers: int = 1,
     ) -> None:
         self.num_clients = num_clients
-        with torch.inference_mode(False):  # rows made within it could not be written without
+        with torch.inference_mode(False):  # inference tensors cannot be written outside that mode
             self.defaults = {name: row.detach().clone() for name, row in defaults.items()}
         self._directory = None if directory is None else Path(directory)
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
         devices = [*(row.device for row in self.defaults.values()), torch.device("cpu")]
         self._budget = {
-            each: memory if isinstance(memory, int) else int(memory * _own_share(each, sharers))
-            for each in dict.fromkeys(devices if directory is None else [])
+            device: memory if isinstance(memory, int) else int(memory * _own_share(device, sharers))
+            for device in dict.fromkeys(devices if directory is None else [])
         }
         self._tables = self._new_tables()
 
@@ -65,34 +66,44 @@ class ClientStore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all clients are as they were at first."""
+        """Whether no client has a written row."""
         return not any(len(table.clients()) for table in self._tables.values())
 
     def read(self, name: str, clients: Tensor) -> Tensor:
-        """Return copies of the clients' rows, shape [clients, numel], on the default's device."""
+        """Return copies of the clients' rows, shape [clients, numel], on the device of the default.
+
+        Args:
+            name: The name of the state.
+            clients: Client ids, int64 [clients].
+        """
         return self._tables[name].read(clients.cpu())
 
     def write(self, name: str, clients: Tensor, rows: Tensor) -> None:
-        """Keep the clients' rows, shape [clients, numel].
+        """Write the clients' rows.
+
+        Args:
+            name: The name of the state.
+            clients: Client ids, int64 [clients].
+            rows: Shape [clients, numel].
 
         Raises:
-            OSError: If they go to a disk, and it is full.
+            OSError: If the rows go to a disk, and it is full.
         """
         self._tables[name].write(clients.cpu(), rows)
 
     def prefetch(self, clients: Tensor) -> None:
-        """Let the system fetch the clients' rows from disk while something else is done."""
+        """Let the system read the clients' rows from disk in the background."""
         for table in self._tables.values():
             table.prefetch(clients.cpu())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the defaults and the rows that were written, for a checkpoint.
+        """Return the defaults and the written rows, for a checkpoint.
 
         Most rows are not copied: save them before the store changes.
 
         Returns:
             For each name ``default``, ``clients`` [n] in the order of their first write, and
-            ``rows``, a list of tensors [rows, numel] that have n rows together.
+            ``rows``, a list of tensors [rows, numel] with n rows in total.
         """
         return {
             name: {
@@ -104,11 +115,11 @@ class ClientStore:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave.
+        """Restore a state that :meth:`state_dict` returned.
 
         Raises:
-            ValueError: If names, lengths of rows or clients differ from this store's; it is then
-                left as it was.
+            ValueError: If names, lengths of rows or clients differ from this store's. The store is
+                then unchanged.
         """
         check_states(state, self.num_clients, self.defaults)
         self._tables = self._new_tables()
@@ -120,19 +131,19 @@ class ClientStore:
                 page_out(rows)
 
     def _new_tables(self) -> dict[str, RowTable]:
-        left = dict(self._budget)
+        free_bytes = dict(self._budget)
 
-        def room(size: int) -> torch.device | None:
-            """Return the device for a block; the first that has room."""
-            for device, free in left.items():
+        def choose_device(size: int) -> torch.device | None:
+            """Return the first device with enough free bytes for a block."""
+            for device, free in free_bytes.items():
                 if size <= free:
-                    left[device] -= size
+                    free_bytes[device] -= size
                     return device
             return None
 
-        with torch.inference_mode(False):  # what is made within it could not be written without
+        with torch.inference_mode(False):  # inference tensors cannot be written outside that mode
             return {
-                name: RowTable(self.num_clients, row, room, self._folder)
+                name: RowTable(self.num_clients, row, choose_device, self._folder)
                 for name, row in self.defaults.items()
             }
 
@@ -141,11 +152,11 @@ class ClientStore:
 
 
 def check_saved(name: str, saved: Any) -> None:
-    """Raise ``ValueError`` unless saved rows are of the form that :class:`ClientStore` gives them.
+    """Raise ``ValueError`` unless a saved state has the form of ``ClientStore.state_dict``.
 
     Args:
-        name: The state that they are of.
-        saved: What may be ``default``, ``clients`` and ``rows``; see ``ClientStore.state_dict``.
+        name: The name of the state.
+        saved: The saved ``default``, ``clients`` and ``rows``.
     """
     default, clients, rows = (
         saved.get(part) if isinstance(saved, Mapping) else None
@@ -160,7 +171,7 @@ def check_saved(name: str, saved: Any) -> None:
     ):
         raise ValueError(
             f"Expected the saved state {name!r} to have a default row, ids of clients and rows but"
-            " got something else."
+            f" got {type(saved).__name__} of another form."
         )
     lengths = {piece.shape[1] for piece in rows} | {len(default)}
     if len(lengths) > 1 or sum(map(len, rows)) != len(clients):
@@ -170,24 +181,24 @@ def check_saved(name: str, saved: Any) -> None:
         )
     if len(clients.unique()) < len(clients) or (len(clients) and int(clients.min()) < 0):
         raise ValueError(
-            f"Expected the saved state {name!r} to be of different clients with ids of at least 0"
-            " but got others."
+            f"Expected the saved state {name!r} to have different client ids of at least 0 but got"
+            " repeated or negative ones."
         )
 
 
 def check_states(
     state: Mapping[str, Any], num_clients: int, defaults: Mapping[str, Tensor]
 ) -> None:
-    """Raise ``ValueError`` unless saved states are those of a store.
+    """Raise ``ValueError`` unless saved states fit a store.
 
     Args:
-        state: What :meth:`ClientStore.state_dict` gave.
+        state: The result of :meth:`ClientStore.state_dict`.
         num_clients: The store's number of clients.
-        defaults: The store's default row by name.
+        defaults: The store's default rows by name.
     """
     if set(state) != set(defaults):
         raise ValueError(
-            f"Expected saved clients' states to be {sorted(defaults)} but got {sorted(state)}."
+            f"Expected the saved client states to be {sorted(defaults)} but got {sorted(state)}."
         )
     for name, saved in state.items():
         check_saved(name, saved)
@@ -199,44 +210,46 @@ def check_states(
         last = int(saved["clients"].max()) if len(saved["clients"]) else 0
         if last >= num_clients:
             raise ValueError(
-                f"Expected the saved state {name!r} to be of clients from 0 to {num_clients - 1}"
+                f"Expected the saved state {name!r} to have client ids from 0 to {num_clients - 1}"
                 f" but got {last}."
             )
 
 
-def of_clients(
-    state: Mapping[str, Any], chosen: Callable[[Tensor], Tensor]
+def select_clients(
+    state: Mapping[str, Any], is_selected: Callable[[Tensor], Tensor]
 ) -> dict[str, dict[str, Any]]:
-    """Return of what :meth:`ClientStore.state_dict` gave the rows of some clients.
+    """Return the saved states of some clients.
 
-    Others are not read, where they are mapped from a file.
+    Rows of other clients are not read if they are mapped from a file.
 
     Args:
-        state: What it gave.
-        chosen: Says for ids, int64 [n], which are wanted, bool [n].
+        state: The result of :meth:`ClientStore.state_dict`.
+        is_selected: Maps ids, int64 [n], to a mask of the selected ones, bool [n].
 
     Example:
         >>> store = ClientStore(3, {"personal": torch.zeros(2)})
         >>> store.write("personal", torch.tensor([1, 2]), torch.ones(2, 2))
-        >>> of_clients(store.state_dict(), lambda ids: ids > 1)["personal"]["clients"]
+        >>> select_clients(store.state_dict(), lambda ids: ids > 1)["personal"]["clients"]
         tensor([2])
     """
-    return {name: _of_clients(saved, chosen(saved["clients"])) for name, saved in state.items()}
+    return {
+        name: _select_rows(saved, is_selected(saved["clients"])) for name, saved in state.items()
+    }
 
 
-def _of_clients(saved: Mapping[str, Any], wanted: Tensor) -> dict[str, Any]:
-    pieces = wanted.split([len(rows) for rows in saved["rows"]])
-    chosen = [(each, here) for each, here in zip(saved["rows"], pieces) if here.any()]
-    rows = [each if here.all() else each[here] for each, here in chosen]
-    return {**saved, "clients": saved["clients"][wanted], "rows": rows}
+def _select_rows(saved: Mapping[str, Any], selected: Tensor) -> dict[str, Any]:
+    masks = selected.split([len(rows) for rows in saved["rows"]])
+    pieces = [(rows, mask) for rows, mask in zip(saved["rows"], masks) if mask.any()]
+    rows = [piece if mask.all() else piece[mask] for piece, mask in pieces]
+    return {**saved, "clients": saved["clients"][selected], "rows": rows}
 
 
 def _own_share(device: torch.device, sharers: int) -> float:
-    """Return a process's part of the free bytes of a device: each has a GPU of its own."""
+    """Return this process's share of a device's free bytes: every process has its own GPU."""
     return free_memory(device) / (sharers if device.type == "cpu" else 1)
 
 
 def _temporary_folder() -> Path:
-    """Return a folder for large files: ``/tmp`` itself is in memory on many systems."""
-    chosen = os.environ.get("TMPDIR", "/var/tmp")
-    return Path(chosen if os.access(chosen, os.W_OK) else tempfile.gettempdir())
+    """Return a folder for large files; not ``/tmp``, which lies in memory on many systems."""
+    folder = os.environ.get("TMPDIR", "/var/tmp")
+    return Path(folder if os.access(folder, os.W_OK) else tempfile.gettempdir())

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 
+from pl_fed.configurable import Configurable
 from pl_fed.functional.losses import averages_samples, masked_mean
-from pl_fed.recorded import Recorded
 from pl_fed.trees import Tree, leaves, select
 from pl_fed.types import Batch
 
 
-class Task(Recorded, ABC):
+class Task(Configurable, ABC):
     """What a net is trained for: how it turns a batch into a loss, predictions and metrics.
 
     A task sees the samples of one client and knows nothing of federated learning. A new one is a

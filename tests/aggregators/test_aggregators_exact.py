@@ -140,7 +140,9 @@ def test_too_few_uploads_for_krum_are_an_error_that_names_the_numbers(n, byzanti
 
 
 def test_more_to_select_than_there_are_is_an_error():
-    with pytest.raises(ValueError, match=r"at least 4 rows for Krum but got 3: a cohort"):
+    with pytest.raises(
+        ValueError, match=r"at least 4 rows for Krum but got 3: use a larger cohort"
+    ):
         Krum(num_selected=4)(torch.zeros(3, 2), torch.ones(3), ROUND)
 
 
@@ -247,5 +249,5 @@ def test_a_merge_of_finite_uploads_that_is_not_finite():
         def forward(self, uploads, weights, context):
             return uploads.mean(0) / 0
 
-    with pytest.raises(ValueError, match="by Divides, but got finite ones that it merges into NaN"):
+    with pytest.raises(ValueError, match="by Divides, but got finite values that overflow to NaN"):
         Divides()(torch.ones(2, 3), torch.ones(2), RoundContext(clients=torch.arange(2)))

@@ -160,7 +160,9 @@ def test_coordinates_are_drawn_by_seed_round_and_iteration():
 @pytest.mark.parametrize(("n", "byzantine", "fraction"), [(2, 2, 1.0), (4, 3, 1.3), (1, 1, 0.1)])
 def test_too_few_uploads_are_an_error_that_names_the_numbers(n, byzantine, fraction):
     left_out = math.ceil(fraction * byzantine)
-    match = f"more than {left_out} rows, for DnC .* c = {fraction} and f = {byzantine}, but got {n}"
+    match = (
+        f"more than {left_out} rows, because DnC .* c = {fraction} and f = {byzantine}, but got {n}"
+    )
     with pytest.raises(ValueError, match=match):
         DnC(filter_fraction=fraction)(torch.zeros(n, 2), torch.ones(n), context(n, byzantine))
 

@@ -373,7 +373,7 @@ def test_what_a_chain_remembers_is_in_its_state():
 
         def forward(self, uploads, weights, context):
             self.rounds += 1
-            return kinds.Prepared(uploads, weights, context)
+            return kinds.PreparedUploads(uploads, weights, context)
 
     kinds = pl_fed.aggregators
     chain = Chain([Counting()], Mean())

@@ -89,7 +89,7 @@ def test_mixing_brings_honest_uploads_together():
 
 @pytest.mark.parametrize("kind", [NearestNeighborMixing, AdaptiveClipping])
 def test_more_byzantine_clients_than_uploads_are_an_error(kind):
-    match = rf"at least 4 rows for {kind.__name__} but got 3: a cohort"
+    match = rf"at least 4 rows for {kind.__name__} but got 3: use a larger cohort"
     with pytest.raises(ValueError, match=match):
         of(kind(), torch.zeros(3, 2), context(3, 3))
 
@@ -237,7 +237,7 @@ def test_uploads_with_nan_or_infinity_are_too_long():
 
 
 def test_if_all_are_too_long_it_is_an_error_that_says_how_long():
-    match = "norm of at most 0.5, for NormFilter .* but got 1 for the shortest of 2"
+    match = "norm of at most 0.5, because NormFilter .* but got 1 for the shortest of 2"
     with pytest.raises(ValueError, match=match):
         filtered(NormFilter(threshold=0.5), [1.0, 2.0])
     with pytest.raises(ValueError, match="for the shortest of 3"):

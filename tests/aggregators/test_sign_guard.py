@@ -105,8 +105,8 @@ def test_it_leaves_out_who_is_hostile(attack, similarity):
     seen = {}
 
     class Watched(SignGuard):
-        def _in_largest_cluster(self, uploads, context):
-            seen["cluster"] = super()._in_largest_cluster(uploads, context)
+        def _find_largest_cluster(self, uploads, context):
+            seen["cluster"] = super()._find_largest_cluster(uploads, context)
             return seen["cluster"]
 
     now, dropped = context(20), []

@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chisquare, kstest, norm
 
 from pl_fed.attacks import Backdoor, GaussianNoise, Outliers
-from pl_fed.random import hashed, key, normals, uniforms
+from pl_fed.random import key, normals, random_bits, uniforms
 from pl_fed.types import Batch, ClientContext
 
 CONTEXT = ClientContext(seed=11, round=0, client=2, num_classes=10)
@@ -219,7 +219,7 @@ def test_outliers_out_of_range(arguments, words):
 def test_noise_is_the_documented_draw(dtype):
     batch = batch_of(50)
     batch = batch._replace(inputs=batch.inputs.to(dtype))
-    keys = hashed(key(11, "noise-values", 0, 2), batch.samples)[:, None]
+    keys = random_bits(key(11, "noise-values", 0, 2), batch.samples)[:, None]
     expected = batch.inputs + 2 * normals(keys, torch.arange(36)).to(dtype).view(50, 1, 6, 6)
     assert torch.equal(GaussianNoise(samples=1.0, std=2.0).poison(batch, CONTEXT).inputs, expected)
 

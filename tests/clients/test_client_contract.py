@@ -131,7 +131,7 @@ def round_of(client, clients=3):
     if client.reads_validation:
         new.validation_inputs = moved(torch.zeros(clients, 5 * 4, dtype=torch.float64))
         new.validation_targets = (torch.arange(5) % 3).repeat(clients, 1)
-    return client.prepare_round(new)
+    return client.run_begin(new)
 
 
 def ready(kind, arguments):
@@ -366,7 +366,7 @@ def test_the_end_of_a_round_gives_rows_and_leaves_the_broadcast_alone(kind, argu
         end.validation_losses[model] = torch.rand(3, generator=draw, dtype=torch.float64)
     end.step_means = {name: value.detach().repeat(3) for name, value in outputs.items()}
     broadcast = end.broadcast.parameters.clone()
-    upload, kept = client.finish_round(end)
+    upload, kept = client.run_end_round(end)
     assert torch.equal(end.broadcast.parameters, broadcast)
     defaults, server_defaults = client.state_defaults(), client.server_state_defaults()
     assert {name: row.shape for name, row in kept.items()} == {

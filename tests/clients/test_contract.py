@@ -113,7 +113,7 @@ def test_a_model_that_is_trained_nowhere_is_the_broadcast():
 
 def test_read_of_a_row_that_a_round_does_not_have_names_those_it_has():
     client = Counting(seeded(mlp))
-    round = client.prepare_round(client.new_round())
+    round = client.run_begin(client.new_round())
     with client.reading(round.of_one(0)):
         match = r"row that a round has \(broadcast, .*, count, .*global.lr\) but got 'cuont': dec"
         with pytest.raises(ValueError, match=match):
@@ -226,13 +226,13 @@ def test_an_algorithm_without_a_federation():
     client, batch = Counting(seeded(mlp), optimizer=sgd(0.25)), batch_of()
     round = client.new_round(clients=2, samples=5, steps=3)
     round.states["count"][1] = 6.0
-    client.prepare_round(round)
+    client.run_begin(round)
     plain = client.loss("global", batch)
     for position, count in enumerate((2.0, 7.0)):
         with client.reading(round.of_one(position)):
             torch.testing.assert_close(client.training_step(batch, 0), count * plain)
     round.models["global"].parameters = round.models["global"].parameters + 14.0
-    upload, kept = client.finish_round(round)
+    upload, kept = client.run_end_round(round)
     torch.testing.assert_close(upload[0], torch.full_like(upload[0], 7.0), rtol=0, atol=1e-5)
     torch.testing.assert_close(upload[1], torch.full_like(upload[1], 2.0), rtol=0, atol=1e-5)
     assert kept["count"].tolist() == [[2.0], [7.0]]

@@ -285,7 +285,7 @@ REFUSED = {
             *("--federation.aggregator=TrimmedMean", f"{ADVERSARY}.expected=3"),
             "--federation.pre_aggregators+=Bucketing",
         ],
-        "`uploads` to have more than 6 rows, for TrimmedMean",
+        "`uploads` to have more than 6 rows, because TrimmedMean",
     ),
     "byzantine ids": (
         [FLIPPED, f"{ADVERSARY}.ids=[2, 9]"],

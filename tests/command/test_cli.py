@@ -15,7 +15,8 @@ import yaml
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.callbacks import PerClient
-from pl_fed.command.main import _resuming, main
+from pl_fed.command.fit import _resume_arguments
+from pl_fed.command.main import main
 from pl_fed.federation import Federation
 from pl_fed.loggers import RunCSV
 from pl_fed.run_folder import alone_in, locked
@@ -345,7 +346,7 @@ def test_an_interrupted_run_says_how_it_goes_on(tmp_path, monkeypatch, capsys, n
 
 def test_the_command_that_goes_on_names_one_checkpoint():
     given = ["fit", "--ckpt_path", "a", "--x", "--ckpt_path=b", "--y", "z"]
-    assert _resuming(given) == ["fit", "--x", "--y", "z", "--ckpt_path", "last"]
+    assert _resume_arguments(given) == ["fit", "--x", "--y", "z", "--ckpt_path", "last"]
 
 
 def test_an_interrupt_before_the_run_is_no_trace(monkeypatch, capsys):

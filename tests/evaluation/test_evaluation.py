@@ -48,7 +48,7 @@ def round_of(client, store, clients):
     size = torch.ones(len(clients), 1, dtype=torch.float64)
     broadcast = ModelRows(client.row("global").data, client.statistics("global").data)
     states = {name: store.read(name, clients) for name in store.defaults}
-    return client.prepare_round(ClientRound(clients, size, size, broadcast, states=states))
+    return client.run_begin(ClientRound(clients, size, size, broadcast, states=states))
 
 
 def evaluator_of(client, store, stacked=None):

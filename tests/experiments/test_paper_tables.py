@@ -22,7 +22,7 @@ from experiments.flame import figures, report
 from experiments.flame import run as flame
 from experiments.flame.reference import UnsynchronizedDitto
 from experiments.grid import QUIET, fit, made, merged
-from pl_fed.command.main import FederatedCLI
+from pl_fed.command.fit import FederatedCLI
 from pl_fed.data import Arrays
 from pl_fed.types import RoundContext
 

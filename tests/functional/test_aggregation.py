@@ -9,17 +9,17 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from pl_fed.functional.aggregation import (
     centred_gram_matrix,
-    combinations,
+    clip_norms,
     coordinate_median,
     gram_matrix,
+    inner_products,
+    linear_combinations,
     mean_around_median,
-    mean_of,
     merging_dtype,
-    products_with,
-    shortened,
     sign_counts,
-    sorted_columns,
+    sort_columns,
     squared_norms,
+    subset_mean,
     trimmed_mean,
 )
 
@@ -35,7 +35,7 @@ WHOLE = st.integers(-5, 5)
 @given(rows=matrices)
 def test_median_and_order_against_numpy(rows):
     given_rows = torch.from_numpy(rows)
-    assert np.array_equal(sorted_columns(given_rows).numpy(), np.sort(rows, axis=0))
+    assert np.array_equal(sort_columns(given_rows).numpy(), np.sort(rows, axis=0))
     np.testing.assert_allclose(
         coordinate_median(given_rows).numpy(), np.median(rows, axis=0), rtol=1e-15
     )
@@ -43,7 +43,7 @@ def test_median_and_order_against_numpy(rows):
 
 def test_the_numpy_and_the_torch_branch_agree():
     rows = torch.randn(11, 500, generator=torch.Generator().manual_seed(3))
-    assert torch.equal(sorted_columns(rows), rows.sort(dim=0).values)
+    assert torch.equal(sort_columns(rows), rows.sort(dim=0).values)
 
 
 def test_rows_with_a_gradient_are_taken():
@@ -53,7 +53,7 @@ def test_rows_with_a_gradient_are_taken():
 
 def test_the_sorted_columns_are_new_memory():
     rows = torch.ones(1, 3)
-    sorted_columns(rows).fill_(5.0)
+    sort_columns(rows).fill_(5.0)
     coordinate_median(rows).fill_(5.0)
     assert torch.equal(rows, torch.ones(1, 3))
 
@@ -83,8 +83,8 @@ def test_products_against_numpy(dtype):
     centred = exact - exact.mean(0)
     products = centred_gram_matrix(rows)
     np.testing.assert_allclose(products.numpy(), centred @ centred.T, rtol=1e-10, atol=1e-8)
-    np.testing.assert_allclose(products_with(rows, rows[1]).numpy(), exact @ one, rtol=1e-12)
-    assert products.dtype == products_with(rows, rows[1]).dtype == torch.float64
+    np.testing.assert_allclose(inner_products(rows, rows[1]).numpy(), exact @ one, rtol=1e-12)
+    assert products.dtype == inner_products(rows, rows[1]).dtype == torch.float64
 
 
 def test_centred_products_keep_small_differences_of_large_rows():
@@ -97,7 +97,7 @@ def test_centred_products_keep_small_differences_of_large_rows():
 def test_combinations_against_numpy(dtype):
     rows = wide_rows(dtype=dtype)
     shares = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
-    found = combinations(rows, shares)
+    found = linear_combinations(rows, shares)
     assert found.dtype == merging_dtype(rows)
     expected = shares.double().numpy() @ rows.double().numpy()
     np.testing.assert_allclose(found.double().numpy(), expected, rtol=1e-6, atol=1e-6)
@@ -115,12 +115,12 @@ def test_signs_against_numpy(dtype):
 
 def test_shortened_rows_are_new_and_no_longer_than_the_bound():
     rows = torch.diag(torch.tensor([1.0, 2.0, 4.0, 0.0]))
-    found, which = shortened(rows, rows.norm(dim=1), torch.tensor(2.0))
+    found, which = clip_norms(rows, rows.norm(dim=1), torch.tensor(2.0))
     assert found.diagonal().tolist() == [1.0, 2.0, 2.0, 0.0]
     assert which.tolist() == [False, False, True, False]
     found.fill_(7.0)
     assert rows[0, 0] == 1.0
-    gone, which = shortened(rows, rows.norm(dim=1), 0.0)
+    gone, which = clip_norms(rows, rows.norm(dim=1), 0.0)
     assert not gone.any()
     assert which.tolist() == [True, True, True, False]
 
@@ -141,7 +141,7 @@ def test_pieces_of_columns_are_merged_bit_for_bit_as_the_whole(n, d, dtype):
     assert torch.equal(coordinate_median(rows), median)
     assert torch.equal(trimmed_mean(rows, trimmed), ordered[trimmed : n - trimmed].mean(0))
     chosen = torch.arange(0, n, 2)
-    assert torch.equal(mean_of(rows, chosen), wide[chosen].mean(0))
+    assert torch.equal(subset_mean(rows, chosen), wide[chosen].mean(0))
 
 
 def test_what_is_added_up_over_pieces():

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pl_fed.functional.balance import balanced
+from pl_fed.functional.balance import balance_work
 
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
@@ -24,21 +24,21 @@ def pieces(draw):
 
 def test_what_is_fair_stays_at_home():
     homes = torch.tensor([0, 1, 0, 1, 2, 2])
-    assert torch.equal(balanced(torch.ones(6), homes, parts=3), homes)
+    assert torch.equal(balance_work(torch.ones(6), homes, parts=3), homes)
 
 
 def test_the_piece_that_fits_best_is_moved():
     """From loads of 15 and 3 the 5 moves, which leaves 10 and 8, and then the 1."""
     work, homes = torch.tensor([1, 9, 5, 3]), torch.tensor([0, 0, 0, 1])
-    assert balanced(work, homes, parts=2).tolist() == [1, 0, 1, 1]
+    assert balance_work(work, homes, parts=2).tolist() == [1, 0, 1, 1]
 
 
 def test_one_piece_is_left_where_it_is():
-    assert balanced(torch.tensor([7]), torch.tensor([1]), parts=4).tolist() == [1]
+    assert balance_work(torch.tensor([7]), torch.tensor([1]), parts=4).tolist() == [1]
 
 
 def test_nothing_to_do():
-    assert balanced(torch.ones(0), torch.ones(0, dtype=torch.int64), parts=2).tolist() == []
+    assert balance_work(torch.ones(0), torch.ones(0, dtype=torch.int64), parts=2).tolist() == []
 
 
 @quick
@@ -46,7 +46,7 @@ def test_nothing_to_do():
 def test_no_part_has_more_than_a_piece_too_much(shared):
     work, homes, parts = shared
     before = homes.clone()
-    owners = balanced(work, homes, parts)
+    owners = balance_work(work, homes, parts)
     assert torch.equal(homes, before), "the input is not changed"
     assert owners.shape == homes.shape
     assert ((owners >= 0) & (owners < parts)).all()
@@ -60,4 +60,4 @@ def test_no_part_has_more_than_a_piece_too_much(shared):
 @given(shared=pieces(), factor=st.sampled_from([0.5, 2.0, 1024.0]))
 def test_the_unit_of_work_does_not_matter(shared, factor):
     work, homes, parts = shared
-    assert torch.equal(balanced(work * factor, homes, parts), balanced(work, homes, parts))
+    assert torch.equal(balance_work(work * factor, homes, parts), balance_work(work, homes, parts))

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pl_fed.functional import aggregation
-from pl_fed.functional.aggregation import gram_matrix, products_with
-from pl_fed.functional.forging import known_rows, mean_row, origin, standard_deviations
+from pl_fed.functional.aggregation import gram_matrix, inner_products
+from pl_fed.functional.forging import mean_row, reference_rows, standard_deviations, upload_origin
 
 
 @pytest.fixture(params=[1, 1 << 18], ids=["in pieces", "at once"])
 def width(request, monkeypatch):
-    monkeypatch.setitem(aggregation._NUMBERS, "cpu", request.param)
+    monkeypatch.setitem(aggregation._CHUNK_NUMBERS, "cpu", request.param)
 
 
 def draw(n=6, d=200, dtype=torch.float64):
@@ -44,7 +44,7 @@ def test_products(width, dtype):
         gram_matrix(rows, centre=centre), gaps @ gaps.T, rtol=1e-12, atol=1e-12
     )
     expected = gaps @ vector.double().numpy()
-    np.testing.assert_allclose(products_with(rows, vector, centre), expected, rtol=1e-12)
+    np.testing.assert_allclose(inner_products(rows, vector, centre), expected, rtol=1e-12)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
@@ -58,19 +58,19 @@ def test_what_lies_far_off_keeps_its_differences(far):
 
 def test_own_uploads_stand_in_for_unknown_ones_if_they_are_finite():
     own = torch.tensor([[1.0, 2.0], [torch.inf, 0.0], [3.0, torch.nan]])
-    assert known_rows(torch.empty(0, 2), own).tolist() == [[1, 2]]
-    assert known_rows(torch.ones(1, 2), own).tolist() == [[1, 1]]
+    assert reference_rows(torch.empty(0, 2), own).tolist() == [[1, 2]]
+    assert reference_rows(torch.ones(1, 2), own).tolist() == [[1, 1]]
 
 
 def test_a_model_is_sent_by_its_difference_from_the_broadcast_one():
     own, broadcast = torch.zeros(2, 3, dtype=torch.bfloat16), torch.arange(3.0)
-    assert origin("model", own, broadcast).tolist() == [0, 1, 2]
-    assert origin("update", own, broadcast).tolist() == [0, 0, 0]
-    assert origin("model", own, broadcast.bfloat16()).dtype == torch.float32
+    assert upload_origin("model", own, broadcast).tolist() == [0, 1, 2]
+    assert upload_origin("update", own, broadcast).tolist() == [0, 0, 0]
+    assert upload_origin("model", own, broadcast.bfloat16()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("length", [0, 2])
 def test_a_broadcast_model_of_another_length(length):
     message = rf"the global model, 3 numbers, .* got shape \[{length}\]"
     with pytest.raises(ValueError, match=message):
-        origin("model", torch.zeros(2, 3), torch.zeros(length))
+        upload_origin("model", torch.zeros(2, 3), torch.zeros(length))

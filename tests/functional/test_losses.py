@@ -86,7 +86,9 @@ def test_probabilities_as_targets_count_once_as_in_torch():
 # The squared distance
 
 
-LAYOUT = RowLayout.of({"a": torch.empty(2, 3), "b": torch.empty(4), "c": torch.empty(1, 1)}.items())
+LAYOUT = RowLayout.from_tensors(
+    {"a": torch.empty(2, 3), "b": torch.empty(4), "c": torch.empty(1, 1)}.items()
+)
 
 
 def parts(row):

@@ -35,8 +35,8 @@ def test_there_and_back_are_products_with_the_matrix_and_its_transpose(both):
     rows = torch.randn(2, 3, long, generator=draw, dtype=torch.float64)
     few = torch.randn(2, 3, short, generator=draw, dtype=torch.float64)
     torch.testing.assert_close(projection(rows), rows @ matrix.T)
-    torch.testing.assert_close(projection.lifted(few), few @ matrix)
-    torch.testing.assert_close(projection(projection.lifted(few)), few)
+    torch.testing.assert_close(projection.lift(few), few @ matrix)
+    torch.testing.assert_close(projection(projection.lift(few)), few)
     torch.testing.assert_close(projection(rows[0, 0]), matrix @ rows[0, 0])
 
 
@@ -60,7 +60,7 @@ def test_one_row_at_a_time_under_vmap_is_the_same():
     rows = torch.randn(5, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.equal(torch.vmap(projection)(rows), projection(rows))
     few = projection(rows)
-    assert torch.equal(torch.vmap(projection.lifted)(few), projection.lifted(few))
+    assert torch.equal(torch.vmap(projection.lift)(few), projection.lift(few))
 
 
 def test_squared_lengths_are_kept_on_average():

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pl_fed.functional.selection import ascending, best_by_krum, closest_set, krum_scores
+from pl_fed.functional.selection import ascending_order, closest_set, krum_scores, select_by_krum
 
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
@@ -51,14 +51,14 @@ def test_krums_choices_one_after_the_other(apart, f, data):
         part = apart[left][:, left]
         best = krum_scores(part, max(1, len(left) - f - 2)).argmin()
         chosen.append(left.pop(int(best)))
-    assert best_by_krum(apart, f, count).tolist() == sorted(chosen)
+    assert select_by_krum(apart, f, count).tolist() == sorted(chosen)
 
 
 def test_rows_that_are_infinitely_far_are_chosen_last_and_once():
     apart = torch.full((4, 4), torch.inf, dtype=torch.float64).fill_diagonal_(0)
     apart[0, 1] = apart[1, 0] = 1.0
-    assert best_by_krum(apart, 1, 2).tolist() == [0, 1]
-    assert best_by_krum(apart, 1, 4).tolist() == [0, 1, 2, 3]
+    assert select_by_krum(apart, 1, 2).tolist() == [0, 1]
+    assert select_by_krum(apart, 1, 4).tolist() == [0, 1, 2, 3]
 
 
 def test_without_neighbours_all_scores_are_zero():
@@ -69,6 +69,6 @@ def test_without_neighbours_all_scores_are_zero():
 @given(data=st.data(), numbers=st.lists(st.integers(0, 3), min_size=1, max_size=9))
 def test_the_order_is_by_number_and_then_by_client(data, numbers):
     clients = data.draw(st.permutations(range(len(numbers))))
-    order = ascending(torch.tensor(numbers, dtype=torch.float64), torch.tensor(clients))
+    order = ascending_order(torch.tensor(numbers, dtype=torch.float64), torch.tensor(clients))
     expected = sorted(range(len(numbers)), key=lambda k: (numbers[k], clients[k]))
     assert order.tolist() == expected

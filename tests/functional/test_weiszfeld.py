@@ -53,7 +53,7 @@ def test_rows_that_lie_far_off_leave_the_others_their_digits(far):
 
 def test_a_step_from_zero_weighs_by_the_inverse_norms():
     rows = torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    weights = weiszfeld(rows @ rows.T, shares(2), 1e-6, num_steps=1, from_zero=True)
+    weights = weiszfeld(rows @ rows.T, shares(2), 1e-6, num_steps=1, start_at_zero=True)
     assert_close(weights, torch.tensor([1 / 3, 2 / 3], dtype=torch.float64))
 
 
@@ -85,5 +85,5 @@ def test_a_mean_beside_two_rows_that_agree():
     for order in permutations(range(5)):
         moved = rows[list(order), None]
         fifths = shares(5)
-        weights = weiszfeld(moved @ moved.T, fifths, 1e-6, num_steps=3, from_zero=True)
+        weights = weiszfeld(moved @ moved.T, fifths, 1e-6, num_steps=3, start_at_zero=True)
         assert float(weights @ moved) == pytest.approx(z, rel=1e-12)

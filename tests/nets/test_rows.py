@@ -25,7 +25,7 @@ def net():
 
 def row_of(module):
     tensors = trainable_parameters(module)
-    return Row(tensors, RowLayout.of(tensors.items()))
+    return Row(tensors, RowLayout.from_tensors(tensors.items()))
 
 
 def flat(module):
@@ -41,7 +41,7 @@ def flat(module):
     st.lists(st.integers(1, 3), max_size=2),
 )
 def test_views_tile_the_row_without_copies(shapes, leading):
-    layout = RowLayout.of((str(i), torch.empty(shape)) for i, shape in enumerate(shapes))
+    layout = RowLayout.from_tensors((str(i), torch.empty(shape)) for i, shape in enumerate(shapes))
     rows = torch.arange(float(torch.Size(leading).numel() * layout.numel))
     rows = rows.view(*leading, layout.numel)
     views = layout.views(rows)
@@ -56,10 +56,10 @@ def test_views_tile_the_row_without_copies(shapes, leading):
 
 
 def test_parameters_and_buffers_are_laid_out_in_their_order():
-    assert RowLayout.of_parameters(net()).names == (
+    assert RowLayout.from_parameters(net()).names == (
         "0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias",
     )  # fmt: skip
-    assert RowLayout.of_buffers(net()).names == ("1.running_mean", "1.running_var")
+    assert RowLayout.from_buffers(net()).names == ("1.running_mean", "1.running_var")
 
 
 # The tie between a row and its module
@@ -111,7 +111,7 @@ def test_moving_the_module_to_another_type_is_mended():
 
 
 def test_the_row_of_no_tensors_is_empty():
-    assert Row({}, RowLayout.of({}.items())).data.shape == (0,)
+    assert Row({}, RowLayout.from_tensors({}.items())).data.shape == (0,)
 
 
 def test_a_copied_module_gets_a_row_of_its_own():

@@ -58,6 +58,36 @@ def write(name, attribute, value):
 
 
 WRONG = {
+    "a state that is not declared": (
+        "begin",
+        lambda self, client: client.states.update(samples=torch.zeros(1, 2)),
+        ValueError,
+        r"`begin` to write states that are declared \(own\) but got 'samples': declare it by add_s",
+    ),
+    "a state that is declared nowhere at the end": (
+        "end_round",
+        write("other", "states", torch.zeros(1, 2)),
+        ValueError,
+        r"`end_round` to write states that are declared \(own\) but got 'other': declare it by add",
+    ),
+    "a model that begins elsewhere but is not declared": (
+        "begin",
+        lambda self, client: client.models.update(personal=client.broadcast.expand(1)),
+        ValueError,
+        r"`begin` to write models that are declared \(global\) but got 'personal': declare it by m",
+    ),
+    "an extra row that hides the number of samples": (
+        "begin",
+        lambda self, client: client.extra.update(samples=torch.zeros(1, 1)),
+        ValueError,
+        r"`begin` to add extra rows under names other than .*samples.* but got 'samples': choose",
+    ),
+    "an extra row that hides a state": (
+        "begin",
+        lambda self, client: client.extra.update(own=torch.zeros(1, 2)),
+        ValueError,
+        r"`begin` to add extra rows under names other than .*own, shared\) but got 'own': choose",
+    ),
     "a row that is not declared": (
         "training_step",
         lambda self, batch: self.read("owm").sum(),

@@ -72,7 +72,7 @@ def test_by_size_wants_a_size_for_each_client():
 
 @pytest.fixture
 def few_of_many(monkeypatch):
-    monkeypatch.setattr(pl_fed.samplers._distinct, "_MANY_CLIENTS", 10)
+    monkeypatch.setattr(pl_fed.samplers._distinct, "_LARGE_FEDERATION", 10)
 
 
 @settings(deadline=None, max_examples=30)

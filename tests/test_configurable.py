@@ -10,10 +10,10 @@ import yaml
 from torch import nn
 
 from pl_fed import aggregators, clients, data, partitioners, samplers
-from pl_fed.recorded import Recorded, class_path, class_record, plain
+from pl_fed.configurable import Configurable, class_path, class_record, plain_value
 
 
-class Takes(Recorded):
+class Takes(Configurable):
     """Takes anything."""
 
     def __init__(self, value=None, *more, **others):
@@ -49,16 +49,16 @@ def test_defaults_and_further_arguments_are_described():
     ],
 )
 def test_values_are_plain(value, described):
-    found = plain("value", value)
+    found = plain_value("value", value)
     assert found == described
     assert yaml.safe_load(yaml.safe_dump(found)) == found
 
 
 def test_functions_that_build_optimizers_are_told_apart():
     rates = (0.1, 0.2)
-    built = [plain("optimizer", lambda p, lr=lr: torch.optim.SGD(p, lr=lr)) for lr in rates]
+    built = [plain_value("optimizer", lambda p, lr=lr: torch.optim.SGD(p, lr=lr)) for lr in rates]
     assert [each["init_args"]["lr"] for each in built] == [0.1, 0.2]
-    assert built[0] == plain("optimizer", partial(torch.optim.SGD, lr=0.1))
+    assert built[0] == plain_value("optimizer", partial(torch.optim.SGD, lr=0.1))
 
 
 def test_nets_are_told_apart_by_their_layers():

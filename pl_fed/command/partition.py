@@ -1,0 +1,68 @@
+"""``python -m pl_fed partition``: print and draw the data split; nothing is trained."""
+
+from pathlib import Path
+
+from lightning.pytorch.cli import ArgsType
+
+from pl_fed.command.run_files import class_entries, discard_unstarted_run, place_logger
+from pl_fed.command.sections import SectionsCLI
+from pl_fed.loggers import wandb_loggers
+from pl_fed.reports.split import Split
+from pl_fed.run_folder import new_folder
+
+WITHOUT_MODEL = [  # any model, in place of one that may be large, or not given; and any machine
+    *("--model=pl_fed.clients.FedAvg", "--model.net=torch.nn.Linear"),
+    *("--model.net.in_features=1", "--model.net.out_features=1"),
+    *("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=1"),
+    *("--trainer.strategy=auto", "--trainer.precision=32-true"),
+]
+"""Arguments for any model and any machine: a partition needs neither."""
+
+
+class PartitionCLI(SectionsCLI):
+    """``python -m pl_fed partition --config x.yaml``: who has which samples; nothing is trained.
+
+    Args:
+        args: What to parse, if not the command line: a list of arguments.
+    """
+
+    def __init__(self, args: ArgsType = None) -> None:
+        self.folder: Path | None = None
+        try:
+            super().__init__(
+                save_config_callback=None,
+                parser_kwargs={
+                    "prog": "python -m pl_fed partition",
+                    "description": "Print and draw which client has which samples.",
+                },
+                run=False,
+                args=args,
+            )
+            self._show()
+        except BaseException:
+            discard_unstarted_run(self.folder)
+            raise
+
+    def _show(self) -> None:
+        self.split = Split(self.datamodule.clients)
+        self.split.show()
+        self._save(Path(self.trainer.default_root_dir))
+
+    def instantiate_classes(self) -> None:
+        """Make everything, with the loggers writing into a new folder."""
+        folder = self.folder = new_folder(self.config.trainer.default_root_dir or "runs")
+        self.config.trainer.default_root_dir = str(folder)
+        for logger in class_entries(self.config.trainer.logger):
+            place_logger(logger, folder)
+        super().instantiate_classes()
+
+    def _save(self, folder: Path) -> None:
+        """Write the table and the picture, and give them to loggers that take such."""
+        self.split.write(folder / "split.csv")
+        self.split.draw(folder / "split.png")
+        for logger in wandb_loggers(self.trainer):
+            rows = self.split.rows()
+            logger.log_image("split", [str(folder / "split.png")])
+            logger.log_table("clients", list(rows[0]), [list(row.values()) for row in rows])
+            logger.experiment.finish()
+        print(f"split.csv and split.png are in {folder}")

@@ -1,0 +1,69 @@
+"""The sections of a config: model, data, federation and trainer."""
+
+import sys
+from typing import Any
+
+from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+import pl_fed.models
+import pl_fed.optimizers  # noqa: F401 (imported, their classes are known by their short names)
+from pl_fed.clients import Client
+from pl_fed.command.config_files import check_arguments, check_values
+from pl_fed.command.parser import Parser
+from pl_fed.data import FederatedData
+from pl_fed.federation import Federation
+
+
+class SectionsCLI(LightningCLI):
+    """LightningCLI with the sections model, data, federation and trainer.
+
+    Args:
+        **arguments: Further arguments of LightningCLI.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(
+            Client,
+            FederatedData,
+            trainer_class=LightningTrainer,
+            seed_everything_default=0,
+            parser_class=Parser,
+            subclass_mode_model=True,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            **arguments,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the section ``federation``."""
+        parser.add_class_arguments(Federation, "federation", sub_configs=True)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the arguments, and refuse values that no argument can mean."""
+        check_arguments(args if isinstance(args, list) else sys.argv[1:])
+        try:
+            super().parse_arguments(parser, args)
+        except UnicodeDecodeError as error:
+            raise ValueError(_describe_wrong_encoding(error)) from None
+        config = self.config.as_dict()
+        config = config.get(config.get("subcommand")) or config
+        check_values(config)
+        if isinstance(config["seed_everything"], bool):
+            raise ValueError(
+                "Expected argument `seed_everything` to be an integer from 0 to 4294967295 but got"
+                f" {str(config['seed_everything']).lower()}: set a number, for example 0."
+            )
+
+
+def _describe_wrong_encoding(error: UnicodeDecodeError) -> str:
+    """Return what to do where Python cannot read a config: it, or a file that it names."""
+    if error.encoding.lower().replace("-", "") == "utf8":
+        return (
+            "Expected each file of the config to be UTF-8 but one that it names has byte"
+            f" 0x{error.object[error.start]:02x}: save it as UTF-8."
+        )
+    return (
+        f"Expected Python to read files as UTF-8 but got {error.encoding}: set the environment"
+        " variable PYTHONUTF8=1."
+    )
