@@ -1,10 +1,12 @@
-"""What the ADMM algorithms share: each client has a copy of the global model, with a dual variable.
+"""ADMM: consensus by the alternating direction method of multipliers; a base class.
 
 S. Zhu et al. "On ADMM in heterogeneous federated learning: Personalization, robustness, and
-fairness". arXiv 2407.16397, equations (9)-(14). The copies w_i are to equal w, for which client i
-pays with its dual π_i and a penalty ρ. What it sends is u_i = w_i + π_i / ρ, and the server's next
-model is the mean of ALL m clients' last u_i (14), also of those that take no part in the round.
-That mean is the plain one whatever the weights α_i of the losses are: these act in the w_i and π_i.
+fairness". arXiv 2407.16397, equations (9)-(14).
+
+Client i has a copy w_i of the global model w, and the two are to be equal. The client pays for a
+difference with its dual variable π_i and a penalty ρ. It sends u_i = w_i + π_i / ρ. The server's
+next model is the mean of ALL m clients' last u_i (14), also of those outside of the cohort. That
+mean is the plain one for all weights α_i of the losses: the α_i act in the w_i and π_i.
 """
 
 from abc import ABC
@@ -19,27 +21,36 @@ from pl_fed.clients.contract import ClientRound, Model
 
 
 class ADMM(Client, ABC):
-    """Consensus by ADMM: a base class.
+    """ADMM, the base class of FLAME, FedADMM and Lp-Proj: it declares the models and the upload.
 
-    If all clients take part in each round, a client uploads u_i − w^t. Else it uploads how its u_i
-    changed, times cohort / clients: the mean of that over the cohort, added to w^t, leaves the mean
-    of the last u_i of all clients, as long as the server's optimizer is SGD with learning rate 1.
-    Robust aggregators, and attacks, then work on those changes instead of the u_i; and a change
-    that a defence drops or an attack forges is missing in w, or stays in it, until the end. An
-    attack that sends a model (:class:`~pl_fed.attacks.SameValue`, say) then counts clients / cohort
-    times as much as a forged u_i does in (14), each time that the attacker is drawn. In FLAME's
-    experiments all clients take part in each round, but for Figure 12.
+    If all clients take part in each round, a client uploads u_i − w^t. Otherwise it uploads the
+    change of its u_i, times cohort / clients. The cohort's mean of these, added to w^t, leaves the
+    mean of all clients' last u_i. This holds for a server optimizer SGD with learning rate 1.
+
+    With partial participation, robust aggregators and attacks work on those changes, not on u_i:
+
+    - A change that a defence drops is missing in w until the end; a forged one stays in w.
+    - An attack that sends a model (:class:`~pl_fed.attacks.SameValue`, for example) counts
+      clients / cohort times as much as a forged u_i does in (14), whenever the attacker is drawn.
+
+    In FLAME's experiments all clients take part in each round, except for Figure 12.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`.
         rho: The penalty ρ > 0.
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
             training samples.
-        **kwargs: See :class:`Client`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
+            see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range, or the server's mean is one by samples: weigh
             the clients' losses by ``weights`` instead.
+
+    Example:
+        >>> from pl_fed.clients import FLAME
+        >>> FLAME(nn.Linear(4, 2), weights="samples").mean_of
+        'clients'
     """
 
     mean_of = "clients"
@@ -59,7 +70,14 @@ class ADMM(Client, ABC):
         self.weights = weights
 
     def alpha(self, samples: Tensor) -> Tensor:
-        """Return α_i of clients with so many samples, a tensor of the same shape."""
+        """Return the weights α_i of clients.
+
+        Args:
+            samples: The number of training samples of each client, of any shape.
+
+        Returns:
+            A tensor of that shape.
+        """
         if self.weights == "uniform":
             return torch.full_like(samples, 1 / self.population.clients)
         return samples / self.population.samples
@@ -70,8 +88,8 @@ class ADMM(Client, ABC):
         """Update the states ``local``, w_i, by (12) and ``dual``, π_i, by (13); return the upload.
 
         Args:
-            client: See :meth:`Client.end_round`.
-            theta: What the w_i are pulled to, [clients, length].
+            client: The clients' round: see :meth:`Client.end_round`.
+            theta: The θ_i, to which the w_i are pulled, [clients, length].
             w: w^t, [length].
             stiffness: λ α_i, [clients, 1].
         """

@@ -1,16 +1,19 @@
-"""APFL: a mixture of a client's own model and the global one.
+"""APFL: Adaptive Personalized Federated Learning, a mixture of a local and the global model.
 
 Y. Deng, M. M. Kamani and M. Mahdavi. "Adaptive personalized federated learning". arXiv 2003.13461
 (v3, 2020).
 
-Client k has v_k, and the mixture v̄_k = α_k v_k + (1 − α_k) w. At each local step (Algorithm 1) w_k
-moves by the gradient of f_k(w_k), and v_k by that of f_k(v̄_k) with respect to v_k, which is
-α_k ∇f_k(v̄_k); w_k goes to the server, as in FedAvg. α_k is adapted by gradient descent, too:
-∂f_k(v̄_k) / ∂α_k = ⟨v_k − w_k, ∇f_k(v̄_k)⟩.
+Client k has a local model v_k, and the mixture v̄_k = α_k v_k + (1 − α_k) w. At each local step
+(Algorithm 1) w_k moves by the gradient of f_k(w_k). v_k moves by the gradient of f_k(v̄_k) with
+respect to v_k, which is α_k ∇f_k(v̄_k). w_k goes to the server, as in FedAvg. α_k is adapted by
+gradient descent, too: ∂f_k(v̄_k) / ∂α_k = ⟨v_k − w_k, ∇f_k(v̄_k)⟩.
 
-Departs from the paper: α_k moves once a round, by the mean of this derivative over the local steps,
-and stays in [0, 1]. In the paper it moves at every step; in the authors' code at the first of each
-round, with a term 0.02 α_k beside the derivative that the paper does not have. v_k begins at w⁰.
+Departs from the paper:
+
+- α_k moves once a round, by the mean of this derivative over the local steps, and stays in [0, 1].
+  In the paper it moves at every step. In the authors' code it moves at the first step of a round,
+  with a term 0.02 α_k beside the derivative that the paper does not have.
+- v_k begins at w⁰.
 """
 
 from typing import Any
@@ -25,18 +28,24 @@ from pl_fed.types import Batch
 
 
 class APFL(Client):
-    """Each client's personal model is α v_k + (1 − α) w: α = 0 is FedAvg, 1 trains local models.
+    """APFL: the personal model is α v_k + (1 − α) w. α = 0 is FedAvg, α = 1 trains local models.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
-        alpha: α in [0, 1]; where it is adapted, its first value.
-        alpha_lr: Learning rate of α, >= 0; 0 leaves it as it is. The adapting costs a forward and a
+        net: The net that clients train: see :class:`Client`.
+        alpha: α in [0, 1]; its first value if it is adapted.
+        alpha_lr: Learning rate of α, >= 0; 0 keeps α fixed. Adapting α costs one more forward and
             backward pass a step.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
+            see :class:`Client`.
 
     Raises:
         ValueError: If ``alpha`` is out of range, ``alpha_lr`` negative or infinite, or α is adapted
             and the net has running statistics (BatchNorm).
+
+    Example:
+        >>> client = APFL(nn.Linear(4, 2), alpha=0.25)
+        >>> client.trained, client.evaluated  # "local" is v_k, "personal" the mixture
+        (('global', 'local'), ('global', 'personal'))
     """
 
     def __init__(
@@ -57,13 +66,13 @@ class APFL(Client):
         self.alpha_lr = alpha_lr
 
     def begin(self, client: ClientRound) -> None:
-        """Mix the personal model, from v_k and what the server has."""
+        """Mix the personal model from v_k and the broadcast w^t."""
         alpha, local = client.states["alpha"], client.models["local"]
         mixture = alpha * local.parameters + (1 - alpha) * client.broadcast.parameters
         client.models["personal"] = ModelRows(mixture, local.statistics.clone())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Return f_k(w) + f_k(α v + (1 − α) w), where the second moves v alone."""
+        """Return f_k(w) + f_k(α v + (1 − α) w), whose second term moves v alone."""
         w = {name: p.detach() for name, p in self.parameters_of("global").items()}
         v = self.parameters_of("local")
 

@@ -1,20 +1,21 @@
-"""Ditto: a personal model per client, pulled to the global one.
+"""Ditto: a global model, and a personal model for each client that is pulled to the global one.
 
 T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
 personalization". ICML 2021. arXiv 2012.04221.
 
 The objective (section 3.1): min over v_k of h_k(v_k; w*) = F_k(v_k) + λ/2 ‖v_k − w*‖², where w*
-minimises the global objective. Solved jointly (Algorithms 1 and 2): in round t each client of the
-cohort takes r steps on F_k from w^t and sends the change, and s steps on h_k(·; w^t) from its v_k.
+minimises the global objective. The joint solver (Algorithms 1 and 2): in round t each client of the
+cohort takes r steps on F_k from w^t and sends the change. It also takes s steps on h_k(·; w^t) from
+its v_k.
 
-Any solver may find the global model (section 3.2, "Modularity"), as nothing personal enters it:
-aggregators and server optimizers are the federation's, and ``global_mu`` takes FedProx's local
-problems. The other solver, of the personal models after the global one, is
-:class:`pl_fed.clients.Finetuning`.
+Any solver may find the global model (section 3.2, "Modularity"), because nothing personal enters
+it. Aggregators and server optimizers are settings of the federation, and ``global_mu`` takes
+FedProx's local problems. :class:`pl_fed.clients.Finetuning` is the other solver: it trains the
+personal models after the global one.
 
 Departs from the paper: as in the reference code, both models take a step on the same minibatch, in
-turn. The pull is to w^t, the model that the round began with, so neither update sees the other, and
-the order of the steps does not matter.
+turn. The pull is to w^t, the model that the round began with. Neither update sees the other, so the
+order of the steps does not matter.
 """
 
 from typing import Any
@@ -30,23 +31,30 @@ from pl_fed.types import Batch
 
 
 class Ditto(Pulled):
-    """Ditto with the joint solver (Algorithm 1; with FedAvg for the global model: Algorithm 2).
+    """Ditto with the joint solver: Algorithm 1, which with FedAvg as global solver is Algorithm 2.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
-        lam: λ ≥ 0, the strength of the pull: 0 trains local models, a large one copies the global.
-        personal_lr: Learning rate of v; the optimizer's own, that of w, by default.
-        personal_steps: s, the minibatch steps on v in a round; as many as on w by default.
-        personal_epochs: The same, counted in passes over the client's data.
-        regularizer: What v is pulled by: ``"l2"``, ``"fisher"`` or ``"kl"``; see :class:`Pulled`.
-        global_mu: μ ≥ 0 of FedProx, as a solver of the global model: w's own loss has the term
-            μ/2 ‖w − w^t‖².
+        net: The net that clients train: see :class:`Client`.
+        lam: λ ≥ 0, the strength of the pull: 0 trains local models, a large λ copies w.
+        personal_lr: Learning rate of v; by default that of the optimizer, which w has.
+        personal_steps: s, the minibatch steps on v in a round; by default as many as on w.
+        personal_epochs: The work on v in passes over the client's data, instead of
+            ``personal_steps``.
+        regularizer: The distance by which v is pulled: ``"l2"``, ``"fisher"`` or ``"kl"``; see
+            :class:`Pulled`.
+        global_mu: μ ≥ 0 of FedProx, as a solver of the global model: adds μ/2 ‖w − w^t‖² to w's
+            own loss.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps`` (the paper's r),
-            ``local_epochs``, ``criterion``.
+            ``local_epochs``, ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam``, ``personal_lr`` or ``global_mu`` is negative or infinite, the work
-            below 1, or ``regularizer`` unknown.
+            is below 1, or ``regularizer`` is unknown.
+
+    Example:
+        >>> client = Ditto(nn.Linear(4, 2), lam=0.5, personal_steps=2)
+        >>> client.trained, list(client.state_defaults())  # v_k is kept
+        (('global', 'personal'), ['personal', 'personal.statistics'])
     """
 
     def __init__(
@@ -70,7 +78,7 @@ class Ditto(Pulled):
         self.global_mu = global_mu
 
     def lams(self) -> dict[str, float]:
-        """Return λ of each personal model that is trained, by name."""
+        """Return the λ of each trained personal model, by its name."""
         return {"personal": self.lam}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
@@ -78,7 +86,7 @@ class Ditto(Pulled):
         return self.global_loss(batch) + self.pulled_loss(batch, self.lams())
 
     def global_loss(self, batch: Batch) -> Tensor:
-        """Return F_k(w), and FedProx's term if there is μ, on the minibatch."""
+        """Return F_k(w) on the minibatch, plus FedProx's term if μ > 0."""
         loss = self.loss("global", batch)
         if self.global_mu:
             loss = loss + self.global_mu / 2 * self.squared_distance("global")

@@ -1,16 +1,18 @@
-"""Ditto whose clients choose their own λ.
+"""Ditto whose clients choose λ, by the model that validates best.
 
 T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
 personalization". ICML 2021. arXiv 2012.04221. Appendix D.2: each device takes the best of three λ
-by its own validation data: of {0.05, 0.1, 0.2} under strong attacks (model replacement, or more
-than half of the devices), of {0.1, 1, 2} otherwise; a device with fewer than 4 validation samples
-takes 0.1 under strong attacks, and 1 otherwise. Of devices with 4 or 5 samples the paper says
-nothing; here they choose.
+by its own validation data.
 
-Each client trains a personal model for each λ, all along, and the one with the lowest loss on its
-validation data at the end of its last round is its personal model. The paper does not say when a
-device chooses, or by what; its reference code chooses λ anew for each local step, which is
-:class:`pl_fed.clients.DittoGreedy`.
+- The λ are {0.05, 0.1, 0.2} under strong attacks (model replacement, or more than half of the
+  devices), and {0.1, 1, 2} otherwise.
+- A device with fewer than 4 validation samples takes 0.1 under strong attacks, and 1 otherwise.
+- The paper does not mention devices with 4 or 5 samples; here they choose.
+
+Each client trains a personal model for each λ in all rounds. Its personal model is the one with the
+lowest loss on its validation data at the end of its last round. The paper does not say when a
+device chooses, or by which measure. Its reference code chooses λ at each local step, as
+:class:`pl_fed.clients.DittoGreedy` does.
 """
 
 from collections.abc import Sequence
@@ -25,22 +27,29 @@ from pl_fed.clients.ditto import Ditto
 
 
 class DittoChoice(Ditto):
-    """Ditto with a personal model for each λ, of which a client takes what validates best.
+    """Ditto with one personal model for each λ; each client takes the one that validates best.
 
     All of them are kept: memory and local work on personal models are those of Ditto for each λ.
 
     Args:
-        net: See :class:`Ditto`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`.
         lams: The λ to choose from, each >= 0; the paper's are {0.1, 1, 2}, and {0.05, 0.1, 0.2}
             under strong attacks.
-        lam: λ of clients that have too little validation data, one of ``lams``; 1 in the paper, and
+        lam: λ of clients with too little validation data, one of ``lams``; 1 in the paper, and
             0.1 under strong attacks.
-        min_validation: So many validation samples are enough, >= 1; 4 in the paper.
-        **kwargs: See :class:`Ditto`.
+        min_validation: Fewest validation samples by which a client chooses, >= 1; 4 in the paper.
+        **kwargs: ``personal_lr``, ``personal_steps``, ``personal_epochs``, ``regularizer``,
+            ``global_mu``: see :class:`Ditto`; ``optimizer``, ``lr_scheduler``, ``local_steps``,
+            ``local_epochs``, ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If a λ is negative or infinite, there are none or one twice, ``lam`` is none of
-            them, or ``min_validation`` below 1.
+        ValueError: If ``lams`` is empty, has a λ twice, or one that is negative or infinite; if
+            ``lam`` is none of them, or ``min_validation`` is below 1.
+
+    Example:
+        >>> client = DittoChoice(nn.Linear(4, 2), lams=[0.1, 1.0], lam=1.0)
+        >>> client.trained, client.evaluated
+        (('global', 'personal_0', 'personal_1'), ('global', 'personal'))
     """
 
     def __init__(
@@ -71,7 +80,7 @@ class DittoChoice(Ditto):
         self.add_state("choice", self._fallback)  # the chosen candidate
 
     def lams(self) -> dict[str, float]:
-        """Return λ of each candidate."""
+        """Return the λ of each candidate, by its name."""
         return dict(zip(self.candidates, self.candidate_lams))
 
     def begin(self, client: ClientRound) -> None:
@@ -89,14 +98,14 @@ class DittoChoice(Ditto):
 
 
 def check_lams(lams: Sequence[float]) -> None:
-    """Refuse candidates of λ that are none, not different, negative or infinite.
+    """Refuse candidates of λ that are not different, nonnegative, finite numbers.
 
     Raises:
-        TypeError: If they are no sequence.
-        ValueError: If they are.
+        TypeError: If ``lams`` is no sequence.
+        ValueError: If it is empty, has a λ twice, or one that is negative or infinite.
     """
     check_instances(Sequence, lams=lams)
-    for each in lams:
-        check_nonnegative(lams=each)
+    for lam in lams:
+        check_nonnegative(lams=lam)
     if not lams or len(set(lams)) < len(lams):
         raise ValueError(f"Expected argument `lams` to be different numbers but got {lams}.")

@@ -1,12 +1,12 @@
-"""Ditto whose clients choose λ anew for each local step.
+"""Ditto whose clients choose λ at each local step.
 
 T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
 personalization". ICML 2021. arXiv 2012.04221. Appendix D.2 lets each device choose λ by its own
 validation data, and does not say when.
 
-As in the reference code: a step is tried with each λ, v − η (∇F_k(v) + λ (v − w^t)), and that with
-the lowest loss on the client's validation data is taken. As in the paper, and not in that code: a
-client with fewer than 4 validation samples has a fixed λ.
+As in the reference code, a client tries a step with each λ, v − η (∇F_k(v) + λ (v − w^t)). It takes
+the one with the lowest loss on its validation data. As in the paper, and unlike that code, a client
+with fewer than 4 validation samples has a fixed λ.
 """
 
 from collections.abc import Sequence
@@ -24,22 +24,30 @@ from pl_fed.types import Batch
 
 
 class DittoGreedy(Ditto):
-    """Ditto whose λ is, in each local step, the one after which the validation loss is lowest.
+    """Ditto that takes, at each local step, the λ after which the validation loss is lowest.
 
     Args:
-        net: See :class:`Ditto`, as for all that is not named here. It must not have running
-            statistics (BatchNorm).
+        net: The net that clients train: see :class:`Client`. It must not have running statistics
+            (BatchNorm). A net with dropout drops other units in the step that is taken.
         lams: The λ to choose from, each >= 0; the reference code's are {0.1, 1, 2}.
-        lam: λ >= 0 of clients that have too little validation data; 1 in the paper, and 0.1 under
+        lam: λ >= 0 of clients with too little validation data; 1 in the paper, and 0.1 under
             strong attacks.
-        min_validation: So many validation samples are enough, >= 1; 4 in the paper.
-        **kwargs: See :class:`Ditto`, without ``regularizer``. The optimizer is meant to be SGD
-            without momentum and weight decay: λ is tried by a step of it, at the learning rate of
-            v. A net with dropout drops other units in the step that is taken.
+        min_validation: Fewest validation samples by which a client chooses, >= 1; 4 in the paper.
+        **kwargs: ``personal_lr``, ``personal_steps``, ``personal_epochs``, ``global_mu``: see
+            :class:`Ditto`, of whose ``regularizer`` only ``"l2"`` is accepted; ``optimizer``,
+            ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``: see
+            :class:`Client`. λ is tried by a step of SGD without momentum and weight decay, at the
+            learning rate of v; the optimizer should be that, too.
 
     Raises:
-        ValueError: If a λ is negative or infinite, there are none or one twice, or
-            ``min_validation`` below 1, or the net has running statistics.
+        ValueError: If ``lams`` is empty, has a λ twice, or one that is negative or infinite; if
+            ``min_validation`` is below 1, ``regularizer`` is not ``"l2"``, or the net has running
+            statistics.
+
+    Example:
+        >>> client = DittoGreedy(nn.Linear(4, 2), lams=[0.1, 1.0])
+        >>> client.trained, client.reads_validation
+        (('global', 'personal'), True)
     """
 
     reads_validation = True
@@ -65,11 +73,11 @@ class DittoGreedy(Ditto):
         self.min_validation = min_validation
 
     def begin(self, client: ClientRound) -> None:
-        """Let the steps read the candidates."""
+        """Add the candidates of λ to the rows that the local steps read."""
         client.extra["lams"] = client.samples.new_tensor(self.candidate_lams)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Return F_k(w) + F_k(v) + λ/2 ‖v − w^t‖² on the minibatch, and the λ that is taken."""
+        """Return F_k(w) + F_k(v) + λ/2 ‖v − w^t‖² on the minibatch, and the chosen λ."""
         lam = self._best_lam(batch)
         pull = lam / 2 * self.squared_distance("personal")
         loss = self.global_loss(batch) + self.loss("personal", batch) + pull
@@ -85,8 +93,11 @@ class DittoGreedy(Ditto):
             return torch.full_like(rate, self.lam)
         with evaluation_mode(self.personal_model):
             for lam in self.candidate_lams:
-                there = {n: v[n] - rate * (gradient[n] + lam * (v[n] - centre[n])) for n in v}
-                losses.append(self.loss_at("personal", there, validation))
+                moved = {
+                    name: v[name] - rate * (gradient[name] + lam * (v[name] - centre[name]))
+                    for name in v
+                }
+                losses.append(self.loss_at("personal", moved, validation))
         lams = self.read("lams")
         lowest = torch.stack(losses).nan_to_num(torch.inf).argmin()
         best = torch.arange(len(lams), device=lams.device) == lowest

@@ -1,20 +1,20 @@
-"""FedADMM: one global model by ADMM, with a dual variable per client.
+"""FedADMM: one global model by ADMM, with a dual variable for each client.
 
 Y. Gong, Y. Li and N. M. Freris. "FedADMM: A robust federated deep learning framework with
 adaptivity to system heterogeneity". ICDE 2022. arXiv 2204.03529. S. Zhou and G. Y. Li. "Federated
-learning via inexact ADMM". TPAMI 2023. arXiv 2204.10607. As FLAME's paper has it (S. Zhu et al.,
-arXiv 2407.16397, section IV-E): its problem (9) for λ → ∞, where θ_i = w_i, is (19)::
+learning via inexact ADMM". TPAMI 2023. arXiv 2204.10607. The form is that of FLAME's paper (S. Zhu
+et al., arXiv 2407.16397, section IV-E): its problem (9) for λ → ∞, where θ_i = w_i, is (19)::
 
     min Σ_i α_i f_i(w_i)   such that w_i = w for all i
 
 In a round a client takes steps on α_i f_i(w_i) + ⟨π_i, w_i − w^t⟩ + ρ/2 ‖w_i − w^t‖² from its own
-w_i, then π_i ← π_i + ρ (w_i − w^t), and it sends u_i = w_i + π_i / ρ, whose mean over all clients
-is the next w. Note the α_i in the objective: a learning rate of FedAvg's corresponds to one that is
-1 / α_i times as large here.
+w_i, then π_i ← π_i + ρ (w_i − w^t). It sends u_i = w_i + π_i / ρ, whose mean over all clients is
+the next w. Note the α_i in the objective: the learning rate here is 1 / α_i times that of FedAvg
+for steps of the same length.
 
-The limit is one of solutions, and not of rounds: FLAME with a large λ comes to FedADMM's w up to
-O(1/λ), but takes O(λ) rounds to it, as each of them moves θ_i and w_i in turn, where FedADMM moves
-both as one.
+The limit is one of solutions, not of rounds: FLAME with a large λ comes to FedADMM's w up to
+O(1/λ), but takes O(λ) rounds. Each of FLAME's rounds moves θ_i and w_i in turn, FedADMM moves both
+as one.
 """
 
 from typing import Any, Literal
@@ -27,19 +27,24 @@ from pl_fed.types import Batch
 
 
 class FedADMM(ADMM):
-    """FedADMM. The client's w_i is the model ``personal``; see :class:`ADMM` for what is uploaded.
+    """FedADMM. The client's w_i is the model ``personal``; :class:`ADMM` describes the upload.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`.
         rho: The penalty ρ > 0.
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
             training samples.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
-            Weight decay of the optimizer acts on w_i as it is: as a part of f_i it would be
-            weighed by α_i.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
+            see :class:`Client`. The optimizer's weight decay acts on w_i without the weight α_i
+            that a part of f_i would have.
 
     Raises:
         ValueError: If an argument is out of range.
+
+    Example:
+        >>> client = FedADMM(nn.Linear(4, 2), rho=0.3)
+        >>> client.trained, list(client.state_defaults())
+        (('personal',), ['personal', 'dual', 'sent', 'personal.statistics'])
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Federated averaging.
+"""FedAvg: federated averaging.
 
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Agüera y Arcas. "Communication-efficient
 learning of deep networks from decentralized data". AISTATS 2017. arXiv 1602.05629.
@@ -15,20 +15,25 @@ from pl_fed.types import Batch
 
 
 class FedAvg(Client):
-    """One global model; a client's step is a step on its own loss, F_k(w).
+    """FedAvg: one global model; a local step is a step on the client's own loss, F_k(w).
 
-    The rest of Algorithm 1 is the server's: ``samplers.Uniform`` draws the cohort,
+    The server does the other part of Algorithm 1: ``samplers.Uniform`` draws the cohort,
     ``aggregators.Mean`` averages the updates (``weighting: samples`` is the paper's n_k / n), and
     SGD with learning rate 1 adds the average. Any other server optimizer makes it FedOpt.
 
     Args:
-        net: See :class:`Client`.
-        optimizer: Builds the local optimizer from parameters; built anew each round.
+        net: The net that clients train: see :class:`Client`.
+        optimizer: Builds the local optimizer from parameters, in each round.
         lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps of a round; or give ``local_epochs``.
         local_epochs: Passes over the client's data in a round; 1 if neither is given.
         criterion: Turns outputs and targets into a mean loss; cross entropy by default.
         task: The kind of learning problem, in place of ``criterion``: see :class:`Client`.
+
+    Example:
+        >>> client = FedAvg(nn.Linear(4, 2), local_epochs=2)
+        >>> client.trained, client.state_defaults()  # nothing is kept between rounds
+        (('global',), {})
     """
 
     def __init__(

@@ -1,13 +1,13 @@
-"""FedBN: normalisation layers of one's own.
+"""FedBN: federated averaging in which each client keeps its normalisation layers.
 
 X. Li, M. Jiang, X. Zhang, M. Kamp and Q. Dou. "FedBN: Federated learning on non-IID features via
 local batch normalization". ICLR 2021. arXiv 2102.07623.
 
-Algorithm 1: FedAvg of all layers but batch normalisation, whose parameters and running statistics
-stay with the client.
+Algorithm 1: FedAvg of all layers except batch normalisation, whose parameters and running
+statistics stay with the client.
 
 Departs from the paper, which has batch normalisation only: layer, group and instance normalisation
-count too, unless ``own`` says otherwise.
+count too, unless ``own`` names other layers.
 """
 
 from collections.abc import Sequence
@@ -26,16 +26,17 @@ NORMALISATIONS = (
 
 
 class FedBN(FedPer):
-    """A shared net in which each client has normalisation layers of its own.
+    """FedBN: the clients share a net, except for its normalisation layers.
 
     Args:
-        net: See :class:`FedPer`, as for all that is not named here.
-        own: Names of the layers that are a client's own; ``None`` takes all normalisation layers
+        net: The net that clients train: see :class:`Client`.
+        own: Names of the layers that each client keeps; ``None`` takes all normalisation layers
             with trainable parameters or running statistics.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
+            see :class:`Client`.
 
     Raises:
-        ValueError: If the net has no such layer, or ``own`` names what the net does not have.
+        ValueError: If the net has no such layer, or ``own`` names parts that the net does not have.
 
     Example:
         >>> FedBN(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))).own
@@ -47,22 +48,22 @@ class FedBN(FedPer):
 
 
 def norm_layers(net: nn.Module) -> tuple[str, ...]:
-    """Return the names of the normalisation layers that hold anything which training changes.
+    """Return the names of the normalisation layers that training changes.
 
     Raises:
         ValueError: If there is none.
     """
-    frozen = {id(each) for module in frozen_modules(net) for each in module.modules()}
-    found = tuple(
+    frozen = {id(part) for module in frozen_modules(net) for part in module.modules()}
+    names = tuple(
         name
         for name, layer in net.named_modules()
         if isinstance(layer, NORMALISATIONS)
         and id(layer) not in frozen
-        and (any(p.requires_grad for p in layer.parameters()) or list(layer.buffers()))
+        and (any(weight.requires_grad for weight in layer.parameters()) or list(layer.buffers()))
     )
-    if not found:
+    if not names:
         raise ValueError(
             "Expected argument `net` to have a normalisation layer with trainable parameters but"
             f" got {type(net).__name__} with none: name a client's own parts by `own`."
         )
-    return found
+    return names

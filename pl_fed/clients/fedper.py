@@ -1,15 +1,16 @@
-"""FedPer: a shared body under a head of one's own.
+"""FedPer: the clients share a body, and each keeps a head.
 
 M. G. Arivazhagan, V. Aggarwal, A. K. Singh and S. Choudhary. "Federated learning with
 personalization layers". 2019. arXiv 1912.00818.
 
-The model of client k is (W_B, W_Pk): base layers, which the server averages (Algorithm 1), and
-personalization layers, which stay with the client and are trained with the base by the same steps
+The model of client k is (W_B, W_Pk). The server averages the base layers W_B (Algorithm 1). The
+personalization layers W_Pk stay with the client and are trained with the base by the same steps
 (Algorithm 2).
 
-Departs from the paper: a client begins with the head of the first global model, not with a random
-one of its own; and the server's mean is that of the aggregator, uniform unless it says otherwise,
-where the paper weighs by samples.
+Departs from the paper:
+
+- A client begins with the head of the first global model, not with a random head of its own.
+- The server's mean is that of the aggregator, uniform by default; the paper weighs by samples.
 """
 
 from collections.abc import Sequence
@@ -25,22 +26,23 @@ from pl_fed.types import Batch
 
 
 class FedPer(Client):
-    """A net of which some parts are each client's own, and the others are everyone's.
+    """FedPer: the clients share a net, except for the parts that each client keeps.
 
     A client keeps, and never sends, its own parts: their parameters and their running statistics.
-    Running statistics of the other parts are averaged as their parameters are. The net that the
-    server has is no model to be used: its own parts are as they were at first.
+    Running statistics of the shared parts are averaged as their parameters are. The server's net is
+    not usable by itself: its own parts stay as they were at first.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`.
         own: Names of submodules or parameters of ``net`` that are a client's own, such as
-            ``["layers.5"]``. ``None`` is the last module with trainable parameters, the head; none
-            of them makes it FedAvg, and all of them local training.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+            ``["layers.5"]``. ``None`` is the head, the last module with trainable parameters. An
+            empty list makes it FedAvg; a list of all parts makes it local training.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
+            see :class:`Client`.
 
     Raises:
-        ValueError: If ``own`` names what the net does not have, or nothing is named and the net has
-            one such module only.
+        ValueError: If ``own`` names parts that the net does not have, or is ``None`` and the net
+            has only one module with trainable parameters.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -71,7 +73,7 @@ class FedPer(Client):
         return self.loss("personal", batch)
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Keep the client's own parts, and send how the others have changed."""
+        """Keep the client's own parts, and send the change of the shared parts."""
         personal, broadcast = client.models["personal"], client.broadcast
         client.states["own"] = personal.parameters[:, self.own_places]
         client.global_statistics = personal.statistics.clone()
@@ -82,15 +84,16 @@ class FedPer(Client):
 
 
 def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the parts of a net that are a client's own.
+    """Return the names of a client's own parts of a net.
 
     Args:
         net: The net.
         own: Their names; ``None`` for the last module with trainable parameters.
 
     Raises:
-        ValueError: If the net has none of such a name, or only one such module; or if a parameter
-            of these parts is used in others, too.
+        ValueError: If the net has no part of such a name; if ``own`` is ``None`` and the net has
+            only one module with trainable parameters; or if a shared part uses one of their
+            parameters, too.
     """
     names = list(trainable_parameters(net))
     own = [own] if isinstance(own, str) else own
@@ -114,7 +117,7 @@ def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _refuse_tied(net: nn.Module, own: Sequence[str]) -> None:
-    """Refuse a parameter that belongs to some parts, and by another name to none of them."""
+    """Refuse a parameter that by one name is a client's own, and by another name is shared."""
     uses: dict[Tensor, list[str]] = {}
     for name, parameter in net.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
@@ -128,11 +131,11 @@ def _refuse_tied(net: nn.Module, own: Sequence[str]) -> None:
 
 
 def places(layout: RowLayout, parts: Sequence[str]) -> Tensor:
-    """Return where in a row the tensors of some parts lie, int64; of parts without any, nothing."""
+    """Return the places in a row of the tensors of some parts, int64; empty without tensors."""
     names = [name for name in layout.names if belongs(name, parts)]
     return layout.positions(*names) if names else torch.empty(0, dtype=torch.int64)
 
 
 def belongs(name: str, parts: Sequence[str]) -> bool:
-    """Return whether a tensor is one of some parts, or lies in one of them."""
+    """Return whether a tensor is one of the parts, or lies in one of them."""
     return any(name == part or name.startswith(f"{part}.") for part in parts)

@@ -1,13 +1,14 @@
-"""FedProx: local problems that hold on to the global model.
+"""FedProx: federated averaging with a proximal term in the local problems.
 
 T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar and V. Smith. "Federated optimization in
 heterogeneous networks". MLSys 2020. arXiv 1812.06127.
 
 In round t a client minimises h_k(w; w^t) = F_k(w) + μ/2 ‖w − w^t‖² inexactly (equation 2,
 Algorithm 2); the server averages, as in FedAvg. The paper draws clients in proportion to their
-samples and takes the plain mean: ``samplers.BySize`` with ``aggregators.Mean``. There some clients
-do less work than others, how much being a property of the system; here all do the work they are
-told to.
+samples and takes the plain mean: ``samplers.BySize`` with ``aggregators.Mean``.
+
+Departs from the paper: there some clients do less work than others, as the system allows. Here all
+clients do the local work of the config.
 """
 
 from typing import Any
@@ -21,15 +22,21 @@ from pl_fed.types import Batch
 
 
 class FedProx(Client):
-    """FedAvg with a proximal term; μ = 0 is FedAvg.
+    """FedProx: FedAvg with a proximal term; μ = 0 is FedAvg.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`.
         mu: μ >= 0; the paper takes the best of 0.001, 0.01, 0.1 and 1.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
+            see :class:`Client`.
 
     Raises:
         ValueError: If ``mu`` is negative or infinite.
+
+    Example:
+        >>> client = FedProx(nn.Linear(4, 2), mu=0.1, local_epochs=5)
+        >>> client.trained, client.mu
+        (('global',), 0.1)
     """
 
     def __init__(self, net: nn.Module, mu: float = 0.01, **kwargs: Any) -> None:

@@ -1,13 +1,13 @@
-"""FedRep: first the head of one's own, then the shared body.
+"""FedRep: each client trains its head first, and then the shared body.
 
 L. Collins, H. Hassani, A. Mokhtari and S. Shakkottai. "Exploiting shared representations for
 personalized federated learning". ICML 2021. arXiv 2102.07078.
 
-Algorithm 1: in a round each client of the cohort takes τ steps on its head h_i under the body φ^t
-that it was sent, then steps on the body under the head that it has now, and sends the body.
+Algorithm 1: in a round each client of the cohort takes τ steps on its head h_i under the broadcast
+body φ^t. Then it takes steps on the body under its new head, and sends the body.
 
-Departs from the paper: both begin at the first global model, and the body may take several steps,
-as in the paper's experiments.
+Departs from the paper: both begin at the first global model. The body may take several steps, as in
+the paper's experiments.
 """
 
 from collections.abc import Sequence
@@ -24,27 +24,37 @@ from pl_fed.types import Batch
 
 
 class FedRep(FedPer):
-    """Local work in two parts: on one's own head, and then on the shared body.
+    """FedRep: local work in two parts, first on the client's own head, then on the shared body.
 
-    Head and body are two models of the same net, of which only the one's own and only the other's
-    shared parts are trained, so that the local optimizer (its momentum, say) has no say in the part
-    whose turn it is not. But weight decay pulls the body in all steps, and an optimizer that counts
-    its steps (Adam, whose first ones its bias correction makes large) counts the head's, too. A
-    limit on local steps (``limit_train_batches``) is one on both together: the head has its turn
+    Head and body are two models of the same net. Of the first only the client's own parts are
+    trained, of the second only the shared parts. The local optimizer (its momentum, for example)
+    does not move the part whose turn it is not, with these exceptions:
+
+    - Weight decay pulls the body in all steps.
+    - An optimizer that counts its steps counts the head's, too. Adam's bias correction makes its
+      first steps large.
+
+    A limit on local steps (``limit_train_batches``) limits both together: the head has its turn
     first.
 
     Args:
-        net: See :class:`FedPer`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`.
         own: Names of the parts that make the head; ``None`` is the last module with trainable
-            parameters. With none of them it is FedAvg.
-        head_steps: τ, minibatch steps on the head in a round; or give ``head_epochs``. As much work
-            as on the body by default.
-        head_epochs: The same, counted in passes over the client's data.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``criterion``; ``local_steps`` or
-            ``local_epochs``, the work on the body, counted as that on the head is.
+            parameters. An empty list makes it FedAvg.
+        head_steps: τ, minibatch steps on the head in a round; or give ``head_epochs``. By default
+            as much work as on the body.
+        head_epochs: The work on the head in passes over the client's data.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``criterion``: see :class:`Client`;
+            ``local_steps`` or ``local_epochs``, the work on the body, in the unit of the head's.
 
     Raises:
         ValueError: If the work is below 1, or counted in two ways; and as :class:`FedPer`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        >>> client = FedRep(net, head_steps=3, local_steps=1)
+        >>> client.own, client.trained  # "personal" is the body under the head
+        (('2',), ('head', 'personal'))
     """
 
     def __init__(
@@ -78,19 +88,19 @@ class FedRep(FedPer):
             )
 
     def begin(self, client: ClientRound) -> None:
-        """Begin with the body that the server sent, and with the head that was kept."""
+        """Begin with the broadcast body and the client's own head."""
         super().begin(client)
         if self.own:
             client.models["head"].parameters[:, self.own_places] = client.states["own"]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return F_k(φ, h_k), which falls on the head in the first τ steps, then on the body."""
+        """Return F_k(φ, h_k), which moves the head in the first τ steps, and then the body."""
         if not self.own:
             return self.loss("personal", batch)
         turn_of_head = batch_idx < self.read("head.steps")[0]
         head, body = self.parameters_of("head"), self.parameters_of("personal")
         at = {
-            name: head[name]  # which stands still after its turn
+            name: head[name]  # its optimizer group takes no steps after its turn
             if belongs(name, self.own)
             else torch.where(turn_of_head, body[name].detach(), body[name])
             for name in body
@@ -98,7 +108,7 @@ class FedRep(FedPer):
         return self.loss_at("personal", at, batch)
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Keep the head, and send how the body has changed."""
+        """Keep the head, and send the change of the body."""
         if self.own:
             head = client.models["head"].parameters[:, self.own_places]
             client.models["personal"].parameters[:, self.own_places] = head
@@ -106,7 +116,7 @@ class FedRep(FedPer):
 
 
 def _add_work(head: LocalWork, body: LocalWork) -> LocalWork:
-    """Return the work of the body, which stands still as long as the head is trained."""
+    """Return the work on both: the body waits while the head is trained."""
     if head.steps is None or body.steps is None:
         return LocalWork(None, head.epochs + body.epochs)
     return LocalWork(head.steps + body.steps)

@@ -1,4 +1,4 @@
-"""FedTilt: a personal model per client, fair to its classes, by losses that are tilted twice.
+"""FedTilt: a personal model for each client, fair to its classes, by losses that are tilted twice.
 
 B. Zhang, L. Mares De La Cruz and B. Wang. "FedTilt: Towards Multi-Level Fairness-Preserving and
 Robust Federated Learning".
@@ -13,14 +13,14 @@ In round t a client takes steps on R_n from w^t, which gives w_n, and on L_n(·;
 (Algorithm 1). The server moves w by the tilted mean of the squared distances to the w_n (equation
 10): :class:`pl_fed.aggregators.TiltedMean`; at q = 0 that is the plain mean.
 
-Departs from the paper, where it says too little or two things:
+Departs from the paper, where the paper leaves a gap or contradicts itself:
 
 - Algorithm 1 (lines 14 and 15) steps from w^t and from the kept v_n at each minibatch, so that only
-  the last one would count. Here both go on from where the minibatch before left them; the pull is
-  to w^t throughout.
-- w_n is trained by the tilted loss without a pull (line 14). Section III-D has the server merge the
-  v_n, Algorithm 1 and equation 10 the w_n: here it is the w_n.
-- The classes of a minibatch are those that are in it, and |D_k| counts its samples. With a large λ
+  the last step would count. Here both models continue from the previous minibatch; the pull is to
+  w^t throughout.
+- The tilted loss trains w_n without a pull (line 14). Section III-D has the server merge the v_n,
+  Algorithm 1 and equation 10 the w_n: here it merges the w_n.
+- The classes of a minibatch are those of its samples, and |D_k| counts its samples. With a large λ
   and τ and small minibatches, one sample drives each step.
 - The softmax that the paper gives its nets belongs to the loss.
 """
@@ -41,24 +41,30 @@ from pl_fed.types import Batch, Population
 
 
 class FedTilt(Client):
-    """FedTilt's client. Its server takes :class:`pl_fed.aggregators.TiltedMean`, or a mean (q = 0).
+    """FedTilt's client. Its aggregator is :class:`pl_fed.aggregators.TiltedMean`; a mean for q = 0.
 
-    With τ = λ = 0 it is Ditto, whose λ is the μ here.
+    With τ = λ = 0 it is Ditto, whose λ is called μ here.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
-        tau: τ, the tilt over a client's classes: 0 weighs them by their samples, a positive one
-            attends to the worst class, a negative one to the best; ∞ and −∞ to it alone.
-        lam: λ, the same over the samples of a class: a negative one disregards outliers.
+        net: The net that clients train: see :class:`Client`.
+        tau: τ, the tilt over a client's classes: 0 weighs them by their samples, a positive τ
+            attends to the worst class, a negative τ to the best; ∞ and −∞ to that class alone.
+        lam: λ, the tilt over the samples of a class: a positive λ attends to the worst samples, a
+            negative λ disregards outliers.
         mu: μ ≥ 0, the strength of the pull to w^t.
-        personal_lr: η₂, the learning rate of v; the optimizer's own, η₁, by default.
+        personal_lr: η₂, the learning rate of v; by default η₁, that of the optimizer.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's
-            E, of w and of v), ``criterion``. Weights of classes, where the criterion has them,
-            count as so many samples.
+            E, of w and of v), ``criterion``: see :class:`Client`. A class weight of the criterion
+            counts as a number of samples.
 
     Raises:
         ValueError: If a tilt is NaN, ``mu`` or ``personal_lr`` is negative or infinite, or the
             data has no classes.
+
+    Example:
+        >>> client = FedTilt(nn.Linear(4, 2), tau=2.0, lam=-0.5, mu=0.1)
+        >>> client.trained, list(client.state_defaults())
+        (('global', 'personal'), ['personal', 'personal.statistics'])
     """
 
     def __init__(
@@ -97,7 +103,7 @@ class FedTilt(Client):
         return tilted_loss(losses, batch.targets, outputs.shape[1], self.tau, self.lam, weights)
 
     def check(self, data: ClientData, population: Population) -> None:
-        """Refuse data whose samples have no class each, and losses of batches as a whole."""
+        """Refuse data without one class for each sample, and losses that are not by sample."""
         self.refuse_batch_criterion("FedTilt tilts the losses of single samples")
         if not self.classes_of(data):
             targets = leaves(data.targets)[0]

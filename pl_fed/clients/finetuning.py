@@ -1,19 +1,23 @@
-"""Finetuning: a global model first, and from it a personal one for each client.
+"""Finetuning: a global model, and before each evaluation a personal model trained from it.
 
 T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
-personalization". ICML 2021. arXiv 2012.04221. Section 3.2 and Appendix D.1: the solver of Ditto's
-objective that first obtains w*, and then minimises h_k(·; w*) = F_k(v) + λ/2 ‖v − w*‖² from w* for
-each client. With λ = 0 it is the baseline "finetuning" of Tables 2 and 8; with ``regularizer``
-``"fisher"`` and ``"kl"`` the baselines EWC and SKL (Appendix C.2). The former is that of T. Yu,
-E. Bagdasaryan and V. Shmatikov, "Salvaging federated learning by local adaptation", arXiv
-2002.04758.
+personalization". ICML 2021. arXiv 2012.04221. Section 3.2 and Appendix D.1 describe this solver of
+Ditto's objective: it first obtains w*, and then minimises h_k(·; w*) = F_k(v) + λ/2 ‖v − w*‖² from
+w* for each client.
 
-Every evaluation finetunes the global model of the moment; nothing personal is kept.
+With λ = 0 it is the baseline "finetuning" of Tables 2 and 8. With ``regularizer`` ``"fisher"`` and
+``"kl"`` it is the baselines EWC and SKL (Appendix C.2). EWC is that of T. Yu, E. Bagdasaryan and
+V. Shmatikov, "Salvaging federated learning by local adaptation", arXiv 2002.04758.
 
-Departs from the paper: the Fisher information is estimated anew by each minibatch, and once before
-the finetuning in the reference code. This also takes max(⌊i n_k / b⌋, i) steps of minibatches of b;
-``finetune_epochs`` of i takes i ⌈n_k / b⌉, or i max(⌊n_k / b⌋, 1) with ``drop_last``: as many where
-b divides n_k or exceeds it, else up to i more, or up to i fewer.
+Every evaluation finetunes the current global model; nothing personal is kept.
+
+Departs from the paper:
+
+- The Fisher information is estimated on each minibatch; the reference code estimates it once,
+  before the finetuning.
+- The reference code takes max(⌊i n_k / b⌋, i) steps of minibatches of b. Here ``finetune_epochs``
+  of i takes i ⌈n_k / b⌉ steps, or i max(⌊n_k / b⌋, 1) with ``drop_last``. The numbers agree if b
+  divides n_k or exceeds it; otherwise they differ by up to i, more or fewer.
 """
 
 from typing import Any
@@ -29,22 +33,29 @@ from pl_fed.types import Batch
 
 
 class Finetuning(Pulled):
-    """FedAvg, and before each evaluation every client's own model, trained from the global one.
+    """Finetuning: FedAvg, and before each evaluation a personal model trained from the global one.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`.
         lam: λ ≥ 0, the strength of the pull to the global model; 0 is plain finetuning.
-        finetune_epochs: Passes over the client's training data; 0 leaves the global model as it
-            is. 1 if ``finetune_steps`` are not given either; the paper takes 50.
-        finetune_steps: The same, counted in minibatch steps.
-        finetune_lr: Learning rate of the finetuning; the optimizer's own by default, as it is
-            before any schedule.
-        regularizer: What v is pulled by: ``"l2"``, ``"fisher"`` or ``"kl"``; see :class:`Pulled`.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+        finetune_epochs: Passes over the client's training data; 0 leaves the personal model equal
+            to the global one. By default 1, unless ``finetune_steps`` is given; the paper takes 50.
+        finetune_steps: The finetuning in minibatch steps, instead of ``finetune_epochs``.
+        finetune_lr: Learning rate of the finetuning; by default that of the optimizer before any
+            schedule.
+        regularizer: The distance by which v is pulled: ``"l2"``, ``"fisher"`` or ``"kl"``; see
+            :class:`Pulled`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
+            see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` or ``finetune_lr`` is negative or infinite, the finetuning is
-            negative or counted twice, or ``regularizer`` unknown.
+            negative or counted twice, or ``regularizer`` is unknown.
+
+    Example:
+        >>> client = Finetuning(nn.Linear(4, 2), finetune_epochs=5)
+        >>> client.trained, client.adaptation.trained
+        (('global',), ('personal',))
     """
 
     def __init__(

@@ -11,24 +11,28 @@ for each client of the cohort of round t::
     π_i ← π_i + ρ (w_i − w)                                                           (13), line 15
     u_i ← w_i + π_i / ρ                                                               line 16
 
-and w is the mean of the u_i of all clients (14). The start is θ_i = w_i = u_i = w^0 and π_i = 0, so
-that π_i = λ α_i (θ_i − w_i) at all times (Lemma 3): that follows from (12) and (13) alone, however
-θ_i was found. If ρ = λ α_i for all i, as in the paper's comparisons, u_i is θ_i, and w the mean of
-the θ_i.
+w is the mean of the u_i of all clients (14). The start is θ_i = w_i = u_i = w^0 and π_i = 0, so
+that π_i = λ α_i (θ_i − w_i) at all times (Lemma 3). This follows from (12) and (13) alone, for any
+way of finding θ_i. If ρ = λ α_i for all i, as in the paper's comparisons, u_i is θ_i, and w the
+mean of the θ_i.
 
 Departs from the paper: as in the reference code, the server merges at the end of a round instead of
 at the beginning of the next.
 
-As in the reference code, by options: ``pull_to="broadcast"`` pulls θ_i to w^t instead of to the
-client's own w_i^t (with ρ = λ α_i this is mean-regularised multi-task learning, and pFedMe with a
-server step η λ = 1); its momentum of 0.5 and its additional term 0.01 θ_i are the optimizer's
-``momentum`` and ``weight_decay``; ``lagged_global`` evaluates the global model of the round before.
-The code alone, and not this, updates w_i and π_i after each of the H local epochs; for H = 1 it is
-the same.
+Options give the reference code's variants:
 
-Slips of the paper that are put right here: θ_i^(t+1) is the last iterate (line 13 takes the one
-before it); line 11 means ∇f_i; the bound in (17) is on the squared norm of α_i (∇f_i + λ (θ_i −
-w_i)), as written there, though the step (55)-(56) in the proof of Lemma 1 needs it without α_i.
+- ``pull_to="broadcast"`` pulls θ_i to w^t instead of to the client's own w_i^t. With ρ = λ α_i this
+  is mean-regularised multi-task learning, and pFedMe with a server step η λ = 1.
+- The optimizer's ``momentum`` and ``weight_decay`` are the code's momentum of 0.5 and its
+  additional term 0.01 θ_i.
+- ``lagged_global`` evaluates the global model of the previous round.
+
+Only the reference code updates w_i and π_i after each of the H local epochs, which is the same for
+H = 1.
+
+Slips of the paper that are corrected here: θ_i^(t+1) is the last iterate (line 13 takes the
+previous one); line 11 means ∇f_i. The bound in (17) is on the squared norm of α_i (∇f_i + λ (θ_i −
+w_i)), as written there, although the step (55)-(56) in the proof of Lemma 1 needs it without α_i.
 """
 
 from typing import Any, Literal
@@ -45,39 +49,42 @@ from pl_fed.types import Batch, Population
 
 
 class FLAME(ADMM):
-    """FLAME (Algorithm 1). θ_i is the model ``personal``; see :class:`ADMM` for what is uploaded.
+    """FLAME (Algorithm 1). θ_i is the model ``personal``; :class:`ADMM` describes the upload.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`.
         lam: λ > 0, the strength of the pull.
         rho: The penalty ρ > 0.
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
             training samples. The server's mean is the plain one in both cases (14).
-        pull_to: ``"own"`` pulls θ_i to the client's own w_i, as the paper has it; ``"broadcast"``
-            to w^t, as the reference code does.
-        tolerance: ε^0 > 0 of (17): θ_i stands still once ‖α_i (∇f_i(θ_i) + λ (θ_i − w_i))‖² is at
-            most ε_i, which begins there and is multiplied by ``decay`` in each round in which the
-            client takes part, before its first step. The gradient is that of the minibatch at hand:
-            it is ∇f_i where a batch holds all of a client's data. The local work is the most that
-            is done; ``train/solved`` is the share of steps in which θ_i stood still. It takes a
-            second gradient in each step. ``None`` does all of the local work.
+        pull_to: ``"own"`` pulls θ_i to the client's own w_i, as in the paper; ``"broadcast"``
+            pulls it to w^t, as in the reference code.
+        tolerance: ε^0 > 0 of (17): θ_i stops once ‖α_i (∇f_i(θ_i) + λ (θ_i − w_i))‖² is at most
+            ε_i. ε_i begins at ε^0, and is multiplied by ``decay`` before the first step of each
+            round in which the client takes part. The gradient is that of the current minibatch,
+            which is ∇f_i if a batch holds all of a client's data. The local work is the upper
+            limit; ``train/solved`` is the share of steps after the stop. A tolerance costs a second
+            gradient in each step. ``None`` does all of the local work.
         decay: υ in (0, 1) of (18), the same for all clients.
-        smoothness: The Lipschitz constant L of the ∇f_i, if it is known: what Theorem 1 asks of ρ,
-            λ and α_i is checked then, and a warning names what is violated.
-        lagged_global: Whether to evaluate, as model ``lagged_global``, the w^t that the last round
-            began with, too; its running statistics are those of now.
+        smoothness: The Lipschitz constant L of the ∇f_i. With it, the conditions of Theorem 1 on
+            ρ, λ and α_i are checked, and a warning names those that are violated. ``None`` checks
+            nothing.
+        lagged_global: Whether to evaluate, as model ``lagged_global``, also the w^t that the last
+            round began with. Its running statistics are the current ones.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's
-            H), ``criterion``.
+            H), ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If an argument is out of range; if there is a ``tolerance``, and the net has
+        ValueError: If an argument is out of range. With a ``tolerance``, also if the net has
             running statistics (BatchNorm), or the optimizer moves a model without a gradient: only
             SGD without momentum and weight decay does not.
 
     Example:
-        >>> from pl_fed.models import LogisticRegression
-        >>> FLAME(LogisticRegression(4, 2), lam=1.0, rho=0.1).evaluated
-        ('global', 'personal')
+        >>> client = FLAME(nn.Linear(4, 2), lam=1.0, rho=0.1)
+        >>> client.trained, client.evaluated
+        (('personal',), ('global', 'personal'))
+        >>> list(client.state_defaults())  # θ_i, w_i and π_i
+        ['personal', 'local', 'dual', 'personal.statistics']
     """
 
     def __init__(
@@ -94,8 +101,8 @@ class FLAME(ADMM):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, rho, weights, **kwargs)
-        given = {"lam": lam, "tolerance": tolerance, "smoothness": smoothness}
-        check_positive(**{name: value for name, value in given.items() if value is not None})
+        numbers = {"lam": lam, "tolerance": tolerance, "smoothness": smoothness}
+        check_positive(**{name: value for name, value in numbers.items() if value is not None})
         check_finite(decay=decay)
         if not 0 < decay < 1:
             raise ValueError(f"Expected argument `decay` to be between 0 and 1 but got {decay}.")
@@ -121,10 +128,10 @@ class FLAME(ADMM):
                     "personal": self.models["personal"],
                 }
             )
-            self.add_server_state("lagged", self.initial_row)  # w^t of the round before
+            self.add_server_state("lagged", self.initial_row)  # w^t of the previous round
 
     def begin(self, client: ClientRound) -> None:
-        """Fill in the global model of the round before."""
+        """Fill in the global model of the previous round, if it is evaluated."""
         if self.lagged_global:
             lagged = client.server_states["lagged"].expand(len(client), -1)
             statistics = client.models["lagged_global"].statistics
@@ -161,7 +168,7 @@ class FLAME(ADMM):
         return self.update_in_closed_form(client, theta, w, stiffness)
 
     def check(self, data: ClientData, population: Population) -> None:
-        """Refuse an optimizer that a tolerance cannot stop; warn of what Theorem 1 does not allow.
+        """Refuse an optimizer that a tolerance cannot stop; warn of violations of Theorem 1.
 
         Raises:
             ValueError: If there is a tolerance, and the optimizer moves a model without a gradient.
@@ -175,9 +182,8 @@ class FLAME(ADMM):
         """Refuse a local optimizer that moves a model which has no gradient."""
         optimizer = self.objective.build_optimizer(self.trained_parameters)
         options = optimizer.param_groups[0]
-        still = type(optimizer) is torch.optim.SGD
-        still = still and not options["momentum"] and not options["weight_decay"]
-        if not still:
+        is_sgd = type(optimizer) is torch.optim.SGD
+        if not is_sgd or options["momentum"] or options["weight_decay"]:
             raise ValueError(
                 "Expected argument `optimizer` to build torch.optim.SGD without momentum and weight"
                 " decay, as a model is to stand still when `tolerance` is reached, but got"
@@ -186,7 +192,7 @@ class FLAME(ADMM):
             )
 
     def _check_theorem(self, sizes: Tensor, smoothness: float) -> None:
-        """Warn once of conditions of Theorem 1 that do not hold for clients of some size."""
+        """Warn of the first client size for which a condition of Theorem 1 does not hold."""
         for alpha in self.alpha(sizes.unique().double()).unique().tolist():
             violated = violated_conditions(self.lam, self.rho, alpha, smoothness)
             if violated:
@@ -199,7 +205,7 @@ class FLAME(ADMM):
 
 
 def violated_conditions(lam: float, rho: float, alpha: float, smoothness: float) -> list[str]:
-    """Return which conditions of Theorem 1 (and Lemma 1) do not hold, with their numbers.
+    """Return the violated conditions of Theorem 1 (and Lemma 1), with their values.
 
     Example:
         >>> violated_conditions(lam=0.28, rho=0.112, alpha=0.1, smoothness=0.1)
@@ -210,11 +216,11 @@ def violated_conditions(lam: float, rho: float, alpha: float, smoothness: float)
     stiffness = lam * alpha
     descent = stiffness**2 * (1 + rho) / rho**2 - (stiffness + rho) / 2
     error = (1 - rho**2) / rho**2 * stiffness**2 - (smoothness * alpha + rho) / 2
-    found = []
+    violated = []
     if not descent < 0:
-        found.append(f"λ²α²(1 + ρ)/ρ² − (λα + ρ)/2 < 0, but it is {descent:.4g}")
+        violated.append(f"λ²α²(1 + ρ)/ρ² − (λα + ρ)/2 < 0, but it is {descent:.4g}")
     if not rho >= stiffness:
-        found.append(f"ρ ≥ λα, but λα is {stiffness:.4g}")
+        violated.append(f"ρ ≥ λα, but λα is {stiffness:.4g}")
     if not error > 0:
-        found.append(f"(1 − ρ²)/ρ² λ²α² − (Lα + ρ)/2 > 0, but it is {error:.4g}")
-    return found
+        violated.append(f"(1 − ρ²)/ρ² λ²α² − (Lα + ρ)/2 > 0, but it is {error:.4g}")
+    return violated

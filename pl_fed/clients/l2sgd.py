@@ -1,20 +1,23 @@
-"""L2SGD: personal models that are drawn to their mean now and then.
+"""L2SGD: personal models that are pulled to their mean once a round.
 
 F. Hanzely and P. Richtárik. "Federated learning of a mixture of global and local models". 2020.
 arXiv 2002.05516.
 
 The objective (2): min over x_1, ..., x_n of 1/n Σ f_i(x_i) + λ/(2n) Σ ‖x_i − x̄‖², x̄ their mean.
-Algorithm 1 (L2GD) takes, with probability 1 − p, a step on all f_i, and with probability p one on
-the penalty, the only one that communicates; with α its step size::
+Algorithm 1 (L2GD) takes, with probability 1 − p, a step on all f_i. With probability p it takes a
+step on the penalty, the only step that communicates. With α its step size::
 
     x_i ← x_i − η ∇f_i(x_i),  η = α / (n (1 − p))    or    x_i ← (1 − β) x_i + β x̄,  β = αλ / (np)
 
-Here a round is a step on the penalty and the steps on f_i up to the next: (1 − p) / p of them are
-to be expected, so with K local steps β = ηλK, and at most 1.
+Here a round is a step on the penalty and the steps on f_i up to the next. Their expected number is
+(1 − p) / p, so with K local steps β = ηλK, and at most 1.
 
-Departs from the paper: K is fixed, not drawn; the gradients are of minibatches, without the control
-variates of L2SGD+; and only the cohort moves, where in the paper all clients do. x̄ is the mean of
-the models of all clients nevertheless, each as it was left.
+Departs from the paper:
+
+- K is fixed, not drawn.
+- The gradients are of minibatches, without the control variates of L2SGD+.
+- Only the cohort moves; in the paper all clients do. x̄ is the mean of the current models of all
+  clients nevertheless.
 """
 
 from typing import Any
@@ -28,21 +31,26 @@ from pl_fed.types import Batch
 
 
 class L2SGD(Client):
-    """A personal model per client; the global model is the mean of them all.
+    """L2SGD: a personal model for each client; the global model is the mean of them all.
 
-    A client sends by how much it moves that mean: with ``aggregators.Mean`` and a server learning
-    rate of 1, their defaults, the global model is the mean of all clients' personal models after
-    each round, also of those that took no part in it. With part of the clients in a round, an
-    attack that sends a model counts as for :class:`~pl_fed.clients.admm.ADMM`.
+    A client uploads its change of that mean. With ``aggregators.Mean`` and a server learning rate
+    of 1, the defaults, the global model is the mean of all clients' personal models after each
+    round. With partial participation, an attack that sends a model counts as for
+    :class:`~pl_fed.clients.admm.ADMM`.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`.
         lam: λ ≥ 0: 0 trains local models; 1 / (ηK) or more begins each round at the mean.
         **kwargs: ``optimizer``, whose learning rate is η; ``lr_scheduler``; ``local_steps`` (K) or
-            ``local_epochs``; ``criterion``.
+            ``local_epochs``; ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` is negative or infinite.
+
+    Example:
+        >>> client = L2SGD(nn.Linear(4, 2), lam=0.5, local_steps=10)
+        >>> client.trained, client.evaluated, client.mean_of
+        (('personal',), ('global', 'personal'), 'clients')
     """
 
     mean_of = "clients"
@@ -67,6 +75,6 @@ class L2SGD(Client):
         return self.loss("personal", batch)
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Send by how much the client moves the mean over all clients."""
+        """Send the client's change of the mean over all clients."""
         own, before = client.models["personal"].parameters, client.extra["before"]
         return self.upload_change(own, before, client.broadcast.parameters)

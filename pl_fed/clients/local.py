@@ -1,4 +1,8 @@
-"""Local training: every client for itself."""
+"""Local: local training without a federation, the baseline of Ditto's paper (Table 1).
+
+T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
+personalization". ICML 2021. arXiv 2012.04221.
+"""
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -11,19 +15,26 @@ from pl_fed.types import Batch
 
 
 class Local(Client):
-    """No federation: each client trains a model of its own, on its own data, and sends nothing.
+    """Local: each client trains a model of its own, on its own data, and sends nothing.
 
-    It equals Ditto with λ = 0, as in the baseline "local" of Ditto's paper (Table 1): a client
-    trains in the rounds in which it is drawn, and so as much as it would under Ditto.
+    It equals Ditto with λ = 0, as the baseline "local" of Ditto's paper does. A client trains in
+    the rounds in which it is drawn, and so as much as it would under Ditto.
 
     Args:
-        net: See :class:`Client`.
-        optimizer: Builds the local optimizer from parameters; built anew each round.
+        net: The net that clients train: see :class:`Client`.
+        optimizer: Builds the local optimizer from parameters, in each round.
         lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
         local_steps: Minibatch steps of a round; or give ``local_epochs``.
         local_epochs: Passes over the client's data in a round; 1 if neither is given.
         criterion: Turns outputs and targets into a mean loss; cross entropy by default.
         task: The kind of learning problem, in place of ``criterion``: see :class:`Client`.
+
+    Example:
+        >>> client = Local(nn.Linear(4, 2), local_epochs=2)
+        >>> round = client.run_begin(client.new_round(clients=3))
+        >>> uploads, kept = client.run_end_round(round)
+        >>> uploads, kept["personal"].shape
+        (None, torch.Size([3, 10]))
     """
 
     def __init__(

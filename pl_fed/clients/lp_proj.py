@@ -1,24 +1,24 @@
-"""Lp-Proj-2 by ADMM: what clients share is a random projection of their models.
+"""Lp-Proj-2 by ADMM: the clients share a random projection of their models.
 
 S. Lin, Y. Han, X. Li and Z. Zhang. "Personalized federated learning towards communication
 efficiency, robustness and fairness". NeurIPS 2022 (Lp-Proj). S. Zhu et al. "On ADMM in
 heterogeneous federated learning: Personalization, robustness, and fairness". arXiv 2407.16397,
-appendix C, Algorithm 2, is what is done here. As FLAME, but w, w_i, π_i and u_i have few numbers,
-and the projection P θ_i takes the place of θ_i::
+appendix C, Algorithm 2, is the algorithm here. It is FLAME, except that w, w_i, π_i and u_i are
+short, and the projection P θ_i takes the place of θ_i::
 
     θ_i ← θ_i − η (∇f_i(θ_i) + λ Pᵀ (P θ_i − w_i))                                         line 12
     w_i ← (λ α_i P θ_i + ρ w − π_i) / (λ α_i + ρ)                                   (186), line 14
 
 P is the sparse one of :class:`~pl_fed.functional.projection.SparseProjection`, the same for all
-clients and rounds. Neither paper says which P; c P in the place of P is c² λ and c² ρ in the place
-of λ and ρ.
+clients and rounds. Neither paper names its P. Replacing P by c P is the same as replacing λ by c² λ
+and ρ by c² ρ.
 
-The server's model is Pᵀ w in the place of w, and what a client uploads is Pᵀ of its change: rows as
-long as the net, from which P gives the short ones back, as P Pᵀ = I. Lengths and angles are the
-same, so that rules which look at these alone (means, norm clipping, Krum, the geometric median) do
-what they would do to the short rows; coordinate-wise ones do not. What a forged upload has outside
-of the span of P's rows is not seen by any client. As in the paper, the global model is of no use by
-itself, and is not evaluated.
+The server's model is Pᵀ w instead of w, and a client uploads Pᵀ of its change. These rows are as
+long as the net, and P gives the short rows back, because P Pᵀ = I. Lengths and angles are the same.
+Rules that depend on these alone (means, norm clipping, Krum, the geometric median) therefore act as
+on the short rows; coordinate-wise rules do not. No client sees the part of a forged upload outside
+of the span of P's rows. As in the paper, the global model is of no use by itself, and is not
+evaluated.
 
 Slips of the paper: line 4 uploads z_i where u_i is meant, and line 13 takes the last but one
 iterate.
@@ -37,21 +37,26 @@ from pl_fed.types import Batch
 
 
 class LpProj(ADMM):
-    """ADMM-based Lp-Proj-2. θ_i is the model ``personal``; see :class:`ADMM` for what is uploaded.
+    """Lp-Proj-2 by ADMM. θ_i is the model ``personal``; :class:`ADMM` describes the upload.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
-        dimensions: d_sub, how many numbers a model is projected to: from 1 to its parameters.
+        net: The net that clients train: see :class:`Client`.
+        dimensions: d_sub, the length of a projected model: from 1 to the number of parameters.
         lam: λ > 0, the strength of the pull, which acts in the span of P's rows only.
         rho: The penalty ρ > 0.
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
             training samples.
         projection_seed: Seed of P.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's
-            H), ``criterion``.
+            H), ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range.
+
+    Example:
+        >>> client = LpProj(nn.Linear(4, 2), dimensions=3)
+        >>> {name: len(row) for name, row in client.state_defaults().items()}
+        {'personal': 10, 'local': 3, 'dual': 3, 'personal.statistics': 0}
     """
 
     def __init__(
@@ -89,13 +94,14 @@ class LpProj(ADMM):
         still = {name: p.detach() for name, p in live.items()}
         theta = torch.cat([p.flatten() for p in still.values()])
         apart: Tensor = self.projection(theta) - self.read("local")
-        # Pᵀ (P θ − w_i), by hand: autograd's way back through a gather would add up one by one
+        # Pᵀ (P θ − w_i) by hand: autograd's backward pass of a gather would add up one by one
         slope = self.row("personal").layout.views(self.projection.lift(apart))
-        moved = torch.stack([(slope[n] * (live[n] - still[n])).sum() for n in live]).sum()
+        products = [(slope[name] * (live[name] - still[name])).sum() for name in live]
+        moved = torch.stack(products).sum()
         return self.loss("personal", batch) + self.lam * (apart.square().sum() / 2 + moved)
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Update w_i and π_i, and upload u_i, all of few numbers until they are sent."""
+        """Update the short w_i and π_i, and upload u_i, lifted to the length of the net."""
         theta = self.projection(client.models["personal"].parameters)
         w = self.projection(client.broadcast.parameters)
         stiffness = self.lam * self.alpha(client.samples)

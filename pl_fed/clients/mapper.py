@@ -1,21 +1,24 @@
-"""MAPPER: the best of several mixtures of a client's own model and the global one.
+"""MAPPER: the best of several mixtures of a client's local model and the global one.
 
 Y. Mansour, M. Mohri, J. Ro and A. T. Suresh. "Three approaches for personalization with
 applications to federated learning". arXiv 2002.10619 (section 5, model interpolation).
 
-In each round client k minimises f_k(λ v + (1 − λ) w^t) over its own v, for each λ of a few; takes
-the λ and the v with the lowest loss; and minimises f_k(λ v + (1 − λ) w) over w, whose change it
-sends. Its personal model is the mixture.
+In each round client k minimises f_k(λ v + (1 − λ) w^t) over its own v, for each of a few λ. It
+takes the λ and the v with the lowest loss. Then it minimises f_k(λ v + (1 − λ) w) over w, whose
+change it sends. Its personal model is the mixture.
 
-How it is run: a candidate of λ is the mixture u = λ v + (1 − λ) w^t itself, and a step of SGD on v
-is one on u with λ² times its gradient; v is read off in the end. Beside it goes a w of its own,
-trained by f_k(u + (1 − λ)(w − w^t)). The client sends the w of the candidate that it takes.
+The computation here: a candidate of λ is the mixture u = λ v + (1 − λ) w^t itself. A step of SGD on
+v is a step on u with λ² times its gradient, and v follows from u at the end. Each candidate has a w
+of its own, trained by f_k(u + (1 − λ)(w − w^t)). The client sends the w of the chosen candidate.
 
-Departs from the paper: v and w take a step on each minibatch, in turn, instead of one after the
-other; λ is chosen by the client's validation data, not by its training data, and is the middle one
-without any; parameters are mixed, and not outputs, as in the reference code of Ditto's baseline of
-this name, where v is kept from round to round, too. (That code sends the last client's change only,
-and takes a single step on w.)
+Departs from the paper:
+
+- v and w take a step on each minibatch, in turn, instead of one after the other.
+- The client's validation data choose λ, not its training data; without any, λ is the middle one.
+- Parameters are mixed, not outputs, as in the reference code of Ditto's baseline of this name.
+
+In that code v is kept from round to round, too. (It sends the last client's change only, and takes
+a single step on w.)
 """
 
 from collections.abc import Sequence
@@ -30,19 +33,23 @@ from pl_fed.types import Batch
 
 
 class Mapper(Client):
-    """Each client's personal model is λ v_k + (1 − λ) w, with the λ that validates best.
+    """MAPPER: each client's personal model is λ v_k + (1 − λ) w, with the λ that validates best.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
-        lams: The λ to choose from, each in (0, 1]: 1 trains local models. Of each there are two
-            models in training.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
-            The optimizer is meant to be SGD, with or without momentum: another moves the mixtures
-            in its own way, and weight decay shortens each mixture and each w as they are, which is
-            not what a term of F_k would do.
+        net: The net that clients train: see :class:`Client`.
+        lams: The λ to choose from, each in (0, 1]: 1 trains local models. Each λ trains two models.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
+            see :class:`Client`. The optimizer should be SGD, with or without momentum: others move
+            the mixtures in other ways than v. Weight decay shortens each mixture and each w, which
+            differs from a term of F_k.
 
     Raises:
-        ValueError: If a λ is out of range, or there are none, or one twice.
+        ValueError: If ``lams`` is empty, has a λ twice, or one that is out of range.
+
+    Example:
+        >>> client = Mapper(nn.Linear(4, 2), lams=[0.5])
+        >>> client.trained, client.evaluated
+        (('personal_0', 'central_0'), ('global', 'personal'))
     """
 
     def __init__(
@@ -77,14 +84,14 @@ class Mapper(Client):
         client.models["personal"] = self._choose(client, self.mixtures)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return Σ over λ of λ² f_k(u) + f_k(u + (1 − λ)(w − w^t)), where the second moves w."""
+        """Return Σ over λ of λ² f_k(u) + f_k(u + (1 − λ)(w − w^t)), whose second term moves w."""
         centre = self.tensors("broadcast")
         losses = []
         for mixture, central, lam in zip(self.mixtures, self.centrals, self.lams):
             u, w = self.parameters_of(mixture), self.parameters_of(central)
-            there = {n: u[n].detach() + (1 - lam) * (w[n] - centre[n]) for n in u}
+            mixed = {name: u[name].detach() + (1 - lam) * (w[name] - centre[name]) for name in u}
             losses.append(lam**2 * self.loss(mixture, batch))
-            losses.append(self.loss_at(central, there, batch))
+            losses.append(self.loss_at(central, mixed, batch))
         return sum(losses[1:], losses[0])
 
     def end_round(self, client: ClientRound) -> Tensor | None:
@@ -100,6 +107,6 @@ class Mapper(Client):
         return central.parameters - w
 
     def _choose(self, client: ClientRound, names: Sequence[str]) -> ModelRows:
-        """Return each client's chosen one of several models."""
+        """Return for each client the model of its chosen λ."""
         choice = client.states["choice"][:, 0].long()
         return ModelRows.choose([client.models[name] for name in names], choice)

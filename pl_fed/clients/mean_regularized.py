@@ -1,12 +1,12 @@
-"""Mean-regularised multi-task learning: personal models, pulled to their mean.
+"""Mean-regularised multi-task learning: personal models that are pulled to their mean.
 
-T. Evgeniou and M. Pontil. "Regularized multi-task learning". KDD 2004. In a federated form, which
-Ditto's paper (arXiv 2012.04221, section 2) tells itself apart from: in round t::
+T. Evgeniou and M. Pontil. "Regularized multi-task learning". KDD 2004. Ditto's paper (arXiv
+2012.04221, section 2) compares itself with the federated form. In round t::
 
-    θ_i ← local steps on f_i(θ_i) + λ/2 ‖θ_i − w^t‖², from the θ_i that was kept
+    θ_i ← local steps on f_i(θ_i) + λ/2 ‖θ_i − w^t‖², from the client's kept θ_i
     w^{t+1} ← mean of θ_i
 
-Departs from the paper: it solves kernel machines at once; here are nets, rounds and a cohort.
+Departs from the paper, which solves kernel machines at once: here are nets, rounds and a cohort.
 """
 
 from typing import Any, Literal
@@ -20,20 +20,27 @@ from pl_fed.types import Batch
 
 
 class MeanRegularized(Client):
-    """A personal model per client, pulled to the global one, which is the mean of them.
+    """Mean-regularised multi-task learning: personal models, pulled to w, which is their mean.
 
-    In Ditto the global model is trained by itself; here it is nothing but the mean.
+    In Ditto the global model has an objective of its own; here it is only the mean.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`.
         lam: λ ≥ 0, the strength of the pull: 0 trains local models.
-        mean: Whose models the global one is the mean of: ``"clients"``, all of them, each as it was
-            left, or ``"cohort"``, those of the round. For ``"clients"``, with part of them in a
-            round, an attack that sends a model counts as for :class:`~pl_fed.clients.admm.ADMM`.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+        mean: The clients whose models are averaged: ``"clients"``, the current models of all
+            clients, or ``"cohort"``, those of the round. With ``"clients"`` and partial
+            participation, an attack that sends a model counts as for
+            :class:`~pl_fed.clients.admm.ADMM`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
+            see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` is negative or infinite, or ``mean`` is neither.
+
+    Example:
+        >>> client = MeanRegularized(nn.Linear(4, 2), lam=0.5, mean="cohort")
+        >>> client.trained, client.evaluated
+        (('personal',), ('global', 'personal'))
     """
 
     def __init__(
@@ -51,7 +58,7 @@ class MeanRegularized(Client):
         self.mean_of = mean
 
     def begin(self, client: ClientRound) -> None:
-        """Remember the model that the client has begun with."""
+        """Remember the model with which the client begins."""
         if self.mean_of == "clients":
             client.extra["before"] = client.models["personal"].parameters.clone()
 
@@ -61,7 +68,7 @@ class MeanRegularized(Client):
         return self.loss("personal", batch) + pull
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Send θ_i − w^t; or by how much the client moves the mean over all."""
+        """Send θ_i − w^t, or the client's change of the mean over all clients."""
         own, broadcast = client.models["personal"].parameters, client.broadcast.parameters
         if self.mean_of == "cohort":
             return own - broadcast

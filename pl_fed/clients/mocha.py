@@ -1,4 +1,4 @@
-"""MOCHA: tasks that learn how they are related.
+"""MOCHA: multi-task learning of the clients' models and of their relations.
 
 V. Smith, C.-K. Chiang, M. Sanjabi and A. Talwalkar. "Federated multi-task learning". NeurIPS 2017.
 arXiv 1705.10467.
@@ -8,18 +8,21 @@ relations, W = [w_1, ..., w_m] being the clients' models::
 
     min over W, Ω of  Σ_k F_k(w_k) + λ₁/2 tr(W Ω Wᵀ) + λ₂/2 ‖W‖²,   tr(Ω⁻¹) = 1
 
-In turn: the clients move W with Ω fixed, and Ω⁻¹ = (WᵀW + εI)^½ / tr(WᵀW + εI)^½, which is the best
-one for W up to the ε that keeps it invertible. Client k's share of the middle term, all others
-being as they are, is a pull to a mixture of their models::
+Two steps alternate. The clients move W with Ω fixed. Then Ω⁻¹ = (WᵀW + εI)^½ / tr(WᵀW + εI)^½,
+which is optimal for W up to the ε that keeps it invertible. With all other models fixed, client k's
+share of the middle term is a pull to a mixture of the models::
 
     σ′λ₁Ω_kk/2 ‖v − c_k‖²,   c_k = w_k − Σ_j Ω_kj w_j / (σ′Ω_kk)
 
-With σ′ = 1 it is exact; the clients move at the same time, and a larger σ′ makes that safe, as in
+With σ′ = 1 it is exact. The clients move at the same time, and a larger σ′ makes that safe, as in
 the subproblems (4).
 
-Departs from the paper: a client takes minibatch (sub)gradient steps on its subproblem instead of
-dual coordinate ascent, so any loss and any local optimizer will do; F_k is a mean over samples; and
-the regulariser is a half of the paper's.
+Departs from the paper:
+
+- A client takes minibatch (sub)gradient steps on its subproblem instead of dual coordinate ascent.
+  Any loss and any local optimizer work.
+- F_k is a mean over samples.
+- The regulariser is a half of the paper's.
 """
 
 import math
@@ -34,27 +37,35 @@ from pl_fed.types import Batch
 
 
 class Mocha(Client):
-    """A model per client, pulled to those of related clients; the relations are learned.
+    """MOCHA: a model for each client, pulled to those of related clients by learned relations.
 
-    For convex nets, such as :class:`pl_fed.models.LogisticRegression`, whose parameters mean the
-    same in all clients. The server has all models, and each client is sent its pull. It moves them
-    by what is uploaded, so that a client that forges uploads has the sum of its forgeries there,
-    and an attack that sends a model adds it up, round after round. The global model is the mean of
-    them (with ``aggregators.Mean`` and a server learning rate of 1).
+    It suits convex nets, such as :class:`pl_fed.models.LogisticRegression`, whose parameters mean
+    the same in all clients. The server has all models, and sends each client its pull. Uploads move
+    the server's models. The model of a client that forges uploads is therefore the sum of its
+    forgeries. An attack that sends a model adds it up, round after round. The global model is the
+    mean of the models (with ``aggregators.Mean`` and a server learning rate of 1).
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
-        lam: λ₁ ≥ 0, the strength of the pull; 0 leaves the clients to themselves.
+        net: The net that clients train: see :class:`Client`.
+        lam: λ₁ ≥ 0, the strength of the pull to related clients; 0 trains local models.
         decay: λ₂ ≥ 0, the strength of the pull to 0.
-        epsilon: ε > 0: the smaller it is, the harder unrelated directions are pulled, up to
-            λ₁ tr(WᵀW + εI)^½ / ε^½, which the learning rate has to go with.
+        epsilon: ε > 0. A smaller ε pulls unrelated directions harder, up to
+            λ₁ tr(WᵀW + εI)^½ / ε^½; the learning rate has to be small enough for that.
         sigma: σ′ ≥ 1.
-        max_numbers: The largest m · d, clients times parameters, that is taken: the server keeps
-            as many numbers.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+        max_numbers: The largest allowed m · d, clients times parameters: the server keeps as many
+            numbers.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
+            see :class:`Client`.
 
     Raises:
-        ValueError: If an argument is out of range; and before training, if m · d is.
+        ValueError: If an argument is out of range; and before training, if m · d is too large.
+
+    Example:
+        >>> from pl_fed.types import Population
+        >>> client = Mocha(nn.Linear(4, 2), lam=0.1)
+        >>> client.population = Population(clients=3)
+        >>> {name: len(row) for name, row in client.server_state_defaults().items()}
+        {'models': 30}
     """
 
     mean_of = "clients"
@@ -93,7 +104,7 @@ class Mocha(Client):
         """Return W before the first round.
 
         Raises:
-            ValueError: If there are more clients and parameters than the server is to keep.
+            ValueError: If clients times parameters exceed ``max_numbers``.
         """
         clients, row = self.population.clients, self.initial_row()
         if clients * len(row) > self.max_numbers:
@@ -105,7 +116,7 @@ class Mocha(Client):
         return row.repeat(clients)
 
     def begin(self, client: ClientRound) -> None:
-        """Take the clients' models out of W, and compute their pull: its centre and strength."""
+        """Read the clients' models from W, and compute the centre and strength of their pull."""
         models = self._all_models(client)
         client.models["personal"].parameters = models[client.ids]
         if not client.steps:  # an evaluation
@@ -127,19 +138,19 @@ class Mocha(Client):
         return loss + pull + self.decay / 2 * norm
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Send |S| / m of the model's change, so that the mean of the cohort's moves that of W."""
+        """Send |S| / m times the model's change: the cohort's mean of these moves the mean of W."""
         before = self._all_models(client)[client.ids]
         return self.population.share * (client.models["personal"].parameters - before)
 
     def receive(self, clients: Tensor, uploads: Tensor) -> dict[str, Tensor]:
-        """Renew the models of those whose uploads came."""
+        """Move the models of the clients by their uploads."""
         change = uploads.new_zeros(self.population.clients, uploads.shape[1])
         change[clients] = uploads / self.population.share
         return {"models": change.flatten()}
 
 
 def relations(models: Tensor, epsilon: float) -> Tensor:
-    """Return Ω, the inverse of (WᵀW + εI)^½ over its trace, in float64 by way.
+    """Return Ω, the inverse of (WᵀW + εI)^½ over its trace; computed in float64.
 
     Args:
         models: Wᵀ, shape [m, d].

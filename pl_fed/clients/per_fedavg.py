@@ -1,17 +1,17 @@
-"""Per-FedAvg: a global model that is good after a step on a client's own data.
+"""Per-FedAvg: a global model that is good after one step on a client's own data.
 
 A. Fallah, A. Mokhtari and A. Ozdaglar. "Personalized federated learning with theoretical
 guarantees: A model-agnostic meta-learning approach". NeurIPS 2020. arXiv 2002.07948.
 
 The objective: the mean over clients of F_k(w) = f_k(w − α ∇f_k(w)). A local step (Algorithm 1)
-takes w to w − β (I − α ∇²f_k(w; D″)) ∇f_k(w̃; D′), where w̃ = w − α ∇f_k(w; D), of three independent
-batches. HF replaces the product of the Hessian with a vector u by
-(∇f_k(w + δ u; D″) − ∇f_k(w − δ u; D″)) / (2 δ), FO leaves it out.
+takes w to w − β (I − α ∇²f_k(w; D″)) ∇f_k(w̃; D′), where w̃ = w − α ∇f_k(w; D), of three
+independent batches. HF replaces the product of the Hessian with a vector u by
+(∇f_k(w + δ u; D″) − ∇f_k(w − δ u; D″)) / (2 δ), FO omits it.
 
-The three batches are parts of the minibatch: D′ has its first sample and every third from there on,
-D those after these, D″ the rest. A part that is empty, in a minibatch of one or two samples, has
-gradient 0. The step w̃ is one of plain gradient descent, in training and before an evaluation,
-whatever the local optimizer is.
+The three batches are parts of the minibatch, each with every third sample: D′ from the first on, D
+from the second on, D″ from the third on. In a minibatch of one or two samples some parts are empty;
+their gradient is 0. The step to w̃ is one of plain gradient descent for any local optimizer, in
+training and before an evaluation.
 """
 
 from collections.abc import Mapping
@@ -38,22 +38,27 @@ Tensors = dict[str, Tensor]
 
 
 class PerFedAvg(Client):
-    """Meta-learning by federated averaging; a client's own model is a step away from the global.
+    """Per-FedAvg: meta-learning by federated averaging; a personal model is a step from the global.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here. It must not have running
-            statistics (BatchNorm).
+        net: The net that clients train: see :class:`Client`. It must not have running statistics
+            (BatchNorm).
         adaptation_lr: α >= 0, the learning rate of the step on a client's own data.
-        hessian: How the Hessian's product with a vector is found: ``"difference"`` of two
-            gradients (HF), in full precision, ``"exact"``, or ``"none"`` at all (FO).
-        difference: δ > 0 of HF. Where a gradient jumps (ReLU), the product is as large as the jump
-            over 2 δ: with too large a β this diverges where ``"exact"`` does not.
+        hessian: The computation of the Hessian's product with a vector: ``"difference"`` of two
+            gradients in full precision (HF), ``"exact"``, or ``"none"``, which omits it (FO).
+        difference: δ > 0 of HF. At a jump of the gradient (ReLU) the product is as large as the
+            jump over 2 δ. A large β then diverges, although it does not with ``"exact"``.
         adaptation_steps: Steps on a client's own data before an evaluation, >= 1; 1 in the paper.
         **kwargs: ``optimizer`` (its learning rate is β), ``lr_scheduler``, ``local_steps`` (τ),
-            ``local_epochs``, ``criterion``.
+            ``local_epochs``, ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range, or the net has running statistics.
+
+    Example:
+        >>> client = PerFedAvg(nn.Linear(4, 2), adaptation_lr=0.1, hessian="none")
+        >>> client.trained, client.adaptation.trained
+        (('global',), ('personal',))
     """
 
     def __init__(
@@ -104,11 +109,11 @@ class PerFedAvg(Client):
     def _hessian_product(self, w: Tensors, u: Tensors, batch: Batch) -> Tensors:
         """Return ∇²f_k(w) u on a batch."""
         if self.hessian == "exact":
-            found: Tensors = torch.func.grad(
+            product: Tensors = torch.func.grad(
                 lambda at: _dot(self.gradient_at("global", at, batch), u)
             )(w)
-            return found
-        with full_precision(batch.device):  # bfloat16 would tell few of the points apart
+            return product
+        with full_precision(batch.device):  # bfloat16 cannot tell them apart
             ahead, behind = (
                 self.gradient_at("global", _moved(w, u, sign * self.difference), batch)
                 for sign in (1, -1)
@@ -117,17 +122,17 @@ class PerFedAvg(Client):
 
 
 def _part(batch: Batch, first: int) -> Batch:
-    """Return every third sample from one on; where there is none, one that does not count."""
+    """Return every third sample from one on; if there is none, a sample that does not count."""
     part = batch.part(slice(first, None, 3))
     if part.size:
         return part
-    one = batch.part(slice(1))
-    return one._replace(mask=torch.zeros(1, dtype=torch.bool, device=one.device))
+    padding = batch.part(slice(1))
+    return padding._replace(mask=torch.zeros(1, dtype=torch.bool, device=padding.device))
 
 
 def _moved(at: Mapping[str, Tensor], along: Mapping[str, Tensor], by: float) -> Tensors:
     return {name: at[name] + by * along[name] for name in at}
 
 
-def _dot(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack([(one[name] * other[name]).sum() for name in one]).sum()
+def _dot(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([(first[name] * second[name]).sum() for name in first]).sum()

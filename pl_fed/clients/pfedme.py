@@ -1,8 +1,8 @@
 """pFedMe: personal models by Moreau envelopes.
 
 C. T. Dinh, N. H. Tran and T. D. Nguyen. "Personalized federated learning with Moreau envelopes".
-NeurIPS 2020. arXiv 2006.08848. The problem: min over w of Σ_i F_i(w) / N, where F_i(w) is the least
-f_i(θ_i) + λ/2 ‖θ_i − w‖² over θ_i. Algorithm 1, in each of R local rounds::
+NeurIPS 2020. arXiv 2006.08848. The problem: min over w of Σ_i F_i(w) / N, where F_i(w) is the
+minimum of f_i(θ_i) + λ/2 ‖θ_i − w‖² over θ_i. Algorithm 1, in each of R local rounds::
 
     θ_i ← about the minimiser of f_i(θ) + λ/2 ‖θ − w_i‖² on a new minibatch, by K gradient steps
     w_i ← w_i − η λ (w_i − θ_i)
@@ -10,10 +10,11 @@ f_i(θ_i) + λ/2 ‖θ_i − w‖² over θ_i. Algorithm 1, in each of R local r
 from w_i = w^t. The server moves by w ← (1 − β) w + β (mean of the cohort's w_i): β is the learning
 rate of the federation's server optimizer.
 
-As in the reference code, the K steps go on from where θ_i is, which is w^t when a round begins.
+As in the reference code, the K steps continue from the current θ_i, which is w^t when a round
+begins.
 
-Departs from the paper: clients outside of the cohort do not train, as what they would compute is
-never sent. See :class:`~pl_fed.clients.PFedMeEpochs` for pFedMe as FLAME's paper compares with it.
+Departs from the paper: clients outside of the cohort do not train, because they would not send
+their results. :class:`~pl_fed.clients.PFedMeEpochs` is pFedMe in the form of FLAME's paper.
 """
 
 from typing import Any
@@ -32,20 +33,26 @@ from pl_fed.types import Batch, Population
 class PFedMe(Client):
     """pFedMe (Algorithm 1). w_i is the model ``global``, and θ_i the model ``personal``.
 
-    The optimizer is that of w_i: SGD, whose learning rate is η. Its schedule, were there one, would
-    act on θ_i too, and is refused. Its weight decay is taken for a part of f_i, and so acts in the
-    steps on θ_i. Gradient clipping clips what θ_i moves by in K steps.
+    The optimizer is that of w_i: SGD, whose learning rate is η. Its weight decay counts as a part
+    of f_i, and so acts in the steps on θ_i. Gradient clipping clips the change of θ_i in K steps.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`. It must not have running statistics
+            (BatchNorm).
         lam: λ > 0, the strength of the pull.
         personal_steps: K, the gradient steps on θ_i in a local round.
-        personal_lr: Their learning rate.
-        **kwargs: ``optimizer``, ``local_steps`` (the paper's R), ``local_epochs``, ``criterion``.
+        personal_lr: The learning rate of the steps on θ_i.
+        **kwargs: ``optimizer``, ``local_steps`` (the paper's R), ``local_epochs``, ``criterion``:
+            see :class:`Client`. ``lr_scheduler`` is refused: it would act on θ_i, too.
 
     Raises:
-        ValueError: If an argument is out of range, the optimizer is not SGD, or the net has running
-            statistics (BatchNorm).
+        ValueError: If an argument is out of range, there is an ``lr_scheduler``, the optimizer is
+            not SGD, or the net has running statistics.
+
+    Example:
+        >>> client = PFedMe(nn.Linear(4, 2), lam=15.0, personal_steps=5)
+        >>> client.trained, list(client.state_defaults())
+        (('global', 'personal'), ['personal', 'personal.statistics'])
     """
 
     def __init__(
@@ -60,7 +67,7 @@ class PFedMe(Client):
         exactly = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, **decays_in_steps}
         models = {
             "global": Model(options=decays_in_steps),
-            "personal": Model(lr=1.0, options=exactly),  # goes where its K steps lead
+            "personal": Model(lr=1.0, options=exactly),  # moves to the end of its K steps
         }
         super().__init__(net, models=models, **kwargs)
         check_positive(lam=lam, personal_lr=personal_lr)
@@ -74,13 +81,13 @@ class PFedMe(Client):
         self.lam = lam
         self.personal_steps = personal_steps
         self.personal_lr = personal_lr
-        self.weight_decay = 0.0  # of the local optimizer: known from `check` on
+        self.weight_decay = 0.0  # of the local optimizer: set by `check`
 
     def check(self, data: ClientData, population: Population) -> None:
-        """Read the weight decay off the optimizer, which must be SGD.
+        """Read the weight decay from the optimizer, which must be SGD.
 
         Raises:
-            ValueError: If it is not.
+            ValueError: If the optimizer is not SGD.
         """
         optimizer = self.objective.build_optimizer(self.trained_parameters)
         if type(optimizer) is not torch.optim.SGD:
@@ -91,10 +98,10 @@ class PFedMe(Client):
         self.weight_decay = float(optimizer.defaults["weight_decay"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Take K steps on θ_i, and return what a step on w_i descends, λ/2 ‖w_i − θ_i‖².
+        """Take K steps on θ_i, and return λ/2 ‖w_i − θ_i‖² as the objective of w_i.
 
-        The optimizer, of learning rate 1 for θ_i, is given the difference to where they lead. What
-        is logged as the loss is f_i(θ_i) + λ/2 ‖θ_i − w_i‖² after the steps.
+        The gradient of θ_i is the difference to its end point, and its learning rate is 1. The
+        logged loss is f_i(θ_i) + λ/2 ‖θ_i − w_i‖² after the steps.
         """
         w, live = self.parameters_of("global"), self.parameters_of("personal")
         centre = {name: p.detach() for name, p in w.items()}
@@ -109,8 +116,8 @@ class PFedMe(Client):
                 * (slope[name] + self.weight_decay * at + self.lam * (at - centre[name]))
                 for name, at in theta.items()
             }
-        there = [p.detach() for p in theta.values()]
-        pull = self.lam / 2 * squared_distance(list(w.values()), there)
-        moves = [((live[n] - before[n]) * (before[n] - p)).sum() for n, p in zip(live, there)]
-        value = self.loss_at("personal", dict(zip(theta, there)), batch).detach()
+        end = {name: p.detach() for name, p in theta.items()}
+        pull = self.lam / 2 * squared_distance(list(w.values()), list(end.values()))
+        moves = [((live[name] - before[name]) * (before[name] - end[name])).sum() for name in live]
+        value = self.loss_at("personal", end, batch).detach()
         return {"loss": value + pull + torch.stack(moves).sum()}

@@ -1,13 +1,13 @@
-"""pFedMe as FLAME's paper compares with it: personal models that are kept and trained in epochs.
+"""pFedMe in the form of FLAME's paper: personal models that are kept and trained in epochs.
 
 S. Zhu et al. "On ADMM in heterogeneous federated learning: Personalization, robustness, and
 fairness". arXiv 2407.16397, section VI; C. T. Dinh, N. H. Tran and T. D. Nguyen. "Personalized
 federated learning with Moreau envelopes". NeurIPS 2020. arXiv 2006.08848.
 
-As in FLAME's reference code: θ_i, kept from round to round, takes H passes of gradient steps on
-f_i(θ_i) + λ/2 ‖θ_i − w^t‖²; then one step w_i = w^t − η λ (w^t − θ_i), and w^(t+1) is the mean of
-the w_i. With η λ = 1 that is mean-regularised multi-task learning, and FLAME with ρ = λ α_i and
-``pull_to="broadcast"``: the paper tries η up to 0.5 for λ = 1.
+As in FLAME's reference code, θ_i is kept from round to round. It takes H passes of gradient steps
+on f_i(θ_i) + λ/2 ‖θ_i − w^t‖². Then one step w_i = w^t − η λ (w^t − θ_i) follows, and w^(t+1) is
+the mean of the w_i. With η λ = 1 this is mean-regularised multi-task learning, and FLAME with
+ρ = λ α_i and ``pull_to="broadcast"``. The paper tries η up to 0.5 for λ = 1.
 
 Departs from the paper of pFedMe, in which each minibatch has K steps on θ_i and then one on w_i:
 see :class:`~pl_fed.clients.PFedMe`.
@@ -27,14 +27,19 @@ class PFedMeEpochs(Client):
     """pFedMe with epochs on θ_i, the model ``personal``, and one step on w_i a round.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`.
         lam: λ > 0, the strength of the pull.
         eta: η > 0, the step size of w_i.
         **kwargs: ``optimizer`` (that of θ_i), ``lr_scheduler``, ``local_steps``, ``local_epochs``
-            (the paper's H), ``criterion``.
+            (the paper's H), ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` or ``eta`` is not positive.
+
+    Example:
+        >>> client = PFedMeEpochs(nn.Linear(4, 2), lam=1.0, eta=0.5, local_epochs=5)
+        >>> client.trained, client.evaluated
+        (('personal',), ('global', 'personal'))
     """
 
     def __init__(self, net: nn.Module, lam: float = 1.0, eta: float = 0.1, **kwargs: Any) -> None:

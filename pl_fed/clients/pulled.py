@@ -1,10 +1,12 @@
-"""What algorithms share whose personal models are pulled to what the server sent.
+"""Pulled: the base of algorithms whose personal models are pulled to the broadcast.
 
 T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
-personalization". ICML 2021. arXiv 2012.04221. Section 3.1 names distances other than the squared
-one, and Appendix C.2 gives them: elastic weight consolidation, λ/2 Σ_j F_jj (v_j − w_j)², where F
-is the empirical Fisher information at w, estimated by a batch; and λ/2 (KL(f(v) ‖ f(w)) +
-KL(f(w) ‖ f(v))), where f gives the probabilities of the classes.
+personalization". ICML 2021. arXiv 2012.04221. Section 3.1 names other distances than the squared
+one, and Appendix C.2 gives them:
+
+- Elastic weight consolidation: λ/2 Σ_j F_jj (v_j − w_j)², where F is the empirical Fisher
+  information at w, estimated on a batch.
+- λ/2 (KL(f(v) ‖ f(w)) + KL(f(w) ‖ f(v))), where f gives the probabilities of the classes.
 """
 
 from abc import ABC
@@ -32,10 +34,10 @@ Regularizer = Literal["l2", "fisher", "kl"]
 
 
 class Pulled(Client, ABC):
-    """A client with models that are pulled to the broadcast w^t: F_k(v) + λ/2 R(v, w^t).
+    """Pulled, the base class of Ditto and Finetuning: F_k(v) + λ/2 R(v, w^t) for some models v.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
+        net: The net that clients train: see :class:`Client`.
         models: The algorithm's models.
         lam: λ >= 0, the strength of the pull.
         regularizer: R: ``"l2"`` is ‖v − w^t‖²; ``"fisher"`` weighs the squares of the differences
@@ -43,11 +45,17 @@ class Pulled(Client, ABC):
             of each sample's squared gradient; ``"kl"`` is the symmetrized Kullback-Leibler
             divergence of the predicted classes on the minibatch. For the last two, w^t is in
             evaluation mode. They cost more: a gradient for each sample, or a forward pass.
-        **kwargs: See :class:`Client`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
+            see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` is negative or infinite, or ``regularizer`` is none of these; and
             before training, if it is ``"kl"`` and the targets are no classes.
+
+    Example:
+        >>> from pl_fed.clients import Ditto
+        >>> Ditto(nn.Linear(4, 2), lam=0.5, regularizer="kl").regularizer
+        'kl'
     """
 
     def __init__(
@@ -65,11 +73,11 @@ class Pulled(Client, ABC):
         self.regularizer = regularizer
 
     def check(self, data: ClientData, population: Population) -> None:
-        """Refuse a divergence of classes where there are none, and nets without Fisher weights."""
+        """Refuse ``"kl"`` without classes, and ``"fisher"`` for nets without sample gradients."""
         super().check(data, population)
         if self.regularizer == "fisher":
             self.refuse_batch_criterion("`regularizer` = fisher takes gradients of single samples")
-            self._check_by_sample(select(data.inputs, slice(0, 2)))
+            self._check_by_sample(data.batch(torch.arange(2, device=data.device)).inputs)
         criterion = getattr(self.task, "criterion", None)
         if (
             self.regularizer == "kl"
@@ -82,11 +90,11 @@ class Pulled(Client, ABC):
             )
 
     def _check_by_sample(self, inputs: Tree) -> None:
-        """Refuse nets that take no gradient for each sample: those that PyTorch cannot vmap."""
+        """Refuse nets without a gradient for each sample: those that PyTorch cannot vmap."""
         net = self.model("global")
         with evaluation_mode(net), torch.no_grad():
             try:
-                torch.func.vmap(lambda one: self.task.predict(net, select(one, None)))(
+                torch.func.vmap(lambda sample: self.task.predict(net, select(sample, None)))(
                     self.place(inputs)
                 )
             except RuntimeError as error:
@@ -111,7 +119,7 @@ class Pulled(Client, ABC):
         return sum(losses[1:], losses[0])
 
     def _describe_centre(self, batch: Batch) -> Any:
-        """Return what R needs of w^t: the same for all that is pulled to it."""
+        """Return the part of R that depends on w^t and the minibatch alone."""
         if self.regularizer == "l2":
             return None
         net, centre = self.model("global"), self.tensors("broadcast")
@@ -134,7 +142,14 @@ class Pulled(Client, ABC):
             )
 
     def _distance(self, model: str, outputs: Tensor, centre: Any, batch: Batch) -> Tensor:
-        """Return R(v, w^t), given v's outputs."""
+        """Return R(v, w^t).
+
+        Args:
+            model: The name of v.
+            outputs: The outputs of v on the minibatch.
+            centre: See :meth:`_describe_centre`.
+            batch: The minibatch.
+        """
         if self.regularizer == "kl":
             return symmetrized_divergence(outputs, centre, batch.mask)
         if self.regularizer == "fisher":

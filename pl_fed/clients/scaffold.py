@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates against the drift of clients.
+"""SCAFFOLD: federated averaging with control variates against the drift of clients.
 
 S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich and A. T. Suresh. "SCAFFOLD:
 Stochastic controlled averaging for federated learning". ICML 2020. arXiv 1910.06378.
@@ -12,8 +12,8 @@ Algorithm 1: client i keeps c_i, the server c, zeros at first. From y_i = x, K l
 The means are over the cohort S; N is the number of clients, and η_g the server's learning rate.
 
 Departs from the paper: K and η_l are those of each client and round, so clients may have unequal
-work and schedules. Option I's gradient is the mean over the minibatches of one pass, each of which
-counts as much, as a local step does.
+work and schedules. Option I's gradient is the mean over the minibatches of one pass. Each minibatch
+has the same weight, as in a local step.
 """
 
 from typing import Any, Literal
@@ -30,21 +30,27 @@ from pl_fed.types import Batch, Population
 
 
 class Scaffold(Client):
-    """FedAvg whose local gradients are corrected by c − c_i.
+    """SCAFFOLD: FedAvg whose local gradients are corrected by c − c_i.
 
-    The local optimizer is plain SGD: c_i is read off the way that it goes. Weight decay is taken
-    for a part of f_i. The mean of the control variates is uniform, and is not the aggregator's.
+    The local optimizer is plain SGD, because c_i is computed from its path. Weight decay counts as
+    a part of f_i. The server takes the uniform mean of the control variates for any aggregator.
 
     Args:
-        net: See :class:`Client`, as for all that is not named here.
-        control: Where c_i comes from. ``"path"``: the mean gradient along the local steps (option
-            II, which costs nothing); ``"start"``: the gradient at x (option I), which costs as much
-            as to train another model. Gradient clipping clips each minibatch's there, too.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``.
+        net: The net that clients train: see :class:`Client`.
+        control: The computation of c_i. ``"path"``: the mean gradient along the local steps
+            (option II), at no cost. ``"start"``: the gradient at x (option I), at the cost of
+            training another model; gradient clipping clips each minibatch's gradient there, too.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
+            see :class:`Client`.
 
     Raises:
         ValueError: If ``control`` is neither; and before training, if the local optimizer is not
             SGD, or has momentum.
+
+    Example:
+        >>> client = Scaffold(nn.Linear(4, 2), control="path")
+        >>> list(client.state_defaults()), list(client.server_state_defaults())  # c_i and c
+        (['own_control'], ['control'])
     """
 
     def __init__(
@@ -63,23 +69,23 @@ class Scaffold(Client):
         super().__init__(net, models=models, **kwargs)
         self.add_state("own_control", self.zero_row, mean="control")
         self.control = control
-        self.weight_decay = 0.0  # of the local optimizer: known from `check` on
+        self.weight_decay = 0.0  # of the local optimizer: set by `check`
 
     def check(self, data: ClientData, population: Population) -> None:
-        """Refuse a local optimizer whose steps are not the learning rate times the gradient."""
+        """Refuse a local optimizer that does not step by the learning rate times the gradient."""
         optimizer = self.objective.build_optimizer(self.trained_parameters)
         first, name = optimizer.param_groups[0], type(optimizer).__name__
         self.weight_decay = float(first.get("weight_decay", 0.0))
         wrong = {option: first[option] for option in ("momentum", "maximize") if first.get(option)}
         if type(optimizer) is not torch.optim.SGD or wrong:
-            given = ", ".join(f"{option}={value}" for option, value in wrong.items())
+            options = ", ".join(f"{option}={value}" for option, value in wrong.items())
             raise ValueError(
                 "Expected argument `optimizer` to build a torch.optim.SGD without momentum, off"
-                f" whose steps control variates can be read, but got {name}({given})."
+                f" whose steps control variates can be read, but got {name}({options})."
             )
 
     def begin(self, client: ClientRound) -> None:
-        """Let the local steps read c − c_i."""
+        """Add c − c_i, and ⟨c − c_i, x⟩, to the rows that the local steps read."""
         correction = client.server_states["control"] - client.states["own_control"]
         client.extra["correction"] = correction
         client.extra["offset"] = (correction @ client.broadcast.parameters)[:, None]
@@ -93,14 +99,14 @@ class Scaffold(Client):
         return loss if self.control == "path" else loss + self._slope_at_start(batch)
 
     def _slope_at_start(self, batch: Batch) -> Tensor:
-        """Return 0, whose gradient is that of f_i at x and falls on the slope, which sums it up."""
+        """Return 0 with the gradient of f_i at x, which the model ``slope`` sums up."""
         start, slope = self.tensors("broadcast"), self.parameters_of("slope")
         at = {name: start[name] + (s - s.detach()) for name, s in slope.items()}
         loss = self.loss_at("slope", at, batch)
         return loss - loss.detach()
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Renew c_i, by which the server's c moves, and send y_i − x."""
+        """Update c_i, by which the server's c moves, and send y_i − x."""
         start = client.broadcast.parameters
         change = client.models["global"].parameters - start
         source = "global" if self.control == "path" else "slope"

@@ -87,11 +87,11 @@ def averages_samples(
     Values that are not finite are ignored.
 
     Args:
-        value: Gives the loss of a batch.
-        losses: Gives the loss of each sample; it may fail, or give anything.
-        outputs: What a net makes of the samples, [batch, ...].
-        targets: Their targets, [batch, ...].
-        weights: Gives the weight of each sample, which its loss carries.
+        value: Returns the loss of a batch.
+        losses: Returns the loss of each sample. It may fail, or return anything.
+        outputs: Outputs of a net for the samples, [batch, ...].
+        targets: Targets of the samples, [batch, ...].
+        weights: Returns the weight that the loss of each sample carries.
 
     Example:
         >>> outputs, targets = torch.zeros(2, 2), torch.tensor([[1.0, 0.0], [1.0, -1.0]])
@@ -120,7 +120,7 @@ def averages_samples(
 
 
 def _value(value: Callable[[Tree, Tree], Tensor], outputs: Tree, targets: Tree) -> Tensor:
-    """Return the loss of a batch; NaN if it does not take so few samples."""
+    """Return the loss of a batch; NaN if the loss fails on so few samples."""
     try:
         return value(outputs, targets)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):

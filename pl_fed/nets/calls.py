@@ -26,7 +26,7 @@ def functional_call(
         tensors: Tensors by name. The module's own tensors remain for all other names. One of the
             names of a tied tensor is enough.
         args: The arguments of the call.
-        kwargs: The arguments of the call that have names.
+        kwargs: The keyword arguments of the call.
 
     Raises:
         ValueError: If the module has no tensor of a name.
@@ -57,17 +57,16 @@ def functional_call(
         for name, tensor in tensors.items()
         for location in locations[own_tensors[name]].values()
     }
-    return torch.func.functional_call(
-        module, replacements, args, dict(kwargs or {}), tie_weights=False
-    )
+    keywords = dict(kwargs or {})
+    return torch.func.functional_call(module, replacements, args, keywords, tie_weights=False)
 
 
 class Net:
-    """A module with other parameters and buffers, to be called as the module.
+    """A module that is called with other parameters and buffers in place of its own.
 
     Args:
         module: The module.
-        tensors: By name; what is not named stays the module's own.
+        tensors: Tensors by name. The module's own tensors remain for all other names.
     """
 
     def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:

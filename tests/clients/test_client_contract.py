@@ -10,6 +10,7 @@ import importlib
 import inspect
 import math
 import pkgutil
+import re
 from dataclasses import replace
 
 import pytest
@@ -175,11 +176,27 @@ def test_it_says_what_it_trains(kind, arguments):
     assert len(client.trained) == len(set(client.trained)) > 0
 
 
-@every
-def test_its_docstring_says_where_it_comes_from_and_what_it_takes(kind, arguments):
-    assert kind.__doc__
-    assert "Args:" in kind.__doc__
-    assert kind.training_step.__doc__
+def arguments_of(kind):
+    """The names of all arguments that a class takes, also those that it hands to its bases."""
+    names = set()
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(base.__init__).parameters.values()
+        names |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return names - {"self"}
+
+
+def test_docstrings_list_every_argument_that_users_set_and_have_an_example():
+    for kind in dict.fromkeys(param.values[0] for param in ALL):
+        assert kind.training_step.__doc__, kind
+        arguments = kind.__doc__.split("Args:")[1].split("Raises:")[0]
+        listed = set(re.findall(r"^        (\w+):", arguments, flags=re.MULTILINE))
+        listed |= set(re.findall(r"``(\w+)``", arguments))
+        assert arguments_of(kind) - {"models"} - listed == set(), kind  # its author gives those
+        assert "\n    Example:\n        >>> " in kind.__doc__, kind
 
 
 @every
