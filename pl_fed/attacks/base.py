@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pl_fed.configurable import Configurable
 from pl_fed.random import key
+from pl_fed.trees import leaves
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 
@@ -169,16 +170,22 @@ def _check_poisoned(attack: Attack, before: Batch, after: object, num_classes: i
         raise ValueError(
             f"Expected `poison` of {name} to return a Batch but got {type(after).__name__}."
         )
-    for part, one, other in (
-        ("inputs", before.inputs, after.inputs),
-        ("targets", before.targets, after.targets),
-    ):
+    pairs = [
+        *(("inputs", *pair) for pair in zip(leaves(before.inputs), leaves(after.inputs))),
+        *(("targets", *pair) for pair in zip(leaves(before.targets), leaves(after.targets))),
+    ]
+    for part, one, other in pairs:
         if one.shape != other.shape or one.dtype != other.dtype:
             raise ValueError(
                 f"Expected `poison` of {name} to keep the shape {list(one.shape)} and {one.dtype}"
                 f" of `{part}` but got {list(other.shape)} and {other.dtype}."
             )
-    if num_classes and after.targets.is_cpu and after.targets.numel():
+    if (
+        num_classes
+        and isinstance(after.targets, Tensor)
+        and after.targets.is_cpu
+        and after.targets.numel()
+    ):
         low, high = after.targets.aminmax()
         if low < 0 or high >= num_classes:
             raise ValueError(

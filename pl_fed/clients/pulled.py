@@ -77,7 +77,7 @@ class Pulled(Client, ABC):
         super().check(data, population)
         if self.regularizer == "fisher":
             self.refuse_batch_criterion("`regularizer` = fisher takes gradients of single samples")
-            self._check_by_sample(select(data.inputs, slice(0, 2)))
+            self._check_by_sample(data.batch(torch.arange(2, device=data.device)).inputs)
         criterion = getattr(self.task, "criterion", None)
         if (
             self.regularizer == "kl"

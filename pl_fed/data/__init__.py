@@ -1,6 +1,7 @@
 """Data sets, and their samples shared out over clients."""
 
 from pl_fed.data.celeba import CelebA as CelebA
+from pl_fed.data.diabetes import Diabetes as Diabetes
 from pl_fed.data.digits import Digits as Digits
 from pl_fed.data.femnist import FEMNIST as FEMNIST
 from pl_fed.data.image_folder import ImageFolder as ImageFolder

@@ -175,7 +175,7 @@ class Batches:
         return max(1, bytes_of_sample(self.data.inputs))
 
     def _rows(self, index: Tensor) -> tuple[Tree, Tree]:
-        return gather(self.data.inputs, index), gather(self.data.targets, index)
+        return self.data.inputs_of(index), gather(self.data.targets, index)
 
     def _steps_at_once(self, most: int) -> int:
         """Return how many minibatches of a client are gathered and poisoned at once."""

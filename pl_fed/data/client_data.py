@@ -86,6 +86,7 @@ class ClientData:
             empty if it was labels that were shared out.
         ids: Which sample of the data set each of these is, int64 [samples], on the CPU, where some
             are copies; ``None`` where they are the data set's own.
+        dtype: Of the real numbers that images become when they are gathered: see :meth:`batch`.
         fingerprint: What :func:`fingerprint_of` gives for the data set's inputs, if it is known.
     """
 
@@ -99,6 +100,7 @@ class ClientData:
     owners: Sequence[Sequence[str]] = ()
     ids: Tensor | None = None
     fingerprint: dict[str, Any] | None = None
+    dtype: torch.dtype = torch.float32
 
     @property
     def num_clients(self) -> int:
@@ -163,8 +165,15 @@ class ClientData:
         return self.batch(self.train.samples(client))
 
     def batch(self, index: Tensor) -> Batch:
-        """Return samples by their ids, int64 [n]."""
-        return Batch(gather(self.inputs, index), gather(self.targets, index), None, index)
+        """Return samples by their ids, int64 [n]; uint8 images become real numbers in [0, 1]."""
+        return Batch(self.inputs_of(index), gather(self.targets, index), None, index)
+
+    def inputs_of(self, index: Tensor) -> Tree:
+        """Return the inputs of samples by their ids, as :meth:`batch` does."""
+        inputs = gather(self.inputs, index)
+        if isinstance(inputs, Tensor) and inputs.dtype != torch.uint8:
+            return inputs
+        return tree_map(lambda leaf: scaled(leaf, self.dtype), inputs)
 
     @property
     def device(self) -> torch.device:
@@ -190,7 +199,8 @@ class ClientData:
         chosen = self.part(part)
         places = chosen.offsets[clients, None] + torch.arange(chosen.largest)
         index = chosen.index[places.clamp_(max=len(chosen.index) - 1).to(chosen.index.device)]
-        return select(self.inputs, index), select(self.targets, index)
+        inputs = tree_map(lambda leaf: scaled(leaf, self.dtype), select(self.inputs, index))
+        return inputs, select(self.targets, index)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "ClientData":
         """Return the data on a device, with all real numbers in the given dtype."""
@@ -200,8 +210,22 @@ class ClientData:
         inputs, targets = (placed(tree, device, dtype) for tree in (self.inputs, self.targets))
         root = self.root.to(device)
         return replace(
-            self, inputs=inputs, targets=targets, train=train, val=val, test=test, root=root
+            self,
+            inputs=inputs,
+            targets=targets,
+            train=train,
+            val=val,
+            test=test,
+            root=root,
+            dtype=dtype,
         )
+
+
+def scaled(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return images of uint8 as real numbers in [0, 1], and any other numbers as they are."""
+    if leaf.dtype != torch.uint8:
+        return leaf
+    return leaf.to(torch.float32).div_(255).to(dtype)
 
 
 def placed(tree: Tree, device: torch.device, dtype: torch.dtype) -> Tree:
@@ -212,5 +236,10 @@ def placed(tree: Tree, device: torch.device, dtype: torch.dtype) -> Tree:
 
 
 def with_floats(tree: Tree, dtype: torch.dtype = torch.float32) -> Tree:
-    """Return a tree whose integers became real numbers."""
-    return tree_map(lambda leaf: leaf if leaf.is_floating_point() else leaf.to(dtype), tree)
+    """Return a tree whose integers became real numbers, but for images, which do when gathered."""
+
+    def real(leaf: Tensor) -> Tensor:
+        kept = leaf.is_floating_point() or leaf.dtype == torch.uint8
+        return leaf if kept else leaf.to(dtype)
+
+    return tree_map(real, tree)

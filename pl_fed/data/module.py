@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pl_fed.arguments import check_choice, check_instances, check_integers
 from pl_fed.configurable import Configurable
-from pl_fed.data.client_data import ClientData, Part
+from pl_fed.data.client_data import ClientData, Part, scaled
 from pl_fed.data.fingerprint import fingerprint_of
 from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
@@ -24,6 +24,7 @@ from pl_fed.text import printable
 from pl_fed.trees import Tree, describe, leaves, tree_map
 
 _INTEGERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
+_LARGE = 1 << 30  # bytes of images as real numbers, beyond which they stay uint8
 _MANY_CLIENTS = 10_000  # beyond, all clients' samples are shuffled by one draw
 
 
@@ -494,9 +495,12 @@ def _explaining_labels(partitioner: Partitioner, arrays: Arrays) -> Iterator[Non
 
 
 def _real_numbers(leaf: Tensor) -> Tensor:
-    """Return real numbers in float32, images scaled to [0, 1], and other integers as they are."""
+    """Return real numbers in float32, images scaled to [0, 1], and other integers as they are.
+
+    Images that would take more than 1 GB stay uint8 until they are in a minibatch.
+    """
     if leaf.dtype == torch.uint8:
-        return leaf.to(torch.float32).div_(255)
+        return leaf if 4 * leaf.nbytes > _LARGE else scaled(leaf, torch.float32)
     return leaf.to(torch.float32) if leaf.dtype not in _INTEGERS else leaf
 
 

@@ -232,7 +232,7 @@ class Evaluator:
         losses = ClientLosses.of(self.client, samples.sizes, data.device)
         with torch.no_grad(), evaluation_mode(self.client):
             for position, index in samples.joined():
-                outputs = self._run(module, gather(data.inputs, index))
+                outputs = self._run(module, data.inputs_of(index))
                 losses.add(position, outputs, select(data.targets, index))
             for one, client in enumerate(clients.tolist()):
                 if client in poison:
@@ -290,7 +290,7 @@ class Evaluator:
             samples = self._samples(data, part, clients)
             module = self.client.model("global")
             for position, index in samples.joined():
-                outputs = self._run(module, gather(data.inputs, index))
+                outputs = self._run(module, data.inputs_of(index))
                 yield "global", position, index, outputs
         if not own:
             return
@@ -357,7 +357,7 @@ class Evaluator:
             for one in range(len(samples.sizes)):
                 self._fill(model, rows[one])
                 for position, index in samples.of(one):
-                    inputs = gather(samples.data.inputs, index)
+                    inputs = samples.data.inputs_of(index)
                     yield position, index, self._run(module, inputs)
 
     def _run(self, module: nn.Module, inputs: Tree) -> Tree:
@@ -386,7 +386,7 @@ class Evaluator:
         )
         for table, inside in samples.padded():
             own = {name: tensor[: len(table)] for name, tensor in tensors.items()}
-            rows = gather(samples.data.inputs, table.flatten())
+            rows = samples.data.inputs_of(table.flatten())
             inputs = tree_map(lambda leaf: leaf.unflatten(0, table.shape), rows)  # noqa: B023
             flat = tree_map(lambda leaf: leaf.flatten(0, 1), stack(own, inputs))
             outputs = gather(flat, inside)

@@ -65,7 +65,7 @@ class Export:
                 f"Expected inputs of one tensor to write a net in {', '.join(self.request.formats)}"
                 f" but got {describe(data.inputs)}: load the run's checkpoint by pl_fed instead."
             )
-        example = data.inputs[[0, len(data.inputs) - 1]]
+        example = data.batch(torch.tensor([0, data.num_samples - 1])).inputs
         if example.is_floating_point() or not self.federation.client.takes_integers:
             example = example.to(row.dtype)
         formats = [FORMATS[word](example) for word in self.request.formats]

@@ -138,7 +138,7 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -
                 f"Expected `keep_features` of {type(net).__name__} to be False for {name}, which"
                 " changes inputs, but got True: features are computed once."
             )
-        first = data.inputs
+        first = data.batch(data.train.index[:1]).inputs
         if attack.needs_inputs and not (isinstance(first, Tensor) and first.is_floating_point()):
             raise ValueError(
                 f"Expected inputs of one tensor of real numbers for {name}, which changes them, but"

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassF1Score
 from pl_fed import Federation
 from pl_fed.attacks import Backdoor, FlippedLabels, Outliers, RandomLabels
 from pl_fed.clients import Ditto, DittoChoice, DittoGreedy, FedAvg, FedTilt
-from pl_fed.data import Arrays, FederatedData
+from pl_fed.data import Arrays, FederatedData, module
 from pl_fed.partitioners import IID, Dirichlet
 from pl_fed.samplers import All
 from pl_fed.tasks import Classification, CriterionTask, MultiLabel, Regression, Task
@@ -142,6 +142,39 @@ def test_validation_data_of_several_tensors_choose_lambda():
     client = DittoGreedy(seeded(Sentences), min_validation=1)
     one = run_rounds(client, data)
     assert one.distance(run_rounds(client, data, engine="stacked")) < 1e-10
+
+
+def test_labels_of_several_inputs_may_be_attacked():
+    data, client = shared_out(sentences(), batch_size=3), FedAvg(seeded(Sentences))
+    one = run_rounds(client, data, attack=FlippedLabels(), ids=[1])
+    assert (
+        one.distance(run_rounds(client, data, attack=FlippedLabels(), ids=[1], engine="stacked"))
+        < 1e-10
+    )
+    assert one.distance(run_rounds(client, data)) > 1e-3
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_large_images_stay_small_until_the_minibatch(engine, monkeypatch):
+    def outcome():
+        data = shared_out(arrays, batch_size=3, test_fraction=0.4)
+        federation = Federation(All(), seed=0)
+        federation.setup(client, data, "test")
+        federation.evaluate("test", torch.arange(3))
+        table = federation.metrics("test")["personal"].per_client()
+        return data.clients.inputs.dtype, run_rounds(client, data, engine=engine), table
+
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (16, 1, 2, 2), generator=draw, dtype=torch.uint8)
+    arrays = Arrays(images, torch.arange(16) % 3, OWNER, num_classes=3)
+    client = Ditto(seeded(lambda: nn.Sequential(nn.Flatten(), mlp())))
+    before, one, table = outcome()
+    monkeypatch.setattr(module, "_LARGE", 0)
+    after, other, other_table = outcome()
+    assert (before, after) == (torch.float32, torch.uint8)
+    assert one.distance(other) == 0
+    for name, column in table.items():
+        torch.testing.assert_close(column, other_table[name], rtol=0, atol=0, equal_nan=True)
 
 
 class SumOfPair(nn.Module):
