@@ -9,7 +9,8 @@ at random::
 
 Δ is the mean of the uploads that are good in all iterations. The scores come from the n × n
 products P of the centred rows. With u the top eigenvector of P and σ² its eigenvalue, score(k) is
-(P u)_k² / σ². Among equal scores, smaller client ids are good.
+(P u)_k² / σ². Among equal scores, smaller client ids are good; scores
+that differ by rounding only are equal.
 
 Departs from the paper in one case. If no upload is good in all iterations, Δ is the mean of the
 uploads that are good in the largest number of iterations.
@@ -112,7 +113,10 @@ class DnC(ByzantineAwareAggregator):
         if not products.isfinite().all():
             raise self.overflow_error(uploads)
         top: Tensor = torch.linalg.eigh(products).eigenvectors[:, -1]
-        return (products @ top).square()  # equal for equal rows; `top` itself need not be
+        scores = (products @ top).square()
+        # scores that differ by rounding only are equal, so that client ids decide on any machine
+        grid = 64 * torch.finfo(scores.dtype).eps * scores.max()
+        return (scores / grid).round() if grid > 0 else scores
 
     def max_byzantine(self, num_uploads: int) -> int:
         """Return 0: a forged upload near the benign ones may pass with any values.

@@ -40,8 +40,8 @@ class ADMM(Client, ABC):
         rho: The penalty ρ > 0.
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
             training samples.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
-            see :class:`Client`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range, or the server's mean is one by samples: weigh

@@ -35,8 +35,8 @@ class APFL(Client):
         alpha: α in [0, 1]; its first value if it is adapted.
         alpha_lr: Learning rate of α, >= 0; 0 keeps α fixed. Adapting α costs one more forward and
             backward pass a step.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
-            see :class:`Client`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If ``alpha`` is out of range, ``alpha_lr`` negative or infinite, or α is adapted

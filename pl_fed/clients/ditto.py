@@ -45,7 +45,7 @@ class Ditto(Pulled):
         global_mu: μ ≥ 0 of FedProx, as a solver of the global model: adds μ/2 ‖w − w^t‖² to w's
             own loss.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps`` (the paper's r),
-            ``local_epochs``, ``criterion``: see :class:`Client`.
+            ``local_epochs``, ``criterion``, ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam``, ``personal_lr`` or ``global_mu`` is negative or infinite, the work

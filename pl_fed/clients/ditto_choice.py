@@ -40,7 +40,7 @@ class DittoChoice(Ditto):
         min_validation: Fewest validation samples by which a client chooses, >= 1; 4 in the paper.
         **kwargs: ``personal_lr``, ``personal_steps``, ``personal_epochs``, ``regularizer``,
             ``global_mu``: see :class:`Ditto`; ``optimizer``, ``lr_scheduler``, ``local_steps``,
-            ``local_epochs``, ``criterion``: see :class:`Client`.
+            ``local_epochs``, ``criterion``, ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lams`` is empty, has a λ twice, or one that is negative or infinite; if

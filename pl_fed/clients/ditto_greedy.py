@@ -35,7 +35,7 @@ class DittoGreedy(Ditto):
         min_validation: Fewest validation samples by which a client chooses, >= 1; 4 in the paper.
         **kwargs: ``personal_lr``, ``personal_steps``, ``personal_epochs``, ``global_mu``: see
             :class:`Ditto`, of whose ``regularizer`` only ``"l2"`` is accepted; ``optimizer``,
-            ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``: see
+            ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``, ``task``: see
             :class:`Client`. λ is tried by a step of SGD without momentum and weight decay, at the
             learning rate of v; the optimizer should be that, too.
 

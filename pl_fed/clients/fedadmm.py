@@ -34,9 +34,9 @@ class FedADMM(ADMM):
         rho: The penalty ρ > 0.
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
             training samples.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
-            see :class:`Client`. The optimizer's weight decay acts on w_i without the weight α_i
-            that a part of f_i would have.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`. The optimizer's weight decay acts on w_i without the
+            weight α_i that a part of f_i would have.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -32,8 +32,8 @@ class FedBN(FedPer):
         net: The net that clients train: see :class:`Client`.
         own: Names of the layers that each client keeps; ``None`` takes all normalisation layers
             with trainable parameters or running statistics.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
-            see :class:`Client`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If the net has no such layer, or ``own`` names parts that the net does not have.

@@ -37,8 +37,8 @@ class FedPer(Client):
         own: Names of submodules or parameters of ``net`` that are a client's own, such as
             ``["layers.5"]``. ``None`` is the head, the last module with trainable parameters. An
             empty list makes it FedAvg; a list of all parts makes it local training.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
-            see :class:`Client`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If ``own`` names parts that the net does not have, or is ``None`` and the net

@@ -27,8 +27,8 @@ class FedProx(Client):
     Args:
         net: The net that clients train: see :class:`Client`.
         mu: μ >= 0; the paper takes the best of 0.001, 0.01, 0.1 and 1.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
-            see :class:`Client`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If ``mu`` is negative or infinite.

@@ -44,7 +44,7 @@ class FedRep(FedPer):
         head_steps: τ, minibatch steps on the head in a round; or give ``head_epochs``. By default
             as much work as on the body.
         head_epochs: The work on the head in passes over the client's data.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``criterion``: see :class:`Client`;
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``criterion``, ``task``: see :class:`Client`;
             ``local_steps`` or ``local_epochs``, the work on the body, in the unit of the head's.
 
     Raises:

@@ -53,9 +53,9 @@ class FedTilt(Client):
             negative λ disregards outliers.
         mu: μ ≥ 0, the strength of the pull to w^t.
         personal_lr: η₂, the learning rate of v; by default η₁, that of the optimizer.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's
-            E, of w and of v), ``criterion``: see :class:`Client`. A class weight of the criterion
-            counts as a number of samples.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's E,
+            of w and of v), ``criterion``, ``task``: see :class:`Client`. A class weight of the
+            criterion counts as a number of samples.
 
     Raises:
         ValueError: If a tilt is NaN, ``mu`` or ``personal_lr`` is negative or infinite, or the

@@ -45,8 +45,8 @@ class Finetuning(Pulled):
             schedule.
         regularizer: The distance by which v is pulled: ``"l2"``, ``"fisher"`` or ``"kl"``; see
             :class:`Pulled`.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
-            see :class:`Client`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` or ``finetune_lr`` is negative or infinite, the finetuning is

@@ -72,7 +72,7 @@ class FLAME(ADMM):
         lagged_global: Whether to evaluate, as model ``lagged_global``, also the w^t that the last
             round began with. Its running statistics are the current ones.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's
-            H), ``criterion``: see :class:`Client`.
+            H), ``criterion``, ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range. With a ``tolerance``, also if the net has

@@ -42,7 +42,7 @@ class L2SGD(Client):
         net: The net that clients train: see :class:`Client`.
         lam: λ ≥ 0: 0 trains local models; 1 / (ηK) or more begins each round at the mean.
         **kwargs: ``optimizer``, whose learning rate is η; ``lr_scheduler``; ``local_steps`` (K) or
-            ``local_epochs``; ``criterion``: see :class:`Client`.
+            ``local_epochs``; ``criterion``, ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` is negative or infinite.

@@ -48,7 +48,7 @@ class LpProj(ADMM):
             training samples.
         projection_seed: Seed of P.
         **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's
-            H), ``criterion``: see :class:`Client`.
+            H), ``criterion``, ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range.

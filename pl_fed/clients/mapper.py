@@ -38,10 +38,10 @@ class Mapper(Client):
     Args:
         net: The net that clients train: see :class:`Client`.
         lams: The λ to choose from, each in (0, 1]: 1 trains local models. Each λ trains two models.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
-            see :class:`Client`. The optimizer should be SGD, with or without momentum: others move
-            the mixtures in other ways than v. Weight decay shortens each mixture and each w, which
-            differs from a term of F_k.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`. The optimizer should be SGD, with or without momentum:
+            others move the mixtures in other ways than v. Weight decay shortens each mixture and
+            each w, which differs from a term of F_k.
 
     Raises:
         ValueError: If ``lams`` is empty, has a λ twice, or one that is out of range.

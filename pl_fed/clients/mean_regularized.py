@@ -31,8 +31,8 @@ class MeanRegularized(Client):
             clients, or ``"cohort"``, those of the round. With ``"clients"`` and partial
             participation, an attack that sends a model counts as for
             :class:`~pl_fed.clients.admm.ADMM`.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
-            see :class:`Client`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` is negative or infinite, or ``mean`` is neither.

@@ -54,8 +54,8 @@ class Mocha(Client):
         sigma: σ′ ≥ 1.
         max_numbers: The largest allowed m · d, clients times parameters: the server keeps as many
             numbers.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
-            see :class:`Client`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range; and before training, if m · d is too large.

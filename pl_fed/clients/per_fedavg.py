@@ -50,7 +50,7 @@ class PerFedAvg(Client):
             jump over 2 δ. A large β then diverges, although it does not with ``"exact"``.
         adaptation_steps: Steps on a client's own data before an evaluation, >= 1; 1 in the paper.
         **kwargs: ``optimizer`` (its learning rate is β), ``lr_scheduler``, ``local_steps`` (τ),
-            ``local_epochs``, ``criterion``: see :class:`Client`.
+            ``local_epochs``, ``criterion``, ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range, or the net has running statistics.

@@ -42,8 +42,8 @@ class PFedMe(Client):
         lam: λ > 0, the strength of the pull.
         personal_steps: K, the gradient steps on θ_i in a local round.
         personal_lr: The learning rate of the steps on θ_i.
-        **kwargs: ``optimizer``, ``local_steps`` (the paper's R), ``local_epochs``, ``criterion``:
-            see :class:`Client`. ``lr_scheduler`` is refused: it would act on θ_i, too.
+        **kwargs: ``optimizer``, ``local_steps`` (the paper's R), ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`. ``lr_scheduler`` is refused: it would act on θ_i, too.
 
     Raises:
         ValueError: If an argument is out of range, there is an ``lr_scheduler``, the optimizer is

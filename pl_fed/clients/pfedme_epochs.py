@@ -31,7 +31,7 @@ class PFedMeEpochs(Client):
         lam: λ > 0, the strength of the pull.
         eta: η > 0, the step size of w_i.
         **kwargs: ``optimizer`` (that of θ_i), ``lr_scheduler``, ``local_steps``, ``local_epochs``
-            (the paper's H), ``criterion``: see :class:`Client`.
+            (the paper's H), ``criterion``, ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` or ``eta`` is not positive.

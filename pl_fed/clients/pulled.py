@@ -45,8 +45,8 @@ class Pulled(Client, ABC):
             of each sample's squared gradient; ``"kl"`` is the symmetrized Kullback-Leibler
             divergence of the predicted classes on the minibatch. For the last two, w^t is in
             evaluation mode. They cost more: a gradient for each sample, or a forward pass.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
-            see :class:`Client`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` is negative or infinite, or ``regularizer`` is none of these; and

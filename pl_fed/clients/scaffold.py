@@ -40,8 +40,8 @@ class Scaffold(Client):
         control: The computation of c_i. ``"path"``: the mean gradient along the local steps
             (option II), at no cost. ``"start"``: the gradient at x (option I), at the cost of
             training another model; gradient clipping clips each minibatch's gradient there, too.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``:
-            see :class:`Client`.
+        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
+            ``task``: see :class:`Client`.
 
     Raises:
         ValueError: If ``control`` is neither; and before training, if the local optimizer is not

@@ -18,6 +18,7 @@ def said(capsys, never_trained=0, **models):
         metrics=lambda part: metrics,
         is_byzantine=benign,
         clients_without_training=lambda: untrained,
+        monitored="accuracy",
     )
     Summary(federation).on_test_end(SimpleNamespace(is_global_zero=True), None)
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
