@@ -17,8 +17,8 @@ def said(capsys, never_trained=0, **models):
     federation = SimpleNamespace(
         metrics=lambda part: metrics,
         is_byzantine=benign,
-        clients_without_training=lambda: untrained,
         monitored="accuracy",
+        clients_without_training=lambda: untrained,
     )
     Summary(federation).on_test_end(SimpleNamespace(is_global_zero=True), None)
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
@@ -51,3 +51,13 @@ def test_personal_models_that_were_never_trained_are_counted(capsys, never_train
     lines = said(capsys, never_trained, **{"global": CLASSES, "personal": CLASSES})
     sentence = "3 of 9 benign clients never took part: their personal models were never trained."
     assert (sentence in lines) == bool(never_trained)
+
+
+def test_of_a_tasks_own_metric(capsys):
+    figures = {"mae": 0.5, "mae_std": 0.1, "mae_worst10": 0.9, "loss": 2.0, "r2": 0.25}
+    lines = said(capsys, **{"global": {**figures, "r2_worst10": 0.1}})
+    text = "\n".join(lines)
+    assert lines[0] == "test results of benign clients"
+    for number in ("mae, mean over clients", "mae, worst 10 % of clients", "0.9000", "r2, mean"):
+        assert number in text
+    assert "r2, worst" not in text, "others have their mean"
