@@ -6,7 +6,8 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from types import UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin
 
 import yaml
 from jsonargparse import get_loader
@@ -236,10 +237,19 @@ def _needed_type(class_path: str, name: str) -> str:
     for kind in inspect.getmro(made) if inspect.isclass(made) else ():
         parameter = inspect.signature(kind).parameters.get(name)
         if parameter is not None:
-            annotation = parameter.annotation
-            unknown = annotation is parameter.empty or not isinstance(annotation, type)
-            return "" if unknown or parameter.default is None else annotation.__name__
+            kinds = _members(parameter.annotation)
+            unknown = parameter.annotation is parameter.empty or not kinds
+            if unknown or parameter.default is None or type(None) in kinds:
+                return ""
+            return " or ".join(kind.__name__ for kind in kinds)
     return ""
+
+
+def _members(annotation: Any) -> list[type]:
+    """Return the types that an annotation names; none if one of them is no plain type."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    kinds = get_args(annotation) if is_union else (annotation,)
+    return list(kinds) if all(isinstance(kind, type) for kind in kinds) else []
 
 
 def _check_string(path: str, value: str) -> None:

@@ -115,7 +115,7 @@ class FederatedCLI(SectionsCLI):
         path = self._ckpt_path = config.ckpt_path
         config.ckpt_path = None
         check_weights_only(config.get("weights_only"))
-        if not path or _NOT_A_FILE.match(path):
+        if path is None or _NOT_A_FILE.match(path):
             return
         check_source(path)
         file = local_path(path)

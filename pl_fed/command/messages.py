@@ -74,6 +74,10 @@ _LEAVES = {
     r"--(\S+)\.help: (.+)": (
         "Expected argument `{0}.help` to be followed by the path of a class but got: {1}."
     ),
+    r"Unexpected config: (\w+):?$": (
+        "Expected argument `config` to be a file of YAML with sections but got one that holds only"
+        " an empty {0}."
+    ),
     r"unsupported operand type\(s\) for \+: 'int' and 'str'": (
         "Expected argument `{where}` to have names as keys but got a number as a key."
     ),
@@ -380,6 +384,12 @@ def _of_leaf(line: str, where: str, owner: str, value: str) -> str:
     """Return the sentence of a line that tells what is wrong; of another line, nothing."""
     if where and (found := re.match(r"unrecognized arguments: --([^=\s]+)", line)):
         return _unlisted(found[1], where, owner)
+    if found := re.match(r"Subclasses are disabled for (\w+), thus (.+?) is not accepted", line):
+        sections = [name for name, path in _FEDERATION_SECTIONS.items() if path.endswith(found[1])]
+        return (
+            f"Expected argument `{where or '.'.join(['federation', *sections])}` to be a mapping of"
+            f" arguments without a class_path but got the class_path {found[2]}."
+        )
     for pattern, template in _LEAVES.items():
         if found := re.match(pattern, line):
             groups = [_shown(_kind(value if group is None else group)) for group in found.groups()]

@@ -149,6 +149,10 @@ def local_path(source: str | Path) -> Path | None:
 
 def check_source(path: str | Path) -> None:
     """Raise ``ValueError`` if a path or URL cannot be one of a checkpoint, before it is fetched."""
+    if not str(path):
+        raise ValueError(
+            "Expected argument `ckpt_path` to be a checkpoint, last or best but got ''."
+        )
     protocol, _ = split_protocol(str(path).split("::")[0])
     if protocol is None:
         return

@@ -196,6 +196,11 @@ REFUSED = {
         ["--federation.aggregator=[1]"],
         "`federation.aggregator` to name a subclass of Aggregator by its `class_path` but got [1].",
     ),
+    "class for a section": (
+        ['--federation.engine={"class_path": "torch.optim.SGD"}'],
+        "`federation.engine` to be a mapping of arguments without a class_path but got the class",
+    ),
+    "no checkpoint": (["--ckpt_path="], "`ckpt_path` to be a checkpoint, last or best but got ''."),
     "numbers as keys": (
         ["--trainer.limit_val_batches={0}"],
         "`trainer.limit_val_batches` to have names as keys but got a number as a key.",
@@ -463,6 +468,14 @@ def test_all_that_is_missing_is_named(here, refused):
     assert refused() == "Expected argument `data.dataset` and `model` to be given but got none."
 
 
+def test_a_further_config_is_nothing_but_an_empty_model(here, refused):
+    (here / "empty.yaml").write_text("model:\n")
+    assert refused("--config=empty.yaml") == (
+        "Expected argument `config` to be a file of YAML with sections but got one that holds only"
+        " an empty model."
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "wrong"),
     [
@@ -568,6 +581,11 @@ A_CLASS = "to name a class by its `class_path` but got"
             {"lr": 0.1, "momentum": None},
             f"`{OPTIMIZER}.init_args.momentum` to be of type float but got null.",
         ),
+        (
+            f"{OPTIMIZER}.init_args.lr",
+            None,
+            f"`{OPTIMIZER}.init_args.lr` to be of type float or Tensor but got null.",
+        ),
         ("data.dataset.class_path", " ", "`data.dataset` to be the path of a class but got ''."),
         ("data.dataset.class_path", "\x1b[31m", "to be the path of a class but got \\x1b[31m."),
         ("federation", " ", "`federation` to be a mapping of arguments, or a YAML file"),
@@ -579,6 +597,11 @@ A_CLASS = "to name a class by its `class_path` but got"
         ("federation.adversary", None, "`federation.adversary` to be a mapping of arguments but"),
         ("federation.engine", "stacked", "got stacked (did you mean federation.engine.name?)."),
         ("federation.adversary", {"attackk": 1}, "adversary.attackk (did you mean attack?)."),
+        (
+            "federation.adversary",
+            {"class_path": "pl_fed.attacks.RandomLabels"},
+            "`federation.adversary` to be a mapping of arguments without a class_path but got the",
+        ),
         ("federation.byzantine", 0.2, "(did you mean federation.adversary.fraction?)."),
     ],
 )
