@@ -13,17 +13,6 @@ def real_data():
     return os.environ.get("PL_FED_DATA")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory):
-    """Keep the user's notes of the engines' speeds out of the tests, and theirs out of the user's.
-
-    Processes that tests start have it, too. What the compiler keeps is in another folder.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Run traced steps as they are, as to compile one takes seconds.

@@ -13,20 +13,12 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Chunk, Engine, LocalSettings, casts
-from pl_fed.engine.measuring import (
-    Candidate,
-    Notebook,
-    Speed,
-    described,
-    machine,
-    measure,
-    speeds_of,
-)
+from pl_fed.engine.base import Chunk, Engine, LocalSettings
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
 from pl_fed.engine.options import EngineOptions
 from pl_fed.engine.stacked import CannotStackError, Stacked
+from pl_fed.engine.timing import Candidate, Speed, describe, measure, speeds_of
 from pl_fed.engine.tracing import CannotCompileError
 from pl_fed.state import free_memory
 
@@ -84,8 +76,8 @@ class EngineChoice:
     """Runs chunks by the engine asked for, or by another where the clients do not go with it.
 
     ``auto`` times the engines before the first round and keeps the fastest, as far as there is
-    enough to do: a run of seconds is over before a step is compiled. What it finds is noted for the
-    next run of the same shape.
+    enough to do: a run of seconds is over before a step is compiled. The choice belongs to the
+    run: it is in its checkpoint, and a resumed run keeps it.
 
     Args:
         options: The engine that is asked for, its chunk size and compile mode.
@@ -197,20 +189,14 @@ class EngineChoice:
         steps = task.rounds * sum(max(each) for each in zip(*task.steps(task.cohort).values()))
         if not steps:
             return default
-        shape, notebook = self._shape(task), Notebook()
-        found = notebook.read(shape)
-        self.speeds = {name: found[name] for name in EAGER + COMPILED if name in found}
-        if not self.speeds:
-            self.speeds = self._measure(task, steps, default)
-            if self.speeds.keys() & set(COMPILED):
-                notebook.write(shape, self.speeds)
+        self.speeds = self._measure(task, steps, default)
         if not self.speeds:
             return default
         steps = min(steps, task.seconds / min(speed.step for speed in self.speeds.values()))
         fastest = min(self.speeds, key=lambda name: self.speeds[name].total(steps))
         rank_zero_info(
             f"Clients are run by the engine {fastest}; microseconds for a step of a client:"
-            f" {described(self.speeds)}."
+            f" {describe(self.speeds)}."
         )
         return fastest
 
@@ -268,24 +254,6 @@ class EngineChoice:
                 self._stackable = False
                 say(f"Clients are run one by one, as they cannot be stacked: {error}.")
         return self._stackable
-
-    def _shape(self, task: Task) -> dict[str, Any]:
-        """Return all that the speed of an engine depends on."""
-        row, batches = task.client.row("global"), task.example.batches
-        return {
-            **machine(row.data.device),
-            "client": type(task.client).__name__,
-            "net": repr(task.client.global_model),
-            "parameters": row.layout.numel,
-            "dtype": str(row.data.dtype),
-            "inputs": list(batches.data.inputs.shape[1:]),
-            "batch": batches.width,
-            "cohort": len(task.cohort),
-            "chunk": self.options.chunk_size,
-            "optimizer": type(task.optimizer).__name__,
-            "clipping": str(self.settings.clipping),
-            "mixed": casts(self.settings.autocast, row.data.device),
-        }
 
 
 def _say_eager(error: Exception) -> None:
