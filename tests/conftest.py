@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pl_fed.engine import compiled_step
+from pl_fed.engine import compiled
 
 
 @pytest.fixture(scope="session")
@@ -25,5 +25,5 @@ def uncompiled(monkeypatch):
         graphs.append(graph)
         return graph
 
-    monkeypatch.setattr(compiled_step, "compile_graph", keep)
+    monkeypatch.setattr(compiled, "compile_graph", keep)
     return graphs

@@ -21,11 +21,11 @@ from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData
 from pl_fed.engine.choice import STACKED
-from pl_fed.engine.features import features_of, keeps_features
 from pl_fed.functional.losses import averages_samples
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import trainable_parameters
 from pl_fed.random import seeded_torch
+from pl_fed.rounds.features import features_of, keeps_features
 from pl_fed.rounds.trained_cohort import UploadStatus
 from pl_fed.types import Batch, ClientContext, RoundContext
 

@@ -22,11 +22,9 @@ from torch import nn
 import pl_fed
 from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Ditto, FedAvg
-from pl_fed.engine import EngineChoice, compiled_step
+from pl_fed.engine import BatchedRunner, EngineChoice, compiled
 from pl_fed.engine.choice import COMPILED, EAGER
 from pl_fed.engine.one_by_one import OneByOne
-from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
-from pl_fed.engine.stacked import Stacked
 from pl_fed.engine.timing import Candidate, Speed
 from pl_fed.rounds.local_training import LocalTraining
 from pl_fed.rounds.settings import RunSettings
@@ -48,10 +46,10 @@ def clock(monkeypatch):
 
     made = Clock()
     made.seconds, made.timed, running = dict(Clock.seconds), [], []
-    for kind in (OneByOne, OneByOneCompiled, Stacked):
+    for kind in (OneByOne, BatchedRunner):
 
-        def run(self, client, optimizer, chunk, original=kind.run, kind=kind):
-            name = "stacked" if kind is Stacked else "one_by_one"
+        def run(self, client, optimizer, chunk, original=kind.run):
+            name = "one_by_one" if getattr(self, "size", None) is None else "stacked"
             running.append(name + "_compiled" * getattr(self, "compiled", False))
             return original(self, client, optimizer, chunk)
 
@@ -133,7 +131,7 @@ def test_what_cannot_be_compiled_is_left_out_and_said_once(clock, monkeypatch):
     def none(*_, **__):
         raise RuntimeError("No working C++ compiler found")
 
-    monkeypatch.setattr(compiled_step, "compile_graph", none)
+    monkeypatch.setattr(compiled, "compile_graph", none)
     with pytest.warns(UserWarning, match="Local steps run eagerly") as caught:
         engine = settled()
     assert len([each for each in caught if "run eagerly" in str(each.message)]) == 1
@@ -141,14 +139,14 @@ def test_what_cannot_be_compiled_is_left_out_and_said_once(clock, monkeypatch):
 
 
 def test_what_does_not_fit_into_memory_is_left_out(clock, monkeypatch):
-    run = Stacked.run
+    run = BatchedRunner.run
 
     def full(self, *args):
-        if self.compiled:
+        if self.compiled and self.size:
             raise torch.OutOfMemoryError("no room")
         return run(self, *args)
 
-    monkeypatch.setattr(Stacked, "run", full)
+    monkeypatch.setattr(BatchedRunner, "run", full)
     engine = settled()
     assert "stacked_compiled" not in engine.speeds
     assert engine.current in engine.speeds
