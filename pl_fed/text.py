@@ -1,4 +1,4 @@
-"""Text from data that goes to terminals, messages and spreadsheets."""
+"""Text that comes from data and errors, and goes to terminals, messages and spreadsheets."""
 
 import re
 
@@ -39,3 +39,14 @@ def csv_cell(text: str) -> str:
         ("'=1+1", '-2', "''", 'a=b')
     """
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message without a period; its type without a message.
+
+    Example:
+        >>> first_line(ValueError("It failed.")), first_line(ValueError())
+        ('It failed', 'ValueError')
+    """
+    line, *_ = str(error).strip().splitlines() or [type(error).__name__]
+    return line.rstrip(".")

@@ -190,6 +190,16 @@ def takes_number_out(operator: Any) -> bool:
         return bool(operator is torch.ops.aten._local_scalar_dense.default)
 
 
+def writes_in_place(operator: Any) -> bool:
+    """Return whether an operator writes into one of its arguments; other functions do not.
+
+    Example:
+        >>> writes_in_place(torch.ops.aten.add_.Tensor), writes_in_place(torch.ops.aten.add.Tensor)
+        (True, False)
+    """
+    return bool(getattr(getattr(operator, "_schema", None), "is_mutable", False))
+
+
 @cache
 def onednn_product() -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
     """Return the product of a matrix and a transposed one by oneDNN, or ``None`` without it."""

@@ -179,6 +179,7 @@ trainer = pl_fed.Trainer(
     default_root_dir=tempfile.mkdtemp(), enable_progress_bar=False, enable_model_summary=False)
 digits = data.FederatedData(data.Digits(), partitioners.Shards(2), num_clients=5)
 trainer.fit(clients.FedAvg(models.MLP(64, [8], 10)), digits)
+assert "pl_fed.engine.compiled" not in sys.modules, "by an eager engine"
 print([name for name in imported if name.startswith(("torch._inductor", "torch._dynamo"))])
 """
 

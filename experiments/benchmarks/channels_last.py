@@ -20,8 +20,9 @@ from report import table
 
 from pl_fed.clients import FedAvg
 from pl_fed.data import FederatedData
-from pl_fed.engine import compiled_step, evaluation
+from pl_fed.engine import compiled
 from pl_fed.engine.channels_last import ChannelsLast
+from pl_fed.evaluation import evaluator as evaluation
 
 WAYS = (nullcontext, ChannelsLast)
 EVALUATED = {  # layout, samples at once, whether by oneDNN
@@ -44,7 +45,7 @@ def rounds(case: Case, data: FederatedData) -> list[float]:
     """Return the seconds of a round in both ways."""
     ready = []
     for way in WAYS:
-        with mock.patch.object(compiled_step, "ChannelsLast", way):
+        with mock.patch.object(compiled, "ChannelsLast", way):
             one = ByPlFed(case, data, "one_by_one_compiled")
             one.round()
             ready.append(one.round)

@@ -15,7 +15,7 @@ import torch
 from local_steps import CASES, ByPlFed
 from report import table
 
-from pl_fed.engine import compiled_step
+from pl_fed.engine import compiled
 from pl_fed.engine.products import mkl_held_back
 
 SHAPES = {  # rows, inner, columns
@@ -53,7 +53,7 @@ def main() -> None:
     print(table(["product", "shape", "torch, GFLOP/s", "oneDNN"], rows))
     rounds = []
     for way in (False, True):
-        with mock.patch.object(compiled_step, "mkl_held_back", lambda way=way: way):
+        with mock.patch.object(compiled, "mkl_held_back", lambda way=way: way):
             one = ByPlFed(CASES["mlp-100"], CASES["mlp-100"].data(), "one_by_one_compiled")
             one.round()
             rounds.append(one.round)

@@ -1,8 +1,8 @@
-"""How a chunk of clients is run: the contract, and what every engine shares."""
+"""A chunk of clients, the contract of the engines that run it, and the tools that they share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ ROUND_NUMBERS = (
     *("cohort", "byzantine", "forged", "clipped", "dropped", "rejected"),
     *("update_norm", "benign_distance"),
 )
-"""What a round itself reports under ``train/``, beside what ``training_step`` gives."""
+"""Numbers that a round itself reports under ``train/``, beside those of ``training_step``."""
 
 
 @dataclass
@@ -109,22 +109,29 @@ class LocalSettings:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     clipping: Clipping = Clipping()
 
+    def casts(self, device: torch.device) -> bool:
+        """Return whether the steps run in mixed precision on a device."""
+        with self.autocast():
+            return torch.is_autocast_enabled(device.type)
+
+
+class CannotStackError(RuntimeError):
+    """A net, an optimizer or an objective that cannot be run for many clients at once."""
+
+
+class CannotCompileError(RuntimeError):
+    """A step that cannot be compiled, or not so that it gives the same numbers."""
+
 
 class Engine(ABC):
     """Runs the local steps of a chunk of clients.
 
     Args:
-        autocast: Gives the context in which ``training_step`` runs (mixed precision).
-        clipping: Gradient clipping of the local steps.
+        settings: How every local step is computed.
     """
 
-    def __init__(
-        self,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        clipping: Clipping | None = None,
-    ) -> None:
-        self.autocast = autocast
-        self.clipping = clipping or Clipping()
+    def __init__(self, settings: LocalSettings) -> None:
+        self.settings = settings
 
     @abstractmethod
     def run(
@@ -139,7 +146,7 @@ class Engine(ABC):
             chunk: The clients.
 
         Returns:
-            For ``loss``, and whatever else ``training_step`` gives, the mean over each client's
+            For ``loss``, and all other outputs of ``training_step``, the mean over each client's
             steps, [clients].
         """
 
@@ -162,15 +169,32 @@ def name_clients(clients: Iterable[int | Tensor], most: int = 5) -> str:
     return f"clients {', '.join(map(str, ids[:most]))}{more}"
 
 
-def casts(autocast: Callable[[], AbstractContextManager[Any]], device: torch.device) -> bool:
-    """Return whether a context is one of mixed precision on a device."""
-    with autocast():
-        return torch.is_autocast_enabled(device.type)
+@contextmanager
+def restored(buffers: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Restore buffers after a trial, and name those that it changed in the list that it yields."""
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    changed: list[str] = []
+    try:
+        yield changed
+    finally:
+        changed += [name for name, buffer in buffers.items() if not before[name].equal(buffer)]
+        for name in changed:
+            buffers[name].copy_(before[name])
 
 
 def new_rows(like: Tensor) -> Tensor:
     """Return rows to be written, [clients, numel], where ``like`` may be one that is repeated."""
     return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def select_rows(rows: Mapping[str, Tensor], position: int) -> dict[str, Tensor]:
+    """Return the rows that ONE client of a chunk may read: see :meth:`ClientRound.readable`."""
+    return {name: row if row.dim() == 1 else row[position] for name, row in rows.items()}
+
+
+def stack_outputs(outputs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the outputs of several clients as tensors [clients], by name."""
+    return {name: torch.stack([single[name] for single in outputs]) for name in outputs[0]}
 
 
 def rebuild_optimizer(
@@ -192,7 +216,7 @@ def rebuild_optimizer(
 
 
 def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return what ``training_step`` gave as a dict.
+    """Return the outputs of ``training_step`` as a dict.
 
     Raises:
         TypeError: If it is neither a loss nor a dict of tensors with one.
@@ -222,5 +246,5 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
                 f"Expected `training_step` to return scalars but got shape {list(value.shape)} for"
                 f" `{name}`."
             )
-    kind = outputs["loss"].dtype  # of flags and counts, whose means are wanted
-    return {n: v if v.is_floating_point() else v.to(kind) for n, v in outputs.items()}
+    dtype = outputs["loss"].dtype  # of flags and counts too, so that they have means
+    return {n: v if v.is_floating_point() else v.to(dtype) for n, v in outputs.items()}

@@ -1,4 +1,4 @@
-"""Which engine runs the clients, and how many at a time."""
+"""The choice of an engine, and of the number of clients that it runs at a time."""
 
 import ctypes
 import math
@@ -13,33 +13,31 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import Chunk, Engine, LocalSettings, casts
-from pl_fed.engine.measuring import (
-    Candidate,
-    Notebook,
-    Speed,
-    described,
-    machine,
-    measure,
-    speeds_of,
+from pl_fed.engine.base import (
+    CannotCompileError,
+    CannotStackError,
+    Chunk,
+    Engine,
+    LocalSettings,
 )
+from pl_fed.engine.batched import BatchedRunner
 from pl_fed.engine.one_by_one import OneByOne
-from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
-from pl_fed.engine.options import EngineOptions
-from pl_fed.engine.stacked import CannotStackError, Stacked
-from pl_fed.engine.tracing import CannotCompileError
+from pl_fed.engine.options import EngineName, EngineOptions
+from pl_fed.engine.stackable import check_stackable
+from pl_fed.engine.timing import Candidate, Speed, describe, measure, speeds_of
 from pl_fed.state import free_memory
-from pl_fed.trees import bytes_of_sample, describe
+from pl_fed.trees import bytes_of_sample
 
 EAGER = ("one_by_one", "stacked")
 COMPILED = ("one_by_one_compiled", "stacked_compiled")
 STACKED = ("stacked", "stacked_compiled")
 
-_INSTEAD = {
+_NOT_COMPILED = {
     "stacked_compiled": "stacked",
     "stacked": "one_by_one",  # in mixed precision it is traced, too
     "one_by_one_compiled": "one_by_one",
 }
+_NOT_STACKED = {"stacked": "one_by_one", "stacked_compiled": "one_by_one_compiled"}
 
 _EAGER_PAYS, _COMPILING_PAYS = 10.0, 60.0  # seconds of local work for which measuring pays
 
@@ -51,18 +49,18 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be run.
+    """The local work that an engine is chosen for.
 
     Attributes:
         client: The algorithm.
         optimizer: The local optimizer.
         cohort: The clients that this process runs in the coming round.
         load: Makes a chunk of some of them.
-        rounds: How many rounds are to be run; 0 if that is not known.
+        rounds: How many rounds are to be run; 0 if nobody knows.
         seconds: How long they may take.
-        steps: Gives, for each trained model, how many steps each of some clients takes.
+        steps: Returns, for each trained model, how many steps each of some clients takes.
         settings: How every local step is computed.
-        agree: Makes several processes choose alike: returns what the first of them gave.
+        agree: Makes several processes choose alike: returns the first process's argument.
     """
 
     client: Client
@@ -82,20 +80,20 @@ class Task:
 
 
 class EngineChoice:
-    """Runs chunks by the engine asked for, or by another where the clients do not go with it.
+    """Runs chunks by the engine asked for, or by another engine if the clients do not suit it.
 
-    ``auto`` times the engines before the first round and keeps the fastest, as far as there is
-    enough to do: a run of seconds is over before a step is compiled. What it finds is noted for the
-    next run of the same shape.
+    ``auto`` times the engines before the first round and keeps the fastest. It does so only in runs
+    that are long enough: a run of seconds is over before a step is compiled. The choice belongs to
+    the run: it is in its checkpoint, and a resumed run keeps it.
 
     Args:
         options: The engine that is asked for, its chunk size and compile mode.
 
     Attributes:
         settings: How every local step is computed, as it was settled last.
-        current: The engine in use, once it is known.
-        size: How many clients it runs at a time, likewise.
-        speeds: What was measured.
+        current: The engine in use; ``None`` before the first round.
+        size: How many clients it runs at a time; ``None`` before the first round.
+        speeds: The measured speeds, by engine.
     """
 
     def __init__(self, options: EngineOptions = EngineOptions()) -> None:
@@ -110,11 +108,11 @@ class EngineChoice:
 
     @property
     def stacks(self) -> bool:
-        """Whether the clients of a chunk are stacked, and so had better be of like sizes."""
+        """Whether the clients of a chunk are stacked. They should take similar numbers of steps."""
         return self.current in STACKED
 
     def settle(self, task: Task) -> None:
-        """Settle how a round is run, and all that follow it, before it is."""
+        """Settle the engine of a round, and of all rounds after it."""
         keep_freed_memory()
         if self._client is not None and self._client is not task.client:
             self._begin(task.client)
@@ -124,7 +122,7 @@ class EngineChoice:
         if not len(task.cohort):
             return
         if self.stacks and not self._can_stack(task, rank_zero_warn):
-            self.current = str(self.current).replace("stacked", "one_by_one")
+            self.current = _NOT_STACKED[str(self.current)]
             self.size = self.options.chunk_size
         if self.size is None:
             self.size = self.clients_at_a_time(self.current, task)
@@ -132,13 +130,13 @@ class EngineChoice:
     def run(
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
-        """Train the chunk's rows, as was settled: see :meth:`Engine.run`."""
+        """Train the chunk's rows by the settled engine: see :meth:`Engine.run`."""
         name = self.current or "one_by_one"
         try:
             return self._engine(name, self.size or 1).run(client, optimizer, chunk)
         except CannotCompileError as error:
-            self.current = _INSTEAD[name]
-            _say_eager(error)
+            self.current = _NOT_COMPILED[name]
+            _warn_eager(error)
         return self.run(client, optimizer, chunk)
 
     def clients_at_a_time(self, name: str | None, task: Task) -> int:
@@ -148,26 +146,29 @@ class EngineChoice:
         row, cohort = task.client.row("global").data, len(task.cohort)
         if name not in STACKED:
             return max(1, min(cohort, _ROWS_BYTES // row.nbytes))
-        # a row, its gradient, two of optimizer state and two in passing; activations by guess
+        # a row, its gradient, two of optimizer state, two temporary ones; activations by guess
         models, batches = len(task.example.objective.trained), task.example.batches
         needed = 6 * models * row.nbytes + 64 * bytes_of_sample(batches.data.inputs) * batches.width
         most = int(0.5 * free_memory(row.device) / needed)
         if row.device.type == "cpu":
             most = min(most, _STACK_BYTES // (models * row.nbytes))
         chunks = math.ceil(cohort / max(1, min(cohort, most)))
-        return math.ceil(cohort / chunks)  # of like sizes, so that a stack is full
+        return math.ceil(cohort / chunks)  # chunks of equal sizes, so that a stack is full
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run must run alike to give the same numbers, bit for bit."""
-        speeds = {name: asdict(speed) for name, speed in self.speeds.items()}
-        found = {"engine": self.current, "size": self.size, "speeds": speeds}
-        return {"asked": self.options.name, **found}
+        """Return the choice, which a resumed run must keep to give the same numbers bit for bit."""
+        return {
+            "asked": self.options.name,
+            "engine": self.current,
+            "size": self.size,
+            "speeds": {name: asdict(speed) for name, speed in self.speeds.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as a checkpoint did, as far as no other engine or chunk size is asked for.
+        """Keep the choice of a checkpoint, unless another engine or chunk size is asked for.
 
         Raises:
-            ValueError: If there is no engine or chunk size like the checkpoint's.
+            ValueError: If the checkpoint's engine or chunk size does not exist.
         """
         engine, size = state["engine"], state["size"]
         if engine not in (None, *EAGER, *COMPILED) or (size is not None and size < 1):
@@ -176,16 +177,16 @@ class EngineChoice:
                 f" at least 1 client at a time, but got one with {engine!r} and {size}."
             )
         self._begin(None)
-        with suppress(KeyError, TypeError, ValueError, AttributeError):  # else they are unknown
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # damaged: unknown speeds
             self.speeds = speeds_of(state["speeds"])
-        alike = self.options.name in ("auto", state["asked"])
-        if alike:
-            self.current = state["engine"]
-        if self.options.chunk_size is None and (alike or self.options.name == state["engine"]):
-            self.size = state["size"]
+        keeps_engine = self.options.name in ("auto", state["asked"])
+        if keeps_engine:
+            self.current = engine
+        if self.options.chunk_size is None and (keeps_engine or self.options.name == engine):
+            self.size = size
 
     def _begin(self, client: Client | None) -> None:
-        """Forget what was found out of another client."""
+        """Forget the choice that was made for another client."""
         self._client, self._engines, self._stackable = client, {}, None
         self.current, self.size = (
             None if self.options.name == "auto" else self.options.name,
@@ -193,29 +194,24 @@ class EngineChoice:
         )
 
     def _fastest(self, task: Task) -> str:
-        """Time the engines, as far as there is enough to do, and return the fastest."""
-        default = "stacked" if task.client.device.type == "cuda" else "one_by_one"
-        steps = task.rounds * sum(max(each) for each in zip(*task.steps(task.cohort).values()))
+        """Time the engines if the run is long enough, and return the fastest."""
+        default = default_engine(task.client.device)
+        steps = task.rounds * sum(max(counts) for counts in zip(*task.steps(task.cohort).values()))
         if not steps:
             return default
-        shape, notebook = self._shape(task), Notebook()
-        found = notebook.read(shape)
-        self.speeds = {name: found[name] for name in EAGER + COMPILED if name in found}
-        if not self.speeds:
-            self.speeds = self._measure(task, steps, default)
-            if self.speeds.keys() & set(COMPILED):
-                notebook.write(shape, self.speeds)
+        self.speeds = self._measure(task, steps, default)
         if not self.speeds:
             return default
         steps = min(steps, task.seconds / min(speed.step for speed in self.speeds.values()))
         fastest = min(self.speeds, key=lambda name: self.speeds[name].total(steps))
         rank_zero_info(
             f"Clients are run by the engine {fastest}; microseconds for a step of a client:"
-            f" {described(self.speeds)}."
+            f" {describe(self.speeds)}."
         )
         return fastest
 
     def _measure(self, task: Task, steps: float, default: str) -> dict[str, Speed]:
+        """Time the engines that may pay off in so many steps, and return their speeds."""
         first = self._candidate(default, task)
         first.seconds_per_step(1)  # it warms up
         step = first.seconds_per_step(2)
@@ -226,9 +222,9 @@ class EngineChoice:
         if names and not self._can_stack(task, lambda _: None):
             names = tuple(name for name in names if name not in STACKED)
         candidates = {name: self._candidate(name, task) for name in names}
-        speeds, failed = measure(candidates, step, CannotCompileError)
-        if failed:
-            _say_eager(failed[0])
+        speeds, errors = measure(candidates, step, CannotCompileError)
+        if errors:
+            _warn_eager(errors[0])
         return speeds
 
     def _candidate(self, name: str, task: Task) -> Candidate:
@@ -240,64 +236,45 @@ class EngineChoice:
         return Candidate(run, lambda: task.load(task.cohort[:size]))
 
     def _engine(self, name: str, size: int) -> Engine:
-        """Return an engine, which is kept: compiled steps are in it."""
-        autocast, clipping = self.settings.autocast, self.settings.clipping
-        key = (name, size if name in STACKED else None, autocast, clipping)
+        """Return an engine, which is built once: it holds compiled steps."""
+        stack_size = size if name in STACKED else None
+        key = (name, stack_size, self.settings)
         if key not in self._engines:
             if name == "one_by_one":
-                self._engines[key] = OneByOne(autocast, clipping)
+                self._engines[key] = OneByOne(self.settings)
             else:
-                kind, stack_size = (Stacked, size) if name in STACKED else (OneByOneCompiled, None)
-                self._engines[key] = kind(
-                    autocast,
-                    clipping,
-                    size=stack_size,
-                    compiled=name in COMPILED,
-                    mode=self.options.compile_mode,
-                )
+                compiled, mode = name in COMPILED, self.options.compile_mode
+                self._engines[key] = BatchedRunner(self.settings, stack_size, compiled, mode)
         return self._engines[key]
 
-    def _can_stack(self, task: Task, say: Callable[[str], object]) -> bool:
-        """Find out once whether clients can be stacked, and say so if they cannot."""
+    def _can_stack(self, task: Task, warn: Callable[[str], object]) -> bool:
+        """Find out once whether clients can be stacked, and warn if they cannot."""
         if self._stackable is None:
             size = self.clients_at_a_time("stacked", task)
             try:
-                engine = Stacked(self.settings.autocast, self.settings.clipping, size)
-                engine.check(task.client, task.optimizer, task.load(task.cohort[:size]))
+                chunk = task.load(task.cohort[:size])
+                check_stackable(task.client, task.optimizer, chunk, self.settings, size)
                 self._stackable = True
             except CannotStackError as error:
                 self._stackable = False
-                say(f"Clients are run one by one, as they cannot be stacked: {error}.")
+                warn(f"Clients are run one by one, as they cannot be stacked: {error}.")
         return self._stackable
 
-    def _shape(self, task: Task) -> dict[str, Any]:
-        """Return all that the speed of an engine depends on."""
-        row, batches = task.client.row("global"), task.example.batches
-        return {
-            **machine(row.data.device),
-            "client": type(task.client).__name__,
-            "net": repr(task.client.global_model),
-            "parameters": row.layout.numel,
-            "dtype": str(row.data.dtype),
-            "inputs": str(describe(batches.data.inputs)),
-            "batch": batches.width,
-            "cohort": len(task.cohort),
-            "chunk": self.options.chunk_size,
-            "optimizer": type(task.optimizer).__name__,
-            "clipping": str(self.settings.clipping),
-            "mixed": casts(self.settings.autocast, row.data.device),
-        }
+
+def default_engine(device: torch.device) -> EngineName:
+    """Return the engine of ``auto`` where nothing is measured."""
+    return "stacked" if device.type == "cuda" else "one_by_one"
 
 
-def _say_eager(error: Exception) -> None:
+def _warn_eager(error: Exception) -> None:
     rank_zero_warn(f"Local steps run eagerly, as they cannot be compiled: {error}.")
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Let glibc keep blocks that are freed for the next round, up to 256 MB.
+    """Let glibc keep freed blocks for the next round, up to 256 MB.
 
-    It gives them back to the system otherwise and gets them again page by page, which takes small
+    By default glibc returns them to the system and gets them again page by page, which takes small
     models up to a third of a round.
     """
     with suppress(OSError, AttributeError):  # another C library

@@ -1,4 +1,4 @@
-"""One client after the other, on the client's own modules: what a hand-written loop does."""
+"""One client after the other, on the client's own modules, as a hand-written loop does."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,15 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ModelRows
-from pl_fed.engine.base import Chunk, Engine, as_outputs, new_rows, rebuild_optimizer
+from pl_fed.engine.base import (
+    Chunk,
+    Engine,
+    as_outputs,
+    new_rows,
+    rebuild_optimizer,
+    select_rows,
+    stack_outputs,
+)
 from pl_fed.nets.rows import buffers_outside_rows
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.types import Batch
@@ -28,20 +36,19 @@ class OneByOne(Engine):
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
         with fork_torch_rng(client.device) as seed:
-            for position, one in enumerate(batches.clients):
-                seed(key(batches.seed, "torch", batches.round, one))
+            for position, client_id in enumerate(batches.clients):
+                seed(key(batches.seed, "torch", batches.round, client_id))
                 models.load(position)
-                own = {name: row if row.dim() == 1 else row[position] for name, row in rows.items()}
                 rebuilt = rebuild_optimizer(objective, optimizer, parameters)
-                with client.reading(own):
-                    steps = self._steps(client, rebuilt, chunk, models, position, keys[position])
-                outputs.append(steps)
+                with client.reading(select_rows(rows, position)):
+                    means = self._steps(client, rebuilt, chunk, models, position, keys[position])
+                outputs.append(means)
                 chunk.on_done(position + 1)
         models.hand_over()
         models.restore_counters()
         client.zero_grad()
         client.draws.start(0)
-        return {name: torch.stack([each[name] for each in outputs]) for name in outputs[0]}
+        return stack_outputs(outputs)
 
     def _steps(
         self,
@@ -69,8 +76,8 @@ class OneByOne(Engine):
             for _, parameters, steps in groups:
                 if step >= steps:
                     _stand_still(parameters)
-                elif self.clipping.value:
-                    self._clip(parameters, self.clipping.value)
+                elif self.settings.clipping.value:
+                    self._clip(parameters, self.settings.clipping.value)
             optimizer.step()
             for model, _, steps in groups:
                 if step + 1 == steps:
@@ -88,7 +95,7 @@ class OneByOne(Engine):
         An exception carries the round, the client and the step as a note.
         """
         try:
-            with self.autocast():
+            with self.settings.autocast():
                 outputs = as_outputs(chunk.objective.step(batch, step))
             outputs["loss"].backward()
         except Exception as error:
@@ -97,7 +104,7 @@ class OneByOne(Engine):
         return outputs
 
     def _clip(self, parameters: list[nn.Parameter], value: float) -> None:
-        if self.clipping.algorithm == "value":
+        if self.settings.clipping.algorithm == "value":
             nn.utils.clip_grad_value_(parameters, value)
         else:
             nn.utils.clip_grad_norm_(parameters, value)
@@ -125,11 +132,10 @@ class _LiveModels:
             ]
             self.trained[model] = after
         # such as how many batches BatchNorm has seen: no row holds it
-        unkept = {id(each): each for each in client.buffers() if not each.is_floating_point()}
+        buffers = [buffer for buffer in client.buffers() if not buffer.is_floating_point()]
         for model in chunk.objective.trained:
-            unkept |= {
-                id(each): each for each in buffers_outside_rows(client.model(model)).values()
-            }
+            buffers += buffers_outside_rows(client.model(model)).values()
+        unkept = {id(buffer): buffer for buffer in buffers}
         self.counters = [(buffer, buffer.clone()) for buffer in unkept.values()]
 
     def load(self, position: int) -> None:

@@ -8,8 +8,8 @@ import torch
 from pl_fed.arguments import check_choice, check_integers
 
 EngineName = Literal["auto", "one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
-"""``one_by_one``: one client after the other; ``stacked``: many at once under ``torch.vmap``; each
-eagerly, or with local steps that ``torch.compile`` has compiled; ``auto``: what is fastest."""
+"""``one_by_one``: one client after the other; ``stacked``: many at once under ``torch.vmap``. Both
+run eagerly, or with compiled local steps. ``auto``: the fastest of them."""
 
 _PATH = "federation.engine"
 
@@ -20,8 +20,8 @@ class EngineOptions:
 
     Args:
         name: The engine: ``"one_by_one"``; ``"stacked"``, many clients at once under vmap;
-            ``"one_by_one_compiled"`` and ``"stacked_compiled"``, the same by ``torch.compile``;
-            ``"auto"`` measures them, and takes the fastest.
+            ``"one_by_one_compiled"`` and ``"stacked_compiled"``, with local steps that are
+            compiled; ``"auto"`` measures them, and takes the fastest.
         chunk_size: Number of clients that are run at a time; ``None`` takes the number that suits
             the engine and fits into memory.
         compile_mode: ``mode`` of ``torch.compile``, for example ``"reduce-overhead"`` for CUDA

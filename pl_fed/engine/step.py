@@ -1,7 +1,7 @@
-"""One local step as a function of tensors: gradient, clipping and update, to be compiled whole."""
+"""One local step as a function of tensors: gradient, clipping and update, compiled together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import Objective
-from pl_fed.engine.base import Clipping, casts
+from pl_fed.engine.base import LocalSettings
 from pl_fed.engine.step_function import StepFunction
-from pl_fed.engine.tracing import trace
+from pl_fed.engine.tracing import loosen_views, trace
 from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
@@ -33,22 +33,31 @@ class LocalStep:
     - ``leaves``: the parameters;
     - ``buffers``: running statistics and counters, of one client only;
     - ``momenta``: SGD's momentum buffers, zero before the first step;
-    - ``totals``: sums over the steps of what ``training_step`` gives.
+    - ``totals``: sums over the steps of the outputs of ``training_step``.
 
     The inputs are ``inputs``, ``targets``, ``samples`` and perhaps ``mask`` of a minibatch;
     ``index``, which step it is: a scalar tensor where the step is traced, else an int; ``draw``,
     the key of the layers' draws; ``rows``; ``running``, whether the client still trains each model,
     and, last, any of them [models + 1]; and ``options``, SGD's numbers, see :func:`options_of`.
 
+    A stack is differentiated in one of two ways. Eagerly, the objective is stacked, and the sum of
+    all clients' losses is differentiated: that calls ``training_step`` anew in each step, which may
+    then do and use other things than in the step before. In a compiled step, and in mixed
+    precision, the gradient of one client is traced, and its graph is stacked: that compiles to
+    faster products, and ``torch.vmap`` would go past autocast.
+
     Args:
         client: The algorithm.
-        objective: What is minimised.
-        updates: SGD's, by trained model; ``None`` leaves the update to an optimizer outside.
-        clipping: Gradient clipping.
-        autocast: Gives the context in which ``training_step`` runs.
-        stacked: Whether clients are stacked.
+        objective: The objective.
+        updates: SGD's, by trained model; ``None`` leaves the update to an external optimizer.
+        settings: Mixed precision and gradient clipping.
+        size: How many clients are stacked, or ``None`` for one client that is not.
         row_dims: Of stacked clients: 0 for each row that is a client's own, else ``None``.
         compiled: Whether it is to be compiled: all steps are then the same.
+
+    Attributes:
+        casts: Whether it runs in mixed precision.
+        traced: Whether ``training_step`` is traced: ``index`` is a tensor then.
     """
 
     def __init__(
@@ -56,25 +65,24 @@ class LocalStep:
         client: Client,
         objective: Objective,
         updates: "list[SgdUpdate] | None",
-        clipping: Clipping,
-        autocast: Callable[[], AbstractContextManager[Any]],
-        stacked: bool,
+        settings: LocalSettings,
+        size: int | None,
         row_dims: Mapping[str, int | None],
-        compiled: bool = False,
+        compiled: bool,
     ) -> None:
+        self.client = client
         self.objective = objective
         self.function = StepFunction(client, objective)
         self.trained = objective.trained
-        self.clipping = clipping
-        self.autocast = autocast
-        self.stacked = stacked
+        self.settings = settings
+        self.size = size
+        self.compiled = compiled
         self.row_dims = dict(row_dims)
         self.updates = updates
-        self._one: Callable[..., Any] | None = None
-        self._used: dict[str, tuple[str, ...]] = {}
-        self.casts = casts(autocast, client.device)
+        self.casts = settings.casts(client.device)
         self.traced = compiled or self.casts
-        self._within: bool | None = None  # whether to differentiate within torch.vmap only
+        self._client_graph: Callable[..., Any] | None = None  # the gradients of one client
+        self._pads: bool | None = None  # whether an embedding has a padding index
 
     def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
         """Take the step, and return the gradients that are still to be followed."""
@@ -111,26 +119,60 @@ class LocalStep:
         self, state: dict[str, Any], inputs: dict[str, Any]
     ) -> tuple[Tensors, dict[str, Tensor]]:
         """Return the gradient of each parameter that has one, and ``training_step``'s outputs."""
+        if self.size is None:
+            others = self._objective_inputs(inputs)
+            return self._client_gradients(state["leaves"], state["buffers"], *others)
+        if self.casts and self._client_graph is None:
+            self._client_graph = self._trace_client(state, inputs)
+        stack, dims = self._stack(state, inputs)
+        if self._client_graph is None:
+            return self._stack_gradients(stack, dims)
+        return torch.vmap(self._client_graph, in_dims=dims)(*stack)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def compiling(self, state: dict[str, Any], inputs: dict[str, Any]) -> Iterator[None]:
+        """Differentiate a stack by the graph of one client within the context.
+
+        Args:
+            state: The state that the client is traced on.
+            inputs: The inputs that the client is traced on.
+        """
+        graph = self._client_graph
+        if self.size is not None and graph is None:
+            self._client_graph = self._trace_client(state, inputs)
+        try:
+            yield
+        finally:
+            self._client_graph = graph
+
+    def _objective_inputs(self, inputs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the inputs of the objective: batch, index, draw and rows."""
         batch = {
             name: inputs[name]
             for name in ("inputs", "targets", "mask", "samples")
             if name in inputs
         }
-        rest: tuple[Any, ...] = (batch, inputs["index"], inputs["draw"], inputs["rows"])
-        if not self.stacked:
-            return self._of_one(state["leaves"], state["buffers"], *rest)
-        tensors, dims = (state["leaves"], *rest), (0, 0, None, 0, self.row_dims)
-        if not self.traced and not self._within:
-            with nullcontext() if self._within is False else _PaddedEmbeddings() as embeddings:
-                found = self._of_all(tensors, dims)
-            self._within = bool(embeddings and embeddings.found)
-            if not self._within:
-                return found
-        if self._one is None:
-            self._one = self._one_for_many(*_first(tensors, dims))
-        return torch.vmap(self._one, in_dims=dims)(*tensors)  # type: ignore[no-any-return]
+        return batch, inputs["index"], inputs["draw"], inputs["rows"]
 
-    def _of_one(
+    def _stack(
+        self, state: dict[str, Any], inputs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return stacked arguments of :meth:`_client_gradients`, and their client dimensions."""
+        stack = (state["leaves"], {}, *self._objective_inputs(inputs))
+        return stack, (0, None, 0, None, 0, self.row_dims)
+
+    def _trace_client(
+        self, state: dict[str, Any], inputs: dict[str, Any]
+    ) -> Callable[..., tuple[Tensors, dict[str, Tensor]]]:
+        """Return the gradients of one client as a graph, which is traced on the first client."""
+
+        def client_gradients(*tensors: Any) -> tuple[Tensors, dict[str, Tensor]]:
+            return self._client_gradients(*tensors)
+
+        first = _first(*self._stack(state, inputs))
+        return loosen_views(trace(self.client, client_gradients, *first))
+
+    def _client_gradients(
         self,
         leaves: Tensors,
         buffers: Tensors,
@@ -139,66 +181,42 @@ class LocalStep:
         draw: Tensor,
         rows: Mapping[str, Any],
     ) -> tuple[Tensors, dict[str, Tensor]]:
+        """Differentiate the objective of one client."""
         with torch.enable_grad():
             leaves = _trainable(leaves)
             tensors = {
                 model: {**group, **buffers.get(model, {})} for model, group in leaves.items()
             }
-            with self.autocast():
+            with self.settings.autocast():
                 outputs = self.function(tensors, Batch(**batch), index, draw, rows)
-            gradients = _differentiated(outputs["loss"], leaves)
+            gradients = _differentiate(outputs["loss"], leaves)
         return gradients, {name: value.detach() for name, value in outputs.items()}
 
-    def _of_all(
-        self, tensors: tuple[Any, ...], dims: tuple[Any, ...]
+    def _stack_gradients(
+        self, stack: tuple[Any, ...], dims: tuple[Any, ...]
     ) -> tuple[Tensors, dict[str, Tensor]]:
-        """Stack the objective, and differentiate what it gives for all clients together."""
+        """Stack the objective, and differentiate the sum of all clients' losses."""
 
-        def one(leaves: Tensors, batch: dict[str, Tensor], *rest: Any) -> dict[str, Tensor]:
-            return self.function(leaves, Batch(**batch), *rest)
+        def client_outputs(
+            leaves: Tensors, _: Tensors, batch: dict[str, Tensor], *others: Any
+        ) -> dict[str, Tensor]:
+            return self.function(leaves, Batch(**batch), *others)
 
         with torch.enable_grad():
-            leaves = _trainable(tensors[0])
-            with self.autocast():
-                outputs = torch.vmap(one, in_dims=dims)(leaves, *tensors[1:])
-            return _differentiated(outputs["loss"].sum(), leaves), outputs
-
-    def _one_for_many(self, *tensors: Any) -> Callable[..., tuple[Tensors, dict[str, Tensor]]]:
-        """Return what gives gradients and outputs of one client, and may be stacked.
-
-        Args:
-            *tensors: Those of one client.
-        """
-        if self.casts:  # torch.vmap goes past autocast, and so over the casts written out
-            return trace(self.function.client, self._of_one_alone, *tensors)
-        found, _ = self._of_one_alone(*tensors)
-        self._used = {model: tuple(group) for model, group in found.items()}
-        return self._of_one_in_many
-
-    def _of_one_alone(self, leaves: Tensors, *rest: Any) -> tuple[Tensors, dict[str, Tensor]]:
-        return self._of_one(leaves, {}, *rest)
-
-    def _of_one_in_many(
-        self, leaves: Tensors, batch: dict[str, Tensor], *rest: Any
-    ) -> tuple[Tensors, dict[str, Tensor]]:
-        """The same, differentiable under ``torch.vmap``: products within it are faster."""
-
-        def loss(used: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-            tensors = {model: {**leaves[model], **group} for model, group in used.items()}
-            with self.autocast():
-                outputs = self.function(tensors, Batch(**batch), *rest)
-            return outputs["loss"], outputs
-
-        used = {model: {n: leaves[model][n] for n in names} for model, names in self._used.items()}
-        return torch.func.grad(loss, has_aux=True)(used)  # type: ignore[no-any-return]
+            leaves = _trainable(stack[0])
+            embeddings = None if self._pads is False else _PaddedEmbeddings()
+            with self.settings.autocast(), embeddings or nullcontext():
+                outputs = torch.vmap(client_outputs, in_dims=dims)(leaves, *stack[1:])
+            self._pads = embeddings is not None and embeddings.found
+            return _differentiate(outputs["loss"].sum(), leaves), outputs
 
     def _clipped(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        value = self.clipping.value
+        value = self.settings.clipping.value
         if not value or not gradients:
             return gradients
-        if self.clipping.algorithm == "value":
+        if self.settings.clipping.algorithm == "value":
             return {name: gradient.clamp(-value, value) for name, gradient in gradients.items()}
-        flat = [gradient.flatten(int(self.stacked)) for gradient in gradients.values()]
+        flat = [gradient.flatten(int(self.size is not None)) for gradient in gradients.values()]
         norms = [torch.linalg.vector_norm(gradient, dim=-1) for gradient in flat]
         norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factor = (value / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
@@ -268,19 +286,36 @@ def updates_of(objective: Objective, optimizer: torch.optim.Optimizer) -> list[S
 
 
 class _PaddedEmbeddings(TorchFunctionMode):
-    """Notes whether an embedding has a padding index.
+    """Keeps gradients out of the padding's row of embeddings in a stack.
 
-    Differentiated around ``torch.vmap``, all clients' tables are one, whose first client's row
-    alone is known for the padding's.
+    ``torch.vmap`` makes one table of all clients' tables, and leaves out the first client's row
+    alone.
+
+    Attributes:
+        found: Whether an embedding has a padding index.
     """
 
     found = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (nn.functional.embedding, torch.embedding):
-            padding = args[2] if len(args) > 2 else (kwargs or {}).get("padding_idx")
-            self.found |= padding not in (None, -1)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func not in _EMBEDDINGS:
+            return result
+        arguments = {**dict(zip(_EMBEDDINGS[func], args)), **(kwargs or {})}
+        padding = arguments.get("padding_idx")
+        if padding is None or (padding < 0 and func is torch.embedding):
+            return result
+        self.found = True
+        ids = arguments["indices" if func is torch.embedding else "input"]
+        is_padding = ids == padding % len(arguments["weight"])
+        return torch.where(is_padding[..., None], result.detach(), result)
+
+
+_EMBEDDINGS = {
+    nn.functional.embedding: ("input", "weight", "padding_idx"),
+    torch.embedding: ("weight", "indices", "padding_idx"),
+}
+"""Their first arguments. A negative padding index means none to the second."""
 
 
 def options_of(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -293,7 +328,11 @@ def options_of(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, 
     rows = [[group[name] for name in OPTIONS] for group in optimizer.param_groups]
     first = [[rate, mass, 1.0, decay] for rate, mass, _, decay in rows]
     later = [[rate, mass, 1 - dampening, decay] for rate, mass, dampening, decay in rows]
-    return tuple(torch.tensor(each, dtype=torch.float64).to(like) for each in (first, later))  # type: ignore[return-value]
+    return _numbers(first, like), _numbers(later, like)
+
+
+def _numbers(rows: list[list[float]], like: Tensor) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64).to(like)
 
 
 def _trainable(leaves: Tensors) -> Tensors:
@@ -303,50 +342,53 @@ def _trainable(leaves: Tensors) -> Tensors:
     }
 
 
-def _differentiated(loss: Tensor, leaves: Tensors) -> Tensors:
+def _differentiate(loss: Tensor, leaves: Tensors) -> Tensors:
     flat = [leaf for group in leaves.values() for leaf in group.values()]
-    found = iter(torch.autograd.grad(loss, flat, allow_unused=True))
+    gradients = iter(torch.autograd.grad(loss, flat, allow_unused=True))
     return {
-        model: {name: grad for name in group if (grad := next(found)) is not None}
+        model: {name: grad for name in group if (grad := next(gradients)) is not None}
         for model, group in leaves.items()
     }
 
 
 def cloned(tree: Any) -> Any:
-    """Return a copy of nested dicts of tensors, and of whatever else is in them."""
+    """Return a copy of nested dicts, tuples and lists of tensors."""
     return tree_map(Tensor.clone, tree)
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
     """Return what nested dicts hold, in their order."""
     if isinstance(tree, dict):
-        return [tensor for each in tree.values() for tensor in tensors_of(each)]
+        return [tensor for branch in tree.values() for tensor in tensors_of(branch)]
     if isinstance(tree, tuple | list):
-        return [tensor for each in tree for tensor in tensors_of(each)]
+        return [tensor for branch in tree for tensor in tensors_of(branch)]
     return [tree]
 
 
 def with_tensors(tree: Any, tensors: Iterator[Tensor]) -> Any:
     """Return nested dicts like others, with other tensors in their order."""
     if isinstance(tree, dict):
-        return {name: with_tensors(each, tensors) for name, each in tree.items()}
+        return {name: with_tensors(branch, tensors) for name, branch in tree.items()}
     if isinstance(tree, tuple | list):
-        return type(tree)(with_tensors(each, tensors) for each in tree)
+        return type(tree)(with_tensors(branch, tensors) for branch in tree)
     return next(tensors)
 
 
-def _replace(kept: Mapping[str, Tensor], new: Mapping[str, Tensor], running: Tensor) -> None:
+def _replace(old: Mapping[str, Tensor], new: Mapping[str, Tensor], running: Tensor) -> None:
     """Replace tensors in place, those of clients that do not stand still."""
     for name, tensor in new.items():
-        kept[name].copy_(torch.where(_beside(running, kept[name]), tensor, kept[name]))
+        old[name].copy_(torch.where(_beside(running, old[name]), tensor, old[name]))
 
 
 def _first(tree: Any, dim: Any) -> Any:
-    """Take the first client's out of stacked tensors."""
+    """Return the first client's tensors of a stack."""
     if isinstance(tree, dict):
-        return {k: _first(v, dim[k] if isinstance(dim, dict) else dim) for k, v in tree.items()}
+        return {
+            name: _first(branch, dim[name] if isinstance(dim, dict) else dim)
+            for name, branch in tree.items()
+        }
     if isinstance(tree, tuple) and isinstance(dim, tuple):
-        return tuple(_first(*each) for each in zip(tree, dim))
+        return tuple(_first(branch, branch_dim) for branch, branch_dim in zip(tree, dim))
     return tree if dim is None else select(tree, 0)
 
 

@@ -1,24 +1,38 @@
-"""Traces of ``training_step``, and what may not be in it then."""
+"""Traces of ``training_step``: what they read as constants, and what they refuse to read."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
 from pl_fed.clients.base import Client
+from pl_fed.engine.base import CannotCompileError
 from pl_fed.torch_internals import (
     MovedInTorchError,
     OperatorMode,
     takes_number_out,
     trace_graph,
+    writes_in_place,
 )
 
-
-class CannotCompileError(RuntimeError):
-    """A step that cannot be compiled, or not so that it gives the same numbers."""
+_PLAIN = (int, float, complex, str, type(None))
+_MIRRORS = {"_flat_weights", "_flat_weight_refs"}  # a recurrent layer's own lists of its parameters
+_BOOKKEEPING = {
+    "constructor_arguments",
+    "_rows",
+    "_readable",
+    "_objective",
+    "_states",
+    "_server_states",
+    "models",
+    "_task_told_by",
+}
+_NOT_READ = {*vars(LightningModule()), *_BOOKKEEPING, *_MIRRORS} - {"training"}  # changes no step
 
 
 def trace(client: Client, function: Callable[..., Any], *tensors: Any) -> GraphModule:
@@ -27,17 +41,49 @@ def trace(client: Client, function: Callable[..., Any], *tensors: Any) -> GraphM
     Args:
         client: The algorithm that it runs.
         function: The function.
-        *tensors: What it is tried on.
+        *tensors: The arguments that it is traced on.
 
     Raises:
-        CannotCompileError: If it reads what would be the same for ever then: the trainer, or a
-            number out of a tensor. Or if torch no longer traces as it did.
+        CannotCompileError: If it reads the trainer, or a number out of a tensor, which would be
+            constants of the graph. Or if torch no longer traces as it did.
     """
     try:
         with _trainer_unread(client), _NumbersUnread(), _ArraysUnread():
             return trace_graph(function, *tensors)
     except MovedInTorchError as error:
         raise CannotCompileError(str(error)) from error
+
+
+def loosen_views(graph: GraphModule) -> GraphModule:
+    """Return a graph whose views may be copies, as ``torch.vmap`` may lay tensors out otherwise.
+
+    A graph that writes in place stays as it is: it may write through a view.
+    """
+    nodes = list(graph.graph.nodes)
+    if not any(writes_in_place(node.target) for node in nodes):
+        for node in nodes:
+            if node.target is torch.ops.aten.view.default:
+                node.target = torch.ops.aten.reshape.default
+        graph.recompile()
+    return graph
+
+
+def plain_attributes(client: Client) -> Iterator[object]:
+    """Yield whatever Python code of the client and its modules may read besides tensors.
+
+    These are numbers and strings; the identities of tensors that are neither parameters nor
+    buffers; and the printed form of anything else, such as a list or a dataclass.
+    """
+    for module in client.modules():
+        for name, value in vars(module).items():
+            if name in _NOT_READ:
+                continue
+            if isinstance(value, _PLAIN):
+                yield name, value
+            elif isinstance(value, Tensor):
+                yield name, id(value)
+            else:
+                yield name, repr(value)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
-from pl_fed.engine.choice import EngineChoice, Task
+from pl_fed.engine.choice import EngineChoice, Task, default_engine
 from pl_fed.random import key
 from pl_fed.types import Batch
 
@@ -105,7 +105,7 @@ class Adaptation:
 
     def _settled(self, like: EngineChoice, task: Task) -> EngineChoice:
         """Return the engine: the one of the rounds, if it is known."""
-        default = "stacked" if self.client.device.type == "cuda" else "one_by_one"
+        default = default_engine(self.client.device)
         name: Any = like.current or (default if like.options.name == "auto" else like.options.name)
         moved = self._device != self.client.device
         if self._engine is None or self._engine.options.name != name or moved:

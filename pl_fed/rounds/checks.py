@@ -20,12 +20,12 @@ from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData, with_floats
 from pl_fed.data.module import FederatedData
 from pl_fed.engine.choice import STACKED
-from pl_fed.engine.features import features_of, keeps_features
 from pl_fed.evaluation.client_measures import local_metrics
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import trainable_parameters
 from pl_fed.random import fork_torch_rng
+from pl_fed.rounds.features import features_of, keeps_features
 from pl_fed.rounds.trained_cohort import UploadStatus
 from pl_fed.trees import Tree, describe, leaves, rows_of, select
 from pl_fed.types import Batch, ClientContext, RoundContext

@@ -12,7 +12,7 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.client_data import ClientData
 from pl_fed.distributed.processes import Processes
 from pl_fed.distributed.work_share import RemoteRows
-from pl_fed.engine.features import moved
+from pl_fed.rounds.features import moved
 from pl_fed.rounds.identity import kind_of
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings

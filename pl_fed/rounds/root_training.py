@@ -1,9 +1,7 @@
 """What the server's own data makes of the global model: the root update of FLTrust."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +11,7 @@ from pl_fed.clients.contract import ClientRound, ModelRows, Objective
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData, Part
-from pl_fed.engine.base import Chunk, Clipping
+from pl_fed.engine.base import Chunk, LocalSettings
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.random import key
 from pl_fed.types import Batch
@@ -52,8 +50,7 @@ class RootTraining:
         rule: BatchRule,
         round: int,
         optimizer: torch.optim.Optimizer,
-        autocast: Callable[[], AbstractContextManager[Any]],
-        clipping: Clipping,
+        settings: LocalSettings,
     ) -> Tensor:
         """Return by how much the local steps move the global model, [numel].
 
@@ -62,8 +59,7 @@ class RootTraining:
             rule: How samples become minibatches.
             round: The round, from 0.
             optimizer: The clients' optimizer, with this round's options.
-            autocast: Gives the context of the local steps.
-            clipping: Gradient clipping of the local steps.
+            settings: How every local step is computed.
         """
         client, mine = self.client, replace(data, train=Part.of([data.root]))
         steps = rule.count(self.objective.work("global"), len(data.root))
@@ -76,7 +72,7 @@ class RootTraining:
         place = "round {round}, the server's training on its root data"
         chunk = Chunk(alone, self.objective, batches, {"global": [steps]}, start, place=place)
         with ModelGuard(client, ["global"]):
-            OneByOne(autocast, clipping).run(client, self._options(optimizer), chunk)
+            OneByOne(settings).run(client, self._options(optimizer), chunk)
         return start.models["global"].parameters[0] - broadcast.parameters
 
     def _options(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

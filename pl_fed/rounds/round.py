@@ -212,9 +212,8 @@ class RoundRunner:
 
         It is the same in every process.
         """
-        local = self.settings.local
         return self.root_training.run(
-            self.states.data, self.batch_rule, round, optimizer, local.autocast, local.clipping
+            self.states.data, self.batch_rule, round, optimizer, self.settings.local
         )
 
     @property

@@ -11,9 +11,9 @@ from pl_fed.clients.base import Client
 from pl_fed.clients.contract import RESERVED_NAMES, ClientRound
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import as_outputs
-from pl_fed.engine.features import features_of, keeps_features
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.checks import explain_log, place_batch
+from pl_fed.rounds.features import features_of, keeps_features
 from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 

@@ -1,7 +1,6 @@
-"""``auto``: what it chooses, what it writes down, and that neither changes a number."""
+"""``auto``: its choice, the checkpoint of it, and that measuring changes no number."""
 
 import copy
-import json
 import math
 import warnings
 from dataclasses import replace
@@ -23,28 +22,18 @@ from torch import nn
 import pl_fed
 from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Ditto, FedAvg
-from pl_fed.engine import EngineChoice, compiled_step
+from pl_fed.engine import BatchedRunner, EngineChoice, compiled
 from pl_fed.engine.choice import COMPILED, EAGER
-from pl_fed.engine.measuring import Candidate, Notebook, Speed, machine
 from pl_fed.engine.one_by_one import OneByOne
-from pl_fed.engine.one_by_one_compiled import OneByOneCompiled
-from pl_fed.engine.stacked import Stacked
+from pl_fed.engine.timing import Candidate, Speed
 from pl_fed.rounds.local_training import LocalTraining
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Uniform
 
 ALL_ENGINES = (*EAGER, *COMPILED)
 SIZES = [7, 3, 10, 2]
-SPEEDS = {name: Speed(2.0 + place, 1.0) for place, name in enumerate(ALL_ENGINES)}
 
-pytestmark = pytest.mark.usefixtures("uncompiled", "notes")
-
-
-@pytest.fixture
-def notes(tmp_path, monkeypatch):
-    """The file of an empty notebook."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "pl_fed" / "engines.json"
+pytestmark = pytest.mark.usefixtures("uncompiled")
 
 
 @pytest.fixture
@@ -57,10 +46,10 @@ def clock(monkeypatch):
 
     made = Clock()
     made.seconds, made.timed, running = dict(Clock.seconds), [], []
-    for kind in (OneByOne, OneByOneCompiled, Stacked):
+    for kind in (OneByOne, BatchedRunner):
 
-        def run(self, client, optimizer, chunk, original=kind.run, kind=kind):
-            name = "stacked" if kind is Stacked else "one_by_one"
+        def run(self, client, optimizer, chunk, original=kind.run):
+            name = "one_by_one" if getattr(self, "size", None) is None else "stacked"
             running.append(name + "_compiled" * getattr(self, "compiled", False))
             return original(self, client, optimizer, chunk)
 
@@ -121,12 +110,11 @@ def test_it_measures_as_far_as_it_pays(clock, step, timed):
     assert set(clock.timed) == set(timed)
 
 
-def test_too_little_to_do_is_run_one_by_one_and_nothing_is_noted(clock, notes):
+def test_too_little_to_do_is_run_one_by_one(clock):
     clock.seconds = {**dict.fromkeys(ALL_ENGINES, 1e-9), "one_by_one": 1e-6}
     engine = settled()
     assert (engine.current, engine.speeds) == ("one_by_one", {})
     assert clock.timed == ["one_by_one", "one_by_one"]  # to know how little it is
-    assert not notes.exists()
 
 
 def test_without_an_end_in_sight_nothing_is_timed(clock):
@@ -143,7 +131,7 @@ def test_what_cannot_be_compiled_is_left_out_and_said_once(clock, monkeypatch):
     def none(*_, **__):
         raise RuntimeError("No working C++ compiler found")
 
-    monkeypatch.setattr(compiled_step, "compile_graph", none)
+    monkeypatch.setattr(compiled, "compile_graph", none)
     with pytest.warns(UserWarning, match="Local steps run eagerly") as caught:
         engine = settled()
     assert len([each for each in caught if "run eagerly" in str(each.message)]) == 1
@@ -151,14 +139,14 @@ def test_what_cannot_be_compiled_is_left_out_and_said_once(clock, monkeypatch):
 
 
 def test_what_does_not_fit_into_memory_is_left_out(clock, monkeypatch):
-    run = Stacked.run
+    run = BatchedRunner.run
 
     def full(self, *args):
-        if self.compiled:
+        if self.compiled and self.size:
             raise torch.OutOfMemoryError("no room")
         return run(self, *args)
 
-    monkeypatch.setattr(Stacked, "run", full)
+    monkeypatch.setattr(BatchedRunner, "run", full)
     engine = settled()
     assert "stacked_compiled" not in engine.speeds
     assert engine.current in engine.speeds
@@ -168,116 +156,47 @@ def net_with_batch_norm():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
-def test_what_cannot_be_stacked_is_left_out_and_noted(clock, recwarn):
+def test_what_cannot_be_stacked_is_left_out(clock, recwarn):
     clock.seconds["stacked"] = clock.seconds["stacked_compiled"] = 0.1
     clock.seconds["one_by_one_compiled"] = 0.5
     engine = settled(client_of(FedAvg, net_with_batch_norm))
     assert engine.current == "one_by_one_compiled"
     assert tuple(engine.speeds) == ("one_by_one", "one_by_one_compiled")
     assert not [each for each in recwarn if "Clients are run" in str(each.message)]
-    timed = len(clock.timed)
-    assert settled(client_of(FedAvg, net_with_batch_norm)).current == "one_by_one_compiled"
-    assert len(clock.timed) == timed
 
 
-def test_a_second_run_takes_what_the_first_found(clock, notes):
+def test_a_second_run_measures_afresh(clock):
+    """Nothing outside a run decides its last digits."""
     clock.seconds["stacked"] = 0.5
-    settled()
-    (page,) = json.loads(notes.read_text()).values()
-    assert page["shape"]["cohort"] == 4
+    assert settled().current == "stacked"
     timed = len(clock.timed)
     clock.seconds["one_by_one"] = 0.1
-    again = settled()
-    assert (again.current, len(clock.timed)) == ("stacked", timed)
-    assert settled(client_of(net=lambda: mlp(7))).current == "one_by_one"  # another net
-    assert len(clock.timed) > timed
-    assert len(json.loads(notes.read_text())) == 2
-
-
-def test_speeds_of_another_machine_are_not_taken(clock, monkeypatch):
-    clock.seconds["stacked"] = 0.5
-    settled()
-    timed = len(clock.timed)
-    elsewhere = {**machine(torch.device("cpu")), "host": "elsewhere"}
-    monkeypatch.setattr("pl_fed.engine.choice.machine", lambda device: elsewhere)
-    settled()
-    assert len(clock.timed) == 2 * timed
-
-
-@pytest.mark.parametrize(
-    "speeds",
-    [{"a later one": {"step": 1e-9, "setup": 0.0}}, {"stacked": {"step": "fast", "setup": 0}}, {}],
-)
-def test_notes_that_make_no_sense_are_measured_anew(clock, notes, speeds):
-    settled()
-    pages = json.loads(notes.read_text())
-    notes.write_text(json.dumps({key: {**page, "speeds": speeds} for key, page in pages.items()}))
-    timed = len(clock.timed)
     assert settled().current == "one_by_one"
     assert len(clock.timed) == 2 * timed
 
 
-# The notebook
+def test_a_run_writes_nothing_outside_its_folder(clock, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settled()
+    assert not [*tmp_path.iterdir()]
 
 
-def test_a_notebook_gives_back_what_was_written(tmp_path):
-    notebook = Notebook(tmp_path / "deep" / "notes.json")
-    assert notebook.read({"net": "a"}) == {}
-    notebook.write({"net": "a"}, SPEEDS)
-    notebook.write({"net": "b"}, {"stacked": Speed(1.0, 2.0)})
-    assert notebook.read({"net": "a"}) == SPEEDS
-    assert notebook.read({"net": "b"}) == {"stacked": Speed(1.0, 2.0)}
-    assert notebook.read({"net": "c"}) == {}
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["notes.json"]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "1", '{"a": 1}', "\x00", "null"])
-def test_a_broken_notebook_is_begun_anew(tmp_path, text):
-    notebook = Notebook(tmp_path / "notes.json")
-    notebook.path.write_text(text)
-    assert notebook.read({"net": "a"}) == {}
-    notebook.write({"net": "a"}, SPEEDS)
-    assert notebook.read({"net": "a"}) == SPEEDS
-
-
-@pytest.mark.parametrize("page", [1, [], {}, {"speeds": 1}, {"speeds": {"stacked": {"step": 1}}}])
-def test_a_broken_page_is_no_page(tmp_path, page):
-    notebook = Notebook(tmp_path / "notes.json")
-    notebook.write({"net": "a"}, SPEEDS)
-    pages = json.loads(notebook.path.read_text())
-    notebook.path.write_text(json.dumps(dict.fromkeys(pages, page)))
-    assert notebook.read({"net": "a"}) == {}
-
-
-@pytest.mark.parametrize("step", [math.nan, 0.0, -1.0, math.inf])
-def test_a_speed_that_nothing_has_is_measured_again(tmp_path, step):
-    notebook = Notebook(tmp_path / "notes.json")
-    notebook.write({"net": "a"}, {"stacked": Speed(step, 0.0)})
-    assert notebook.read({"net": "a"}) == {}
-    notebook.write({"net": "a"}, {"stacked": Speed(1e-3, setup=step or math.nan)})
-    assert notebook.read({"net": "a"}) == {}
-
-
-def test_a_notebook_that_is_nested_too_deep_is_begun_anew(tmp_path):
-    notebook = Notebook(tmp_path / "notes.json")
-    notebook.path.write_text("[" * 100_000)
-    assert notebook.read({"net": "a"}) == {}
-    notebook.write({"net": "a"}, SPEEDS)
-    assert notebook.read({"net": "a"}) == SPEEDS
-
-
-def test_a_folder_that_cannot_be_written_to_is_left_alone(tmp_path):
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file" / "notes.json", tmp_path / "file" / "deep" / "notes.json"):
-        Notebook(path).write({"net": "a"}, SPEEDS)
-        assert Notebook(path).read({"net": "a"}) == {}
-
-
-def test_the_notebook_lies_in_the_users_cache(monkeypatch, tmp_path, notes):
-    assert Notebook().path == notes
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert Notebook().path == tmp_path / ".cache" / "pl_fed" / "engines.json"
+@pytest.mark.parametrize(
+    "speed",
+    [
+        1,
+        {},
+        {"step": 1.0},
+        {"step": "fast", "setup": 0},
+        *({"step": step, "setup": 0.0} for step in (math.nan, 0.0, -1.0, math.inf)),
+        {"step": 1e-3, "setup": -1.0},
+    ],
+)
+def test_speeds_of_a_damaged_checkpoint_are_forgotten(speed):
+    state = {"asked": "auto", "engine": "stacked", "size": 7, "speeds": {"stacked": speed}}
+    choice = EngineChoice()
+    choice.load_state_dict(state)
+    assert (choice.current, choice.size, choice.speeds) == ("stacked", 7, {})
 
 
 # No number changes
@@ -410,12 +329,11 @@ def fit(folder, rounds, engine="auto", resume=False, chunk_size=None):
     return trainer.federation.engine_choice, client.row("global").data.clone(), rows
 
 
-def test_a_resumed_run_goes_on_with_its_engine_bit_for_bit(clock, tmp_path, notes):
+def test_a_resumed_run_goes_on_with_its_engine_bit_for_bit(clock, tmp_path):
     clock.seconds = {**dict.fromkeys(ALL_ENGINES, 100.0), "stacked_compiled": 50.0}
     engine, *whole = fit(tmp_path / "whole", 4)
     assert engine.current == "stacked_compiled"
     fit(tmp_path / "stopped", 2)
-    notes.unlink()
     clock.seconds["one_by_one"] = 1.0
     clock.timed.clear()
     engine, *resumed = fit(tmp_path / "stopped", 4, resume=True)

@@ -13,7 +13,7 @@ from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.clients.contract import ModelRows
 from pl_fed.distributed.work_share import RemoteRows
-from pl_fed.engine import EngineChoice, OneByOne, Stacked, Task
+from pl_fed.engine import BatchedRunner, EngineChoice, OneByOne, Task
 from pl_fed.engine.choice import keep_freed_memory
 from pl_fed.rounds.round import RoundHooks
 from pl_fed.samplers import All
@@ -22,8 +22,8 @@ from pl_fed.samplers import All
 @pytest.fixture
 def calls(monkeypatch):
     """The sizes of the chunks that each engine was given."""
-    given = {"OneByOne": [], "Stacked": []}
-    for engine in (OneByOne, Stacked):
+    given = {"OneByOne": [], "BatchedRunner": []}
+    for engine in (OneByOne, BatchedRunner):
 
         def run(self, client, optimizer, chunk, engine=engine, original=engine.run):
             given[engine.__name__].append(len(chunk.clients))
@@ -34,7 +34,8 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "used"), [("one_by_one", "OneByOne"), ("stacked", "Stacked"), ("auto", "OneByOne")]
+    ("name", "used"),
+    [("one_by_one", "OneByOne"), ("stacked", "BatchedRunner"), ("auto", "OneByOne")],
 )
 def test_the_engine_asked_for_runs_them_and_auto_is_one_by_one_on_a_cpu(calls, name, used):
     client = FedAvg(seeded(mlp), optimizer=sgd())

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from pl_fed import EngineOptions, Federation
 from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Ditto, FedAvg
-from pl_fed.engine import LocalSettings, compiled_step, program
+from pl_fed.engine import LocalSettings, compiled
 from pl_fed.engine.choice import COMPILED, STACKED
 from pl_fed.models import DittoCelebaCNN
 from pl_fed.rounds.settings import RunSettings
@@ -131,7 +131,7 @@ def test_what_was_compiled_is_found_again_with_the_same_constants_only(monkeypat
     agrees(2.0)
     assert found(lambda: agrees(2.0)) == [1, 0]
     agrees(3.0)  # with its own
-    monkeypatch.setattr(compiled_step, "_LARGE", 2)
+    monkeypatch.setattr(compiled, "_LARGE", 2)
     assert found(lambda: agrees(2.0)) == [0, 1], "to look at many numbers takes long"
 
 
@@ -162,13 +162,13 @@ def test_draws_of_compiled_dropout_are_bit_equal():
 def test_whatever_the_cohort_is_inputs_are_as_they_were_compiled_for(
     monkeypatch, uncompiled, engine
 ):
-    taken, takes = [], program.CompiledStep.takes
+    taken, takes = [], compiled.CompiledStep.takes
 
     def noted(step, inputs):
         taken.append(takes(step, inputs))
         return taken[-1]
 
-    monkeypatch.setattr(program.CompiledStep, "takes", noted)
+    monkeypatch.setattr(compiled.CompiledStep, "takes", noted)
     data = shared_out(classes([4, 8, 8, 16, 24, 12]))
     how = {"sampler": Uniform(3), "rounds": 5, "engine": engine}
     run_rounds(FedAvg(seeded(dropout_net), optimizer=sgd(0.1)), data, **how)
@@ -203,7 +203,7 @@ def test_without_a_compiler_it_says_so_once(monkeypatch, engine):
     def none(*_, **__):
         raise RuntimeError("No working C++ compiler found.\nA page of advice")
 
-    monkeypatch.setattr(compiled_step, "compile_graph", none)
+    monkeypatch.setattr(compiled, "compile_graph", none)
     client, data = FedAvg(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes(SIZES))
     with saying(f"{SAYING}: No working C++ compiler found."):
         outcome = run_rounds(client, data, rounds=3, engine=engine, chunk_size=2)
@@ -221,7 +221,7 @@ def test_a_compiled_step_with_other_numbers_is_noticed(monkeypatch, engine):
 
         return run
 
-    monkeypatch.setattr(compiled_step, "compile_graph", wrong)
+    monkeypatch.setattr(compiled, "compile_graph", wrong)
     client, data = FedAvg(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes(SIZES))
     with saying(f"{SAYING}: a compiled step gave other numbers than an eager one"):
         outcome = run_rounds(client, data, engine=engine)

@@ -10,7 +10,7 @@ from torch import nn
 
 from pl_fed import Federation
 from pl_fed.clients import Ditto
-from pl_fed.engine import compiled_step, products
+from pl_fed.engine import compiled, products
 from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.evaluation import evaluator
 from pl_fed.samplers import All
@@ -82,13 +82,13 @@ def outcome(engine):
 @pytest.fixture
 def faster(monkeypatch):
     monkeypatch.setattr(products, "_WORTH", 1000)
-    monkeypatch.setattr(compiled_step, "mkl_held_back", lambda: True)
+    monkeypatch.setattr(compiled, "mkl_held_back", lambda: True)
 
 
 @needs_onednn
 def test_steps_have_them_where_mkl_is_held_back(faster, monkeypatch, uncompiled):
     eager, changed = outcome("one_by_one"), outcome("one_by_one_compiled")
-    monkeypatch.setattr(compiled_step, "mkl_held_back", lambda: False)
+    monkeypatch.setattr(compiled, "mkl_held_back", lambda: False)
     outcome("one_by_one_compiled")
     product = torch.ops.pl_fed.product.default
     numbers = [sum(node.target is product for node in each.graph.nodes) for each in uncompiled]

@@ -1,0 +1,422 @@
+"""Local steps as functions of tensors: of many clients at once, or of one after the other."""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pl_fed.clients.base import Client
+from pl_fed.clients.contract import ModelRows, Objective
+from pl_fed.engine.base import (
+    CannotCompileError,
+    Chunk,
+    Engine,
+    LocalSettings,
+    new_rows,
+    rebuild_optimizer,
+    restored,
+    select_rows,
+    stack_outputs,
+)
+from pl_fed.engine.buffers import StepBuffers
+from pl_fed.engine.step import (
+    LocalStep,
+    Tensors,
+    cloned,
+    options_of,
+    tensors_of,
+    updates_of,
+)
+from pl_fed.engine.tracing import plain_attributes
+from pl_fed.nets.rows import buffers_outside_rows
+from pl_fed.random import fork_torch_rng, key
+from pl_fed.text import first_line
+from pl_fed.trees import describe, tree_map
+from pl_fed.types import Batch
+
+_MOST_STEPS = 4  # of one client: what changes from round to round is not worth compiling
+
+
+class BatchedRunner(Engine):
+    """Batched runner: runs clients by :class:`LocalStep`, stacked or in turn, compiled or not.
+
+    Stacked clients take each step together. Clients of unequal size get masked batches, and a
+    client that has done its steps stands still. A compiled stack is always of the same size; where
+    there are fewer clients, places stay empty. Clients in turn take minibatches of their true size,
+    of which full ones go through the compiled step.
+
+    A compiled step (forward, backward, clipping, and SGD's update in place) is traced once and
+    compiled for the shapes at hand. Tracing runs ``training_step`` once as Python: it may read
+    tensors, and plain attributes of the client and its modules, a change of which compiles it anew.
+    A step that reads the trainer, or draws from torch's own generators, is refused.
+
+    Args:
+        settings: See :class:`Engine`.
+        size: How many clients are stacked; ``None`` runs one after the other.
+        compiled: Whether the step is compiled.
+        mode: ``mode`` of ``torch.compile``; ``"reduce-overhead"`` takes CUDA graphs.
+    """
+
+    def __init__(
+        self,
+        settings: LocalSettings,
+        size: int | None = None,
+        compiled: bool = False,
+        mode: str | None = None,
+    ) -> None:
+        super().__init__(settings)
+        self.size = size
+        self.compiled = compiled
+        self.mode = mode
+        self._objective: Objective | None = None
+        self._steps: dict[Hashable, PreparedStep] = {}
+
+    def run(
+        self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
+    ) -> dict[str, Tensor]:
+        """Train the chunk's rows: see :meth:`Engine.run`.
+
+        Raises:
+            CannotCompileError: If the step cannot be compiled; the rows are as they were.
+        """
+        rows = chunk.round.readable()
+        step = self.prepare(client, optimizer, chunk, rows)
+        run = self._run_in_turn if self.size is None else self._run_stack
+        try:
+            with torch.no_grad():
+                return run(step, optimizer, chunk, rows)
+        except Exception as error:
+            chunk.add_note(error, range(len(chunk.clients)))
+            raise
+
+    def prepare(
+        self,
+        client: Client,
+        optimizer: torch.optim.Optimizer,
+        chunk: Chunk,
+        rows: dict[str, Tensor],
+    ) -> "PreparedStep":
+        """Return the step that runs a chunk, which is built when it is first asked for.
+
+        Args:
+            client: The algorithm.
+            optimizer: The local optimizer.
+            chunk: The clients.
+            rows: The rows that the objective may read.
+
+        Raises:
+            CannotCompileError: If the steps of too many rounds differ.
+        """
+        objective = chunk.objective
+        if self._objective is not objective:
+            self._objective, self._steps = objective, {}
+        own, data = client.row(objective.trained[0]).data, chunk.batches.data
+        dims = {name: None if row.dim() == 1 else 0 for name, row in rows.items()}
+        updates = updates_of(objective, optimizer) if self.compiled else None
+        traced = self.compiled or self.settings.casts(client.device)
+        signature = (
+            (chunk.batches.width, str(describe(data.inputs)), str(describe(data.targets))),
+            (own.device, own.dtype, *dims.items()),
+            (type(optimizer), *(updates or ())),
+            *(plain_attributes(client) if traced else ()),
+        )
+        if signature not in self._steps:
+            if len(self._steps) == _MOST_STEPS:
+                if self.compiled:
+                    raise CannotCompileError(
+                        "shapes, options or attributes of the client change from round to round"
+                    )
+                self._steps.clear()
+            step = LocalStep(
+                client,
+                objective,
+                updates,
+                settings=self.settings,
+                size=self.size,
+                row_dims=dims,
+                compiled=self.compiled,
+            )
+            self._steps[signature] = PreparedStep(step, self.mode)
+        return self._steps[signature]
+
+    def _run_stack(
+        self,
+        step: "PreparedStep",
+        optimizer: torch.optim.Optimizer,
+        chunk: Chunk,
+        rows: dict[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Run the chunk's steps for all clients at once."""
+        batches, models, clients = chunk.batches, chunk.round.models, len(chunk.clients)
+        step.buffers.load(models, rows)
+        inputs, external = StepInputs(step, optimizer, chunk), step.external(optimizer)
+        for index in range(batches.max_steps):
+            batch = unpadded_as_needed(step.client, batches.at(index))
+            gradients = step(inputs.of_stack(index, batch), is_full=True)
+            if external is not None:
+                done = {
+                    model: [position for position, count in enumerate(counts) if index >= count]
+                    for model, counts in chunk.steps.items()
+                }
+                external.step(gradients, done)
+        trained = {  # nets whose running statistics change are not stacked
+            model: ModelRows(new_rows(models[model].parameters), models[model].statistics)
+            for model in chunk.objective.trained
+        }
+        step.buffers.write(trained)
+        models.update(trained)
+        chunk.on_done(clients)
+        totals = step.buffers.totals
+        return {name: total[:clients] / inputs.ends[-1] for name, total in totals.items()}
+
+    def _run_in_turn(
+        self,
+        step: "PreparedStep",
+        optimizer: torch.optim.Optimizer,
+        chunk: Chunk,
+        rows: dict[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Run the chunk's steps for one client after the other."""
+        batches, models = chunk.batches, chunk.round.models
+        trained = {
+            model: ModelRows(new_rows(models[model].parameters), new_rows(models[model].statistics))
+            for model in chunk.objective.trained
+        }
+        inputs, outputs = StepInputs(step, optimizer, chunk), []
+        with fork_torch_rng(step.client.device) as seed:
+            for position, client_id in enumerate(batches.clients):
+                seed(key(batches.seed, "torch", batches.round, client_id))
+                own = {model: before[position] for model, before in models.items()}
+                step.buffers.load(own, select_rows(rows, position))
+                external = step.external(optimizer)
+                for index, batch in enumerate(batches.of(position)):
+                    is_full = batch.size == batches.width
+                    gradients = step(inputs.of_client(position, index, batch), is_full)
+                    if external is not None:
+                        done = {
+                            model: index >= counts[position]
+                            for model, counts in chunk.steps.items()
+                        }
+                        external.step(gradients, done)
+                step.buffers.write({model: after[position] for model, after in trained.items()})
+                count, totals = batches.steps[position], step.buffers.totals
+                outputs.append({name: total / count for name, total in totals.items()})
+                chunk.on_done(position + 1)
+        models.update(trained)
+        return stack_outputs(outputs)
+
+
+class PreparedStep:
+    """A local step with its buffers, which is compiled when it is first taken, if it is to be.
+
+    Args:
+        step: The step.
+        mode: ``mode`` of ``torch.compile``.
+
+    Attributes:
+        buffers: Its state and rows.
+    """
+
+    def __init__(self, step: LocalStep, mode: str | None) -> None:
+        self.step = step
+        self.buffers = StepBuffers(step)
+        self.client = step.client
+        self.mode = mode
+        self._run: Any = None  # the compiled step
+
+    def __call__(self, inputs: dict[str, Any], is_full: bool) -> Tensors:
+        """Take a step, and return the gradients that an external optimizer has to follow.
+
+        Args:
+            inputs: See :class:`LocalStep`.
+            is_full: Whether the inputs are of the shapes that the step is compiled for.
+
+        Raises:
+            CannotCompileError: If it cannot be compiled.
+        """
+        if not self.buffers.totals:
+            self._try(self._prepare, inputs)
+        if self.step.compiled and is_full:
+            if self._run is None:
+                self._run = self._try(self._compile, inputs)
+            tensors = tensors_of(inputs)
+            if self._run.takes(tensors):
+                return self._run(tensors)  # type: ignore[no-any-return]
+        return self.step(self.buffers.state, inputs)
+
+    def outputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the outputs of ``training_step``, without a step."""
+        return self.step.gradients(cloned(self.buffers.state), inputs)[1]
+
+    def external(self, optimizer: torch.optim.Optimizer) -> "ExternalOptimizer | None":
+        """Return the optimizer of a step without an update of its own."""
+        return None if self.step.updates is not None else ExternalOptimizer(self, optimizer)
+
+    def _prepare(self, inputs: dict[str, Any]) -> None:
+        """Make buffers for the outputs of one trial; forget rows that the step does not read."""
+        other_buffers = {
+            name: buffer
+            for model in self.step.trained
+            for name, buffer in buffers_outside_rows(self.client.model(model)).items()
+        }
+        with restored(other_buffers) as changed:
+            gradients, outputs = self.step.gradients(cloned(self.buffers.state), inputs)
+        if changed:
+            raise CannotCompileError(f"training changes a buffer of the net ({changed[0]})")
+        # an eager step may read others later; in mixed precision it has been traced with all rows
+        if self.step.compiled and not self.step.casts:
+            self.buffers.forget_unread_rows()
+        self.buffers.prepare(gradients, outputs)
+
+    def _compile(self, inputs: dict[str, Any]) -> Any:
+        from pl_fed.engine.compiled import CompiledStep
+
+        return CompiledStep(self.step, self.buffers.state, inputs, self.mode)
+
+    def _try(self, function: Callable[[dict[str, Any]], Any], inputs: dict[str, Any]) -> Any:
+        """Call a function that is no part of a step, and leave torch's generators as they were.
+
+        Raises:
+            CannotCompileError: If it fails for a compiled step. An error that has another cause
+                will come again eagerly.
+        """
+        with fork_torch_rng(self.client.device):
+            if not self.step.compiled:
+                return function(inputs)
+            try:
+                return function(inputs)
+            except (torch.OutOfMemoryError, CannotCompileError):
+                raise
+            except Exception as error:
+                reason = first_line(error)
+                if " " not in reason and str(error):  # a KeyError's key
+                    reason = f"{type(error).__name__} {reason}"
+                raise CannotCompileError(reason) from error
+
+
+class StepInputs:
+    """Makes the inputs of a chunk's steps: see :class:`LocalStep`.
+
+    Args:
+        prepared: The step with its buffers.
+        optimizer: The local optimizer, with this round's options.
+        chunk: The clients.
+
+    Attributes:
+        ends: How many steps each client takes on each trained model, and, last, on any of them,
+            int64 [models + 1, clients].
+    """
+
+    def __init__(
+        self, prepared: PreparedStep, optimizer: torch.optim.Optimizer, chunk: Chunk
+    ) -> None:
+        device, batches, size = prepared.client.device, chunk.batches, prepared.step.size
+        self._rows = prepared.buffers.rows
+        self._width = batches.width
+        self._size = size or 0
+        self._index = torch.arange(batches.max_steps, device=device)
+        self._traced = prepared.step.traced
+        self._options = options_of(optimizer, prepared.buffers.example)
+        self.ends = torch.tensor([*chunk.steps.values(), batches.steps], device=device)
+        self._draws = chunk.draw_keys(prepared.client.draws).to(device)  # [clients, steps]
+        if size is None:  # [clients, steps, models + 1]
+            self._running = self._index[:, None] < self.ends.T[:, None]
+        else:  # [steps, models + 1, clients]
+            self._running = self._index[:, None, None] < filled(self.ends, (len(self.ends), size))
+            self._draws = filled(self._draws, (size, batches.max_steps))
+
+    def of_client(self, position: int, index: int, batch: Batch) -> dict[str, Any]:
+        """Return the inputs of one client's step.
+
+        Args:
+            position: The position of the client in the chunk.
+            index: Which of its steps it is.
+            batch: Its minibatch.
+        """
+        return {
+            **{name: tree for name, tree in batch._asdict().items() if tree is not None},
+            "index": self._index[index],
+            "draw": self._draws[position, index],
+            "rows": self._rows,
+            "running": self._running[position, index],
+            "options": self._options[index > 0],
+        }
+
+    def of_stack(self, index: int, batch: Batch, width: int | None = None) -> dict[str, Any]:
+        """Return the inputs of a step of all clients.
+
+        Args:
+            index: Which step it is.
+            batch: Their minibatches, which are filled up to the size of the stack.
+            width: How many samples a minibatch is filled up to; by default as many as a full one.
+        """
+        shape = (self._size, width or self._width)
+        return {
+            **{
+                name: tree_map(lambda leaf: filled(leaf, shape), tree)
+                for name, tree in batch._asdict().items()
+                if tree is not None
+            },
+            "index": self._index[index] if self._traced else index,
+            "draw": self._draws[:, index],
+            "rows": self._rows,
+            "running": self._running[index],
+            "options": self._options[index > 0],
+        }
+
+
+class ExternalOptimizer:
+    """External optimizer: moves a step's leaves by the gradients that the step returns.
+
+    Args:
+        prepared: The step with its buffers.
+        optimizer: The local optimizer, with this round's options.
+    """
+
+    def __init__(self, prepared: PreparedStep, optimizer: torch.optim.Optimizer) -> None:
+        self._leaves = prepared.buffers.leaves
+        parameters = {model: list(group.values()) for model, group in self._leaves.items()}
+        self._optimizer = rebuild_optimizer(prepared.step.objective, optimizer, parameters)
+
+    def step(self, gradients: Tensors, done: dict[str, Any]) -> None:
+        """Move the leaves.
+
+        Args:
+            gradients: The gradients of each model.
+            done: For each model the positions of the stacked clients that stand still, or whether
+                the one client does.
+        """
+        unmoved = []
+        for model, group in self._leaves.items():
+            still = done[model]
+            for name, leaf in group.items():
+                leaf.grad = None if still is True else gradients[model].get(name)
+                if isinstance(still, list) and still:
+                    unmoved.append((leaf, still, leaf[still]))
+        self._optimizer.step()
+        for leaf, positions, value in unmoved:
+            leaf[positions] = value
+
+
+def unpadded_as_needed(client: Client, batch: Batch) -> Batch:
+    """Return minibatches without a mask if the task's loss takes no padding.
+
+    There is none, then: only clients that stand still have samples that do not count.
+    """
+    return batch if client.averages_samples else batch._replace(mask=None)
+
+
+def filled(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Fill the first dimensions up with zeros, for clients and samples that are not there.
+
+    Example:
+        >>> filled(torch.ones(1, 2), (2, 3))
+        tensor([[1., 1., 0.],
+                [0., 0., 0.]])
+    """
+    if tensor.shape[: len(shape)] == shape:
+        return tensor
+    padded = tensor.new_zeros(*shape, *tensor.shape[len(shape) :])
+    padded[tuple(slice(length) for length in tensor.shape[: len(shape)])] = tensor
+    return padded
