@@ -101,7 +101,7 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
             f"Expected argument `augment` to be left out where {name} keeps features but got"
             f" {datamodule.augment}: features are computed once, of inputs that are not augmented."
         )
-    x = _two_samples(client, data).x
+    x = _first_samples(client, data).x
     with evaluation_mode(client):
         expected = f"Expected `features` of {name}, whose `keep_features` is True, to take inputs"
         features = _tried(f"{expected} but that", lambda: features_of(net, x))
@@ -140,7 +140,7 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -
 
 def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
     """Try attacks on data on two samples: what they refuse, they refuse before training begins."""
-    net, batch = client.global_model, _two_samples(client, data)
+    net, batch = client.global_model, _first_samples(client, data)
     if keeps_features(net):
         with torch.no_grad(), evaluation_mode(client):
             batch = batch._replace(x=features_of(net, batch.x))
@@ -150,9 +150,13 @@ def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> 
         attack.trigger(batch)
 
 
-def _two_samples(client: Client, data: ClientData) -> Batch:
-    """Return the first samples that are trained on, where the net is and as it takes them."""
-    return _samples(client, data, data.train.index[:2])
+def _first_samples(client: Client, data: ClientData) -> Batch:
+    """Return two or three samples that are trained on, where the net is and as it takes them.
+
+    Their number is not that of the classes: a criterion that compares [2, 2] outputs with [2]
+    class ids, each with each, would go unnoticed.
+    """
+    return _samples(client, data, data.train.index[: 3 if data.num_classes == 2 else 2])
 
 
 def _samples(client: Client, data: ClientData, index: Tensor) -> Batch:
@@ -172,7 +176,7 @@ def _targets(client: Client, y: Tensor) -> Tensor:
 def _run_net(client: Client, data: ClientData, augment: Callable[[Tensor], Tensor] | None) -> None:
     net, mode = client.global_model, client.training
     name, criterion = type(net).__name__, type(client.criterion).__name__
-    x, y = _two_samples(client, data)[:2]
+    x, y = _first_samples(client, data)[:2]
     client.eval()
     try:
         with torch.no_grad():
