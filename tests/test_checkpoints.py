@@ -213,6 +213,12 @@ def torn(good):
     one = good["federation"]["store"]["personal"]
     yield changed(good, {"other": one}, "federation", "store"), "client states to be"
     yield changed(good, 1.5, "federation", "identity", "inputs"), "with the same inputs"
+    yield changed(good, "other", "federation", "identity"), "with the part `federation.identity`"
+    yield changed(good, "often", "federation", "participation"), "is of 6 clients but got one of st"
+    name, tensor = next(iter(good["state_dict"].items()))
+    yield without(good, "state_dict", name), f"for `{name}` but got one with no tensor"
+    yield changed(good, tensor[:1], "state_dict", name), f"for `{name}` but got one with shape [1"
+    yield changed(good, tensor, "state_dict", "other"), "have no tensor for `other` but got one"
 
 
 def test_a_checkpoint_that_pl_fed_did_not_write_changes_no_file(run, good, capsys):

@@ -165,6 +165,8 @@ class FederationModule(LightningModule):
                 "Expected a checkpoint written by pl_fed but got one without a federation's state."
             )
         self.federation.load_state_dict(checkpoint["federation"])
+        if self.strict_loading:
+            _check_tensors(checkpoint["state_dict"], self.state_dict())
 
     def _log_metrics(self, part: str) -> None:
         monitor = self.federation.monitored
@@ -181,3 +183,19 @@ class FederationModule(LightningModule):
 def _reset(metrics: Mapping[str, ClientMetrics]) -> None:
     for metric in metrics.values():
         metric.reset()
+
+
+def _check_tensors(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if a checkpoint's models have other tensors than those of the net."""
+    for name in dict.fromkeys((*own, *saved)):
+        expected, got = (_shape(tensors.get(name)) for tensors in (own, saved))
+        if expected != got:
+            raise ValueError(
+                f"Expected a checkpoint whose models have {expected} for `{name}` but got one with"
+                f" {got}: it is of another net."
+            )
+
+
+def _shape(tensor: object) -> str:
+    """Return the shape of a tensor in words; of anything else, that it is no tensor."""
+    return f"shape {list(tensor.shape)}" if isinstance(tensor, Tensor) else "no tensor"

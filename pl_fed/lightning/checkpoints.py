@@ -46,6 +46,11 @@ _PARTS: dict[str, type | tuple[type, ...]] = {
     "epoch": int,
     "global_step": int,
     "loops": Mapping,
+    "loops.fit_loop": Mapping,
+    "loops.validate_loop": Mapping,
+    "loops.test_loop": Mapping,
+    "loops.predict_loop": Mapping,
+    "pytorch-lightning_version": str,
 }
 """The parts that each checkpoint of pl_fed has, in the order in which they are checked."""
 
@@ -181,8 +186,8 @@ def identity_in(path: str | Path | None) -> dict[str, Any]:
         return {}
     with contextlib.suppress(Exception):  # what is wrong with it is said when it is loaded
         checkpoint = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-        identity: dict[str, Any] = checkpoint["federation"]["identity"]
-        return identity
+        identity = checkpoint["federation"]["identity"]
+        return identity if isinstance(identity, dict) else {}
     return {}
 
 

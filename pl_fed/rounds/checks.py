@@ -103,7 +103,7 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
             f"Expected argument `augment` to be left out where {name} keeps features but got"
             f" {datamodule.augment}: features are computed once, of inputs that are not augmented."
         )
-    x = _two_samples(client, data).inputs
+    x = _first_samples(client, data).inputs
     if not isinstance(x, Tensor):
         raise ValueError(
             f"Expected inputs of one tensor for {name}, whose `keep_features` is True, but got"
@@ -153,7 +153,7 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -
 
 def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> None:
     """Try attacks on data on two samples: what they refuse, they refuse before training begins."""
-    net, batch = client.global_model, _two_samples(client, data)
+    net, batch = client.global_model, _first_samples(client, data)
     if keeps_features(net):
         with torch.no_grad(), evaluation_mode(client):
             batch = batch._replace(inputs=features_of(net, batch.inputs))
@@ -163,9 +163,13 @@ def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> 
         attack.trigger(batch)
 
 
-def _two_samples(client: Client, data: ClientData) -> Batch:
-    """Return the first samples that are trained on, where the net is and as it takes them."""
-    return _samples(client, data, data.train.index[:2])
+def _first_samples(client: Client, data: ClientData) -> Batch:
+    """Return two or three samples that are trained on, where the net is and as it takes them.
+
+    Their number is not that of the classes: a criterion that compares [2, 2] outputs with [2]
+    class ids, each with each, would go unnoticed.
+    """
+    return _samples(client, data, data.train.index[: 3 if data.num_classes == 2 else 2])
 
 
 def _samples(client: Client, data: ClientData, index: Tensor) -> Batch:
@@ -206,13 +210,13 @@ def _tried_outputs(
 
     Integer inputs become floating-point numbers if the net does not take them as they are.
     """
-    batch = _two_samples(client, data)
+    batch = _first_samples(client, data)
     if not all(leaf.is_floating_point() for leaf in leaves(batch.inputs)):
         try:
             return _outputs(client, batch, augment), batch.targets
         except ValueError:
             client.takes_integers = False
-            batch = _two_samples(client, data)
+            batch = _first_samples(client, data)
     return _outputs(client, batch, augment), batch.targets
 
 

@@ -168,11 +168,8 @@ class ClientStates:
         """
         clients = self.loaded.num_clients
         check_states(saved, clients, self.client.state_defaults())
-        if participation is not None and participation.shape != (clients,):
-            raise ValueError(
-                f"Expected a checkpoint whose participation is of {clients} clients but got one"
-                f" of shape {list(participation.shape)}."
-            )
+        if participation is not None:
+            _check_participation(participation, clients)
         with torch.inference_mode(False):  # rounds that follow count in place
             self.participation = None if participation is None else participation.clone()
         self._store, self._saved = None, saved
@@ -214,3 +211,15 @@ class ClientStates:
             start.validation_inputs = tree_map(lambda leaf: leaf.flatten(1), inputs)
             start.validation_targets = tree_map(lambda leaf: leaf.flatten(1), targets)
         return client.run_begin(start)
+
+
+def _check_participation(participation: object, clients: int) -> None:
+    """Raise ``ValueError`` if something is not a number of rounds for each client."""
+    got = type(participation).__name__
+    if isinstance(participation, Tensor):
+        if participation.shape == (clients,):
+            return
+        got = f"shape {list(participation.shape)}"
+    raise ValueError(
+        f"Expected a checkpoint whose participation is of {clients} clients but got one of {got}."
+    )

@@ -286,6 +286,15 @@ def test_real_targets(shape):
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
+def test_class_ids_are_not_compared_with_the_outputs_of_others():
+    """As [2, 2] outputs and [2] class ids would be in a batch of two, and in no other."""
+    data = data_of(torch.rand(20, 4), torch.arange(20) % 2, 2)
+    words = "`criterion` to take outputs of shape [3, 2] and targets of shape [3] (torch.int64) but"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        check_net(Ditto(nn.Linear(4, 2), criterion=nn.MSELoss()), data)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("criterion", [nn.MSELoss, nn.SmoothL1Loss, nn.PoissonNLLLoss])
 @pytest.mark.parametrize(("given", "wide"), [((20,), True), ((20, 1), False)])
 def test_outputs_are_not_compared_with_the_targets_of_others(criterion, given, wide):
