@@ -13,7 +13,9 @@ from typing import Any
 _WRAPPER = re.compile(r"Type typing\.Callable\[.*?\] expects a function or a callable class: ")
 _KEY = re.compile(r'Parser key "(.+?)":')
 _OWNER = re.compile(r"Problem with given class_path '(.+)':")
-_TYPE = re.compile(r"Expected an? (<class '.+'>|typing\..+?)(?:\. Got value: ?(.*))?$")
+_TYPE = re.compile(  # with the end of a number of which jsonargparse cut off the beginning
+    r"Expected an? (<class '.+'>|typing\..+?)\d*(?:\. Got value: ?(.*))?$"
+)
 _VALUE = re.compile(r"Given value: ?(.*?)(?:\. Got value: .*)?$")
 _BUILT = re.compile(  # of a class in a Callable
     r"\. Got value: Namespace\((?:init_args=NestedArg\(.*\), )?class_path='(.+?)'.*$"

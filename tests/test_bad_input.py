@@ -595,6 +595,11 @@ A_CLASS = "to name a class by its `class_path` but got"
             "`federation.storage.folder` to be text without",
         ),
         ("federation.adversary", None, "`federation.adversary` to be a mapping of arguments but"),
+        (
+            "federation.engine",
+            {"chunk_size": "1."},
+            "`federation.engine.chunk_size` to be of type int but got 1..",
+        ),
         ("federation.engine", "stacked", "got stacked (did you mean federation.engine.name?)."),
         ("federation.adversary", {"attackk": 1}, "adversary.attackk (did you mean attack?)."),
         (
