@@ -288,6 +288,14 @@ REFUSED = {
         ["--model=FedTilt", "--model.tau=.nan"],
         "`model.init_args.tau` to be a number but got NaN.",
     ),
+    "differentiable steps": (
+        [f"{MODEL}.optimizer.init_args.differentiable=true"],
+        "`optimizer` to build an optimizer whose steps are not differentiated but got",
+    ),
+    "differentiable steps of the server": (
+        ["--federation.server_optimizer=Adam", "--federation.server_optimizer.differentiable=true"],
+        "`server_optimizer` to build an optimizer whose steps are not differentiated but got",
+    ),
     "negative learning rate": (
         [f"{MODEL}.optimizer.init_args.lr=-1"],
         "`optimizer` to build a local optimizer but that failed: Invalid learning rate: -1.0",

@@ -21,7 +21,7 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData
 from pl_fed.engine.choice import STACKED
 from pl_fed.engine.features import features_of, keeps_features
-from pl_fed.functional.arguments import check_finite_options
+from pl_fed.functional.arguments import check_finite_options, check_not_differentiable
 from pl_fed.functional.losses import averages_samples
 from pl_fed.functional.modes import evaluation_mode
 from pl_fed.functional.random import seeded_torch
@@ -80,6 +80,7 @@ def check_net(
         lambda: client.objective.build_optimizer(leaves),
     )
     check_finite_options(optimizer=optimizer)
+    check_not_differentiable(optimizer=optimizer)
     client.state_defaults()  # says so if one is no row
     client.server_state_defaults()
     _run_net(client, data, augment)
