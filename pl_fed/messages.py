@@ -83,6 +83,9 @@ _LEAVES = {
     r"unsupported operand type\(s\) for \+: 'int' and 'str'": (
         "Expected argument `{where}` to have names as keys but got a number as a key."
     ),
+    r"ambiguous option: ([^=\s]+).* could match ": (
+        "Expected only options that --help lists but got {0}, the beginning of several."
+    ),
     r"unrecognized arguments: (.+)": "Expected only options that --help lists but got {0}{near}.",
     r"argument subcommand: invalid choice: (.+) \(choose from .+\)": (
         f"Expected a subcommand, one of {_COMMANDS}, but got {{0}}."

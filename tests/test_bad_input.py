@@ -150,6 +150,10 @@ REFUSED = {
         " (did you mean EarlyStopping?)",
     ),
     "option": (["--federation.cohort=3"], "only options that --help lists but got --federation.co"),
+    "beginning of an option": (
+        ["--data.augmen=off"],
+        "only options that --help lists but got --data.augmen, the beginning of several.",
+    ),
     "option of the trainer": (["--trainer.rounds=3"], "but got --trainer.rounds=3"),
     "option of the algorithm": (
         [f"{MODEL}.lamb=3"],
