@@ -112,6 +112,16 @@ def check_finite_options(**optimizers: "Optimizer") -> None:
                     )
 
 
+def check_not_differentiable(**optimizers: "Optimizer") -> None:
+    """Raise ``ValueError`` if an optimizer's steps are to be differentiated: none is here."""
+    for name, optimizer in optimizers.items():
+        if any(group.get("differentiable") for group in optimizer.param_groups):
+            raise ValueError(
+                f"Expected argument `{name}` to build an optimizer whose steps are not"
+                " differentiated but got differentiable = True: leave it out."
+            )
+
+
 def _is_finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 

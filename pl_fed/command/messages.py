@@ -13,7 +13,9 @@ from typing import Any
 _WRAPPER = re.compile(r"Type typing\.Callable\[.*?\] expects a function or a callable class: ")
 _KEY = re.compile(r'Parser key "(.+?)":')
 _OWNER = re.compile(r"Problem with given class_path '(.+)':")
-_TYPE = re.compile(r"Expected an? (<class '.+'>|typing\..+?)(?:\. Got value: ?(.*))?$")
+_TYPE = re.compile(  # with the end of a number of which jsonargparse cut off the beginning
+    r"Expected an? (<class '.+'>|typing\..+?)\d*(?:\. Got value: ?(.*))?$"
+)
 _VALUE = re.compile(r"Given value: ?(.*?)(?:\. Got value: .*)?$")
 _BUILT = re.compile(  # of a class in a Callable
     r"\. Got value: Namespace\((?:init_args=NestedArg\(.*\), )?class_path='(.+?)'.*$"
@@ -80,6 +82,9 @@ _LEAVES = {
     ),
     r"unsupported operand type\(s\) for \+: 'int' and 'str'": (
         "Expected argument `{where}` to have names as keys but got a number as a key."
+    ),
+    r"ambiguous option: ([^=\s]+).* could match ": (
+        "Expected only options that --help lists but got {0}, the beginning of several."
     ),
     r"unrecognized arguments: (.+)": "Expected only options that --help lists but got {0}{near}.",
     r"argument subcommand: invalid choice: (.+) \(choose from .+\)": (

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
-from pl_fed.arguments import check_finite_options
+from pl_fed.arguments import check_finite_options, check_not_differentiable
 from pl_fed.attacks import Attack
 from pl_fed.attacks.base import poisoned
 from pl_fed.clients.base import Client
@@ -82,6 +82,7 @@ def check_net(
         lambda: client.objective.build_optimizer(leaves),
     )
     check_finite_options(optimizer=optimizer)
+    check_not_differentiable(optimizer=optimizer)
     client.state_defaults()  # says so if one is no row
     client.server_state_defaults()
     _run_net(client, data, augment)

@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from pl_fed.aggregators import Aggregator
-from pl_fed.arguments import check_finite_options, check_optimizers
+from pl_fed.arguments import check_finite_options, check_not_differentiable, check_optimizers
 from pl_fed.types import RoundContext
 
 Merge = Callable[[Aggregator, Tensor, Tensor, RoundContext], Tensor]
@@ -41,6 +41,7 @@ class Server:
         example = self._example()
         check_optimizers(server_optimizer=example)
         check_finite_options(server_optimizer=example)
+        check_not_differentiable(server_optimizer=example)
         options = example.param_groups[0]
         self._optimizer_class = type(example).__name__
         self.adds = (

@@ -150,6 +150,10 @@ REFUSED = {
         " (did you mean EarlyStopping?)",
     ),
     "option": (["--federation.cohort=3"], "only options that --help lists but got --federation.co"),
+    "beginning of an option": (
+        ["--data.augmen=off"],
+        "only options that --help lists but got --data.augmen, the beginning of several.",
+    ),
     "option of the trainer": (["--trainer.rounds=3"], "but got --trainer.rounds=3"),
     "option of the algorithm": (
         [f"{MODEL}.lamb=3"],
@@ -287,6 +291,14 @@ REFUSED = {
     "NaN anywhere": (
         ["--model=FedTilt", "--model.tau=.nan"],
         "`model.init_args.tau` to be a number but got NaN.",
+    ),
+    "differentiable steps": (
+        [f"{MODEL}.optimizer.init_args.differentiable=true"],
+        "`optimizer` to build an optimizer whose steps are not differentiated but got",
+    ),
+    "differentiable steps of the server": (
+        ["--federation.server_optimizer=Adam", "--federation.server_optimizer.differentiable=true"],
+        "`server_optimizer` to build an optimizer whose steps are not differentiated but got",
     ),
     "negative learning rate": (
         [f"{MODEL}.optimizer.init_args.lr=-1"],
@@ -595,6 +607,11 @@ A_CLASS = "to name a class by its `class_path` but got"
             "`federation.storage.folder` to be text without",
         ),
         ("federation.adversary", None, "`federation.adversary` to be a mapping of arguments but"),
+        (
+            "federation.engine",
+            {"chunk_size": "1."},
+            "`federation.engine.chunk_size` to be of type int but got 1..",
+        ),
         ("federation.engine", "stacked", "got stacked (did you mean federation.engine.name?)."),
         ("federation.adversary", {"attackk": 1}, "adversary.attackk (did you mean attack?)."),
         (
