@@ -51,7 +51,7 @@ class Chunk:
         Args:
             error: The error.
             positions: Positions of the clients that it may come from.
-            step: The local step, if it is known.
+            step: The local step; ``None`` if the error may come from any of them.
         """
         clients = name_clients(self.clients[position] for position in positions)
         place = self.place.format(round=self.batches.round, clients=clients)

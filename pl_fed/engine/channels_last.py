@@ -1,8 +1,8 @@
 """Images in compiled steps on the CPU: channels last, and pooled by torch's own kernels.
 
-The compiler hands convolutions to oneDNN with channels last, whatever the net says: what comes
-before and after them is copied to and fro, and maxima over windows are scalar code. With all of it
-traced with channels last, a round of Ditto's CNN takes 0.76 of the time
+The compiler hands convolutions to oneDNN with channels last, whatever the net's own layout: their
+inputs and outputs are copied to and fro, and maxima over windows are scalar code. Traced with
+channels last throughout, a round of Ditto's CNN is 1.3 times as fast
 (``experiments/benchmarks/channels_last.py``).
 """
 
@@ -33,10 +33,10 @@ def _define_pooling() -> None:
 
 
 class ChannelsLast(OperatorMode):
-    """Has images on the CPU, within it, convolved and pooled with channels last.
+    """Convolves and pools images on the CPU with channels last.
 
-    Convolutions only where oneDNN runs them: of float32 and bfloat16. A ``view`` of an image is a
-    copy where it could not be one any more.
+    Convolutions only where oneDNN runs them: of float32 and bfloat16. A ``view`` of an image that
+    no longer lies in its own order is a copy.
     """
 
     def __enter__(self) -> Self:
@@ -51,8 +51,8 @@ class ChannelsLast(OperatorMode):
             operator, args = torch.ops.pl_fed.max_pool2d, (_channels_last(args[0]), *args[1:])
         elif operator is _aten.max_pool2d_with_indices_backward.default and _is_image(args[1]):
             operator = torch.ops.pl_fed.max_pool2d_backward
-            gradient, x, *rest = args
-            args = (_channels_last(gradient), _channels_last(x), *rest)
+            gradient, x, *others = args
+            args = (_channels_last(gradient), _channels_last(x), *others)
         elif operator is _aten.view.default and _is_image(args[0]) and _is_turned(args[0]):
             args = (args[0].contiguous(), *args[1:])
         return operator(*args, **kwargs)
@@ -71,5 +71,5 @@ def _is_turned(x: Tensor) -> bool:
 
 
 def _by_onednn(x: Tensor) -> bool:
-    known = torch.backends.mkldnn.is_available() and x.dtype in (torch.float32, torch.bfloat16)
-    return known and _is_image(x)
+    takes_dtype = x.dtype in (torch.float32, torch.bfloat16)
+    return torch.backends.mkldnn.is_available() and takes_dtype and _is_image(x)

@@ -37,7 +37,7 @@ _LIBRARY.impl("product", _shape_of_product, "Meta")
 
 @cache
 def mkl_held_back() -> bool:
-    """Return whether products by MKL are slower here than they could be."""
+    """Return whether MKL's products are slower on this machine than oneDNN's."""
     built = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     if not built or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
@@ -50,7 +50,7 @@ def mkl_held_back() -> bool:
 
 
 class FasterProducts(OperatorMode):
-    """Has large products of float32 matrices on the CPU, within it, run by oneDNN."""
+    """Runs large products of float32 matrices on the CPU by oneDNN."""
 
     def run(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a large product by oneDNN, and anything else as it is."""
