@@ -48,6 +48,11 @@ def leaves(tree: Tree) -> list[Tensor]:
     return []
 
 
+def clone(tree: Tree) -> Tree:
+    """Return a tree with copies of the tensors."""
+    return tree_map(Tensor.clone, tree)
+
+
 def foreign_leaf(tree: Tree) -> str | None:
     """Return the type of a leaf that is no tensor, or of an empty branch; ``None`` without any.
 

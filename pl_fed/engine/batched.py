@@ -23,16 +23,14 @@ from pl_fed.engine.buffers import StepBuffers
 from pl_fed.engine.step import (
     LocalStep,
     Tensors,
-    cloned,
     options_of,
-    tensors_of,
     updates_of,
 )
 from pl_fed.engine.tracing import plain_attributes
 from pl_fed.nets.rows import buffers_outside_rows
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.text import first_line
-from pl_fed.trees import describe, tree_map
+from pl_fed.trees import clone, describe, leaves, tree_map
 from pl_fed.types import Batch
 
 _MOST_STEPS = 4  # of one client: what changes from round to round is not worth compiling
@@ -240,14 +238,14 @@ class PreparedStep:
         if self.step.compiled and is_full:
             if self._run is None:
                 self._run = self._try(self._compile, inputs)
-            tensors = tensors_of(inputs)
+            tensors = leaves(inputs)
             if self._run.takes(tensors):
                 return self._run(tensors)  # type: ignore[no-any-return]
         return self.step(self.buffers.state, inputs)
 
     def outputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """Return the outputs of ``training_step``, without a step."""
-        return self.step.gradients(cloned(self.buffers.state), inputs)[1]
+        return self.step.gradients(clone(self.buffers.state), inputs)[1]
 
     def external(self, optimizer: torch.optim.Optimizer) -> "ExternalOptimizer | None":
         """Return the optimizer of a step without an update of its own."""
@@ -261,7 +259,7 @@ class PreparedStep:
             for name, buffer in buffers_outside_rows(self.client.model(model)).items()
         }
         with restored(other_buffers) as changed:
-            gradients, outputs = self.step.gradients(cloned(self.buffers.state), inputs)
+            gradients, outputs = self.step.gradients(clone(self.buffers.state), inputs)
         if changed:
             raise CannotCompileError(f"training changes a buffer of the net ({changed[0]})")
         # an eager step may read others later; in mixed precision it has been traced with all rows

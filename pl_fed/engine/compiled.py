@@ -13,10 +13,10 @@ from torch.fx import GraphModule, Node
 from pl_fed.engine.base import CannotCompileError
 from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, mkl_held_back
-from pl_fed.engine.step import LocalStep, Tensors, cloned, tensors_of, with_tensors
+from pl_fed.engine.step import LocalStep, Tensors
 from pl_fed.engine.tracing import trace
 from pl_fed.torch_internals import arguments_of, compile_graph
-from pl_fed.trees import tree_map
+from pl_fed.trees import clone, leaves, tree_map, with_leaves
 
 _WRAPPING = {"cpp.enable_floating_point_contract_flag": "off -fwrapv"}
 """Tells the C++ compiler that integers wrap around, as those of keyed draws do: with torch 2.9 the
@@ -49,18 +49,18 @@ class CompiledStep:
         inputs: dict[str, Any],
         mode: str | None,
     ) -> None:
-        eager, compiled = cloned(state), cloned(state)
+        eager, compiled = clone(state), clone(state)
         # other numbers show constants that were traced
         others = {**inputs, "inputs": tree_map(_scale, inputs["inputs"])}
         eager["gradients"] = step(eager, others)
         with _without_logs():
             self._compile(step, state, inputs, mode)
-            self._state = tensors_of(compiled)
-            compiled["gradients"] = self(tensors_of(others))
-        for a, b in zip(tensors_of(eager), tensors_of(compiled), strict=True):
+            self._state = leaves(compiled)
+            compiled["gradients"] = self(leaves(others))
+        for a, b in zip(leaves(eager), leaves(compiled), strict=True):
             if not _are_close(a, b, _TOLERANCE[step.casts]):
                 raise CannotCompileError("a compiled step gave other numbers than an eager one")
-        self._state = tensors_of(state)
+        self._state = leaves(state)
 
     def _compile(
         self,
@@ -69,21 +69,21 @@ class CompiledStep:
         inputs: dict[str, Any],
         mode: str | None,
     ) -> None:
-        example = {"state": cloned(state), "inputs": inputs}
-        tensors = [tensor.contiguous() for tensor in tensors_of(example)]
+        example = {"state": clone(state), "inputs": inputs}
+        tensors = [tensor.contiguous() for tensor in leaves(example)]
 
         def flat_step(*tensors: Tensor) -> list[Tensor]:
             with ChannelsLast(), FasterProducts() if mkl_held_back() else nullcontext():
-                gradients = step(**with_tensors(example, iter(tensors)))
+                gradients = step(**with_leaves(example, iter(tensors)))
             self._names = {model: list(group) for model, group in gradients.items()}
-            return tensors_of(gradients)
+            return leaves(gradients)
 
         with step.compiling(state, inputs):
             graph = trace(step.client, flat_step, *tensors)
         _check_draws(graph)
         remember = _count_constants(graph) <= _LARGE
         self._run = compile_graph(graph, tensors, mode, _WRAPPING, remember)
-        self._shapes = _shapes(tensors_of(inputs))
+        self._shapes = _shapes(leaves(inputs))
 
     def takes(self, inputs: list[Tensor]) -> bool:
         """Return whether inputs are of the shapes and dtypes that it is compiled for."""

@@ -14,7 +14,7 @@ from pl_fed.clients.contract import Objective
 from pl_fed.engine.base import LocalSettings
 from pl_fed.engine.step_function import StepFunction
 from pl_fed.engine.tracing import loosen_views, trace
-from pl_fed.trees import select, tree_map
+from pl_fed.trees import clone, select
 from pl_fed.types import Batch
 
 Tensors = dict[str, dict[str, Tensor]]
@@ -86,7 +86,7 @@ class LocalStep:
 
     def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
         """Take the step, and return the gradients that are still to be followed."""
-        seen = cloned(state["buffers"])
+        seen = clone(state["buffers"])
         gradients, outputs = self.gradients({**state, "buffers": seen}, inputs)
         gradients = {model: self._clipped(group) for model, group in gradients.items()}
         for position, model in enumerate(self.trained):
@@ -349,29 +349,6 @@ def _differentiate(loss: Tensor, leaves: Tensors) -> Tensors:
         model: {name: grad for name in group if (grad := next(gradients)) is not None}
         for model, group in leaves.items()
     }
-
-
-def cloned(tree: Any) -> Any:
-    """Return a copy of nested dicts, tuples and lists of tensors."""
-    return tree_map(Tensor.clone, tree)
-
-
-def tensors_of(tree: Any) -> list[Tensor]:
-    """Return what nested dicts hold, in their order."""
-    if isinstance(tree, dict):
-        return [tensor for branch in tree.values() for tensor in tensors_of(branch)]
-    if isinstance(tree, tuple | list):
-        return [tensor for branch in tree for tensor in tensors_of(branch)]
-    return [tree]
-
-
-def with_tensors(tree: Any, tensors: Iterator[Tensor]) -> Any:
-    """Return nested dicts like others, with other tensors in their order."""
-    if isinstance(tree, dict):
-        return {name: with_tensors(branch, tensors) for name, branch in tree.items()}
-    if isinstance(tree, tuple | list):
-        return type(tree)(with_tensors(branch, tensors) for branch in tree)
-    return next(tensors)
 
 
 def _replace(old: Mapping[str, Tensor], new: Mapping[str, Tensor], running: Tensor) -> None:

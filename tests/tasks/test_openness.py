@@ -1,6 +1,7 @@
 """Nets of several inputs, losses of pixels, and tasks of a user's own, in several engines."""
 
 import copy
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -80,6 +81,30 @@ CASES = {
     ),
 }
 every_case = pytest.mark.parametrize(("net", "how", "arrays", "loss"), CASES.values(), ids=CASES)
+
+
+class Words(NamedTuple):
+    """A sentence as a tuple with names."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+
+
+@pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
+def test_inputs_that_are_a_named_tuple_are_compiled_too(engine, recwarn):
+    by_name = sentences()
+    words = Arrays(Words(**by_name.inputs), by_name.targets, OWNER, num_classes=3)
+    found, expected = (
+        run_rounds(
+            FedAvg(seeded(Sentences), optimizer=sgd(0.3), local_epochs=2),
+            shared_out(arrays, batch_size=3),
+            rounds=2,
+            engine=name,
+        )
+        for arrays, name in ((words, engine), (by_name, "one_by_one"))
+    )
+    assert not [str(each.message) for each in recwarn if "cannot be compiled" in str(each.message)]
+    torch.testing.assert_close(found.w, expected.w, rtol=1e-6, atol=1e-8)
 
 
 def part(tree, mask):
