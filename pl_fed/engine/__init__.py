@@ -8,7 +8,7 @@ from pl_fed.engine.base import Engine as Engine
 from pl_fed.engine.base import LocalSettings as LocalSettings
 from pl_fed.engine.batched import BatchedRunner as BatchedRunner
 from pl_fed.engine.choice import EngineChoice as EngineChoice
-from pl_fed.engine.choice import Task as Task
+from pl_fed.engine.choice import Workload as Workload
 from pl_fed.engine.one_by_one import OneByOne as OneByOne
 from pl_fed.engine.options import EngineName as EngineName
 from pl_fed.engine.options import EngineOptions as EngineOptions

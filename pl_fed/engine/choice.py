@@ -48,8 +48,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 @dataclass(frozen=True)
-class Task:
-    """The local work that an engine is chosen for.
+class Workload:
+    """Workload: the local work that an engine is chosen for.
 
     Attributes:
         client: The algorithm.
@@ -111,21 +111,21 @@ class EngineChoice:
         """Whether the clients of a chunk are stacked. They should take similar numbers of steps."""
         return self.current in STACKED
 
-    def settle(self, task: Task) -> None:
+    def settle(self, work: Workload) -> None:
         """Settle the engine of a round, and of all rounds after it."""
         keep_freed_memory()
-        if self._client is not None and self._client is not task.client:
-            self._begin(task.client)
-        self._client, self.settings = task.client, task.settings
+        if self._client is not None and self._client is not work.client:
+            self._begin(work.client)
+        self._client, self.settings = work.client, work.settings
         if self.current is None:
-            self.current = task.agree(self._fastest(task) if len(task.cohort) else None)
-        if not len(task.cohort):
+            self.current = work.agree(self._fastest(work) if len(work.cohort) else None)
+        if not len(work.cohort):
             return
-        if self.stacks and not self._can_stack(task, rank_zero_warn):
+        if self.stacks and not self._can_stack(work, rank_zero_warn):
             self.current = _NOT_STACKED[str(self.current)]
             self.size = self.options.chunk_size
         if self.size is None:
-            self.size = self.clients_at_a_time(self.current, task)
+            self.size = self.clients_at_a_time(self.current, work)
 
     def run(
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
@@ -139,15 +139,15 @@ class EngineChoice:
             _warn_eager(error)
         return self.run(client, optimizer, chunk)
 
-    def clients_at_a_time(self, name: str | None, task: Task) -> int:
+    def clients_at_a_time(self, name: str | None, work: Workload) -> int:
         """Return how many clients an engine runs at a time."""
         if self.options.chunk_size is not None:
             return self.options.chunk_size
-        row, cohort = task.client.row("global").data, len(task.cohort)
+        row, cohort = work.client.row("global").data, len(work.cohort)
         if name not in STACKED:
             return max(1, min(cohort, _ROWS_BYTES // row.nbytes))
         # a row, its gradient, two of optimizer state, two temporary ones; activations by guess
-        models, batches = len(task.example.objective.trained), task.example.batches
+        models, batches = len(work.example.objective.trained), work.example.batches
         needed = 6 * models * row.nbytes + 64 * bytes_of_sample(batches.data.inputs) * batches.width
         most = int(0.5 * free_memory(row.device) / needed)
         if row.device.type == "cpu":
@@ -193,16 +193,16 @@ class EngineChoice:
             self.options.chunk_size,
         )
 
-    def _fastest(self, task: Task) -> str:
+    def _fastest(self, work: Workload) -> str:
         """Time the engines if the run is long enough, and return the fastest."""
-        default = default_engine(task.client.device)
-        steps = task.rounds * sum(max(counts) for counts in zip(*task.steps(task.cohort).values()))
+        default = default_engine(work.client.device)
+        steps = work.rounds * sum(max(counts) for counts in zip(*work.steps(work.cohort).values()))
         if not steps:
             return default
-        self.speeds = self._measure(task, steps, default)
+        self.speeds = self._measure(work, steps, default)
         if not self.speeds:
             return default
-        steps = min(steps, task.seconds / min(speed.step for speed in self.speeds.values()))
+        steps = min(steps, work.seconds / min(speed.step for speed in self.speeds.values()))
         fastest = min(self.speeds, key=lambda name: self.speeds[name].total(steps))
         rank_zero_info(
             f"Clients are run by the engine {fastest}; microseconds for a step of a client:"
@@ -210,30 +210,30 @@ class EngineChoice:
         )
         return fastest
 
-    def _measure(self, task: Task, steps: float, default: str) -> dict[str, Speed]:
+    def _measure(self, work: Workload, steps: float, default: str) -> dict[str, Speed]:
         """Time the engines that may pay off in so many steps, and return their speeds."""
-        first = self._candidate(default, task)
+        first = self._candidate(default, work)
         first.seconds_per_step(1)  # it warms up
         step = first.seconds_per_step(2)
-        work = min(step * steps, task.seconds)
-        names: tuple[str, ...] = EAGER if work > _EAGER_PAYS else ()
-        if work > _COMPILING_PAYS:
+        seconds = min(step * steps, work.seconds)
+        names: tuple[str, ...] = EAGER if seconds > _EAGER_PAYS else ()
+        if seconds > _COMPILING_PAYS:
             names += COMPILED
-        if names and not self._can_stack(task, lambda _: None):
+        if names and not self._can_stack(work, lambda _: None):
             names = tuple(name for name in names if name not in STACKED)
-        candidates = {name: self._candidate(name, task) for name in names}
+        candidates = {name: self._candidate(name, work) for name in names}
         speeds, errors = measure(candidates, step, CannotCompileError)
         if errors:
             _warn_eager(errors[0])
         return speeds
 
-    def _candidate(self, name: str, task: Task) -> Candidate:
-        size = self.clients_at_a_time(name, task)
+    def _candidate(self, name: str, work: Workload) -> Candidate:
+        size = self.clients_at_a_time(name, work)
 
         def run(chunk: Chunk) -> dict[str, Tensor]:
-            return self._engine(name, size).run(task.client, task.optimizer, chunk)
+            return self._engine(name, size).run(work.client, work.optimizer, chunk)
 
-        return Candidate(run, lambda: task.load(task.cohort[:size]))
+        return Candidate(run, lambda: work.load(work.cohort[:size]))
 
     def _engine(self, name: str, size: int) -> Engine:
         """Return an engine, which is built once: it holds compiled steps."""
@@ -247,13 +247,13 @@ class EngineChoice:
                 self._engines[key] = BatchedRunner(self.settings, stack_size, compiled, mode)
         return self._engines[key]
 
-    def _can_stack(self, task: Task, warn: Callable[[str], object]) -> bool:
+    def _can_stack(self, work: Workload, warn: Callable[[str], object]) -> bool:
         """Find out once whether clients can be stacked, and warn if they cannot."""
         if self._stackable is None:
-            size = self.clients_at_a_time("stacked", task)
+            size = self.clients_at_a_time("stacked", work)
             try:
-                chunk = task.load(task.cohort[:size])
-                check_stackable(task.client, task.optimizer, chunk, self.settings, size)
+                chunk = work.load(work.cohort[:size])
+                check_stackable(work.client, work.optimizer, chunk, self.settings, size)
                 self._stackable = True
             except CannotStackError as error:
                 self._stackable = False

@@ -14,7 +14,7 @@ from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import Chunk, LocalSettings
-from pl_fed.engine.choice import EngineChoice, Task, default_engine
+from pl_fed.engine.choice import EngineChoice, Workload, default_engine
 from pl_fed.random import key
 from pl_fed.types import Batch
 
@@ -91,27 +91,34 @@ class Adaptation:
                 def load(positions: Tensor) -> Chunk:
                     return self._chunk(data, clients[positions], start, positions, rule)
 
-                everyone = torch.arange(len(clients))
-                task = Task(
-                    self.client, optimizer, everyone, load, 0, math.inf, dict, settings=settings
+                all_positions = torch.arange(len(clients))
+                work = Workload(
+                    client=self.client,
+                    optimizer=optimizer,
+                    cohort=all_positions,
+                    load=load,
+                    rounds=0,
+                    seconds=math.inf,
+                    steps=dict,
+                    settings=settings,
                 )
-                engine = self._settled(like, task)
-                for positions in everyone.split(engine.size or 1):
+                engine = self._choose_engine(like, work)
+                for positions in all_positions.split(engine.size or 1):
                     chunk = load(positions)
                     engine.run(self.client, optimizer, chunk)
                     personal[positions] = chunk.round.models["personal"]
         finally:
             self.client.train(training)
 
-    def _settled(self, like: EngineChoice, task: Task) -> EngineChoice:
-        """Return the engine: the one of the rounds, if it is known."""
+    def _choose_engine(self, like: EngineChoice, work: Workload) -> EngineChoice:
+        """Return the engine: that of the rounds, if one is chosen already."""
         default = default_engine(self.client.device)
         name: Any = like.current or (default if like.options.name == "auto" else like.options.name)
         moved = self._device != self.client.device
         if self._engine is None or self._engine.options.name != name or moved:
             self._device = self.client.device
             self._engine = EngineChoice(replace(like.options, name=name))
-        self._engine.settle(task)
+        self._engine.settle(work)
         return self._engine
 
     def _chunk(

@@ -12,7 +12,7 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.distributed.work_share import RemoteRows, WorkShare
-from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Task
+from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Workload
 from pl_fed.engine.base import name_clients
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.nets.rows import finite_rows, usable_rows
@@ -142,7 +142,7 @@ class LocalTraining:
             return self.count_steps(clients, plan.rule)
 
         self.engine.settle(
-            Task(
+            Workload(
                 client=self.client,
                 optimizer=plan.optimizer,
                 cohort=cohort,
@@ -235,8 +235,8 @@ class LocalTraining:
             losses = self.evaluator.losses(self.states.data, "val", chunk.clients, model, rows)
             end.validation_losses[model] = losses.to(rows.parameters)
             if self.evaluator.is_monitoring:
-                args = (self.states.data, "val", chunk.clients, model, rows)
-                end.validation_scores[model] = self.evaluator.scores(*args).to(rows.parameters)
+                scores = self.evaluator.scores(self.states.data, "val", chunk.clients, model, rows)
+                end.validation_scores[model] = scores.to(rows.parameters)
         end.step_means = dict(metrics)
         with _noting(chunk.batches.round, chunk.clients, "end_round"):
             uploads, kept = client.run_end_round(end)

@@ -13,7 +13,7 @@ from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.clients.contract import ModelRows
 from pl_fed.distributed.work_share import RemoteRows
-from pl_fed.engine import BatchedRunner, EngineChoice, OneByOne, Task
+from pl_fed.engine import BatchedRunner, EngineChoice, OneByOne, Workload
 from pl_fed.engine.choice import keep_freed_memory
 from pl_fed.rounds.round import RoundHooks
 from pl_fed.samplers import All
@@ -54,7 +54,7 @@ def task_of(client, cohort, data=None):
     broadcast = ModelRows(client.row("global").data, client.statistics("global").data)
     chunk = work._load(plan, torch.zeros(1, dtype=torch.int64), broadcast, RemoteRows())
     steps = partial(work.count_steps, rule=plan.rule)
-    return Task(client, optimizer, cohort, lambda _: chunk, 0, math.inf, steps)
+    return Workload(client, optimizer, cohort, lambda _: chunk, 0, math.inf, steps)
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "stacked", "auto"])
