@@ -15,7 +15,8 @@ class Batch(NamedTuple):
 
     Attributes:
         inputs: Inputs: a tensor [batch, ...], or a tuple or dict of such, each of its own dtype.
-        targets: Targets, likewise: class ids (int64), real values, or whatever the task takes.
+        targets: Targets of the same structures: class ids (int64), real values, or others that the
+            task takes.
         mask: Which samples count, bool [batch]; ``None`` means all of them. Padding has mask
             ``False`` and must not change a loss.
         samples: Ids of the samples in the data set, int64 [batch]. They key every random change of

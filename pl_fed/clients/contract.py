@@ -138,7 +138,7 @@ class ClientRound:
     Attributes:
         ids: The clients, int64 [clients].
         samples: Number of training samples, [clients, 1], in the parameters' dtype.
-        validation_samples: Number of validation samples, likewise.
+        validation_samples: Number of validation samples, [clients, 1], in that dtype too.
         broadcast: The global model w^t, which the round began with: one model.
         models: The trained and the evaluated models, by name, each of all clients. Before the
             local steps ``begin`` may replace them; in ``end_round`` they are as the steps left
@@ -154,8 +154,9 @@ class ClientRound:
             or [length] if it is the same for all clients.
         validation_losses: In ``end_round``, for each validated model, its mean loss on the
             clients' validation data, [clients]; NaN without such data.
-        validation_scores: Likewise, how bad it is by ``federation.monitor``, where that is set to
-            another metric than the loss: lower is better.
+        validation_scores: In ``end_round``, for each validated model, its score on the clients'
+            validation data by ``federation.monitor``, [clients]: lower is better. Empty unless that
+            is set to another metric than the loss.
         step_means: In ``end_round``, by name, the mean over the local steps of all that
             ``training_step`` returned, ``"loss"`` at least, [clients].
         proposals: Set by ``end_round``: what each client proposes that a server state becomes, by
@@ -165,7 +166,7 @@ class ClientRound:
             if it is evaluated but not trained, those of the last trained model.
         validation_inputs: All validation inputs of each client, [clients, numbers], for each tensor
             of an input; only if the algorithm ``reads_validation``.
-        validation_targets: Their targets, likewise.
+        validation_targets: The targets of the validation inputs, [clients, numbers] each.
     """
 
     ids: Tensor

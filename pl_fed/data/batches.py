@@ -15,7 +15,7 @@ from pl_fed.trees import Tree, bytes_of_sample, gather, leaves, split, tree_map
 from pl_fed.types import Batch
 
 _GATHER_BYTES = 1 << 20  # of a client's samples are gathered, and poisoned, at once: stays in cache
-_KEEP_BYTES = 1 << 24  # the same of a chunk that goes step by step, all clients together
+_KEEP_BYTES = 1 << 24  # of all clients of a chunk that goes step by step, together
 _LAST = torch.iinfo(torch.int64).max  # sorts behind every random number
 
 
@@ -138,9 +138,16 @@ class Batches:
 
     def shortened(self, most_steps: int) -> "Batches":
         """Return the first of them."""
-        clients, steps = torch.tensor(self.clients), [min(n, most_steps) for n in self.steps]
-        how = (self.rule, self.seed, self.round, self.poison, self.augment)
-        return Batches(self.data, clients, steps, *how)
+        return Batches(
+            self.data,
+            torch.tensor(self.clients),
+            [min(steps, most_steps) for steps in self.steps],
+            self.rule,
+            self.seed,
+            self.round,
+            self.poison,
+            self.augment,
+        )
 
     def of(self, position: int) -> Iterator[Batch]:
         """Yield the minibatches of one client of the chunk, each of its true size, unmasked."""
@@ -243,8 +250,10 @@ class Batches:
         index = self.data.train.index
         slots = torch.arange(longest, device=index.device)
         if self.rule.shuffle:
-            draws = (self.seed, "batches", self.round)
-            keys = [[key(*draws, k, p) for p in range(passes)] for k in self.clients]
+            keys = [
+                [key(self.seed, "batches", self.round, client, number) for number in range(passes)]
+                for client in self.clients
+            ]
             numbers = random_bits(_on(index, keys)[..., None], slots)
             if min(self.sizes, default=0) < longest:
                 beyond = slots >= _on(index, self.sizes)[:, None, None]

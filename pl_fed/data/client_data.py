@@ -76,7 +76,7 @@ class ClientData:
 
     Attributes:
         inputs: Inputs: a tensor [samples, ...], or a tuple or dict of such.
-        targets: Targets, likewise.
+        targets: Targets: a tensor [samples, ...], or a tuple or dict of such.
         train: What the clients train on.
         val: What rounds are watched with.
         test: What a run is judged by.
@@ -238,8 +238,9 @@ def placed(tree: Tree, device: torch.device, dtype: torch.dtype) -> Tree:
 def with_floats(tree: Tree, dtype: torch.dtype = torch.float32) -> Tree:
     """Return a tree whose integers became real numbers, but for images, which do when gathered."""
 
-    def real(leaf: Tensor) -> Tensor:
-        kept = leaf.is_floating_point() or leaf.dtype == torch.uint8
-        return leaf if kept else leaf.to(dtype)
+    def as_float(leaf: Tensor) -> Tensor:
+        """Return integers as real numbers; real numbers and images as they are."""
+        unchanged = leaf.is_floating_point() or leaf.dtype == torch.uint8
+        return leaf if unchanged else leaf.to(dtype)
 
-    return tree_map(real, tree)
+    return tree_map(as_float, tree)

@@ -71,10 +71,10 @@ def measure(
     """Update metrics by samples, and return their values; NaN for those that refuse them.
 
     Args:
-        metrics: By name.
-        predictions: As the metrics take them.
-        targets: Likewise.
-        computes: Whether values are wanted.
+        metrics: The metrics, by name.
+        predictions: Predictions, as the metrics take them.
+        targets: Targets, as the metrics take them.
+        computes: Whether values are computed; else they are NaN.
     """
     values = []
     with warnings.catch_warnings():

@@ -422,7 +422,7 @@ class _Samples:
             yield each, index[chosen]
 
     def of(self, one: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the same of one of them."""
+        """Yield the batches of one client: its position, once for each sample, and the samples."""
         begin, size = int(self.begins[one]), int(self.sizes[one])
         for index in self.part.index[begin : begin + size].split(self.batch):
             yield torch.full_like(index, one), index

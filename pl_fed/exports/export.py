@@ -107,8 +107,7 @@ class Export:
         federation, select = self.federation, self.request.select
         models = {"personal": [self.own], "global": ["global"]}.get(select, ["global", self.own])
         with federation.states.settings.autocast():
-            args = (federation.data, "val", self.clients, models)
-            tables = federation.evaluator.tables(*args)
+            tables = federation.evaluator.tables(federation.data, "val", self.clients, models)
         if select != "validation":
             return models * len(self.clients), tables
         own = better(

@@ -175,8 +175,8 @@ def _draw_histogram(axes: Axes, ranks: Ranks, ends: tuple[float, float]) -> None
 
 
 def _rows(group: Group, ranks: Ranks, measure: str) -> Iterator[dict[str, Any]]:
-    columns = (ranks.mean.tolist(), ranks.low.tolist(), ranks.high.tolist())
-    for rank, (mean, low, high) in enumerate(zip(*columns), 1):
+    points = zip(ranks.mean.tolist(), ranks.low.tolist(), ranks.high.tolist())
+    for rank, (mean, low, high) in enumerate(points, 1):
         yield round_numbers(
             {
                 "group": group.number,
