@@ -259,6 +259,37 @@ def test_the_others_end_when_the_first_is_killed(tmp_path):
     assert output.count("distributed_backend=gloo") == 1
 
 
+LONG_TEST = (
+    *("--model", "pl_fed.clients.Finetuning", "--model.finetune_steps", "3000"),
+    *("--model.local_epochs", "null", "--model.local_steps", "2"),
+    *("--model.optimizer.class_path", "torch.optim.SGD"),
+    *("--model.optimizer.init_args.lr", "0.1", "--model.net.class_path", "pl_fed.models.MLP"),
+    *("--model.net.init_args.in_features", "64", "--model.net.init_args.hidden", "[32]"),
+    *("--model.net.init_args.num_classes", "10", "--data.clients_per_eval_batch", "1"),
+)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("lost", ["asked to end", "one is asked to end", "one is killed"])
+def test_processes_do_not_wait_for_each_other_in_the_test_phase(tmp_path, lost):
+    process = command(tmp_path, 2, 3, *LONG_TEST)
+    until, lines = time.monotonic() + 100, 0
+    while lines < 1 + 3 and time.monotonic() < until and process.poll() is None:
+        time.sleep(0.05)
+        files = [path.read_text().splitlines() for path in tmp_path.glob("*/metrics.csv")]
+        lines = max(map(len, files), default=0)
+    time.sleep(0.5)
+    assert process.poll() is None, "the test phase goes on"
+    if lost == "asked to end":
+        process.terminate()
+    else:
+        (child,) = children(process)
+        os.kill(child, signal.SIGKILL if lost == "one is killed" else signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode != 0, output
+    assert "Traceback" not in output
+
+
 # What is said, and what is refused
 
 

@@ -5,6 +5,7 @@ import copy
 import errno
 import re
 import shlex
+import signal
 import sys
 import zipfile
 from pathlib import Path
@@ -67,6 +68,9 @@ class FederatedCLI(SectionsCLI):
                     parser_kwargs=_PROGRAM,
                     args=args,
                 )
+            except KeyboardInterrupt as error:  # a second one, or before there is a trainer
+                self._clean_up(error)
+                raise SystemExit(128 + signal.SIGINT) from error
             except BaseException as error:
                 self._clean_up(error)
                 raise
@@ -88,13 +92,21 @@ class FederatedCLI(SectionsCLI):
                 f"Expected room for the files of the run in {self.run_dir} but got:"
                 f" {error.strerror}. {remedy}"
             ) from error
-        if self.run_dir is None or not self.run_dir.is_dir():
-            return
         interrupted = getattr(getattr(self, "trainer", None), "interrupted", False)
         if isinstance(error, SIGTERMException):
-            print(f"Stopped by SIGTERM. {self._describe_resume(self.run_dir)}", file=sys.stderr)
-        elif interrupted and isinstance(error, SystemExit | KeyboardInterrupt):
-            print(f"Stopped by Ctrl-C. {self._describe_resume(self.run_dir)}", file=sys.stderr)
+            self._report_stop("SIGTERM")
+        elif isinstance(error, KeyboardInterrupt) or (interrupted and isinstance(error, SystemExit)):
+            self._report_stop("Ctrl-C")
+
+    def _report_stop(self, signal_name: str) -> None:
+        """Say that a run was stopped, and how it can be resumed."""
+        if not is_first_process():
+            return
+        stopped = f"Stopped by {signal_name}"
+        if self.run_dir is None or not self.run_dir.is_dir():
+            print(f"{stopped} before a run began.", file=sys.stderr)
+        else:
+            print(f"{stopped}. {self._describe_resume(self.run_dir)}", file=sys.stderr)
 
     def _describe_resume(self, run_dir: Path) -> str:
         """Return where the run's folder is, and the command that resumes the run, if there is."""

@@ -41,9 +41,9 @@ def main(args: ArgsType = None) -> None:
             FederatedCLI(args)
     except SIGTERMException:  # whose exit status would be that of a success
         sys.exit(128 + signal.SIGTERM)
-    except KeyboardInterrupt:  # before there is a trainer, which would end the run in order
+    except KeyboardInterrupt:  # of a run, FederatedCLI has reported it
         if is_first_process():
-            print("Stopped by Ctrl-C before a run began.", file=sys.stderr)
+            print("Stopped by Ctrl-C.", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except (
         ValueError,

@@ -1,14 +1,13 @@
 """The loop: one round is one epoch. The only file that names the trainer's internals (2.6).
 
 Private names that it needs, and that ``tests/test_lightning.py`` holds: ``_FitLoop``;
-``_call_lightning_module_hook``; the trainer's ``_logger_connector`` and ``_signal_connector``; the
+``_call_lightning_module_hook``; the trainer's ``_logger_connector`` and ``_signal_connector``;
+``_SignalConnector`` and its ``_sigterm_notifier_fn``; the
 module's ``_current_fx_name``; of the epoch loop ``_should_check_val_epoch`` and
 ``_batches_that_stepped``. Besides, it moves the progress counters of the loops, which have no
 underscore but no documentation either.
 """
 
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.trainer.call import _call_lightning_module_hook
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
@@ -33,6 +33,22 @@ from pl_fed.rounds.round import RoundHooks
 _Hooked = TypeVar("_Hooked")
 
 _BAR_SECONDS = 0.1  # at least, between two moves of the progress bar within a round
+
+
+class SignalConnector(_SignalConnector):
+    """Lightning's signal handlers, of which that of SIGTERM talks to no other process.
+
+    Lightning's own broadcasts from within the handler, which may run between any two calls that
+    processes make together, or while others wait in one: they would wait for each other for ever.
+    Here a SIGTERM is passed on to the processes that were launched, and noted. In a fit all agree
+    on it after the round; an evaluation ends after the batch of clients.
+    """
+
+    def _sigterm_notifier_fn(self, signum: Any, _: Any) -> None:
+        launcher = self.trainer.strategy.launcher
+        if not self.received_sigterm and launcher is not None:
+            launcher.kill(signum)
+        self.received_sigterm = True
 
 
 class FederatedLoop(_FitLoop):
@@ -60,6 +76,7 @@ class FederatedLoop(_FitLoop):
         replaced = trainer.fit_loop
         super().__init__(trainer, replaced.min_epochs, replaced.max_epochs)
         self.epoch_loop = replaced.epoch_loop
+        trainer._signal_connector = SignalConnector(trainer)
         self.federation = federation
         self.within_round = False
         self.ends_together = False
@@ -132,22 +149,6 @@ class FederatedLoop(_FitLoop):
         """Whether to stop; a round that was begun is finished first."""
         return not self._unfinished and bool(super().done)
 
-    def _note_sigterm(self) -> None:
-        """Only note a SIGTERM and pass it on: Lightning's handler broadcasts it from within.
-
-        A handler may run between any two calls that processes make together, or while others wait
-        in one: they would wait for each other for ever. What is noted is agreed on after the round.
-        """
-        signals, launcher = self.trainer._signal_connector, self.trainer.strategy.launcher
-
-        def note(signum: Any, _: Any) -> None:
-            if not signals.received_sigterm and launcher is not None:
-                launcher.kill(signum)
-            signals.received_sigterm = True
-
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, note)
-
     # A round
 
     def setup_data(self) -> None:
@@ -176,8 +177,6 @@ class FederatedLoop(_FitLoop):
             else WaitingRows(logger.log_metrics, logger.save)
             for logger in self.trainer.loggers
         ]
-        if self.trainer.world_size > 1:
-            self._note_sigterm()
         # local steps are the clients' own: without its wrapper, DDP has no hooks on gradients
         self.trainer.strategy.model = self.trainer.lightning_module
         if self.trainer.enable_validation:  # what is wrong with it is said now, not rounds later

@@ -18,6 +18,7 @@ from pl_fed.callbacks import PerClient
 from pl_fed.command.fit import _resume_arguments
 from pl_fed.command.main import main
 from pl_fed.federation import Federation
+from pl_fed.lightning.trainer import Trainer
 from pl_fed.loggers import RunCSV
 from pl_fed.run_folder import alone_in, locked
 
@@ -349,12 +350,38 @@ def test_the_command_that_goes_on_names_one_checkpoint():
     assert _resume_arguments(given) == ["fit", "--x", "--y", "z", "--ckpt_path", "last"]
 
 
-def test_an_interrupt_before_the_run_is_no_trace(monkeypatch, capsys):
-    monkeypatch.setattr("pl_fed.command.main.FederatedCLI", Mock(side_effect=KeyboardInterrupt))
+@pytest.mark.parametrize("subcommand", ["partition", "report", "export"])
+def test_an_interrupt_without_a_run_is_no_trace(monkeypatch, capsys, subcommand):
+    for name in ("PartitionCLI", "report", "ExportCLI"):
+        monkeypatch.setattr(f"pl_fed.command.main.{name}", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit) as ended:
-        main(["fit"])
+        main([subcommand])
     assert ended.value.code == 128 + signal.SIGINT
-    assert capsys.readouterr().err == "Stopped by Ctrl-C before a run began.\n"
+    assert capsys.readouterr().err == "Stopped by Ctrl-C.\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "code"), [(KeyboardInterrupt, "Ctrl-C", 1), (SIGTERMException, "SIGTERM", 143)]
+)
+def test_a_run_that_is_stopped_before_it_began_says_so(tmp_path, monkeypatch, capsys, kind, name, code):
+    monkeypatch.setattr(Trainer, "run_settings", Mock(side_effect=kind))
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", *QUICKSTART, *short(tmp_path)])
+    assert ended.value.code == code
+    assert capsys.readouterr().err == f"Stopped by {name} before a run began.\n"
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_second_interrupt_is_reported_once(tmp_path, monkeypatch, capsys):
+    """The first makes Lightning end the run; the second comes while it does."""
+    interrupt = Mock(side_effect=KeyboardInterrupt)
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "run_round", interrupt)
+        patch.setattr(Trainer, "_teardown", interrupt)
+        with pytest.raises(SystemExit) as ended:
+            main(["fit", *QUICKSTART, *short(tmp_path)])
+    assert ended.value.code == 128 + signal.SIGINT
+    assert capsys.readouterr().err.count("Stopped by") == 1
 
 
 def test_a_full_disk_names_the_folder(tmp_path, monkeypatch, capsys):
