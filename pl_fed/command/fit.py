@@ -95,7 +95,9 @@ class FederatedCLI(SectionsCLI):
         interrupted = getattr(getattr(self, "trainer", None), "interrupted", False)
         if isinstance(error, SIGTERMException):
             self._report_stop("SIGTERM")
-        elif isinstance(error, KeyboardInterrupt) or (interrupted and isinstance(error, SystemExit)):
+        elif isinstance(error, KeyboardInterrupt) or (
+            interrupted and isinstance(error, SystemExit)
+        ):
             self._report_stop("Ctrl-C")
 
     def _report_stop(self, signal_name: str) -> None:

@@ -42,7 +42,7 @@ def dotted(config: Config) -> dict[str, Any]:
 def _entries(value: Any, key: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and "class_path" in value:
         yield key, ClassPath(value["class_path"])
-        value = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+        value = {**_mapping_at(value, "init_args"), **_mapping_at(value, "dict_kwargs")}
         if not value:
             return
     if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
@@ -112,9 +112,11 @@ def byzantine_share(config: Config) -> float | None:
     if not arguments.get("federation.adversary.attack"):
         return 0.0
     if not ids:
-        return float(fraction or 0.0)
+        return float(fraction or 0.0) if isinstance(fraction, int | float | None) else None
     clients = arguments.get("data.num_clients")
-    return len(ids) / clients if clients and isinstance(ids, list) else None  # long lists are text
+    if not isinstance(ids, list) or not isinstance(clients, int):  # long lists are text
+        return None
+    return len(ids) / clients if clients else None
 
 
 def differing(configs: Sequence[Config]) -> dict[str, list[Any]]:
@@ -162,7 +164,7 @@ def described(given: Any) -> str:
         return shown(given)
     arguments = [
         f"{name}={_argument(value)}"
-        for name, value in (given.get("init_args") or {}).items()
+        for name, value in _mapping_at(given, "init_args").items()
         if value is not None and value is not False
     ]
     name = ClassPath(given["class_path"]).short
@@ -171,3 +173,9 @@ def described(given: Any) -> str:
 
 def _argument(value: Any) -> str:
     return f"[{', '.join(map(_argument, value))}]" if isinstance(value, list) else described(value)
+
+
+def _mapping_at(section: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the mapping under a key; an empty one where a damaged config has something else."""
+    value = section.get(key)
+    return value if isinstance(value, Mapping) else {}

@@ -154,10 +154,10 @@ def measure_of(groups: Sequence[Group], part: str) -> str:
         for name in run.metrics
         if name.startswith(f"{part}/") and name.count("/") == 2
     }
-    monitors = {configs.dotted(run.config).get("federation.monitor") for run in runs}
+    monitors = {str(configs.dotted(run.config).get("federation.monitor")) for run in runs}
     for name in (*(monitors if len(monitors) == 1 else ()), "accuracy", *measures_in(names)):
         if name in names:
-            return str(name)
+            return name
     return "loss"
 
 

@@ -360,10 +360,9 @@ def test_an_interrupt_without_a_run_is_no_trace(monkeypatch, capsys, subcommand)
     assert capsys.readouterr().err == "Stopped by Ctrl-C.\n"
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "code"), [(KeyboardInterrupt, "Ctrl-C", 1), (SIGTERMException, "SIGTERM", 143)]
-)
-def test_a_run_that_is_stopped_before_it_began_says_so(tmp_path, monkeypatch, capsys, kind, name, code):
+@pytest.mark.parametrize("name", INTERRUPTS)
+def test_a_run_that_is_stopped_before_it_began_says_so(tmp_path, monkeypatch, capsys, name):
+    kind, code = INTERRUPTS[name]
     monkeypatch.setattr(Trainer, "run_settings", Mock(side_effect=kind))
     with pytest.raises(SystemExit) as ended:
         main(["fit", *QUICKSTART, *short(tmp_path)])

@@ -1,12 +1,16 @@
 """What is read of run folders, and what cannot be."""
 
+import itertools
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from run_folders import CONFIG, read_table, with_changes, write_run, write_table
 
 from pl_fed.command.report import report
+from pl_fed.reports import tables
+from pl_fed.reports.group import grouped, measure_of
 from pl_fed.reports.run import NoFitError, find_runs, in_order, read_run
 
 
@@ -345,3 +349,38 @@ def test_the_page_and_the_command_say_what_is_damaged(tmp_path, capsys):
     assert f"note: {run}: per_client.csv has 1 damaged row." in capsys.readouterr().err
     said = "Damaged, and left out: a: per_client.csv has 1 damaged row."
     assert said in path.read_text(encoding="utf-8")
+
+
+ATTACK = {"class_path": "pl_fed.attacks.RandomLabels", "init_args": {"redraw": True}}
+ADVERSARY = {"attack": ATTACK, "fraction": 0.5, "ids": None}
+MISPLACED = [
+    *("text", 3, None, [], [1], {}, {3: 4}, float("nan")),
+    *({"class_path": value} for value in (None, 3, [1])),
+    *({"class_path": "x.Y", "init_args": value} for value in ("text", [1])),
+]
+
+
+def keys_of(config, above=()):
+    for key, value in config.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from keys_of(value, (*above, key))
+
+
+def test_a_config_that_was_written_over_is_read_all_the_same(tmp_path):
+    """Whatever stands under whatever key: the run's tables are made of what is left."""
+    changes = {"federation.adversary": ADVERSARY, "federation.monitor": "accuracy"}
+    config = with_changes(changes)
+    whole, run = write_run(tmp_path / "whole", config), write_run(tmp_path / "run", config)
+    (run / "per_client.csv").unlink()
+    for keys, value in itertools.product(list(keys_of(config)), MISPLACED):
+        damaged_config = with_changes({".".join(keys): value}, config)
+        (run / "config.yaml").write_text(yaml.safe_dump(damaged_config))
+        runs, _ = find_runs([whole, run])
+        groups = grouped(runs)
+        assert measure_of(groups, "test") == "accuracy"
+        assert all(run.finished for run in runs)
+        damaged_run = next(run for run in runs if run.name == "run")
+        assert damaged_run.byzantine_share in (0.0, 0.25, 0.5, 3.0, None) or value != value
+        assert tables.of_differences(groups)
+        assert tables.of_configs(groups).count("<details>") == 2
