@@ -44,8 +44,12 @@ class Ditto(Pulled):
             :class:`Pulled`.
         global_mu: μ ≥ 0 of FedProx, as a solver of the global model: adds μ/2 ‖w − w^t‖² to w's
             own loss.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps`` (the paper's r),
-            ``local_epochs``, ``criterion``, ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: r, the minibatch steps on w in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam``, ``personal_lr`` or ``global_mu`` is negative or infinite, the work

@@ -38,9 +38,19 @@ class DittoChoice(Ditto):
         lam: λ of clients with too little validation data, one of ``lams``; 1 in the paper, and
             0.1 under strong attacks.
         min_validation: Fewest validation samples by which a client chooses, >= 1; 4 in the paper.
-        **kwargs: ``personal_lr``, ``personal_steps``, ``personal_epochs``, ``regularizer``,
-            ``global_mu``: see :class:`Ditto`; ``optimizer``, ``lr_scheduler``, ``local_steps``,
-            ``local_epochs``, ``criterion``, ``task``: see :class:`Client`.
+        personal_lr: Learning rate of v; the optimizer's by default.
+        personal_steps: s, the minibatch steps on each v in a round; as many as on w by default.
+        personal_epochs: The work on v in passes over the client's data, instead of
+            ``personal_steps``.
+        regularizer: The distance of the pull: ``"l2"``, ``"fisher"`` or ``"kl"``; see
+            :class:`Pulled`.
+        global_mu: μ ≥ 0 of FedProx for the global model: adds μ/2 ‖w − w^t‖² to w's own loss.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: r, the minibatch steps on w in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lams`` is empty, has a λ twice, or one that is negative or infinite; if

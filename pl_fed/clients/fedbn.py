@@ -32,8 +32,12 @@ class FedBN(FedPer):
         net: The net that clients train: see :class:`Client`.
         own: Names of the layers that each client keeps; ``None`` takes all normalisation layers
             with trainable parameters or running statistics.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If the net has no such layer, or ``own`` names parts that the net does not have.

@@ -37,8 +37,12 @@ class FedPer(Client):
         own: Names of submodules or parameters of ``net`` that are a client's own, such as
             ``["layers.5"]``. ``None`` is the head, the last module with trainable parameters. An
             empty list makes it FedAvg; a list of all parts makes it local training.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``own`` names parts that the net does not have, or is ``None`` and the net

@@ -53,9 +53,14 @@ class FedTilt(Client):
             negative λ disregards outliers.
         mu: μ ≥ 0, the strength of the pull to w^t.
         personal_lr: η₂, the learning rate of v; by default η₁, that of the optimizer.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's E,
-            of w and of v), ``criterion``, ``task``: see :class:`Client`. A class weight of the
-            criterion counts as a number of samples.
+        optimizer: Builds the local optimizer in each round, with learning rate η₁; SGD with 0.05 by
+            default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on w and on v in a round; or give ``local_epochs``.
+        local_epochs: E, the passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default. A class
+            weight counts as a number of samples.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If a tilt is NaN, ``mu`` or ``personal_lr`` is negative or infinite, or the

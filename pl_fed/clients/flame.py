@@ -71,8 +71,12 @@ class FLAME(ADMM):
             nothing.
         lagged_global: Whether to evaluate, as model ``lagged_global``, also the w^t that the last
             round began with. Its running statistics are the current ones.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's
-            H), ``criterion``, ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on θ_i in a round; or give ``local_epochs``.
+        local_epochs: H, the passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range. With a ``tolerance``, also if the net has

@@ -41,8 +41,13 @@ class L2SGD(Client):
     Args:
         net: The net that clients train: see :class:`Client`.
         lam: λ ≥ 0: 0 trains local models; 1 / (ηK) or more begins each round at the mean.
-        **kwargs: ``optimizer``, whose learning rate is η; ``lr_scheduler``; ``local_steps`` (K) or
-            ``local_epochs``; ``criterion``, ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round, with learning rate η; SGD with 0.05 by
+            default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: K, the minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` is negative or infinite.

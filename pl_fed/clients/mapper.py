@@ -38,10 +38,14 @@ class Mapper(Client):
     Args:
         net: The net that clients train: see :class:`Client`.
         lams: The λ to choose from, each in (0, 1]: 1 trains local models. Each λ trains two models.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`. The optimizer should be SGD, with or without momentum:
-            others move the mixtures in other ways than v. Weight decay shortens each mixture and
-            each w, which differs from a term of F_k.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+            Only SGD, with or without momentum, moves the mixtures as it would move v. Weight decay
+            shortens each mixture and each w; a term of F_k would act otherwise.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on each model in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lams`` is empty, has a λ twice, or one that is out of range.

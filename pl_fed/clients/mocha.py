@@ -54,8 +54,12 @@ class Mocha(Client):
         sigma: σ′ ≥ 1.
         max_numbers: The largest allowed m · d, clients times parameters: the server keeps as many
             numbers.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on the client's model in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range; and before training, if m · d is too large.

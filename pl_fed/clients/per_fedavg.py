@@ -49,8 +49,13 @@ class PerFedAvg(Client):
         difference: δ > 0 of HF. At a jump of the gradient (ReLU) the product is as large as the
             jump over 2 δ. A large β then diverges, although it does not with ``"exact"``.
         adaptation_steps: Steps on a client's own data before an evaluation, >= 1; 1 in the paper.
-        **kwargs: ``optimizer`` (its learning rate is β), ``lr_scheduler``, ``local_steps`` (τ),
-            ``local_epochs``, ``criterion``, ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round, with learning rate β; SGD with 0.05 by
+            default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: τ, the minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range, or the net has running statistics.

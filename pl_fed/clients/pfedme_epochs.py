@@ -30,8 +30,13 @@ class PFedMeEpochs(Client):
         net: The net that clients train: see :class:`Client`.
         lam: λ > 0, the strength of the pull.
         eta: η > 0, the step size of w_i.
-        **kwargs: ``optimizer`` (that of θ_i), ``lr_scheduler``, ``local_steps``, ``local_epochs``
-            (the paper's H), ``criterion``, ``task``: see :class:`Client`.
+        optimizer: Builds the optimizer of θ_i in each round; SGD with learning rate 0.05 by
+            default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on θ_i in a round; or give ``local_epochs``.
+        local_epochs: H, the passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` or ``eta`` is not positive.

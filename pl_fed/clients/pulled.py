@@ -45,8 +45,12 @@ class Pulled(Client, ABC):
             of each sample's squared gradient; ``"kl"`` is the symmetrized Kullback-Leibler
             divergence of the predicted classes on the minibatch. For the last two, w^t is in
             evaluation mode. They cost more: a gradient for each sample, or a forward pass.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` is negative or infinite, or ``regularizer`` is none of these; and

@@ -40,8 +40,13 @@ class Scaffold(Client):
         control: The computation of c_i. ``"path"``: the mean gradient along the local steps
             (option II), at no cost. ``"start"``: the gradient at x (option I), at the cost of
             training another model; gradient clipping clips each minibatch's gradient there, too.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round: SGD without momentum, with learning
+            rate η_l; 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: K, the minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``control`` is neither; and before training, if the local optimizer is not
