@@ -15,10 +15,10 @@ from pl_fed.types import Batch
 
 
 class Local(Client):
-    """Local: each client trains a model of its own, on its own data, and sends nothing.
+    """Local: each client trains its own model on its own data, and sends nothing.
 
-    It equals Ditto with λ = 0, as the baseline "local" of Ditto's paper does. A client trains in
-    the rounds in which it is drawn, and so as much as it would under Ditto.
+    It equals Ditto with λ = 0, the baseline "local" of Ditto's paper. A client trains only in the
+    rounds of its cohorts, and therefore as much as under Ditto.
 
     Args:
         net: The net that clients train: see :class:`Client`.

@@ -1,16 +1,16 @@
-"""pFedMe in the form of FLAME's paper: personal models that are kept and trained in epochs.
+"""pFedMe in the form of FLAME's paper: clients keep personal models and train them in epochs.
 
 S. Zhu et al. "On ADMM in heterogeneous federated learning: Personalization, robustness, and
 fairness". arXiv 2407.16397, section VI; C. T. Dinh, N. H. Tran and T. D. Nguyen. "Personalized
 federated learning with Moreau envelopes". NeurIPS 2020. arXiv 2006.08848.
 
-As in FLAME's reference code, θ_i is kept from round to round. It takes H passes of gradient steps
-on f_i(θ_i) + λ/2 ‖θ_i − w^t‖². Then one step w_i = w^t − η λ (w^t − θ_i) follows, and w^(t+1) is
-the mean of the w_i. With η λ = 1 this is mean-regularised multi-task learning, and FLAME with
-ρ = λ α_i and ``pull_to="broadcast"``. The paper tries η up to 0.5 for λ = 1.
+As in FLAME's reference code, a client keeps θ_i from round to round. It takes H passes of gradient
+steps on f_i(θ_i) + λ/2 ‖θ_i − w^t‖². Then it takes one step w_i = w^t − η λ (w^t − θ_i), and
+w^(t+1) is the mean of the w_i. With η λ = 1 this is mean-regularised multi-task learning, and FLAME
+with ρ = λ α_i and ``pull_to="broadcast"``. The paper tries η up to 0.5 for λ = 1.
 
-Departs from the paper of pFedMe, in which each minibatch has K steps on θ_i and then one on w_i:
-see :class:`~pl_fed.clients.PFedMe`.
+Departs from the paper of pFedMe: there each minibatch has K steps on θ_i and then one on w_i, as in
+:class:`~pl_fed.clients.PFedMe`.
 """
 
 from typing import Any
@@ -61,5 +61,5 @@ class PFedMeEpochs(Client):
 
     def end_round(self, client: ClientRound) -> Tensor:
         """Upload w_i − w^t = η λ (θ_i − w^t)."""
-        apart = client.models["personal"].parameters - client.broadcast.parameters
-        return self.eta * self.lam * apart
+        difference = client.models["personal"].parameters - client.broadcast.parameters
+        return self.eta * self.lam * difference
