@@ -391,7 +391,7 @@ def test_a_run_of_little_time_measures_little(tmp_path, monkeypatch, seconds):
         found.append(task.seconds)
         return "one_by_one"
 
-    monkeypatch.setattr(EngineChoice, "_fastest", noted)
+    monkeypatch.setattr(EngineChoice, "_find_fastest", noted)
     data = FederatedData(Given(classes([9, 9])), seed=0)
     timer = Timer(timedelta(seconds=seconds))
     trainer_of(tmp_path, callbacks=[timer], max_epochs=1).fit(fedavg(), data)
@@ -409,7 +409,7 @@ def test_engines_are_measured_within_the_time_that_is_left(monkeypatch):
     measured = choice.EngineChoice()
     monkeypatch.setattr(
         choice.EngineChoice,
-        "_candidate",
+        "_make_candidate",
         lambda *_: SimpleNamespace(seconds_per_step=lambda _: 1e-3),
     )
     monkeypatch.setattr(choice, "measure", lambda candidates, *_: (tried.extend(candidates), []))

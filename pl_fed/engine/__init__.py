@@ -1,4 +1,4 @@
-"""Engines: they run the local steps of a chunk of clients. See ``README.md`` beside this file."""
+"""Engines: they run the local steps of a chunk of clients. ``README.md`` compares them."""
 
 from pl_fed.engine.base import CannotCompileError as CannotCompileError
 from pl_fed.engine.base import CannotStackError as CannotStackError

@@ -1,4 +1,4 @@
-"""A chunk of clients, the contract of the engines that run it, and the tools that they share."""
+"""The chunk of clients, the contract of the engines that run it, and shared tools of engines."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,22 +19,22 @@ ROUND_NUMBERS = (
     *("cohort", "byzantine", "forged", "clipped", "dropped", "rejected"),
     *("update_norm", "benign_distance"),
 )
-"""Numbers that a round itself reports under ``train/``, beside those of ``training_step``."""
+"""Numbers that the round reports under ``train/``, beside the outputs of ``training_step``."""
 
 
 @dataclass
 class Chunk:
-    """Clients that are trained together, with their objective, minibatches and rows.
+    """Chunk: clients that an engine trains together, with their objective, minibatches and rows.
 
     Attributes:
-        clients: Their ids, int64 [clients], on the CPU.
-        objective: What their local steps minimise.
-        batches: Their minibatches.
-        steps: For each trained model, how many steps each client takes on it.
-        round: Their rows. Engines read its trained models, perhaps one row that is repeated, and
-            replace them by new tensors; and they read :meth:`ClientRound.readable`.
-        on_done: Called, as clients are done, with the number of clients done so far.
-        place: Where the local steps are, for the note of an error: see :meth:`add_note`.
+        clients: Ids of the clients, int64 [clients], on the CPU.
+        objective: The objective of the local steps.
+        batches: The clients' minibatches.
+        steps: The number of steps of each client on each trained model, by the model's name.
+        round: The clients' rows. Engines read :meth:`ClientRound.readable` and the trained models
+            (possibly one expanded row), and replace these models by new tensors.
+        on_done: Called with the number of clients that have completed their steps so far.
+        place: The stage of the run, for the note of an error: see :meth:`add_note`.
     """
 
     clients: Tensor
@@ -46,19 +46,19 @@ class Chunk:
     place: str = "round {round}, {clients}"
 
     def add_note(self, error: Exception, positions: Iterable[int], step: int | None = None) -> None:
-        """Note on an error in a local step: the round, the clients and the step.
+        """Add a note to an error in a local step: the round, the clients and the step.
 
         Args:
             error: The error.
-            positions: Positions of the clients that it may come from.
-            step: The local step; ``None`` if the error may come from any of them.
+            positions: Positions of the clients that may have caused it.
+            step: The local step that caused it; ``None`` if that is unknown.
         """
         clients = name_clients(self.clients[position] for position in positions)
         place = self.place.format(round=self.batches.round, clients=clients)
         error.add_note(f"In {place}" + ("." if step is None else f", local step {step}."))
 
-    def shortened(self, most_steps: int) -> "Chunk":
-        """Return a chunk of the same clients and rows with at most so many steps."""
+    def truncate(self, most_steps: int) -> "Chunk":
+        """Return a chunk of the same clients and rows with at most ``most_steps`` steps each."""
         batches = self.batches.shortened(most_steps)
         steps = {
             model: [min(count, most_steps) for count in counts]
@@ -69,10 +69,10 @@ class Chunk:
         )
 
     def draw_keys(self, draws: Draws) -> Tensor:
-        """Return keys of the draws that the clients' layers make in each step.
+        """Return the keys of the random draws of the clients' layers in each step.
 
         Args:
-            draws: Those of the layers.
+            draws: The draws of the layers.
 
         Returns:
             int64 [clients, steps]; zeros if no layer draws.
@@ -86,7 +86,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Clipping:
-    """Gradient clipping of the local steps, for each model of each client by itself.
+    """Gradient clipping of the local steps, separately for each model of each client.
 
     Args:
         value: The largest norm, or the largest absolute value; ``None`` for no clipping.
@@ -99,10 +99,10 @@ class Clipping:
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """How every local step is computed.
+    """Local settings: mixed precision and gradient clipping of all local steps.
 
     Attributes:
-        autocast: Gives the context in which ``training_step`` runs (mixed precision).
+        autocast: Returns the context of ``training_step`` (mixed precision).
         clipping: Gradient clipping.
     """
 
@@ -116,18 +116,18 @@ class LocalSettings:
 
 
 class CannotStackError(RuntimeError):
-    """A net, an optimizer or an objective that cannot be run for many clients at once."""
+    """Error: an engine cannot run the net, optimizer or objective for many clients at once."""
 
 
 class CannotCompileError(RuntimeError):
-    """A step that cannot be compiled, or not so that it gives the same numbers."""
+    """Error: an engine cannot compile the step, or the compiled step gives other numbers."""
 
 
 class Engine(ABC):
-    """Runs the local steps of a chunk of clients.
+    """Engine: runs the local steps of a chunk of clients.
 
     Args:
-        settings: How every local step is computed.
+        settings: Mixed precision and gradient clipping.
     """
 
     def __init__(self, settings: LocalSettings) -> None:
@@ -137,17 +137,17 @@ class Engine(ABC):
     def run(
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
-        """Train the chunk's rows: exchange them for those after the local steps.
+        """Train the chunk: replace its rows by the rows after the local steps.
 
         Args:
-            client: The algorithm; its models are used as work space.
-            optimizer: The local optimizer over the client's own parameters, whose options (learning
-                rates, above all) hold for this round.
+            client: The algorithm; the engine may overwrite its models.
+            optimizer: The local optimizer over the client's own parameters, with this round's
+                options (such as learning rates).
             chunk: The clients.
 
         Returns:
-            For ``loss``, and all other outputs of ``training_step``, the mean over each client's
-            steps, [clients].
+            The mean of each output of ``training_step`` over each client's steps, by name,
+            [clients]; at least ``loss``.
         """
 
 
@@ -155,8 +155,8 @@ def name_clients(clients: Iterable[int | Tensor], most: int = 5) -> str:
     """Return clients in words, for the note of an error.
 
     Args:
-        clients: Their ids.
-        most: The number of ids that are named.
+        clients: Ids of the clients.
+        most: The largest number of ids in the text.
 
     Example:
         >>> name_clients([3]), name_clients([3, 1, 4, 1, 5, 9, 2])
@@ -170,8 +170,8 @@ def name_clients(clients: Iterable[int | Tensor], most: int = 5) -> str:
 
 
 @contextmanager
-def restored(buffers: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Restore buffers after a trial, and name those that it changed in the list that it yields."""
+def restore_buffers(buffers: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Restore buffers after a trial, and add the names of changed buffers to the yielded list."""
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     changed: list[str] = []
     try:
@@ -182,19 +182,22 @@ def restored(buffers: Mapping[str, Tensor]) -> Iterator[list[str]]:
             buffers[name].copy_(before[name])
 
 
-def new_rows(like: Tensor) -> Tensor:
-    """Return rows to be written, [clients, numel], where ``like`` may be one that is repeated."""
+def allocate_rows(like: Tensor) -> Tensor:
+    """Return new rows [clients, numel] without values; ``like`` may be one expanded row."""
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def select_rows(rows: Mapping[str, Tensor], position: int) -> dict[str, Tensor]:
-    """Return the rows that ONE client of a chunk may read: see :meth:`ClientRound.readable`."""
+    """Return the rows that ONE client of a chunk may read, of :meth:`ClientRound.readable`."""
     return {name: row if row.dim() == 1 else row[position] for name, row in rows.items()}
 
 
 def stack_outputs(outputs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the outputs of several clients as tensors [clients], by name."""
-    return {name: torch.stack([single[name] for single in outputs]) for name in outputs[0]}
+    return {
+        name: torch.stack([client_outputs[name] for client_outputs in outputs])
+        for name in outputs[0]
+    }
 
 
 def rebuild_optimizer(
@@ -202,12 +205,13 @@ def rebuild_optimizer(
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, list[Tensor]],
 ) -> torch.optim.Optimizer:
-    """Build the local optimizer without memory, as each round does, with this round's options.
+    """Build a local optimizer with an empty state and this round's options.
 
     Args:
-        objective: The objective, which builds it.
-        optimizer: The optimizer that Lightning's schedules and callbacks know.
-        parameters: The tensors of each trained model that the new optimizer moves.
+        objective: The objective; it builds the optimizer.
+        optimizer: The optimizer with the current options, set by Lightning's schedules and
+            callbacks.
+        parameters: The tensors that the new optimizer moves, by trained model.
     """
     rebuilt = objective.build_optimizer(parameters)
     for group, current in zip(rebuilt.param_groups, optimizer.param_groups):
@@ -219,9 +223,8 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the outputs of ``training_step`` as a dict.
 
     Raises:
-        TypeError: If it is neither a loss nor a dict of tensors with one.
-        ValueError: If a name is one of the round's own numbers, under ``train/`` too, or a tensor
-            is no scalar.
+        TypeError: If ``outputs`` is neither a loss nor a dict of tensors with ``loss``.
+        ValueError: If a name is also in :data:`ROUND_NUMBERS`, or a tensor is no scalar.
     """
     if isinstance(outputs, Tensor):
         outputs = {"loss": outputs}
@@ -232,7 +235,7 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
         )
     if taken := [name for name in ROUND_NUMBERS if name in outputs]:
         raise ValueError(
-            "Expected `training_step` to return names that a round does not have itself but got"
+            "Expected `training_step` to return names that a round does not report itself but got"
             f" `{'`, `'.join(taken)}`."
         )
     for name, value in outputs.items():
@@ -246,5 +249,8 @@ def as_outputs(outputs: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
                 f"Expected `training_step` to return scalars but got shape {list(value.shape)} for"
                 f" `{name}`."
             )
-    dtype = outputs["loss"].dtype  # of flags and counts too, so that they have means
-    return {n: v if v.is_floating_point() else v.to(dtype) for n, v in outputs.items()}
+    dtype = outputs["loss"].dtype  # for flags and counts, too: they need means
+    return {
+        name: value if value.is_floating_point() else value.to(dtype)
+        for name, value in outputs.items()
+    }

@@ -1,4 +1,4 @@
-"""Local steps as functions of tensors: of many clients at once, or of one after the other."""
+"""Local steps as functions of tensors, for many clients at once or one client after the other."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -13,9 +13,9 @@ from pl_fed.engine.base import (
     Chunk,
     Engine,
     LocalSettings,
-    new_rows,
+    allocate_rows,
     rebuild_optimizer,
-    restored,
+    restore_buffers,
     select_rows,
     stack_outputs,
 )
@@ -23,8 +23,8 @@ from pl_fed.engine.buffers import StepBuffers
 from pl_fed.engine.step import (
     LocalStep,
     Tensors,
-    options_of,
-    updates_of,
+    read_options,
+    read_updates,
 )
 from pl_fed.engine.tracing import plain_attributes
 from pl_fed.nets.rows import buffers_outside_rows
@@ -33,25 +33,26 @@ from pl_fed.text import first_line
 from pl_fed.trees import clone, describe, leaves, tree_map
 from pl_fed.types import Batch
 
-_MOST_STEPS = 4  # of one client: what changes from round to round is not worth compiling
+_MAX_PREPARED_STEPS = 4  # compiling does not pay off for steps that change from round to round
 
 
 class BatchedRunner(Engine):
     """Batched runner: runs clients by :class:`LocalStep`, stacked or in turn, compiled or not.
 
     Stacked clients take each step together. Clients of unequal size get masked batches, and a
-    client that has done its steps stands still. A compiled stack is always of the same size; where
-    there are fewer clients, places stay empty. Clients in turn take minibatches of their true size,
-    of which full ones go through the compiled step.
+    client that has completed its steps does not move. A compiled stack always has the same size;
+    with fewer clients, places stay empty. Clients in turn take unpadded minibatches; full ones go
+    through the compiled step.
 
     A compiled step (forward, backward, clipping, and SGD's update in place) is traced once and
-    compiled for the shapes at hand. Tracing runs ``training_step`` once as Python: it may read
-    tensors, and plain attributes of the client and its modules, a change of which compiles it anew.
-    A step that reads the trainer, or draws from torch's own generators, is refused.
+    compiled for the current shapes. Tracing runs ``training_step`` once as Python: it may read
+    tensors, and plain attributes of the client and its modules. A change of such an attribute
+    recompiles the step. The runner refuses steps that read the trainer or draw from torch's own
+    generators.
 
     Args:
-        settings: See :class:`Engine`.
-        size: How many clients are stacked; ``None`` runs one after the other.
+        settings: Mixed precision and gradient clipping.
+        size: The number of stacked clients; ``None`` runs one client after the other.
         compiled: Whether the step is compiled.
         mode: ``mode`` of ``torch.compile``; ``"reduce-overhead"`` takes CUDA graphs.
     """
@@ -76,7 +77,7 @@ class BatchedRunner(Engine):
         """Train the chunk's rows: see :meth:`Engine.run`.
 
         Raises:
-            CannotCompileError: If the step cannot be compiled; the rows are as they were.
+            CannotCompileError: If the step cannot be compiled; the rows are unchanged then.
         """
         rows = chunk.round.readable()
         step = self.prepare(client, optimizer, chunk, rows)
@@ -95,7 +96,7 @@ class BatchedRunner(Engine):
         chunk: Chunk,
         rows: dict[str, Tensor],
     ) -> "PreparedStep":
-        """Return the step that runs a chunk, which is built when it is first asked for.
+        """Return the prepared step for a chunk; it is built on its first use.
 
         Args:
             client: The algorithm.
@@ -104,14 +105,14 @@ class BatchedRunner(Engine):
             rows: The rows that the objective may read.
 
         Raises:
-            CannotCompileError: If the steps of too many rounds differ.
+            CannotCompileError: If too many rounds need different steps.
         """
         objective = chunk.objective
         if self._objective is not objective:
             self._objective, self._steps = objective, {}
         own, data = client.row(objective.trained[0]).data, chunk.batches.data
         dims = {name: None if row.dim() == 1 else 0 for name, row in rows.items()}
-        updates = updates_of(objective, optimizer) if self.compiled else None
+        updates = read_updates(objective, optimizer) if self.compiled else None
         traced = self.compiled or self.settings.casts(client.device)
         signature = (
             (chunk.batches.width, str(describe(data.inputs)), str(describe(data.targets))),
@@ -120,7 +121,7 @@ class BatchedRunner(Engine):
             *(plain_attributes(client) if traced else ()),
         )
         if signature not in self._steps:
-            if len(self._steps) == _MOST_STEPS:
+            if len(self._steps) == _MAX_PREPARED_STEPS:
                 if self.compiled:
                     raise CannotCompileError(
                         "shapes, options or attributes of the client change from round to round"
@@ -148,18 +149,19 @@ class BatchedRunner(Engine):
         """Run the chunk's steps for all clients at once."""
         batches, models, clients = chunk.batches, chunk.round.models, len(chunk.clients)
         step.buffers.load(models, rows)
-        inputs, external = StepInputs(step, optimizer, chunk), step.external(optimizer)
+        inputs = StepInputs(step, optimizer, chunk)
+        external = step.make_external_optimizer(optimizer)
         for index in range(batches.max_steps):
             batch = unpadded_as_needed(step.client, batches.at(index))
             gradients = step(inputs.of_stack(index, batch), is_full=True)
             if external is not None:
-                done = {
+                finished = {
                     model: [position for position, count in enumerate(counts) if index >= count]
                     for model, counts in chunk.steps.items()
                 }
-                external.step(gradients, done)
-        trained = {  # nets whose running statistics change are not stacked
-            model: ModelRows(new_rows(models[model].parameters), models[model].statistics)
+                external.step(gradients, finished)
+        trained = {  # stacked nets do not change running statistics
+            model: ModelRows(allocate_rows(models[model].parameters), models[model].statistics)
             for model in chunk.objective.trained
         }
         step.buffers.write(trained)
@@ -178,7 +180,9 @@ class BatchedRunner(Engine):
         """Run the chunk's steps for one client after the other."""
         batches, models = chunk.batches, chunk.round.models
         trained = {
-            model: ModelRows(new_rows(models[model].parameters), new_rows(models[model].statistics))
+            model: ModelRows(
+                allocate_rows(models[model].parameters), allocate_rows(models[model].statistics)
+            )
             for model in chunk.objective.trained
         }
         inputs, outputs = StepInputs(step, optimizer, chunk), []
@@ -187,16 +191,16 @@ class BatchedRunner(Engine):
                 seed(key(batches.seed, "torch", batches.round, client_id))
                 own = {model: before[position] for model, before in models.items()}
                 step.buffers.load(own, select_rows(rows, position))
-                external = step.external(optimizer)
+                external = step.make_external_optimizer(optimizer)
                 for index, batch in enumerate(batches.of(position)):
                     is_full = batch.size == batches.width
                     gradients = step(inputs.of_client(position, index, batch), is_full)
                     if external is not None:
-                        done = {
+                        finished = {
                             model: index >= counts[position]
                             for model, counts in chunk.steps.items()
                         }
-                        external.step(gradients, done)
+                        external.step(gradients, finished)
                 step.buffers.write({model: after[position] for model, after in trained.items()})
                 count, totals = batches.steps[position], step.buffers.totals
                 outputs.append({name: total / count for name, total in totals.items()})
@@ -206,14 +210,14 @@ class BatchedRunner(Engine):
 
 
 class PreparedStep:
-    """A local step with its buffers, which is compiled when it is first taken, if it is to be.
+    """Prepared step: a local step with its buffers; if compiled, it compiles on its first use.
 
     Args:
         step: The step.
         mode: ``mode`` of ``torch.compile``.
 
     Attributes:
-        buffers: Its state and rows.
+        buffers: The state and the rows of the step.
     """
 
     def __init__(self, step: LocalStep, mode: str | None) -> None:
@@ -224,14 +228,14 @@ class PreparedStep:
         self._run: Any = None  # the compiled step
 
     def __call__(self, inputs: dict[str, Any], is_full: bool) -> Tensors:
-        """Take a step, and return the gradients that an external optimizer has to follow.
+        """Take a step, and return the gradients for an external optimizer.
 
         Args:
-            inputs: See :class:`LocalStep`.
-            is_full: Whether the inputs are of the shapes that the step is compiled for.
+            inputs: The inputs of :class:`LocalStep`.
+            is_full: Whether the inputs have the shapes of the compiled step.
 
         Raises:
-            CannotCompileError: If it cannot be compiled.
+            CannotCompileError: If the step cannot be compiled.
         """
         if not self.buffers.totals:
             self._try(self._prepare, inputs)
@@ -243,28 +247,30 @@ class PreparedStep:
                 return self._run(tensors)  # type: ignore[no-any-return]
         return self.step(self.buffers.state, inputs)
 
-    def outputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the outputs of ``training_step``, without a step."""
+    def compute_outputs(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the outputs of ``training_step`` without taking a step."""
         return self.step.gradients(clone(self.buffers.state), inputs)[1]
 
-    def external(self, optimizer: torch.optim.Optimizer) -> "ExternalOptimizer | None":
-        """Return the optimizer of a step without an update of its own."""
+    def make_external_optimizer(
+        self, optimizer: torch.optim.Optimizer
+    ) -> "ExternalOptimizer | None":
+        """Return the optimizer of a step that contains no update; otherwise ``None``."""
         return None if self.step.updates is not None else ExternalOptimizer(self, optimizer)
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
-        """Make buffers for the outputs of one trial; forget rows that the step does not read."""
+        """Make buffers for the outputs of one trial; drop the rows that the step does not read."""
         other_buffers = {
             name: buffer
             for model in self.step.trained
             for name, buffer in buffers_outside_rows(self.client.model(model)).items()
         }
-        with restored(other_buffers) as changed:
+        with restore_buffers(other_buffers) as changed:
             gradients, outputs = self.step.gradients(clone(self.buffers.state), inputs)
         if changed:
             raise CannotCompileError(f"training changes a buffer of the net ({changed[0]})")
-        # an eager step may read others later; in mixed precision it has been traced with all rows
+        # later eager steps may read other rows; in mixed precision it has been traced with all rows
         if self.step.compiled and not self.step.casts:
-            self.buffers.forget_unread_rows()
+            self.buffers.drop_unread_rows()
         self.buffers.prepare(gradients, outputs)
 
     def _compile(self, inputs: dict[str, Any]) -> Any:
@@ -273,11 +279,11 @@ class PreparedStep:
         return CompiledStep(self.step, self.buffers.state, inputs, self.mode)
 
     def _try(self, function: Callable[[dict[str, Any]], Any], inputs: dict[str, Any]) -> Any:
-        """Call a function that is no part of a step, and leave torch's generators as they were.
+        """Call a function outside of a step, and restore torch's generators.
 
         Raises:
-            CannotCompileError: If it fails for a compiled step. An error that has another cause
-                will come again eagerly.
+            CannotCompileError: If it fails for a compiled step. If the error has another cause, the
+                eager step will raise it again.
         """
         with fork_torch_rng(self.client.device):
             if not self.step.compiled:
@@ -294,7 +300,7 @@ class PreparedStep:
 
 
 class StepInputs:
-    """Makes the inputs of a chunk's steps: see :class:`LocalStep`.
+    """Step inputs: makes the inputs of a chunk's steps, as :class:`LocalStep` defines them.
 
     Args:
         prepared: The step with its buffers.
@@ -302,7 +308,7 @@ class StepInputs:
         chunk: The clients.
 
     Attributes:
-        ends: How many steps each client takes on each trained model, and, last, on any of them,
+        ends: The number of steps of each client on each trained model, and, last, on any of them,
             int64 [models + 1, clients].
     """
 
@@ -315,22 +321,23 @@ class StepInputs:
         self._size = size or 0
         self._index = torch.arange(batches.max_steps, device=device)
         self._traced = prepared.step.traced
-        self._options = options_of(optimizer, prepared.buffers.example)
+        self._options = read_options(optimizer, prepared.buffers.example)
         self.ends = torch.tensor([*chunk.steps.values(), batches.steps], device=device)
         self._draws = chunk.draw_keys(prepared.client.draws).to(device)  # [clients, steps]
         if size is None:  # [clients, steps, models + 1]
             self._running = self._index[:, None] < self.ends.T[:, None]
         else:  # [steps, models + 1, clients]
-            self._running = self._index[:, None, None] < filled(self.ends, (len(self.ends), size))
-            self._draws = filled(self._draws, (size, batches.max_steps))
+            ends = pad_to_shape(self.ends, (len(self.ends), size))
+            self._running = self._index[:, None, None] < ends
+            self._draws = pad_to_shape(self._draws, (size, batches.max_steps))
 
     def of_client(self, position: int, index: int, batch: Batch) -> dict[str, Any]:
         """Return the inputs of one client's step.
 
         Args:
             position: The position of the client in the chunk.
-            index: Which of its steps it is.
-            batch: Its minibatch.
+            index: The index of the client's step.
+            batch: The client's minibatch.
         """
         return {
             **{name: tree for name, tree in batch._asdict().items() if tree is not None},
@@ -342,17 +349,17 @@ class StepInputs:
         }
 
     def of_stack(self, index: int, batch: Batch, width: int | None = None) -> dict[str, Any]:
-        """Return the inputs of a step of all clients.
+        """Return the inputs of a step of all clients, padded to the size of the stack.
 
         Args:
-            index: Which step it is.
-            batch: Their minibatches, which are filled up to the size of the stack.
-            width: How many samples a minibatch is filled up to; by default as many as a full one.
+            index: The index of the step.
+            batch: The clients' minibatches.
+            width: The number of samples of a padded minibatch; by default that of a full one.
         """
         shape = (self._size, width or self._width)
         return {
             **{
-                name: tree_map(lambda leaf: filled(leaf, shape), tree)
+                name: tree_map(lambda leaf: pad_to_shape(leaf, shape), tree)
                 for name, tree in batch._asdict().items()
                 if tree is not None
             },
@@ -377,39 +384,40 @@ class ExternalOptimizer:
         parameters = {model: list(group.values()) for model, group in self._leaves.items()}
         self._optimizer = rebuild_optimizer(prepared.step.objective, optimizer, parameters)
 
-    def step(self, gradients: Tensors, done: dict[str, Any]) -> None:
+    def step(self, gradients: Tensors, finished: dict[str, Any]) -> None:
         """Move the leaves.
 
         Args:
             gradients: The gradients of each model.
-            done: For each model the positions of the stacked clients that stand still, or whether
-                the one client does.
+            finished: For each model the positions of the stacked clients that have completed their
+                steps, or whether the one client has.
         """
-        unmoved = []
+        fixed = []
         for model, group in self._leaves.items():
-            still = done[model]
+            positions = finished[model]
             for name, leaf in group.items():
-                leaf.grad = None if still is True else gradients[model].get(name)
-                if isinstance(still, list) and still:
-                    unmoved.append((leaf, still, leaf[still]))
+                leaf.grad = None if positions is True else gradients[model].get(name)
+                if isinstance(positions, list) and positions:
+                    fixed.append((leaf, positions, leaf[positions]))
         self._optimizer.step()
-        for leaf, positions, value in unmoved:
+        for leaf, positions, value in fixed:
             leaf[positions] = value
 
 
 def unpadded_as_needed(client: Client, batch: Batch) -> Batch:
-    """Return minibatches without a mask if the task's loss takes no padding.
+    """Return minibatches without their mask if the task's loss does not support padding.
 
-    There is none, then: only clients that stand still have samples that do not count.
+    Such minibatches have no padding: only clients that have completed their steps have masked
+    samples.
     """
     return batch if client.averages_samples else batch._replace(mask=None)
 
 
-def filled(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Fill the first dimensions up with zeros, for clients and samples that are not there.
+def pad_to_shape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Pad the first dimensions with zeros, for missing clients and samples.
 
     Example:
-        >>> filled(torch.ones(1, 2), (2, 3))
+        >>> pad_to_shape(torch.ones(1, 2), (2, 3))
         tensor([[1., 1., 0.],
                 [0., 0., 0.]])
     """

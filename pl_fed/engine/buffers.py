@@ -12,18 +12,18 @@ from pl_fed.nets.rows import RowLayout, counters
 
 
 class StepBuffers:
-    """Step buffers: the state and the rows of a :class:`LocalStep`, kept from round to round.
+    """Step buffers: the state and the rows of a :class:`LocalStep`, reused in all rounds.
 
-    A compiled step writes into these tensors, and so they stay the same objects.
+    A compiled step writes into these tensors, so they must stay the same objects.
 
     Args:
         step: The step.
 
     Attributes:
-        leaves: Parameters of each trained model, each a tensor of its own.
+        leaves: Parameters of each trained model, as separate tensors.
         totals: Sums over the steps of the outputs of ``training_step``.
-        rows: The rows that the objective may read. Those as long as a model are cut into its
-            tensors by name, so that models may be pulled to them.
+        rows: The rows that the objective may read. Rows as long as a model are split into its
+            tensors by name, for distances between them and models.
     """
 
     def __init__(self, step: LocalStep) -> None:
@@ -31,21 +31,21 @@ class StepBuffers:
         client, lead = step.client, () if step.size is None else (step.size,)
         self._layouts = {model: client.row(model).layout for model in step.trained}
         self.leaves = {
-            model: _empty(layout, lead, client.row(model).data)
+            model: _allocate(layout, lead, client.row(model).data)
             for model, layout in self._layouts.items()
         }
         self._statistics: dict[str, RowLayout] = {}
         self._buffers: Tensors = {}
         self._counters: list[tuple[Tensor, Tensor]] = []
         if step.size is None:
-            self._own_buffers(client)
+            self._copy_buffers(client)
         self._momenta: Tensors = {}
         self.totals: dict[str, Tensor] = {}
         self.rows: dict[str, Any] = {}
 
     @property
     def state(self) -> dict[str, Any]:
-        """The tensors that the step changes, as :class:`LocalStep` names them."""
+        """The tensors that the step changes, under the names of :class:`LocalStep`."""
         return {
             "leaves": self.leaves,
             "buffers": self._buffers,
@@ -62,10 +62,10 @@ class StepBuffers:
         """Begin a round: load models and rows, and set momenta and totals to zero.
 
         Args:
-            models: Each trained model of the clients, at most as many as there is room for; or of
-                one client, where clients are not stacked.
-            rows: Rows that the objective may read, [clients, length], or [length] if a row is the
-                same for all clients.
+            models: The rows of each trained model: of at most as many clients as the stack has, or
+                of one client without a stack.
+            rows: Rows that the objective may read, [clients, length], or [length] for a row that
+                all clients share.
         """
         for model, layout in self._layouts.items():
             _copy(layout.views(models[model].parameters), self.leaves[model])
@@ -82,14 +82,14 @@ class StepBuffers:
                 _fill(self.rows.setdefault(name, row.new_zeros(*lead, row.shape[-1])), row)
                 continue
             if name not in self.rows:
-                self.rows[name] = _empty(layout, lead, row)
+                self.rows[name] = _allocate(layout, lead, row)
             _copy(layout.views(row), self.rows[name])
         for group in (*self._momenta.values(), self.totals):
             for tensor in group.values():
                 tensor.zero_()
 
     def write(self, models: Mapping[str, ModelRows]) -> None:
-        """End a round: write the models into rows of shapes as in :meth:`load`."""
+        """End a round: write the models into rows of the shapes of :meth:`load`."""
         for model, layout in self._layouts.items():
             _copy(self.leaves[model], layout.views(models[model].parameters))
         for model, layout in self._statistics.items():
@@ -106,23 +106,23 @@ class StepBuffers:
         for name, value in outputs.items():
             self.totals[name] = value.new_zeros(value.shape)
 
-    def forget_unread_rows(self) -> None:
-        """Forget the rows that the objective has not read."""
+    def drop_unread_rows(self) -> None:
+        """Drop the rows that the objective has not read."""
         for name in self.rows.keys() - self.step.function.rows_read:
             del self.rows[name]
             del self.step.row_dims[name]
 
-    def _own_buffers(self, client: Client) -> None:
-        """Make copies for the step to change: running statistics, and counters."""
+    def _copy_buffers(self, client: Client) -> None:
+        """Make copies of running statistics and counters; the step changes the copies."""
         for model in self.step.trained:
             row = client.statistics(model)
             if row.layout.numel:
                 self._statistics[model] = row.layout
-                self._buffers[model] = _empty(row.layout, (), row.data)
+                self._buffers[model] = _allocate(row.layout, (), row.data)
             for name, buffer in counters(client.model(model)).items():
-                own = buffer.clone()
-                self._buffers.setdefault(model, {})[name] = own
-                self._counters.append((own, buffer))
+                counter = buffer.clone()
+                self._buffers.setdefault(model, {})[name] = counter
+                self._counters.append((counter, buffer))
 
 
 def _copy(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
@@ -132,14 +132,14 @@ def _copy(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
 
 
 def _fill(target: Tensor, source: Tensor) -> None:
-    """Copy as many clients as both tensors have."""
+    """Copy the first clients, as many as both tensors have."""
     if source.dim() == target.dim() > 0 and len(source) != len(target):
-        fewer = min(len(source), len(target))
-        source, target = source[:fewer], target[:fewer]
+        clients = min(len(source), len(target))
+        source, target = source[:clients], target[:clients]
     target.copy_(source)
 
 
-def _empty(layout: RowLayout, lead: tuple[int, ...], like: Tensor) -> dict[str, Tensor]:
+def _allocate(layout: RowLayout, lead: tuple[int, ...], like: Tensor) -> dict[str, Tensor]:
     return {
         name: like.new_zeros((*lead, *shape)) for name, shape in zip(layout.names, layout.shapes)
     }

@@ -1,8 +1,8 @@
-"""Images in compiled steps on the CPU: channels last, and pooled by torch's own kernels.
+"""Images in compiled steps on the CPU: channels last, and pooling by torch's own kernels.
 
-The compiler hands convolutions to oneDNN with channels last, whatever the net's own layout: their
-inputs and outputs are copied to and fro, and maxima over windows are scalar code. Traced with
-channels last throughout, a round of Ditto's CNN is 1.3 times as fast
+The compiler passes convolutions to oneDNN with channels last for any layout of the net. It copies
+their inputs and outputs between the layouts, and compiles maxima over windows to scalar code.
+Traced with channels last throughout, a round of Ditto's CNN is 1.3 times as fast
 (``experiments/benchmarks/channels_last.py``).
 """
 
@@ -25,18 +25,18 @@ _POOLING = {
 
 @cache
 def _define_pooling() -> None:
-    """Give torch's pooling another name, under which the compiler leaves it as it is."""
-    for name, own in _POOLING.items():
-        _LIBRARY.define(f"{name}{signature_of(own)}")
+    """Define torch's pooling under another name, so that the compiler does not replace it."""
+    for name, operator in _POOLING.items():
+        _LIBRARY.define(f"{name}{signature_of(operator)}")
         for key in ("CPU", "Meta"):
-            _LIBRARY.impl(name, own, key)
+            _LIBRARY.impl(name, operator, key)
 
 
 class ChannelsLast(OperatorMode):
-    """Convolves and pools images on the CPU with channels last.
+    """Channels last: convolves and pools images on the CPU with channels last.
 
-    Convolutions only where oneDNN runs them: of float32 and bfloat16. A ``view`` of an image that
-    no longer lies in its own order is a copy.
+    It applies to the convolutions that oneDNN runs, those of float32 and bfloat16. A ``view`` of a
+    channels-last image is a copy.
     """
 
     def __enter__(self) -> Self:
@@ -45,20 +45,21 @@ class ChannelsLast(OperatorMode):
 
     def run(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator on images with channels last."""
-        if operator is _aten.convolution.default and _by_onednn(args[0]):
-            args = (_channels_last(args[0]), *args[1:])
-        elif operator is _aten.max_pool2d_with_indices.default and _is_image(args[0]):
-            operator, args = torch.ops.pl_fed.max_pool2d, (_channels_last(args[0]), *args[1:])
-        elif operator is _aten.max_pool2d_with_indices_backward.default and _is_image(args[1]):
-            operator = torch.ops.pl_fed.max_pool2d_backward
-            gradient, x, *others = args
-            args = (_channels_last(gradient), _channels_last(x), *others)
-        elif operator is _aten.view.default and _is_image(args[0]) and _is_turned(args[0]):
-            args = (args[0].contiguous(), *args[1:])
+        if operator is _aten.convolution.default and _runs_on_onednn(args[0]):
+            return operator(_to_channels_last(args[0]), *args[1:], **kwargs)
+        if operator is _aten.max_pool2d_with_indices.default and _is_image(args[0]):
+            return torch.ops.pl_fed.max_pool2d(_to_channels_last(args[0]), *args[1:], **kwargs)
+        if operator is _aten.max_pool2d_with_indices_backward.default and _is_image(args[1]):
+            gradient, x, *options = args
+            return torch.ops.pl_fed.max_pool2d_backward(
+                _to_channels_last(gradient), _to_channels_last(x), *options, **kwargs
+            )
+        if operator is _aten.view.default and _is_image(args[0]) and _is_channels_last(args[0]):
+            return operator(args[0].contiguous(), *args[1:], **kwargs)
         return operator(*args, **kwargs)
 
 
-def _channels_last(x: Tensor) -> Tensor:
+def _to_channels_last(x: Tensor) -> Tensor:
     return x.to(memory_format=torch.channels_last)
 
 
@@ -66,10 +67,10 @@ def _is_image(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dim() == 4
 
 
-def _is_turned(x: Tensor) -> bool:
+def _is_channels_last(x: Tensor) -> bool:
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
-def _by_onednn(x: Tensor) -> bool:
-    takes_dtype = x.dtype in (torch.float32, torch.bfloat16)
-    return torch.backends.mkldnn.is_available() and takes_dtype and _is_image(x)
+def _runs_on_onednn(x: Tensor) -> bool:
+    is_supported = x.dtype in (torch.float32, torch.bfloat16)
+    return torch.backends.mkldnn.is_available() and is_supported and _is_image(x)

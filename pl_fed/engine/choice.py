@@ -1,4 +1,4 @@
-"""The choice of an engine, and of the number of clients that it runs at a time."""
+"""The choice of an engine and of its number of clients at a time."""
 
 import ctypes
 import math
@@ -24,7 +24,7 @@ from pl_fed.engine.batched import BatchedRunner
 from pl_fed.engine.one_by_one import OneByOne
 from pl_fed.engine.options import EngineName, EngineOptions
 from pl_fed.engine.stackable import check_stackable
-from pl_fed.engine.timing import Candidate, Speed, describe, measure, speeds_of
+from pl_fed.engine.timing import Candidate, Speed, describe, measure, parse_speeds
 from pl_fed.state import free_memory
 from pl_fed.trees import bytes_of_sample
 
@@ -32,35 +32,37 @@ EAGER = ("one_by_one", "stacked")
 COMPILED = ("one_by_one_compiled", "stacked_compiled")
 STACKED = ("stacked", "stacked_compiled")
 
-_NOT_COMPILED = {
+_EAGER_FALLBACKS = {
     "stacked_compiled": "stacked",
-    "stacked": "one_by_one",  # in mixed precision it is traced, too
+    "stacked": "one_by_one",  # in mixed precision, the stacked engine traces, too
     "one_by_one_compiled": "one_by_one",
 }
-_NOT_STACKED = {"stacked": "one_by_one", "stacked_compiled": "one_by_one_compiled"}
+_ONE_BY_ONE_FALLBACKS = {"stacked": "one_by_one", "stacked_compiled": "one_by_one_compiled"}
 
-_EAGER_PAYS, _COMPILING_PAYS = 10.0, 60.0  # seconds of local work for which measuring pays
+_MIN_SECONDS_FOR_EAGER = 10.0  # of local work; below, timing the eager engines does not pay off
+_MIN_SECONDS_FOR_COMPILED = 60.0  # of local work; below, compiling does not pay off
 
-_ROWS_BYTES = 1 << 23  # rows that are run one by one before the next clients' are loaded
-_STACK_BYTES = 5 << 20  # rows of a stack on a CPU: what a cache holds is fastest
+_ROWS_BYTES = 1 << 23  # rows of a chunk that runs one by one
+_STACK_BYTES = 5 << 20  # rows of a stack on a CPU: fastest if they fit into a cache
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Workload: the local work that an engine is chosen for.
+    """Workload: the local work for which an engine is chosen.
 
     Attributes:
         client: The algorithm.
         optimizer: The local optimizer.
-        cohort: The clients that this process runs in the coming round.
-        load: Makes a chunk of some of them.
-        rounds: How many rounds are to be run; 0 if nobody knows.
-        seconds: How long they may take.
-        steps: Returns, for each trained model, how many steps each of some clients takes.
-        settings: How every local step is computed.
-        agree: Makes several processes choose alike: returns the first process's argument.
+        cohort: Ids of the clients that this process runs in the next round.
+        load: Makes a chunk of clients, given their ids.
+        rounds: The number of rounds of the run; 0 if it is unknown.
+        seconds: The time limit of the run.
+        steps: Returns the number of steps of each client on each trained model, given the
+            clients' ids.
+        settings: Mixed precision and gradient clipping.
+        agree: Returns the first process's argument, so that all processes make the same choice.
     """
 
     client: Client
@@ -80,19 +82,19 @@ class Workload:
 
 
 class EngineChoice:
-    """Runs chunks by the engine asked for, or by another engine if the clients do not suit it.
+    """Engine choice: runs chunks by the configured engine, or by another one if it is unsuitable.
 
-    ``auto`` times the engines before the first round and keeps the fastest. It does so only in runs
-    that are long enough: a run of seconds is over before a step is compiled. The choice belongs to
-    the run: it is in its checkpoint, and a resumed run keeps it.
+    ``auto`` times the engines before the first round and takes the fastest. It does so in long runs
+    only: a run of seconds ends before a step is compiled. The choice belongs to the run: it is in
+    the checkpoint, and a resumed run keeps it.
 
     Args:
-        options: The engine that is asked for, its chunk size and compile mode.
+        options: The engine of the config, its chunk size and compile mode.
 
     Attributes:
-        settings: How every local step is computed, as it was settled last.
+        settings: Mixed precision and gradient clipping, as last passed to :meth:`settle`.
         current: The engine in use; ``None`` before the first round.
-        size: How many clients it runs at a time; ``None`` before the first round.
+        size: The number of clients that it runs at a time; ``None`` before the first round.
         speeds: The measured speeds, by engine.
     """
 
@@ -108,21 +110,21 @@ class EngineChoice:
 
     @property
     def stacks(self) -> bool:
-        """Whether the clients of a chunk are stacked. They should take similar numbers of steps."""
+        """Whether the clients of a chunk are stacked. Their numbers of steps should be similar."""
         return self.current in STACKED
 
     def settle(self, work: Workload) -> None:
-        """Settle the engine of a round, and of all rounds after it."""
+        """Choose the engine of a round and of all later rounds."""
         keep_freed_memory()
         if self._client is not None and self._client is not work.client:
             self._begin(work.client)
         self._client, self.settings = work.client, work.settings
         if self.current is None:
-            self.current = work.agree(self._fastest(work) if len(work.cohort) else None)
+            self.current = work.agree(self._find_fastest(work) if len(work.cohort) else None)
         if not len(work.cohort):
             return
         if self.stacks and not self._can_stack(work, rank_zero_warn):
-            self.current = _NOT_STACKED[str(self.current)]
+            self.current = _ONE_BY_ONE_FALLBACKS[str(self.current)]
             self.size = self.options.chunk_size
         if self.size is None:
             self.size = self.clients_at_a_time(self.current, work)
@@ -130,23 +132,23 @@ class EngineChoice:
     def run(
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
-        """Train the chunk's rows by the settled engine: see :meth:`Engine.run`."""
+        """Train the chunk's rows by the chosen engine: see :meth:`Engine.run`."""
         name = self.current or "one_by_one"
         try:
-            return self._engine(name, self.size or 1).run(client, optimizer, chunk)
+            return self._get_engine(name, self.size or 1).run(client, optimizer, chunk)
         except CannotCompileError as error:
-            self.current = _NOT_COMPILED[name]
+            self.current = _EAGER_FALLBACKS[name]
             _warn_eager(error)
         return self.run(client, optimizer, chunk)
 
     def clients_at_a_time(self, name: str | None, work: Workload) -> int:
-        """Return how many clients an engine runs at a time."""
+        """Return the number of clients that an engine runs at a time."""
         if self.options.chunk_size is not None:
             return self.options.chunk_size
         row, cohort = work.client.row("global").data, len(work.cohort)
         if name not in STACKED:
             return max(1, min(cohort, _ROWS_BYTES // row.nbytes))
-        # a row, its gradient, two of optimizer state, two temporary ones; activations by guess
+        # a row, its gradient, two of optimizer state, two temporary ones; estimated activations
         models, batches = len(work.example.objective.trained), work.example.batches
         needed = 6 * models * row.nbytes + 64 * bytes_of_sample(batches.data.inputs) * batches.width
         most = int(0.5 * free_memory(row.device) / needed)
@@ -156,7 +158,7 @@ class EngineChoice:
         return math.ceil(cohort / chunks)  # chunks of equal sizes, so that a stack is full
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the choice, which a resumed run must keep to give the same numbers bit for bit."""
+        """Return the choice. A resumed run must keep it to give the same numbers bit for bit."""
         return {
             "asked": self.options.name,
             "engine": self.current,
@@ -165,10 +167,10 @@ class EngineChoice:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the choice of a checkpoint, unless another engine or chunk size is asked for.
+        """Keep the choice of a checkpoint, unless the config has another engine or chunk size.
 
         Raises:
-            ValueError: If the checkpoint's engine or chunk size does not exist.
+            ValueError: If the checkpoint's engine is unknown or its chunk size is below 1.
         """
         engine, size = state["engine"], state["size"]
         if engine not in (None, *EAGER, *COMPILED) or (size is not None and size < 1):
@@ -178,7 +180,7 @@ class EngineChoice:
             )
         self._begin(None)
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # damaged: unknown speeds
-            self.speeds = speeds_of(state["speeds"])
+            self.speeds = parse_speeds(state["speeds"])
         keeps_engine = self.options.name in ("auto", state["asked"])
         if keeps_engine:
             self.current = engine
@@ -186,14 +188,14 @@ class EngineChoice:
             self.size = size
 
     def _begin(self, client: Client | None) -> None:
-        """Forget the choice that was made for another client."""
+        """Drop the choice for another client."""
         self._client, self._engines, self._stackable = client, {}, None
         self.current, self.size = (
             None if self.options.name == "auto" else self.options.name,
             self.options.chunk_size,
         )
 
-    def _fastest(self, work: Workload) -> str:
+    def _find_fastest(self, work: Workload) -> str:
         """Time the engines if the run is long enough, and return the fastest."""
         default = default_engine(work.client.device)
         steps = work.rounds * sum(max(counts) for counts in zip(*work.steps(work.cohort).values()))
@@ -211,32 +213,33 @@ class EngineChoice:
         return fastest
 
     def _measure(self, work: Workload, steps: float, default: str) -> dict[str, Speed]:
-        """Time the engines that may pay off in so many steps, and return their speeds."""
-        first = self._candidate(default, work)
-        first.seconds_per_step(1)  # it warms up
-        step = first.seconds_per_step(2)
+        """Time the engines that may pay off for a number of steps, and return their speeds."""
+        candidate = self._make_candidate(default, work)
+        candidate.seconds_per_step(1)  # to warm up
+        step = candidate.seconds_per_step(2)
         seconds = min(step * steps, work.seconds)
-        names: tuple[str, ...] = EAGER if seconds > _EAGER_PAYS else ()
-        if seconds > _COMPILING_PAYS:
+        names: tuple[str, ...] = EAGER if seconds > _MIN_SECONDS_FOR_EAGER else ()
+        if seconds > _MIN_SECONDS_FOR_COMPILED:
             names += COMPILED
         if names and not self._can_stack(work, lambda _: None):
             names = tuple(name for name in names if name not in STACKED)
-        candidates = {name: self._candidate(name, work) for name in names}
+        candidates = {name: self._make_candidate(name, work) for name in names}
         speeds, errors = measure(candidates, step, CannotCompileError)
         if errors:
             _warn_eager(errors[0])
         return speeds
 
-    def _candidate(self, name: str, work: Workload) -> Candidate:
+    def _make_candidate(self, name: str, work: Workload) -> Candidate:
         size = self.clients_at_a_time(name, work)
 
         def run(chunk: Chunk) -> dict[str, Tensor]:
-            return self._engine(name, size).run(work.client, work.optimizer, chunk)
+            """Train a chunk by the engine."""
+            return self._get_engine(name, size).run(work.client, work.optimizer, chunk)
 
         return Candidate(run, lambda: work.load(work.cohort[:size]))
 
-    def _engine(self, name: str, size: int) -> Engine:
-        """Return an engine, which is built once: it holds compiled steps."""
+    def _get_engine(self, name: str, size: int) -> Engine:
+        """Return an engine; it is built once, because it contains compiled steps."""
         stack_size = size if name in STACKED else None
         key = (name, stack_size, self.settings)
         if key not in self._engines:
@@ -248,7 +251,7 @@ class EngineChoice:
         return self._engines[key]
 
     def _can_stack(self, work: Workload, warn: Callable[[str], object]) -> bool:
-        """Find out once whether clients can be stacked, and warn if they cannot."""
+        """Return whether clients can be stacked; check once, and warn if they cannot."""
         if self._stackable is None:
             size = self.clients_at_a_time("stacked", work)
             try:
@@ -262,7 +265,7 @@ class EngineChoice:
 
 
 def default_engine(device: torch.device) -> EngineName:
-    """Return the engine of ``auto`` where nothing is measured."""
+    """Return the engine of ``auto`` without measured speeds."""
     return "stacked" if device.type == "cuda" else "one_by_one"
 
 
@@ -274,8 +277,8 @@ def _warn_eager(error: Exception) -> None:
 def keep_freed_memory() -> None:
     """Let glibc keep freed blocks for the next round, up to 256 MB.
 
-    By default glibc returns them to the system and gets them again page by page, which takes small
-    models up to a third of a round.
+    By default glibc returns them to the system and requests them again page by page. This takes up
+    to a third of a round for small models.
     """
     with suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL("libc.so.6").mallopt

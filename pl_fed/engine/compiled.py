@@ -1,4 +1,4 @@
-"""A local step that is traced and compiled. Imported when a compiled engine is asked for."""
+"""Compiled local steps. Imported on the first use of a compiled engine."""
 
 import logging
 from collections.abc import Iterator
@@ -19,27 +19,28 @@ from pl_fed.torch_internals import arguments_of, compile_graph
 from pl_fed.trees import clone, leaves, tree_map, with_leaves
 
 _WRAPPING = {"cpp.enable_floating_point_contract_flag": "off -fwrapv"}
-"""Tells the C++ compiler that integers wrap around, as those of keyed draws do: with torch 2.9 the
-last few of a layer's draws were others. It is the option that becomes a flag as it is written."""
-_LARGE = 1 << 17  # numbers in constants, of which each would be looked at to find a graph again
-_TOLERANCE = {True: 5e-2, False: 1e-3}  # relative, in mixed precision and without
+"""Compiler flag: integers wrap around, as in keyed draws. Without it, the last few draws of a layer
+were wrong with torch 2.9. This option passes its text to the C++ compiler unchanged."""
+_MAX_CACHED_CONSTANTS = 1 << 17  # numbers; a lookup in the compiler's cache reads all of them
+_TOLERANCE = {True: 5e-2, False: 1e-3}  # relative, by whether the step is in mixed precision
 
 
 class CompiledStep:
-    """A :class:`LocalStep` that is traced, and compiled for tensors of certain shapes.
+    """Compiled step: a :class:`LocalStep`, traced and compiled for tensors of certain shapes.
 
-    The graph goes to the compiler behind ``torch.compile`` directly: the guards, which look at each
-    tensor before each step, would take a quarter of the time of a small one.
+    The graph goes directly to the compiler behind ``torch.compile``. The guards of
+    ``torch.compile`` inspect each tensor before each step, and would take a quarter of the time of
+    a small step.
 
     Args:
         step: The step.
         state: The state that the step changes: see :class:`LocalStep`.
-        inputs: Inputs of the shapes that it is compiled for.
+        inputs: Example inputs; they determine the shapes.
         mode: ``mode`` of ``torch.compile``.
 
     Raises:
-        CannotCompileError: If it draws from torch's own generators, if it gives other numbers than
-            the eager step, or for :func:`trace`'s reasons.
+        CannotCompileError: If the step draws from torch's own generators, gives other numbers than
+            the eager step, or cannot be traced (see :func:`trace`).
     """
 
     def __init__(
@@ -50,15 +51,15 @@ class CompiledStep:
         mode: str | None,
     ) -> None:
         eager, compiled = clone(state), clone(state)
-        # other numbers show constants that were traced
-        others = {**inputs, "inputs": tree_map(_scale, inputs["inputs"])}
-        eager["gradients"] = step(eager, others)
-        with _without_logs():
+        # other inputs than in the trace reveal numbers that became constants of the graph
+        test_inputs = {**inputs, "inputs": tree_map(_scale, inputs["inputs"])}
+        eager["gradients"] = step(eager, test_inputs)
+        with _silence_logs():
             self._compile(step, state, inputs, mode)
             self._state = leaves(compiled)
-            compiled["gradients"] = self(leaves(others))
-        for a, b in zip(leaves(eager), leaves(compiled), strict=True):
-            if not _are_close(a, b, _TOLERANCE[step.casts]):
+            compiled["gradients"] = self(leaves(test_inputs))
+        for expected, actual in zip(leaves(eager), leaves(compiled), strict=True):
+            if not _are_close(expected, actual, _TOLERANCE[step.casts]):
                 raise CannotCompileError("a compiled step gave other numbers than an eager one")
         self._state = leaves(state)
 
@@ -81,45 +82,46 @@ class CompiledStep:
         with step.compiling(state, inputs):
             graph = trace(step.client, flat_step, *tensors)
         _check_draws(graph)
-        remember = _count_constants(graph) <= _LARGE
-        self._run = compile_graph(graph, tensors, mode, _WRAPPING, remember)
+        is_cached = _count_constants(graph) <= _MAX_CACHED_CONSTANTS
+        self._run = compile_graph(graph, tensors, mode, _WRAPPING, is_cached)
         self._shapes = _shapes(leaves(inputs))
 
     def takes(self, inputs: list[Tensor]) -> bool:
-        """Return whether inputs are of the shapes and dtypes that it is compiled for."""
+        """Return whether inputs have the shapes and dtypes of the compiled step."""
         return _shapes(inputs) == self._shapes
 
     def __call__(self, inputs: list[Tensor]) -> Tensors:
-        """Take a step, and return the gradients that an external optimizer has to follow.
+        """Take a step, and return the gradients for an external optimizer.
 
         Args:
             inputs: The tensors of the inputs, in their order.
         """
-        laid_out = [tensor.contiguous() for tensor in inputs]  # as it is compiled for
-        gradients = iter(self._run(*self._state, *laid_out))
+        contiguous = [tensor.contiguous() for tensor in inputs]  # as in the compiled step
+        gradients = iter(self._run(*self._state, *contiguous))
         return {model: dict(zip(names, gradients)) for model, names in self._names.items()}
 
 
 @contextmanager
-def _without_logs() -> Iterator[None]:
-    """Keep the compiler's pages of logs back: pl_fed reports a failure in one sentence."""
-    before = logging.root.manager.disable
+def _silence_logs() -> Iterator[None]:
+    """Suppress the compiler's logs: pl_fed reports a failure in one sentence."""
+    level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.disable(level)
 
 
 def _scale(numbers: Tensor) -> Tensor:
-    """Return other numbers of the same kind."""
+    """Return different floating-point numbers; integers and flags stay the same."""
     return 0.75 * numbers if numbers.is_floating_point() else numbers
 
 
-def _are_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    a, b = a.double(), b.double()
-    scale = float(a.abs().max()) if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=0, atol=tolerance * scale + 1e-6, equal_nan=True)
+def _are_close(expected: Tensor, actual: Tensor, tolerance: float) -> bool:
+    expected, actual = expected.double(), actual.double()
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    limit = tolerance * scale + 1e-6
+    return torch.allclose(expected, actual, rtol=0, atol=limit, equal_nan=True)
 
 
 def _shapes(tensors: list[Tensor]) -> list[Any]:
@@ -127,14 +129,14 @@ def _shapes(tensors: list[Tensor]) -> list[Any]:
 
 
 def _check_draws(graph: GraphModule) -> None:
-    """Refuse draws from torch's own generators: compiled ones are others than eager ones."""
+    """Refuse draws from torch's own generators: compiled and eager draws differ."""
     for node in graph.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _draws(node):
             raise CannotCompileError(f"it draws from torch's own generator ({node.target})")
 
 
 def _draws(node: Node) -> bool:
-    """Return whether an operation that may draw does so: an attention without dropout does not."""
+    """Return whether an operation that may draw does draw. Attention without dropout does not."""
     for position, argument in enumerate(arguments_of(node.target)):
         if argument.name == "dropout_p":
             default = node.args[position] if position < len(node.args) else argument.default_value
@@ -143,7 +145,7 @@ def _draws(node: Node) -> bool:
 
 
 def _count_constants(graph: GraphModule) -> int:
-    """Return how many numbers a graph holds as constants."""
+    """Return the number of numbers in the constants of a graph."""
     nodes = [node for node in graph.graph.nodes if node.op == "get_attr"]
     constants = [attrgetter(node.target)(graph) for node in nodes]
     return sum(constant.numel() for constant in constants if isinstance(constant, Tensor))

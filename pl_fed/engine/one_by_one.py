@@ -1,4 +1,4 @@
-"""One client after the other, on the client's own modules, as a hand-written loop does."""
+"""The engine ``one_by_one``: one client after the other on the client's own modules."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ from pl_fed.clients.contract import ModelRows
 from pl_fed.engine.base import (
     Chunk,
     Engine,
+    allocate_rows,
     as_outputs,
-    new_rows,
     rebuild_optimizer,
     select_rows,
     stack_outputs,
@@ -22,13 +22,13 @@ from pl_fed.types import Batch
 
 
 class OneByOne(Engine):
-    """Runs the clients of a chunk in turn, eagerly. It takes any net and any optimizer."""
+    """One by one: runs the clients of a chunk in turn, eagerly, with any net and any optimizer."""
 
     def run(
         self, client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk
     ) -> dict[str, Tensor]:
         """Train the chunk's rows: see :meth:`Engine.run`."""
-        batches, objective, models = chunk.batches, chunk.objective, _LiveModels(client, chunk)
+        batches, objective, models = chunk.batches, chunk.objective, _WorkingModels(client, chunk)
         parameters = {
             model: list(client.row(model).tensors.values()) for model in objective.trained
         }
@@ -55,11 +55,11 @@ class OneByOne(Engine):
         client: Client,
         optimizer: torch.optim.Optimizer,
         chunk: Chunk,
-        models: "_LiveModels",
+        models: "_WorkingModels",
         position: int,
         keys: list[int],
     ) -> dict[str, Tensor]:
-        """Take one client's steps, and keep each model when it has done its own."""
+        """Take one client's steps, and store each model after its last step."""
         groups = [
             (group["name"], group["params"], chunk.steps[group["name"]][position])
             for group in optimizer.param_groups
@@ -75,7 +75,7 @@ class OneByOne(Engine):
             outputs = self._differentiate(chunk, batch, position, step)
             for _, parameters, steps in groups:
                 if step >= steps:
-                    _stand_still(parameters)
+                    _clear_gradients(parameters)
                 elif self.settings.clipping.value:
                     self._clip(parameters, self.settings.clipping.value)
             optimizer.step()
@@ -90,9 +90,9 @@ class OneByOne(Engine):
     def _differentiate(
         self, chunk: Chunk, batch: Batch, position: int, step: int
     ) -> dict[str, Tensor]:
-        """Return the outputs of one client's local step, whose loss is differentiated.
+        """Differentiate the loss of one client's local step, and return the outputs of the step.
 
-        An exception carries the round, the client and the step as a note.
+        An exception has a note of the round, the client and the step.
         """
         try:
             with self.settings.autocast():
@@ -110,61 +110,68 @@ class OneByOne(Engine):
             nn.utils.clip_grad_norm_(parameters, value)
 
 
-def _stand_still(parameters: list[nn.Parameter]) -> None:
+def _clear_gradients(parameters: list[nn.Parameter]) -> None:
     for parameter in parameters:
-        parameter.grad = None  # optimizers leave it out
+        parameter.grad = None  # optimizers skip it
 
 
-class _LiveModels:
-    """The client's own models, through which the clients of a chunk pass one after the other."""
+class _WorkingModels:
+    """Working models: the client's own models; they hold the models of one client at a time."""
 
     def __init__(self, client: Client, chunk: Chunk) -> None:
-        self.places: list[_Place] = []
+        self.rows: list[_WorkingRow] = []
         self.models = chunk.round.models
         self.trained: dict[str, ModelRows] = {}
         for model in chunk.objective.trained:
             before = self.models[model]
-            after = ModelRows(new_rows(before.parameters), new_rows(before.statistics))
-            live = ModelRows(client.row(model).data, client.statistics(model).data)
-            self.places += [
-                _Place(model, live.parameters, before.parameters, after.parameters),
-                _Place(model, live.statistics, before.statistics, after.statistics),
+            after = ModelRows(allocate_rows(before.parameters), allocate_rows(before.statistics))
+            own = ModelRows(client.row(model).data, client.statistics(model).data)
+            self.rows += [
+                _WorkingRow(model, own.parameters, before.parameters, after.parameters),
+                _WorkingRow(model, own.statistics, before.statistics, after.statistics),
             ]
             self.trained[model] = after
-        # such as how many batches BatchNorm has seen: no row holds it
+        # no row contains these buffers, such as BatchNorm's number of batches
         buffers = [buffer for buffer in client.buffers() if not buffer.is_floating_point()]
         for model in chunk.objective.trained:
             buffers += buffers_outside_rows(client.model(model)).values()
-        unkept = {id(buffer): buffer for buffer in buffers}
-        self.counters = [(buffer, buffer.clone()) for buffer in unkept.values()]
+        distinct = {id(buffer): buffer for buffer in buffers}
+        self.counters = [(buffer, buffer.clone()) for buffer in distinct.values()]
 
     def load(self, position: int) -> None:
-        """Make the models those of a client."""
-        for place in self.places:
-            place.live.copy_(place.before[position])
+        """Load the models of a client."""
+        for row in self.rows:
+            row.own.copy_(row.before[position])
         self.restore_counters()
 
     def restore_counters(self) -> None:
-        """Put buffers that no row holds back to what they were before the first client."""
+        """Restore the buffers outside of rows to their values before the first client."""
         for buffer, value in self.counters:
             buffer.copy_(value)
 
     def keep(self, model: str, position: int) -> None:
-        """Write one of them into the client's new rows."""
-        for place in self.places:
-            if place.model == model:
-                place.after[position].copy_(place.live)
+        """Write a model into the client's new rows."""
+        for row in self.rows:
+            if row.model == model:
+                row.after[position].copy_(row.own)
 
     def hand_over(self) -> None:
-        """Replace the chunk's models by the trained ones."""
+        """Replace the chunk's models by the trained models."""
         self.models.update(self.trained)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A live row of one model, and the clients' rows before and after the local steps."""
+class _WorkingRow:
+    """Working row: a model's row in the client's own modules, and the clients' rows.
+
+    Attributes:
+        model: The name of the model.
+        own: The row in the client's own modules.
+        before: The clients' rows before the local steps.
+        after: The clients' rows after the local steps.
+    """
 
     model: str
-    live: Tensor
+    own: Tensor
     before: Tensor
     after: Tensor

@@ -1,4 +1,4 @@
-"""The section ``federation.engine``: how the local steps are run."""
+"""The section ``federation.engine``: the engine of the local steps."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -9,27 +9,27 @@ from pl_fed.arguments import check_choice, check_integers
 
 EngineName = Literal["auto", "one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
 """``one_by_one``: one client after the other; ``stacked``: many at once under ``torch.vmap``. Both
-run eagerly, or with compiled local steps. ``auto``: the fastest of them."""
+run eagerly or with compiled local steps. ``auto``: the fastest of the four."""
 
 _PATH = "federation.engine"
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Engine: how the local steps are run.
+    """Engine options: the engine that runs the local steps, and its settings.
 
     Args:
         name: The engine: ``"one_by_one"``; ``"stacked"``, many clients at once under vmap;
-            ``"one_by_one_compiled"`` and ``"stacked_compiled"``, with local steps that are
-            compiled; ``"auto"`` measures them, and takes the fastest.
-        chunk_size: Number of clients that are run at a time; ``None`` takes the number that suits
-            the engine and fits into memory.
+            ``"one_by_one_compiled"`` and ``"stacked_compiled"``, with compiled local steps;
+            ``"auto"`` times the engines and takes the fastest.
+        chunk_size: Number of clients that the engine runs at a time, at least 1; ``None`` takes a
+            number that suits the engine and fits into memory.
         compile_mode: ``mode`` of ``torch.compile``, for example ``"reduce-overhead"`` for CUDA
             graphs.
 
     Raises:
         TypeError: If ``chunk_size`` is no integer.
-        ValueError: If there is no such engine or mode, or ``chunk_size`` is below 1.
+        ValueError: If ``name`` or ``compile_mode`` is unknown, or ``chunk_size`` is below 1.
 
     Example:
         >>> EngineOptions("stacked", chunk_size=10)

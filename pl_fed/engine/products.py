@@ -1,8 +1,8 @@
-"""Large products of compiled steps and evaluations on AMD's processors: by oneDNN, not by MKL.
+"""Large matrix products of compiled steps and evaluations on AMD processors: oneDNN, not MKL.
 
-MKL, which torch takes for products of matrices, keeps to AVX2 on processors that are not Intel's;
-oneDNN, which torch takes for convolutions, runs their AVX-512: on a core of an AMD EPYC (Zen 5) at
-twice the speed (``experiments/benchmarks/products.py``).
+torch uses MKL for matrix products, and MKL restricts itself to AVX2 on processors other than
+Intel's. oneDNN, torch's library for convolutions, uses AVX-512. On a core of an AMD EPYC (Zen 5) it
+is 2 times as fast as MKL (``experiments/benchmarks/products.py``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,24 +15,24 @@ from torch import Tensor
 
 from pl_fed.torch_internals import OperatorMode, onednn_product
 
-_WORTH = 1 << 21  # multiplications from which it pays: an operator in Python takes some µs
+_MIN_MULTIPLICATIONS = 1 << 21  # below, a few µs for an operator in Python do not pay off
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    by_onednn = onednn_product()
-    if by_onednn is None:
+    multiply = onednn_product()
+    if multiply is None:
         raise RuntimeError("Expected torch to have products by oneDNN but it has none.")
-    return by_onednn(a, b.t(), bias)
+    return multiply(a, b.t(), bias)
 
 
-def _shape_of_product(a: Tensor, b: Tensor, *_: Tensor | None) -> Tensor:
+def _allocate_product(a: Tensor, b: Tensor, *_: Tensor | None) -> Tensor:
     return a.new_empty(len(a), b.shape[1])
 
 
 _LIBRARY = torch.library.Library("pl_fed", "DEF")
 _LIBRARY.define("product(Tensor a, Tensor b, Tensor? bias=None) -> Tensor")
 _LIBRARY.impl("product", _product, "CPU")
-_LIBRARY.impl("product", _shape_of_product, "Meta")
+_LIBRARY.impl("product", _allocate_product, "Meta")
 
 
 @cache
@@ -50,19 +50,19 @@ def mkl_held_back() -> bool:
 
 
 class FasterProducts(OperatorMode):
-    """Runs large products of float32 matrices on the CPU by oneDNN."""
+    """Faster products: runs large products of float32 matrices on the CPU by oneDNN."""
 
     def run(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a large product by oneDNN, and anything else as it is."""
-        if operator is torch.ops.aten.mm.default and _worth(*args):
+        """Run a large product by oneDNN, and any other operator unchanged."""
+        if operator is torch.ops.aten.mm.default and _pays_off(*args):
             return torch.ops.pl_fed.product(*args)
-        if operator is torch.ops.aten.addmm.default and not kwargs and _worth(*args[1:]):
+        if operator is torch.ops.aten.addmm.default and not kwargs and _pays_off(*args[1:]):
             bias, a, b = args
             if bias.dim() == 1 and len(bias) == b.shape[1]:
                 return torch.ops.pl_fed.product(a, b, bias)
         return operator(*args, **kwargs)
 
 
-def _worth(a: Tensor, b: Tensor) -> bool:
-    plain = a.device.type == "cpu" and a.dtype == b.dtype == torch.float32
-    return plain and a.numel() * b.shape[1] >= _WORTH
+def _pays_off(a: Tensor, b: Tensor) -> bool:
+    is_supported = a.device.type == "cpu" and a.dtype == b.dtype == torch.float32
+    return is_supported and a.numel() * b.shape[1] >= _MIN_MULTIPLICATIONS

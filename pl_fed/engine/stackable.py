@@ -1,10 +1,10 @@
-"""Whether clients can be stacked: known from types, and tried on their first minibatches."""
+"""Check that clients can be stacked, by types and by a trial on their first minibatches."""
 
 import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
-from pl_fed.engine.base import CannotStackError, Chunk, LocalSettings, restored
+from pl_fed.engine.base import CannotStackError, Chunk, LocalSettings, restore_buffers
 from pl_fed.engine.batched import BatchedRunner, StepInputs, unpadded_as_needed
 from pl_fed.random import fork_torch_rng
 from pl_fed.text import first_line
@@ -24,7 +24,7 @@ ELEMENTWISE = (
     torch.optim.Adadelta,
     torch.optim.ASGD,
 )
-"""Optimizers that treat every number by itself, so that stacked clients do not mix."""
+"""Optimizers that update each number independently, so that stacked clients do not mix."""
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -41,35 +41,34 @@ def check_stackable(
     Args:
         client: The algorithm.
         optimizer: The local optimizer.
-        chunk: Some clients.
-        settings: How every local step is computed.
-        size: How many clients are stacked.
+        chunk: A chunk of clients for the trial.
+        settings: Mixed precision and gradient clipping.
+        size: The number of stacked clients.
 
     Raises:
         CannotStackError: If the optimizer mixes the numbers of a tensor, the net mixes the samples
-            of a minibatch, ``torch.vmap`` does not take the objective, or its value depends on
-            masked samples.
+            of a minibatch or changes a buffer, ``torch.vmap`` does not support the objective, or
+            the loss depends on masked samples.
     """
     _check_types(client, chunk.objective.trained, optimizer)
     batches = chunk.batches
     if not client.averages_samples and not batches.rule.is_uniform(batches.data.train.sizes):
         raise CannotStackError(
-            f"{client.task.name} is not the mean of one loss for each sample,"
-            " and clients' minibatches are of several sizes"
+            f"{client.task.name} is not the mean of sample losses,"
+            " and the clients' minibatches have several sizes"
         )
     try:
-        with fork_torch_rng(client.device), restored(dict(client.named_buffers())) as changed:
-            first, *others = _losses(client, optimizer, chunk, BatchedRunner(settings, size))
+        buffers, runner = dict(client.named_buffers()), BatchedRunner(settings, size)
+        with fork_torch_rng(client.device), restore_buffers(buffers) as changed:
+            loss, *other_losses = _compute_losses(client, optimizer, chunk, runner)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # an error that has another cause will come again one by one
+    except Exception as error:  # an error with another cause will occur again one by one
         raise CannotStackError(first_line(error)) from error
     if changed:
         raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
-    if not all(torch.allclose(first, other, rtol=1e-3, equal_nan=True) for other in others):
-        raise CannotStackError(
-            "samples that `batch.mask` leaves out change what `training_step` returns"
-        )
+    if not all(torch.allclose(loss, other, rtol=1e-3, equal_nan=True) for other in other_losses):
+        raise CannotStackError("the loss of `training_step` depends on masked samples")
 
 
 def _check_types(
@@ -78,7 +77,7 @@ def _check_types(
     """Refuse types of optimizers and layers that do not stack."""
     if type(optimizer) not in ELEMENTWISE:
         raise CannotStackError(
-            f"{type(optimizer).__name__} is not known to treat every number by itself"
+            f"it is unknown whether {type(optimizer).__name__} updates each number independently"
         )
     for model in trained:
         for name, layer in client.model(model).named_modules():
@@ -91,10 +90,10 @@ def _check_types(
                 )
 
 
-def _losses(
+def _compute_losses(
     client: Client, optimizer: torch.optim.Optimizer, chunk: Chunk, runner: BatchedRunner
 ) -> list[Tensor]:
-    """Return the losses of the first minibatches, with one padding, with another, and without.
+    """Return the losses of the first minibatches with two different paddings and without padding.
 
     Without padding, a dropout layer draws other numbers if samples are not its first dimension.
     """
@@ -105,37 +104,41 @@ def _losses(
         inputs = StepInputs(step, optimizer, chunk)
         if not client.averages_samples:
             batch = unpadded_as_needed(client, chunk.batches.at(0))
-            return [step.outputs(inputs.of_stack(0, batch))["loss"]]
-        padded, otherwise = _padded(chunk)
-        losses = [step.outputs(inputs.of_stack(0, batch))["loss"] for batch in (padded, otherwise)]
+            return [step.compute_outputs(inputs.of_stack(0, batch))["loss"]]
+        padded, padded_otherwise = _pad_last_sample(chunk)
+        losses = [
+            step.compute_outputs(inputs.of_stack(0, batch))["loss"]
+            for batch in (padded, padded_otherwise)
+        ]
         width = leaves(padded.targets)[0].shape[1] - 1
-        if width and client.draws.wanted and not step.step.casts:  # traced for one shape
+        if width and client.draws.wanted and not step.step.casts:  # a trace is for one shape
             trees = padded._asdict().items()
             shorter = padded._replace(
-                **{name: _without_last(tree) for name, tree in trees if tree is not None}
+                **{name: _drop_last_sample(tree) for name, tree in trees if tree is not None}
             )
-            losses.append(step.outputs(inputs.of_stack(0, shorter, width))["loss"])
+            losses.append(step.compute_outputs(inputs.of_stack(0, shorter, width))["loss"])
     return losses
 
 
-def _padded(chunk: Chunk) -> tuple[Batch, Batch]:
-    """Return the first minibatches with their last sample as padding, in two versions."""
+def _pad_last_sample(chunk: Chunk) -> tuple[Batch, Batch]:
+    """Return the first minibatches with a masked last sample: their own, or their first again."""
     batch = chunk.batches.at(0)
     if batch.mask is None:
         raise TypeError("Expected stacked minibatches to have a mask but got None.")
     mask = batch.mask.clone()
     mask[:, -1] = False
-    inputs, targets = (tree_map(_repeat_first, tree) for tree in (batch.inputs, batch.targets))
+    inputs = tree_map(_repeat_first_sample, batch.inputs)
+    targets = tree_map(_repeat_first_sample, batch.targets)
     return batch._replace(mask=mask), batch._replace(inputs=inputs, targets=targets, mask=mask)
 
 
-def _without_last(tree: Tree) -> Tree:
+def _drop_last_sample(tree: Tree) -> Tree:
     """Return minibatches without their last sample."""
     return tree_map(lambda leaf: leaf[:, :-1], tree)
 
 
-def _repeat_first(leaf: Tensor) -> Tensor:
-    """Return minibatches whose last sample is their first."""
+def _repeat_first_sample(leaf: Tensor) -> Tensor:
+    """Return minibatches with their first sample in place of the last one."""
     leaf = leaf.clone()
     leaf[:, -1] = leaf[:, 0]
     return leaf

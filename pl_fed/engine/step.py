@@ -18,45 +18,51 @@ from pl_fed.trees import clone, select
 from pl_fed.types import Batch
 
 Tensors = dict[str, dict[str, Tensor]]
-"""For each trained model, tensors by name."""
+"""Tensors by model and name, for each trained model."""
 
 OPTIONS = ("lr", "momentum", "dampening", "weight_decay")
 """Numbers of ``torch.optim.SGD`` that may change from round to round."""
 
 
 class LocalStep:
-    """A step of one client or of a stack of clients, with SGD's update in it.
+    """Local step: a step of one client or of a stack of clients, with SGD's update.
 
-    It is called with two nested dicts of tensors, in which clients are the first dimension if they
-    are stacked. The state is changed in place:
+    The arguments of a call are two nested dicts of tensors, the state and the inputs. For a stack,
+    clients are the first dimension of the tensors. The step changes the state in place:
 
-    - ``leaves``: the parameters;
-    - ``buffers``: running statistics and counters, of one client only;
-    - ``momenta``: SGD's momentum buffers, zero before the first step;
+    - ``leaves``: the parameters.
+    - ``buffers``: running statistics and counters, of one client only.
+    - ``momenta``: SGD's momentum buffers, zero before the first step.
     - ``totals``: sums over the steps of the outputs of ``training_step``.
 
-    The inputs are ``inputs``, ``targets``, ``samples`` and perhaps ``mask`` of a minibatch;
-    ``index``, which step it is: a scalar tensor where the step is traced, else an int; ``draw``,
-    the key of the layers' draws; ``rows``; ``running``, whether the client still trains each model,
-    and, last, any of them [models + 1]; and ``options``, SGD's numbers, see :func:`options_of`.
+    The inputs are:
 
-    A stack is differentiated in one of two ways. Eagerly, the objective is stacked, and the sum of
-    all clients' losses is differentiated: that calls ``training_step`` anew in each step, which may
-    then do and use other things than in the step before. In a compiled step, and in mixed
-    precision, the gradient of one client is traced, and its graph is stacked: that compiles to
-    faster products, and ``torch.vmap`` would go past autocast.
+    - ``inputs``, ``targets``, ``samples`` and, optionally, ``mask``: the minibatch.
+    - ``index``: the index of the step; a scalar tensor if the step is traced, otherwise an int.
+    - ``draw``: the key of the layers' draws.
+    - ``rows``: the rows that the objective may read.
+    - ``running``: whether the client still trains each model and, last, any model, [models + 1].
+    - ``options``: SGD's numbers, from :func:`read_options`.
+
+    A stack is differentiated in one of two ways. An eager step stacks the objective, and
+    differentiates the sum of all clients' losses. It calls ``training_step`` again in each step,
+    with other effects if the code reads other values. In a compiled step and in mixed precision,
+    the gradient of one client is traced, and its graph is stacked. It compiles to faster products;
+    and ``torch.vmap`` would bypass autocast.
 
     Args:
         client: The algorithm.
         objective: The objective.
-        updates: SGD's, by trained model; ``None`` leaves the update to an external optimizer.
+        updates: SGD's updates of the trained models; ``None`` leaves the update to an external
+            optimizer.
         settings: Mixed precision and gradient clipping.
-        size: How many clients are stacked, or ``None`` for one client that is not.
-        row_dims: Of stacked clients: 0 for each row that is a client's own, else ``None``.
-        compiled: Whether it is to be compiled: all steps are then the same.
+        size: The number of stacked clients; ``None`` for one client without a stack.
+        row_dims: For a stack: the client dimension of each row by name, 0, or ``None`` for a row
+            that all clients share.
+        compiled: Whether the step will be compiled: all steps must be the same then.
 
     Attributes:
-        casts: Whether it runs in mixed precision.
+        casts: Whether the step runs in mixed precision.
         traced: Whether ``training_step`` is traced: ``index`` is a tensor then.
     """
 
@@ -85,43 +91,45 @@ class LocalStep:
         self._pads: bool | None = None  # whether an embedding has a padding index
 
     def __call__(self, state: dict[str, Any], inputs: dict[str, Any]) -> Tensors:
-        """Take the step, and return the gradients that are still to be followed."""
-        seen = clone(state["buffers"])
-        gradients, outputs = self.gradients({**state, "buffers": seen}, inputs)
-        gradients = {model: self._clipped(group) for model, group in gradients.items()}
+        """Take the step, and return the gradients for an external optimizer, if there is one."""
+        buffers = clone(state["buffers"])
+        gradients, outputs = self.gradients({**state, "buffers": buffers}, inputs)
+        gradients = {model: self._clip_gradients(group) for model, group in gradients.items()}
         for position, model in enumerate(self.trained):
             running = inputs["running"][position]
-            _replace(state["buffers"].get(model, {}), seen.get(model, {}), running)
+            _replace(state["buffers"].get(model, {}), buffers.get(model, {}), running)
             if self.updates is not None:
-                moved = self._moved(position, gradients[model], state, inputs["options"])
-                _replace(state["leaves"][model], moved, running)
+                updated = self._update_parameters(
+                    position, gradients[model], state, inputs["options"]
+                )
+                _replace(state["leaves"][model], updated, running)
         for name, total in state["totals"].items():
             total.add_(torch.where(inputs["running"][-1], outputs[name].detach(), 0))
         return gradients if self.updates is None else {}
 
-    def _moved(
+    def _update_parameters(
         self,
         position: int,
         gradients: dict[str, Tensor],
         state: dict[str, Any],
         options: Tensor,
     ) -> dict[str, Tensor]:
-        """Return where the parameters of a model move; its momenta are changed in place."""
+        """Return the updated parameters of a model, and update its momenta in place."""
         model, update = self.trained[position], (self.updates or [])[position]
         leaves, momenta = state["leaves"][model], state["momenta"].get(model, {})
         numbers = options[position].unbind()
         return {
-            name: update.moved(leaves[name], gradient, momenta.get(name), numbers)
+            name: update.apply(leaves[name], gradient, momenta.get(name), numbers)
             for name, gradient in gradients.items()
         }
 
     def gradients(
         self, state: dict[str, Any], inputs: dict[str, Any]
     ) -> tuple[Tensors, dict[str, Tensor]]:
-        """Return the gradient of each parameter that has one, and ``training_step``'s outputs."""
+        """Return the gradients of parameters that have one, and ``training_step``'s outputs."""
         if self.size is None:
-            others = self._objective_inputs(inputs)
-            return self._client_gradients(state["leaves"], state["buffers"], *others)
+            objective_inputs = self._objective_inputs(inputs)
+            return self._client_gradients(state["leaves"], state["buffers"], *objective_inputs)
         if self.casts and self._client_graph is None:
             self._client_graph = self._trace_client(state, inputs)
         stack, dims = self._stack(state, inputs)
@@ -134,8 +142,8 @@ class LocalStep:
         """Differentiate a stack by the graph of one client within the context.
 
         Args:
-            state: The state that the client is traced on.
-            inputs: The inputs that the client is traced on.
+            state: The state for the trace of one client.
+            inputs: The inputs for the trace of one client.
         """
         graph = self._client_graph
         if self.size is not None and graph is None:
@@ -164,12 +172,13 @@ class LocalStep:
     def _trace_client(
         self, state: dict[str, Any], inputs: dict[str, Any]
     ) -> Callable[..., tuple[Tensors, dict[str, Tensor]]]:
-        """Return the gradients of one client as a graph, which is traced on the first client."""
+        """Return the gradients of one client as a graph, traced on the first client."""
 
         def client_gradients(*tensors: Any) -> tuple[Tensors, dict[str, Tensor]]:
+            """Differentiate the objective of one client."""
             return self._client_gradients(*tensors)
 
-        first = _first(*self._stack(state, inputs))
+        first = _select_first(*self._stack(state, inputs))
         return loosen_views(trace(self.client, client_gradients, *first))
 
     def _client_gradients(
@@ -183,7 +192,7 @@ class LocalStep:
     ) -> tuple[Tensors, dict[str, Tensor]]:
         """Differentiate the objective of one client."""
         with torch.enable_grad():
-            leaves = _trainable(leaves)
+            leaves = _require_gradients(leaves)
             tensors = {
                 model: {**group, **buffers.get(model, {})} for model, group in leaves.items()
             }
@@ -198,19 +207,20 @@ class LocalStep:
         """Stack the objective, and differentiate the sum of all clients' losses."""
 
         def client_outputs(
-            leaves: Tensors, _: Tensors, batch: dict[str, Tensor], *others: Any
+            leaves: Tensors, _: Tensors, batch: dict[str, Tensor], *arguments: Any
         ) -> dict[str, Tensor]:
-            return self.function(leaves, Batch(**batch), *others)
+            """Return the outputs of one client."""
+            return self.function(leaves, Batch(**batch), *arguments)
 
         with torch.enable_grad():
-            leaves = _trainable(stack[0])
+            leaves = _require_gradients(stack[0])
             embeddings = None if self._pads is False else _PaddedEmbeddings()
             with self.settings.autocast(), embeddings or nullcontext():
                 outputs = torch.vmap(client_outputs, in_dims=dims)(leaves, *stack[1:])
             self._pads = embeddings is not None and embeddings.found
             return _differentiate(outputs["loss"].sum(), leaves), outputs
 
-    def _clipped(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _clip_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         value = self.settings.clipping.value
         if not value or not gradients:
             return gradients
@@ -220,18 +230,20 @@ class LocalStep:
         norms = [torch.linalg.vector_norm(gradient, dim=-1) for gradient in flat]
         norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factor = (value / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
-        return {name: g * _beside(factor, g) for name, g in gradients.items()}
+        return {
+            name: gradient * _expand_to(factor, gradient) for name, gradient in gradients.items()
+        }
 
 
 @dataclass(frozen=True)
 class SgdUpdate:
-    """``torch.optim.SGD``'s step on one tensor.
+    """SGD update: the step of ``torch.optim.SGD`` on one tensor.
 
     Attributes:
-        momentum: Whether there is momentum.
-        weight_decay: Whether weights decay.
+        momentum: Whether the update has momentum.
+        weight_decay: Whether the update has weight decay.
         nesterov: Whether momentum is Nesterov's.
-        maximize: Whether the loss is maximised.
+        maximize: Whether the update maximises the loss.
     """
 
     momentum: bool
@@ -240,8 +252,8 @@ class SgdUpdate:
     maximize: bool
 
     @classmethod
-    def of(cls, group: Mapping[str, Any]) -> "SgdUpdate":
-        """Read an optimizer's group."""
+    def from_group(cls, group: Mapping[str, Any]) -> "SgdUpdate":
+        """Return the update of an optimizer's parameter group."""
         return cls(
             bool(group["momentum"]),
             bool(group["weight_decay"]),
@@ -249,47 +261,46 @@ class SgdUpdate:
             bool(group["maximize"]),
         )
 
-    def moved(
+    def apply(
         self,
         leaf: Tensor,
         gradient: Tensor,
         momentum: Tensor | None,
         options: Sequence[Tensor],
     ) -> Tensor:
-        """Return where a parameter moves; its momentum is changed in place.
+        """Return the updated parameter, and update its momentum buffer in place.
 
         Args:
             leaf: The parameter.
-            gradient: Its gradient, clipped.
-            momentum: Its momentum buffer, if there is momentum.
-            options: :data:`OPTIONS` as scalars, with 1 − dampening (1 in the first step) for
-                dampening.
+            gradient: The clipped gradient of the parameter.
+            momentum: The momentum buffer; ``None`` without momentum.
+            options: :data:`OPTIONS` as scalars, with 1 − dampening (1 in the first step) in place
+                of dampening.
         """
-        rate, mass, share, decay = options
+        lr, mass, gain, decay = options
         if self.maximize:
             gradient = -gradient
         if self.weight_decay:
             gradient = gradient + decay * leaf
         if momentum is not None:
-            velocity = mass * momentum + share * gradient
+            velocity = mass * momentum + gain * gradient
             momentum.copy_(velocity)
             gradient = gradient + mass * velocity if self.nesterov else velocity
-        return leaf - rate * gradient
+        return leaf - lr * gradient
 
 
-def updates_of(objective: Objective, optimizer: torch.optim.Optimizer) -> list[SgdUpdate] | None:
-    """Return the updates of the trained models' groups, or ``None`` if the optimizer is no SGD."""
+def read_updates(objective: Objective, optimizer: torch.optim.Optimizer) -> list[SgdUpdate] | None:
+    """Return the updates of the trained models' groups; ``None`` for optimizers other than SGD."""
     names = [group.get("name") for group in optimizer.param_groups]
     if type(optimizer) is not torch.optim.SGD or names != list(objective.trained):
         return None
-    return [SgdUpdate.of(group) for group in optimizer.param_groups]
+    return [SgdUpdate.from_group(group) for group in optimizer.param_groups]
 
 
 class _PaddedEmbeddings(TorchFunctionMode):
-    """Keeps gradients out of the padding's row of embeddings in a stack.
+    """Padded embeddings: removes gradients from the padding rows of embeddings in a stack.
 
-    ``torch.vmap`` makes one table of all clients' tables, and leaves out the first client's row
-    alone.
+    ``torch.vmap`` joins all clients' tables, and then excludes only the first client's padding row.
 
     Attributes:
         found: Whether an embedding has a padding index.
@@ -315,27 +326,28 @@ _EMBEDDINGS = {
     nn.functional.embedding: ("input", "weight", "padding_idx"),
     torch.embedding: ("weight", "indices", "padding_idx"),
 }
-"""Their first arguments. A negative padding index means none to the second."""
+"""Names of the first arguments of embeddings. In ``torch.embedding``, a negative padding index
+means no padding."""
 
 
-def options_of(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return SGD's numbers of the first step and of all others, each [groups, 4].
+def read_options(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return SGD's numbers of the first step and of all later steps, both [groups, 4].
 
-    Of any other optimizer there are none.
+    For other optimizers, return empty tensors.
     """
     if type(optimizer) is not torch.optim.SGD:
         return like.new_empty(0), like.new_empty(0)
     rows = [[group[name] for name in OPTIONS] for group in optimizer.param_groups]
-    first = [[rate, mass, 1.0, decay] for rate, mass, _, decay in rows]
-    later = [[rate, mass, 1 - dampening, decay] for rate, mass, dampening, decay in rows]
-    return _numbers(first, like), _numbers(later, like)
+    first = [[lr, momentum, 1.0, decay] for lr, momentum, _, decay in rows]
+    later = [[lr, momentum, 1 - dampening, decay] for lr, momentum, dampening, decay in rows]
+    return _stack_numbers(first, like), _stack_numbers(later, like)
 
 
-def _numbers(rows: list[list[float]], like: Tensor) -> Tensor:
+def _stack_numbers(rows: list[list[float]], like: Tensor) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64).to(like)
 
 
-def _trainable(leaves: Tensors) -> Tensors:
+def _require_gradients(leaves: Tensors) -> Tensors:
     return {
         model: {name: leaf.detach().requires_grad_() for name, leaf in group.items()}
         for model, group in leaves.items()
@@ -352,23 +364,23 @@ def _differentiate(loss: Tensor, leaves: Tensors) -> Tensors:
 
 
 def _replace(old: Mapping[str, Tensor], new: Mapping[str, Tensor], running: Tensor) -> None:
-    """Replace tensors in place, those of clients that do not stand still."""
+    """Replace tensors in place, but only for running clients."""
     for name, tensor in new.items():
-        old[name].copy_(torch.where(_beside(running, old[name]), tensor, old[name]))
+        old[name].copy_(torch.where(_expand_to(running, old[name]), tensor, old[name]))
 
 
-def _first(tree: Any, dim: Any) -> Any:
+def _select_first(tree: Any, dim: Any) -> Any:
     """Return the first client's tensors of a stack."""
     if isinstance(tree, dict):
         return {
-            name: _first(branch, dim[name] if isinstance(dim, dict) else dim)
+            name: _select_first(branch, dim[name] if isinstance(dim, dict) else dim)
             for name, branch in tree.items()
         }
     if isinstance(tree, tuple) and isinstance(dim, tuple):
-        return tuple(_first(branch, branch_dim) for branch, branch_dim in zip(tree, dim))
+        return tuple(_select_first(branch, branch_dim) for branch, branch_dim in zip(tree, dim))
     return tree if dim is None else select(tree, 0)
 
 
-def _beside(numbers: Tensor, leaf: Tensor) -> Tensor:
-    """Shape numbers [clients], or one number, to go with a leaf."""
+def _expand_to(numbers: Tensor, leaf: Tensor) -> Tensor:
+    """Reshape numbers [clients] to broadcast with a leaf; return one number unchanged."""
     return numbers.view(-1, *([1] * (leaf.dim() - 1))) if numbers.dim() else numbers

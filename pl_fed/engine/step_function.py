@@ -13,11 +13,11 @@ from pl_fed.types import Batch
 
 
 class StepFunction:
-    """The step of an objective as a function of models, batch and rows, all given as arguments.
+    """Step function: the step of an objective as a function of models, batch and rows.
 
     Args:
-        client: The algorithm; it is left as it was.
-        objective: The objective, of which ``step`` is a method of the client.
+        client: The algorithm; a call does not change it.
+        objective: The objective; ``objective.step`` is a method of the client.
 
     Attributes:
         rows_read: Names of the rows that the step has read.
@@ -36,14 +36,14 @@ class StepFunction:
         draw: Tensor | int,
         rows: Mapping[str, Any],
     ) -> dict[str, Tensor]:
-        """Return what the step returns for ONE client.
+        """Return the outputs of the step for ONE client.
 
         Args:
-            tensors: For each model its parameters (and buffers) by name.
+            tensors: The parameters (and buffers) of each model, by model and name.
             batch: The minibatch.
-            index: Which local step it is: ``batch_idx``.
-            draw: The key under which the client's layers draw.
-            rows: The rows that it may read, by name; those of a model's length as a dict of
+            index: The index of the local step, ``batch_idx``.
+            draw: The key of the random draws of the client's layers.
+            rows: The rows that the step may read, by name; rows as long as a model are dicts of
                 tensors.
         """
         named = {
@@ -60,7 +60,7 @@ class StepFunction:
 
 
 class _RecordingRows(dict[str, Any]):
-    """Rows by name, which record the names that are read."""
+    """Recording rows: rows by name that record every name that is read."""
 
     def __init__(self, rows: Mapping[str, Any], rows_read: set[str]) -> None:
         super().__init__(rows)
@@ -72,7 +72,7 @@ class _RecordingRows(dict[str, Any]):
 
 
 class _StepModule(nn.Module):
-    """A client whose forward is an objective's step: ``functional_call`` can swap its tensors."""
+    """Step module: ``forward`` is an objective's step; ``functional_call`` swaps its tensors."""
 
     def __init__(self, client: Client, objective: Objective) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Traces of ``training_step``: what they read as constants, and what they refuse to read."""
+"""Traces of ``training_step``: the constants that they contain, and the reads that they refuse."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,32 +32,33 @@ _BOOKKEEPING = {
     "models",
     "_task_data",
 }
-_NOT_READ = {*vars(LightningModule()), *_BOOKKEEPING, *_MIRRORS} - {"training"}  # changes no step
+# a change of these attributes changes no step
+_IGNORED_ATTRIBUTES = {*vars(LightningModule()), *_BOOKKEEPING, *_MIRRORS} - {"training"}
 
 
 def trace(client: Client, function: Callable[..., Any], *tensors: Any) -> GraphModule:
-    """Return a function of tensors as a graph, in which numbers of Python are constants.
+    """Return a function of tensors as a graph; numbers of Python become constants.
 
     Args:
-        client: The algorithm that it runs.
+        client: The algorithm that the function runs.
         function: The function.
-        *tensors: The arguments that it is traced on.
+        *tensors: The arguments for the trace.
 
     Raises:
-        CannotCompileError: If it reads the trainer, or a number out of a tensor, which would be
-            constants of the graph. Or if torch no longer traces as it did.
+        CannotCompileError: If the function reads the trainer, or a number out of a tensor: these
+            would be constants of the graph. Or if torch has moved its internals.
     """
     try:
-        with _trainer_unread(client), _NumbersUnread(), _ArraysUnread():
+        with _forbid_trainer(client), _ForbidNumbers(), _ForbidArrays():
             return trace_graph(function, *tensors)
     except MovedInTorchError as error:
         raise CannotCompileError(str(error)) from error
 
 
 def loosen_views(graph: GraphModule) -> GraphModule:
-    """Return a graph whose views may be copies, as ``torch.vmap`` may lay tensors out otherwise.
+    """Let a graph copy where a view is impossible, since ``torch.vmap`` may change memory layouts.
 
-    A graph that writes in place stays as it is: it may write through a view.
+    A graph that writes in place stays unchanged: it may write through a view.
     """
     nodes = list(graph.graph.nodes)
     if not any(writes_in_place(node.target) for node in nodes):
@@ -69,14 +70,14 @@ def loosen_views(graph: GraphModule) -> GraphModule:
 
 
 def plain_attributes(client: Client) -> Iterator[object]:
-    """Yield whatever Python code of the client and its modules may read besides tensors.
+    """Yield the values that Python code of the client and its modules may read besides tensors.
 
-    These are numbers and strings; the identities of tensors that are neither parameters nor
-    buffers; and the printed form of anything else, such as a list or a dataclass.
+    These are numbers and strings, the identities of tensors that are neither parameters nor
+    buffers, and the printed form of other values, such as a list or a dataclass.
     """
     for module in client.modules():
         for name, value in vars(module).items():
-            if name in _NOT_READ:
+            if name in _IGNORED_ATTRIBUTES:
                 continue
             if isinstance(value, _PLAIN):
                 yield name, value
@@ -87,26 +88,28 @@ def plain_attributes(client: Client) -> Iterator[object]:
 
 
 @contextmanager
-def _trainer_unread(client: Client) -> Iterator[None]:
-    """Refuse reading the trainer, whose numbers would be those of the first round for ever."""
+def _forbid_trainer(client: Client) -> Iterator[None]:
+    """Refuse reads of the trainer: its numbers would stay those of the first round."""
     try:
         trainer = client.trainer
-    except RuntimeError:  # there is none
+    except RuntimeError:  # without a trainer
         trainer = None
-    client.trainer = _Unreadable()  # type: ignore[assignment]
+    client.trainer = _ForbiddenTrainer()  # type: ignore[assignment]
     try:
         yield
     finally:
         client.trainer = trainer
 
 
-class _Unreadable:
+class _ForbiddenTrainer:
+    """Forbidden trainer: raises an error on every read."""
+
     def __getattr__(self, name: str) -> NoReturn:
         raise CannotCompileError(f"`training_step` reads the trainer ({name})")
 
 
-class _ArraysUnread(TorchFunctionMode):
-    """Refuses arrays and lists of a tensor's numbers, which no dispatcher sees."""
+class _ForbidArrays(TorchFunctionMode):
+    """Forbid arrays: refuses arrays and lists of a tensor's numbers; no dispatcher sees them."""
 
     def __torch_function__(
         self,
@@ -122,11 +125,11 @@ class _ArraysUnread(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _NumbersUnread(OperatorMode):
-    """Refuses numbers that are taken out of tensors which are no inputs of the step."""
+class _ForbidNumbers(OperatorMode):
+    """Forbid numbers: refuses reads of numbers out of tensors that are no inputs of the step."""
 
     def run(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operator that gives tensors, and refuse any other."""
+        """Run an operator that returns tensors, and refuse others."""
         if takes_number_out(operator):
             raise CannotCompileError("`training_step` takes a number out of a tensor (.item())")
         return operator(*args, **kwargs)

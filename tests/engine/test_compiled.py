@@ -131,7 +131,7 @@ def test_what_was_compiled_is_found_again_with_the_same_constants_only(monkeypat
     agrees(2.0)
     assert found(lambda: agrees(2.0)) == [1, 0]
     agrees(3.0)  # with its own
-    monkeypatch.setattr(compiled, "_LARGE", 2)
+    monkeypatch.setattr(compiled, "_MAX_CACHED_CONSTANTS", 2)
     assert found(lambda: agrees(2.0)) == [0, 1], "to look at many numbers takes long"
 
 

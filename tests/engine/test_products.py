@@ -81,7 +81,7 @@ def outcome(engine):
 
 @pytest.fixture
 def faster(monkeypatch):
-    monkeypatch.setattr(products, "_WORTH", 1000)
+    monkeypatch.setattr(products, "_MIN_MULTIPLICATIONS", 1000)
     monkeypatch.setattr(compiled, "mkl_held_back", lambda: True)
 
 
@@ -98,7 +98,7 @@ def test_steps_have_them_where_mkl_is_held_back(faster, monkeypatch, uncompiled)
 
 @needs_onednn
 def test_evaluations_have_them_where_mkl_is_held_back(monkeypatch):
-    monkeypatch.setattr(products, "_WORTH", 1000)
+    monkeypatch.setattr(products, "_MIN_MULTIPLICATIONS", 1000)
     federation, data = Federation(All(), seed=0), shared_out(classes([9, 4, 8]))
     federation.setup(Ditto(seeded(wide)).float(), data, "validate")
     clients = data.clients.to(torch.device("cpu"), torch.float32)

@@ -96,7 +96,7 @@ CASES = {
         fedavg(lambda: nn.Sequential(Ids(scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 3))),
         "mixes the samples",
     ),
-    "samples that see each other": (fedavg(Standardizing), "leaves out change"),
+    "samples that see each other": (fedavg(Standardizing), "depends on masked"),
     "a branch on the data": (
         fedavg(lambda: After(lambda h: h.tanh() if h.sum() > 0 else h.sigmoid())),
         "data-dependent",
@@ -114,10 +114,10 @@ CASES = {
         fedavg(lambda: Counting(torch.int64)),
         "changes a buffer of the net (global_model.seen)",
     ),
-    "Adafactor": (fedavg(mlp, lambda p: Adafactor(p, lr=0.01)), "Adafactor is not known"),
-    "Muon": (fedavg(without_bias, lambda p: Muon(p, lr=0.01)), "Muon is not known"),
-    "an optimizer of one's own": (fedavg(mlp, lambda p: OwnSGD(p, lr=0.1)), "OwnSGD is not known"),
-    "an objective that ignores the mask": (fedavg(mlp, kind=IgnoresTheMask), "leaves out change"),
+    "Adafactor": (fedavg(mlp, lambda p: Adafactor(p, lr=0.01)), "whether Adafactor updates"),
+    "Muon": (fedavg(without_bias, lambda p: Muon(p, lr=0.01)), "whether Muon updates"),
+    "an optimizer of one's own": (fedavg(mlp, lambda p: OwnSGD(p, lr=0.1)), "OwnSGD updates"),
+    "an objective that ignores the mask": (fedavg(mlp, kind=IgnoresTheMask), "depends on masked"),
     "Ditto with BatchNorm": (
         lambda: Ditto(
             seeded(lambda: After(nn.BatchNorm1d(5))), optimizer=sgd(0.1), local_steps=3,
@@ -255,7 +255,7 @@ def test_samples_that_are_dropped_from_otherwise_beside_padding():
     client = FedAvg(seeded(Columns), optimizer=sgd(0.1), local_epochs=2)
     data = shared_out(classes([9, 7, 5]))
     one = run_rounds(client, data)
-    with pytest.warns(UserWarning, match="cannot be stacked: samples that `batch.mask` leaves out"):
+    with pytest.warns(UserWarning, match="stacked: the loss .* depends on masked samples"):
         other = run_rounds(client, data, engine="stacked")
     assert one.distance(other) == 0
 
