@@ -140,6 +140,7 @@ class Pulled(Client, ABC):
             def sample_loss(
                 parameters: Mapping[str, Tensor], inputs: Tree, targets: Tree
             ) -> Tensor:
+                """Return the loss of one sample at some parameters."""
                 model = Net(net, {**parameters, **buffers})
                 outputs = self.task.predict(model, select(inputs, None))
                 return self.sample_losses(outputs, select(targets, None))[0]

@@ -152,8 +152,8 @@ class BatchedRunner(Engine):
         inputs = StepInputs(step, optimizer, chunk)
         external = step.make_external_optimizer(optimizer)
         for index in range(batches.max_steps):
-            batch = unpadded_as_needed(step.client, batches.at(index))
-            gradients = step(inputs.of_stack(index, batch), is_full=True)
+            batch = drop_unsupported_mask(step.client, batches.at(index))
+            gradients = step(inputs.build_stack(index, batch), is_full=True)
             if external is not None:
                 finished = {
                     model: [position for position, count in enumerate(counts) if index >= count]
@@ -194,7 +194,7 @@ class BatchedRunner(Engine):
                 external = step.make_external_optimizer(optimizer)
                 for index, batch in enumerate(batches.of(position)):
                     is_full = batch.size == batches.width
-                    gradients = step(inputs.of_client(position, index, batch), is_full)
+                    gradients = step(inputs.build_client(position, index, batch), is_full)
                     if external is not None:
                         finished = {
                             model: index >= counts[position]
@@ -331,7 +331,7 @@ class StepInputs:
             self._running = self._index[:, None, None] < ends
             self._draws = pad_to_shape(self._draws, (size, batches.max_steps))
 
-    def of_client(self, position: int, index: int, batch: Batch) -> dict[str, Any]:
+    def build_client(self, position: int, index: int, batch: Batch) -> dict[str, Any]:
         """Return the inputs of one client's step.
 
         Args:
@@ -348,7 +348,7 @@ class StepInputs:
             "options": self._options[index > 0],
         }
 
-    def of_stack(self, index: int, batch: Batch, width: int | None = None) -> dict[str, Any]:
+    def build_stack(self, index: int, batch: Batch, width: int | None = None) -> dict[str, Any]:
         """Return the inputs of a step of all clients, padded to the size of the stack.
 
         Args:
@@ -404,7 +404,7 @@ class ExternalOptimizer:
             leaf[positions] = value
 
 
-def unpadded_as_needed(client: Client, batch: Batch) -> Batch:
+def drop_unsupported_mask(client: Client, batch: Batch) -> Batch:
     """Return minibatches without their mask if the task's loss does not support padding.
 
     Such minibatches have no padding: only clients that have completed their steps have masked

@@ -74,6 +74,7 @@ class CompiledStep:
         tensors = [tensor.contiguous() for tensor in leaves(example)]
 
         def flat_step(*tensors: Tensor) -> list[Tensor]:
+            """Take the step on a flat list of tensors, and return the gradients as a list."""
             with ChannelsLast(), FasterProducts() if mkl_held_back() else nullcontext():
                 gradients = step(**with_leaves(example, iter(tensors)))
             self._names = {model: list(group) for model, group in gradients.items()}

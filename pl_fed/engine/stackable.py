@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
 from pl_fed.engine.base import CannotStackError, Chunk, LocalSettings, restore_buffers
-from pl_fed.engine.batched import BatchedRunner, StepInputs, unpadded_as_needed
+from pl_fed.engine.batched import BatchedRunner, StepInputs, drop_unsupported_mask
 from pl_fed.random import fork_torch_rng
 from pl_fed.text import first_line
 from pl_fed.trees import Tree, leaves, tree_map
@@ -103,11 +103,11 @@ def _compute_losses(
         step.buffers.load(chunk.round.models, rows)
         inputs = StepInputs(step, optimizer, chunk)
         if not client.averages_samples:
-            batch = unpadded_as_needed(client, chunk.batches.at(0))
-            return [step.compute_outputs(inputs.of_stack(0, batch))["loss"]]
+            batch = drop_unsupported_mask(client, chunk.batches.at(0))
+            return [step.compute_outputs(inputs.build_stack(0, batch))["loss"]]
         padded, padded_otherwise = _pad_last_sample(chunk)
         losses = [
-            step.compute_outputs(inputs.of_stack(0, batch))["loss"]
+            step.compute_outputs(inputs.build_stack(0, batch))["loss"]
             for batch in (padded, padded_otherwise)
         ]
         width = leaves(padded.targets)[0].shape[1] - 1
@@ -116,7 +116,7 @@ def _compute_losses(
             shorter = padded._replace(
                 **{name: _drop_last_sample(tree) for name, tree in trees if tree is not None}
             )
-            losses.append(step.compute_outputs(inputs.of_stack(0, shorter, width))["loss"])
+            losses.append(step.compute_outputs(inputs.build_stack(0, shorter, width))["loss"])
     return losses
 
 
