@@ -27,7 +27,7 @@ from pl_fed.command.run_files import (
     place_logger,
     saves_into_run_folder,
 )
-from pl_fed.command.saved_config import SaveAndLogConfig, config_changes
+from pl_fed.command.saved_config import SaveAndLogConfig, is_config_of
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import check_source, check_weights_only, local_path
@@ -189,7 +189,7 @@ class FederatedCLI(SectionsCLI):
     def _has_same_config(self, run: Path) -> bool:
         """Whether a run is of the config that is asked for, or does not say of which it is."""
         asked = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.subcommand]
-        return not config_changes(run / CONFIG, asked)
+        return is_config_of(run / CONFIG, asked)
 
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
         """Make the trainer that runs the federation."""

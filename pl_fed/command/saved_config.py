@@ -13,6 +13,7 @@ from pl_fed.command.run_files import CONFIG
 from pl_fed.reports.configs import differing, shown
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # may be raised
+_PROCESSES = {f"trainer.{name}" for name in ("devices", "num_nodes", "strategy")}
 
 
 class SaveAndLogConfig(SaveConfigCallback):
@@ -81,12 +82,21 @@ class SaveAndLogConfig(SaveConfigCallback):
 
 
 def config_changes(file: Path, config: dict[str, Any]) -> str:
-    """Return how a config differs from one; nothing if by lengths only, or that cannot be read."""
-    try:
-        old: dict[str, Any] | None = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return ""
-    changes = {} if old is None else differing([old, config])
+    """Return how a config differs from a readable saved one, but for the number of rounds."""
+    changes = _differences(file, config)
     if changes.keys() <= _LENGTHS:
         return ""
     return ", ".join(f"{n} {shown(was)} → {shown(now)}" for n, (was, now) in changes.items())
+
+
+def is_config_of(file: Path, config: dict[str, Any]) -> bool:
+    """Whether a config gives the results of a saved one: more rounds or other processes do."""
+    return _differences(file, config).keys() <= _LENGTHS | _PROCESSES
+
+
+def _differences(file: Path, config: dict[str, Any]) -> dict[str, list[Any]]:
+    try:
+        saved: dict[str, Any] | None = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return {} if saved is None else differing([saved, config])

@@ -240,6 +240,16 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew_in_its_f
     assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
 
 
+def test_a_run_without_a_checkpoint_is_restarted_by_another_number_of_processes(tmp_path):
+    run = unbegun(fit(tmp_path))
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    saved["trainer"] |= {"devices": 2, "strategy": "ddp", "num_nodes": 2}
+    (run / "config.yaml").write_text(yaml.safe_dump(saved))
+    with pytest.warns(UserWarning, match="was stopped before its first checkpoint"):
+        main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"])
+    assert [*tmp_path.iterdir()] == [run]
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_so_does_one_that_was_stopped_before_its_own_checkpoint_callback_saved(
     tmp_path, monkeypatch, elsewhere
