@@ -1,10 +1,28 @@
 """What several tests share."""
 
 import os
+import subprocess
 
 import pytest
 
+from pl_fed import torch_internals
 from pl_fed.engine import compiled
+
+FAST = "not slow"  # the expression of the fast lane
+
+
+def pytest_configure(config):
+    """Let no test of the fast lane start a process, compile, or read real data."""
+    if config.option.markexpr != FAST:
+        return
+    os.environ.pop("PL_FED_DATA", None)
+    subprocess.Popen.__init__ = refuse_in_fast_lane
+    compiled.compile_graph = torch_internals.compile_graph = refuse_in_fast_lane
+
+
+def refuse_in_fast_lane(*_, **__):
+    """Fail."""
+    pytest.fail("A test that starts a process or compiles must be marked slow.")
 
 
 @pytest.fixture(scope="session")
