@@ -63,9 +63,9 @@ class Pooled(FederatedData):
     def _share_out(self, arrays: Arrays) -> ClientData:
         sizes = 1 + integers(key(0, "sizes"), torch.arange(self.num_clients or 0), 20)
         index = integers(key(0, "samples"), torch.arange(int(sizes.sum())), len(arrays))
-        nothing = Part.of_sizes(index[:0], torch.zeros_like(sizes))
+        nothing = Part.from_sizes(index[:0], torch.zeros_like(sizes))
         return ClientData(
-            arrays.inputs, arrays.targets, Part.of_sizes(index, sizes), nothing, nothing, 10
+            arrays.inputs, arrays.targets, Part.from_sizes(index, sizes), nothing, nothing, 10
         )
 
 

@@ -52,14 +52,14 @@ class BatchRule:
     shuffle: bool = True
     limit: int | float | None = None
 
-    def per_pass(self, size: int) -> int:
+    def batches_per_pass(self, size: int) -> int:
         """Return the number of minibatches in one pass over ``size`` samples."""
         full, rest = divmod(size, self.batch_size)
         return full if rest == 0 or (self.drop_last and full > 0) else full + 1
 
-    def used(self, size: int) -> int:
+    def samples_per_pass(self, size: int) -> int:
         """Return the number of samples that one pass over ``size`` samples takes."""
-        return min(size, self.per_pass(size) * self.batch_size)
+        return min(size, self.batches_per_pass(size) * self.batch_size)
 
     def is_uniform(self, sizes: Tensor) -> bool:
         """Return whether all minibatches of clients of some sizes have as many samples.
@@ -78,7 +78,7 @@ class BatchRule:
 
     def count(self, work: LocalWork, size: int) -> int:
         """Return the number of steps of a client with ``size`` samples."""
-        steps = work.epochs * self.per_pass(size) if work.steps is None else work.steps
+        steps = work.epochs * self.batches_per_pass(size) if work.steps is None else work.steps
         if isinstance(self.limit, float):
             return max(1, int(steps * self.limit))
         return steps if self.limit is None else min(steps, self.limit)
@@ -123,8 +123,8 @@ class Batches:
         self.sizes: list[int] = data.train.sizes[clients].tolist()
         self._last_blocks: dict[int, tuple[int, list[Batch]]] = {}
         self._begins = data.train.offsets[clients]
-        self._used = [rule.used(size) for size in self.sizes]
-        self._passes = [-(-n // rule.per_pass(size)) for n, size in zip(steps, self.sizes)]
+        self._used = [rule.samples_per_pass(size) for size in self.sizes]
+        self._passes = [-(-n // rule.batches_per_pass(size)) for n, size in zip(steps, self.sizes)]
 
     @property
     def max_steps(self) -> int:
@@ -136,12 +136,12 @@ class Batches:
         """Samples of a full minibatch: fewer than the rule says if no client has as many."""
         return min(self.rule.batch_size, self.data.train.largest)
 
-    def shortened(self, most_steps: int) -> "Batches":
+    def truncate(self, max_steps: int) -> "Batches":
         """Return the first of them."""
         return Batches(
             self.data,
             torch.tensor(self.clients),
-            [min(steps, most_steps) for steps in self.steps],
+            [min(steps, max_steps) for steps in self.steps],
             self.rule,
             self.seed,
             self.round,
@@ -149,13 +149,13 @@ class Batches:
             self.augment,
         )
 
-    def of(self, position: int) -> Iterator[Batch]:
+    def iterate_client(self, position: int) -> Iterator[Batch]:
         """Yield the minibatches of one client of the chunk, each of its true size, unmasked."""
         blocks = self._blocks(position, self._steps_at_once(_GATHER_BYTES))
         for step, batch in enumerate(chain.from_iterable(blocks)):
             yield self._augmented(batch, position, step)
 
-    def at(self, step: int) -> Batch:
+    def stack_step(self, step: int) -> Batch:
         """Return the minibatches of all clients of the chunk at one step, stacked.
 
         Returns:
@@ -230,7 +230,7 @@ class Batches:
 
     def _batch_sizes(self, position: int) -> list[int]:
         """The number of samples of each step of one client."""
-        per_pass, used = self.rule.per_pass(self.sizes[position]), self._used[position]
+        per_pass, used = self.rule.batches_per_pass(self.sizes[position]), self._used[position]
         last = used - (per_pass - 1) * self.rule.batch_size
         one_pass = [self.rule.batch_size] * (per_pass - 1) + [last]
         return (one_pass * self._passes[position])[: self.steps[position]]
@@ -268,7 +268,7 @@ class Batches:
     def _table(self) -> tuple[Tensor, Tensor]:
         """Sample ids and which of them count, both [steps, clients, batch]."""
         orders, size = self._orders, self.rule.batch_size
-        counts_per_pass = [self.rule.per_pass(size) for size in self.sizes]
+        counts_per_pass = [self.rule.batches_per_pass(size) for size in self.sizes]
         per_pass, used, steps = _on(orders, [counts_per_pass, self._used, self.steps])
         step = torch.arange(self.max_steps, device=orders.device)[:, None]
         width = min(size, max(self.sizes, default=0))

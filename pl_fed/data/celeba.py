@@ -14,8 +14,8 @@ from torchvision import datasets
 from torchvision.datasets.utils import check_integrity
 
 from pl_fed.arguments import check_integers
-from pl_fed.data.folders import data_root, not_loaded
-from pl_fed.data.reading import reading
+from pl_fed.data.folders import data_root, loading_error
+from pl_fed.data.reading import report_read_errors
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 
 
@@ -88,7 +88,9 @@ class CelebA(DataSource):
         except Exception as error:  # whatever broken files make torchvision do
             files = "torchvision's files under celeba"
             details = ", ".join(self._broken_files())
-            raise not_loaded(self.root, "CelebA", files, self.download, error, details) from error
+            raise loading_error(
+                self.root, "CelebA", files, self.download, error, details
+            ) from error
 
     def _broken_files(self) -> Iterator[str]:
         """Yield what is the matter with each file that torchvision refuses, which names none."""
@@ -112,6 +114,6 @@ class CelebA(DataSource):
         return torch.isin(identity, kept).nonzero().flatten()
 
     def _image(self, path: Path) -> np.ndarray:
-        with reading(path, "an image"), Image.open(path) as image:
+        with report_read_errors(path, "an image"), Image.open(path) as image:
             resized = image.convert("RGB").resize((self.size, self.size), Image.Resampling.BILINEAR)
         return np.asarray(resized).transpose(2, 0, 1)

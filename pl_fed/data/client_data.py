@@ -26,12 +26,12 @@ class Part:
     offsets: Tensor
 
     @classmethod
-    def of(cls, pieces: list[Tensor]) -> "Part":
+    def from_pieces(cls, pieces: list[Tensor]) -> "Part":
         """Join one index tensor per client."""
-        return cls.of_sizes(torch.cat(pieces), torch.tensor([len(piece) for piece in pieces]))
+        return cls.from_sizes(torch.cat(pieces), torch.tensor([len(piece) for piece in pieces]))
 
     @classmethod
-    def of_sizes(cls, index: Tensor, sizes: Tensor) -> "Part":
+    def from_sizes(cls, index: Tensor, sizes: Tensor) -> "Part":
         """Take ids of samples, client after client, and the number of each client's."""
         return cls(index, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
 
@@ -65,7 +65,7 @@ class Part:
         for size in sizes:
             end = begin + size
             inside = (positions >= begin[owners]) & (positions < end[owners])
-            pieces.append(Part.of_sizes(self.index[inside], size))
+            pieces.append(Part.from_sizes(self.index[inside], size))
             begin = end
         return pieces
 
@@ -127,7 +127,7 @@ class ClientData:
         part: Part = getattr(self, name)
         return part
 
-    def owned_once(self) -> "ClientData":
+    def copy_shared_samples(self) -> "ClientData":
         """Return the same with a copy of a sample for each client that holds it.
 
         The server's own samples have copies, too. Nothing is copied if nobody shares any.
@@ -142,7 +142,7 @@ class ClientData:
         inputs, targets = select(self.inputs, index), select(self.targets, index)
         return replace(self, inputs=inputs, targets=targets, ids=index, **own)
 
-    def shown(self, part: str, change: Callable[[Batch], Batch]) -> "ClientData":
+    def change_part(self, part: str, change: Callable[[Batch], Batch]) -> "ClientData":
         """Return the samples of a part alone, changed: they are each part of the result.
 
         Args:
@@ -157,7 +157,7 @@ class ClientData:
             inputs, targets = select(inputs, batch.mask), select(targets, batch.mask)
             owners = owners[batch.mask.cpu()]
         sizes = owners.bincount(minlength=self.num_clients)
-        own = Part.of_sizes(torch.arange(rows_of(targets), device=index.device), sizes)
+        own = Part.from_sizes(torch.arange(rows_of(targets), device=index.device), sizes)
         return ClientData(inputs, targets, own, own, own, self.num_classes)
 
     def training_samples(self, client: int) -> Batch:
@@ -173,7 +173,7 @@ class ClientData:
         inputs = gather(self.inputs, index)
         if isinstance(inputs, Tensor) and inputs.dtype != torch.uint8:
             return inputs
-        return tree_map(lambda leaf: scaled(leaf, self.dtype), inputs)
+        return tree_map(lambda leaf: scale_images(leaf, self.dtype), inputs)
 
     @property
     def device(self) -> torch.device:
@@ -185,7 +185,7 @@ class ClientData:
         """Number of samples of all clients."""
         return rows_of(self.targets)
 
-    def padded(self, part: str, clients: Tensor) -> tuple[Tree, Tree]:
+    def pad_part(self, part: str, clients: Tensor) -> tuple[Tree, Tree]:
         """Return a part's samples of some clients, as many rows for each as the largest client has.
 
         Args:
@@ -199,7 +199,7 @@ class ClientData:
         chosen = self.part(part)
         places = chosen.offsets[clients, None] + torch.arange(chosen.largest)
         index = chosen.index[places.clamp_(max=len(chosen.index) - 1).to(chosen.index.device)]
-        inputs = tree_map(lambda leaf: scaled(leaf, self.dtype), select(self.inputs, index))
+        inputs = tree_map(lambda leaf: scale_images(leaf, self.dtype), select(self.inputs, index))
         return inputs, select(self.targets, index)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "ClientData":
@@ -207,7 +207,7 @@ class ClientData:
         train, val, test = (
             Part(part.index.to(device), part.offsets) for part in (self.train, self.val, self.test)
         )
-        inputs, targets = (placed(tree, device, dtype) for tree in (self.inputs, self.targets))
+        inputs, targets = (move_tree(tree, device, dtype) for tree in (self.inputs, self.targets))
         root = self.root.to(device)
         return replace(
             self,
@@ -221,21 +221,21 @@ class ClientData:
         )
 
 
-def scaled(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+def scale_images(leaf: Tensor, dtype: torch.dtype) -> Tensor:
     """Return images of uint8 as real numbers in [0, 1], and any other numbers as they are."""
     if leaf.dtype != torch.uint8:
         return leaf
     return leaf.to(torch.float32).div_(255).to(dtype)
 
 
-def placed(tree: Tree, device: torch.device, dtype: torch.dtype) -> Tree:
+def move_tree(tree: Tree, device: torch.device, dtype: torch.dtype) -> Tree:
     """Return a tree on a device, its real numbers in the given dtype."""
     return tree_map(
         lambda leaf: leaf.to(device, dtype) if leaf.is_floating_point() else leaf.to(device), tree
     )
 
 
-def with_floats(tree: Tree, dtype: torch.dtype = torch.float32) -> Tree:
+def integers_to_floats(tree: Tree, dtype: torch.dtype = torch.float32) -> Tree:
     """Return a tree whose integers became real numbers, but for images, which do when gathered."""
 
     def as_float(leaf: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pl_fed.data.folders import data_root, missing
-from pl_fed.data.reading import reading
+from pl_fed.data.folders import data_root, missing_files_error
+from pl_fed.data.reading import report_read_errors
 from pl_fed.data.source import TEST, TRAIN, Arrays, DataSource
 
 _HOW = (
@@ -55,7 +55,7 @@ class FEMNIST(DataSource):
         leaf = {place: parts for place, parts in leaf.items() if all(parts)}
         if not parquet and not leaf:
             wanted = "femnist/train/*.json and femnist/test/*.json, or femnist/*.parquet"
-            raise missing(self.root, wanted, _HOW)
+            raise missing_files_error(self.root, wanted, _HOW)
         if len(parquet) + len(leaf) > 1:
             found = [f"{place}/*.parquet" for place in parquet]
             found += [f"{place}/train/*.json" for place in leaf]
@@ -72,7 +72,7 @@ class FEMNIST(DataSource):
     def _arrays(
         self, pieces: list[tuple[Tensor, Tensor, list[str]]], split: Tensor | None
     ) -> Arrays:
-        with reading(self.root / "femnist", "a folder of characters"):
+        with report_read_errors(self.root / "femnist", "a folder of characters"):
             images, labels, writers = zip(*pieces)
             of_samples = np.asarray([name for each in writers for name in each])
             names, ids = np.unique(of_samples, return_inverse=True)
@@ -90,7 +90,7 @@ def _of_leaf(files: list[Path]) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
     """Yield images, classes and writers of each writer in LEAF's files of one part."""
     found: dict[str, Path] = {}
     for path in files:
-        with reading(path, "a json file of LEAF's FEMNIST"):
+        with report_read_errors(path, "a json file of LEAF's FEMNIST"):
             content = json.loads(path.read_text(encoding="utf-8"))
             for user in content["users"]:
                 if user in found:
@@ -115,7 +115,7 @@ def _of_parquet(files: list[Path]) -> Iterator[tuple[Tensor, Tensor, list[str]]]
             " not: pip install pyarrow, or use LEAF's json files."
         ) from error
     for path in files:
-        with reading(path, "a parquet file of FEMNIST"):
+        with report_read_errors(path, "a parquet file of FEMNIST"):
             table = parquet.read_table(path, columns=["image", "writer_id", "character"])
             images = [_image(each) for each in table["image"].to_pylist()]
             if not images:

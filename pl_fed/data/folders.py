@@ -9,7 +9,7 @@ def data_root(root: str | None) -> Path:
     return Path(root if root is not None else os.environ.get("PL_FED_DATA", "data")).expanduser()
 
 
-def missing(root: Path, wanted: str, how: str) -> FileNotFoundError:
+def missing_files_error(root: Path, wanted: str, how: str) -> FileNotFoundError:
     """Return what to raise where files are not there.
 
     Args:
@@ -23,7 +23,7 @@ def missing(root: Path, wanted: str, how: str) -> FileNotFoundError:
     )
 
 
-def not_loaded(
+def loading_error(
     root: Path, name: str, files: str, download: bool, error: Exception, details: str = ""
 ) -> FileNotFoundError:
     """Return what to raise where torchvision does not load a data set.

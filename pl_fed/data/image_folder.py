@@ -8,8 +8,8 @@ import torch
 from PIL import Image, ImageOps
 
 from pl_fed.arguments import check_integers
-from pl_fed.data.folders import data_root, missing
-from pl_fed.data.reading import reading
+from pl_fed.data.folders import data_root, missing_files_error
+from pl_fed.data.reading import report_read_errors
 from pl_fed.data.source import Arrays, DataSource
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
@@ -73,7 +73,9 @@ class ImageFolder(DataSource):
         files = [_images_below(each) for each in classes]
         if not any(files):
             wanted = f"{self.folder}/<class>/<image>"
-            raise missing(self.root, wanted, "put the images there, in one folder for each class")
+            raise missing_files_error(
+                self.root, wanted, "put the images there, in one folder for each class"
+            )
         if empty := [each.name for each, found in zip(classes, files) if not found]:
             raise ValueError(
                 f"Expected every folder in {folder} to hold the images of a class but got none in"
@@ -92,7 +94,7 @@ class ImageFolder(DataSource):
         return Arrays(x, y, num_classes=len(classes))
 
     def _image(self, path: Path) -> np.ndarray:
-        with reading(path, "an image"), Image.open(path) as opened:
+        with report_read_errors(path, "an image"), Image.open(path) as opened:
             if opened.mode in ("I", "F"):
                 raise ValueError(
                     f"Expected {path} to be an image of 8 or 16 bits a pixel but got 32, whose"

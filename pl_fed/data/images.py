@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchvision import datasets
 
-from pl_fed.data.folders import not_loaded
+from pl_fed.data.folders import loading_error
 from pl_fed.data.source import TEST, TRAIN, Arrays, DataSource
 
 
@@ -43,7 +43,7 @@ class TorchvisionImages(DataSource):
             parts = [self.open(train=True), self.open(train=False)]
         except Exception as error:  # whatever broken files make torchvision do
             name = type(self).__name__
-            raise not_loaded(Path(self.root), name, self.files, self.download, error) from error
+            raise loading_error(Path(self.root), name, self.files, self.download, error) from error
         x = torch.cat([_channels_first(torch.as_tensor(part.data)) for part in parts])
         y = torch.cat([torch.as_tensor(part.targets, dtype=torch.int64) for part in parts])
         split = torch.full((len(x),), TEST)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from pl_fed.data.folders import data_root, missing
+from pl_fed.data.folders import data_root, missing_files_error
 from pl_fed.data.images import MNIST
-from pl_fed.data.reading import read_npz, reading
+from pl_fed.data.reading import read_npz, report_read_errors
 from pl_fed.data.source import Arrays
 
 
@@ -40,8 +40,8 @@ class MNISTWriters(MNIST):
         path = data_root(self.root) / self.file
         if not path.is_file():
             how = "write who wrote what, which QMNIST's labels say, there with numpy.savez"
-            raise missing(data_root(self.root), self.file, how)
+            raise missing_files_error(data_root(self.root), self.file, how)
         arrays = super().load()
         parts = read_npz(path, ("train_writer", "test_writer")).values()
-        with reading(path, "writers"):
+        with report_read_errors(path, "writers"):
             return replace(arrays, client=torch.cat([*map(torch.from_numpy, parts)]))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pl_fed.arguments import check_choice, check_instances, check_integers
 from pl_fed.configurable import Configurable
-from pl_fed.data.client_data import ClientData, Part, scaled
+from pl_fed.data.client_data import ClientData, Part, scale_images
 from pl_fed.data.fingerprint import fingerprint_of
 from pl_fed.data.normalization import Normalization
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
@@ -218,7 +218,7 @@ class FederatedData(Configurable, LightningDataModule):
         data = ClientData(inputs, targets, train, val, test, arrays.num_classes, root, owners)
         data = replace(data, fingerprint=fingerprint)
         if self.skew is not None:
-            data = data.owned_once()
+            data = data.copy_shared_samples()
         data = self._skewed(data, after_normalizing=False)
         normalization = Normalization.of(data.inputs, self.normalize, data.train.index)
         if normalization is not None:
@@ -269,7 +269,7 @@ class FederatedData(Configurable, LightningDataModule):
         root = samples[draw[: self.root_samples]]
         kept = ~torch.isin(train.index, root)
         sizes = train.owners()[kept].bincount(minlength=len(train.sizes))
-        return Part.of_sizes(train.index[kept], sizes), root
+        return Part.from_sizes(train.index[kept], sizes), root
 
     def _check_training_data(self, arrays: Arrays, sizes: Tensor) -> None:
         empty = (sizes == 0).nonzero().flatten().tolist()
@@ -281,7 +281,7 @@ class FederatedData(Configurable, LightningDataModule):
         )
         if self.partitioner is None and arrays.client is not None:
             owner = arrays.client.unique()[empty[0]]
-            who += f" (id {printable(arrays.called(int(owner)))} in the data)"
+            who += f" (id {printable(arrays.owner_name(int(owner)))} in the data)"
             hint = "leave such clients out of the data, or use smaller fractions"
             official = arrays.split if self._is_official(arrays) else None
             if official is not None and TRAIN not in official[arrays.client == owner]:
@@ -347,7 +347,7 @@ class FederatedData(Configurable, LightningDataModule):
         if self.partitioner is None:
             ids = self._own_ids(arrays)
             sizes = ids[samples].bincount(minlength=int(ids.max()) + 1)
-            return Part.of_sizes(samples[ids[samples].argsort(stable=True)], sizes)
+            return Part.from_sizes(samples[ids[samples].argsort(stable=True)], sizes)
         draw, clients = generator(self.seed, "partition"), self.num_clients or 0
         if self.partitioner.splits == "owners":  # they may have samples of several official parts
             owners = self._owners(arrays)
@@ -355,11 +355,13 @@ class FederatedData(Configurable, LightningDataModule):
             chosen[samples] = True
             whole = self.partitioner.split(owners, clients, draw)
             whole = check_parts(self.partitioner, whole, len(owners), clients)
-            _say_if_shared(self.partitioner, split := Part.of([one[chosen[one]] for one in whole]))
+            _say_if_shared(
+                self.partitioner, split := Part.from_pieces([one[chosen[one]] for one in whole])
+            )
             return split
         with _explaining_labels(self.partitioner, arrays):
             given = self.partitioner.split(arrays.labels[samples], clients, draw)
-        split = Part.of(check_parts(self.partitioner, given, len(samples), clients))
+        split = Part.from_pieces(check_parts(self.partitioner, given, len(samples), clients))
         _say_if_shared(self.partitioner, split)
         return Part(samples[split.index], split.offsets)
 
@@ -373,7 +375,7 @@ class FederatedData(Configurable, LightningDataModule):
                 arrays.labels[train], arrays.labels[other], clients, draw
             )
         owned, matching = (
-            Part.of(check_parts(self.partitioner, each, len(of), clients))
+            Part.from_pieces(check_parts(self.partitioner, each, len(of), clients))
             for each, of in zip(split, (train, other))
         )
         _say_if_shared(self.partitioner, owned)
@@ -400,7 +402,7 @@ class FederatedData(Configurable, LightningDataModule):
         owner = owner[torch.cat([part.index for part in parts])]
         of_each: list[list[str]] = [[] for _ in parts[0].sizes]
         for pair in (client * len(ids) + owner).unique().tolist():
-            of_each[pair // len(ids)].append(arrays.called(int(ids[pair % len(ids)])))
+            of_each[pair // len(ids)].append(arrays.owner_name(int(ids[pair % len(ids)])))
         return of_each
 
     def _own_ids(self, arrays: Arrays) -> Tensor:
@@ -500,7 +502,7 @@ def _real_numbers(leaf: Tensor) -> Tensor:
     Images that would take more than 1 GB stay uint8 until they are in a minibatch.
     """
     if leaf.dtype == torch.uint8:
-        return leaf if 4 * leaf.nbytes > _LARGE else scaled(leaf, torch.float32)
+        return leaf if 4 * leaf.nbytes > _LARGE else scale_images(leaf, torch.float32)
     return leaf.to(torch.float32) if leaf.dtype not in _INTEGERS else leaf
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pl_fed.data.reading import read_npz, reading
-from pl_fed.data.source import Arrays, DataSource, classes_of
+from pl_fed.data.reading import read_npz, report_read_errors
+from pl_fed.data.source import Arrays, DataSource, count_classes
 
 
 class Npz(DataSource):
@@ -61,7 +61,7 @@ class Npz(DataSource):
             owners, arrays["client"] = np.unique(arrays["client"], return_inverse=True)
             names = owners.tolist()
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        classes = classes_of(tensors["y"]) if self.num_classes is None else self.num_classes
+        classes = count_classes(tensors["y"]) if self.num_classes is None else self.num_classes
         inputs, targets = tensors.pop("x"), tensors.pop("y")
-        with reading(path, "samples", {"inputs": "x", "targets": "y"}):
+        with report_read_errors(path, "samples", {"inputs": "x", "targets": "y"}):
             return Arrays(inputs, targets, **tensors, num_classes=classes, names=names)

@@ -11,7 +11,9 @@ from pl_fed.text import printable
 
 
 @contextmanager
-def reading(path: Path, kind: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
+def report_read_errors(
+    path: Path, kind: str, names: Mapping[str, str] | None = None
+) -> Iterator[None]:
     """Say whatever goes wrong while a file is read in one sentence that names the file.
 
     Args:
@@ -23,7 +25,7 @@ def reading(path: Path, kind: str, names: Mapping[str, str] | None = None) -> It
         ValueError: In the place of any exception.
 
     Example:
-        >>> with reading(Path("a.json"), "a json file with `users`"):
+        >>> with report_read_errors(Path("a.json"), "a json file with `users`"):
         ...     {}["users"]
         Traceback (most recent call last):
             ...
@@ -60,7 +62,7 @@ def read_npz(
         ValueError: If the file cannot be read, or an array is missing or does not hold numbers.
     """
     kind = "an .npz file of arrays of numbers"
-    with reading(path, kind):
+    with report_read_errors(path, kind):
         if not zipfile.is_zipfile(path):
             raise ValueError(f"Expected {path} to be {kind} but got a broken one or another kind.")
         with np.load(path, allow_pickle=False) as file:

@@ -128,7 +128,7 @@ class Arrays:
             return targets
         return torch.zeros(len(self))
 
-    def called(self, id: int) -> str:
+    def owner_name(self, id: int) -> str:
         """Return what the data call an id in ``client``."""
         return str(id if self.names is None else self.names[id])
 
@@ -152,12 +152,12 @@ class DataSource(Configurable, ABC):
         """
 
 
-def classes_of(y: Tensor) -> int:
+def count_classes(y: Tensor) -> int:
     """Return the number of classes of integer targets, the largest id + 1; 0 for real values.
 
     Example:
         >>> import torch
-        >>> classes_of(torch.tensor([0, 2, 1])), classes_of(torch.tensor([0.5]))
+        >>> count_classes(torch.tensor([0, 2, 1])), count_classes(torch.tensor([0.5]))
         (3, 0)
     """
     return 0 if y.is_floating_point() or len(y) == 0 else max(0, int(y.to(torch.int64).max()) + 1)

@@ -8,8 +8,8 @@ sensors, each a client, with 100 features of sound and vibration and two classes
 
 import torch
 
-from pl_fed.data.folders import data_root, missing
-from pl_fed.data.reading import read_npz, reading
+from pl_fed.data.folders import data_root, missing_files_error
+from pl_fed.data.reading import read_npz, report_read_errors
 from pl_fed.data.source import Arrays, DataSource
 
 
@@ -43,9 +43,9 @@ class Vehicle(DataSource):
                 "write the arrays x, y and device of the training file of Ditto's vehicle data"
                 " there with numpy.savez"
             )
-            raise missing(self.root, self.file, how)
+            raise missing_files_error(self.root, self.file, how)
         x, y, device = map(torch.from_numpy, read_npz(path, ("x", "y", "device")).values())
-        with reading(path, "samples"):
+        with report_read_errors(path, "samples"):
             if not bool((y.abs() == 1).all()):
                 raise ValueError(f"Expected `y` to be -1 and 1 but got {y[y.abs() != 1][0].item()}")
             return Arrays(x, (y > 0).long(), device, num_classes=2)

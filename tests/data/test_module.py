@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from pl_fed.data import Arrays, DataSource, Digits, FederatedData
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.module import ClientBatches
-from pl_fed.data.source import classes_of
+from pl_fed.data.source import count_classes
 from pl_fed.partitioners import IID, Dirichlet, Shards
 
 
@@ -526,7 +526,7 @@ def test_normalize_by_a_pair(pair, mean, std):
 def test_ids_of_any_type_of_integers(type):
     ids = (torch.arange(20) % 2).to(type)
     made = Made(torch.rand(20, 2), ids, client=ids, num_classes=2)
-    assert classes_of(ids) == 2
+    assert count_classes(ids) == 2
     for how in ({}, {"partitioner": Shards(1), "num_clients": 2}):
         clients = shared_out(made, **how)
         assert clients.targets.tolist() == ids.to(torch.int64).tolist()
@@ -622,7 +622,7 @@ def test_augment_changes_training_batches_and_nothing_else():
     assert torch.equal(data.inputs, Digits().load().inputs)
     rule = BatchRule(batch_size=8, shuffle=False)
     batches = Batches(data, torch.tensor([1]), [1], rule, 0, 0, augment=module.augment)
-    (batch,) = batches.of(0)
+    (batch,) = batches.iterate_client(0)
     samples = data.train.samples(1)[:8]
     assert torch.equal(batch.inputs, data.inputs[samples].flip(-1))
 

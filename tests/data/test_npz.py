@@ -42,7 +42,7 @@ def test_everything_is_read(written):
 
 def test_clients_may_have_names(written):
     arrays = Npz(written(client=np.array(["zoe", "ann", "zoe", "bob"]))).load()
-    assert [arrays.called(int(id)) for id in arrays.client] == ["zoe", "ann", "zoe", "bob"]
+    assert [arrays.owner_name(int(id)) for id in arrays.client] == ["zoe", "ann", "zoe", "bob"]
     assert arrays.client.tolist() == [2, 0, 2, 1]
 
 
