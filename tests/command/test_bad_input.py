@@ -367,7 +367,7 @@ REFUSED = {
     ),
     "no training data": (
         ["--data.partitioner=IID", "--data.num_clients=1797", "--data.val_fraction=0.5"],
-        "every client to have training data but got none for 1797 of 1797 clients",
+        "every client to have training samples but got none for 1797 of 1797 clients",
     ),
     "cohort": (
         ["--federation.sampler.init_args.cohort_size=7"],

@@ -56,13 +56,13 @@ def test_where_nobody_has_any_the_table_is_empty():
     [
         (
             (np.zeros((2, 3)), torch.zeros(2)),
-            "`inputs` to be a tensor, as torch.as_tensor makes of an",
+            "`inputs` to be a tensor but got ndarray: convert an array by",
         ),
         (
             (torch.zeros(2, 3), [0, 1]),
-            "`targets` to be a tensor, as torch.as_tensor makes of an array, b",
+            "`targets` to be a tensor but got int",
         ),
-        ((torch.zeros(2, 3), torch.zeros(2), [0, 1]), "`client` to be a tensor, as torch.as_ten"),
+        ((torch.zeros(2, 3), torch.zeros(2), [0, 1]), "`client` to be a tensor but got list"),
     ],
 )
 def test_what_are_no_tensors(given, words):
@@ -71,9 +71,7 @@ def test_what_are_no_tensors(given, words):
 
 
 def test_class_ids_want_to_know_how_many_there_are():
-    with pytest.raises(
-        ValueError, match="`num_classes` to be given for targets that are class ids"
-    ):
+    with pytest.raises(ValueError, match="`num_classes` to be the largest class id plus 1"):
         Arrays(torch.zeros(2, 3), torch.tensor([0, 1]))
 
 
