@@ -13,7 +13,7 @@ from experiments.fashion_mnist import run as fashion_mnist
 from experiments.fedtilt import report as fedtilt
 from experiments.fedtilt.run import CIFAR10_SETTINGS, NAMES, SEEDS, SETTINGS, table_jobs
 from experiments.flame import report as flame
-from experiments.grid import ROOT, Row, finished, key_of
+from experiments.grid import ROOT, Row, finished_rows, key_of
 from experiments.tables import Comparison, markdown
 
 HERE = Path(__file__).parent
@@ -49,7 +49,7 @@ class Table:
     @property
     def rows(self) -> list[Row]:
         """The runs that it is made of."""
-        return [row for row in finished(HERE / self.folder / "results.csv") if self.uses(row)]
+        return [row for row in finished_rows(HERE / self.folder / "results.csv") if self.uses(row)]
 
     def counts(self) -> list[str]:
         """Return how many figures agree, seeds, runs, hours and the command."""
@@ -182,7 +182,7 @@ def papers() -> str:
 
 def algorithms() -> str:
     """Return what all algorithms reach on Fashion-MNIST."""
-    return f"\n{fashion_mnist.short_table(finished(HERE / 'fashion_mnist' / 'results.csv'))}\n"
+    return f"\n{fashion_mnist.short_table(finished_rows(HERE / 'fashion_mnist' / 'results.csv'))}\n"
 
 
 def texts() -> dict[str, str]:

@@ -9,7 +9,18 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from experiments.ditto.run import HERE, config
-from experiments.grid import Fitted, Job, Row, Rows, finished, grouped, merged, read, shorter, work
+from experiments.grid import (
+    FitResult,
+    Job,
+    Row,
+    Rows,
+    finished_rows,
+    group_rows,
+    merge_configs,
+    read,
+    shorten,
+    work,
+)
 from experiments.tables import COLOURS
 
 FOLDER = HERE / "fashion_over_rounds"
@@ -25,26 +36,26 @@ RUNS = [  # what does not agree with the paper after the last round
 METHODS = list(dict.fromkeys(method for _, method in RUNS))
 
 
-def rows_of(fitted: Fitted) -> Rows:
+def rows_of(fitted: FitResult) -> Rows:
     """Return the accuracy in each validation, and on the test data in the end."""
     column = "val/global/accuracy_weighted"
     rows = [
-        {"round": row["round"], "accuracy_weighted": shorter(row[column])}
+        {"round": row["round"], "accuracy_weighted": shorten(row[column])}
         for row in fitted.rounds
         if row.get(column)
     ]
-    tested = shorter(fitted.last["test/global/accuracy_weighted"])
+    tested = shorten(fitted.last["test/global/accuracy_weighted"])
     return {"over_rounds.csv": rows, "results.csv": [{"global_accuracy_weighted": tested}]}
 
 
 def draw(rows: list[Row], paper: dict[tuple[str, str], float], path: Path) -> None:
     """Draw accuracy over rounds, and the paper's figure at the end of each line."""
-    conditions = list(grouped(rows, "condition"))
+    conditions = list(group_rows(rows, "condition"))
     figure = Figure(figsize=(1 + 3.2 * len(conditions), 3.6), layout="constrained")
     every = figure.subplots(1, len(conditions), sharey=True, squeeze=False)[0]
     colours = dict(zip(METHODS, COLOURS))
     for axes, ((condition,), some) in zip(every, conditions):
-        for (method,), own in grouped(some, "method"):
+        for (method,), own in group_rows(some, "method"):
             rounds = [int(row["round"]) for row in own]
             accuracy = [float(row["accuracy_weighted"]) for row in own]
             axes.plot(rounds, accuracy, color=colours[method], linewidth=1, label=method)
@@ -67,13 +78,16 @@ def main() -> None:
     asked = parser.parse_args()
     validated = {"trainer": {"check_val_every_n_epoch": EVERY}}
     jobs = [
-        Job((condition, method, "0"), merged(config("fashion", condition, method, 0), validated))
+        Job(
+            (condition, method, "0"),
+            merge_configs(config("fashion", condition, method, 0), validated),
+        )
         for condition, method in RUNS
         if condition in (asked.conditions or [condition]) and method in (asked.methods or [method])
     ]
     names = ("condition", "method", "seed")
     work(jobs, FOLDER / "results.csv", names, rows_of, asked.workers)
-    done = {(row["condition"], row["method"]) for row in finished(FOLDER / "results.csv")}
+    done = {(row["condition"], row["method"]) for row in finished_rows(FOLDER / "results.csv")}
     rows = read(FOLDER / "over_rounds.csv")
     rows = [row for row in rows if (row["condition"], row["method"]) in done]
     rows.sort(key=lambda row: (row["condition"], RUNS.index((row["condition"], row["method"]))))

@@ -19,7 +19,7 @@ from experiments.ditto.run import (
     ditto,
     fallback_of,
 )
-from experiments.grid import Row, finished, grouped, read
+from experiments.grid import Row, finished_rows, group_rows, read
 from experiments.tables import Comparison, markdown, measured, notes
 
 HERE = Path(__file__).parent
@@ -64,7 +64,7 @@ class Results:
         found = {row["condition"] for row in self.rows}
         self.conditions = [condition for condition in ALL if condition in found]
         self.seeds = sorted({row["seed"] for row in self.rows}, key=int)
-        self.clients = dict(grouped(clients, "condition", "method", "seed"))
+        self.clients = dict(group_rows(clients, "condition", "method", "seed"))
 
     def values(self, condition: str, row: str, column: str) -> list[float]:
         """Return a column's values of one of the paper's rows, one for each seed that has it."""
@@ -121,7 +121,7 @@ def own_lam(clients: Sequence[Sequence[Row]], condition: str) -> dict[str, float
 
 def results_of(name: str) -> Results:
     """Return the committed runs of a folder."""
-    return Results(finished(HERE / name / "results.csv"), read(HERE / name / "clients.csv"))
+    return Results(finished_rows(HERE / name / "results.csv"), read(HERE / name / "clients.csv"))
 
 
 def figures(name: str) -> dict[tuple[str, str], Comparison]:

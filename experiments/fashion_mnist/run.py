@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments.grid import Job, Row, Rows, each_once, read, write
+from experiments.grid import Job, Row, Rows, read, run_missing, write
 from experiments.tables import markdown
 
 HERE = Path(__file__).parent
@@ -200,7 +200,7 @@ def main() -> None:
         for setting in SETTINGS
         for algorithm in asked.only
     ]
-    each_once(wanted, results, ("algorithm", "setting", "seed"), run, asked.at_once)
+    run_missing(wanted, results, ("algorithm", "setting", "seed"), run, asked.at_once)
     rows = in_order(read(results))
     write(results, rows)
     (HERE / "table.md").write_text(table(rows))

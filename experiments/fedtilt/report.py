@@ -22,7 +22,7 @@ from experiments.fedtilt.run import (
     WHOLE,
     job,
 )
-from experiments.grid import Row, finished, grouped, key_of, read
+from experiments.grid import Row, finished_rows, group_rows, key_of, read
 from experiments.tables import Comparison, markdown, notes
 
 HERE = Path(__file__).parent
@@ -71,7 +71,7 @@ def published() -> list[Row]:
 
 def figures() -> dict[tuple[str, str], dict[str, Comparison]]:
     """Return what can be compared of the committed runs."""
-    return comparisons(Results(finished(HERE / "results.csv")), WHOLE)
+    return comparisons(Results(finished_rows(HERE / "results.csv")), WHOLE)
 
 
 def comparisons(results: Results, split: str) -> dict[tuple[str, str], dict[str, Comparison]]:
@@ -104,7 +104,7 @@ def table(
 def orders(results: Results) -> str:
     """Return who is best in what, in the paper and here."""
     rows = []
-    for (setting,), own in grouped(published(), "setting"):
+    for (setting,), own in group_rows(published(), "setting"):
         theirs = {row["method"]: row for row in own}
         for metric, title in METRICS.items():
             sign = -1 if metric == "accuracy" else 1
@@ -155,14 +155,14 @@ def chosen() -> str:
     said = [
         f"{setting.split('/')[0]}: "
         + ", ".join(f"{float(row['personal_validation']):.4f}" for row in rows)
-        for (setting,), rows in grouped(finished(HERE / "select.csv"), "setting")
+        for (setting,), rows in group_rows(finished_rows(HERE / "select.csv"), "setting")
     ]
     return "; ".join(said)
 
 
 def write(folder: Path = HERE) -> None:
     """Write tables.md and the pictures."""
-    results = Results(finished(folder / "results.csv"))
+    results = Results(finished_rows(folder / "results.csv"))
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600
     head = (
         (HERE / "head.md")

@@ -14,28 +14,38 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import QUIET, Config, Fitted, Job, Rows, made, merged, shorter, work
+from experiments.grid import (
+    QUIET,
+    Config,
+    FitResult,
+    Job,
+    Rows,
+    merge_configs,
+    shorten,
+    spec,
+    work,
+)
 from experiments.make_cifar10_npz import MADE, made_of
 from pl_fed.data.folders import data_root
 
 HERE = Path(__file__).parent
 SEEDS = (0, 1)
-SGD = made("torch.optim.SGD", lr=0.01)
-MLP = made("pl_fed.models.MLP", in_features=784, hidden=[300, 100], num_classes=10)
+SGD = spec("torch.optim.SGD", lr=0.01)
+MLP = spec("pl_fed.models.MLP", in_features=784, hidden=[300, 100], num_classes=10)
 DATASETS = {
-    "mnist": {"dataset": made("pl_fed.data.MNIST")},
-    "fmnist": {"dataset": made("pl_fed.data.FashionMNIST")},
-    "cifar10": {"dataset": made("pl_fed.data.Npz", path=str(MADE))},
+    "mnist": {"dataset": spec("pl_fed.data.MNIST")},
+    "fmnist": {"dataset": spec("pl_fed.data.FashionMNIST")},
+    "cifar10": {"dataset": spec("pl_fed.data.Npz", path=str(MADE))},
 }
-NETS = {"mnist": MLP, "fmnist": MLP, "cifar10": made("pl_fed.models.FedTiltCNN")}
+NETS = {"mnist": MLP, "fmnist": MLP, "cifar10": spec("pl_fed.models.FedTiltCNN")}
 GREY = ("mnist", "fmnist")
 CONDITIONS: dict[str, Config] = {
     "clean": {},
     "corruption": {
-        "adversary": {"corruption": made("pl_fed.attacks.Outliers", samples=0.3, pixels=0.3)}
+        "adversary": {"corruption": spec("pl_fed.attacks.Outliers", samples=0.3, pixels=0.3)}
     },
     "gaussian": {
-        "adversary": {"corruption": made("pl_fed.attacks.GaussianNoise", samples=0.3, std=1.0)}
+        "adversary": {"corruption": spec("pl_fed.attacks.GaussianNoise", samples=0.3, std=1.0)}
     },
 }
 TILTS = {  # the paper's λ and τ
@@ -49,18 +59,18 @@ WHOLE = "whole classes"
 OWN: Config = {"split": "own", "val_fraction": 0.0, "test_fraction": 0.2}
 SPLITS: dict[str, Config] = {
     WHOLE: {
-        "partitioner": made(
+        "partitioner": spec(
             "pl_fed.partitioners.Shards", classes_per_client=2, whole_test_classes=True
         ),
         "split": "official",
         "val_fraction": 0.0,
     },
     "own 20 %": {
-        "partitioner": made("pl_fed.partitioners.Shards", classes_per_client=2),
+        "partitioner": spec("pl_fed.partitioners.Shards", classes_per_client=2),
         **OWN,
     },
     "own 20 %, ten to one": {
-        "partitioner": made("experiments.fedtilt.data.Unbalanced", ratio=10.0),
+        "partitioner": spec("experiments.fedtilt.data.Unbalanced", ratio=10.0),
         **OWN,
     },
 }
@@ -76,7 +86,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 COMMON: Config = {
     "data": {"num_clients": 100, "batch_size": 10, "normalize": "channel"},
     "federation": {
-        "sampler": made("pl_fed.samplers.Uniform", cohort_size=10),
+        "sampler": spec("pl_fed.samplers.Uniform", cohort_size=10),
         "model_selection": None,
         "engine": {"name": "one_by_one_compiled"},
     },
@@ -97,8 +107,8 @@ def job(setting: str, split: str, method: str, seed: int, **arguments: Any) -> J
     if method == "FedTilt":
         own = {**own, **dict(zip(("lam", "tau"), TILTS[data][condition]))}
     own = {**own, **arguments}
-    model = made(path, local_epochs=10, optimizer=SGD, net=NETS[data], **own)
-    config = merged(
+    model = spec(path, local_epochs=10, optimizer=SGD, net=NETS[data], **own)
+    config = merge_configs(
         COMMON,
         {"seed_everything": seed, "model": model, "data": DATASETS[data]},
         {"data": SPLITS[split], "federation": CONDITIONS[condition]},
@@ -107,16 +117,16 @@ def job(setting: str, split: str, method: str, seed: int, **arguments: Any) -> J
     return Job((setting, split, method, said, str(seed)), config)
 
 
-def rows_of(fitted: Fitted) -> Rows:
+def rows_of(fitted: FitResult) -> Rows:
     """Return the row that is kept of a run."""
     models = fitted.tested(("global", "personal"))
-    row = {f"{m}_{n}": shorter(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
+    row = {f"{m}_{n}": shorten(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
     return {"results.csv": [row]}
 
 
-def validated(fitted: Fitted) -> Rows:
+def validated(fitted: FitResult) -> Rows:
     """Return the accuracy on validation data at the end."""
-    accuracy = shorter(fitted.validated("val/personal/accuracy"))
+    accuracy = shorten(fitted.validated("val/personal/accuracy"))
     return {"select.csv": [{"personal_validation": accuracy}]}
 
 
@@ -157,7 +167,7 @@ def select_jobs(seeds: Iterable[int]) -> list[Job]:
         for data in GREY:
             for lam in LAMS:
                 one = job(f"{data}/clean", WHOLE, "Ditto", seed, lam=lam)
-                jobs.append(Job(one.key, merged(one.config, change)))
+                jobs.append(Job(one.key, merge_configs(one.config, change)))
     return jobs
 
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.flame.run import METHODS
-from experiments.grid import Row, finished, grouped, read
+from experiments.grid import Row, finished_rows, group_rows, read
 from experiments.tables import COLOURS, MARKERS, Comparison, markdown, measured, notes
 
 HERE = Path(__file__).parent
@@ -53,7 +53,7 @@ class Results:
 
 def figures() -> dict[str, dict[str, Comparison]]:
     """Return what can be compared of the committed runs."""
-    return comparisons(Results(finished(HERE / "results.csv")), read(HERE / "paper.csv"))
+    return comparisons(Results(finished_rows(HERE / "results.csv")), read(HERE / "paper.csv"))
 
 
 def comparisons(results: Results, paper: Iterable[Row]) -> dict[str, dict[str, Comparison]]:
@@ -134,14 +134,14 @@ def draw_curves(curves: Iterable[Row], settings: Sequence[str], path: Path) -> N
     kept = list(curves)
     for axes, setting in zip(panels, settings):
         rows = [row for row in kept if row["setting"] == setting]
-        for (method,), own in grouped(rows, "method"):
+        for (method,), own in group_rows(rows, "method"):
             number = list(METHODS).index(method)
             for model, line in (("personal", "-"), ("global", "--"), ("hybrid", ":")):
                 if model == "hybrid" and method != "FLAME":
                     continue
                 points = [
                     (int(r) + 1, statistics.mean(float(row[f"{model}_accuracy"]) for row in each))
-                    for (r,), each in grouped(own, "round")
+                    for (r,), each in group_rows(own, "round")
                 ]
                 below = {"lw": 5, "alpha": 0.5} if method == SAME else {}
                 axes.plot(
@@ -166,11 +166,11 @@ def draw_fairness(clients: Iterable[Row], settings: Sequence[str], path: Path) -
     kept = list(clients)
     for column, setting in enumerate(settings):
         rows = [row for row in kept if row["setting"] == setting]
-        for (method,), own in grouped(rows, "method"):
+        for (method,), own in group_rows(rows, "method"):
             number = list(METHODS).index(method)
             for model, marker in (("global", "o"), ("personal", "^")):
                 accuracies, means, sums = [], [], []
-                for _, each in grouped(own, "seed"):
+                for _, each in group_rows(own, "seed"):
                     accuracies.append(statistics.mean(float(r[f"{model}_accuracy"]) for r in each))
                     losses = [float(r[f"{model}_loss"]) for r in each]
                     batches = [-(-int(r["test_samples"]) // 100) for r in each]
@@ -192,7 +192,7 @@ def draw_fairness(clients: Iterable[Row], settings: Sequence[str], path: Path) -
 
 def write(folder: Path = HERE) -> None:
     """Write table3.md and the pictures."""
-    results = Results(finished(folder / "results.csv"))
+    results = Results(finished_rows(folder / "results.csv"))
     compared = comparisons(results, read(HERE / "paper.csv"))
     seeds = sorted({row["seed"] for row in results.rows}, key=int)
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600

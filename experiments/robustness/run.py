@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import Job, Rows, each_once, read
+from experiments.grid import Job, Rows, read, run_missing
 
 HERE = Path(__file__).parent
 Spec = tuple[str, dict[str, Any]]  # a class of the package, and its arguments
@@ -89,15 +89,15 @@ NAMES = ("attack", "defence", "fraction", "seed")
 METRICS = ("accuracy", "accuracy_worst10", "backdoor_success")
 
 
-def made(spec: Any) -> Any:
+def build(spec: Any) -> Any:
     """Make what a spec asks for."""
     if isinstance(spec, list):
-        return [made(each) for each in spec]
+        return [build(each) for each in spec]
     if not isinstance(spec, tuple):
         return spec
     (room, kind), arguments = spec[0].split("."), spec[1]
     made_of = getattr(importlib.import_module(f"pl_fed.{room}"), kind)
-    return made_of(**{word: made(each) for word, each in arguments.items()})
+    return made_of(**{word: build(each) for word, each in arguments.items()})
 
 
 def cells(
@@ -169,10 +169,10 @@ def run(job: Job, rounds: int = ROUNDS) -> Rows:
     )
     federation = pl_fed.Federation(
         All(),
-        aggregator=made(last),
-        pre_aggregators=made(first),
+        aggregator=build(last),
+        pre_aggregators=build(first),
         adversary=pl_fed.Adversary(
-            made(spec or IDLE),
+            build(spec or IDLE),
             fraction=float(fraction),
             start_round=0 if spec else rounds,
         ),
@@ -221,7 +221,7 @@ def main() -> None:
     if not asked.report:
         wanted = cells(asked.attacks, asked.defences, asked.grid, asked.seeds)
         once = functools.partial(run, rounds=asked.rounds)
-        each_once(wanted, results, NAMES, once, asked.workers)
+        run_missing(wanted, results, NAMES, once, asked.workers)
     report = importlib.import_module("experiments.robustness.report")
     report.write(read(results), asked.folder, list(ATTACKS), list(DEFENCES), CURVES, asked.grid)
 
