@@ -61,8 +61,8 @@ UPLOADS = {
     "A2": spec("pl_fed.attacks.RandomUpdates"),
     "A3": spec("pl_fed.attacks.ModelReplacement"),
 }
-WEAK, STRONG = (0.1, 1.0, 2.0), (0.05, 0.1, 0.2)  # what clients choose λ from
-MIN_VALIDATION = 4  # samples that a client needs for that
+WEAK, STRONG = (0.1, 1.0, 2.0), (0.05, 0.1, 0.2)  # the clients' choices of λ
+MIN_VALIDATION = 4  # validation samples that a client needs to choose λ
 FASHION: dict[str, Any] = {
     "net": spec("pl_fed.models.DittoFashionCNN"),
     "optimizer": spec("torch.optim.SGD", lr=0.05),
@@ -77,7 +77,7 @@ VEHICLE: dict[str, Any] = {
 
 
 def rounds(number: int) -> Config:
-    """Return the trainer's settings: clients are validated once, in the end."""
+    """Return settings of the trainer for a number of rounds, with one validation at the end."""
     return {"max_epochs": number, "check_val_every_n_epoch": number}
 
 
@@ -153,14 +153,14 @@ METHODS = {  # beside Ditto
 
 
 def byzantine(table: str, share: float) -> list[int]:
-    """Return which clients lie: those that the authors' code draws by its seed 1234567."""
+    """Return the Byzantine clients that the authors' code draws by its seed 1234567."""
     clients = CLIENTS[table]
     draw = np.random.RandomState(1234567)
     return sorted(draw.choice(clients, int(share * clients), replace=False).tolist())
 
 
 def attacked(table: str, condition: str) -> Config:
-    """Return what is federated under a condition: A1, A2 and A3 all poison labels."""
+    """Return the adversary of a condition as a config; A1, A2 and A3 all poison labels."""
     if condition == "clean":
         return {}
     labels = spec(
@@ -171,41 +171,41 @@ def attacked(table: str, condition: str) -> Config:
     if kind in UPLOADS:
         attack = spec("pl_fed.attacks.Combined", attacks=[labels, UPLOADS[kind]])
     share = int(percent) / 100
-    liars, expected = byzantine(table, share), round(share * COHORT)
+    ids, expected = byzantine(table, share), round(share * COHORT)
     if table == "vehicle_rounded_down":
-        expected = COHORT * len(liars) // CLIENTS[table]
-    return {"adversary": {"attack": attack, "ids": liars, "expected": expected}}
+        expected = COHORT * len(ids) // CLIENTS[table]
+    return {"adversary": {"attack": attack, "ids": ids, "expected": expected}}
 
 
 def is_strong(condition: str) -> bool:
-    """Return whether clients choose from small λ (Appendix D.2): A3, or more than half attack."""
+    """Return whether clients choose small λ (Appendix D.2): A3, or a Byzantine majority."""
     return condition.startswith("A3") or condition.endswith("80")
 
 
 def lams_of(condition: str) -> list[float]:
-    """Return all λ of which there are runs: the paper's, and those that clients choose from."""
+    """Return the λ of all runs: the paper's and the clients' choices."""
     return sorted({*WEAK, *choices_of(condition)})
 
 
 def choices_of(condition: str) -> tuple[float, ...]:
-    """Return the λ that clients choose from."""
+    """Return the clients' choices of λ."""
     return STRONG if is_strong(condition) else WEAK
 
 
 def fallback_of(condition: str) -> float:
-    """Return λ of clients that have too little data to choose by."""
+    """Return the λ of clients with too few validation samples for a choice."""
     return 0.1 if is_strong(condition) else 1.0
 
 
 def ditto(lam: float) -> str:
-    """Return the method that is Ditto with a λ."""
+    """Return the name of the method Ditto with a λ."""
     return f"Ditto, λ = {lam:g}"
 
 
 def methods(table: str, condition: str) -> list[str]:
     """Return the methods of a table under a condition."""
-    some = {"vehicle_rounded_down": [], "fashion_small_pixels": [1.0]}
-    lams = some.get(table, lams_of(condition))
+    exceptions = {"vehicle_rounded_down": [], "fashion_small_pixels": [1.0]}
+    lams = exceptions.get(table, lams_of(condition))
     return [*map(ditto, lams), *METHODS[table]]
 
 
@@ -235,7 +235,7 @@ def config(table: str, condition: str, method: str, seed: int) -> Config:
 
 
 def rows_of(fitted: FitResult) -> Rows:
-    """Return the row that is kept of a run, and of Ditto those of its benign clients."""
+    """Return the row of a run, and for Ditto the rows of its benign clients."""
     models = fitted.tested(MODELS)
     row = {f"{m}_{n}": shorten(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
     if not fitted.validation:
@@ -260,27 +260,27 @@ def rows_of(fitted: FitResult) -> Rows:
 
 
 def main() -> None:
-    """Run what is missing, and write tables and pictures."""
+    """Run the missing runs, and write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("table", choices=list(TABLES))
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--conditions", nargs="+", choices=ALL)
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--workers", type=int, default=2)
-    asked = parser.parse_args()
-    table = asked.table
-    conditions = asked.conditions or CONDITIONS[table]
-    known = {method for condition in conditions for method in methods(table, condition)}
-    if unknown := {*(asked.methods or ())} - known:
-        parser.error(f"expected --methods to be among {sorted(known)} but got {sorted(unknown)}")
+    options = parser.parse_args()
+    table = options.table
+    conditions = options.conditions or CONDITIONS[table]
+    choices = {method for condition in conditions for method in methods(table, condition)}
+    if unknown := {*(options.methods or ())} - choices:
+        parser.error(f"expected --methods to be among {sorted(choices)} but got {sorted(unknown)}")
     jobs = [
         Job((condition, method, str(seed)), config(table, condition, method, seed))
-        for seed in asked.seeds or SEEDS[table]
+        for seed in options.seeds or SEEDS[table]
         for condition in conditions
         for method in methods(table, condition)
-        if method in (asked.methods or known)
+        if method in (options.methods or choices)
     ]
-    work(jobs, HERE / table / "results.csv", NAMES, rows_of, asked.workers)
+    work(jobs, HERE / table / "results.csv", NAMES, rows_of, options.workers)
     importlib.import_module("experiments.ditto.report").write(table)
 
 

@@ -63,7 +63,7 @@ STYLES = {"personal": "-", "global": "--", "hybrid": ":"}
 
 
 def attack_jobs(seeds: Iterable[int]) -> list[Job]:
-    """Return the runs of Figures 4 to 7; without attackers all attacks are one."""
+    """Return the jobs of Figures 4 to 7; without attackers, one job stands for all attacks."""
     jobs = []
     for seed in seeds:
         for fraction in FRACTIONS:
@@ -87,7 +87,7 @@ def attack_jobs(seeds: Iterable[int]) -> list[Job]:
 
 
 def parameter_jobs(seeds: Iterable[int]) -> list[Job]:
-    """Return the runs of Figures 9 to 12."""
+    """Return the jobs of Figures 9 to 12."""
     jobs = []
     for seed in seeds:
         for figure, lines in PARAMETERS.items():
@@ -105,29 +105,29 @@ def parameter_jobs(seeds: Iterable[int]) -> list[Job]:
 
 
 def attack_rows(fitted: FitResult) -> Rows:
-    """Return accuracies at the end."""
+    """Return the row of a run with its final accuracies."""
     names = fitted.tested(("global", "personal", "hybrid"))
     row = {f"{model}_accuracy": shorten(fitted.last[f"test/{model}/accuracy"]) for model in names}
     return {"attacks.csv": [row]}
 
 
 def parameter_rows(fitted: FitResult) -> Rows:
-    """Return the losses of each round."""
+    """Return the rows of a run with its losses in each round."""
     rows = [
         {
-            "round": each["round"],
-            "train_loss": shorten(each["train/loss"]) if each["train/loss"] else "",
-            **{f"{m}_loss": shorten(each[f"val/{m}/loss"]) for m in ("global", "personal")},
+            "round": validation["round"],
+            "train_loss": shorten(validation["train/loss"]) if validation["train/loss"] else "",
+            **{f"{m}_loss": shorten(validation[f"val/{m}/loss"]) for m in ("global", "personal")},
         }
-        for each in fitted.rounds
-        if each.get("val/personal/loss")
+        for validation in fitted.rounds
+        if validation.get("val/personal/loss")
     ]
     last = {f"{m}_loss": shorten(fitted.last[f"test/{m}/loss"]) for m in ("global", "personal")}
     return {"parameter_curves.csv": rows, "parameters.csv": [last]}
 
 
 def draw_attacks(rows: list[Row], path: Path) -> None:
-    """Draw accuracy against the share of malicious clients."""
+    """Draw accuracy against the fraction of Byzantine clients."""
     figure = Figure(figsize=(4.2 * len(ATTACKS), 4.4), layout="constrained")
     panels = figure.subplots(1, len(ATTACKS), sharey=True)
     for axes, attack in zip(panels, ATTACKS):
@@ -138,9 +138,9 @@ def draw_attacks(rows: list[Row], path: Path) -> None:
                 if model == "hybrid" and method != "FLAME":
                     continue
                 points = [
-                    (float(f), statistics.mean(float(r[f"{model}_accuracy"]) for r in each))
-                    for (f,), each in group_rows(own, "fraction")
-                    if each[0].get(f"{model}_accuracy")
+                    (float(f), statistics.mean(float(r[f"{model}_accuracy"]) for r in group))
+                    for (f,), group in group_rows(own, "fraction")
+                    if group[0].get(f"{model}_accuracy")
                 ]
                 if points:
                     axes.plot(
@@ -166,8 +166,8 @@ def draw_parameters(rows: list[Row], path: Path) -> None:
         for number, ((line,), own) in enumerate(group_rows(kept, "line")):
             for model, style in (("personal", "-"), ("global", "--")):
                 points = [
-                    (int(r) + 1, statistics.mean(float(row[f"{model}_loss"]) for row in each))
-                    for (r,), each in group_rows(own, "round")
+                    (int(r) + 1, statistics.mean(float(row[f"{model}_loss"]) for row in group))
+                    for (r,), group in group_rows(own, "round")
                 ]
                 color = COLOURS[(0, 5, 4)[number]]
                 label = line if model == "personal" else None
@@ -180,7 +180,7 @@ def draw_parameters(rows: list[Row], path: Path) -> None:
 
 
 def draw(folder: Path = HERE) -> None:
-    """Draw what there is."""
+    """Draw the pictures of the finished runs."""
     if rows := finished_rows(folder / "attacks.csv"):
         draw_attacks(rows, folder / "attacks.png")
     if rows := read(folder / "parameter_curves.csv"):
@@ -188,17 +188,17 @@ def draw(folder: Path = HERE) -> None:
 
 
 def main() -> None:
-    """Run what is missing, and draw the pictures."""
+    """Run the missing runs, and draw the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("what", choices=["attacks", "parameters"])
+    parser.add_argument("part", choices=["attacks", "parameters"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--workers", type=int, default=2)
-    asked = parser.parse_args()
-    if asked.what == "attacks":
+    options = parser.parse_args()
+    if options.part == "attacks":
         names, rows_of, jobs = ("attack", "fraction", "method", "seed"), attack_rows, attack_jobs
     else:
         names, rows_of, jobs = ("figure", "line", "seed"), parameter_rows, parameter_jobs
-    work(jobs(asked.seeds), HERE / f"{asked.what}.csv", names, rows_of, asked.workers)
+    work(jobs(options.seeds), HERE / f"{options.part}.csv", names, rows_of, options.workers)
     draw()
 
 

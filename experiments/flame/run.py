@@ -21,7 +21,7 @@ from experiments.grid import (
     spec,
     work,
 )
-from experiments.make_cifar10_npz import MADE, made_of
+from experiments.make_cifar10_npz import OUTPUT, write_if_missing
 from pl_fed.data.folders import data_root
 
 HERE = Path(__file__).parent
@@ -33,7 +33,7 @@ DATASETS: dict[str, dict[str, Any]] = {
     "mnist": {"dataset": spec("pl_fed.data.MNIST"), "normalize": GREY},
     "fmnist": {"dataset": spec("pl_fed.data.FashionMNIST"), "normalize": GREY},
     "cifar10": {
-        "dataset": spec("pl_fed.data.Npz", path=str(MADE)),
+        "dataset": spec("pl_fed.data.Npz", path=str(OUTPUT)),
         "normalize": COLOUR,
     },
 }
@@ -120,7 +120,7 @@ def config(setting: str, method: str, seed: int, **arguments: Any) -> Config:
 
 
 def rows_of(fitted: FitResult) -> Rows:
-    """Return what is kept of a run: results, clients and curves."""
+    """Return the rows of a run: its results, clients and curves."""
     models = fitted.tested(("global", "lagged_global", "personal", "hybrid"))
     row: Row = {}
     for model in models:
@@ -131,52 +131,54 @@ def rows_of(fitted: FitResult) -> Rows:
     row["hybrid_by_test_accuracy"] = shorten(statistics.mean(best))
     clients = [
         {
-            "client": each["client"],
-            "train_samples": each["train_samples"],
-            "test_samples": each["test_samples"],
+            "client": client["client"],
+            "train_samples": client["train_samples"],
+            "test_samples": client["test_samples"],
             **{
-                f"{model}_{metric}": shorten(each[f"{model}_{metric}"])
+                f"{model}_{metric}": shorten(client[f"{model}_{metric}"])
                 for model in models
                 for metric in ("accuracy", "loss")
             },
         }
-        for each in fitted.clients
+        for client in fitted.clients
     ]
     curves = [
         {
-            "round": each["round"],
+            "round": validation["round"],
             **{
-                f"{model}_{metric}": shorten(each[f"val/{model}/{metric}"])
+                f"{model}_{metric}": shorten(validation[f"val/{model}/{metric}"])
                 for model in models
                 for metric in ("accuracy", "loss")
             },
         }
-        for each in fitted.rounds
-        if each.get("val/personal/accuracy")
+        for validation in fitted.rounds
+        if validation.get("val/personal/accuracy")
     ]
     return {"results.csv": [row], "clients.csv": clients, "curves.csv": curves}
 
 
 def main() -> None:
-    """Run what is missing, and write tables and pictures."""
+    """Run the missing runs, and write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    known = [f"{data}/{partition}" for data in DATASETS for partition in PARTITIONS]
-    parser.add_argument("--settings", nargs="+", default=SETTINGS, choices=known, metavar="SETTING")
+    choices = [f"{data}/{partition}" for data in DATASETS for partition in PARTITIONS]
+    parser.add_argument(
+        "--settings", nargs="+", default=SETTINGS, choices=choices, metavar="SETTING"
+    )
     parser.add_argument("--cifar10", action="store_true", help="two settings of CIFAR-10 instead")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--workers", type=int, default=2)
-    asked = parser.parse_args()
-    settings = CIFAR10_SETTINGS if asked.cifar10 else asked.settings
+    options = parser.parse_args()
+    settings = CIFAR10_SETTINGS if options.cifar10 else options.settings
     if any(setting.startswith("cifar10") for setting in settings):
-        made_of(data_root(None))
+        write_if_missing(data_root(None))
     jobs = [
         Job((setting, method, str(seed)), config(setting, method, seed))
-        for seed in asked.seeds
+        for seed in options.seeds
         for setting in settings
-        for method in asked.methods
+        for method in options.methods
     ]
-    work(jobs, HERE / "results.csv", NAMES, rows_of, asked.workers)
+    work(jobs, HERE / "results.csv", NAMES, rows_of, options.workers)
     importlib.import_module("experiments.flame.report").write()
 
 
