@@ -204,7 +204,7 @@ def test_samples_that_are_shown_belong_to_their_clients():
     def plain(batch):
         return Batch(batch.inputs + 1, batch.targets * 0)
 
-    whole, some = data.shown("test", plain), data.shown("test", Second().trigger)
+    whole, some = data.change_part("test", plain), data.change_part("test", Second().trigger)
     for one in range(4):
         samples = data.test.samples(one)
         for shown, expected in ((whole, samples), (some, samples[samples % 2 == 0])):

@@ -25,7 +25,7 @@ SHORT = [
 ]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:The run goes on with another config"),
+    pytest.mark.filterwarnings("ignore:The run resumes with another config"),
 ]
 
 

@@ -56,7 +56,7 @@ def test_data_sources_and_skews():
     with pytest.raises(TypeError, match=r"^Expected `load` of Own to return Arrays but got tuple"):
         _ = FederatedData(source, IID(), 3).clients
     skew = giving(Quality, "change", None)()
-    with pytest.raises(ValueError, match=r"`skew` to keep the shape .* but Own gave NoneType"):
+    with pytest.raises(ValueError, match=r"`skew` to keep the shape .* but got NoneType from Own"):
         _ = FederatedData(Given(classes([12])), IID(), 3, skew=skew).clients
 
 

@@ -23,7 +23,7 @@ from pl_fed.clients.contract import (
 )
 from pl_fed.configurable import Configurable
 from pl_fed.data.batches import LocalWork
-from pl_fed.data.client_data import ClientData, placed
+from pl_fed.data.client_data import ClientData, move_tree
 from pl_fed.functional.losses import RowDistance, squared_distance
 from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import Draws, key_dropouts
@@ -361,7 +361,7 @@ class Client(Configurable, ClientRounds, ABC):
     def place(self, tree: Tree) -> Tree:
         """Return inputs or targets where the models are, real numbers in their precision."""
         row = self.row("global").data
-        return placed(tree, row.device, row.dtype)
+        return move_tree(tree, row.device, row.dtype)
 
     def loss_at(self, model: str, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean loss of a model whose parameters are replaced, as a function of them.

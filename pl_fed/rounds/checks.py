@@ -17,7 +17,7 @@ from pl_fed.attacks import Attack
 from pl_fed.attacks.base import poisoned
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import BatchRule
-from pl_fed.data.client_data import ClientData, with_floats
+from pl_fed.data.client_data import ClientData, integers_to_floats
 from pl_fed.data.module import FederatedData
 from pl_fed.engine.choice import STACKED
 from pl_fed.evaluation.client_measures import local_metrics
@@ -182,7 +182,7 @@ def _samples(client: Client, data: ClientData, index: Tensor) -> Batch:
 
 def place_batch(client: Client, batch: Batch) -> Batch:
     """Return a batch where the net is, and as it takes it."""
-    inputs = batch.inputs if client.takes_integers else with_floats(batch.inputs)
+    inputs = batch.inputs if client.takes_integers else integers_to_floats(batch.inputs)
     return batch._replace(inputs=client.place(inputs), targets=client.place(batch.targets))
 
 

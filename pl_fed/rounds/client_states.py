@@ -82,7 +82,7 @@ class ClientStates:
             return None
         if part not in self._triggered:
             with torch.inference_mode(False):
-                self._triggered[part] = data.shown(part, attack.trigger)
+                self._triggered[part] = data.change_part(part, attack.trigger)
         return self._triggered[part]
 
     @property
@@ -207,7 +207,7 @@ class ClientStates:
             lr=dict(lr or {}),
         )
         if client.reads_validation and steps:
-            inputs, targets = self.data.padded("val", clients)
+            inputs, targets = self.data.pad_part("val", clients)
             start.validation_inputs = tree_map(lambda leaf: leaf.flatten(1), inputs)
             start.validation_targets = tree_map(lambda leaf: leaf.flatten(1), targets)
         return client.run_begin(start)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
-from pl_fed.data.client_data import ClientData, scaled, with_floats
+from pl_fed.data.client_data import ClientData, integers_to_floats, scale_images
 from pl_fed.nets.modes import evaluation_mode
 
 _BATCH = 128  # samples that a body sees at once: a pretrained one has large images
@@ -42,10 +42,10 @@ def moved(client: Client, data: ClientData) -> ClientData:
     if keeps_features(net):
         with torch.no_grad(), evaluation_mode(client):
             pieces = [
-                features_of(net, scaled(x, torch.float32).to(row.device, row.dtype))
+                features_of(net, scale_images(x, torch.float32).to(row.device, row.dtype))
                 for x in data.inputs.split(_BATCH)
             ]
         data = replace(data, inputs=torch.cat(pieces))
     elif not client.takes_integers:
-        data = replace(data, inputs=with_floats(data.inputs))
+        data = replace(data, inputs=integers_to_floats(data.inputs))
     return data.to(row.device, row.dtype)

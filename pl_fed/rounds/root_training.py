@@ -61,7 +61,7 @@ class RootTraining:
             optimizer: The clients' optimizer, with this round's options.
             settings: How every local step is computed.
         """
-        client, mine = self.client, replace(data, train=Part.of([data.root]))
+        client, mine = self.client, replace(data, train=Part.from_pieces([data.root]))
         steps = rule.count(self.objective.work("global"), len(data.root))
         alone = torch.tensor([0])
         batches = Batches(mine, alone, [steps], rule, self.seed, round, None, self.augment)

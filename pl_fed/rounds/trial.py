@@ -113,7 +113,7 @@ def _new_round(trial: Client, data: ClientData, one: int) -> ClientRound:
     round.ids = round.ids.new_tensor([one])
     round.validation_samples.fill_(int(data.val.sizes[one]))
     if trial.reads_validation:
-        inputs, targets = (select(tree, 0) for tree in data.padded("val", torch.tensor([one])))
+        inputs, targets = (select(tree, 0) for tree in data.pad_part("val", torch.tensor([one])))
         batch = as_trained_on(trial, Batch(inputs, targets))
         round.validation_inputs = tree_map(lambda leaf: leaf.flatten()[None], batch.inputs)
         round.validation_targets = tree_map(lambda leaf: leaf.flatten()[None], batch.targets)

@@ -94,7 +94,7 @@ def test_unfinished_runs_are_shown_and_said(tmp_path):
         (["a", "--out", "file"], f"{UNWRITABLE} file: Not a directory."),
         (["a", "--out", "file/x/y"], f"{UNWRITABLE} file/x/y: Not a directory."),
         (["a", "--out", "/proc/x"], f"{UNWRITABLE} /proc/x: "),
-        ([], "Expected argument `runs` to be given but got none."),
+        ([], "Expected argument `runs` to be set but got none."),
         (["a", "--to", "b"], "Expected only options that --help lists but got --to"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",

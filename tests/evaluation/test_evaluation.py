@@ -194,10 +194,10 @@ def test_predictions_are_each_clients_own_in_its_order(model):
 
 def test_predictions_name_the_data_sets_samples_where_clients_have_copies():
     data, client = doubled(data_of()), Ditto(seeded(mlp))
-    shared = replace(data, test=Part.of([data.test.samples(1)] * data.num_clients))
+    shared = replace(data, test=Part.from_pieces([data.test.samples(1)] * data.num_clients))
     with torch.no_grad():
         tables = evaluator_of(client, store_of(client)).predict(
-            shared.owned_once(), torch.tensor([2, 0]), "global"
+            shared.copy_shared_samples(), torch.tensor([2, 0]), "global"
         )
     for table in tables:
         assert torch.equal(table["sample"], data.test.samples(1))

@@ -111,7 +111,7 @@ def test_whose_samples_a_client_has(tmp_path):
     several, _ = owners(named, ByOwner(), 2)
     assert sorted(", ".join(several).split(", ")) == ["Ada", "Di", named.names[-1]]
     assert owners(named, IID(), 2)[0] == [None, None]
-    with pytest.raises(ValueError, match="`client` to be places in `names` but got 5"):
+    with pytest.raises(ValueError, match="`client` to be positions in `names` but got 5"):
         replace(named, names=named.names[:5])
 
 

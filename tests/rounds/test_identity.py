@@ -84,7 +84,7 @@ def test_normalized_data_are_the_same_samples():
 def test_copies_of_shared_samples_are_the_samples():
     made = Arrays(torch.rand(80, 1, 4, 4), torch.arange(80) % 3, num_classes=3)
     plain, skewed = (
-        FederatedData(Given(made), IID(), 4, skew=skew).clients.owned_once()
+        FederatedData(Given(made), IID(), 4, skew=skew).clients.copy_shared_samples()
         for skew in (None, Rotations())
     )
     assert plain.digests == skewed.digests
