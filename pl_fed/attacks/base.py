@@ -166,7 +166,7 @@ class Attack(Configurable, ABC):
         return batch.samples
 
 
-def poisoned(batch: Batch, attacks: Iterable[Attack], context: ClientContext) -> Batch:
+def apply_attacks(batch: Batch, attacks: Iterable[Attack], context: ClientContext) -> Batch:
     """Return a batch after several attacks; two attacks of the same class draw independently."""
     for position, attack in enumerate(attacks):
         seed = key(context.seed, "again", position) if position else context.seed

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pl_fed.attacks.base import Attack, poisoned
+from pl_fed.attacks.base import Attack, apply_attacks
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 
@@ -65,7 +65,7 @@ class Combined(Attack):
 
     def poison(self, batch: Batch, context: ClientContext) -> Batch:
         """Return the batch after all attacks."""
-        return poisoned(batch, [attack for attack in self.attacks if attack.poisons], context)
+        return apply_attacks(batch, [attack for attack in self.attacks if attack.poisons], context)
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
         """Return the uploads after all attacks."""
