@@ -1,4 +1,4 @@
-"""Kinds of learning problems: how a net turns a batch into a loss, predictions and metrics."""
+"""Tasks: kinds of learning problems, with their losses, predictions and metrics."""
 
 from pl_fed.tasks.base import Task as Task
 from pl_fed.tasks.choice import task_of as task_of

@@ -375,7 +375,7 @@ REFUSED = {
     ),
     "outputs": (
         [f"{NET}.num_classes=9"],
-        "`net` to give one number for each of the 10 classes, shape [batch, 10], but got [2, 9]",
+        "`net` to return one number for each of the 10 classes, shape [batch, 10], but got [2, 9]",
     ),
     "inputs": (
         [f"{NET}.in_features=63"],
