@@ -294,11 +294,11 @@ REFUSED = {
     ),
     "differentiable steps": (
         [f"{MODEL}.optimizer.init_args.differentiable=true"],
-        "`optimizer` to build an optimizer whose steps are not differentiated but got",
+        "`optimizer` to build an optimizer without differentiable steps but got",
     ),
     "differentiable steps of the server": (
         ["--federation.server_optimizer=Adam", "--federation.server_optimizer.differentiable=true"],
-        "`server_optimizer` to build an optimizer whose steps are not differentiated but got",
+        "`server_optimizer` to build an optimizer without differentiable steps but got",
     ),
     "negative learning rate": (
         [f"{MODEL}.optimizer.init_args.lr=-1"],

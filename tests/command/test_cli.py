@@ -492,7 +492,7 @@ def test_help_is_readable(capsys):
     assert stopped.value.code == 0
     for option in ("adversary.fraction", "adversary.attack", "engine.name", "storage.folder"):
         assert f"  --federation.{option} " in text
-    for group in ("The Byzantine clients and", "How the local steps", "Where the clients' states"):
+    for group in ("The Byzantine clients and", "Options of the engine", "Options for the clients"):
         assert f"\n{group}" in text
     assert "known subclasses: pl_fed.samplers.All" in text
     assert text.count("\n") < 900, "hundreds of nn.Module classes must not be listed"
