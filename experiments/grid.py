@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from pl_fed.run_folder import locked
+from pl_fed.run_folder import try_lock
 
 ROOT = Path(__file__).parent.parent
 _RUNS_OF_A_WORKER = 25
@@ -205,7 +205,7 @@ def each_once(
             failed: nobody makes a table without it.
     """
     results.parent.mkdir(parents=True, exist_ok=True)
-    with locked(results.parent) as alone:
+    with try_lock(results.parent) as alone:
         if not alone:
             sys.exit(f"Expected no other command to be writing to {results.parent} but one is.")
         done = {key_of(row, names) for row in finished(results)}
