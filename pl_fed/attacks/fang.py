@@ -23,15 +23,15 @@ of signs other than 0. The forged models are at least λ √d − max ‖x_i‖ 
 
     λ_0 = (max_i ‖x_i‖ + √(lowest score of an honest model / number of honest neighbours)) / √d
 
-The bound holds where Krum's neighbours of a forged model include honest models. With f the number
-of Byzantine uploads that the server expects, that is the case for up to f + 1 attackers, if they
-are fewer than n − f − 1. A cohort may have more attackers by chance. Then n − f − 1 or more of them
-are each other's neighbours at any λ. Krum may then pick a larger λ as well; the attack does not
-test it.
+The bound holds where Krum's neighbours of a forged model include honest models. Let f be the number
+of Byzantine uploads that the server expects. The bound then holds for up to f + 1 attackers, if
+they are fewer than n − f − 1. A cohort may have more attackers by chance: n − f − 1 or more
+attackers are each other's neighbours at any λ. Krum may then pick a larger λ as well; the attack
+does not test it.
 
-Departs from the paper: its λ_0 is for distances without squares. Here s is the sign of the mean of
-the known updates, also for attackers that know the defence. All attackers send the same model to
-Krum; the paper also describes models that differ slightly.
+Departs from the paper: the paper's λ_0 is for distances that are not squared. Here s is the sign of
+the mean of the known updates, also for attackers that know the defence. All attackers send the same
+model to Krum; the paper also describes models that differ slightly.
 """
 
 import math
@@ -65,9 +65,9 @@ class Fang(Attack):
         defence: The defence to attack: ``"krum"``, or ``"trimmed_mean"`` for the trimmed mean and
             the median. Krum's f is the number of Byzantine uploads that the server expects; if
             attackers know only their own uploads, the number of forged ones.
-        on: The vectors with the minima and maxima, for ``"trimmed_mean"``: the ``"model"`` that a
-            client sends, as in the paper, or the ``"update"``. The signs of the minima and maxima
-            decide how far beyond them the attack draws.
+        on: The vectors with the minima and maxima, for ``"trimmed_mean"``: the clients' ``"model"``
+            as in the paper, or their ``"update"``. The signs of the minima and maxima decide how
+            far beyond them the attack draws.
 
     Shape:
         - ``honest``: [h, d].

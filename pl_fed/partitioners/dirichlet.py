@@ -27,9 +27,9 @@ class Dirichlet(Partitioner):
     """Dirichlet label skew: proportions p ~ Dir(β) split each class, independently of others.
 
     The draw is repeated until every client has ``min_size`` samples. With many clients or a small
-    ``beta``, no draw may succeed. After 100 draws, the last one is therefore repaired: each client
-    below ``min_size`` takes single samples from the largest client at that moment, of that
-    client's largest class. The number of moved samples is minimal.
+    ``beta``, no draw may succeed. After 100 draws, the last one is therefore repaired. Each client
+    below ``min_size`` takes single samples of the largest class of the largest client at that
+    moment. The number of moved samples is minimal.
 
     Args:
         beta: Concentration β > 0 of the Dirichlet distribution. Near 0, each class belongs to one

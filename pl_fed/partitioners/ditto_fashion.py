@@ -38,8 +38,8 @@ class DittoFashion(Partitioner):
     Args:
         classes_per_client: Number q of classes of each client, 1 to the number of classes C.
         overlapping: Take consecutive slices as in the reference code. Some samples then go to two
-            clients, and some to none. A client gets int(p·n_u·m/n) + 1 test samples of a class,
-            with n training samples and m test samples (m/n is 1/6 for Fashion-MNIST).
+            clients, and some to none. A client gets int(p·n_u·m/n) + 1 test samples of a class.
+            m/n is the ratio of the sizes of test set and training set (1/6 for Fashion-MNIST).
         reference_seed: Seed of the draw of sizes and shares, below 2³² (233 in the reference);
             ``None`` draws one from the generator. The generator keys all other draws.
 

@@ -42,8 +42,8 @@ class Shards(Partitioner):
         labels: class ids [n], in any numbering.
 
     Raises:
-        ValueError: If ``classes_per_client`` is below 1; by :meth:`split`, if it is above the
-            number of classes, if m·q < C (no client would hold some class), or if there are too few
+        ValueError: If ``classes_per_client`` is below 1. :meth:`split` raises it if q is above the
+            number of classes, if m·q < C (a class would have no client), or if there are too few
             samples for q classes on every client.
 
     Example:
