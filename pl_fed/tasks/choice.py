@@ -13,7 +13,7 @@ _MULTI_LABEL_LOSSES = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
 _REGRESSION_LOSSES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
 
-def task_of(criterion: nn.Module, targets: Tree, data_classes: int) -> Task:
+def choose_task(criterion: nn.Module, targets: Tree, data_classes: int) -> Task:
     """Return the default task for a criterion and data.
 
     Args:
@@ -28,7 +28,7 @@ def task_of(criterion: nn.Module, targets: Tree, data_classes: int) -> Task:
 
     Example:
         >>> import torch
-        >>> type(task_of(nn.L1Loss(), torch.zeros(3, 1), 0)).__name__
+        >>> type(choose_task(nn.L1Loss(), torch.zeros(3, 1), 0)).__name__
         'Regression'
     """
     if data_classes:
