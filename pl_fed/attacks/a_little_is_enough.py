@@ -1,4 +1,4 @@
-"""A little is enough.
+"""A little is enough: all attackers send an upload slightly below the mean of the honest uploads.
 
 M. Baruch, G. Baruch and Y. Goldberg, "A Little Is Enough: Circumventing Defenses For Distributed
 Learning", NeurIPS 2019, arXiv 1902.06156::

@@ -1,4 +1,4 @@
-"""Flipped labels.
+"""Flipped labels: each training label becomes the opposite class.
 
 M. Fang, X. Cao, J. Jia and N. Z. Gong, "Local Model Poisoning Attacks to Byzantine-Robust Federated
 Learning", USENIX Security 2020 (label flipping). With two classes, it is Ditto's A1 on CelebA::

@@ -1,4 +1,4 @@
-"""Inner product manipulation.
+"""Inner product manipulation: all attackers send a negative multiple of the honest mean.
 
 C. Xie, O. Koyejo and I. Gupta, "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
 Manipulation", UAI 2019, arXiv 1903.03936::

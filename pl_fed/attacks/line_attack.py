@@ -99,23 +99,23 @@ class LineAttack(Attack):
             return own
         centre, direction = self.line(reference, own, context)
 
-        def rows(factor: float | Tensor) -> Tensor:
+        def forge_at(factor: float | Tensor) -> Tensor:
             """Return the forged uploads at a factor [b, d]."""
             return (centre + factor * direction).to(own.dtype).expand_as(own)
 
         if self.factor is None:
-            return rows(self.usual_factor(reference, centre, direction, context))
+            return forge_at(self.usual_factor(reference, centre, direction, context))
         if isinstance(self.factor, str):
-            return rows(self._search_factor(rows, reference, context))
-        return rows(self.factor)
+            return forge_at(self._search_factor(forge_at, reference, context))
+        return forge_at(self.factor)
 
     def _search_factor(
-        self, rows: Callable[[float], Tensor], reference: Tensor, context: RoundContext
+        self, forge_at: Callable[[float], Tensor], reference: Tensor, context: RoundContext
     ) -> float:
         """Return the factor that does most harm to the defence in use.
 
         Args:
-            rows: Returns the forged uploads at a factor [b, d].
+            forge_at: Returns the forged uploads at a factor [b, d].
             reference: The uploads that the attackers know, finite [h, d].
             context: The round.
 
@@ -126,13 +126,14 @@ class LineAttack(Attack):
         if merged is None:
             raise ValueError(
                 "Expected `context.merged` to be given, to search for the factor of"
-                f" {type(self).__name__}, but got None: attackers must know all uploads."
+                f" {type(self).__name__}, but got None: set `federation.adversary.knowledge` to"
+                ' "all".'
             )
 
         def harm(factor: float) -> float:
             """Return the distance from the honest mean to the aggregate; 0 if it is not finite."""
             try:
-                distance = (merged(rows(factor)) - honest_mean).norm()
+                distance = (merged(forge_at(factor)) - honest_mean).norm()
             except (ValueError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
                 return 0.0
             return float(distance) if distance.isfinite() else 0.0

@@ -1,4 +1,4 @@
-"""Mimic.
+"""Mimic: all attackers copy the upload of one benign client.
 
 S. P. Karimireddy, L. He and M. Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via
 Bucketing", ICLR 2022, arXiv 2006.09365 (the mimic attack)::
@@ -6,9 +6,9 @@ Bucketing", ICLR 2022, arXiv 2006.09365 (the mimic attack)::
     Δ_k = x_i   for one honest client i,   i = argmax_i |z · x_i|
     z = the direction in which the honest uploads x_i differ most
 
-All attackers copy one benign client, whose weight in the result becomes too large. Nobody can
-distinguish a forged upload from an honest one. Where the clients' data differ, the result moves
-away from the other clients.
+The weight of the copied client in the result becomes too large. No defence can distinguish a forged
+upload from an honest one. Where the clients' data differ, the result moves away from the other
+clients.
 
 Departs from the paper: z is the first principal direction of the round's uploads. In the paper, the
 attackers learn z while they only observe the first rounds, and copy the same client afterwards.

@@ -1,4 +1,4 @@
-"""Min-max.
+"""Min-max: the largest change that stays within the largest distance between honest uploads.
 
 V. Shejwalkar and A. Houmansadr, "Manipulating the Byzantine: Optimizing Model Poisoning Attacks and
 Defenses for Federated Learning", NDSS 2021 (the AGR-agnostic attack min-max)::

@@ -1,4 +1,4 @@
-"""Min-sum.
+"""Min-sum: the largest change that stays within the largest total distance of an honest upload.
 
 V. Shejwalkar and A. Houmansadr, "Manipulating the Byzantine: Optimizing Model Poisoning Attacks and
 Defenses for Federated Learning", NDSS 2021 (the AGR-agnostic attack min-sum)::

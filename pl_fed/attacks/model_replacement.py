@@ -1,4 +1,4 @@
-"""Model replacement, or boosting.
+"""Model replacement, or boosting: each attacker enlarges its own upload.
 
 E. Bagdasaryan, A. Veit, Y. Hua, D. Estrin and V. Shmatikov, "How To Backdoor Federated Learning",
 AISTATS 2020, arXiv 1807.00459; attack A3 of Ditto (T. Li, S. Hu, A. Beirami and V. Smith, ICML

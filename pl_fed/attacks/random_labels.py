@@ -1,4 +1,4 @@
-"""Random labels.
+"""Random labels: each training label becomes a random class.
 
 T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning Through
 Personalization", ICML 2021, arXiv 2012.04221, attack A1 (label poisoning)::

@@ -1,4 +1,4 @@
-"""Random updates, also called Gaussian attacks.
+"""Random updates, also called Gaussian attacks: each attacker sends normal random numbers.
 
 T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning Through
 Personalization", ICML 2021, arXiv 2012.04221, attack A2 (after X. Xu and L. Lyu, arXiv

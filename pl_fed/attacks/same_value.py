@@ -1,4 +1,4 @@
-"""The same value in all coordinates.
+"""Same value: each attacker sends a model with one value in all coordinates.
 
 L. Li, W. Xu, T. Chen, G. B. Giannakis and Q. Ling, "RSA: Byzantine-Robust Stochastic Aggregation
 Methods for Distributed Learning from Heterogeneous Datasets", AAAI 2019, arXiv 1811.03761, and

@@ -1,4 +1,4 @@
-"""Sign flipping.
+"""Sign flipping: each attacker sends a negative multiple of its own upload or model.
 
 L. Li, W. Xu, T. Chen, G. B. Giannakis and Q. Ling, "RSA: Byzantine-Robust Stochastic Aggregation
 Methods for Distributed Learning from Heterogeneous Datasets", AAAI 2019, arXiv 1811.03761; and
