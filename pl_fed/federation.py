@@ -61,10 +61,11 @@ class Federation(Configurable):
         server_optimizer: Builds the optimizer that moves the global model. Its gradient is the
             negative merged update: SGD with learning rate 1 is FedAvg, other optimizers are FedOpt.
         adversary: The Byzantine clients and their attack.
-        max_rejected: Largest share of a round's benign clients with broken uploads, in [0, 1]; the
-            run stops above it. An upload is broken if losses, models or uploads hold NaN or
-            infinity. It is also broken if the upload or a state has a wrong length, or is not a
-            tensor of real numbers. The states of such clients stay as before the round.
+        max_rejected: Largest share of broken clients among a round's benign clients, in [0, 1]; the
+            run stops above it. A client is broken if its losses, models or upload hold NaN or
+            infinity. It is also broken if its upload or a state has a wrong length, or is not a
+            tensor of real numbers. Broken clients are left out; their states stay as before the
+            round.
         engine: Options of the engine, which runs the local steps.
         storage: Options for the clients' states between rounds.
         model_selection: The data that choose each client's ``hybrid`` model (FLAME, section IV):
@@ -341,7 +342,7 @@ class Federation(Configurable):
 
     @property
     def participation(self) -> Tensor | None:
-        """The number of rounds with a valid upload of each client, int32 [clients].
+        """The number of rounds of each client, int32 [clients]; rounds as a broken client excluded.
 
         ``None`` after a checkpoint without these numbers.
         """
@@ -350,8 +351,8 @@ class Federation(Configurable):
     def clients_without_training(self) -> Tensor:
         """Return the ids of the benign clients with an untrained model of their own.
 
-        Such clients took part in no round, or all their uploads were broken. There are none if an
-        evaluation derives each client's model from the global model.
+        Such clients took part in no round, or were broken in all their rounds. There are none if
+        each client's model comes from the global model before an evaluation.
         """
         rounds = self.participation
         if rounds is None or not self.states.keeps_models:
