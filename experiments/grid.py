@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from pl_fed.run_folder import locked
+from pl_fed.run_folder import try_lock
 
 ROOT = Path(__file__).parent.parent
 _RUNS_PER_WORKER = 25
@@ -203,7 +203,7 @@ def run_missing(
             failed, so that no table is made without it.
     """
     results.parent.mkdir(parents=True, exist_ok=True)
-    with locked(results.parent) as alone:
+    with try_lock(results.parent) as alone:
         if not alone:
             sys.exit(f"Expected no other command to be writing to {results.parent} but one is.")
         done = {key_of(row, names) for row in finished_rows(results)}

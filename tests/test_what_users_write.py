@@ -210,7 +210,7 @@ def test_a_criterion_without_losses_of_samples_says_so():
     arrays = Arrays(x, x[:, :3].abs(), torch.arange(12) // 4)
     criterion = Loss(lambda outputs, targets: (outputs - targets).square().mean())
     run_rounds(FedAvg(nn.Linear(4, 3), criterion=criterion), shared_out(arrays))
-    match = r'^Expected Loss with reduction="none" to give a loss for each of \d .* shape \[\]'
+    match = r'^Expected Loss with reduction="none" to return a loss for each of \d .* shape \[\]'
     with pytest.raises(ValueError, match=match):
         run_rounds(OfSamples(nn.Linear(4, 3), criterion=criterion), shared_out(arrays))
 

@@ -31,7 +31,7 @@ from pl_fed.nets.rows import (
     copy_trainable,
     trainable_parameters,
 )
-from pl_fed.tasks import Classification, CriterionTask, Task, task_of
+from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
 from pl_fed.trees import Tree, leaves, rows_of, tree_map
 from pl_fed.types import Batch, Population
 
@@ -162,7 +162,7 @@ class Client(Configurable, ClientRounds, ABC):
         data = (data_classes, *map(id, leaves(targets)))
         if self._task_told_by != data:
             self._task_told_by = data
-            task = task_of(self.task.criterion, targets, data_classes)
+            task = choose_task(self.task.criterion, targets, data_classes)
             if type(task) is not type(self.task):
                 self._set_task(task)
 

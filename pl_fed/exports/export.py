@@ -14,7 +14,7 @@ from pl_fed.evaluation.monitor import Tables, better, directions
 from pl_fed.exports.formats import FORMATS
 from pl_fed.exports.request import Request
 from pl_fed.federation import Federation
-from pl_fed.run_folder import made_whole, new_folder
+from pl_fed.run_folder import create_atomically, new_folder
 from pl_fed.trees import describe
 
 MANIFEST = "manifest.json"
@@ -71,7 +71,7 @@ class Export:
         formats = [FORMATS[word](example) for word in self.request.formats]
         out = self.request.out or new_folder(self.request.run / "exports", "out")
         number = len(self.clients) + self.request.with_global
-        with made_whole(out) as folder:
+        with create_atomically(out) as folder:
             entries = []
             for entry, net in track(self._models(), "Exporting", number, transient=True):
                 files = [f"{entry['name']}{each.suffix}" for each in formats]

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.attacks import Attack
-from pl_fed.attacks.base import poisoned
+from pl_fed.attacks.base import apply_attacks
 from pl_fed.nets.rows import finite_rows, usable_rows
 from pl_fed.random import generator
 from pl_fed.rounds.adversary import Adversary
@@ -143,7 +143,7 @@ class ByzantineClients:
             steps = [self.corruption, self.attack if hostile else None]
             poisoning = [each for each in steps if each and each.poisons]
             if poisoning:
-                found[one] = partial(poisoned, attacks=poisoning, context=context)
+                found[one] = partial(apply_attacks, attacks=poisoning, context=context)
         return found
 
     def forges(self, cohort: Tensor, round: int) -> bool:

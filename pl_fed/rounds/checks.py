@@ -14,7 +14,7 @@ from torch import Tensor
 from pl_fed.aggregators import Aggregator
 from pl_fed.arguments import check_finite_options, check_not_differentiable
 from pl_fed.attacks import Attack
-from pl_fed.attacks.base import poisoned
+from pl_fed.attacks.base import apply_attacks
 from pl_fed.clients.base import Client
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData, integers_to_floats
@@ -160,7 +160,7 @@ def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> 
             batch = batch._replace(inputs=features_of(net, batch.inputs))
     someone = ClientContext(seed=0, round=0, client=0, num_classes=data.num_classes)
     for attack in attacks:
-        poisoned(batch, [attack], someone)
+        apply_attacks(batch, [attack], someone)
         attack.trigger(batch)
 
 

@@ -295,11 +295,11 @@ REFUSED = {
     ),
     "differentiable steps": (
         [f"{MODEL}.optimizer.init_args.differentiable=true"],
-        "`optimizer` to build an optimizer whose steps are not differentiated but got",
+        "`optimizer` to build an optimizer without differentiable steps but got",
     ),
     "differentiable steps of the server": (
         ["--federation.server_optimizer=Adam", "--federation.server_optimizer.differentiable=true"],
-        "`server_optimizer` to build an optimizer whose steps are not differentiated but got",
+        "`server_optimizer` to build an optimizer without differentiable steps but got",
     ),
     "negative learning rate": (
         [f"{MODEL}.optimizer.init_args.lr=-1"],
@@ -376,7 +376,7 @@ REFUSED = {
     ),
     "outputs": (
         [f"{NET}.num_classes=9"],
-        "`net` to give one number for each of the 10 classes, shape [batch, 10], but got [2, 9]",
+        "`net` to return one number for each of the 10 classes, shape [batch, 10], but got [2, 9]",
     ),
     "inputs": (
         [f"{NET}.in_features=63"],

@@ -20,7 +20,7 @@ from pl_fed.command.main import main
 from pl_fed.federation import Federation
 from pl_fed.lightning.trainer import Trainer
 from pl_fed.loggers import RunCSV
-from pl_fed.run_folder import alone_in, locked
+from pl_fed.run_folder import lock_run, try_lock
 
 ROOT = Path(__file__).parent.parent.parent
 QUICKSTART = ["--config", str(ROOT / "configs" / "quickstart.yaml")]
@@ -195,7 +195,7 @@ def test_a_run_that_another_process_is_at_is_left_alone(tmp_path, capsys, begun)
         unbegun(run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     arguments = ["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"]
-    with alone_in(run), pytest.raises(SystemExit):
+    with lock_run(run), pytest.raises(SystemExit):
         main(arguments)
     said = capsys.readouterr().err
     assert "Expected the folder of a run that no other process writes into but got" in said
@@ -306,7 +306,7 @@ def test_a_run_is_left_alone_until_its_last_file_is_written(tmp_path, monkeypatc
         write = getattr(PerClient, hook)
 
         def look_and_write(self, *arguments, write=write):
-            with locked(self.folder) as alone:
+            with try_lock(self.folder) as alone:
                 held.append(not alone)
             write(self, *arguments)
 
@@ -315,7 +315,7 @@ def test_a_run_is_left_alone_until_its_last_file_is_written(tmp_path, monkeypatc
     assert held
     assert all(held)
     (run,) = tmp_path.iterdir()
-    with locked(run) as alone:
+    with try_lock(run) as alone:
         assert alone, "and no longer"
 
 
@@ -502,7 +502,7 @@ def test_help_is_readable(capsys):
     assert stopped.value.code == 0
     for option in ("adversary.fraction", "adversary.attack", "engine.name", "storage.folder"):
         assert f"  --federation.{option} " in text
-    for group in ("The Byzantine clients and", "How the local steps", "Where the clients' states"):
+    for group in ("The Byzantine clients and", "Options of the engine", "Options for the clients"):
         assert f"\n{group}" in text
     assert "known subclasses: pl_fed.samplers.All" in text
     assert text.count("\n") < 900, "hundreds of nn.Module classes must not be listed"

@@ -24,7 +24,7 @@ from pl_fed.lightning import checkpoints
 from pl_fed.lightning.checkpoints import RowsOf
 from pl_fed.models import MLP
 from pl_fed.partitioners import Shards
-from pl_fed.run_folder import made_whole
+from pl_fed.run_folder import create_atomically
 from pl_fed.samplers import All
 
 SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.2}}
@@ -667,10 +667,10 @@ def test_a_folder_that_holds_something_is_left_alone(folder, capsys):
 
 
 def test_a_folder_is_made_whole(tmp_path):
-    with pytest.raises(FileNotFoundError), made_whole(tmp_path / "a" / "b") as beside:
+    with pytest.raises(FileNotFoundError), create_atomically(tmp_path / "a" / "b") as beside:
         (beside / "file").rename(beside / "none" / "file")
     assert not list((tmp_path / "a").iterdir())
-    with made_whole(tmp_path / "a" / "b") as beside:
+    with create_atomically(tmp_path / "a" / "b") as beside:
         (beside / "file").touch()
         assert not (tmp_path / "a" / "b").exists()
     assert [path.name for path in (tmp_path / "a").rglob("*")] == ["b", "file"]

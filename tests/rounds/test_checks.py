@@ -261,7 +261,7 @@ class TwoArguments(MLP):
             r"inputs of shape \[1, 4, 4\] \(torch.float32\) but MLP failed: .*cannot be multiplied",
         ),
         (nn.Linear(4, 3), r"shape \[batch, 3\], but got \[2, 1, 4, 3\]"),
-        (Tuple(16, [], 3), "`net` to give a tensor but got tuple"),
+        (Tuple(16, [], 3), "`net` to return a tensor but got tuple"),
         (TwoArguments(16, [], 3), "TwoArguments failed: .*missing 1 required positional argument"),
         (nn.Conv2d(3, 3, 1), "Conv2d failed: .*channels"),
     ],
@@ -302,7 +302,7 @@ def test_outputs_are_not_compared_with_the_targets_of_others(criterion, given, w
     net = nn.Linear(4, 1) if wide else nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
     data = data_of(torch.rand(20, 4), torch.rand(given), 0)
     shapes = ("[2]", "[2, 1]") if wide else ("[2, 1]", "[2]")
-    words = f"`net` to give outputs of the targets' shape {shapes[0]} but got {shapes[1]}"
+    words = f"`net` to return outputs of the targets' shape {shapes[0]} but got {shapes[1]}"
     with pytest.raises(ValueError, match=re.escape(words)):
         check_net(Ditto(net, criterion=criterion()), data)
 
