@@ -11,7 +11,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from pl_fed.configurable import class_record, plain_value
 from pl_fed.federation import Federation
-from pl_fed.reports.configs import PYTHON_CONFIG, differing
+from pl_fed.reports.configs import PYTHON_CONFIG, find_differences
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # raised as one likes
 _HEAD = "# Describes the objects of a run from Python, for reports: no config to fit by.\n"
@@ -48,7 +48,7 @@ class PythonConfig(Callback):
         path, config = self.folder / PYTHON_CONFIG, self._described(pl_module)
         if path.is_file() and trainer.current_epoch:
             before = yaml.safe_load(path.read_text(encoding="utf-8"))
-            if differing([before, config]).keys() - _LENGTHS:
+            if find_differences([before, config]).keys() - _LENGTHS:
                 path.rename(self.folder / f"config_to_round_{trainer.current_epoch}.yaml")
         text = _HEAD + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         path.write_text(text, encoding="utf-8")

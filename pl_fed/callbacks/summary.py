@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pl_fed.callbacks.participation import untrained_models
 from pl_fed.federation import Federation
-from pl_fed.reports.tables import results_of
+from pl_fed.reports.tables import result_titles
 
 
 class Summary(Callback):
@@ -44,7 +44,7 @@ class Summary(Callback):
         for model in values:
             table.add_column(f"{model} model", justify="right")
         names = {name for found in values.values() for name in found}
-        for name, meaning in results_of(names, self.federation.monitored).items():
+        for name, meaning in result_titles(names, self.federation.monitored).items():
             if any(name in found for found in values.values()):
                 row = [f"{v[name]:.4f}" if name in v else "-" for v in values.values()]
                 table.add_row(meaning, *row)

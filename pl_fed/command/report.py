@@ -33,7 +33,7 @@ def report(arguments: Sequence[str]) -> Path:
     given = _parser().parse_args(list(arguments))
     check_writable(out=given.out)
     runs, skipped = find_runs(given.runs)
-    unfinished = [f"{run.folder}: unfinished." for run in runs if not run.finished]
+    unfinished = [f"{run.folder}: unfinished." for run in runs if not run.is_finished]
     damaged = [f"{run.folder}: {', '.join(run.damage)}." for run in runs if run.damage]
     for each in (*skipped, *unfinished, *damaged):
         print(f"note: {printable(each)}", file=sys.stderr)

@@ -10,7 +10,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.command.run_files import CONFIG
-from pl_fed.reports.configs import differing, shown
+from pl_fed.reports.configs import find_differences, format_value
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # may be raised
 
@@ -86,7 +86,10 @@ def config_changes(file: Path, config: dict[str, Any]) -> str:
         old: dict[str, Any] | None = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return ""
-    changes = {} if old is None else differing([old, config])
+    changes = {} if old is None else find_differences([old, config])
     if changes.keys() <= _LENGTHS:
         return ""
-    return ", ".join(f"{n} {shown(was)} → {shown(now)}" for n, (was, now) in changes.items())
+    return ", ".join(
+        f"{key} {format_value(before)} → {format_value(after)}"
+        for key, (before, after) in changes.items()
+    )
