@@ -163,8 +163,8 @@ def list_models(groups: Sequence[Group], part: str) -> list[str]:
 def main_metric(groups: Sequence[Group], part: str) -> str:
     """Return the metric that a report shows.
 
-    It is the first of these that the runs have: ``federation.monitor`` if it is the same in all
-    configs, accuracy, the alphabetically first metric of a task, loss.
+    The candidates are ``federation.monitor`` if it is the same in all configs, accuracy, the
+    metrics of tasks by the alphabet, and loss. The first that any run has is returned.
     """
     runs = [run for group in groups for run in group.runs]
     names = {

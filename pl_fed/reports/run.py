@@ -243,11 +243,11 @@ def _unique_names(folders: list[Path]) -> list[str]:
     names = []
     for folder in folders:
         ends = ["/".join(folder.parts[-length:]) for length in range(1, len(folder.parts) + 1)]
-        others = [other.parts for other in folders if other != folder]
+        other_parts = [other.parts for other in folders if other != folder]
         unique_ends = (
             end
             for length, end in enumerate(ends, 1)
-            if all(parts[-length:] != folder.parts[-length:] for parts in others)
+            if all(parts[-length:] != folder.parts[-length:] for parts in other_parts)
         )
         names.append(next(unique_ends, str(folder)))
     return names

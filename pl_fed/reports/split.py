@@ -34,8 +34,7 @@ class Split:
         counts: The training samples of each client and class, int64 [clients, classes]; with
             real-valued targets, there are no classes.
         distances: The total variation distance of each client's class distribution from the
-            overall distribution, that of all training samples: ½ Σ_c |p_kc − p_c|, in [0, 1],
-            [clients].
+            overall distribution of training samples, ½ Σ_c |p_kc − p_c|, in [0, 1], [clients].
         owners: The owners of each client's samples, one or more; empty if a partitioner
             distributed the samples by their labels.
     """

@@ -87,10 +87,11 @@ def _draw(points: Sequence[Point], metric: str, named: Sequence[Group]) -> Figur
     figure, (axes,) = make_panels(1, 3.6 if len(named) < 10 else 5.0, named)
     models = list(dict.fromkeys(point.model for point in points))
     for place, model in enumerate(models):
-        own = [point for point in points if point.model == model]
+        members = [point for point in points if point.model == model]
         style = line_style(place)
-        x, y = [p.mean.mean for p in own], [p.spread.mean for p in own]
-        x_bars, y_bars = error_bars([p.mean for p in own]), error_bars([p.spread for p in own])
+        means, spreads = [point.mean for point in members], [point.spread for point in members]
+        x, y = [final.mean for final in means], [final.mean for final in spreads]
+        x_bars, y_bars = error_bars(means), error_bars(spreads)
         axes.errorbar(
             x, y, y_bars, x_bars, fmt=style["marker"], color=style["color"], ms=5, alpha=0.85,
             elinewidth=0.7, label=f"{model} models",
@@ -143,8 +144,8 @@ def place_labels(points: Sequence[Sequence[float]]) -> list[tuple[float, float]]
         def clearance(offset: tuple[float, float], x: float = x, y: float = y) -> float:
             """Return the distance of a number from other points and numbers."""
             position = (x + offset[0], y + offset[1])
-            others = (place for place in taken if place != (x, y))
-            return min((math.dist(position, place) for place in others), default=99.0)
+            occupied = (place for place in taken if place != (x, y))
+            return min((math.dist(position, place) for place in occupied), default=99.0)
 
         dx, dy = max(choices, key=lambda offset: min(clearance(offset), 1.2 * _REACH))
         taken.append((x + dx, y + dy))

@@ -38,14 +38,14 @@ def result_titles(names: Collection[str], first: str | None = None) -> dict[str,
     metrics = task_metrics(names)
     main = first if first in metrics else next(iter(metrics), "loss")
     accuracies = {name: title for name, title in RESULTS.items() if name.startswith("accuracy")}
-    others = {name: title for name, title in RESULTS.items() if not name.startswith("accuracy")}
+    remaining = {name: title for name, title in RESULTS.items() if not name.startswith("accuracy")}
     statistics = {}
     if "accuracy" not in names and f"{main}_worst10" in names:
         statistics = {
             name.replace("accuracy", main): f"{main}, {title}" for name, title in accuracies.items()
         }
     means = {name: f"{name}, mean over clients" for name in metrics}
-    titles = {**accuracies, **statistics, **means, **others, **statistics}
+    titles = {**accuracies, **statistics, **means, **remaining, **statistics}
     return {name: title for name, title in titles.items() if name in names}
 
 
@@ -121,9 +121,9 @@ def render_results(groups: Sequence[Group]) -> str:
             name = "" if place else _name(group, group.tested_runs)
             lines.append(_line(str(group.number), [name, model, *map(_format_result, finals)]))
             for run in group.tested_runs if len(group.runs) > 1 else ():
-                own = [run.final(f"test/{model}/{metric}") for metric in columns]
+                results = [run.final(f"test/{model}/{metric}") for metric in columns]
                 name = f"{run.name}, seed {configs.describe_seeds(run.config) or '–'}"
-                lines.append(_line("", [name, model, *map(_format_result, own)], True))
+                lines.append(_line("", [name, model, *map(_format_result, results)], True))
     return _table(["", "name", "model", *columns.values()], lines)
 
 
