@@ -27,7 +27,7 @@ class Export:
         federation: The federation.
         request: The models and formats to write.
         clients: The ids of the clients to write, int64 [n].
-        evaluates: The models that the algorithm evaluates; the last is its personal model, or the
+        evaluated: The models that the algorithm evaluates; the last is its personal model, or the
             global one without personal models.
 
     Raises:
@@ -35,13 +35,13 @@ class Export:
     """
 
     def __init__(
-        self, federation: Federation, request: Request, clients: Tensor, evaluates: tuple[str, ...]
+        self, federation: Federation, request: Request, clients: Tensor, evaluated: tuple[str, ...]
     ) -> None:
         self.federation = federation
         self.request = request
         self.clients = clients
-        self.own = evaluates[-1]
-        lacks = {"personal": self.own == "global", "global": "global" not in evaluates}
+        self.client_model = evaluated[-1]
+        lacks = {"personal": self.client_model == "global", "global": "global" not in evaluated}
         for model, other in (("personal", "global"), ("global", "personal")):
             if len(clients) and lacks[model] and request.select != other:
                 raise ValueError(
@@ -114,15 +114,15 @@ class Export:
             The name of each client's model, and the validation results by model.
         """
         federation, select = self.federation, self.request.select
-        models = {"personal": [self.own], "global": ["global"]}.get(select, ["global", self.own])
+        both = ["global", self.client_model]
+        models = {"personal": both[1:], "global": both[:1]}.get(select, both)
         with federation.states.settings.autocast():
             tables = federation.evaluator.tables(federation.data, "val", self.clients, models)
         if select != "validation":
             return models * len(self.clients), tables
-        is_better = better(
-            tables["global"], tables[self.own], federation.evaluator.monitor(federation.data)
-        )
-        return [self.own if choice else "global" for choice in is_better.tolist()], tables
+        monitor = federation.evaluator.monitor(federation.data)
+        prefers_own = better(tables["global"], tables[self.client_model], monitor)
+        return [both[choice] for choice in prefers_own.int().tolist()], tables
 
     def _validation_results(self, tables: Tables, position: int) -> dict[str, Any]:
         """Return a model's results on a client's validation data; ``None`` for unknown values.

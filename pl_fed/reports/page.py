@@ -179,7 +179,7 @@ def _note_missing_classes(groups: Sequence[Group]) -> str:
 
 
 def _note_missing_metric(groups: Sequence[Group]) -> str:
-    """Return a note on finished runs without the main metric, as regressions without accuracy."""
+    """Return a note on finished runs without the main metric, such as accuracy of a regression."""
     metric = main_metric(groups, "test")
     return _note_missing(
         f"test {metric}",
