@@ -1,4 +1,4 @@
-"""Rounds as the x-axis of Weights & Biases, and the best values in its summary."""
+"""Rounds as the x-axis of Weights & Biases, and best values in its summary."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -16,14 +16,14 @@ _BEST = {
 
 
 class WandbAxis(Callback):
-    """Plots everything against ``round``, and keeps each validation metric's best value."""
+    """W&B axis: ``round`` for all metrics, and each validation metric's best value in a summary."""
 
     def __init__(self) -> None:
         self._defined = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Define the metrics."""
-        if self._defined or not isinstance(pl_module, Client):  # a fit is followed by a test
+        """Define the metrics once."""
+        if self._defined or not isinstance(pl_module, Client):  # a test follows a fit
             return
         self._defined = True
         for logger in wandb_loggers(trainer):

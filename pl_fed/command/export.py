@@ -29,7 +29,7 @@ class ExportCLI(SectionsCLI):
     def __init__(self, args: list[str]) -> None:
         request = self.request = Request.parse(args)
         configs = [f"--config={path}" for path in request.config]
-        arguments = [*configs, "--trainer.accelerator=auto", *request.others, *_ONLY_LOAD]
+        arguments = [*configs, "--trainer.accelerator=auto", *request.overrides, *_ONLY_LOAD]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*(callbacks used to create|length of .* is zero).*")
             super().__init__(save_config_callback=None, args=["predict", *arguments])

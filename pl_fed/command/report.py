@@ -33,7 +33,7 @@ def report(arguments: Sequence[str]) -> Path:
     options = _build_parser().parse_args(list(arguments))
     check_writable(out=options.out)
     runs, skipped = find_runs(options.runs)
-    unfinished = [f"{run.folder}: unfinished." for run in runs if not run.finished]
+    unfinished = [f"{run.folder}: unfinished." for run in runs if not run.is_finished]
     damaged = [f"{run.folder}: {', '.join(run.damage)}." for run in runs if run.damage]
     for note in (*skipped, *unfinished, *damaged):
         print(f"note: {printable(note)}", file=sys.stderr)

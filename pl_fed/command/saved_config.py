@@ -10,7 +10,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.command.run_files import CONFIG
-from pl_fed.reports.configs import differing, shown
+from pl_fed.reports.configs import find_differences, format_value
 
 _LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # a resume may raise
 _PROCESSES = {f"trainer.{name}" for name in ("devices", "num_nodes", "strategy")}
@@ -91,7 +91,7 @@ def config_changes(file: Path, config: dict[str, Any]) -> str:
     changes = _differences(file, config)
     if changes.keys() <= _LENGTHS:
         return ""
-    return ", ".join(f"{n} {shown(was)} → {shown(now)}" for n, (was, now) in changes.items())
+    return ", ".join(f"{n} {format_value(was)} → {format_value(now)}" for n, (was, now) in changes.items())
 
 
 def is_config_of(file: Path, config: dict[str, Any]) -> bool:
@@ -104,4 +104,4 @@ def _differences(file: Path, config: dict[str, Any]) -> dict[str, list[Any]]:
         saved: dict[str, Any] | None = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return {} if saved is None else differing([saved, config])
+    return {} if saved is None else find_differences([saved, config])

@@ -88,7 +88,7 @@ def test_unfinished_runs_are_shown_and_said(tmp_path):
     [
         (["nowhere"], "Expected argument `runs` to be folders but got nowhere."),
         (["file"], "Expected argument `runs` to be folders but got file."),
-        (["empty"], "Expected argument `runs` to be folders of runs, which hold metrics.csv,"),
+        (["empty"], "Expected argument `runs` to be folders of runs, with a metrics.csv,"),
         (["begun"], "Expected argument `runs` to hold fits but got begun: no metrics.csv"),
         (["a", "begun"], "Expected argument `runs` to hold fits but got begun: no metrics.csv"),
         (["a", "--out", "file"], f"{UNWRITABLE} file: Not a directory."),

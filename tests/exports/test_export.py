@@ -553,7 +553,7 @@ def test_files_that_are_no_checkpoints(folder, capsys, tmp_path):
     assert "holds no federation" in refused(capsys, *args, "--config", config)
     assert found.startswith("Expected ")
     found = refused(capsys, *args)
-    assert "without any: give one by --config" in found
+    assert "without one: add `--config` with its path" in found
 
 
 def test_a_checkpoint_that_was_carried_elsewhere(folder, tmp_path):
@@ -592,16 +592,16 @@ def test_algorithms_without_one_of_the_models(tmp_path, capsys):
     run = trained(tmp_path, "FedAvg")
     for select in ("personal", "validation"):
         found = refused(capsys, "--ckpt", run, "--client", "1", "--select", select)
-        assert "`select` to be global for an algorithm that has no personal models" in found
-        assert found.endswith(f"but got {select}.")
+        assert "`select` to be global for an algorithm without personal models" in found
+        assert found.endswith(f"but got {select}: add `--select global`.")
     _, about = export(run, "--global", "--format", "state_dict")
     assert [each["name"] for each in about["models"]] == ["global"]
     (tmp_path / "local").mkdir()
     run = trained(tmp_path / "local", "Local")
     found = refused(capsys, "--ckpt", run, "--client", "1", "--select", "validation")
-    assert "`select` to be personal for an algorithm that has no global models" in found
+    assert "`select` to be personal for an algorithm without global models" in found
     found = refused(capsys, "--ckpt", run, "--global")
-    assert "`global` to be left out" in found
+    assert "`global` to be absent" in found
 
 
 def test_onnx_needs_a_package(folder, capsys, monkeypatch):
@@ -617,7 +617,7 @@ def test_a_net_that_cannot_be_traced(net, tmp_path, capsys):
     data = {"batch_size": 2, "drop_last": True, "test_fraction": 0.0, "val_fraction": 0.0}
     run = trained(tmp_path, net={"class_path": f"nets.{net}"}, data=data)
     found = refused(capsys, "--ckpt", run, "--client", "1")
-    assert f"`format` to be one that {net} can be written in but got 'torch_export', which" in found
+    assert f"`format` to be one that supports {net} but got 'torch_export' (" in found
     assert not list((run / "exports").iterdir())
     out, _ = export(run, "--client", "1", "--format", "state_dict")
     getattr(nets, net)().load_state_dict(torch.load(out / "client_1.pt", weights_only=True))
