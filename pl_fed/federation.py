@@ -20,7 +20,7 @@ from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
 from pl_fed.distributed.processes import Processes
-from pl_fed.distributed.work_share import at_home, collected
+from pl_fed.distributed.work_share import gather_states, select_home_states
 from pl_fed.engine import EngineChoice, EngineOptions
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.evaluator import Evaluator
@@ -39,7 +39,7 @@ from pl_fed.rounds.checks import (
 )
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.federated_evaluation import FederatedEvaluation, ModelSelection
-from pl_fed.rounds.identity import CHECKPOINT_FORMAT, check_identity, identity_of
+from pl_fed.rounds.identity import CHECKPOINT_FORMAT, check_identity, federation_identity
 from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
@@ -157,9 +157,9 @@ class Federation(Configurable):
                 f" {type(datamodule).__name__}."
             )
         data, before = datamodule.clients, self._session
-        if before is not None and not before.states.are_of(client, data, self.seed):
+        if before is not None and not before.states.belong_to(client, data, self.seed):
             if stage != "fit" and not loads:
-                before.states.check_none_lost(client)
+                before.states.check_replaceable(client)
             before = None
         if before is None:
             self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed)
@@ -180,7 +180,7 @@ class Federation(Configurable):
         data = datamodule.clients
         check_net(client, data, datamodule.augment)
         Monitor.of(self.monitor, client.task, client.classes_of(data))  # says so if there is none
-        check_mean(client, self.server.aggregator, self.server.adds)
+        check_mean(client, self.server.aggregator, self.server.only_adds)
         check_features(client, datamodule)
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)
         if self.server.aggregator.needs_root and not len(data.root):
@@ -193,7 +193,7 @@ class Federation(Configurable):
         """Try the aggregator, the attacks and the engine on a few numbers, before training."""
         client, data, rounds = session.client, session.datamodule.clients, session.rounds
         cohort = torch.arange(client.population.cohort)
-        context = rounds.context(cohort, torch.empty(0), 0)
+        context = rounds.build_context(cohort, torch.empty(0), 0)
         check_aggregator(self.server.new_aggregator(), context)
         try_attacks(client, data, self.byzantine_clients.attacks_on_data)
         check_engine(client, rounds.batch_rule, data, self.engine.name)
@@ -405,11 +405,11 @@ class Federation(Configurable):
         """Return what a resume needs beside the global model, which the client's state has."""
         return {
             "format": CHECKPOINT_FORMAT,
-            "identity": identity_of(self.client, self.states.loaded, self.seed),
+            "identity": federation_identity(self.client, self.states.loaded, self.seed),
             "byzantine": self.is_byzantine,
             "engine": self.engine_choice.state_dict(),
             "participation": self.participation,
-            "store": collected(self.processes, self.store.state_dict()),
+            "store": gather_states(self.processes, self.store.state_dict()),
             "server": self.server.state_dict(self.client.row("global").data),
             "adversary": self.byzantine_clients.state_dict(),
         }
@@ -420,14 +420,14 @@ class Federation(Configurable):
         Raises:
             ValueError: If it comes from another net, algorithm or federation.
         """
-        here = identity_of(self.client, self.states.loaded, self.seed)
+        here = federation_identity(self.client, self.states.loaded, self.seed)
         check_identity(state["identity"], here)
         if self.adversary.redraw:
             self.byzantine_clients.is_byzantine = state["byzantine"]
         self.engine_choice.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
         self.byzantine_clients.load_state_dict(state["adversary"])
-        rows = at_home(self.processes, state["store"])
+        rows = select_home_states(self.processes, state["store"])
         self.states.restore(rows, state.get("participation"))
 
 

@@ -27,7 +27,12 @@ from pl_fed.callbacks import (
 )
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
-from pl_fed.distributed.processes import Processes, end_with_launcher, name_launcher, watched
+from pl_fed.distributed.processes import (
+    Processes,
+    announce_launcher,
+    end_with_launcher,
+    explain_lost_process,
+)
 from pl_fed.engine import Clipping, LocalSettings
 from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import (
@@ -39,7 +44,7 @@ from pl_fed.lightning.checkpoints import (
 from pl_fed.lightning.compatibility import check_data, check_processes, check_trainer
 from pl_fed.lightning.loop import FederatedLoop
 from pl_fed.loggers import RunCSV
-from pl_fed.rounds.identity import check_identity, identity_of
+from pl_fed.rounds.identity import check_identity, federation_identity
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.run_folder import (
     RunLock,
@@ -184,12 +189,12 @@ class Trainer(LightningTrainer):
             if environment.creates_processes_externally and environment.local_rank():
                 end_with_launcher()
             elif not environment.creates_processes_externally:
-                name_launcher()
+                announce_launcher()
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """Keep other runs out of the folder, and say in a sentence if a process is lost."""
-        with self._lock, watched(self.processes):
+        with self._lock, explain_lost_process(self.processes):
             yield
 
     def fit(  # type: ignore[override]
@@ -218,7 +223,9 @@ class Trainer(LightningTrainer):
         check_data(datamodule)
         path = self._checkpoint(ckpt_path)
         if datamodule is not None and (saved := identity_in(path)):  # before loggers begin
-            check_identity(saved, identity_of(model, datamodule.clients, self.federation.seed))
+            check_identity(
+                saved, federation_identity(model, datamodule.clients, self.federation.seed)
+            )
         check_weights_only(weights_only)
         with self._at_work():
             if path is None and self.is_global_zero and not self._has_fitted:
@@ -262,7 +269,7 @@ class Trainer(LightningTrainer):
         """See ``lightning.Trainer.predict``; ``ckpt_path`` as in :meth:`fit`."""
         path = self._evaluated(model, ckpt_path)
         settings = _loading_weights_only(kwargs)
-        with watched(self.processes):
+        with explain_lost_process(self.processes):
             return super().predict(
                 model, dataloaders, datamodule, return_predictions, path, **settings
             )

@@ -713,7 +713,7 @@ def checkpoint(here, good_checkpoint):
 )
 def test_a_checkpoint_of_something_else(checkpoint, refused, subcommand, arguments, words):
     found = refused(checkpoint, *arguments, subcommand=subcommand)
-    assert found.startswith("Expected a checkpoint whose ")
+    assert found.startswith("Expected a checkpoint with ")
     assert words in found
 
 
@@ -729,7 +729,7 @@ def test_a_checkpoint_of_models_alone(here, refused):
 
 def test_a_checkpoint_of_another_server(checkpoint, refused):
     found = refused(checkpoint, "--federation.server_optimizer.class_path=torch.optim.Adam")
-    assert "whose server optimizer is Adam but got one with SGD" in found
+    assert "with the server optimizer Adam but got one with SGD" in found
 
 
 def test_a_broken_checkpoint(checkpoint, here, refused):
