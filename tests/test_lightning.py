@@ -304,7 +304,7 @@ def test_a_log_in_training_step_is_refused(tmp_path):
         def training_step(self, batch, batch_idx):
             self.log("mine", 1.0)
 
-    with pytest.raises(ValueError, match="Expected `training_step` to return what it logs"):
+    with pytest.raises(ValueError, match="Expected `training_step` to return the values to log"):
         fit(tmp_path, client_of(Logs))
 
 

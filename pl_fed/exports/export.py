@@ -10,7 +10,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from pl_fed.evaluation.monitor import Tables, better, directions
+from pl_fed.evaluation.monitor import Tables, metric_directions, prefer_second
 from pl_fed.exports.formats import FORMATS
 from pl_fed.exports.request import Request
 from pl_fed.federation import Federation
@@ -110,7 +110,7 @@ class Export:
             tables = federation.evaluator.tables(federation.data, "val", self.clients, models)
         if select != "validation":
             return models * len(self.clients), tables
-        own = better(
+        own = prefer_second(
             tables["global"], tables[self.own], federation.evaluator.monitor(federation.data)
         )
         return [self.own if each else "global" for each in own.tolist()], tables
@@ -124,7 +124,9 @@ class Export:
         mean = loss / samples if samples and math.isfinite(loss) else None
         measures = {
             f"val_{name}": value if math.isfinite(value) else None
-            for name, value in zip(directions(client.task), tables.measures[position].tolist())
+            for name, value in zip(
+                metric_directions(client.task), tables.measures[position].tolist()
+            )
         }
         found = {"val_samples": int(samples), "val_accuracy": accuracy, "val_loss": mean}
         return found | measures

@@ -11,7 +11,7 @@ from pl_fed.data.batches import BatchRule
 from pl_fed.engine import EngineChoice
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.evaluator import Evaluator
-from pl_fed.evaluation.monitor import Monitor, directions
+from pl_fed.evaluation.monitor import Monitor, metric_directions
 from pl_fed.metrics import ClientMetrics
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
@@ -78,7 +78,7 @@ class FederatedEvaluation:
                         classes,
                         benign,
                         self.byzantine_clients.triggers,
-                        directions(self.client.task),
+                        metric_directions(self.client.task),
                     )
                     for model in (*self.client.evaluated, *self._hybrid_models(part))
                 }

@@ -705,10 +705,10 @@ def checkpoint(here, good_checkpoint):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([f"{NET}.hidden=[5]"], "net is layers.1.weight [5, 64]; "),
-        (["--model.class_path=pl_fed.clients.FedAvg"], "algorithm is FedAvg but got one with Dit"),
-        (["--data.num_clients=7"], "number of clients is 7 but got one with 6"),
-        (["--data.val_fraction=0.3"], "the fractions or the seed are others"),
+        ([f"{NET}.hidden=[5]"], "the net layers.1.weight [5, 64]; "),
+        (["--model.class_path=pl_fed.clients.FedAvg"], "algorithm FedAvg but got one with Dit"),
+        (["--data.num_clients=7"], "number of clients 7 but got one with 6"),
+        (["--data.val_fraction=0.3"], "the fractions or the seed differ"),
     ],
 )
 def test_a_checkpoint_of_something_else(checkpoint, refused, subcommand, arguments, words):

@@ -518,7 +518,7 @@ WRONG = {
     ),
     "another net": (
         ["--ckpt", "RUN", "--client", "1", "--model.net.hidden=[5]"],
-        "Expected a checkpoint whose net is ",
+        "Expected a checkpoint with the net ",
     ),
     "no config": (["--ckpt", "RUN", "--client", "1", "--config", "no.yaml"], "no.yaml"),
 }
