@@ -214,7 +214,7 @@ def torn(good):
     yield changed(good, {"other": one}, "federation", "store"), "client states to be"
     yield changed(good, 1.5, "federation", "identity", "inputs"), "with the same inputs"
     yield changed(good, "other", "federation", "identity"), "with the part `federation.identity`"
-    yield changed(good, "often", "federation", "participation"), "is of 6 clients but got one of st"
+    yield changed(good, "often", "federation", "participation"), "of 6 clients but got one of st"
     name, tensor = next(iter(good["state_dict"].items()))
     yield without(good, "state_dict", name), f"for `{name}` but got one with no tensor"
     yield changed(good, tensor[:1], "state_dict", name), f"for `{name}` but got one with shape [1"
