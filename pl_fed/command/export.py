@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer as LightningTrainer
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.exports import Export, Request
 from pl_fed.federation import Federation
-from pl_fed.lightning.checkpoints import RowsOf
+from pl_fed.lightning.checkpoints import ClientSubsetIO
 from pl_fed.lightning.trainer import Trainer
 
 # Arguments that load a checkpoint in one process, and predict nothing
@@ -46,5 +46,5 @@ class ExportCLI(SectionsCLI):
         self.trainer_class = Trainer
         clients = self.request.clients(self.datamodule.clients.num_clients)
         self.export = Export(federation, self.request, clients, self.model.evaluated)
-        how = {"run_dir": self.request.checkpoint.parent, "plugins": [RowsOf(clients)]}
+        how = {"run_dir": self.request.checkpoint.parent, "plugins": [ClientSubsetIO(clients)]}
         return super().instantiate_trainer(federation=federation, **how, **kwargs)

@@ -759,7 +759,7 @@ def test_a_last_checkpoint_that_broke_on_the_disk(here, capsys, how):
     for subcommand in ("test", "fit"):
         with pytest.raises(SystemExit):
             run("--ckpt_path=last", "--trainer.max_epochs=3", subcommand=subcommand)
-        assert "`ckpt_path` to be a whole checkpoint" in the_sentence(capsys.readouterr().err)
+        assert "`ckpt_path` to be a complete checkpoint" in the_sentence(capsys.readouterr().err)
     assert {file: file.read_bytes() for file in before} == before
 
 
