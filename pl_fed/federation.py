@@ -20,7 +20,7 @@ from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
 from pl_fed.distributed.processes import Processes
-from pl_fed.distributed.work_share import at_home, collected
+from pl_fed.distributed.work_share import gather_states, select_home_states
 from pl_fed.engine import EngineChoice, EngineOptions
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.evaluator import Evaluator
@@ -39,7 +39,7 @@ from pl_fed.rounds.checks import (
 )
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.federated_evaluation import FederatedEvaluation, ModelSelection
-from pl_fed.rounds.identity import CHECKPOINT_FORMAT, check_identity, identity_of
+from pl_fed.rounds.identity import CHECKPOINT_FORMAT, check_identity, federation_identity
 from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
@@ -161,9 +161,9 @@ class Federation(Configurable):
                 f" {type(datamodule).__name__}."
             )
         data, previous = datamodule.clients, self._session
-        if previous is not None and not previous.states.are_of(client, data, self.seed):
+        if previous is not None and not previous.states.belong_to(client, data, self.seed):
             if stage != "fit" and not loads:
-                previous.states.check_none_lost(client)
+                previous.states.check_replaceable(client)
             previous = None
         if previous is None:
             self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed)
@@ -184,7 +184,7 @@ class Federation(Configurable):
         data = datamodule.clients
         check_net(client, data, datamodule.augment)
         Monitor.of(self.monitor, client.task, client.classes_of(data))  # raises without a metric
-        check_mean(client, self.server.aggregator, self.server.adds)
+        check_mean(client, self.server.aggregator, self.server.only_adds)
         check_features(client, datamodule)
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)
         if self.server.aggregator.needs_root and not len(data.root):
@@ -197,7 +197,7 @@ class Federation(Configurable):
         """Run the aggregator, the attacks and the engine on a few numbers before training."""
         client, data, rounds = session.client, session.datamodule.clients, session.rounds
         cohort = torch.arange(client.population.cohort)
-        context = rounds.context(cohort, torch.empty(0), 0)
+        context = rounds.build_context(cohort, torch.empty(0), 0)
         check_aggregator(self.server.new_aggregator(), context)
         try_attacks(client, data, self.byzantine_clients.attacks_on_data)
         check_engine(client, rounds.batch_rule, data, self.engine.name)
@@ -420,11 +420,11 @@ class Federation(Configurable):
         """Return the state for a resume, without the global model: the client's state holds it."""
         return {
             "format": CHECKPOINT_FORMAT,
-            "identity": identity_of(self.client, self.states.loaded, self.seed),
+            "identity": federation_identity(self.client, self.states.loaded, self.seed),
             "byzantine": self.is_byzantine,
             "engine": self.engine_choice.state_dict(),
             "participation": self.participation,
-            "store": collected(self.processes, self.store.state_dict()),
+            "store": gather_states(self.processes, self.store.state_dict()),
             "server": self.server.state_dict(self.client.row("global").data),
             "adversary": self.byzantine_clients.state_dict(),
         }
@@ -435,14 +435,14 @@ class Federation(Configurable):
         Raises:
             ValueError: If the state is of another net, algorithm or federation.
         """
-        identity = identity_of(self.client, self.states.loaded, self.seed)
+        identity = federation_identity(self.client, self.states.loaded, self.seed)
         check_identity(state["identity"], identity)
         if self.adversary.redraw:
             self.byzantine_clients.is_byzantine = state["byzantine"]
         self.engine_choice.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
         self.byzantine_clients.load_state_dict(state["adversary"])
-        rows = at_home(self.processes, state["store"])
+        rows = select_home_states(self.processes, state["store"])
         self.states.restore(rows, state.get("participation"))
 
 

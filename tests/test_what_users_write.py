@@ -179,7 +179,7 @@ def test_nets_of_integers():
     arrays = Arrays(x, x[:, 0] % 3, torch.arange(12) // 4, num_classes=3)
     run_rounds(FedAvg(Embeds()), shared_out(arrays))  # integers stay integers
     arrays = Arrays(x.float(), x[:, 0] % 3, torch.arange(12) // 4, num_classes=3)
-    match = r"^Expected argument `net` to take .* but Embeds failed: .* takes x\.long\(\)\.$"
+    match = r"^Expected argument `net` to take .* but Embeds failed: .* with x\.long\(\)\.$"
     with pytest.raises(ValueError, match=match):
         run_rounds(FedAvg(Embeds()), shared_out(arrays))
 

@@ -62,7 +62,7 @@ def evaluations(case: Case) -> list[float]:
     def evaluate(layout: type, batch: int, by_onednn: bool) -> None:
         with (
             mock.patch.object(evaluation, "ChannelsLast", layout),
-            mock.patch.object(evaluation, "_IMAGES", batch),
+            mock.patch.object(evaluation, "_CONVOLUTION_BATCH", batch),
             mock.patch.object(evaluation, "mkl_held_back", return_value=by_onednn),
         ):
             evaluator.start_losses(data.clients, torch.arange(case.clients), {})

@@ -64,6 +64,7 @@ def mlp():
     return models.MLP(784, [128, 64], 10)
 
 
+PARTS = ("fetch_states", "store_states", "join_tables", "merge")  # of WorkShare
 ROUNDS = {
     "FedAvg, MLP 784-128-64-10, 10 clients, 1 epoch": (FedAvg, mlp, (784,), 10, 100),
     "Ditto, MLP 784-128-64-10, 100 clients, 1 epoch": (Ditto, mlp, (784,), 100, 100),
@@ -98,7 +99,7 @@ def time_rounds(processes, name, repeats=7):
     federation.setup(client, data, "fit", settings=RunSettings(processes=processes))
     optimizer, times = client.configure_optimizers(), {}
     client.train()
-    originals = {name: vars(WorkShare)[name] for name in ("fetch", "keep", "join", "merge")}
+    originals = {name: vars(WorkShare)[name] for name in PARTS}
     for part, method in originals.items():
         setattr(WorkShare, part, timed(method, times, part))
     wholes = []
@@ -120,7 +121,7 @@ def time_travel(processes, numel, rows=4, repeats=9):
     counts = [0 if process == processes.rank else rows for process in range(size)]
     mine = torch.randn(sum(counts), numel)
     with tempfile.NamedTemporaryFile(dir=tempfile.gettempdir()) as file:
-        paths = processes.everyones(file.name)
+        paths = processes.gather_objects(file.name)
         shared = torch.from_file(paths[0], shared=True, size=2 * size * rows * numel)
         shared = shared.view(2, size, rows, numel)
         by_exchange, by_file = [], []
@@ -151,7 +152,7 @@ def peak():
 def merge_memory(processes, aggregator, cohort, numel):
     """Return the memory of a merge above that before the uploads, in MB, and its time in ms."""
     clients = torch.arange(cohort)
-    share = WorkShare.by_work(processes, clients, torch.ones(cohort))
+    share = WorkShare.balance(processes, clients, torch.ones(cohort))
     context = RoundContext(clients=clients, losses=torch.ones(cohort))
     _, before = peak()
     uploads = torch.randn(len(share.clients), numel)
@@ -207,7 +208,7 @@ def rounds():
     )
     for name in ROUNDS:
         one, two = results[1][name], results[2][name]
-        parts = ", ".join(f"{two[part]:.1f}" for part in ("fetch", "keep", "join", "merge"))
+        parts = ", ".join(f"{two[part]:.1f}" for part in PARTS)
         print(
             f"| {name} | {one['round']:.0f} | {two['round']:.0f} |"
             f" {two['round'] / one['round']:.2f} | {parts} |"

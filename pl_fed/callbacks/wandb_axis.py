@@ -3,7 +3,7 @@
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pl_fed.clients.base import Client
-from pl_fed.evaluation.monitor import directions
+from pl_fed.evaluation.monitor import metric_directions
 from pl_fed.loggers import wandb_loggers
 
 _BEST = {
@@ -31,7 +31,7 @@ class WandbAxis(Callback):
             run.define_metric("round")
             run.define_metric("*", step_metric="round")
             best_of = dict(_BEST)
-            for name, is_higher in directions(pl_module.task).items():
+            for name, is_higher in metric_directions(pl_module.task).items():
                 best = "max" if is_higher else "min"
                 best_of |= {name: best, f"{name}_worst10": best, f"{name}_std": "min"}
             for model in (*pl_module.evaluated, "hybrid"):

@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer as LightningTrainer
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.exports import Export, Request
 from pl_fed.federation import Federation
-from pl_fed.lightning.checkpoints import RowsOf
+from pl_fed.lightning.checkpoints import ClientSubsetIO
 from pl_fed.lightning.trainer import Trainer
 
 # Arguments that load a checkpoint in one process without predictions
@@ -49,6 +49,6 @@ class ExportCLI(SectionsCLI):
         return super().instantiate_trainer(
             federation=federation,
             run_dir=self.request.checkpoint.parent,
-            plugins=[RowsOf(clients)],
+            plugins=[ClientSubsetIO(clients)],
             **kwargs,
         )

@@ -10,7 +10,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from pl_fed.evaluation.monitor import Tables, better, directions
+from pl_fed.evaluation.monitor import Tables, metric_directions, prefer_second
 from pl_fed.exports.formats import FORMATS
 from pl_fed.exports.request import Request
 from pl_fed.federation import Federation
@@ -121,7 +121,7 @@ class Export:
         if select != "validation":
             return models * len(self.clients), tables
         monitor = federation.evaluator.monitor(federation.data)
-        prefers_own = better(tables["global"], tables[self.client_model], monitor)
+        prefers_own = prefer_second(tables["global"], tables[self.client_model], monitor)
         return [both[choice] for choice in prefers_own.int().tolist()], tables
 
     def _validation_results(self, tables: Tables, position: int) -> dict[str, Any]:
@@ -138,7 +138,9 @@ class Export:
         mean_loss = loss / samples if samples and math.isfinite(loss) else None
         metrics = {
             f"val_{name}": value if math.isfinite(value) else None
-            for name, value in zip(directions(client.task), tables.measures[position].tolist())
+            for name, value in zip(
+                metric_directions(client.task), tables.measures[position].tolist()
+            )
         }
         results = {"val_samples": int(samples), "val_accuracy": accuracy, "val_loss": mean_loss}
         return results | metrics

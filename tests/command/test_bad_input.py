@@ -721,15 +721,15 @@ def checkpoint(here, good_checkpoint):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([f"{NET}.hidden=[5]"], "net is layers.1.weight [5, 64]; "),
-        (["--model.class_path=pl_fed.clients.FedAvg"], "algorithm is FedAvg but got one with Dit"),
-        (["--data.num_clients=7"], "number of clients is 7 but got one with 6"),
-        (["--data.val_fraction=0.3"], "the fractions or the seed are others"),
+        ([f"{NET}.hidden=[5]"], "the net layers.1.weight [5, 64]; "),
+        (["--model.class_path=pl_fed.clients.FedAvg"], "algorithm FedAvg but got one with Dit"),
+        (["--data.num_clients=7"], "number of clients 7 but got one with 6"),
+        (["--data.val_fraction=0.3"], "the fractions or the seed differ"),
     ],
 )
 def test_a_checkpoint_of_something_else(checkpoint, refused, subcommand, arguments, words):
     found = refused(checkpoint, *arguments, subcommand=subcommand)
-    assert found.startswith("Expected a checkpoint whose ")
+    assert found.startswith("Expected a checkpoint with ")
     assert words in found
 
 
@@ -745,7 +745,7 @@ def test_a_checkpoint_of_models_alone(here, refused):
 
 def test_a_checkpoint_of_another_server(checkpoint, refused):
     found = refused(checkpoint, "--federation.server_optimizer.class_path=torch.optim.Adam")
-    assert "whose server optimizer is Adam but got one with SGD" in found
+    assert "with the server optimizer Adam but got one with SGD" in found
 
 
 def test_a_broken_checkpoint(checkpoint, here, refused):
@@ -775,7 +775,7 @@ def test_a_last_checkpoint_that_broke_on_the_disk(here, capsys, how):
     for subcommand in ("test", "fit"):
         with pytest.raises(SystemExit):
             run("--ckpt_path=last", "--trainer.max_epochs=3", subcommand=subcommand)
-        assert "`ckpt_path` to be a whole checkpoint" in the_sentence(capsys.readouterr().err)
+        assert "`ckpt_path` to be a complete checkpoint" in the_sentence(capsys.readouterr().err)
     assert {file: file.read_bytes() for file in before} == before
 
 

@@ -109,7 +109,7 @@ def test_a_resume_that_is_refused_changes_no_file(tmp_path, capsys):
     for other in (["--model.net.hidden", "[16]"], ["--model", "FedAvg"]):
         with pytest.raises(SystemExit):
             main(["fit", *QUICKSTART, *short(tmp_path), *other, *more])
-        assert "Expected a checkpoint whose" in capsys.readouterr().err
+        assert "Expected a checkpoint with the" in capsys.readouterr().err
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -134,7 +134,7 @@ def test_a_resume_that_is_refused_begins_no_run_of_wandb(tmp_path, capsys, begun
                 "last",
             ]
         )
-    assert "Expected a checkpoint whose seed is 5 but got one with 0" in capsys.readouterr().err
+    assert "Expected a checkpoint with the seed 5 but got one with 0" in capsys.readouterr().err
     assert {*run.rglob("*")} == before
 
 

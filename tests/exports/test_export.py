@@ -21,7 +21,7 @@ from pl_fed.engine import EngineOptions
 from pl_fed.exports import formats
 from pl_fed.federation import Federation
 from pl_fed.lightning import checkpoints
-from pl_fed.lightning.checkpoints import RowsOf
+from pl_fed.lightning.checkpoints import ClientSubsetIO
 from pl_fed.models import MLP
 from pl_fed.partitioners import Shards
 from pl_fed.run_folder import create_atomically
@@ -403,7 +403,7 @@ def test_a_client_that_never_took_part_and_rows_that_are_not_asked_for(tmp_path,
 
 def test_rows_of_some_clients(run):
     some, every = (
-        RowsOf(torch.tensor(ids)).load_checkpoint(checkpoint(run))["federation"]["store"][
+        ClientSubsetIO(torch.tensor(ids)).load_checkpoint(checkpoint(run))["federation"]["store"][
             "personal"
         ]
         for ids in ([4, 1], list(range(9)))
@@ -518,7 +518,7 @@ WRONG = {
     ),
     "another net": (
         ["--ckpt", "RUN", "--client", "1", "--model.net.hidden=[5]"],
-        "Expected a checkpoint whose net is ",
+        "Expected a checkpoint with the net ",
     ),
     "no config": (["--ckpt", "RUN", "--client", "1", "--config", "no.yaml"], "no.yaml"),
 }
@@ -550,7 +550,7 @@ def test_files_that_are_no_checkpoints(folder, capsys, tmp_path):
     torch.save(state["state_dict"], tmp_path / "other.ckpt")
     config = folder / "config.yaml"
     args = ("--ckpt", tmp_path / "other.ckpt", "--client", "1")
-    assert "holds no federation" in refused(capsys, *args, "--config", config)
+    assert "contains no federation" in refused(capsys, *args, "--config", config)
     assert found.startswith("Expected ")
     found = refused(capsys, *args)
     assert "without one: add `--config` with its path" in found
