@@ -91,7 +91,9 @@ def config_changes(file: Path, config: dict[str, Any]) -> str:
     changes = _differences(file, config)
     if changes.keys() <= _LENGTHS:
         return ""
-    return ", ".join(f"{n} {format_value(was)} → {format_value(now)}" for n, (was, now) in changes.items())
+    return ", ".join(
+        f"{n} {format_value(was)} → {format_value(now)}" for n, (was, now) in changes.items()
+    )
 
 
 def is_config_of(file: Path, config: dict[str, Any]) -> bool:
