@@ -100,7 +100,7 @@ def test_server_optimizers_run_without_any_download(name, tmp_path, monkeypatch)
         ("vehicle", "a folder with Vehicle/vehicle_ditto_train.npz but found none in"),
         ("mnist_writers", "a folder with MNIST_writers/mnist_writer_ids.npz but found none in"),
         ("femnist", "run `./preprocess.sh -s niid"),
-        ("celeba", "set `download: true` to fetch it"),
+        ("celeba", "set `data.dataset.download: true` to fetch it"),
         ("medical_mnist", "a folder with MedicalMNIST/<class>/<image> but found none in"),
         ("stackoverflow_tags", "savez(path, x=inputs, y=targets, client=owners)"),
     ],

@@ -42,7 +42,7 @@ from pl_fed.clients.host import FederationModule
 from pl_fed.command.main import main
 from pl_fed.data import Digits, FederatedData
 from pl_fed.lightning.checkpoints import AtomicCheckpointIO
-from pl_fed.lightning.compatibility import CALLBACKS, HOOKS, METHODS, NEEDED
+from pl_fed.lightning.compatibility import CALLBACKS, HOOKS, METHODS, REQUIRED_HOOKS
 from pl_fed.loggers import RunCSV
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID, Shards
@@ -304,7 +304,7 @@ def test_a_log_in_training_step_is_refused(tmp_path):
         def training_step(self, batch, batch_idx):
             self.log("mine", 1.0)
 
-    with pytest.raises(ValueError, match="Expected `training_step` to return what it logs"):
+    with pytest.raises(ValueError, match="Expected `training_step` to return the values to log"):
         fit(tmp_path, client_of(Logs))
 
 
@@ -1140,12 +1140,12 @@ def test_a_method_that_would_never_be_called_is_refused(tmp_path, method):
         fit(tmp_path, client_of(mine), data=data, callbacks=[seen])
 
 
-@pytest.mark.parametrize("hook", NEEDED)
+@pytest.mark.parametrize("hook", REQUIRED_HOOKS)
 def test_a_hook_that_clients_need_calls_theirs(tmp_path, hook):
     assert any(hook in vars(kind) for kind in (ClientRounds, FederationModule))
     mixin = type("Mixin", (), {hook: lambda self, *args: None})
     mine = type("Mine", (mixin, FedAvg), {})
-    expected = rf"^Expected `{hook}` of Mixin to call super\(\).{hook}\(...\), by which a fed"
+    expected = rf"^Expected `{hook}` of Mixin to call super\(\).{hook}\(...\), because it sets"
     with Untouched() as (data, seen), pytest.raises(ValueError, match=expected):
         fit(tmp_path, client_of(mine), data=data, callbacks=[seen])
 

@@ -18,7 +18,7 @@ from small_federations import sgd
 import pl_fed
 from pl_fed.clients import FedAvg
 from pl_fed.data import Digits, FederatedData
-from pl_fed.distributed.processes import LostProcessError, Processes, watched
+from pl_fed.distributed.processes import LostProcessError, Processes, explain_lost_process
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
 from pl_fed.run_folder import is_first_process, last_checkpoint
@@ -295,14 +295,14 @@ def test_processes_do_not_wait_for_each_other_in_the_test_phase(tmp_path, lost):
 
 def test_an_error_of_the_backend_is_one_sentence():
     message = r"^Expected all 2 processes to go on but process 1"
-    with pytest.raises(LostProcessError, match=message), watched(Processes(1, 2)):
+    with pytest.raises(LostProcessError, match=message), explain_lost_process(Processes(1, 2)):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
 
 
 def test_other_errors_are_left_alone():
-    with pytest.raises(RuntimeError, match=r"^mine"), watched(Processes(1, 2)):
+    with pytest.raises(RuntimeError, match=r"^mine"), explain_lost_process(Processes(1, 2)):
         raise RuntimeError("mine")
-    with pytest.raises(RuntimeError, match=r"^gloo"), watched(Processes()):
+    with pytest.raises(RuntimeError, match=r"^gloo"), explain_lost_process(Processes()):
         raise RuntimeError("gloo")
 
 
@@ -330,8 +330,8 @@ time.sleep(100)
 """
 STARTS = """
 import subprocess, sys, time
-from pl_fed.distributed.processes import name_launcher
-name_launcher()
+from pl_fed.distributed.processes import announce_launcher
+announce_launcher()
 subprocess.Popen([sys.executable, "-c", sys.argv[1]])
 time.sleep(100)
 """

@@ -472,7 +472,7 @@ def test_a_checkpoint_of_another_federation_is_refused(tmp_path, what, other):
     how, num_clients = other
     run(tmp_path / "run", max_epochs=1)
     trainer, client = make(tmp_path / "run", **how)
-    with pytest.raises(ValueError, match=f"^Expected a checkpoint whose {what} is"):
+    with pytest.raises(ValueError, match=f"^Expected a checkpoint with the {what} "):
         trainer.fit(client, digits(num_clients), ckpt_path="last")
 
 

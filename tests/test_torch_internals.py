@@ -95,7 +95,7 @@ def test_an_engine_that_torch_no_longer_compiles_runs_eagerly(
 
 def test_a_release_without_modes_evaluates_by_its_own_kernels(monkeypatch, forgotten):
     RELEASES["the modes"](monkeypatch)
-    with pytest.warns(UserWarning, match="Evaluations take torch's own kernels") as caught:
+    with pytest.warns(UserWarning, match="Evaluations use torch's own kernels") as caught:
         answers = [has_operator_modes() for _ in range(2)]
     assert (answers, len(caught)) == ([False, False], 1)
     assert MOVED in str(caught[0].message)

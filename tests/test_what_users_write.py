@@ -56,7 +56,7 @@ def test_data_sources_and_skews():
     with pytest.raises(TypeError, match=r"^Expected `load` of Own to return Arrays but got tuple"):
         _ = FederatedData(source, IID(), 3).clients
     skew = giving(Quality, "change", None)()
-    with pytest.raises(ValueError, match=r"`skew` to keep the shape .* but Own gave NoneType"):
+    with pytest.raises(ValueError, match=r"`skew` to keep the shape .* but got NoneType from Own"):
         _ = FederatedData(Given(classes([12])), IID(), 3, skew=skew).clients
 
 
@@ -179,7 +179,7 @@ def test_nets_of_integers():
     arrays = Arrays(x, x[:, 0] % 3, torch.arange(12) // 4, num_classes=3)
     run_rounds(FedAvg(Embeds()), shared_out(arrays))  # integers stay integers
     arrays = Arrays(x.float(), x[:, 0] % 3, torch.arange(12) // 4, num_classes=3)
-    match = r"^Expected argument `net` to take .* but Embeds failed: .* takes x\.long\(\)\.$"
+    match = r"^Expected argument `net` to take .* but Embeds failed: .* with x\.long\(\)\.$"
     with pytest.raises(ValueError, match=match):
         run_rounds(FedAvg(Embeds()), shared_out(arrays))
 
@@ -210,7 +210,7 @@ def test_a_criterion_without_losses_of_samples_says_so():
     arrays = Arrays(x, x[:, :3].abs(), torch.arange(12) // 4)
     criterion = Loss(lambda outputs, targets: (outputs - targets).square().mean())
     run_rounds(FedAvg(nn.Linear(4, 3), criterion=criterion), shared_out(arrays))
-    match = r'^Expected Loss with reduction="none" to give a loss for each of \d .* shape \[\]'
+    match = r'^Expected Loss with reduction="none" to return a loss for each of \d .* shape \[\]'
     with pytest.raises(ValueError, match=match):
         run_rounds(OfSamples(nn.Linear(4, 3), criterion=criterion), shared_out(arrays))
 

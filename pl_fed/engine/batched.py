@@ -150,7 +150,7 @@ class BatchedRunner(Engine):
         step.buffers.load(models, rows)
         inputs, external = StepInputs(step, optimizer, chunk), step.external(optimizer)
         for index in range(batches.max_steps):
-            batch = unpadded_as_needed(step.client, batches.at(index))
+            batch = unpadded_as_needed(step.client, batches.stack_step(index))
             gradients = step(inputs.of_stack(index, batch), is_full=True)
             if external is not None:
                 done = {
@@ -188,7 +188,7 @@ class BatchedRunner(Engine):
                 own = {model: before[position] for model, before in models.items()}
                 step.buffers.load(own, select_rows(rows, position))
                 external = step.external(optimizer)
-                for index, batch in enumerate(batches.of(position)):
+                for index, batch in enumerate(batches.iterate_client(position)):
                     is_full = batch.size == batches.width
                     gradients = step(inputs.of_client(position, index, batch), is_full)
                     if external is not None:

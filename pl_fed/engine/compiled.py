@@ -16,7 +16,7 @@ from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.engine.step import LocalStep, Tensors
 from pl_fed.engine.tracing import trace
 from pl_fed.torch_internals import arguments_of, compile_graph
-from pl_fed.trees import clone, leaves, tree_map, with_leaves
+from pl_fed.trees import clone, leaves, replace_leaves, tree_map
 
 _WRAPPING = {"cpp.enable_floating_point_contract_flag": "off -fwrapv"}
 """Tells the C++ compiler that integers wrap around, as those of keyed draws do: with torch 2.9 the
@@ -74,7 +74,7 @@ class CompiledStep:
 
         def flat_step(*tensors: Tensor) -> list[Tensor]:
             with ChannelsLast(), FasterProducts() if mkl_held_back() else nullcontext():
-                gradients = step(**with_leaves(example, iter(tensors)))
+                gradients = step(**replace_leaves(example, iter(tensors)))
             self._names = {model: list(group) for model, group in gradients.items()}
             return leaves(gradients)
 

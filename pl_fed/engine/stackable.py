@@ -104,7 +104,7 @@ def _losses(
         step.buffers.load(chunk.round.models, rows)
         inputs = StepInputs(step, optimizer, chunk)
         if not client.averages_samples:
-            batch = unpadded_as_needed(client, chunk.batches.at(0))
+            batch = unpadded_as_needed(client, chunk.batches.stack_step(0))
             return [step.outputs(inputs.of_stack(0, batch))["loss"]]
         padded, otherwise = _padded(chunk)
         losses = [step.outputs(inputs.of_stack(0, batch))["loss"] for batch in (padded, otherwise)]
@@ -120,7 +120,7 @@ def _losses(
 
 def _padded(chunk: Chunk) -> tuple[Batch, Batch]:
     """Return the first minibatches with their last sample as padding, in two versions."""
-    batch = chunk.batches.at(0)
+    batch = chunk.batches.stack_step(0)
     if batch.mask is None:
         raise TypeError("Expected stacked minibatches to have a mask but got None.")
     mask = batch.mask.clone()

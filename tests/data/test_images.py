@@ -120,7 +120,7 @@ def test_a_root_without_the_data_says_how_to_get_it(tmp_path, kind, files):
     assert sentence.startswith(
         f"Expected argument `root` to be a folder with {kind.__name__} but got {tmp_path} ("
     )
-    for way in ("`download: true`", f"put {files} there", "set PL_FED_DATA"):
+    for way in ("`data.dataset.download: true`", f"put {files} there", "set PL_FED_DATA"):
         assert way in sentence
     assert "\n" not in sentence
 

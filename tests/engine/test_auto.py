@@ -356,12 +356,12 @@ def test_a_run_that_is_resumed_at_its_end_keeps_its_engine(clock, tmp_path):
 def test_the_cohorts_rows_are_not_loaded_to_count_its_steps(clock, monkeypatch):
     """A cohort may be larger than memory; a chunk is not."""
     read = []
-    original = LocalTraining._load
+    original = LocalTraining._load_chunk
 
     def load(self, plan, clients, *args, **kwargs):
         read.append(len(clients))
         return original(self, plan, clients, *args, **kwargs)
 
-    monkeypatch.setattr(LocalTraining, "_load", load)
+    monkeypatch.setattr(LocalTraining, "_load_chunk", load)
     settled(chunk_size=2)
     assert max(read) == 2

@@ -50,7 +50,7 @@ def test_what_is_run():
 
 def test_every_attack_and_defence_can_be_made():
     for spec in [*experiment.ATTACKS.values(), *experiment.DEFENCES.values()]:
-        experiment.made(spec)
+        experiment.build(spec)
 
 
 def test_a_run(real_data):

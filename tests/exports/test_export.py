@@ -21,10 +21,10 @@ from pl_fed.engine import EngineOptions
 from pl_fed.exports import formats
 from pl_fed.federation import Federation
 from pl_fed.lightning import checkpoints
-from pl_fed.lightning.checkpoints import RowsOf
+from pl_fed.lightning.checkpoints import ClientSubsetIO
 from pl_fed.models import MLP
 from pl_fed.partitioners import Shards
-from pl_fed.run_folder import made_whole
+from pl_fed.run_folder import create_atomically
 from pl_fed.samplers import All
 
 SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.2}}
@@ -403,7 +403,7 @@ def test_a_client_that_never_took_part_and_rows_that_are_not_asked_for(tmp_path,
 
 def test_rows_of_some_clients(run):
     some, every = (
-        RowsOf(torch.tensor(ids)).load_checkpoint(checkpoint(run))["federation"]["store"][
+        ClientSubsetIO(torch.tensor(ids)).load_checkpoint(checkpoint(run))["federation"]["store"][
             "personal"
         ]
         for ids in ([4, 1], list(range(9)))
@@ -518,7 +518,7 @@ WRONG = {
     ),
     "another net": (
         ["--ckpt", "RUN", "--client", "1", "--model.net.hidden=[5]"],
-        "Expected a checkpoint whose net is ",
+        "Expected a checkpoint with the net ",
     ),
     "no config": (["--ckpt", "RUN", "--client", "1", "--config", "no.yaml"], "no.yaml"),
 }
@@ -550,10 +550,10 @@ def test_files_that_are_no_checkpoints(folder, capsys, tmp_path):
     torch.save(state["state_dict"], tmp_path / "other.ckpt")
     config = folder / "config.yaml"
     args = ("--ckpt", tmp_path / "other.ckpt", "--client", "1")
-    assert "holds no federation" in refused(capsys, *args, "--config", config)
+    assert "contains no federation" in refused(capsys, *args, "--config", config)
     assert found.startswith("Expected ")
     found = refused(capsys, *args)
-    assert "without any: give one by --config" in found
+    assert "without one: add `--config` with its path" in found
 
 
 def test_a_checkpoint_that_was_carried_elsewhere(folder, tmp_path):
@@ -592,16 +592,16 @@ def test_algorithms_without_one_of_the_models(tmp_path, capsys):
     run = trained(tmp_path, "FedAvg")
     for select in ("personal", "validation"):
         found = refused(capsys, "--ckpt", run, "--client", "1", "--select", select)
-        assert "`select` to be global for an algorithm that has no personal models" in found
-        assert found.endswith(f"but got {select}.")
+        assert "`select` to be global for an algorithm without personal models" in found
+        assert found.endswith(f"but got {select}: add `--select global`.")
     _, about = export(run, "--global", "--format", "state_dict")
     assert [each["name"] for each in about["models"]] == ["global"]
     (tmp_path / "local").mkdir()
     run = trained(tmp_path / "local", "Local")
     found = refused(capsys, "--ckpt", run, "--client", "1", "--select", "validation")
-    assert "`select` to be personal for an algorithm that has no global models" in found
+    assert "`select` to be personal for an algorithm without global models" in found
     found = refused(capsys, "--ckpt", run, "--global")
-    assert "`global` to be left out" in found
+    assert "`global` to be absent" in found
 
 
 def test_onnx_needs_a_package(folder, capsys, monkeypatch):
@@ -617,7 +617,7 @@ def test_a_net_that_cannot_be_traced(net, tmp_path, capsys):
     data = {"batch_size": 2, "drop_last": True, "test_fraction": 0.0, "val_fraction": 0.0}
     run = trained(tmp_path, net={"class_path": f"nets.{net}"}, data=data)
     found = refused(capsys, "--ckpt", run, "--client", "1")
-    assert f"`format` to be one that {net} can be written in but got 'torch_export', which" in found
+    assert f"`format` to be one that supports {net} but got 'torch_export' (" in found
     assert not list((run / "exports").iterdir())
     out, _ = export(run, "--client", "1", "--format", "state_dict")
     getattr(nets, net)().load_state_dict(torch.load(out / "client_1.pt", weights_only=True))
@@ -667,10 +667,10 @@ def test_a_folder_that_holds_something_is_left_alone(folder, capsys):
 
 
 def test_a_folder_is_made_whole(tmp_path):
-    with pytest.raises(FileNotFoundError), made_whole(tmp_path / "a" / "b") as beside:
+    with pytest.raises(FileNotFoundError), create_atomically(tmp_path / "a" / "b") as beside:
         (beside / "file").rename(beside / "none" / "file")
     assert not list((tmp_path / "a").iterdir())
-    with made_whole(tmp_path / "a" / "b") as beside:
+    with create_atomically(tmp_path / "a" / "b") as beside:
         (beside / "file").touch()
         assert not (tmp_path / "a" / "b").exists()
     assert [path.name for path in (tmp_path / "a").rglob("*")] == ["b", "file"]

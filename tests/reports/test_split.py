@@ -33,7 +33,7 @@ def test_numbers_by_hand():
     """Client 0 has two of class 0, client 1 one each of 0 and 2: of all it is 3/4, 0, 1/4."""
     split = given([0, 0, 0, 2], [5, 5, 9, 9])
     assert split.counts.tolist() == [[2, 0, 0], [1, 0, 1]]
-    assert split.held.tolist() == [1, 2]
+    assert split.classes_per_client.tolist() == [1, 2]
     assert split.distances.tolist() == [0.25, 0.25]
     assert split.sizes["train"].tolist() == [2, 2]
     assert split.rows()[1] == {
@@ -111,7 +111,7 @@ def test_whose_samples_a_client_has(tmp_path):
     several, _ = owners(named, ByOwner(), 2)
     assert sorted(", ".join(several).split(", ")) == ["Ada", "Di", named.names[-1]]
     assert owners(named, IID(), 2)[0] == [None, None]
-    with pytest.raises(ValueError, match="`client` to be places in `names` but got 5"):
+    with pytest.raises(ValueError, match="`client` to be positions in `names` but got 5"):
         replace(named, names=named.names[:5])
 
 

@@ -207,14 +207,14 @@ def refused(net, data, match):
 
 def test_augmented_inputs_are_refused():
     data = data_of(augment=[v2.RandomHorizontalFlip()])
-    refused(Transfer(True), data, r"`augment` to be left out where Transfer keeps features but got")
+    refused(Transfer(True), data, r"no argument `augment` for Transfer, which keeps features, but")
     Federation(All(), seed=0).setup(FedAvg(Transfer(False)), data, "fit")
 
 
 def test_features_that_are_trained_are_refused():
     net = Transfer(True)
     net.body[0].weight.requires_grad_(True)
-    refused(net, data_of(), r"`features` of Transfer.* to need frozen parameters only but got some")
+    refused(net, data_of(), r"`features` of Transfer.* to use frozen parameters only but got")
 
 
 class InputsOnly(Transfer):
@@ -241,8 +241,8 @@ class Nameless(nn.Module):
 @pytest.mark.parametrize(
     ("net", "match"),
     [
-        (InputsOnly, "InputsOnly, whose `keep_features` is True, to take features as it does inp"),
-        (OtherOutputs, "to take features as it does inputs but got other outputs for them"),
+        (InputsOnly, "InputsOnly with `keep_features` = True to take features in place of inp"),
+        (OtherOutputs, "to take features in place of inputs but got other outputs"),
         (Nameless, "Expected `features` of Nameless.* to take inputs but that failed: .*features"),
     ],
 )

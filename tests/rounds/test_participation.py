@@ -86,7 +86,7 @@ def test_a_checkpoint_that_does_not_tell_is_taken_and_nothing_is_claimed(tmp_pat
 def test_a_checkpoint_of_another_number_of_clients_is_refused(tmp_path):
     trainer, *_ = trained(tmp_path, rounds=1)
     state = {**trainer.federation.state_dict(), "participation": torch.zeros(2)}
-    with pytest.raises(ValueError, match=r"participation is of 6 clients but got .* \[2\]"):
+    with pytest.raises(ValueError, match=r"participation of 6 clients but got .* \[2\]"):
         trainer.federation.load_state_dict(state)
 
 
