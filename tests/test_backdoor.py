@@ -75,6 +75,7 @@ def personal(trainer, client, one):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["val", "test"])
 @pytest.mark.parametrize("model", ["global", "personal"])
 def test_the_success_by_hand(run, part, model):
@@ -120,6 +121,7 @@ def test_it_is_logged_wherever_the_other_metrics_are(run):
     assert column == pytest.approx(shares.tolist(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_backdoor_opens_while_the_model_stays_good(tmp_path):
     attacked, *_ = trained(tmp_path / "attacked", rounds=25)
     honest, *_ = trained(tmp_path / "honest", rounds=25, attack=Digit(samples=0.0))

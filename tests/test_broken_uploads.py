@@ -125,6 +125,7 @@ def same(one, other, tolerance):
             assert torch.equal(mine, yours)
 
 
+@pytest.mark.slow
 @quiet
 @engines
 @pytest.mark.parametrize("how", BREAKS)
@@ -153,6 +154,7 @@ KEEP_A_MEAN = {
 }
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("kind", KEEP_A_MEAN)
 @pytest.mark.parametrize("how", ["a loss", "NaN"])
@@ -236,6 +238,7 @@ def of_another_kind(kind, change, of="upload"):
     return made(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("place", [0, 2, 4], ids=["first", "third", "last"])
 @pytest.mark.parametrize("change", OTHER_KINDS)
@@ -249,6 +252,7 @@ def test_an_upload_of_another_kind_changes_nobody_elses(change, place):
     assert [report["train/rejected"] for report in end.reports] == [0, 1, 0]
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("change", OTHER_KINDS)
@@ -261,6 +265,7 @@ def test_a_chunk_of_another_kind_is_left_out(change, engine):
     assert end.reports[1]["train/rejected"] == 2
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize(
     ("of", "change"),
@@ -487,6 +492,7 @@ def every_aggregator():
                 yield pytest.param(member, id=name)
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("how", ["a row", "infinity", "another length"])
 @pytest.mark.parametrize("kind", every_aggregator())

@@ -24,6 +24,7 @@ SHORT = [
     *("--federation.sampler.cohort_size", "2", "--federation.engine.name", "one_by_one"),
 ]
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
     pytest.mark.filterwarnings("ignore:The run resumes with another config"),
 ]

@@ -13,6 +13,8 @@ from made_data import write_celeba, write_femnist, write_scans, write_tags, writ
 
 from pl_fed.command.main import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))  # its sweeps are run by W&B
 SHORT = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]

@@ -116,6 +116,7 @@ def agrees(alone, processes, tolerance=1e-10):
             close(processes[0][what], mine[what], 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "name"), RUNS)
 def test_as_in_one_process(alone, together, size, name):
     tolerance = 1e-5 if worlds.SCENARIOS[name]["precision"] == "32-true" else 1e-10
@@ -221,6 +222,7 @@ def children(process):
     return [int(child) for path in found for child in path.read_text().split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_asked_to_end_then_killed_then_resumed(tmp_path):
     """One run, by two processes, by two again, and by one to its end: in one folder."""
@@ -249,6 +251,7 @@ def test_asked_to_end_then_killed_then_resumed(tmp_path):
     assert metrics["round"] == list(range(rounds + 3))  # the last row is the test's
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_the_others_end_when_the_first_is_killed(tmp_path):
     process = command(tmp_path, 2, 100_000)
@@ -269,6 +272,7 @@ LONG_TEST = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("lost", ["asked to end", "one is asked to end", "one is killed"])
 def test_processes_do_not_wait_for_each_other_in_the_test_phase(tmp_path, lost):
@@ -337,6 +341,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_when_its_launcher_is_killed_before_they_meet():
     launcher = subprocess.Popen(
         [sys.executable, "-c", STARTS, STARTED],
@@ -350,6 +355,7 @@ def test_a_process_ends_when_its_launcher_is_killed_before_they_meet():
     assert output.startswith("error: Expected the process that started this one to go on until all")
 
 
+@pytest.mark.slow
 def test_a_process_ends_at_once_when_its_launcher_is_gone_already():
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -365,6 +371,7 @@ def test_a_process_ends_at_once_when_its_launcher_is_gone_already():
     assert f"(process {gone.pid};" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_the_others_do_not_wait_for_one_that_is_killed_at_start_up(tmp_path):
     process = command(tmp_path, 2, 100_000)

@@ -18,6 +18,8 @@ from pl_fed.command.main import main
 from pl_fed.command.run_files import place_logger
 from pl_fed.reports.configs import group_name
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 MODELS = ("global", "personal", "hybrid")
 LAYERS = [

@@ -350,6 +350,7 @@ def replaced(module, how):
         layer.load_state_dict(state, assign=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["data", "parameter", "assign"])
 @pytest.mark.parametrize("hook", ["on_train_start", "on_train_epoch_end"])
 def test_weights_that_are_replaced_count(tmp_path, how, hook):

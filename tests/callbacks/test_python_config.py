@@ -38,6 +38,7 @@ def run(folder, kind=Ditto, seed=0, rounds=1, ckpt_path=None, fast_dev_run=False
     return folder
 
 
+@pytest.mark.slow
 def test_reports_tell_algorithms_apart_and_group_seeds(tmp_path):
     kinds = {"a": Ditto, "b": FLAME, "c": FedAvg}
     for name, kind in kinds.items():

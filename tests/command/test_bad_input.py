@@ -422,6 +422,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", REFUSED)
 def test_mistake(refused, mistake):
     arguments, words = REFUSED[mistake]
@@ -430,6 +431,7 @@ def test_mistake(refused, mistake):
     assert words in found
 
 
+@pytest.mark.slow
 def test_a_moved_argument_is_found_again(refused):
     for old, new in _NEW_PATHS.items():
         if old != "engine":
@@ -437,6 +439,7 @@ def test_a_moved_argument_is_found_again(refused):
             assert refused(f"--federation.{old}=1").endswith(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
@@ -464,6 +467,7 @@ def test_the_good_config_is_good(here):
     assert (folder / "per_client.csv").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", ["model", "data.dataset", "model.init_args.net"])
 def test_something_is_missing(here, refused, section):
     config = yaml.safe_load(yaml.safe_dump(CONFIG))
@@ -504,6 +508,7 @@ def test_a_further_config_is_nothing_but_an_empty_model(here, refused):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "wrong"),
     [
@@ -531,6 +536,7 @@ def test_a_config_with_a_byte_order_mark(here):
     run("--trainer.fast_dev_run=true")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("empty", ["data:", "federation:", "trainer:", "federation: {}"])
 def test_an_empty_section_takes_its_defaults(here, empty):
     (here / "more.yaml").write_text(f"{empty}  # all is commented out\nseed_everything: 3")
@@ -558,6 +564,7 @@ ATTACK = {"class_path": "pl_fed.attacks.SameValue"}
 A_CLASS = "to name a class by its `class_path` but got"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
@@ -645,6 +652,7 @@ def test_a_config_with_a_wrong_value(here, refused, path, value, words):
     assert said.startswith("Expected ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", ["data", "model"])
 @pytest.mark.parametrize(
     ("content", "reason"),
@@ -671,6 +679,7 @@ def test_subcommands(capsys, arguments, words):
     assert words in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
@@ -717,6 +726,7 @@ def checkpoint(here, good_checkpoint):
     return "--ckpt_path=good.ckpt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subcommand", ["fit", "predict"])
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -733,6 +743,7 @@ def test_a_checkpoint_of_something_else(checkpoint, refused, subcommand, argumen
     assert words in found
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_models_alone(here, refused):
     run("--trainer.callbacks.save_weights_only=true")
     (path,) = here.glob("runs/*/checkpoints/last.ckpt")
@@ -755,6 +766,7 @@ def test_a_broken_checkpoint(checkpoint, here, refused):
         assert f"but got {name}: broken" in refused(f"--ckpt_path={name}")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 @pytest.mark.parametrize("how", ["empty", "half", "other bytes"])
 def test_a_last_checkpoint_that_broke_on_the_disk(here, capsys, how):
@@ -804,6 +816,7 @@ class Untyped(torch.nn.Sequential):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(inputs, classes))
 
 
+@pytest.mark.slow
 def test_an_argument_without_a_type_that_was_not_given_is_named(refused):
     found = refused(f"--model.init_args.net={__name__}.Untyped")
     assert "got TypeError" in found
@@ -811,6 +824,7 @@ def test_an_argument_without_a_type_that_was_not_given_is_named(refused):
     run(f"--model.init_args.net={__name__}.Untyped", "--model.init_args.net.inputs=64")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["Lightning", "torch"])
 def test_a_checkpoint_that_pl_fed_did_not_write(checkpoint, here, refused, of):
     state = torch.load(here / "good.ckpt", weights_only=True)
@@ -823,6 +837,7 @@ def test_a_checkpoint_that_pl_fed_did_not_write(checkpoint, here, refused, of):
 # In the middle of a run
 
 
+@pytest.mark.slow
 def test_a_loss_of_nan_names_round_client_and_cause(here, capsys):
     with pytest.raises(SystemExit) as stopped:
         run(f"{MODEL}.optimizer.init_args.lr=1e20", "--trainer.max_epochs=9")
@@ -837,6 +852,7 @@ def test_a_loss_of_nan_names_round_client_and_cause(here, capsys):
     run("--ckpt_path=last", subcommand="validate")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 def test_a_run_that_had_begun_keeps_its_folder(here):
     """Also where the mistake shows in a later round only."""
@@ -919,6 +935,7 @@ def program(here, *arguments):
     return subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mistake", "code"), [("net", 2), ("classes per client", 1)])
 def test_mistake_at_the_command_line(here, mistake, code):
     arguments, words = REFUSED[mistake]

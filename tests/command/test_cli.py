@@ -22,6 +22,8 @@ from pl_fed.lightning.trainer import Trainer
 from pl_fed.loggers import RunCSV
 from pl_fed.run_folder import lock_run, try_lock
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 QUICKSTART = ["--config", str(ROOT / "configs" / "quickstart.yaml")]
 

@@ -44,6 +44,7 @@ def test_a_text_that_is_refused(text, words):
     assert words in reason(refused.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

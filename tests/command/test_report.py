@@ -10,6 +10,8 @@ from run_folders import write_run
 
 from pl_fed.command.main import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 FIT = [
     *("fit", "--config", str(ROOT / "configs" / "quickstart.yaml")),

@@ -165,6 +165,7 @@ def real(real_data):
     return load
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
 def test_real_images(real, kind):
     arrays = real(kind).load()
@@ -183,6 +184,7 @@ def test_real_images(real, kind):
         assert arrays.targets[:6].tolist() == [9, 0, 0, 3, 0, 2]
 
 
+@pytest.mark.slow
 def test_real_fashion_mnist_shared_out(real):
     module = FederatedData(
         real(FashionMNIST), Shards(2), 100, split="official", normalize="channel", seed=0

@@ -144,6 +144,7 @@ def outcome(engine):
     return run_rounds(client, data, engine=engine, dtype=torch.float32)
 
 
+@pytest.mark.slow
 @needs_a_compiler
 @pytest.mark.parametrize("engine", COMPILED)
 def test_compiled_steps_give_the_same_numbers_a_view_or_not(engine):

@@ -177,6 +177,7 @@ def test_the_frozen_tensors_are_the_same_objects(resnet):
     assert w.fc is not v.fc
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_a_frozen_resnet_never_moves(resnet, engine):
     client = Ditto(copy.deepcopy(resnet), optimizer=sgd(0.1), local_steps=2)
@@ -192,6 +193,7 @@ def test_a_frozen_resnet_never_moves(resnet, engine):
     assert moved == {"global_model.fc.weight", "global_model.fc.bias"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
 def test_both_engines_agree_on_a_frozen_resnet(resnet, kind):
     client = kind(copy.deepcopy(resnet), optimizer=sgd(0.1), local_steps=2)

@@ -243,6 +243,7 @@ def test_one_real_valued_output_is_a_number_for_each_sample():
 # Within a fit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedAvg, Ditto, Local])
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
 def test_what_a_fit_logs_is_what_its_models_do(tmp_path, kind, precision):

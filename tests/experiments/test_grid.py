@@ -20,6 +20,8 @@ from experiments.grid import (
 )
 from experiments.tables import Comparison, markdown, measured
 
+pytestmark = pytest.mark.slow
+
 TINY = {
     "seed_everything": 3,
     "model": spec(

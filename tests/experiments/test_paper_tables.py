@@ -45,6 +45,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_is_one_that_fit_takes(name, tmp_path):
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(CONFIGS[name]))
@@ -84,6 +85,7 @@ def test_copies_that_are_never_synchronised():
     torch.testing.assert_close(found.states["personal_alone"], torch.stack(copies))
 
 
+@pytest.mark.slow
 def test_clients_choose_among_runs_as_within_one(tmp_path):
     """Each client's own λ: by the runs that there are of each, and by Ditto that has all."""
     lams = ditto_run.choices_of("clean")

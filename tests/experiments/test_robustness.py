@@ -53,6 +53,7 @@ def test_every_attack_and_defence_can_be_made():
         experiment.build(spec)
 
 
+@pytest.mark.slow
 def test_a_run(real_data):
     if real_data is None:
         pytest.skip("PL_FED_DATA does not name a folder with the real data")

@@ -151,6 +151,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_files_give_what_predict_gives(case, tmp_path, monkeypatch):
     """State dict and program, on inputs that the manifest alone prepares."""
@@ -218,6 +219,7 @@ torch.save(found, folder / "found.pt")
 """
 
 
+@pytest.mark.slow
 def test_where_there_is_no_pl_fed(folder):
     out, about = export(folder, "--client", "all", "--global")
     names = [each["name"] for each in about["models"]]
@@ -260,6 +262,7 @@ def test_the_manifest_says_what_one_must_know(folder):
         assert each["files"] == [f"client_{each['client']}.pt", f"client_{each['client']}.pt2"]
 
 
+@pytest.mark.slow
 def test_validation_takes_the_better_model_as_the_hybrid_does(folder):
     """Each model's validation accuracy, counted anew from the files; ties go by the loss."""
     own, _ = export(folder, "--client", "all", "--global", out="own")
@@ -301,6 +304,7 @@ def test_the_global_model_for_clients(folder):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_uint8_images_pairs_transforms_and_no_validation_data(tmp_path):
     """What is written of the inputs' preparation is what was done to them."""
     draws = np.random.default_rng(0)
@@ -336,6 +340,7 @@ def test_uint8_images_pairs_transforms_and_no_validation_data(tmp_path):
     assert {path.name for path in out.iterdir()} == {"client_1.pt2", "manifest.json"}
 
 
+@pytest.mark.slow
 def test_real_valued_targets_have_a_loss_and_no_accuracy(tmp_path):
     x = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
     np.savez(tmp_path / "mine.npz", x=x, y=x[:, :2] * 2, client=np.arange(60) // 20 + 7)
@@ -379,6 +384,7 @@ def test_onnx(tmp_path):
     assert len(list(out.iterdir())) == 5, "no weights beside them"
 
 
+@pytest.mark.slow
 def test_a_client_that_never_took_part_and_rows_that_are_not_asked_for(tmp_path, monkeypatch):
     """Of the checkpoint only the rows that are wanted get into the store."""
     sampler = {"class_path": "pl_fed.samplers.Uniform", "init_args": {"cohort_size": 2}}
@@ -524,6 +530,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WRONG)
 def test_one_sentence(what, folder, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -556,6 +563,7 @@ def test_files_that_are_no_checkpoints(folder, capsys, tmp_path):
     assert "without one: add `--config` with its path" in found
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_carried_elsewhere(folder, tmp_path):
     """With its config beside it."""
     for path in (checkpoint(folder), folder / "config.yaml"):
@@ -588,6 +596,7 @@ def test_a_checkpoint_whose_name_has_a_metrics_slashes(folder, tmp_path):
     assert (out / "client_1.pt").exists()
 
 
+@pytest.mark.slow
 def test_algorithms_without_one_of_the_models(tmp_path, capsys):
     run = trained(tmp_path, "FedAvg")
     for select in ("personal", "validation"):
@@ -611,6 +620,7 @@ def test_onnx_needs_a_package(folder, capsys, monkeypatch):
     assert not (folder / "exports").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", ["Undecided", "TwoByTwo"])
 def test_a_net_that_cannot_be_traced(net, tmp_path, capsys):
     """Its state dict can be had."""
@@ -623,6 +633,7 @@ def test_a_net_that_cannot_be_traced(net, tmp_path, capsys):
     getattr(nets, net)().load_state_dict(torch.load(out / "client_1.pt", weights_only=True))
 
 
+@pytest.mark.slow
 def test_an_interrupted_export_leaves_nothing(folder, monkeypatch):
     """Nothing of its own: a hidden folder beside its place may be the user's."""
     beside = folder / ".out.tmp"

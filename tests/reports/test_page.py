@@ -21,6 +21,8 @@ from pl_fed.reports import page, tables
 from pl_fed.reports.group import group_runs
 from pl_fed.reports.run import find_runs, read_run
 
+pytestmark = pytest.mark.slow
+
 VOID = {"meta", "img", "br", "link", "input"}
 ATTACK = {"class_path": "pl_fed.attacks.RandomLabels"}
 

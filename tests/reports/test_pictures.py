@@ -505,6 +505,7 @@ def check(*pictures):
         ElementTree.fromstring(picture.svg())
 
 
+@pytest.mark.slow
 def test_thirty_groups(groups):
     found = groups(*[({"data.num_clients": k}, {}) for k in range(30)])
     (lines,), (points,) = curves.draw_training_loss(found), spread.draw_spread(found)

@@ -342,6 +342,7 @@ def test_names_of_owners_are_no_damage(tmp_path):
     assert read_run(run).damage == ()
 
 
+@pytest.mark.slow
 def test_the_page_and_the_command_say_what_is_damaged(tmp_path, capsys):
     run = write_run(tmp_path / "a")
     damaged(run, "per_client.csv", lambda text: f"{text}4\n")
@@ -367,6 +368,7 @@ def keys_of(config, above=()):
             yield from keys_of(value, (*above, key))
 
 
+@pytest.mark.slow
 def test_a_config_that_was_written_over_is_read_all_the_same(tmp_path):
     """Whatever stands under whatever key: the run's tables are made of what is left."""
     changes = {"federation.adversary": ADVERSARY, "federation.monitor": "accuracy"}

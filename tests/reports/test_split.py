@@ -136,6 +136,7 @@ def test_the_median_of_two_is_between_them():
     assert [cell for cell in classes if cell[0].isdigit()] == ["3", "1", "2", "3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 12, 200])
 def test_pictures_of_few_and_many_clients(tmp_path, clients):
     split = given([k % 3 for k in range(600)], [k % clients for k in range(600)])
@@ -158,6 +159,7 @@ def test_the_command_trains_nothing_and_writes_table_and_picture(tmp_path, capsy
     assert {row["classes"] for row in rows} == {"2"}
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_model(tmp_path):
     layer = tmp_path / "data.yaml"
     layer.write_text(

@@ -103,6 +103,7 @@ def test_byzantine_clients_are_counted_but_not_said(tmp_path):
     assert said[0].startswith("2 of 4 benign clients never took part")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "personal"), [(FedAvg, 0), (Finetuning, 0), (Mocha, 3)])
 def test_only_models_that_clients_keep_are_never_trained(tmp_path, kind, personal):
     """Finetuning trains each client's model anew before an evaluation."""
