@@ -22,7 +22,7 @@ def said(name, arguments):
     return re.sub(r" at 0x\w+", "", f"{name}{list(arguments.values())}")
 
 
-NOTHING_READABLE = r"a row that a round has \(none outside of a round\) but got 'broadcast'"
+NOTHING_READABLE = r"a row of the round \(none outside of a round\) but got 'broadcast'"
 
 
 class Given(DataSource):

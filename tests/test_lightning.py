@@ -1117,7 +1117,7 @@ PLATEAU = functools.partial(ReduceLROnPlateau, monitor="val/personal/los")
             [],
             {"lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau},
             1.0,
-            "`lr_scheduler` to say what it watches, as lightning.pytorch.cli.ReduceLROnPlateau",
+            "`lr_scheduler` to have a monitored metric .* lightning.pytorch.cli.ReduceLROnPlateau",
         ),
     ],
 )

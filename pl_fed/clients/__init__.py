@@ -1,4 +1,4 @@
-"""The algorithms, one file each: what a client computes, keeps and sends."""
+"""The algorithms, one file each: a client's objective, its states and its upload."""
 
 from pl_fed.clients.admm import ADMM as ADMM
 from pl_fed.clients.apfl import APFL as APFL

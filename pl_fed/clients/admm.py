@@ -1,12 +1,12 @@
-"""ADMM: consensus by the alternating direction method of multipliers; a base class.
+"""ADMM: consensus by the alternating direction method of multipliers (a base class).
 
 S. Zhu et al. "On ADMM in heterogeneous federated learning: Personalization, robustness, and
 fairness". arXiv 2407.16397, equations (9)-(14).
 
-Client i has a copy w_i of the global model w, and the two are to be equal. The client pays for a
-difference with its dual variable π_i and a penalty ρ. It sends u_i = w_i + π_i / ρ. The server's
-next model is the mean of ALL m clients' last u_i (14), also of those outside of the cohort. That
-mean is the plain one for all weights α_i of the losses: the α_i act in the w_i and π_i.
+Client i has a copy w_i of the global model w, with the constraint w_i = w. A dual variable π_i and
+a penalty ρ enforce it. The client sends u_i = w_i + π_i / ρ. The server's next model is the mean of
+ALL m clients' last u_i (14), inside and outside of the cohort. This mean is uniform for all weights
+α_i of the losses, because the α_i act in the w_i and π_i.
 """
 
 from abc import ABC
@@ -24,14 +24,14 @@ class ADMM(Client, ABC):
     """ADMM, the base class of FLAME, FedADMM and Lp-Proj: it declares the models and the upload.
 
     If all clients take part in each round, a client uploads u_i − w^t. Otherwise it uploads the
-    change of its u_i, times cohort / clients. The cohort's mean of these, added to w^t, leaves the
-    mean of all clients' last u_i. This holds for a server optimizer SGD with learning rate 1.
+    change of its u_i, times cohort / clients. The cohort's mean of these, added to w^t, is the mean
+    of all clients' last u_i. The server optimizer must be SGD with learning rate 1 for this.
 
-    With partial participation, robust aggregators and attacks work on those changes, not on u_i:
+    With partial participation, robust aggregators and attacks act on these changes, not on u_i:
 
-    - A change that a defence drops is missing in w until the end; a forged one stays in w.
+    - If a defence drops a change, w lacks it until the end. A forged change stays in w.
     - An attack that sends a model (:class:`~pl_fed.attacks.SameValue`, for example) counts
-      clients / cohort times as much as a forged u_i does in (14), whenever the attacker is drawn.
+      clients / cohort times as much as a forged u_i in (14), in each round of the attacker.
 
     In FLAME's experiments all clients take part in each round, except for Figure 12.
 
@@ -40,12 +40,16 @@ class ADMM(Client, ABC):
         rho: The penalty ρ > 0.
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
             training samples.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on the personal model in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If an argument is out of range, or the server's mean is one by samples: weigh
-            the clients' losses by ``weights`` instead.
+        ValueError: If an argument is out of range, or the server weighs uploads by samples: set
+            ``weights`` to weigh the clients' losses instead.
 
     Example:
         >>> from pl_fed.clients import FLAME
@@ -76,7 +80,7 @@ class ADMM(Client, ABC):
             samples: The number of training samples of each client, of any shape.
 
         Returns:
-            A tensor of that shape.
+            A tensor of the same shape.
         """
         if self.weights == "uniform":
             return torch.full_like(samples, 1 / self.population.clients)
@@ -88,8 +92,8 @@ class ADMM(Client, ABC):
         """Update the states ``local``, w_i, by (12) and ``dual``, π_i, by (13); return the upload.
 
         Args:
-            client: The clients' round: see :meth:`Client.end_round`.
-            theta: The θ_i, to which the w_i are pulled, [clients, length].
+            client: The round of several clients: see :meth:`Client.end_round`.
+            theta: The θ_i, the centres of the pull on the w_i, [clients, length].
             w: w^t, [length].
             stiffness: λ α_i, [clients, 1].
         """

@@ -3,16 +3,16 @@
 Y. Deng, M. M. Kamani and M. Mahdavi. "Adaptive personalized federated learning". arXiv 2003.13461
 (v3, 2020).
 
-Client k has a local model v_k, and the mixture v̄_k = α_k v_k + (1 − α_k) w. At each local step
-(Algorithm 1) w_k moves by the gradient of f_k(w_k). v_k moves by the gradient of f_k(v̄_k) with
-respect to v_k, which is α_k ∇f_k(v̄_k). w_k goes to the server, as in FedAvg. α_k is adapted by
-gradient descent, too: ∂f_k(v̄_k) / ∂α_k = ⟨v_k − w_k, ∇f_k(v̄_k)⟩.
+Client k has a local model v_k, and the mixture v̄_k = α_k v_k + (1 − α_k) w. Each local step
+(Algorithm 1) moves w_k by the gradient of f_k(w_k). It moves v_k by the gradient of f_k(v̄_k) with
+respect to v_k: α_k ∇f_k(v̄_k). The client sends w_k, as in FedAvg. Gradient descent adapts α_k, too:
+∂f_k(v̄_k) / ∂α_k = ⟨v_k − w_k, ∇f_k(v̄_k)⟩.
 
 Departs from the paper:
 
 - α_k moves once a round, by the mean of this derivative over the local steps, and stays in [0, 1].
   In the paper it moves at every step. In the authors' code it moves at the first step of a round,
-  with a term 0.02 α_k beside the derivative that the paper does not have.
+  and the derivative has an additional term 0.02 α_k.
 - v_k begins at w⁰.
 """
 
@@ -32,11 +32,15 @@ class APFL(Client):
 
     Args:
         net: The net that clients train: see :class:`Client`.
-        alpha: α in [0, 1]; its first value if it is adapted.
+        alpha: α in [0, 1]; the initial value if α is adapted.
         alpha_lr: Learning rate of α, >= 0; 0 keeps α fixed. Adapting α costs one more forward and
             backward pass a step.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: τ, the minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``alpha`` is out of range, ``alpha_lr`` negative or infinite, or α is adapted
@@ -61,7 +65,7 @@ class APFL(Client):
         check_nonnegative(alpha_lr=alpha_lr)
         check_shares(alpha=alpha)
         if alpha_lr:
-            self.refuse_running_statistics("the gradient with respect to α is of a step not taken")
+            self.refuse_running_statistics("the gradient with respect to α needs a second pass")
         self.alpha = alpha
         self.alpha_lr = alpha_lr
 
@@ -72,7 +76,7 @@ class APFL(Client):
         client.models["personal"] = ModelRows(mixture, local.statistics.clone())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
-        """Return f_k(w) + f_k(α v + (1 − α) w), whose second term moves v alone."""
+        """Return f_k(w) + f_k(α v + (1 − α) w); the second term moves v alone."""
         w = {name: tensor.detach() for name, tensor in self.parameters_of("global").items()}
         v = self.parameters_of("local")
 
@@ -85,8 +89,8 @@ class APFL(Client):
         loss = self.loss("global", batch) + mixed_loss(alpha, v)
         if not self.alpha_lr:
             return loss
-        still = {name: tensor.detach() for name, tensor in v.items()}
-        return {"loss": loss, "alpha_gradient": torch.func.grad(mixed_loss)(alpha, still)}
+        detached = {name: tensor.detach() for name, tensor in v.items()}
+        return {"loss": loss, "alpha_gradient": torch.func.grad(mixed_loss)(alpha, detached)}
 
     def end_round(self, client: ClientRound) -> Tensor | None:
         """Adapt α, and upload w_k − w^t."""

@@ -8,10 +8,15 @@ from pl_fed.arguments import check_integers
 
 
 def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> None:
-    """Refuse local work that is below 1 or counted twice.
+    """Refuse local work below 1, or in both steps and epochs.
+
+    Args:
+        steps: Minibatch steps.
+        epochs: Passes over the client's data.
+        prefix: Of the arguments' names, such as ``local`` of ``local_steps``.
 
     Raises:
-        ValueError: If it is.
+        ValueError: If a number is below 1, or both are given.
     """
     if steps is not None and epochs is not None:
         raise ValueError(
@@ -24,31 +29,34 @@ def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> 
 
 
 def check_builders(**builders: Any) -> None:
-    """Refuse an optimizer or a schedule, by the argument's name, that cannot be called.
+    """Refuse optimizers and schedules that are not callable.
+
+    Args:
+        **builders: The arguments by name.
 
     Raises:
-        TypeError: If one is neither callable nor ``None``.
+        TypeError: If a builder is neither callable nor ``None``.
     """
     for argument, builder in builders.items():
         if builder is not None and not callable(builder):
             raise TypeError(
-                f"Expected argument `{argument}` to be a callable, as a class of torch.optim"
-                f" with its options by functools.partial, but got {builder!r}."
+                f"Expected argument `{argument}` to be a callable, such as"
+                f" functools.partial(torch.optim.SGD, lr=0.1), but got {builder!r}."
             )
 
 
 def check_net(net: nn.Module) -> None:
-    """Refuse a net that is no module, or a LightningModule with steps or hooks of its own.
+    """Refuse a net that is no module, or a LightningModule with its own steps or hooks.
 
-    Nothing would call those steps and hooks.
+    pl_fed would not call these steps and hooks.
 
     Raises:
-        TypeError: If it is one of these; it says what to give instead.
+        TypeError: If the net is one of these; the message names the remedy.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(
-            f"Expected argument `net` to be a torch.nn.Module but got {net!r}: where it comes"
-            " from a config, annotate it in the subclass's __init__ (net: torch.nn.Module)."
+            f"Expected argument `net` to be a torch.nn.Module but got {net!r}: if it is from a"
+            " config, annotate it in the subclass's __init__ (net: torch.nn.Module)."
         )
     kind = type(net)
     bases = kind.__mro__
@@ -65,7 +73,7 @@ def check_net(net: nn.Module) -> None:
     if ignored:
         raise TypeError(
             "Expected argument `net` to be a module that turns inputs into outputs but got the"
-            f" LightningModule {kind.__name__}, whose `{'`, `'.join(ignored)}` would not be called:"
-            " give the module that it trains as `net`, its loss as `criterion` and its optimizer as"
-            " `optimizer`."
+            f" LightningModule {kind.__name__} with `{'`, `'.join(ignored)}`, which pl_fed does not"
+            " call: give the module that it trains as `net`, its loss as `criterion` and its"
+            " optimizer as `optimizer`."
         )

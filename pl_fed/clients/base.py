@@ -42,48 +42,48 @@ class Client(Configurable, ClientRounds, ABC):
     A new algorithm is a subclass in one file. It declares its models in ``super().__init__``, its
     states by :meth:`add_state`, and defines :meth:`training_step`.
 
-    A round of a client: :meth:`begin` prepares its models from the broadcast and from what the
-    client keeps; :meth:`training_step` and the optimizer train them; :meth:`end_round` updates the
-    states and returns the upload.
+    In a round, :meth:`begin` prepares the client's models from the broadcast and from its states.
+    :meth:`training_step` and the optimizer train them. :meth:`end_round` updates the states and
+    returns the upload.
 
     Args:
         net: A module that turns a batch of inputs into outputs, as logits [batch, classes].
-            Parameters with requires_grad=False are frozen: they exist once, are in no row, and
-            submodules that are frozen as a whole stay in evaluation mode. If ``net.keep_features``
-            is true, ``net.features(x)`` is computed once for all samples, by what is frozen, and
-            takes the place of the inputs, which the net's forward must allow.
-        optimizer: Builds the local optimizer from parameters; built anew each round.
+            Parameters with requires_grad=False are frozen: all models share them, and no row
+            contains them. Entirely frozen submodules stay in evaluation mode. If
+            ``net.keep_features`` is true, the frozen submodules compute ``net.features(x)`` once
+            for all samples. The features replace the inputs, so ``net.forward`` must accept them.
+        optimizer: Builds the local optimizer from parameters, in each round; SGD with learning rate
+            0.05 by default.
         lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
-        local_steps: Minibatch steps of a round; or give ``local_epochs``.
+        local_steps: Minibatch steps in a round; or give ``local_epochs``.
         local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss: a module with ``reduction``, as
-            ``torch.nn.CrossEntropyLoss``, the default. Where it is not the mean of one loss for
-            each sample, as ``reduction="none"`` gives them, it is called on whole minibatches,
-            without padding: clients whose minibatches are of several sizes are run one by one.
-        task: The kind of learning problem, in place of ``criterion``: see :mod:`pl_fed.tasks`.
-            By default it is told by the criterion and the data: classification where the targets
-            are class ids.
+        criterion: Turns outputs and targets into a mean loss: a module with ``reduction``, such as
+            ``torch.nn.CrossEntropyLoss``, the default. It may differ from the mean of the sample
+            losses that ``reduction="none"`` gives. pl_fed then calls it on whole minibatches,
+            without padding, and runs clients with minibatches of several sizes one by one.
         models: The algorithm's models by name, in the order of their optimizer groups and metrics.
-            ``"global"`` and ``"personal"`` exist in any case; here they are trained or evaluated.
+            ``"global"`` and ``"personal"`` always exist; list them to train or evaluate them.
             By default the global model is trained, as in FedAvg.
+        task: The kind of learning problem, instead of ``criterion``: see :mod:`pl_fed.tasks`. By
+            default the criterion and the data determine it: classification for class ids.
 
     Attributes:
-        task: The kind of learning problem; told by the data from set-up on, if none is given.
-        takes_integers: Whether the net takes integer inputs as they are; else they become
-            floating-point numbers. Found out before training.
-        global_model: The model w, given by the server at the start of a round.
-        personal_model: The model v_k that the client keeps; it shares what is frozen.
+        task: The kind of learning problem; from set-up on that of the data, if none was given.
+        takes_integers: Whether the net accepts integer inputs; otherwise they are converted to
+            floating-point numbers. Determined before training.
+        global_model: The model w, sent by the server at the start of a round.
+        personal_model: The model v_k of the client; it shares the frozen parameters.
         models: All models, by name. The module of model ``"x"`` is ``x_model``.
         trained: Names of the models that ``training_step`` trains.
         evaluated: Names of the models that have metrics; the last one gives predictions.
-        validated: Names of the models whose validation losses close a round.
+        validated: Names of the models with a validation loss at the end of a round.
         adaptation: Local training of personal models before each evaluation, from the global
-            model; its results are not kept. ``None`` for algorithms without.
-        population: Sizes of the federation; known from :meth:`check` on.
+            model; its results are discarded. ``None`` for algorithms without adaptation.
+        population: Sizes of the federation; set before :meth:`check`.
 
     Raises:
-        TypeError: If the net is no module, or a LightningModule that has steps or hooks of its own,
-            or the optimizer or the schedule cannot be called.
+        TypeError: If the net is no module, or a LightningModule with its own steps or hooks, or the
+            optimizer or the schedule is not callable.
         ValueError: If the net has no trainable parameter, no model is trained, the local work is
             below 1, or the criterion's ``reduction`` is not ``"mean"``.
     """
@@ -92,14 +92,14 @@ class Client(Configurable, ClientRounds, ABC):
     personal_model: nn.Module
 
     mean_of: Literal["cohort", "clients"] = "cohort"
-    """Whose mean the global model is: of the cohort's uploads, or of what all clients keep. For
-    ``"clients"`` an upload says how much the client moves that mean (:meth:`upload_change`); an
-    aggregator that counts samples is refused, and of any server optimizer but SGD with learning
-    rate 1 there is a warning."""
+    """The definition of the global model: the mean of the cohort's uploads, or the mean of the
+    rows that all clients keep. For ``"clients"`` an upload is the client's change of that mean
+    (:meth:`upload_change`). An aggregator that weighs by samples is then refused. A server
+    optimizer other than SGD with learning rate 1 gives a warning."""
 
     uploads_changes = False
-    """For ``mean_of = "clients"``: whether uploads are changes of the mean also where all clients
-    take part in each round. A broken upload then leaves the mean as it was."""
+    """For ``mean_of = "clients"``: whether uploads are changes of the mean even if all clients take
+    part in each round. A broken upload then leaves the mean unchanged."""
 
     reads_validation = False
     """Whether ``training_step`` reads the client's validation data, by :meth:`validation_batch`."""
@@ -123,7 +123,7 @@ class Client(Configurable, ClientRounds, ABC):
         self.lr_scheduler = lr_scheduler
         self.local_work = LocalWork(local_steps, local_epochs or 1)
         self.draws = Draws()
-        trainable_parameters(net)  # raises if there is none
+        trainable_parameters(net)  # raises if there are none
         key_dropouts(net, self.draws)
         self.add_module("global_model", net)
         self._readable: Mapping[str, Any] = {}
@@ -136,7 +136,7 @@ class Client(Configurable, ClientRounds, ABC):
             )
         self.takes_integers = True
         self._task_is_open = task is None
-        self._task_told_by: tuple[int, ...] = ()
+        self._task_data: tuple[int, ...] = ()
         if task is None:
             task = Classification() if criterion is None else CriterionTask(criterion)
         self._set_task(task)
@@ -144,14 +144,14 @@ class Client(Configurable, ClientRounds, ABC):
         self.population = Population()
 
     def _set_task(self, task: Task) -> None:
-        """Take a task, whose modules belong to the client from now on: they move with it."""
+        """Set the task, and register its modules in the client, so that they move with it."""
         self.task = task
         for name, module in vars(task).items():
             if isinstance(module, nn.Module):
                 setattr(self, name if name.endswith("criterion") else f"task_{name}", module)
 
     def choose_task(self, targets: Tree, data_classes: int) -> None:
-        """Take the task that criterion and data tell, if none was given.
+        """Determine the task from the criterion and the data, if none was given.
 
         Args:
             targets: All targets.
@@ -160,32 +160,32 @@ class Client(Configurable, ClientRounds, ABC):
         if not self._task_is_open or not isinstance(self.task, CriterionTask):
             return
         data = (data_classes, *map(id, leaves(targets)))
-        if self._task_told_by != data:
-            self._task_told_by = data
+        if self._task_data != data:
+            self._task_data = data
             task = choose_task(self.task.criterion, targets, data_classes)
             if type(task) is not type(self.task):
                 self._set_task(task)
 
     def classes_of(self, data: ClientData) -> int:
-        """Return of how many classes each sample has one; 0 if the task has none."""
+        """Return the number of classes; 0 if the task has none."""
         self.choose_task(data.targets, data.num_classes)
         return self.task.num_classes(data.num_classes)
 
     @property
     def averages_samples(self) -> bool:
-        """Whether the loss of a batch is the mean of one loss for each sample."""
+        """Whether the loss of a batch is the mean of its sample losses."""
         return self.task.averages_samples
 
-    # What an algorithm declares
+    # Declarations of an algorithm
 
     def set_models(self, models: Mapping[str, Model]) -> None:
-        """Declare the models, in place of those declared before.
+        """Declare the models; they replace those declared before.
 
-        An algorithm declares its models in ``super().__init__``; one that derives from another
-        algorithm may declare others afterwards.
+        An algorithm declares its models in ``super().__init__``. A subclass of another algorithm
+        may replace them afterwards.
 
         Args:
-            models: By name; the order is that of optimizer groups and metrics.
+            models: The models by name, in the order of optimizer groups and metrics.
 
         Raises:
             ValueError: If no model is trained, or a name is taken or no identifier.
@@ -218,13 +218,13 @@ class Client(Configurable, ClientRounds, ABC):
     def add_state(self, name: str, default: RowDefault, mean: str | None = None) -> None:
         """Declare a state: a row that each client keeps between rounds.
 
-        It is read as ``self.read(name)`` in ``training_step``, and read and replaced as
-        ``client.states[name]`` in ``begin`` and ``end_round``.
+        ``training_step`` reads it by ``self.read(name)``. ``begin`` and ``end_round`` read and
+        replace ``client.states[name]``.
 
         Args:
-            name: Its name.
+            name: The name of the state.
             default: The row of a new client: a number, a tensor [length], or a function that
-                returns a tensor, as :meth:`initial_row` and :meth:`zero_row`.
+                returns a tensor, such as :meth:`initial_row` and :meth:`zero_row`.
             mean: Name of a server state that is the mean of all clients' rows.
 
         Raises:
@@ -239,13 +239,14 @@ class Client(Configurable, ClientRounds, ABC):
     def add_server_state(self, name: str, default: RowDefault) -> None:
         """Declare a state of the server: a row that it keeps beside the global model.
 
-        Clients read it, and may propose what it becomes (:attr:`ClientRound.proposals`). The server
-        takes the mean of the proposals, whatever the aggregator is; attacks on uploads do not
-        change proposals.
+        Clients read it, and may propose its next value (:attr:`ClientRound.proposals`). The server
+        takes the mean of the proposals with any aggregator. Attacks on uploads do not change
+        proposals.
 
         Args:
-            name: Its name.
-            default: Its first value: see :meth:`add_state`.
+            name: The name of the state.
+            default: The initial value: a number, a tensor [length], or a function that returns a
+                tensor.
 
         Raises:
             ValueError: If the name is taken or no identifier.
@@ -262,12 +263,12 @@ class Client(Configurable, ClientRounds, ABC):
             raise ValueError(f"Expected the name of a {kind} to be an identifier but got {name!r}.")
         if name in RESERVED_NAMES:
             raise ValueError(
-                f"Expected the name of a {kind} not to be one of {', '.join(RESERVED_NAMES)},"
-                f" which every round has, but got {name!r}."
+                f"Expected the name of a {kind} to differ from the reserved names"
+                f" {', '.join(RESERVED_NAMES)} but got {name!r}."
             )
         if name in taken:
             raise ValueError(
-                f"Expected the name of a {kind} to differ from those of other models and states"
+                f"Expected the name of a {kind} to differ from the names of other models and states"
                 f" but got {name!r} twice."
             )
 
@@ -284,11 +285,11 @@ class Client(Configurable, ClientRounds, ABC):
         """Return the objective of one local step, for ONE client.
 
         It must be a pure function of the models, the states and the batch, with no data-dependent
-        Python branch and no ``.item()``: it is also run for many clients at once by ``torch.vmap``.
+        Python branch and no ``.item()``: ``torch.vmap`` runs it for many clients at once.
 
         Args:
             batch: The client's minibatch; honour its mask (:meth:`loss` does).
-            batch_idx: Which of the round's local steps this is, from 0.
+            batch_idx: Index of the local step in the round, from 0.
 
         Returns:
             The loss; or a dict with ``loss`` and scalars that are averaged over the steps and the
@@ -298,85 +299,87 @@ class Client(Configurable, ClientRounds, ABC):
     def begin(self, client: ClientRound) -> None:
         """Prepare personal models and states, before a round and before an evaluation.
 
-        A personal model begins at the row that the client keeps of it, or at the broadcast if none
-        is kept. Whatever is to begin elsewhere is written here.
+        By default a personal model begins at the row that the client keeps, or at the broadcast if
+        the model is not kept. Override this method to begin elsewhere.
 
         Args:
-            client: Some clients' round. Before an evaluation its ``steps`` and ``lr`` are empty.
+            client: The round of several clients. Before an evaluation ``steps`` and ``lr`` are
+                empty.
         """
 
     def end_round(self, client: ClientRound) -> Tensor | None:
         """Close the round: update the states and return the uploads.
 
         Args:
-            client: Some clients' round, with the models as the local steps left them.
+            client: The round of several clients, with the models after the local steps.
 
         Returns:
-            The uploads [clients, numel], which the server merges and adds to w^t: by default
-            w_k − w^t. An algorithm that sends models u_k, whose mean is the next w, returns
-            u_k − w^t. ``None`` if nothing is sent. Uploads, states and proposals are dense
-            floating-point tensors; with anything else the clients count as broken.
+            The uploads [clients, numel]; the server merges them and adds the result to w^t. The
+            default is w_k − w^t. An algorithm that sends models u_k with the next w as their mean
+            returns u_k − w^t. An algorithm without uploads returns ``None``. Uploads, states and
+            proposals must be dense floating-point tensors; otherwise the uploads are broken.
         """
         if "global" not in self.trained:
             return None
         return client.models["global"].parameters - client.broadcast.parameters
 
-    # Further hooks, which few algorithms need
+    # Further hooks; few algorithms need them
 
     def check(self, data: ClientData, population: Population) -> None:
-        """Refuse a federation that the algorithm does not fit, before anything is trained.
+        """Refuse a federation that does not fit the algorithm, before training.
 
         Args:
             data: The clients' data.
-            population: How many clients and samples there are; also :attr:`population`.
+            population: The numbers of clients and samples; also :attr:`population`.
 
         Raises:
             ValueError: If the federation does not fit.
         """
 
     def receive(self, clients: Tensor, uploads: Tensor) -> dict[str, Tensor]:
-        """Return how uploads change the server's states, beside what was proposed.
+        """Return changes of server states by uploads; they add to the mean of the proposals.
 
-        Uploads are as the server got them, so that forged ones count here, too.
+        The uploads include forged ones.
 
         Args:
-            clients: The clients that sent them, int64 [clients]; those of one process.
-            uploads: Their valid uploads, [clients, numel].
+            clients: Ids of the clients that sent the uploads, int64 [clients], of one process.
+            uploads: The valid uploads, [clients, numel].
 
         Returns:
-            For some server states the change that is added, [length]: it is summed over processes.
+            The change of each affected server state, [length]; pl_fed sums it over processes.
         """
         return {}
 
-    # What an algorithm builds on
+    # Tools for algorithms
 
     def loss(self, model: str, batch: Batch) -> Tensor:
         """Return the mean loss of a model over the samples of a batch that count."""
         return self.task.loss(self.model(model), batch)
 
     def outputs_of(self, model: str, batch: Batch) -> Tree:
-        """Return what a model makes of a batch."""
+        """Return the outputs of a model on a batch."""
         return self.task.predict(self.model(model), batch.inputs)
 
     def place(self, tree: Tree) -> Tree:
-        """Return inputs or targets where the models are, real numbers in their precision."""
+        """Return inputs or targets on the models' device, real numbers in the models' dtype."""
         row = self.row("global").data
         return move_tree(tree, row.device, row.dtype)
 
     def loss_at(self, model: str, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """Return the mean loss of a model whose parameters are replaced, as a function of them.
+        """Return the mean loss of a model at other parameters, as a function of them.
 
         Args:
-            model: The model.
-            parameters: By name, as :meth:`parameters_of` gives them; others stay the model's own.
-            batch: See :meth:`training_step`.
+            model: The name of the model.
+            parameters: Replacements by name, as from :meth:`parameters_of`; the model keeps its
+                other parameters.
+            batch: The client's minibatch.
         """
         return self.task.loss(Net(self.model(model), dict(parameters)), batch)
 
     def gradient_at(
         self, model: str, parameters: Mapping[str, Tensor], batch: Batch
     ) -> dict[str, Tensor]:
-        """Return the gradient of :meth:`loss_at`, which may be differentiated once more.
+        """Return the gradient of :meth:`loss_at`; it may be differentiated once more.
 
         Example: the loss after one step of gradient descent, differentiable in ``at``::
 
@@ -403,20 +406,20 @@ class Client(Configurable, ClientRounds, ABC):
         return self.task.losses(outputs, targets)
 
     def sample_weights(self, targets: Tree) -> Tensor | None:
-        """Return the weight that each sample's loss carries, [batch]; ``None`` if it has none."""
+        """Return the weight of each sample's loss, [batch]; ``None`` without weights."""
         return self.task.weights(targets)
 
-    def refuse_batch_criterion(self, why: str) -> None:
-        """Raise ``ValueError`` if the criterion is not the mean of one loss for each sample.
+    def refuse_batch_criterion(self, reason: str) -> None:
+        """Raise ``ValueError`` if the criterion is not the mean of sample losses.
 
         Args:
-            why: What the losses of single samples are needed for.
+            reason: The reason why the algorithm needs sample losses.
         """
         if not self.averages_samples:
             raise ValueError(
-                "Expected argument `criterion` to be the mean of what it gives for each sample with"
-                f' reduction="none" but got {type(self.criterion).__name__}, which is another'
-                f" number on these data: {why}."
+                "Expected argument `criterion` to be the mean of the sample losses that"
+                f' reduction="none" gives but got {type(self.criterion).__name__}, with a different'
+                f" value on these data: {reason}."
             )
 
     def squared_distance(self, model: str, to: str = "broadcast") -> Tensor:
@@ -424,10 +427,10 @@ class Client(Configurable, ClientRounds, ABC):
 
         Args:
             model: The name of a trained model.
-            to: The centre: ``"broadcast"``, the w^t that the round began with, or a row as long as
-                the model, by its name: see :meth:`read`. It does not move with the model.
+            to: The name of the centre: ``"broadcast"``, w^t, or a row as long as the model: see
+                :meth:`read`. The centre has no gradient.
         """
-        row, centre = self.row(model), self._find(to)
+        row, centre = self.row(model), self._find_row(to)
         if isinstance(centre, Tensor):
             distance: Tensor = RowDistance.apply(  # type: ignore[no-untyped-call]
                 row.data, centre, row.layout, *row.tensors.values()
@@ -449,47 +452,47 @@ class Client(Configurable, ClientRounds, ABC):
         return torch.stack(products).sum()
 
     def read(self, name: str) -> Tensor:
-        """Return, within ``training_step``, a row of the ONE client; it does not move.
+        """Return a row of the ONE client within ``training_step``; it has no gradient.
 
         Args:
             name: Name of a state, of a server state, or of a row that :meth:`begin` added to
                 ``extra``; or ``"broadcast"``, ``"samples"``, ``"validation_samples"``,
                 ``"client"`` (the id), ``"<model>.steps"``, ``"<model>.lr"``; or
-                ``"broadcast.statistics"`` where the net has running statistics.
+                ``"broadcast.statistics"`` if the net has running statistics.
 
         Returns:
             Shape [length].
 
         Raises:
-            ValueError: If there is no such row.
+            ValueError: If no row has this name.
         """
-        row = self._find(name)
+        row = self._find_row(name)
         if isinstance(row, Tensor):
             return row
         return torch.cat([tensor.flatten() for tensor in row.values()])
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Return, within ``training_step``, a row as long as a model, cut into its parameters.
+        """Return a row as long as a model, split into parameters, within ``training_step``.
 
         Args:
-            name: See :meth:`read`.
+            name: The name of the row: see :meth:`read`.
         """
-        row = self._find(name)
+        row = self._find_row(name)
         return self.row("global").layout.views(row) if isinstance(row, Tensor) else dict(row)
 
-    def _find(self, name: str) -> Any:
-        """Return a row, or its tensors by name where an engine has cut it into parameters."""
+    def _find_row(self, name: str) -> Any:
+        """Return a row, or its tensors by name if an engine has split it into parameters."""
         if name not in self._readable:
             names = ", ".join(self._readable) or "none outside of a round"
             raise ValueError(
-                f"Expected argument `name` to be a row that a round has ({names}) but got"
-                f" {name!r}: declare a state by add_state, or add a row in begin to client.extra."
+                f"Expected argument `name` to be a row of the round ({names}) but got {name!r}:"
+                " declare a state by add_state, or add a row in begin to client.extra."
             )
         return self._readable[name]
 
     @contextmanager
     def reading(self, rows: Mapping[str, Any]) -> Iterator[None]:
-        """Let ``training_step`` read these rows of ONE client, within a ``with`` statement."""
+        """Let ``training_step`` read these rows of ONE client within a ``with`` block."""
         before, self._readable = self._readable, rows
         try:
             yield
@@ -497,12 +500,12 @@ class Client(Configurable, ClientRounds, ABC):
             self._readable = before
 
     def validation_batch(self, batch: Batch) -> Batch:
-        """Return, within ``training_step``, all validation data of the client: see its mask.
+        """Return all validation data of the client within ``training_step``; honour its mask.
 
-        It is not attacked and not augmented. :attr:`reads_validation` must be true.
+        The data are neither attacked nor augmented. :attr:`reads_validation` must be true.
 
         Args:
-            batch: A minibatch, whose samples have the same shape.
+            batch: A minibatch with samples of the same shape.
         """
         inputs = self._validation_tree("inputs", batch.inputs)
         targets = self._validation_tree("targets", batch.targets)
@@ -510,20 +513,20 @@ class Client(Configurable, ClientRounds, ABC):
         return Batch(inputs, targets, places < self.read("validation_samples")[0])
 
     def _validation_tree(self, name: str, like: Tree) -> Tree:
-        """Return validation inputs or targets, of which a round has a row for each tensor."""
+        """Return validation inputs or targets; the round has one row for each of their tensors."""
         names = iter(validation_rows(name, like))
         return tree_map(lambda t: self.read(next(names)).unflatten(0, (-1, *t.shape[1:])), like)
 
     def upload_change(self, now: Tensor, before: Tensor, broadcast: Tensor) -> Tensor:
-        """Return the uploads by which w becomes the mean of what all clients keep.
+        """Return the uploads that make w the mean of the rows that all clients keep.
 
-        If all clients take part in each round, an upload is the client's row less w^t. Else it is
-        the change of the client's row, times cohort / clients: its mean over the cohort is the
-        change of the mean over all clients. A forged change stays in w until the end.
+        If all clients take part in each round, an upload is the client's row minus w^t. Otherwise
+        it is the change of the client's row times cohort / clients: the cohort's mean of these is
+        the change of the mean over all clients. A forged change stays in w until the end.
 
         Args:
-            now: What the clients keep from now on, [clients, numel].
-            before: What they kept until now, [clients, numel].
+            now: The clients' new rows, [clients, numel].
+            before: The clients' previous rows, [clients, numel].
             broadcast: w^t, [numel].
         """
         if self.population.cohort == self.population.clients:
@@ -531,7 +534,7 @@ class Client(Configurable, ClientRounds, ABC):
         return self.population.share * (now - before)
 
     def parameters_of(self, model: str) -> dict[str, Tensor]:
-        """Return a model's trainable parameters by name: under vmap, those of the ONE client."""
+        """Return a model's trainable parameters by name; under vmap, those of the ONE client."""
         parameters = dict(self.model(model).named_parameters())
         return {name: parameters[name] for name in self.row(model).layout.names}
 
@@ -539,8 +542,8 @@ class Client(Configurable, ClientRounds, ABC):
         """Raise ``ValueError`` if the net has running statistics (BatchNorm's, as a rule).
 
         Args:
-            reason: Why they do not fit the algorithm: as a rule it takes a gradient within the
-                objective, as :meth:`gradient_at` does, which cannot change them.
+            reason: The reason why they do not fit the algorithm. Often the objective contains a
+                gradient, as from :meth:`gradient_at`; its computation cannot update statistics.
         """
         if self.statistics("global").layout.numel:
             names = ", ".join(self.statistics("global").layout.names)

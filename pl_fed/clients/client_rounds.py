@@ -1,4 +1,4 @@
-"""The client as a round calls it: its rows, its declared states, and the two ends of a round."""
+"""The part of a client that rounds call: its rows, its declared states, begin and end."""
 
 import math
 from collections.abc import Callable
@@ -23,17 +23,17 @@ from pl_fed.types import Batch, Population
 
 @dataclass(frozen=True)
 class DeclaredState:
-    """A declared state: its first row, and the server state that is its mean over all clients."""
+    """Declared state: its initial row, and the server state that is its mean over all clients."""
 
     default: RowDefault
     mean: str | None
 
 
 class ClientRounds(FederationModule):
-    """The part of a client that rounds call and that no algorithm overrides.
+    """Client rounds: the part of a client that rounds call and no algorithm overrides.
 
     :meth:`run_begin` fills in a round and calls the algorithm's ``begin``. :meth:`run_end_round`
-    calls its ``end_round`` and collects the rows that clients keep. Models are read and written as
+    calls its ``end_round`` and collects the rows that clients keep. Rounds read and write models as
     flat rows (:meth:`row`, :meth:`statistics`).
 
     Attributes:
@@ -71,7 +71,7 @@ class ClientRounds(FederationModule):
         """Return a model by its name.
 
         Raises:
-            ValueError: If there is none of that name.
+            ValueError: If no model has this name.
         """
         if name not in self.models:
             raise ValueError(
@@ -89,24 +89,26 @@ class ClientRounds(FederationModule):
         return self.training_step(batch, batch_idx)
 
     def state_defaults(self) -> dict[str, Tensor]:
-        """Return the row of a new client for each name under which rows are kept, [length].
+        """Return a new client's rows by name, [length] each.
 
-        These are the declared states; the parameters of kept models, by the model's name; and the
-        running statistics of trained models, as ``<model>.statistics``.
+        A client keeps its declared states, the parameters of kept models under the model's name,
+        and the running statistics of trained models as ``<model>.statistics``.
         """
         rows = {
             name: self.row(name).data
             for name in self.trained
             if name != "global" and self.models[name].kept
         }
-        rows |= {name: self._default_row(name, s.default) for name, s in self._states.items()}
+        rows |= {
+            name: self._default_row(name, state.default) for name, state in self._states.items()
+        }
         for name in self.trained:
             if name != "global":
                 rows[f"{name}.statistics"] = self.statistics(name).data
         return rows
 
     def server_state_defaults(self) -> dict[str, Tensor]:
-        """Return the first row of each server state, [length]."""
+        """Return the initial row of each server state, [length]."""
         return {name: self._default_row(name, row) for name, row in self._server_states.items()}
 
     @property
@@ -116,14 +118,14 @@ class ClientRounds(FederationModule):
 
     @property
     def state_means(self) -> dict[str, str]:
-        """Names of states whose mean over all clients the server keeps, with that mean's name."""
+        """The server states that are means of a state over all clients, by the state's name."""
         return {name: state.mean for name, state in self._states.items() if state.mean is not None}
 
     def _default_row(self, name: str, default: RowDefault) -> Tensor:
-        """Return a state's first row, in the dtype and on the device of the parameters.
+        """Return a state's initial row, in the dtype and on the device of the parameters.
 
         Raises:
-            ValueError: If it is no row of numbers.
+            ValueError: If the default is no row of numbers.
         """
         example = self.row("global").data
         row = default() if callable(default) else default
@@ -138,15 +140,15 @@ class ClientRounds(FederationModule):
         return row.to(example)
 
     def new_round(self, clients: int = 1, samples: int = 1, steps: int = 1) -> ClientRound:
-        """Return the first round of some clients, for a trial without a federation.
+        """Return the first round of new clients, for a trial without a federation.
 
         The global model and the states are those before the first round; the learning rates are
-        the optimizer's. Algorithms that depend on :attr:`population` need it to be set before.
+        the optimizer's. If the algorithm reads :attr:`population`, set it before.
 
         Args:
             clients: The number of clients; their ids are 0, 1, ...
-            samples: Training samples of each client.
-            steps: Local steps that each client takes on each trained model.
+            samples: The number of training samples of each client.
+            steps: The number of local steps of each client on each trained model.
 
         Example: a test of an algorithm. ::
 
@@ -173,10 +175,10 @@ class ClientRounds(FederationModule):
         )
 
     def run_begin(self, client: ClientRound) -> ClientRound:
-        """Fill in the models of some clients, let ``begin`` prepare them, and return the round.
+        """Fill in the clients' models, let ``begin`` prepare them, and return the round.
 
         Args:
-            client: A round whose ``states`` have the kept rows under the names of
+            client: The round; its ``states`` are all rows that the clients keep, under the names of
                 :meth:`state_defaults`.
         """
         kept = client.states
@@ -198,10 +200,10 @@ class ClientRounds(FederationModule):
     def run_end_round(self, client: ClientRound) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Let ``end_round`` close the round; return its uploads and the rows that clients keep.
 
-        Proposals that follow by themselves are added to ``client.proposals``: means of states.
+        For each server state that is a mean of states, add proposals to ``client.proposals``.
 
         Args:
-            client: The round, after the local steps.
+            client: The round after the local steps.
 
         Returns:
             The uploads, and rows [clients, length] under the names of :meth:`state_defaults`.
@@ -211,7 +213,7 @@ class ClientRounds(FederationModule):
         for name, mean in self.state_means.items():
             start = before[name]
             row = usable_rows(client.states[name], (len(start), start.shape[1]), start)
-            if row is not None:  # else the clients are broken
+            if row is not None:  # otherwise the uploads are broken
                 change = self.population.share * (row - start)
                 client.proposals.setdefault(mean, client.server_states[mean] + change)
         if client.global_statistics is None and "global" in (*self.trained, *self.evaluated):
@@ -241,7 +243,7 @@ class ClientRounds(FederationModule):
         return self._rows[key]
 
     def renew_rows(self) -> None:
-        """Forget the rows of models whose tensors were replaced by others, as by a callback."""
+        """Drop the cached rows of models with replaced tensors (by a callback, for example)."""
         for key, row in list(self._rows.items()):
             if not row.belongs_to(self.model(key.removesuffix(".statistics"))):
                 del self._rows[key]
@@ -252,7 +254,7 @@ class ClientRounds(FederationModule):
         return {name: list(self.row(name).tensors.values()) for name in self.trained}
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode; what is frozen as a whole stays in evaluation mode."""
+        """Set training mode; entirely frozen submodules stay in evaluation mode."""
         super().train(mode)
         for name in self.models:
             for frozen in frozen_modules(self.model(name)):
@@ -260,7 +262,7 @@ class ClientRounds(FederationModule):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or cast the models, as PyTorch does; their rows are made anew."""
+        """Move or cast the models, as PyTorch does, and drop their cached rows."""
         super()._apply(fn, recurse)
         self._rows.clear()
         return self

@@ -1,4 +1,4 @@
-"""The contract between an algorithm and a round: its models, its states, and what travels."""
+"""The contract between an algorithm and a round: models, states, uploads and proposals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from pl_fed.trees import Tree, leaves
 from pl_fed.types import Batch
 
 RESERVED_NAMES = ("broadcast", "samples", "validation_samples", "client")
-"""Names that ``Client.read`` gives to what every round has, so that no state may have them."""
+"""Names of rows that every round has; no state and no model may have these names."""
 
 RowDefault = float | Tensor | Callable[[], Tensor]
 """The first row of a state: one number, a tensor [length], or a function that returns one."""
@@ -22,18 +22,18 @@ RowDefault = float | Tensor | Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Model:
-    """One of an algorithm's models, and all that concerns it.
+    """Model: the settings of one of an algorithm's models.
 
     Args:
-        trained: Whether ``training_step`` trains it.
-        kept: Whether each client keeps its parameters from round to round. One that is not kept
-            begins each round at the broadcast. It has no meaning for the model ``"global"``, which
-            always begins at the broadcast. Running statistics of trained models are always kept.
-        evaluated: Whether it has metrics. The last evaluated model gives predictions.
+        trained: Whether ``training_step`` trains the model.
+        kept: Whether each client keeps the parameters from round to round. Otherwise the model
+            begins each round at the broadcast, as the model ``"global"`` always does. Clients
+            always keep the running statistics of trained models.
+        evaluated: Whether the model has metrics. The last evaluated model gives predictions.
         validated: Whether its loss on the client's validation data is computed at the end of a
             round: see :attr:`ClientRound.validation_losses`.
-        work: How long it is trained in a round; ``None`` for the client's local work.
-        lr: Its learning rate; ``None`` for that of the optimizer.
+        work: The local work on the model in a round; ``None`` for the client's local work.
+        lr: The learning rate of the model; ``None`` for that of the optimizer.
         options: Further options of its parameter group in the optimizer, such as ``momentum``.
     """
 
@@ -47,17 +47,17 @@ class Model:
 
     @property
     def group_options(self) -> dict[str, Any]:
-        """The options of its parameter group in the optimizer."""
+        """The options of the model's parameter group in the optimizer."""
         return dict(self.options) if self.lr is None else {"lr": self.lr, **self.options}
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A function that local steps minimise, with the models they train and their optimizer.
+    """Objective: a function that local steps minimise, the models that they train, the optimizer.
 
     Args:
         step: Returns the loss of one minibatch of ONE client, as ``Client.training_step`` does.
-        models: The models that it trains, by name, each with its ``work``.
+        models: The trained models by name, each with its ``work``.
         optimizer: Builds the local optimizer from parameter groups.
     """
 
@@ -67,18 +67,18 @@ class Objective:
 
     @cached_property
     def trained(self) -> tuple[str, ...]:
-        """Names of the models that it trains."""
+        """Names of the trained models."""
         return tuple(self.models)
 
     def work(self, model: str) -> LocalWork:
-        """Return how long a model is trained."""
+        """Return the local work on a model."""
         return self.models[model].work or LocalWork()
 
     def build_optimizer(self, parameters: Mapping[str, list[Tensor]]) -> torch.optim.Optimizer:
         """Build the local optimizer, with one parameter group for each trained model.
 
         Args:
-            parameters: The tensors of each model.
+            parameters: The tensors of each trained model, by its name.
         """
         groups = [
             {"params": parameters[name], "name": name, **model.group_options}
@@ -89,12 +89,12 @@ class Objective:
 
 @dataclass
 class ModelRows:
-    """A model of many clients, or of all of them: parameters and running statistics.
+    """Model rows: parameters and running statistics of one model, or of a model of many clients.
 
     Attributes:
-        parameters: Trainable parameters, flat: [clients, numel], or [numel] of one model.
+        parameters: Trainable parameters, flat: [clients, numel], or [numel] for one model.
         statistics: Running statistics (BatchNorm's, as a rule), flat: [clients, length] or
-            [length]; of length 0 where the net has none.
+            [length]; of length 0 if the net has none.
     """
 
     parameters: Tensor
@@ -119,11 +119,11 @@ class ModelRows:
 
     @classmethod
     def choose(cls, models: "Sequence[ModelRows]", choice: Tensor) -> "ModelRows":
-        """Return for each client its chosen one of several models.
+        """Return the chosen one of several models for each client.
 
         Args:
-            models: The candidates, each of all clients.
-            choice: Position of the chosen candidate, int64 [clients].
+            models: The candidates, each with rows of all clients.
+            choice: Position of each client's chosen candidate, int64 [clients].
         """
         clients = torch.arange(len(choice), device=choice.device)
         parameters = torch.stack([model.parameters for model in models])
@@ -133,37 +133,38 @@ class ModelRows:
 
 @dataclass
 class ClientRound:
-    """All that some clients have in a round: ``begin`` prepares it, ``end_round`` closes it.
+    """Client round: the rows of several clients in a round.
+
+    ``begin`` prepares it before the local steps, and ``end_round`` closes it after them.
 
     Attributes:
-        ids: The clients, int64 [clients].
+        ids: Ids of the clients, int64 [clients].
         samples: Number of training samples, [clients, 1], in the parameters' dtype.
-        validation_samples: Number of validation samples, [clients, 1], in that dtype too.
-        broadcast: The global model w^t, which the round began with: one model.
-        models: The trained and the evaluated models, by name, each of all clients. Before the
-            local steps ``begin`` may replace them; in ``end_round`` they are as the steps left
-            them. ``"global"`` is among them in ``end_round`` if it is trained.
-        states: What each client keeps between rounds, by name, [clients, length]. ``begin`` and
-            ``end_round`` may replace them; what they are after ``end_round`` is kept.
-        server_states: What the server keeps beside the global model, by name, [length]: read only.
-        steps: For each trained model, how many steps each client takes in this round, int64
-            [clients, 1]. Empty before an evaluation.
-        lr: For each trained model, its learning rate in this round, [1]. Empty before an
-            evaluation.
+        validation_samples: Number of validation samples, [clients, 1], in the parameters' dtype.
+        broadcast: The global model w^t at the start of the round: one model.
+        models: The trained and the evaluated models, by name, each of all clients. ``begin`` may
+            replace them; in ``end_round`` they are the models after the local steps. They contain
+            ``"global"`` in ``end_round`` if it is trained.
+        states: The states that each client keeps between rounds, by name, [clients, length].
+            ``begin`` and ``end_round`` may replace them. Clients keep the rows after ``end_round``.
+        server_states: The states of the server, by name, [length]: read only.
+        steps: The number of local steps of each client on each trained model, int64 [clients, 1].
+            Empty before an evaluation.
+        lr: The learning rate of each trained model in this round, [1]. Empty before an evaluation.
         extra: Rows that ``begin`` adds for ``training_step`` to read, by name: [clients, length],
-            or [length] if it is the same for all clients.
-        validation_losses: In ``end_round``, for each validated model, its mean loss on the
-            clients' validation data, [clients]; NaN without such data.
-        validation_scores: In ``end_round``, for each validated model, its score on the clients'
-            validation data by ``federation.monitor``, [clients]: lower is better. Empty unless that
-            is set to another metric than the loss.
-        step_means: In ``end_round``, by name, the mean over the local steps of all that
-            ``training_step`` returned, ``"loss"`` at least, [clients].
-        proposals: Set by ``end_round``: what each client proposes that a server state becomes, by
-            name, [clients, length]. The server takes the mean.
+            or [length] for a row that all clients share.
+        validation_losses: In ``end_round``, the mean loss of each validated model on the clients'
+            validation data, [clients]; NaN without such data.
+        validation_scores: In ``end_round``, the score of each validated model on the clients'
+            validation data by ``federation.monitor``, [clients]: lower is better. Empty unless
+            ``federation.monitor`` is a metric other than the loss.
+        step_means: In ``end_round``, the means over the local steps of the scalars that
+            ``training_step`` returned, by name, [clients]; at least ``"loss"``.
+        proposals: Set by ``end_round``: each client's proposal for the next value of a server
+            state, by name, [clients, length]. The server takes the mean.
         global_statistics: Set by ``end_round``: running statistics that each client proposes for
-            the global model, [clients, length]. By default those of the trained global model; or,
-            if it is evaluated but not trained, those of the last trained model.
+            the global model, [clients, length]. By default those of the trained global model. If
+            the global model is evaluated but not trained, those of the last trained model.
         validation_inputs: All validation inputs of each client, [clients, numbers], for each tensor
             of an input; only if the algorithm ``reads_validation``.
         validation_targets: The targets of the validation inputs, [clients, numbers] each.
@@ -202,14 +203,14 @@ class ClientRound:
         )
 
     def select(self, positions: Tensor) -> "ClientRound":
-        """Return the round of some of the clients, as ``begin`` left it.
+        """Return the round of a part of the clients, after ``begin``.
 
         Args:
-            positions: Their positions, int64 [n].
+            positions: Positions of the clients, int64 [n].
         """
 
         def rows(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-            """Select rows of clients; what has one dimension is the same for all of them."""
+            """Select rows of clients; all clients share a tensor of one dimension."""
             return {n: t if t.dim() == 1 else t[positions] for n, t in tensors.items()}
 
         return replace(
@@ -227,7 +228,7 @@ class ClientRound:
         """Return the rows that ``training_step`` may read, by the names of ``Client.read``.
 
         Returns:
-            [clients, length] each, or [length] where it is the same for all clients.
+            [clients, length] each, or [length] for a row that all clients share.
         """
         rows = {
             "broadcast": self.broadcast.parameters,
@@ -265,14 +266,14 @@ class ClientRound:
     def best_by_validation(
         self, models: Sequence[str], otherwise: int, min_samples: int = 1
     ) -> Tensor:
-        """Return which of some models is best on the validation data, for each client.
+        """Return the position of the best model on each client's validation data.
 
-        That is the lowest loss, or ``federation.monitor`` where it is set.
+        The best model has the lowest loss, or the best ``federation.monitor`` if that is set.
 
         Args:
             models: Names of validated models.
-            otherwise: The position taken by clients with fewer than ``min_samples``.
-            min_samples: How many validation samples are enough to choose by.
+            otherwise: The position for clients with fewer validation samples than ``min_samples``.
+            min_samples: The number of validation samples from which on a client chooses.
 
         Returns:
             Positions in ``models``, int64 [clients].
@@ -284,7 +285,7 @@ class ClientRound:
 
 
 def validation_rows(name: str, tree: Tree) -> list[str]:
-    """Return the names of the rows that hold validation inputs or targets.
+    """Return the names of the rows of validation inputs or targets.
 
     Example:
         >>> validation_rows("inputs", torch.zeros(1)), validation_rows("inputs", [torch.zeros(1)])

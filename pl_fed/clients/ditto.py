@@ -1,4 +1,4 @@
-"""Ditto: a global model, and a personal model for each client that is pulled to the global one.
+"""Ditto: a global model, and a personal model of each client with a pull to the global one.
 
 T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
 personalization". ICML 2021. arXiv 2012.04221.
@@ -8,14 +8,14 @@ minimises the global objective. The joint solver (Algorithms 1 and 2): in round 
 cohort takes r steps on F_k from w^t and sends the change. It also takes s steps on h_k(·; w^t) from
 its v_k.
 
-Any solver may find the global model (section 3.2, "Modularity"), because nothing personal enters
-it. Aggregators and server optimizers are settings of the federation, and ``global_mu`` takes
-FedProx's local problems. :class:`pl_fed.clients.Finetuning` is the other solver: it trains the
-personal models after the global one.
+Any solver may find the global model (section 3.2, "Modularity"), because it does not depend on the
+personal models. Aggregators and server optimizers are settings of the federation, and ``global_mu``
+selects FedProx's local problems. :class:`pl_fed.clients.Finetuning` is the other solver: it trains
+the personal models after the global one.
 
-Departs from the paper: as in the reference code, both models take a step on the same minibatch, in
-turn. The pull is to w^t, the model that the round began with. Neither update sees the other, so the
-order of the steps does not matter.
+Departs from the paper: as in the reference code, both models take a step on each minibatch, in
+turn. The pull is to w^t, the model at the start of the round. The updates are independent of each
+other, so the order of the steps does not matter.
 """
 
 from typing import Any
@@ -31,21 +31,24 @@ from pl_fed.types import Batch
 
 
 class Ditto(Pulled):
-    """Ditto with the joint solver: Algorithm 1, which with FedAvg as global solver is Algorithm 2.
+    """Ditto with the joint solver: Algorithm 1, and with FedAvg as global solver Algorithm 2.
 
     Args:
         net: The net that clients train: see :class:`Client`.
         lam: λ ≥ 0, the strength of the pull: 0 trains local models, a large λ copies w.
-        personal_lr: Learning rate of v; by default that of the optimizer, which w has.
-        personal_steps: s, the minibatch steps on v in a round; by default as many as on w.
+        personal_lr: Learning rate of v; the optimizer's by default.
+        personal_steps: s, the minibatch steps on v in a round; as many as on w by default.
         personal_epochs: The work on v in passes over the client's data, instead of
             ``personal_steps``.
-        regularizer: The distance by which v is pulled: ``"l2"``, ``"fisher"`` or ``"kl"``; see
+        regularizer: The distance of the pull: ``"l2"``, ``"fisher"`` or ``"kl"``; see
             :class:`Pulled`.
-        global_mu: μ ≥ 0 of FedProx, as a solver of the global model: adds μ/2 ‖w − w^t‖² to w's
-            own loss.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps`` (the paper's r),
-            ``local_epochs``, ``criterion``, ``task``: see :class:`Client`.
+        global_mu: μ ≥ 0 of FedProx for the global model: adds μ/2 ‖w − w^t‖² to w's own loss.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: r, the minibatch steps on w in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam``, ``personal_lr`` or ``global_mu`` is negative or infinite, the work
@@ -78,7 +81,7 @@ class Ditto(Pulled):
         self.global_mu = global_mu
 
     def lams(self) -> dict[str, float]:
-        """Return the λ of each trained personal model, by its name."""
+        """Return the λ of each trained personal model, by the model's name."""
         return {"personal": self.lam}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:

@@ -1,18 +1,18 @@
-"""Ditto whose clients choose λ, by the model that validates best.
+"""DittoChoice: Ditto with a choice of λ by each client's validation data, at the end of a round.
 
 T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
 personalization". ICML 2021. arXiv 2012.04221. Appendix D.2: each device takes the best of three λ
-by its own validation data.
+on its own validation data.
 
 - The λ are {0.05, 0.1, 0.2} under strong attacks (model replacement, or more than half of the
   devices), and {0.1, 1, 2} otherwise.
 - A device with fewer than 4 validation samples takes 0.1 under strong attacks, and 1 otherwise.
 - The paper does not mention devices with 4 or 5 samples; here they choose.
 
-Each client trains a personal model for each λ in all rounds. Its personal model is the one with the
-lowest loss on its validation data at the end of its last round. The paper does not say when a
-device chooses, or by which measure. Its reference code chooses λ at each local step, as
-:class:`pl_fed.clients.DittoGreedy` does.
+In all rounds, each client trains a candidate of the personal model for each λ. Its personal model
+is the candidate with the lowest loss on its validation data at the end of its last round. The paper
+states neither the time nor the measure of the choice. Its reference code chooses λ at each local
+step, as :class:`pl_fed.clients.DittoGreedy` does.
 """
 
 from collections.abc import Sequence
@@ -27,24 +27,35 @@ from pl_fed.clients.ditto import Ditto
 
 
 class DittoChoice(Ditto):
-    """Ditto with one personal model for each λ; each client takes the one that validates best.
+    """DittoChoice: Ditto with one personal model for each λ; each client takes the best of them.
 
-    All of them are kept: memory and local work on personal models are those of Ditto for each λ.
+    The best model has the lowest validation loss. Clients keep the models of all λ: memory and
+    local work on personal models are those of Ditto, times the number of λ.
 
     Args:
         net: The net that clients train: see :class:`Client`.
-        lams: The λ to choose from, each >= 0; the paper's are {0.1, 1, 2}, and {0.05, 0.1, 0.2}
+        lams: The candidates of λ, each ≥ 0; the paper's are {0.1, 1, 2}, and {0.05, 0.1, 0.2}
             under strong attacks.
-        lam: λ of clients with too little validation data, one of ``lams``; 1 in the paper, and
+        lam: λ of clients with too few validation samples, one of ``lams``; 1 in the paper, and
             0.1 under strong attacks.
-        min_validation: Fewest validation samples by which a client chooses, >= 1; 4 in the paper.
-        **kwargs: ``personal_lr``, ``personal_steps``, ``personal_epochs``, ``regularizer``,
-            ``global_mu``: see :class:`Ditto`; ``optimizer``, ``lr_scheduler``, ``local_steps``,
-            ``local_epochs``, ``criterion``, ``task``: see :class:`Client`.
+        min_validation: Validation samples that a client needs to choose λ, ≥ 1; 4 in the paper.
+        personal_lr: Learning rate of v; the optimizer's by default.
+        personal_steps: s, the minibatch steps on each v in a round; as many as on w by default.
+        personal_epochs: The work on v in passes over the client's data, instead of
+            ``personal_steps``.
+        regularizer: The distance of the pull: ``"l2"``, ``"fisher"`` or ``"kl"``; see
+            :class:`Pulled`.
+        global_mu: μ ≥ 0 of FedProx for the global model: adds μ/2 ‖w − w^t‖² to w's own loss.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: r, the minibatch steps on w in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If ``lams`` is empty, has a λ twice, or one that is negative or infinite; if
-            ``lam`` is none of them, or ``min_validation`` is below 1.
+        ValueError: If ``lams`` is empty, or has a repeated, negative or infinite λ; if ``lam`` is
+            none of them, or ``min_validation`` is below 1.
 
     Example:
         >>> client = DittoChoice(nn.Linear(4, 2), lams=[0.1, 1.0], lam=1.0)
@@ -80,7 +91,7 @@ class DittoChoice(Ditto):
         self.add_state("choice", self._fallback)  # the chosen candidate
 
     def lams(self) -> dict[str, float]:
-        """Return the λ of each candidate, by its name."""
+        """Return the λ of each candidate, by the candidate's name."""
         return dict(zip(self.candidates, self.candidate_lams))
 
     def begin(self, client: ClientRound) -> None:
@@ -98,14 +109,14 @@ class DittoChoice(Ditto):
 
 
 def check_lams(lams: Sequence[float]) -> None:
-    """Refuse candidates of λ that are not different, nonnegative, finite numbers.
+    """Refuse candidates of λ that are not distinct, nonnegative, finite numbers.
 
     Raises:
         TypeError: If ``lams`` is no sequence.
-        ValueError: If it is empty, has a λ twice, or one that is negative or infinite.
+        ValueError: If ``lams`` is empty, or has a repeated, negative or infinite λ.
     """
     check_instances(Sequence, lams=lams)
     for lam in lams:
         check_nonnegative(lams=lam)
     if not lams or len(set(lams)) < len(lams):
-        raise ValueError(f"Expected argument `lams` to be different numbers but got {lams}.")
+        raise ValueError(f"Expected argument `lams` to be distinct numbers but got {lams}.")

@@ -1,12 +1,12 @@
-"""Ditto whose clients choose λ at each local step.
+"""DittoGreedy: Ditto with a choice of λ by each client's validation data, at each local step.
 
 T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
 personalization". ICML 2021. arXiv 2012.04221. Appendix D.2 lets each device choose λ by its own
-validation data, and does not say when.
+validation data, at a time that the paper does not state.
 
 As in the reference code, a client tries a step with each λ, v − η (∇F_k(v) + λ (v − w^t)). It takes
-the one with the lowest loss on its validation data. As in the paper, and unlike that code, a client
-with fewer than 4 validation samples has a fixed λ.
+the step with the lowest loss on its validation data. As in the paper, but not in the reference
+code, a client with fewer than 4 validation samples has a fixed λ.
 """
 
 from collections.abc import Sequence
@@ -24,23 +24,32 @@ from pl_fed.types import Batch
 
 
 class DittoGreedy(Ditto):
-    """Ditto that takes, at each local step, the λ after which the validation loss is lowest.
+    """DittoGreedy: Ditto with, at each local step, the λ that gives the lowest validation loss.
 
     Args:
         net: The net that clients train: see :class:`Client`. It must not have running statistics
-            (BatchNorm). A net with dropout drops other units in the step that is taken.
-        lams: The λ to choose from, each >= 0; the reference code's are {0.1, 1, 2}.
-        lam: λ >= 0 of clients with too little validation data; 1 in the paper, and 0.1 under
+            (BatchNorm). Dropout drops different units in candidate steps and in the actual step.
+        lams: The candidates of λ, each ≥ 0; the reference code's are {0.1, 1, 2}.
+        lam: λ ≥ 0 of clients with too few validation samples; 1 in the paper, and 0.1 under
             strong attacks.
-        min_validation: Fewest validation samples by which a client chooses, >= 1; 4 in the paper.
-        **kwargs: ``personal_lr``, ``personal_steps``, ``personal_epochs``, ``global_mu``: see
-            :class:`Ditto`, of whose ``regularizer`` only ``"l2"`` is accepted; ``optimizer``,
-            ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``, ``task``: see
-            :class:`Client`. λ is tried by a step of SGD without momentum and weight decay, at the
-            learning rate of v; the optimizer should be that, too.
+        min_validation: Validation samples that a client needs to choose λ, ≥ 1; 4 in the paper.
+        personal_lr: Learning rate of v; the optimizer's by default.
+        personal_steps: s, the minibatch steps on v in a round; as many as on w by default.
+        personal_epochs: The work on v in passes over the client's data, instead of
+            ``personal_steps``.
+        regularizer: The distance of the pull; only ``"l2"`` is accepted.
+        global_mu: μ ≥ 0 of FedProx for the global model: adds μ/2 ‖w − w^t‖² to w's own loss.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+            A candidate step is one of SGD without momentum and weight decay, at the learning rate
+            of v; the optimizer should be the same.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: r, the minibatch steps on w in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If ``lams`` is empty, has a λ twice, or one that is negative or infinite; if
+        ValueError: If ``lams`` is empty, or has a repeated, negative or infinite λ; if
             ``min_validation`` is below 1, ``regularizer`` is not ``"l2"``, or the net has running
             statistics.
 
@@ -65,10 +74,10 @@ class DittoGreedy(Ditto):
         super().__init__(net, lam, **kwargs)
         if self.regularizer != "l2":
             raise ValueError(
-                f"Expected argument `regularizer` to be l2 but got {self.regularizer!r}: a step is"
-                " tried with the gradient of the squared distance."
+                f"Expected argument `regularizer` to be l2 but got {self.regularizer!r}:"
+                " DittoGreedy tries steps with the gradient of the squared distance."
             )
-        self.refuse_running_statistics("steps are tried that are not taken")
+        self.refuse_running_statistics("DittoGreedy tries several steps and takes one of them")
         self.candidate_lams = tuple(lams)
         self.min_validation = min_validation
 
@@ -84,7 +93,7 @@ class DittoGreedy(Ditto):
         return {"loss": loss, "lam": lam}
 
     def _best_lam(self, batch: Batch) -> Tensor:
-        """Return the λ whose step gives the lowest loss on the client's validation data."""
+        """Return the λ of the step with the lowest loss on the client's validation data."""
         v = {name: tensor.detach() for name, tensor in self.parameters_of("personal").items()}
         gradient = self.gradient_at("personal", v, batch)
         centre, rate = self.tensors("broadcast"), self.read("personal.lr")[0]

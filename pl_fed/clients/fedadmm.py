@@ -8,13 +8,12 @@ et al., arXiv 2407.16397, section IV-E): its problem (9) for λ → ∞, where �
     min Σ_i α_i f_i(w_i)   such that w_i = w for all i
 
 In a round a client takes steps on α_i f_i(w_i) + ⟨π_i, w_i − w^t⟩ + ρ/2 ‖w_i − w^t‖² from its own
-w_i, then π_i ← π_i + ρ (w_i − w^t). It sends u_i = w_i + π_i / ρ, whose mean over all clients is
-the next w. Note the α_i in the objective: the learning rate here is 1 / α_i times that of FedAvg
-for steps of the same length.
+w_i, then π_i ← π_i + ρ (w_i − w^t). It sends u_i = w_i + π_i / ρ; the mean of the u_i over all
+clients is the next w. The objective contains α_i: for steps of the same length, set 1 / α_i times
+the learning rate of FedAvg.
 
-The limit is one of solutions, not of rounds: FLAME with a large λ comes to FedADMM's w up to
-O(1/λ), but takes O(λ) rounds. Each of FLAME's rounds moves θ_i and w_i in turn, FedADMM moves both
-as one.
+The limit concerns solutions, not rounds: FLAME with a large λ reaches FedADMM's w up to O(1/λ), but
+needs O(λ) rounds. A round of FLAME moves θ_i and w_i in turn; FedADMM moves both as one.
 """
 
 from typing import Any, Literal
@@ -34,9 +33,13 @@ class FedADMM(ADMM):
         rho: The penalty ρ > 0.
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
             training samples.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`. The optimizer's weight decay acts on w_i without the
-            weight α_i that a part of f_i would have.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+            Its weight decay acts on w_i without the weight α_i that a part of f_i would have.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on w_i in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range.

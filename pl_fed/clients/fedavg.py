@@ -23,12 +23,12 @@ class FedAvg(Client):
 
     Args:
         net: The net that clients train: see :class:`Client`.
-        optimizer: Builds the local optimizer from parameters, in each round.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
         lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
-        local_steps: Minibatch steps of a round; or give ``local_epochs``.
-        local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross entropy by default.
-        task: The kind of learning problem, in place of ``criterion``: see :class:`Client`.
+        local_steps: Minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: E, the passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Example:
         >>> client = FedAvg(nn.Linear(4, 2), local_epochs=2)

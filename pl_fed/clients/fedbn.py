@@ -1,13 +1,13 @@
-"""FedBN: federated averaging in which each client keeps its normalisation layers.
+"""FedBN: federated averaging except for the normalisation layers, kept by each client.
 
 X. Li, M. Jiang, X. Zhang, M. Kamp and Q. Dou. "FedBN: Federated learning on non-IID features via
 local batch normalization". ICLR 2021. arXiv 2102.07623.
 
-Algorithm 1: FedAvg of all layers except batch normalisation, whose parameters and running
-statistics stay with the client.
+Algorithm 1: FedAvg of all layers except batch normalisation. Its parameters and running statistics
+stay with the client.
 
-Departs from the paper, which has batch normalisation only: layer, group and instance normalisation
-count too, unless ``own`` names other layers.
+Departs from the paper: by default clients keep layer, group and instance normalisation, too. The
+paper covers batch normalisation only.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,15 @@ class FedBN(FedPer):
         net: The net that clients train: see :class:`Client`.
         own: Names of the layers that each client keeps; ``None`` takes all normalisation layers
             with trainable parameters or running statistics.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If the net has no such layer, or ``own`` names parts that the net does not have.
+        ValueError: If the net has no normalisation layer, or lacks a layer in ``own``.
 
     Example:
         >>> FedBN(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))).own
@@ -51,7 +55,7 @@ def norm_layers(net: nn.Module) -> tuple[str, ...]:
     """Return the names of the normalisation layers that training changes.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the net has none.
     """
     frozen = {id(part) for module in frozen_modules(net) for part in module.modules()}
     names = tuple(
@@ -64,6 +68,6 @@ def norm_layers(net: nn.Module) -> tuple[str, ...]:
     if not names:
         raise ValueError(
             "Expected argument `net` to have a normalisation layer with trainable parameters but"
-            f" got {type(net).__name__} with none: name a client's own parts by `own`."
+            f" got {type(net).__name__} with none: list the parts that clients keep in `own`."
         )
     return names

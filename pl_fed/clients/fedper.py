@@ -4,13 +4,12 @@ M. G. Arivazhagan, V. Aggarwal, A. K. Singh and S. Choudhary. "Federated learnin
 personalization layers". 2019. arXiv 1912.00818.
 
 The model of client k is (W_B, W_Pk). The server averages the base layers W_B (Algorithm 1). The
-personalization layers W_Pk stay with the client and are trained with the base by the same steps
-(Algorithm 2).
+personalization layers W_Pk stay with the client. The same local steps train both (Algorithm 2).
 
 Departs from the paper:
 
-- A client begins with the head of the first global model, not with a random head of its own.
-- The server's mean is that of the aggregator, uniform by default; the paper weighs by samples.
+- All clients begin with the head of the initial global model, not with random heads.
+- The aggregator determines the server's mean, uniform by default; the paper weighs by samples.
 """
 
 from collections.abc import Sequence
@@ -28,21 +27,25 @@ from pl_fed.types import Batch
 class FedPer(Client):
     """FedPer: the clients share a net, except for the parts that each client keeps.
 
-    A client keeps, and never sends, its own parts: their parameters and their running statistics.
-    Running statistics of the shared parts are averaged as their parameters are. The server's net is
-    not usable by itself: its own parts stay as they were at first.
+    A client keeps the parameters and running statistics of its own parts, and never sends them. The
+    server averages the parameters and running statistics of the shared parts. The server's net is
+    not usable by itself, because its own parts keep their initial values.
 
     Args:
         net: The net that clients train: see :class:`Client`.
         own: Names of submodules or parameters of ``net`` that are a client's own, such as
             ``["layers.5"]``. ``None`` is the head, the last module with trainable parameters. An
             empty list makes it FedAvg; a list of all parts makes it local training.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If ``own`` names parts that the net does not have, or is ``None`` and the net
-            has only one module with trainable parameters.
+        ValueError: If the net lacks a part in ``own``, or ``own`` is ``None`` and the net has only
+            one module with trainable parameters.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -53,17 +56,17 @@ class FedPer(Client):
     def __init__(self, net: nn.Module, own: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(net, models={"personal": Model(kept=False)}, **kwargs)
         self.own = own_parts(net, own)
-        self.own_places = places(RowLayout.from_parameters(net), self.own)
-        self.own_statistics = places(RowLayout.from_buffers(net), self.own)
+        self.own_positions = find_positions(RowLayout.from_parameters(net), self.own)
+        self.own_statistics = find_positions(RowLayout.from_buffers(net), self.own)
         self.add_state("own", self._initial_own_parts)
 
     def _initial_own_parts(self) -> Tensor:
-        return self.initial_row()[self.own_places]
+        return self.initial_row()[self.own_positions]
 
     def begin(self, client: ClientRound) -> None:
-        """Put the client's own parts into the model that the server sent."""
+        """Put the client's own parts into the broadcast model."""
         personal = client.models["personal"]
-        personal.parameters[:, self.own_places] = client.states["own"]
+        personal.parameters[:, self.own_positions] = client.states["own"]
         own_statistics = personal.statistics[:, self.own_statistics]
         personal.statistics[:] = client.broadcast.statistics
         personal.statistics[:, self.own_statistics] = own_statistics
@@ -75,25 +78,25 @@ class FedPer(Client):
     def end_round(self, client: ClientRound) -> Tensor:
         """Keep the client's own parts, and send the change of the shared parts."""
         personal, broadcast = client.models["personal"], client.broadcast
-        client.states["own"] = personal.parameters[:, self.own_places]
+        client.states["own"] = personal.parameters[:, self.own_positions]
         client.global_statistics = personal.statistics.clone()
         client.global_statistics[:, self.own_statistics] = broadcast.statistics[self.own_statistics]
         upload = personal.parameters - broadcast.parameters
-        upload[:, self.own_places] = 0
+        upload[:, self.own_positions] = 0
         return upload
 
 
 def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of a client's own parts of a net.
+    """Return the names of a client's own parts of a net, checked.
 
     Args:
         net: The net.
-        own: Their names; ``None`` for the last module with trainable parameters.
+        own: The names; ``None`` for the last module with trainable parameters.
 
     Raises:
-        ValueError: If the net has no part of such a name; if ``own`` is ``None`` and the net has
-            only one module with trainable parameters; or if a shared part uses one of their
-            parameters, too.
+        ValueError: If the net lacks a part in ``own``; if ``own`` is ``None`` and the net has only
+            one module with trainable parameters; or if a shared part also uses a parameter of an
+            own part.
     """
     names = list(trainable_parameters(net))
     own = [own] if isinstance(own, str) else own
@@ -101,23 +104,23 @@ def own_parts(net: nn.Module, own: Sequence[str] | None) -> tuple[str, ...]:
         modules = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
         if len(modules) == 1:
             raise ValueError(
-                "Expected argument `own` to be given where the net has only one module with"
-                f" trainable parameters, as {type(net).__name__} has, but got None."
+                "Expected argument `own` to be a list for a net with only one module with trainable"
+                f" parameters ({type(net).__name__}) but got None."
             )
         own = (modules[-1],)
     names += RowLayout.from_buffers(net).names
     for part in own:
         if not any(belongs(name, [part]) for name in names):
             raise ValueError(
-                f"Expected argument `own` to name some of {', '.join(names)}, or modules that hold"
-                f" them, but got {part!r}."
+                f"Expected argument `own` to list names among {', '.join(names)}, or modules that"
+                f" contain them, but got {part!r}."
             )
-    _refuse_tied(net, own)
+    _refuse_tied_parameters(net, own)
     return tuple(own)
 
 
-def _refuse_tied(net: nn.Module, own: Sequence[str]) -> None:
-    """Refuse a parameter that by one name is a client's own, and by another name is shared."""
+def _refuse_tied_parameters(net: nn.Module, own: Sequence[str]) -> None:
+    """Refuse a parameter of two names if one is among a client's own parts and one is shared."""
     uses: dict[Tensor, list[str]] = {}
     for name, parameter in net.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
@@ -125,17 +128,17 @@ def _refuse_tied(net: nn.Module, own: Sequence[str]) -> None:
     for names in uses.values():
         if 0 < sum(belongs(name, own) for name in names) < len(names):
             raise ValueError(
-                "Expected argument `own` to name all or none of the uses of a parameter but got"
-                f" {', '.join(own)}: {' and '.join(names)} are one."
+                "Expected argument `own` to list all or none of the names of a parameter but got"
+                f" {', '.join(own)}: {' and '.join(names)} are the same parameter."
             )
 
 
-def places(layout: RowLayout, parts: Sequence[str]) -> Tensor:
-    """Return the places in a row of the tensors of some parts, int64; empty without tensors."""
+def find_positions(layout: RowLayout, parts: Sequence[str]) -> Tensor:
+    """Return the positions in a row of the parts' tensors, int64; empty without tensors."""
     names = [name for name in layout.names if belongs(name, parts)]
     return layout.positions(*names) if names else torch.empty(0, dtype=torch.int64)
 
 
 def belongs(name: str, parts: Sequence[str]) -> bool:
-    """Return whether a tensor is one of the parts, or lies in one of them."""
+    """Return whether a tensor is one of the parts, or belongs to one of them."""
     return any(name == part or name.startswith(f"{part}.") for part in parts)

@@ -5,10 +5,10 @@ heterogeneous networks". MLSys 2020. arXiv 1812.06127.
 
 In round t a client minimises h_k(w; w^t) = F_k(w) + μ/2 ‖w − w^t‖² inexactly (equation 2,
 Algorithm 2); the server averages, as in FedAvg. The paper draws clients in proportion to their
-samples and takes the plain mean: ``samplers.BySize`` with ``aggregators.Mean``.
+samples and takes the uniform mean: ``samplers.BySize`` with ``aggregators.Mean``.
 
-Departs from the paper: there some clients do less work than others, as the system allows. Here all
-clients do the local work of the config.
+Departs from the paper: all clients do the local work of the config. In the paper, slow clients do
+less.
 """
 
 from typing import Any
@@ -26,9 +26,13 @@ class FedProx(Client):
 
     Args:
         net: The net that clients train: see :class:`Client`.
-        mu: μ >= 0; the paper takes the best of 0.001, 0.01, 0.1 and 1.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        mu: μ ≥ 0; the paper takes the best of 0.001, 0.01, 0.1 and 1.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: E, the passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``mu`` is negative or infinite.

@@ -6,8 +6,8 @@ personalized federated learning". ICML 2021. arXiv 2102.07078.
 Algorithm 1: in a round each client of the cohort takes τ steps on its head h_i under the broadcast
 body φ^t. Then it takes steps on the body under its new head, and sends the body.
 
-Departs from the paper: both begin at the first global model. The body may take several steps, as in
-the paper's experiments.
+Departs from the paper: body and heads begin at the initial global model. The body may take several
+steps, as in the paper's experiments.
 """
 
 from collections.abc import Sequence
@@ -24,31 +24,37 @@ from pl_fed.types import Batch
 
 
 class FedRep(FedPer):
-    """FedRep: local work in two parts, first on the client's own head, then on the shared body.
+    """FedRep: local work in two phases, first on the client's own head, then on the shared body.
 
-    Head and body are two models of the same net. Of the first only the client's own parts are
-    trained, of the second only the shared parts. The local optimizer (its momentum, for example)
-    does not move the part whose turn it is not, with these exceptions:
+    Head and body are two models of the same net. Local steps train only the own parts of the first
+    and only the shared parts of the second. In either phase, the local optimizer (its momentum, for
+    example) does not move the other part, with these exceptions:
 
-    - Weight decay pulls the body in all steps.
+    - Weight decay acts on the body in all steps.
     - An optimizer that counts its steps counts the head's, too. Adam's bias correction makes its
       first steps large.
 
-    A limit on local steps (``limit_train_batches``) limits both together: the head has its turn
-    first.
+    A limit on local steps (``limit_train_batches``) limits both phases together, the head's first.
 
     Args:
         net: The net that clients train: see :class:`Client`.
-        own: Names of the parts that make the head; ``None`` is the last module with trainable
-            parameters. An empty list makes it FedAvg.
+        own: Names of the parts of the head; ``None`` is the last module with trainable parameters.
+            An empty list makes it FedAvg.
         head_steps: τ, minibatch steps on the head in a round; or give ``head_epochs``. By default
             as much work as on the body.
         head_epochs: The work on the head in passes over the client's data.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``criterion``, ``task``: see :class:`Client`;
-            ``local_steps`` or ``local_epochs``, the work on the body, in the unit of the head's.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on the body in a round, if the head's work is in steps.
+        local_epochs: Passes over the client's data for the body, if the head's work is in epochs; 1
+            if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If the work is below 1, or counted in two ways; and as :class:`FedPer`.
+        ValueError: If the work is below 1, or one part's is in steps and the other's in epochs. If
+            the net lacks a part in ``own``, or ``own`` is ``None`` and the net has only one module
+            with trainable parameters.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -73,7 +79,7 @@ class FedRep(FedPer):
         if (head_steps is None) != (body.steps is None):
             raise ValueError(
                 "Expected arguments `head_steps` and `local_steps`, or `head_epochs` and"
-                f" `local_epochs`, to be given together but got {head_steps or head_epochs}"
+                f" `local_epochs`, in the same unit but got {head_steps or head_epochs}"
                 f" {'epochs' if head_steps is None else 'steps'} on the head and"
                 f" {body.steps or body.epochs} {'epochs' if body.steps is None else 'steps'} on"
                 " the body."
@@ -91,18 +97,18 @@ class FedRep(FedPer):
         """Begin with the broadcast body and the client's own head."""
         super().begin(client)
         if self.own:
-            client.models["head"].parameters[:, self.own_places] = client.states["own"]
+            client.models["head"].parameters[:, self.own_positions] = client.states["own"]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return F_k(φ, h_k), which moves the head in the first τ steps, and then the body."""
+        """Return F_k(φ, h_k); it moves the head in the first τ steps, and then the body."""
         if not self.own:
             return self.loss("personal", batch)
-        turn_of_head = batch_idx < self.read("head.steps")[0]
+        is_head_phase = batch_idx < self.read("head.steps")[0]
         head, body = self.parameters_of("head"), self.parameters_of("personal")
         at = {
-            name: head[name]  # its optimizer group takes no steps after its turn
+            name: head[name]  # its optimizer group takes no steps after its phase
             if belongs(name, self.own)
-            else torch.where(turn_of_head, body[name].detach(), body[name])
+            else torch.where(is_head_phase, body[name].detach(), body[name])
             for name in body
         }
         return self.loss_at("personal", at, batch)
@@ -110,13 +116,13 @@ class FedRep(FedPer):
     def end_round(self, client: ClientRound) -> Tensor:
         """Keep the head, and send the change of the body."""
         if self.own:
-            head = client.models["head"].parameters[:, self.own_places]
-            client.models["personal"].parameters[:, self.own_places] = head
+            head = client.models["head"].parameters[:, self.own_positions]
+            client.models["personal"].parameters[:, self.own_positions] = head
         return super().end_round(client)
 
 
 def _add_work(head: LocalWork, body: LocalWork) -> LocalWork:
-    """Return the work on both: the body waits while the head is trained."""
+    """Return the work of both phases together."""
     if head.steps is None or body.steps is None:
         return LocalWork(None, head.epochs + body.epochs)
     return LocalWork(head.steps + body.steps)

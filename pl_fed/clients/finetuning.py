@@ -1,4 +1,4 @@
-"""Finetuning: a global model, and before each evaluation a personal model trained from it.
+"""Finetuning: a global model, and personal models that start from it before each evaluation.
 
 T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
 personalization". ICML 2021. arXiv 2012.04221. Section 3.2 and Appendix D.1 describe this solver of
@@ -9,7 +9,7 @@ With λ = 0 it is the baseline "finetuning" of Tables 2 and 8. With ``regularize
 ``"kl"`` it is the baselines EWC and SKL (Appendix C.2). EWC is that of T. Yu, E. Bagdasaryan and
 V. Shmatikov, "Salvaging federated learning by local adaptation", arXiv 2002.04758.
 
-Every evaluation finetunes the current global model; nothing personal is kept.
+Every evaluation finetunes the current global model; clients keep no personal model.
 
 Departs from the paper:
 
@@ -17,7 +17,7 @@ Departs from the paper:
   before the finetuning.
 - The reference code takes max(⌊i n_k / b⌋, i) steps of minibatches of b. Here ``finetune_epochs``
   of i takes i ⌈n_k / b⌉ steps, or i max(⌊n_k / b⌋, 1) with ``drop_last``. The numbers agree if b
-  divides n_k or exceeds it; otherwise they differ by up to i, more or fewer.
+  divides n_k or exceeds it; otherwise they differ by at most i.
 """
 
 from typing import Any
@@ -40,17 +40,21 @@ class Finetuning(Pulled):
         lam: λ ≥ 0, the strength of the pull to the global model; 0 is plain finetuning.
         finetune_epochs: Passes over the client's training data; 0 leaves the personal model equal
             to the global one. By default 1, unless ``finetune_steps`` is given; the paper takes 50.
-        finetune_steps: The finetuning in minibatch steps, instead of ``finetune_epochs``.
-        finetune_lr: Learning rate of the finetuning; by default that of the optimizer before any
-            schedule.
-        regularizer: The distance by which v is pulled: ``"l2"``, ``"fisher"`` or ``"kl"``; see
+        finetune_steps: Minibatch steps of the finetuning, instead of ``finetune_epochs``.
+        finetune_lr: Learning rate of the finetuning; the optimizer's before any schedule by
+            default.
+        regularizer: The distance of the pull: ``"l2"``, ``"fisher"`` or ``"kl"``; see
             :class:`Pulled`.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on w in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If ``lam`` or ``finetune_lr`` is negative or infinite, the finetuning is
-            negative or counted twice, or ``regularizer`` is unknown.
+        ValueError: If ``lam`` or ``finetune_lr`` is negative or infinite, ``finetune_steps`` or
+            ``finetune_epochs`` is negative or both are given, or ``regularizer`` is unknown.
 
     Example:
         >>> client = Finetuning(nn.Linear(4, 2), finetune_epochs=5)

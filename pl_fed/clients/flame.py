@@ -11,10 +11,10 @@ for each client of the cohort of round t::
     π_i ← π_i + ρ (w_i − w)                                                           (13), line 15
     u_i ← w_i + π_i / ρ                                                               line 16
 
-w is the mean of the u_i of all clients (14). The start is θ_i = w_i = u_i = w^0 and π_i = 0, so
-that π_i = λ α_i (θ_i − w_i) at all times (Lemma 3). This follows from (12) and (13) alone, for any
-way of finding θ_i. If ρ = λ α_i for all i, as in the paper's comparisons, u_i is θ_i, and w the
-mean of the θ_i.
+w is the mean of the u_i of all clients (14). The start is θ_i = w_i = u_i = w^0 and π_i = 0.
+Therefore π_i = λ α_i (θ_i − w_i) at all times (Lemma 3). This follows from (12) and (13) alone,
+for any computation of θ_i. If ρ = λ α_i for all i, as in the paper's comparisons, u_i is θ_i, and w
+is the mean of the θ_i.
 
 Departs from the paper: as in the reference code, the server merges at the end of a round instead of
 at the beginning of the next.
@@ -23,16 +23,16 @@ Options give the reference code's variants:
 
 - ``pull_to="broadcast"`` pulls θ_i to w^t instead of to the client's own w_i^t. With ρ = λ α_i this
   is mean-regularised multi-task learning, and pFedMe with a server step η λ = 1.
-- The optimizer's ``momentum`` and ``weight_decay`` are the code's momentum of 0.5 and its
-  additional term 0.01 θ_i.
+- The optimizer's ``momentum`` of 0.5 and ``weight_decay`` of 0.01 are the reference code's momentum
+  and additional term 0.01 θ_i.
 - ``lagged_global`` evaluates the global model of the previous round.
 
-Only the reference code updates w_i and π_i after each of the H local epochs, which is the same for
-H = 1.
+Only the reference code updates w_i and π_i after each of the H local epochs; for H = 1 there is no
+difference.
 
-Slips of the paper that are corrected here: θ_i^(t+1) is the last iterate (line 13 takes the
-previous one); line 11 means ∇f_i. The bound in (17) is on the squared norm of α_i (∇f_i + λ (θ_i −
-w_i)), as written there, although the step (55)-(56) in the proof of Lemma 1 needs it without α_i.
+Corrections of slips in the paper: θ_i^(t+1) is the last iterate (line 13 takes the previous one);
+line 11 means ∇f_i. The bound in (17) is on the squared norm of α_i (∇f_i + λ (θ_i − w_i)), as in
+the paper, although the step (55)-(56) in the proof of Lemma 1 needs it without α_i.
 """
 
 from typing import Any, Literal
@@ -49,35 +49,38 @@ from pl_fed.types import Batch, Population
 
 
 class FLAME(ADMM):
-    """FLAME (Algorithm 1). θ_i is the model ``personal``; :class:`ADMM` describes the upload.
+    """FLAME (Algorithm 1): θ_i is the model ``personal``; :class:`ADMM` describes the upload.
 
     Args:
         net: The net that clients train: see :class:`Client`.
         lam: λ > 0, the strength of the pull.
         rho: The penalty ρ > 0.
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
-            training samples. The server's mean is the plain one in both cases (14).
+            training samples. The server's mean is uniform in both cases (14).
         pull_to: ``"own"`` pulls θ_i to the client's own w_i, as in the paper; ``"broadcast"``
             pulls it to w^t, as in the reference code.
         tolerance: ε^0 > 0 of (17): θ_i stops once ‖α_i (∇f_i(θ_i) + λ (θ_i − w_i))‖² is at most
-            ε_i. ε_i begins at ε^0, and is multiplied by ``decay`` before the first step of each
-            round in which the client takes part. The gradient is that of the current minibatch,
-            which is ∇f_i if a batch holds all of a client's data. The local work is the upper
-            limit; ``train/solved`` is the share of steps after the stop. A tolerance costs a second
+            ε_i. ε_i begins at ε^0. The client multiplies it by ``decay`` before the first step of
+            each of its rounds. The gradient is that of the current minibatch; it equals ∇f_i if a
+            batch contains all of a client's data. The local work is the upper limit;
+            ``train/solved`` is the share of steps after the stop. A tolerance costs a second
             gradient in each step. ``None`` does all of the local work.
         decay: υ in (0, 1) of (18), the same for all clients.
-        smoothness: The Lipschitz constant L of the ∇f_i. With it, the conditions of Theorem 1 on
-            ρ, λ and α_i are checked, and a warning names those that are violated. ``None`` checks
-            nothing.
-        lagged_global: Whether to evaluate, as model ``lagged_global``, also the w^t that the last
-            round began with. Its running statistics are the current ones.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's
-            H), ``criterion``, ``task``: see :class:`Client`.
+        smoothness: The Lipschitz constant L of the ∇f_i. With it, pl_fed checks the conditions of
+            Theorem 1 on ρ, λ and α_i, and warns of violated conditions. ``None`` checks nothing.
+        lagged_global: Whether to evaluate also the w^t of the previous round, as the model
+            ``lagged_global``. Its running statistics are the current ones.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on θ_i in a round; or give ``local_epochs``.
+        local_epochs: H, the passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range. With a ``tolerance``, also if the net has
-            running statistics (BatchNorm), or the optimizer moves a model without a gradient: only
-            SGD without momentum and weight decay does not.
+            running statistics (BatchNorm), or the optimizer is not SGD without momentum and weight
+            decay: others move a model without a gradient.
 
     Example:
         >>> client = FLAME(nn.Linear(4, 2), lam=1.0, rho=0.1)
@@ -108,7 +111,7 @@ class FLAME(ADMM):
             raise ValueError(f"Expected argument `decay` to be between 0 and 1 but got {decay}.")
         check_choice(("own", "broadcast"), pull_to=pull_to)
         if tolerance is not None:
-            self.refuse_running_statistics("`tolerance` asks for the gradient of a step not taken")
+            self.refuse_running_statistics("`tolerance` needs a second gradient in each step")
         self.lam = lam
         self.centre = "local" if pull_to == "own" else "broadcast"
         self.tolerance = tolerance
@@ -148,7 +151,7 @@ class FLAME(ADMM):
         return {"loss": value + (1 - solved) * (loss - value), "solved": solved}
 
     def _solved(self, batch: Batch) -> Tensor:
-        """Return whether (17) holds, a bool scalar."""
+        """Return whether (17) is fulfilled, a bool scalar."""
         at = {name: tensor.detach() for name, tensor in self.parameters_of("personal").items()}
         slopes = self.gradient_at("personal", at, batch)
         centre = self.tensors(self.centre)
@@ -174,43 +177,43 @@ class FLAME(ADMM):
             ValueError: If there is a tolerance, and the optimizer moves a model without a gradient.
         """
         if self.tolerance is not None:
-            self._check_stands_still()
+            self._refuse_moving_optimizers()
         if self.smoothness is not None:
             self._check_theorem(data.train.sizes, self.smoothness)
 
-    def _check_stands_still(self) -> None:
-        """Refuse a local optimizer that moves a model which has no gradient."""
+    def _refuse_moving_optimizers(self) -> None:
+        """Refuse a local optimizer that moves a model without a gradient."""
         optimizer = self.objective.build_optimizer(self.trained_parameters)
         options = optimizer.param_groups[0]
         is_sgd = type(optimizer) is torch.optim.SGD
         if not is_sgd or options["momentum"] or options["weight_decay"]:
             raise ValueError(
                 "Expected argument `optimizer` to build torch.optim.SGD without momentum and weight"
-                " decay, as a model is to stand still when `tolerance` is reached, but got"
+                " decay, because a model must stop when it reaches `tolerance`, but got"
                 f" {type(optimizer).__name__} with momentum {options.get('momentum', 'of its own')}"
                 f" and weight decay {options.get('weight_decay', 'of its own')}."
             )
 
     def _check_theorem(self, sizes: Tensor, smoothness: float) -> None:
-        """Warn of the first client size for which a condition of Theorem 1 does not hold."""
+        """Warn of the first α_i that violates a condition of Theorem 1."""
         for alpha in self.alpha(sizes.unique().double()).unique().tolist():
-            violated = violated_conditions(self.lam, self.rho, alpha, smoothness)
+            violated = find_violated_conditions(self.lam, self.rho, alpha, smoothness)
             if violated:
                 rank_zero_warn(
                     f"Theorem 1 does not cover FLAME with lam = {self.lam:g}, rho = {self.rho:g},"
-                    f" alpha = {alpha:g} and smoothness = {smoothness:g}: it asks for"
-                    f" {', and for '.join(violated)}."
+                    f" alpha = {alpha:g} and smoothness = {smoothness:g}: it requires"
+                    f" {', and '.join(violated)}."
                 )
                 return
 
 
-def violated_conditions(lam: float, rho: float, alpha: float, smoothness: float) -> list[str]:
+def find_violated_conditions(lam: float, rho: float, alpha: float, smoothness: float) -> list[str]:
     """Return the violated conditions of Theorem 1 (and Lemma 1), with their values.
 
     Example:
-        >>> violated_conditions(lam=0.28, rho=0.112, alpha=0.1, smoothness=0.1)
+        >>> find_violated_conditions(lam=0.28, rho=0.112, alpha=0.1, smoothness=0.1)
         []
-        >>> violated_conditions(lam=1.0, rho=0.1, alpha=0.1, smoothness=0.1)[0]
+        >>> find_violated_conditions(lam=1.0, rho=0.1, alpha=0.1, smoothness=0.1)[0]
         'λ²α²(1 + ρ)/ρ² − (λα + ρ)/2 < 0, but it is 1'
     """
     stiffness = lam * alpha

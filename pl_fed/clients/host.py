@@ -1,4 +1,4 @@
-"""A client as Lightning sees it: the hooks that set up, evaluate and save a federation."""
+"""Lightning's hooks of a client: they set up, evaluate and save a federation."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,17 +33,17 @@ class FederationLike(Protocol):
 
     @property
     def monitored(self) -> str:
-        """The metric by which models are chosen."""
+        """The metric that chooses models."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run needs."""
+        """Return the state that a resumed run needs."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the federation from :meth:`state_dict`."""
 
 
 class FederationModule(LightningModule):
-    """A LightningModule whose validation, test, prediction and checkpoints are a federation's.
+    """Federation module: a LightningModule that evaluates, predicts and saves a federation.
 
     It forwards Lightning's hooks to the federation of its trainer, and logs the metrics.
     """
@@ -62,10 +62,10 @@ class FederationModule(LightningModule):
 
     @property
     def federation(self) -> FederationLike:
-        """The federation that this client is part of.
+        """The federation of this client's trainer.
 
         Raises:
-            TypeError: If the trainer is none of pl_fed's.
+            TypeError: If the trainer is not a ``pl_fed.Trainer``.
         """
         federation: FederationLike | None = getattr(self.trainer, "federation", None)
         if federation is None:
@@ -77,23 +77,23 @@ class FederationModule(LightningModule):
 
     @classmethod
     def load_from_checkpoint(cls, *_: Any, **__: Any) -> "FederationModule":  # type: ignore[override]
-        """Refuse: a checkpoint holds all clients.
+        """Raise an error: a checkpoint contains all clients.
 
         Raises:
-            TypeError: With the way to load a checkpoint.
+            TypeError: Always; the message names the way to load a checkpoint.
         """
         raise TypeError(
             f"Expected {cls.__name__} to be loaded with its federation, as by trainer.fit or"
-            " trainer.test with `ckpt_path`, but got load_from_checkpoint: a checkpoint holds all"
-            " clients. `python -m pl_fed export` writes single models."
+            " trainer.test with `ckpt_path`, but got load_from_checkpoint: a checkpoint contains"
+            " all clients, and `python -m pl_fed export` writes single models."
         )
 
     def configure_optimizers(self) -> "OptimizerLRScheduler":
-        """Return the local optimizer and its schedule, which moves once a round.
+        """Return the local optimizer and its schedule; Lightning steps the schedule once a round.
 
         Raises:
-            ValueError: If the optimizer needs a closure, or the schedule does not say what it
-                monitors.
+            ValueError: If the optimizer needs a closure, or a ``ReduceLROnPlateau`` schedule has no
+                ``monitor``.
         """
         parameters = self.trained_parameters
         check_optimizers(optimizer=self.objective.optimizer(next(iter(parameters.values()))))
@@ -104,9 +104,9 @@ class FederationModule(LightningModule):
         check_finite_options(lr_scheduler=optimizer)
         if isinstance(scheduler, ReduceLROnPlateau) and not hasattr(scheduler, "monitor"):
             raise ValueError(
-                "Expected argument `lr_scheduler` to say what it watches, as"
-                " lightning.pytorch.cli.ReduceLROnPlateau does by `monitor`, but got"
-                " torch.optim.lr_scheduler.ReduceLROnPlateau."
+                "Expected argument `lr_scheduler` to have a monitored metric but got"
+                " torch.optim.lr_scheduler.ReduceLROnPlateau: use"
+                " lightning.pytorch.cli.ReduceLROnPlateau with `monitor`."
             )
         config: dict[str, Any] = {"scheduler": scheduler, "interval": "epoch"}
         if hasattr(scheduler, "monitor"):
@@ -127,7 +127,7 @@ class FederationModule(LightningModule):
         _reset(self.federation.metrics("val"))
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Evaluate a batch of clients, given by their ids, on their validation data."""
+        """Evaluate a batch of client ids on the clients' validation data."""
         self.federation.evaluate("val", batch)
 
     def on_validation_epoch_end(self) -> None:
@@ -139,7 +139,7 @@ class FederationModule(LightningModule):
         _reset(self.federation.metrics("test"))
 
     def test_step(self, batch: Tensor, batch_idx: int) -> None:
-        """Evaluate a batch of clients, given by their ids, on their test data."""
+        """Evaluate a batch of client ids on the clients' test data."""
         self.federation.evaluate("test", batch)
 
     def on_test_epoch_end(self) -> None:
@@ -147,7 +147,7 @@ class FederationModule(LightningModule):
         self._log_metrics("test")
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> list[dict[str, Any]]:
-        """Return the personalised predictions of a batch of clients, on their test data."""
+        """Return the personalised predictions of a batch of client ids on their test data."""
         return self.federation.predict(batch)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -158,11 +158,11 @@ class FederationModule(LightningModule):
         """Restore the federation's state from a checkpoint.
 
         Raises:
-            ValueError: If the checkpoint does not fit.
+            ValueError: If pl_fed did not write the checkpoint, or its models have other tensors.
         """
         if "federation" not in checkpoint:
             raise ValueError(
-                "Expected a checkpoint written by pl_fed but got one without a federation's state."
+                "Expected a checkpoint of pl_fed but got one without the state of a federation."
             )
         self.federation.load_state_dict(checkpoint["federation"])
         if self.strict_loading:
@@ -186,16 +186,16 @@ def _reset(metrics: Mapping[str, ClientMetrics]) -> None:
 
 
 def _check_tensors(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` if a checkpoint's models have other tensors than those of the net."""
+    """Raise ``ValueError`` if the models of a checkpoint and of the net have different tensors."""
     for name in dict.fromkeys((*own, *saved)):
-        expected, got = (_shape(tensors.get(name)) for tensors in (own, saved))
+        expected, got = (_describe_shape(tensors.get(name)) for tensors in (own, saved))
         if expected != got:
             raise ValueError(
-                f"Expected a checkpoint whose models have {expected} for `{name}` but got one with"
-                f" {got}: it is of another net."
+                f"Expected a checkpoint whose models have {expected} for `{name}` but got one of"
+                f" another net, with {got}."
             )
 
 
-def _shape(tensor: object) -> str:
-    """Return the shape of a tensor in words; of anything else, that it is no tensor."""
+def _describe_shape(tensor: object) -> str:
+    """Return the shape of a tensor in words, or "no tensor"."""
     return f"shape {list(tensor.shape)}" if isinstance(tensor, Tensor) else "no tensor"

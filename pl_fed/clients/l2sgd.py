@@ -1,23 +1,23 @@
-"""L2SGD: personal models that are pulled to their mean once a round.
+"""L2SGD: personal models with a pull to their mean, once a round.
 
 F. Hanzely and P. Richtárik. "Federated learning of a mixture of global and local models". 2020.
 arXiv 2002.05516.
 
 The objective (2): min over x_1, ..., x_n of 1/n Σ f_i(x_i) + λ/(2n) Σ ‖x_i − x̄‖², x̄ their mean.
 Algorithm 1 (L2GD) takes, with probability 1 − p, a step on all f_i. With probability p it takes a
-step on the penalty, the only step that communicates. With α its step size::
+step on the penalty, the only step that communicates. With the step size α::
 
     x_i ← x_i − η ∇f_i(x_i),  η = α / (n (1 − p))    or    x_i ← (1 − β) x_i + β x̄,  β = αλ / (np)
 
-Here a round is a step on the penalty and the steps on f_i up to the next. Their expected number is
-(1 − p) / p, so with K local steps β = ηλK, and at most 1.
+Here a round is a step on the penalty and the steps on f_i up to the next one. Their expected number
+is (1 − p) / p, so with K local steps β = min(ηλK, 1).
 
 Departs from the paper:
 
-- K is fixed, not drawn.
-- The gradients are of minibatches, without the control variates of L2SGD+.
-- Only the cohort moves; in the paper all clients do. x̄ is the mean of the current models of all
-  clients nevertheless.
+- K is fixed, not random.
+- The gradients are those of minibatches, without the control variates of L2SGD+.
+- Only the cohort moves; in the paper all clients do. As in the paper, x̄ is the mean of the current
+  models of all clients.
 """
 
 from typing import Any
@@ -31,18 +31,23 @@ from pl_fed.types import Batch
 
 
 class L2SGD(Client):
-    """L2SGD: a personal model for each client; the global model is the mean of them all.
+    """L2SGD: a personal model for each client; the global model is their mean over all clients.
 
-    A client uploads its change of that mean. With ``aggregators.Mean`` and a server learning rate
-    of 1, the defaults, the global model is the mean of all clients' personal models after each
-    round. With partial participation, an attack that sends a model counts as for
-    :class:`~pl_fed.clients.admm.ADMM`.
+    A client uploads its change of this mean. With the defaults, ``aggregators.Mean`` and a server
+    learning rate of 1, the global model is the mean of all clients' personal models after each
+    round. With partial participation, an attack that sends a model counts clients / cohort times
+    as much as a client's model does in this mean.
 
     Args:
         net: The net that clients train: see :class:`Client`.
         lam: λ ≥ 0: 0 trains local models; 1 / (ηK) or more begins each round at the mean.
-        **kwargs: ``optimizer``, whose learning rate is η; ``lr_scheduler``; ``local_steps`` (K) or
-            ``local_epochs``; ``criterion``, ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round, with learning rate η; SGD with 0.05 by
+            default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: K, the minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` is negative or infinite.
@@ -75,6 +80,6 @@ class L2SGD(Client):
         return self.loss("personal", batch)
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Send the client's change of the mean over all clients."""
+        """Upload the client's change of the mean over all clients."""
         own, before = client.models["personal"].parameters, client.extra["before"]
         return self.upload_change(own, before, client.broadcast.parameters)

@@ -15,19 +15,19 @@ from pl_fed.types import Batch
 
 
 class Local(Client):
-    """Local: each client trains a model of its own, on its own data, and sends nothing.
+    """Local: each client trains its own model on its own data, and sends nothing.
 
-    It equals Ditto with λ = 0, as the baseline "local" of Ditto's paper does. A client trains in
-    the rounds in which it is drawn, and so as much as it would under Ditto.
+    It equals Ditto with λ = 0, the baseline "local" of Ditto's paper. A client trains only in the
+    rounds of its cohorts, and therefore as much as under Ditto.
 
     Args:
         net: The net that clients train: see :class:`Client`.
-        optimizer: Builds the local optimizer from parameters, in each round.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
         lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
-        local_steps: Minibatch steps of a round; or give ``local_epochs``.
+        local_steps: Minibatch steps in a round; or give ``local_epochs``.
         local_epochs: Passes over the client's data in a round; 1 if neither is given.
-        criterion: Turns outputs and targets into a mean loss; cross entropy by default.
-        task: The kind of learning problem, in place of ``criterion``: see :class:`Client`.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Example:
         >>> client = Local(nn.Linear(4, 2), local_epochs=2)

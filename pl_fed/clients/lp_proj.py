@@ -4,24 +4,23 @@ S. Lin, Y. Han, X. Li and Z. Zhang. "Personalized federated learning towards com
 efficiency, robustness and fairness". NeurIPS 2022 (Lp-Proj). S. Zhu et al. "On ADMM in
 heterogeneous federated learning: Personalization, robustness, and fairness". arXiv 2407.16397,
 appendix C, Algorithm 2, is the algorithm here. It is FLAME, except that w, w_i, π_i and u_i are
-short, and the projection P θ_i takes the place of θ_i::
+short, and the projection P θ_i replaces θ_i::
 
     θ_i ← θ_i − η (∇f_i(θ_i) + λ Pᵀ (P θ_i − w_i))                                         line 12
     w_i ← (λ α_i P θ_i + ρ w − π_i) / (λ α_i + ρ)                                   (186), line 14
 
-P is the sparse one of :class:`~pl_fed.functional.projection.SparseProjection`, the same for all
-clients and rounds. Neither paper names its P. Replacing P by c P is the same as replacing λ by c² λ
-and ρ by c² ρ.
+P is a :class:`~pl_fed.functional.projection.SparseProjection`, the same for all clients and rounds.
+Neither paper names its P. Replacing P by c P is the same as replacing λ by c² λ and ρ by c² ρ.
 
 The server's model is Pᵀ w instead of w, and a client uploads Pᵀ of its change. These rows are as
-long as the net, and P gives the short rows back, because P Pᵀ = I. Lengths and angles are the same.
+long as the net. P restores the short rows, because P Pᵀ = I, and lengths and angles are the same.
 Rules that depend on these alone (means, norm clipping, Krum, the geometric median) therefore act as
 on the short rows; coordinate-wise rules do not. No client sees the part of a forged upload outside
 of the span of P's rows. As in the paper, the global model is of no use by itself, and is not
 evaluated.
 
-Slips of the paper: line 4 uploads z_i where u_i is meant, and line 13 takes the last but one
-iterate.
+Corrections of slips in the paper: the upload is u_i (line 4 has z_i), and θ_i^(t+1) is the last
+iterate (line 13 takes the previous one).
 """
 
 from typing import Any, Literal
@@ -37,18 +36,22 @@ from pl_fed.types import Batch
 
 
 class LpProj(ADMM):
-    """Lp-Proj-2 by ADMM. θ_i is the model ``personal``; :class:`ADMM` describes the upload.
+    """Lp-Proj-2 by ADMM: θ_i is the model ``personal``; :class:`ADMM` describes the upload.
 
     Args:
         net: The net that clients train: see :class:`Client`.
         dimensions: d_sub, the length of a projected model: from 1 to the number of parameters.
-        lam: λ > 0, the strength of the pull, which acts in the span of P's rows only.
+        lam: λ > 0, the strength of the pull; it acts in the span of P's rows only.
         rho: The penalty ρ > 0.
         weights: The α_i: ``"uniform"``, 1 / clients, or ``"samples"``, a client's share of all
             training samples.
         projection_seed: Seed of P.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs`` (the paper's
-            H), ``criterion``, ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on θ_i in a round; or give ``local_epochs``.
+        local_epochs: H, the passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -90,18 +93,18 @@ class LpProj(ADMM):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return f_i(θ_i) + λ/2 ‖P θ_i − w_i‖² on the minibatch."""
-        live = self.parameters_of("personal")
-        still = {name: tensor.detach() for name, tensor in live.items()}
-        theta = torch.cat([tensor.flatten() for tensor in still.values()])
-        apart: Tensor = self.projection(theta) - self.read("local")
-        # Pᵀ (P θ − w_i) by hand: autograd's backward pass of a gather would add up one by one
-        slope = self.row("personal").layout.views(self.projection.lift(apart))
-        products = [(slope[name] * (live[name] - still[name])).sum() for name in live]
-        moved = torch.stack(products).sum()
-        return self.loss("personal", batch) + self.lam * (apart.square().sum() / 2 + moved)
+        parameters = self.parameters_of("personal")
+        detached = {name: tensor.detach() for name, tensor in parameters.items()}
+        theta = torch.cat([tensor.flatten() for tensor in detached.values()])
+        difference: Tensor = self.projection(theta) - self.read("local")
+        # Pᵀ (P θ − w_i) by hand: autograd's backward pass of a gather would add element by element
+        slope = self.row("personal").layout.views(self.projection.lift(difference))
+        products = [(slope[name] * (parameters[name] - detached[name])).sum() for name in slope]
+        linear = torch.stack(products).sum()  # 0, with the gradient Pᵀ (P θ − w_i)
+        return self.loss("personal", batch) + self.lam * (difference.square().sum() / 2 + linear)
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Update the short w_i and π_i, and upload u_i, lifted to the length of the net."""
+        """Update the short w_i and π_i, and upload u_i, lifted to the net's length by Pᵀ."""
         theta = self.projection(client.models["personal"].parameters)
         w = self.projection(client.broadcast.parameters)
         stiffness = self.lam * self.alpha(client.samples)

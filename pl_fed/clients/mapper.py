@@ -1,24 +1,27 @@
-"""MAPPER: the best of several mixtures of a client's local model and the global one.
+"""MAPPER: the best of several mixtures of a client's local model and the global model.
 
 Y. Mansour, M. Mohri, J. Ro and A. T. Suresh. "Three approaches for personalization with
 applications to federated learning". arXiv 2002.10619 (section 5, model interpolation).
 
 In each round client k minimises f_k(λ v + (1 − λ) w^t) over its own v, for each of a few λ. It
-takes the λ and the v with the lowest loss. Then it minimises f_k(λ v + (1 − λ) w) over w, whose
-change it sends. Its personal model is the mixture.
+takes the λ and the v with the lowest loss. Then it minimises f_k(λ v + (1 − λ) w) over w, and sends
+the change of w. Its personal model is the mixture.
 
 The computation here: a candidate of λ is the mixture u = λ v + (1 − λ) w^t itself. A step of SGD on
-v is a step on u with λ² times its gradient, and v follows from u at the end. Each candidate has a w
-of its own, trained by f_k(u + (1 − λ)(w − w^t)). The client sends the w of the chosen candidate.
+v is a step on u with λ² times its gradient, and v follows from u at the end. Each candidate has its
+own w, trained by f_k(u + (1 − λ)(w − w^t)). The client sends the change of the chosen candidate's
+w.
 
 Departs from the paper:
 
-- v and w take a step on each minibatch, in turn, instead of one after the other.
-- The client's validation data choose λ, not its training data; without any, λ is the middle one.
-- Parameters are mixed, not outputs, as in the reference code of Ditto's baseline of this name.
+- v and w alternate at each minibatch; in the paper the training of v precedes that of w.
+- The client's validation data choose λ, not its training data. Clients without validation data take
+  the middle λ.
+- The mixture is one of parameters, not of outputs, as in the reference code of Ditto's baseline
+  "mapper".
 
-In that code v is kept from round to round, too. (It sends the last client's change only, and takes
-a single step on w.)
+As here, clients keep v from round to round in that code. (It sends the last client's change only,
+and takes a single step on w.)
 """
 
 from collections.abc import Sequence
@@ -33,18 +36,24 @@ from pl_fed.types import Batch
 
 
 class Mapper(Client):
-    """MAPPER: each client's personal model is λ v_k + (1 − λ) w, with the λ that validates best.
+    """MAPPER: each client's personal model is λ v_k + (1 − λ) w, with the best λ of a list.
+
+    The best λ has the lowest loss on the client's validation data.
 
     Args:
         net: The net that clients train: see :class:`Client`.
-        lams: The λ to choose from, each in (0, 1]: 1 trains local models. Each λ trains two models.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`. The optimizer should be SGD, with or without momentum:
-            others move the mixtures in other ways than v. Weight decay shortens each mixture and
-            each w, which differs from a term of F_k.
+        lams: The candidates of λ, each in (0, 1]: 1 trains local models. Each λ trains two models.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+            Only SGD, with or without momentum, moves the mixtures as it would move v. Weight decay
+            shortens each mixture and each w; a term of F_k would act otherwise.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on each model in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If ``lams`` is empty, has a λ twice, or one that is out of range.
+        ValueError: If ``lams`` is empty, or has a repeated λ or a λ out of range.
 
     Example:
         >>> client = Mapper(nn.Linear(4, 2), lams=[0.5])
@@ -58,7 +67,7 @@ class Mapper(Client):
         check_instances(Sequence, lams=lams)
         if not lams or len(set(lams)) < len(lams) or not all(0 < lam <= 1 for lam in lams):
             raise ValueError(
-                f"Expected argument `lams` to be different numbers in (0, 1] but got {lams}."
+                f"Expected argument `lams` to be distinct numbers in (0, 1] but got {lams}."
             )
         self.mixtures = tuple(f"personal_{place}" for place in range(len(lams)))
         self.centrals = tuple(f"central_{place}" for place in range(len(lams)))
@@ -84,7 +93,7 @@ class Mapper(Client):
         client.models["personal"] = self._choose(client, self.mixtures)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return Σ over λ of λ² f_k(u) + f_k(u + (1 − λ)(w − w^t)), whose second term moves w."""
+        """Return Σ over λ of λ² f_k(u) + f_k(u + (1 − λ)(w − w^t)); the second term moves w."""
         centre = self.tensors("broadcast")
         losses = []
         for mixture, central, lam in zip(self.mixtures, self.centrals, self.lams):
@@ -107,6 +116,6 @@ class Mapper(Client):
         return central.parameters - w
 
     def _choose(self, client: ClientRound, names: Sequence[str]) -> ModelRows:
-        """Return for each client the model of its chosen λ."""
+        """Return the model of each client's chosen λ."""
         choice = client.states["choice"][:, 0].long()
         return ModelRows.choose([client.models[name] for name in names], choice)

@@ -1,4 +1,4 @@
-"""Mean-regularised multi-task learning: personal models that are pulled to their mean.
+"""Mean-regularised multi-task learning: personal models with a pull to their mean.
 
 T. Evgeniou and M. Pontil. "Regularized multi-task learning". KDD 2004. Ditto's paper (arXiv
 2012.04221, section 2) compares itself with the federated form. In round t::
@@ -6,7 +6,8 @@ T. Evgeniou and M. Pontil. "Regularized multi-task learning". KDD 2004. Ditto's 
     θ_i ← local steps on f_i(θ_i) + λ/2 ‖θ_i − w^t‖², from the client's kept θ_i
     w^{t+1} ← mean of θ_i
 
-Departs from the paper, which solves kernel machines at once: here are nets, rounds and a cohort.
+Departs from the paper: it solves kernel machines in one problem; here a cohort trains nets in
+rounds.
 """
 
 from typing import Any, Literal
@@ -20,22 +21,25 @@ from pl_fed.types import Batch
 
 
 class MeanRegularized(Client):
-    """Mean-regularised multi-task learning: personal models, pulled to w, which is their mean.
+    """Mean-regularised multi-task learning: personal models with a pull to w, their mean.
 
-    In Ditto the global model has an objective of its own; here it is only the mean.
+    In Ditto the global model has its own objective; here it is only the mean.
 
     Args:
         net: The net that clients train: see :class:`Client`.
         lam: λ ≥ 0, the strength of the pull: 0 trains local models.
-        mean: The clients whose models are averaged: ``"clients"``, the current models of all
-            clients, or ``"cohort"``, those of the round. With ``"clients"`` and partial
-            participation, an attack that sends a model counts as for
-            :class:`~pl_fed.clients.admm.ADMM`.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        mean: The models in the mean: ``"clients"``, the current models of all clients, or
+            ``"cohort"``, those of the round. With ``"clients"`` and partial participation, an
+            attack that sends a model counts clients / cohort times as much as a client's model.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on θ_i in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If ``lam`` is negative or infinite, or ``mean`` is neither.
+        ValueError: If ``lam`` is negative or infinite, or ``mean`` is unknown.
 
     Example:
         >>> client = MeanRegularized(nn.Linear(4, 2), lam=0.5, mean="cohort")
@@ -58,7 +62,7 @@ class MeanRegularized(Client):
         self.mean_of = mean
 
     def begin(self, client: ClientRound) -> None:
-        """Remember the model with which the client begins."""
+        """Store the client's model from before the local steps."""
         if self.mean_of == "clients":
             client.extra["before"] = client.models["personal"].parameters.clone()
 
@@ -68,7 +72,7 @@ class MeanRegularized(Client):
         return self.loss("personal", batch) + pull
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Send θ_i − w^t, or the client's change of the mean over all clients."""
+        """Upload θ_i − w^t, or the client's change of the mean over all clients."""
         own, broadcast = client.models["personal"].parameters, client.broadcast.parameters
         if self.mean_of == "cohort":
             return own - broadcast

@@ -8,21 +8,21 @@ relations, W = [w_1, ..., w_m] being the clients' models::
 
     min over W, Ω of  Σ_k F_k(w_k) + λ₁/2 tr(W Ω Wᵀ) + λ₂/2 ‖W‖²,   tr(Ω⁻¹) = 1
 
-Two steps alternate. The clients move W with Ω fixed. Then Ω⁻¹ = (WᵀW + εI)^½ / tr(WᵀW + εI)^½,
-which is optimal for W up to the ε that keeps it invertible. With all other models fixed, client k's
-share of the middle term is a pull to a mixture of the models::
+Two steps alternate. The clients move W with Ω fixed. Then Ω⁻¹ = (WᵀW + εI)^½ / tr(WᵀW + εI)^½; it
+is optimal for W up to ε, and ε keeps it invertible. With all other models fixed, client k's share
+of the middle term is a pull to a mixture of the models::
 
     σ′λ₁Ω_kk/2 ‖v − c_k‖²,   c_k = w_k − Σ_j Ω_kj w_j / (σ′Ω_kk)
 
-With σ′ = 1 it is exact. The clients move at the same time, and a larger σ′ makes that safe, as in
-the subproblems (4).
+With σ′ = 1 it is exact. The clients move at the same time; a larger σ′ keeps this stable, as in the
+subproblems (4).
 
 Departs from the paper:
 
 - A client takes minibatch (sub)gradient steps on its subproblem instead of dual coordinate ascent.
   Any loss and any local optimizer work.
 - F_k is a mean over samples.
-- The regulariser is a half of the paper's.
+- The regulariser is half of the paper's.
 """
 
 import math
@@ -31,34 +31,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pl_fed.arguments import check_nonnegative, check_positive
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Model
 from pl_fed.types import Batch
 
 
 class Mocha(Client):
-    """MOCHA: a model for each client, pulled to those of related clients by learned relations.
+    """MOCHA: a model for each client, with a pull to the models of related clients.
 
-    It suits convex nets, such as :class:`pl_fed.models.LogisticRegression`, whose parameters mean
-    the same in all clients. The server has all models, and sends each client its pull. Uploads move
-    the server's models. The model of a client that forges uploads is therefore the sum of its
-    forgeries. An attack that sends a model adds it up, round after round. The global model is the
-    mean of the models (with ``aggregators.Mean`` and a server learning rate of 1).
+    MOCHA learns the relations. It suits convex nets, such as
+    :class:`pl_fed.models.LogisticRegression`: their parameters have the same meaning in all
+    clients. The server has all models, and sends each client its pull. Uploads move the server's
+    models. The model of a client that forges uploads is therefore the sum of its forged uploads; an
+    attack that sends a model adds this model in each round. The global model is the mean of the
+    models (with ``aggregators.Mean`` and a server learning rate of 1).
 
     Args:
         net: The net that clients train: see :class:`Client`.
         lam: λ₁ ≥ 0, the strength of the pull to related clients; 0 trains local models.
         decay: λ₂ ≥ 0, the strength of the pull to 0.
         epsilon: ε > 0. A smaller ε pulls unrelated directions harder, up to
-            λ₁ tr(WᵀW + εI)^½ / ε^½; the learning rate has to be small enough for that.
-        sigma: σ′ ≥ 1.
-        max_numbers: The largest allowed m · d, clients times parameters: the server keeps as many
+            λ₁ tr(WᵀW + εI)^½ / ε^½; choose a learning rate that is small enough for this.
+        sigma: σ′ ≥ 1; larger values are safer when clients move at the same time.
+        max_numbers: The largest allowed m · d, clients times parameters: the server keeps m · d
             numbers.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on the client's model in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If an argument is out of range; and before training, if m · d is too large.
+        ValueError: If an argument is out of range, or, before training, if m · d is too large.
 
     Example:
         >>> from pl_fed.types import Population
@@ -84,15 +90,11 @@ class Mocha(Client):
         models = {"global": Model(trained=False), "personal": Model(kept=False)}
         super().__init__(net, models=models, **kwargs)
         self.add_server_state("models", self._repeat_initial_row)  # W, one model behind the other
-        for name, value, least in (("lam", lam, 0), ("decay", decay, 0), ("sigma", sigma, 1)):
-            if not least <= value < math.inf:
-                raise ValueError(
-                    f"Expected argument `{name}` to be at least {least}, and finite, but got"
-                    f" {value}."
-                )
-        if not 0 < epsilon < math.inf:
+        check_nonnegative(lam=lam, decay=decay)
+        check_positive(epsilon=epsilon)
+        if not 1 <= sigma < math.inf:
             raise ValueError(
-                f"Expected argument `epsilon` to be greater than 0, and finite, but got {epsilon}."
+                f"Expected argument `sigma` to be at least 1, and finite, but got {sigma}."
             )
         self.lam = lam
         self.decay = decay
@@ -111,7 +113,7 @@ class Mocha(Client):
             raise ValueError(
                 f"Expected argument `max_numbers` ({self.max_numbers}) to be at least the number of"
                 f" clients times that of parameters but got {clients} times {len(row)}: the server"
-                " keeps all models, so Mocha is for small nets, as convex ones are."
+                " keeps all models, so use Mocha for small nets, such as convex ones."
             )
         return row.repeat(clients)
 
@@ -138,7 +140,7 @@ class Mocha(Client):
         return loss + pull + self.decay / 2 * norm
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Send |S| / m times the model's change: the cohort's mean of these moves the mean of W."""
+        """Upload |S| / m times the model's change: their mean is the change of W's mean."""
         before = self._all_models(client)[client.ids]
         return self.population.share * (client.models["personal"].parameters - before)
 
@@ -150,22 +152,22 @@ class Mocha(Client):
 
 
 def relations(models: Tensor, epsilon: float) -> Tensor:
-    """Return Ω, the inverse of (WᵀW + εI)^½ over its trace; computed in float64.
+    """Return Ω, the inverse of (WᵀW + εI)^½ / tr(WᵀW + εI)^½; computed in float64.
 
     Args:
         models: Wᵀ, shape [m, d].
         epsilon: ε > 0.
 
     Returns:
-        Shape [m, m], symmetric and positive definite; m on the diagonal and 0 elsewhere if the
-        models are 0.
+        Shape [m, m], symmetric and positive definite. If the models are 0: m on the diagonal, 0
+        elsewhere.
 
     Example:
         >>> relations(torch.zeros(2, 3), 0.01).tolist()
         [[2.0, 0.0], [0.0, 2.0]]
     """
-    wide = models.double()
-    values, vectors = torch.linalg.eigh(wide @ wide.T)
+    rows = models.double()
+    values, vectors = torch.linalg.eigh(rows @ rows.T)
     roots = (values.clamp(min=0) + epsilon).sqrt()
     relation: Tensor = vectors * (roots.sum() / roots) @ vectors.T
     return relation.to(models)

@@ -1,4 +1,4 @@
-"""Restore the models that a computation writes to."""
+"""Model guard: it restores models that a computation overwrites."""
 
 from collections.abc import Iterable
 from typing import Self
@@ -9,15 +9,15 @@ from pl_fed.clients.base import Client
 
 
 class ModelGuard:
-    """Model guard: restores some of a client's models when its ``with`` block ends.
+    """Model guard: restores models of a client at the end of its ``with`` block.
 
     Args:
         client: The algorithm.
-        models: Names of the models that the block will write to.
+        models: Names of the models that the block overwrites.
 
     Attributes:
         rows: Copies of the models' rows from before the block, by model.
-        statistics: Copies of their running statistics from before the block, by model.
+        statistics: Copies of the models' running statistics from before the block, by model.
     """
 
     def __init__(self, client: Client, models: Iterable[str]) -> None:

@@ -1,15 +1,15 @@
-"""Per-FedAvg: a global model that is good after one step on a client's own data.
+"""Per-FedAvg: a global model, trained to be good after one step on a client's own data.
 
 A. Fallah, A. Mokhtari and A. Ozdaglar. "Personalized federated learning with theoretical
 guarantees: A model-agnostic meta-learning approach". NeurIPS 2020. arXiv 2002.07948.
 
 The objective: the mean over clients of F_k(w) = f_k(w − α ∇f_k(w)). A local step (Algorithm 1)
-takes w to w − β (I − α ∇²f_k(w; D″)) ∇f_k(w̃; D′), where w̃ = w − α ∇f_k(w; D), of three
+takes w to w − β (I − α ∇²f_k(w; D″)) ∇f_k(w̃; D′), where w̃ = w − α ∇f_k(w; D), with three
 independent batches. HF replaces the product of the Hessian with a vector u by
-(∇f_k(w + δ u; D″) − ∇f_k(w − δ u; D″)) / (2 δ), FO omits it.
+(∇f_k(w + δ u; D″) − ∇f_k(w − δ u; D″)) / (2 δ); FO omits it.
 
-The three batches are parts of the minibatch, each with every third sample: D′ from the first on, D
-from the second on, D″ from the third on. In a minibatch of one or two samples some parts are empty;
+The three batches are parts of the minibatch with every third sample: D′ from the first, D from the
+second and D″ from the third sample on. In a minibatch of one or two samples some parts are empty;
 their gradient is 0. The step to w̃ is one of plain gradient descent for any local optimizer, in
 training and before an evaluation.
 """
@@ -38,19 +38,24 @@ Tensors = dict[str, Tensor]
 
 
 class PerFedAvg(Client):
-    """Per-FedAvg: meta-learning by federated averaging; a personal model is a step from the global.
+    """Per-FedAvg: federated meta-learning; a step from the global model gives a personal model.
 
     Args:
         net: The net that clients train: see :class:`Client`. It must not have running statistics
             (BatchNorm).
-        adaptation_lr: α >= 0, the learning rate of the step on a client's own data.
+        adaptation_lr: α ≥ 0, the learning rate of the step on a client's own data.
         hessian: The computation of the Hessian's product with a vector: ``"difference"`` of two
-            gradients in full precision (HF), ``"exact"``, or ``"none"``, which omits it (FO).
+            gradients in full precision (HF), ``"exact"``, or ``"none"`` to omit it (FO).
         difference: δ > 0 of HF. At a jump of the gradient (ReLU) the product is as large as the
-            jump over 2 δ. A large β then diverges, although it does not with ``"exact"``.
-        adaptation_steps: Steps on a client's own data before an evaluation, >= 1; 1 in the paper.
-        **kwargs: ``optimizer`` (its learning rate is β), ``lr_scheduler``, ``local_steps`` (τ),
-            ``local_epochs``, ``criterion``, ``task``: see :class:`Client`.
+            jump over 2 δ. A large β may then diverge where ``"exact"`` converges.
+        adaptation_steps: Steps on a client's own data before an evaluation, ≥ 1; 1 in the paper.
+        optimizer: Builds the local optimizer in each round, with learning rate β; SGD with 0.05 by
+            default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: τ, the minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range, or the net has running statistics.
@@ -77,7 +82,7 @@ class PerFedAvg(Client):
         check_integers(1, adaptation_steps=adaptation_steps)
         check_choice(get_args(Hessian), hessian=hessian)
         self.refuse_running_statistics(
-            "a step goes through several points, and none of them is the model's"
+            "a step evaluates the net at several points other than the model"
         )
         self.adaptation_lr = adaptation_lr
         self.hessian = hessian
@@ -90,16 +95,16 @@ class PerFedAvg(Client):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return f_k(w̃; D′), with the gradient (I − α ∇²f_k(w; D″)) ∇f_k(w̃; D′)."""
-        outer, inner, third = (_part(batch, first) for first in range(3))
-        live = self.parameters_of("global")
-        w = {name: parameter.detach() for name, parameter in live.items()}
-        adapted = _moved(w, self.gradient_at("global", w, inner), -self.adaptation_lr)
+        outer, inner, third = (_take_third(batch, first) for first in range(3))
+        parameters = self.parameters_of("global")
+        w = {name: parameter.detach() for name, parameter in parameters.items()}
+        adapted = _add(w, self.gradient_at("global", w, inner), -self.adaptation_lr)
         direction = self.gradient_at("global", adapted, outer)
         if self.hessian != "none":
             product = self._hessian_product(w, direction, third)
-            direction = _moved(direction, product, -self.adaptation_lr)
+            direction = _add(direction, product, -self.adaptation_lr)
         value = self.loss_at("global", adapted, outer).detach()
-        linear = _dot(live, direction)
+        linear = _dot(parameters, direction)
         return value + (linear - linear.detach())
 
     def adaptation_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -113,16 +118,16 @@ class PerFedAvg(Client):
                 lambda at: _dot(self.gradient_at("global", at, batch), u)
             )(w)
             return product
-        with full_precision(batch.device):  # bfloat16 cannot tell them apart
-            ahead, behind = (
-                self.gradient_at("global", _moved(w, u, sign * self.difference), batch)
+        with full_precision(batch.device):  # in bfloat16 the two gradients would be equal
+            plus, minus = (
+                self.gradient_at("global", _add(w, u, sign * self.difference), batch)
                 for sign in (1, -1)
             )
-        return {name: (ahead[name] - behind[name]) / (2 * self.difference) for name in w}
+        return {name: (plus[name] - minus[name]) / (2 * self.difference) for name in w}
 
 
-def _part(batch: Batch, first: int) -> Batch:
-    """Return every third sample from one on; if there is none, a sample that does not count."""
+def _take_third(batch: Batch, first: int) -> Batch:
+    """Return every third sample from ``first`` on, or one masked sample if there are none."""
     part = batch.part(slice(first, None, 3))
     if part.size:
         return part
@@ -130,9 +135,9 @@ def _part(batch: Batch, first: int) -> Batch:
     return padding._replace(mask=torch.zeros(1, dtype=torch.bool, device=padding.device))
 
 
-def _moved(at: Mapping[str, Tensor], along: Mapping[str, Tensor], by: float) -> Tensors:
-    return {name: at[name] + by * along[name] for name in at}
+def _add(tensors: Mapping[str, Tensor], direction: Mapping[str, Tensor], factor: float) -> Tensors:
+    return {name: tensors[name] + factor * direction[name] for name in tensors}
 
 
-def _dot(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack([(first[name] * second[name]).sum() for name in first]).sum()
+def _dot(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([(left[name] * right[name]).sum() for name in left]).sum()

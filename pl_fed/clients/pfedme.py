@@ -4,14 +4,13 @@ C. T. Dinh, N. H. Tran and T. D. Nguyen. "Personalized federated learning with M
 NeurIPS 2020. arXiv 2006.08848. The problem: min over w of Σ_i F_i(w) / N, where F_i(w) is the
 minimum of f_i(θ_i) + λ/2 ‖θ_i − w‖² over θ_i. Algorithm 1, in each of R local rounds::
 
-    θ_i ← about the minimiser of f_i(θ) + λ/2 ‖θ − w_i‖² on a new minibatch, by K gradient steps
+    θ_i ← approximate minimiser of f_i(θ) + λ/2 ‖θ − w_i‖² on a new minibatch, by K gradient steps
     w_i ← w_i − η λ (w_i − θ_i)
 
 from w_i = w^t. The server moves by w ← (1 − β) w + β (mean of the cohort's w_i): β is the learning
 rate of the federation's server optimizer.
 
-As in the reference code, the K steps continue from the current θ_i, which is w^t when a round
-begins.
+As in the reference code, the K steps continue from the current θ_i. θ_i begins each round at w^t.
 
 Departs from the paper: clients outside of the cohort do not train, because they would not send
 their results. :class:`~pl_fed.clients.PFedMeEpochs` is pFedMe in the form of FLAME's paper.
@@ -31,10 +30,10 @@ from pl_fed.types import Batch, Population
 
 
 class PFedMe(Client):
-    """pFedMe (Algorithm 1). w_i is the model ``global``, and θ_i the model ``personal``.
+    """pFedMe (Algorithm 1): w_i is the model ``global``, and θ_i the model ``personal``.
 
-    The optimizer is that of w_i: SGD, whose learning rate is η. Its weight decay counts as a part
-    of f_i, and so acts in the steps on θ_i. Gradient clipping clips the change of θ_i in K steps.
+    The optimizer is that of w_i. Its weight decay is part of f_i, and so acts in the steps on θ_i.
+    Gradient clipping clips the change of θ_i in K steps.
 
     Args:
         net: The net that clients train: see :class:`Client`. It must not have running statistics
@@ -42,8 +41,12 @@ class PFedMe(Client):
         lam: λ > 0, the strength of the pull.
         personal_steps: K, the gradient steps on θ_i in a local round.
         personal_lr: The learning rate of the steps on θ_i.
-        **kwargs: ``optimizer``, ``local_steps`` (the paper's R), ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`. ``lr_scheduler`` is refused: it would act on θ_i, too.
+        optimizer: Builds the SGD optimizer of w_i, with learning rate η; 0.05 by default.
+        lr_scheduler: Must be ``None``: a schedule would act on θ_i, too.
+        local_steps: R, the local rounds, each on a new minibatch; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If an argument is out of range, there is an ``lr_scheduler``, the optimizer is
@@ -72,7 +75,7 @@ class PFedMe(Client):
         super().__init__(net, models=models, **kwargs)
         check_positive(lam=lam, personal_lr=personal_lr)
         check_integers(1, personal_steps=personal_steps)
-        self.refuse_running_statistics("a local round goes through several points")
+        self.refuse_running_statistics("a local round evaluates the net at several points")
         if self.lr_scheduler is not None:
             raise ValueError(
                 "Expected argument `lr_scheduler` to be None, as it would scale the steps of both"
@@ -84,7 +87,7 @@ class PFedMe(Client):
         self.weight_decay = 0.0  # of the local optimizer: set by `check`
 
     def check(self, data: ClientData, population: Population) -> None:
-        """Read the weight decay from the optimizer, which must be SGD.
+        """Read the weight decay from the optimizer; it must be SGD.
 
         Raises:
             ValueError: If the optimizer is not SGD.
@@ -103,11 +106,11 @@ class PFedMe(Client):
         The gradient of θ_i is the difference to its end point, and its learning rate is 1. The
         logged loss is f_i(θ_i) + λ/2 ‖θ_i − w_i‖² after the steps.
         """
-        w, live = self.parameters_of("global"), self.parameters_of("personal")
+        w, personal = self.parameters_of("global"), self.parameters_of("personal")
         centre = {name: tensor.detach() for name, tensor in w.items()}
-        before = {name: tensor.detach() for name, tensor in live.items()}
-        first = torch.as_tensor(batch_idx, device=self.row("global").data.device) == 0
-        theta = {name: torch.where(first, centre[name], before[name]) for name in live}
+        before = {name: tensor.detach() for name, tensor in personal.items()}
+        is_first = torch.as_tensor(batch_idx, device=self.row("global").data.device) == 0
+        theta = {name: torch.where(is_first, centre[name], before[name]) for name in personal}
         for _ in range(self.personal_steps):
             slope = self.gradient_at("personal", theta, batch)
             theta = {
@@ -118,6 +121,9 @@ class PFedMe(Client):
             }
         end = {name: tensor.detach() for name, tensor in theta.items()}
         pull = self.lam / 2 * squared_distance(list(w.values()), list(end.values()))
-        moves = [((live[name] - before[name]) * (before[name] - end[name])).sum() for name in live]
+        moves = [
+            ((personal[name] - before[name]) * (before[name] - end[name])).sum()
+            for name in personal
+        ]
         value = self.loss_at("personal", end, batch).detach()
         return {"loss": value + pull + torch.stack(moves).sum()}

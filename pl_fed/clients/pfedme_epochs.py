@@ -1,16 +1,16 @@
-"""pFedMe in the form of FLAME's paper: personal models that are kept and trained in epochs.
+"""pFedMe in the form of FLAME's paper: clients keep personal models and train them in epochs.
 
 S. Zhu et al. "On ADMM in heterogeneous federated learning: Personalization, robustness, and
 fairness". arXiv 2407.16397, section VI; C. T. Dinh, N. H. Tran and T. D. Nguyen. "Personalized
 federated learning with Moreau envelopes". NeurIPS 2020. arXiv 2006.08848.
 
-As in FLAME's reference code, θ_i is kept from round to round. It takes H passes of gradient steps
-on f_i(θ_i) + λ/2 ‖θ_i − w^t‖². Then one step w_i = w^t − η λ (w^t − θ_i) follows, and w^(t+1) is
-the mean of the w_i. With η λ = 1 this is mean-regularised multi-task learning, and FLAME with
-ρ = λ α_i and ``pull_to="broadcast"``. The paper tries η up to 0.5 for λ = 1.
+As in FLAME's reference code, a client keeps θ_i from round to round. It takes H passes of gradient
+steps on f_i(θ_i) + λ/2 ‖θ_i − w^t‖². Then it takes one step w_i = w^t − η λ (w^t − θ_i), and
+w^(t+1) is the mean of the w_i. With η λ = 1 this is mean-regularised multi-task learning, and FLAME
+with ρ = λ α_i and ``pull_to="broadcast"``. The paper tries η up to 0.5 for λ = 1.
 
-Departs from the paper of pFedMe, in which each minibatch has K steps on θ_i and then one on w_i:
-see :class:`~pl_fed.clients.PFedMe`.
+Departs from the paper of pFedMe: there each minibatch has K steps on θ_i and then one on w_i, as in
+:class:`~pl_fed.clients.PFedMe`.
 """
 
 from typing import Any
@@ -30,8 +30,13 @@ class PFedMeEpochs(Client):
         net: The net that clients train: see :class:`Client`.
         lam: λ > 0, the strength of the pull.
         eta: η > 0, the step size of w_i.
-        **kwargs: ``optimizer`` (that of θ_i), ``lr_scheduler``, ``local_steps``, ``local_epochs``
-            (the paper's H), ``criterion``, ``task``: see :class:`Client`.
+        optimizer: Builds the optimizer of θ_i in each round; SGD with learning rate 0.05 by
+            default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps on θ_i in a round; or give ``local_epochs``.
+        local_epochs: H, the passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
         ValueError: If ``lam`` or ``eta`` is not positive.
@@ -56,5 +61,5 @@ class PFedMeEpochs(Client):
 
     def end_round(self, client: ClientRound) -> Tensor:
         """Upload w_i − w^t = η λ (θ_i − w^t)."""
-        apart = client.models["personal"].parameters - client.broadcast.parameters
-        return self.eta * self.lam * apart
+        difference = client.models["personal"].parameters - client.broadcast.parameters
+        return self.eta * self.lam * difference

@@ -1,12 +1,13 @@
-"""Pulled: the base of algorithms whose personal models are pulled to the broadcast.
+"""Pulled: the base of algorithms with a pull of personal models to the broadcast.
 
 T. Li, S. Hu, A. Beirami and V. Smith. "Ditto: Fair and robust federated learning through
-personalization". ICML 2021. arXiv 2012.04221. Section 3.1 names other distances than the squared
-one, and Appendix C.2 gives them:
+personalization". ICML 2021. arXiv 2012.04221. Section 3.1 mentions distances other than the squared
+one, and Appendix C.2 defines them:
 
 - Elastic weight consolidation: λ/2 Σ_j F_jj (v_j − w_j)², where F is the empirical Fisher
   information at w, estimated on a batch.
-- λ/2 (KL(f(v) ‖ f(w)) + KL(f(w) ‖ f(v))), where f gives the probabilities of the classes.
+- Symmetrized Kullback-Leibler divergence: λ/2 (KL(f(v) ‖ f(w)) + KL(f(w) ‖ f(v))), where f gives
+  the probabilities of the classes.
 """
 
 from abc import ABC
@@ -34,23 +35,28 @@ Regularizer = Literal["l2", "fisher", "kl"]
 
 
 class Pulled(Client, ABC):
-    """Pulled, the base class of Ditto and Finetuning: F_k(v) + λ/2 R(v, w^t) for some models v.
+    """Pulled, the base class of Ditto and Finetuning: F_k(v) + λ/2 R(v, w^t) for personal models v.
 
     Args:
         net: The net that clients train: see :class:`Client`.
         models: The algorithm's models.
-        lam: λ >= 0, the strength of the pull.
-        regularizer: R: ``"l2"`` is ‖v − w^t‖²; ``"fisher"`` weighs the squares of the differences
-            by the diagonal of the empirical Fisher information at w^t, the mean over the minibatch
-            of each sample's squared gradient; ``"kl"`` is the symmetrized Kullback-Leibler
-            divergence of the predicted classes on the minibatch. For the last two, w^t is in
-            evaluation mode. They cost more: a gradient for each sample, or a forward pass.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+        lam: λ ≥ 0, the strength of the pull.
+        regularizer: R: ``"l2"`` is ‖v − w^t‖². ``"fisher"`` weighs the squared differences by the
+            diagonal of the empirical Fisher information at w^t, the minibatch's mean of squared
+            sample gradients. ``"kl"`` is the symmetrized Kullback-Leibler divergence of the
+            predicted classes on the minibatch. The last two evaluate w^t in evaluation mode. They
+            cost a gradient for each sample, or a forward pass.
+        optimizer: Builds the local optimizer in each round; SGD with learning rate 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: Minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If ``lam`` is negative or infinite, or ``regularizer`` is none of these; and
-            before training, if it is ``"kl"`` and the targets are no classes.
+        ValueError: If ``lam`` is negative or infinite, or ``regularizer`` is unknown. Before
+            training, if it is ``"kl"`` and the targets are no classes, or if it is ``"fisher"`` and
+            the net or the criterion has no sample gradients.
 
     Example:
         >>> from pl_fed.clients import Ditto
@@ -73,11 +79,11 @@ class Pulled(Client, ABC):
         self.regularizer = regularizer
 
     def check(self, data: ClientData, population: Population) -> None:
-        """Refuse ``"kl"`` without classes, and ``"fisher"`` for nets without sample gradients."""
+        """Refuse ``"kl"`` without classes, and ``"fisher"`` without sample gradients."""
         super().check(data, population)
         if self.regularizer == "fisher":
-            self.refuse_batch_criterion("`regularizer` = fisher takes gradients of single samples")
-            self._check_by_sample(data.batch(torch.arange(2, device=data.device)).inputs)
+            self.refuse_batch_criterion("`regularizer` = fisher needs sample gradients")
+            self._check_sample_gradients(data.batch(torch.arange(2, device=data.device)).inputs)
         criterion = getattr(self.task, "criterion", None)
         if (
             self.regularizer == "kl"
@@ -85,12 +91,12 @@ class Pulled(Client, ABC):
             and not isinstance(criterion, nn.CrossEntropyLoss)
         ):
             raise ValueError(
-                "Expected argument `regularizer` to be l2 or fisher where targets are no classes"
+                "Expected argument `regularizer` to be l2 or fisher if targets are no classes"
                 f" but got kl, with targets of {describe(data.targets)}."
             )
 
-    def _check_by_sample(self, inputs: Tree) -> None:
-        """Refuse nets without a gradient for each sample: those that PyTorch cannot vmap."""
+    def _check_sample_gradients(self, inputs: Tree) -> None:
+        """Refuse nets without sample gradients: those that ``torch.func.vmap`` does not support."""
         net = self.model("global")
         with evaluation_mode(net), torch.no_grad():
             try:
@@ -100,15 +106,15 @@ class Pulled(Client, ABC):
             except RuntimeError as error:
                 raise ValueError(
                     "Expected argument `regularizer` to be l2 or kl for a net that torch.func.vmap"
-                    f" does not take but got fisher: {str(error).splitlines()[0]}"
+                    f" does not support but got fisher: {str(error).splitlines()[0]}"
                 ) from error
 
     def pulled_loss(self, batch: Batch, lams: Mapping[str, float]) -> Tensor:
         """Return Σ over models of F_k(v) + λ/2 R(v, w^t) on the minibatch.
 
         Args:
-            batch: See :meth:`training_step`.
-            lams: λ of each of the models, by name.
+            batch: The client's minibatch.
+            lams: λ of each model, by the model's name.
         """
         centre = self._describe_centre(batch)
         losses = []
@@ -123,17 +129,19 @@ class Pulled(Client, ABC):
         if self.regularizer == "l2":
             return None
         net, centre = self.model("global"), self.tensors("broadcast")
-        buffers: dict[str, Tensor] = {}  # the live ones move with the global model
+        buffers: dict[str, Tensor] = {}  # those in the net are of the global model's local steps
         if (layout := self.statistics("global").layout).numel:
             buffers = layout.views(self.read("broadcast.statistics"))
         with evaluation_mode(net):
             if self.regularizer == "kl":
-                there = Net(net, {**centre, **buffers})
-                return self.task.predict(there, batch.inputs).detach()
+                model = Net(net, {**centre, **buffers})
+                return self.task.predict(model, batch.inputs).detach()
 
-            def sample_loss(at: Mapping[str, Tensor], inputs: Tree, targets: Tree) -> Tensor:
-                there = Net(net, {**at, **buffers})
-                outputs = self.task.predict(there, select(inputs, None))
+            def sample_loss(
+                parameters: Mapping[str, Tensor], inputs: Tree, targets: Tree
+            ) -> Tensor:
+                model = Net(net, {**parameters, **buffers})
+                outputs = self.task.predict(model, select(inputs, None))
                 return self.sample_losses(outputs, select(targets, None))[0]
 
             weights = self.sample_weights(batch.targets)
@@ -147,12 +155,12 @@ class Pulled(Client, ABC):
         Args:
             model: The name of v.
             outputs: The outputs of v on the minibatch.
-            centre: See :meth:`_describe_centre`.
+            centre: The result of :meth:`_describe_centre`.
             batch: The minibatch.
         """
         if self.regularizer == "kl":
             return symmetrized_divergence(outputs, centre, batch.mask)
         if self.regularizer == "fisher":
-            live = self.parameters_of(model)
-            return weighted_squared_distance(live, self.tensors("broadcast"), centre)
+            parameters = self.parameters_of(model)
+            return weighted_squared_distance(parameters, self.tensors("broadcast"), centre)
         return self.squared_distance(model)

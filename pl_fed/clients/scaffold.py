@@ -3,7 +3,7 @@
 S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich and A. T. Suresh. "SCAFFOLD:
 Stochastic controlled averaging for federated learning". ICML 2020. arXiv 1910.06378.
 
-Algorithm 1: client i keeps c_i, the server c, zeros at first. From y_i = x, K local steps::
+Algorithm 1: client i keeps c_i, the server c, both 0 at first. From y_i = x, K local steps::
 
     y_i ← y_i − η_l (g_i(y_i) − c_i + c)
     c_i⁺ = ∇f_i(x)  (option I)    or    c_i − c + (x − y_i) / (K η_l)  (option II)
@@ -11,9 +11,9 @@ Algorithm 1: client i keeps c_i, the server c, zeros at first. From y_i = x, K l
 
 The means are over the cohort S; N is the number of clients, and η_g the server's learning rate.
 
-Departs from the paper: K and η_l are those of each client and round, so clients may have unequal
-work and schedules. Option I's gradient is the mean over the minibatches of one pass. Each minibatch
-has the same weight, as in a local step.
+Departs from the paper: K and η_l may differ between clients and rounds, for unequal work and
+schedules. Option I's gradient is the mean over the minibatches of one pass. All minibatches have
+the same weight, as in local steps.
 """
 
 from typing import Any, Literal
@@ -30,22 +30,27 @@ from pl_fed.types import Batch, Population
 
 
 class Scaffold(Client):
-    """SCAFFOLD: FedAvg whose local gradients are corrected by c − c_i.
+    """SCAFFOLD: FedAvg with the correction c − c_i of local gradients.
 
-    The local optimizer is plain SGD, because c_i is computed from its path. Weight decay counts as
-    a part of f_i. The server takes the uniform mean of the control variates for any aggregator.
+    The local optimizer must be plain SGD, because its path determines c_i. Weight decay is part of
+    f_i. The server takes the uniform mean of the control variates for any aggregator.
 
     Args:
         net: The net that clients train: see :class:`Client`.
         control: The computation of c_i. ``"path"``: the mean gradient along the local steps
             (option II), at no cost. ``"start"``: the gradient at x (option I), at the cost of
-            training another model; gradient clipping clips each minibatch's gradient there, too.
-        **kwargs: ``optimizer``, ``lr_scheduler``, ``local_steps``, ``local_epochs``, ``criterion``,
-            ``task``: see :class:`Client`.
+            training another model; gradient clipping clips its minibatch gradients, too.
+        optimizer: Builds the local optimizer in each round: SGD without momentum, with learning
+            rate η_l; 0.05 by default.
+        lr_scheduler: Builds a learning-rate schedule from the optimizer; stepped once a round.
+        local_steps: K, the minibatch steps in a round; or give ``local_epochs``.
+        local_epochs: Passes over the client's data in a round; 1 if neither is given.
+        criterion: Turns outputs and targets into a mean loss; cross-entropy by default.
+        task: The kind of learning problem, instead of ``criterion``: see :class:`Client`.
 
     Raises:
-        ValueError: If ``control`` is neither; and before training, if the local optimizer is not
-            SGD, or has momentum.
+        ValueError: If ``control`` is unknown. Before training, if the local optimizer is not SGD,
+            or has momentum or maximises.
 
     Example:
         >>> client = Scaffold(nn.Linear(4, 2), control="path")
@@ -64,7 +69,7 @@ class Scaffold(Client):
                 evaluated=False,
                 work=LocalWork(),
                 lr=1.0,
-                options={"weight_decay": 0.0},  # its gradient at x is known
+                options={"weight_decay": 0.0},  # `end_round` adds its gradient at x
             )
         super().__init__(net, models=models, **kwargs)
         self.add_state("own_control", self.zero_row, mean="control")
@@ -80,8 +85,8 @@ class Scaffold(Client):
         if type(optimizer) is not torch.optim.SGD or wrong:
             options = ", ".join(f"{option}={value}" for option, value in wrong.items())
             raise ValueError(
-                "Expected argument `optimizer` to build a torch.optim.SGD without momentum, off"
-                f" whose steps control variates can be read, but got {name}({options})."
+                "Expected argument `optimizer` to build torch.optim.SGD without momentum, because"
+                f" its steps determine the control variates, but got {name}({options})."
             )
 
     def begin(self, client: ClientRound) -> None:
@@ -99,14 +104,14 @@ class Scaffold(Client):
         return loss if self.control == "path" else loss + self._slope_at_start(batch)
 
     def _slope_at_start(self, batch: Batch) -> Tensor:
-        """Return 0 with the gradient of f_i at x, which the model ``slope`` sums up."""
+        """Return 0 with the gradient of f_i at x; the model ``slope`` sums up these gradients."""
         start, slope = self.tensors("broadcast"), self.parameters_of("slope")
         at = {name: start[name] + (slope[name] - slope[name].detach()) for name in slope}
         loss = self.loss_at("slope", at, batch)
         return loss - loss.detach()
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Update c_i, by which the server's c moves, and send y_i − x."""
+        """Update c_i, and with it the server's c, and upload y_i − x."""
         start = client.broadcast.parameters
         change = client.models["global"].parameters - start
         source = "global" if self.control == "path" else "slope"

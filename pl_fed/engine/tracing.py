@@ -30,7 +30,7 @@ _BOOKKEEPING = {
     "_states",
     "_server_states",
     "models",
-    "_task_told_by",
+    "_task_data",
 }
 _NOT_READ = {*vars(LightningModule()), *_BOOKKEEPING, *_MIRRORS} - {"training"}  # changes no step
 

@@ -33,7 +33,7 @@ KINDS = ("model", "state", "server state")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", RESERVED_NAMES)
 def test_a_reserved_name_is_refused(kind, name):
-    match = f"name of a {kind} not to be one of broadcast, .*, which every round has, .* '{name}'"
+    match = f"name of a {kind} to differ from the reserved names broadcast, .* '{name}'"
     with pytest.raises(ValueError, match=match):
         declare(FedAvg(seeded(mlp)), kind, name)
 
@@ -54,7 +54,7 @@ def test_a_name_that_is_taken_is_refused(first, second):
     if first == second == "model":  # models are declared together, in place of those before
         declare(client, second, "own")
         return
-    match = f"name of a {second} to differ from those of other models and states but got 'own' tw"
+    match = f"name of a {second} to differ from the names of other models and states but got 'own'"
     with pytest.raises(ValueError, match=match):
         declare(client, second, "own")
 
@@ -67,7 +67,7 @@ def test_a_state_has_not_the_name_of_a_model_that_always_exists(name):
 
 def test_the_name_of_a_mean_is_checked_and_then_nothing_is_declared():
     client = FedAvg(seeded(mlp))
-    with pytest.raises(ValueError, match="name of a server state not to be one of"):
+    with pytest.raises(ValueError, match="name of a server state to differ from the reserved"):
         client.add_state("own", 0.0, mean="samples")
     with pytest.raises(ValueError, match=r"name of a server state .* but got 'own' twice"):
         client.add_state("own", 0.0, mean="own")
@@ -115,7 +115,7 @@ def test_read_of_a_row_that_a_round_does_not_have_names_those_it_has():
     client = Counting(seeded(mlp))
     round = client.run_begin(client.new_round())
     with client.reading(round.of_one(0)):
-        match = r"row that a round has \(broadcast, .*, count, .*global.lr\) but got 'cuont': dec"
+        match = r"row of the round \(broadcast, .*, count, .*global.lr\) but got 'cuont': dec"
         with pytest.raises(ValueError, match=match):
             client.read("cuont")
         assert client.read("count").tolist() == [2.0]

@@ -102,8 +102,8 @@ def test_statistics_are_those_of_the_choice():
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"lams": []}, r"`lams` to be different numbers but got \[\]"),
-        ({"lams": [1.0, 1.0]}, r"`lams` to be different numbers but got \[1.0, 1.0\]"),
+        ({"lams": []}, r"`lams` to be distinct numbers but got \[\]"),
+        ({"lams": [1.0, 1.0]}, r"`lams` to be distinct numbers but got \[1.0, 1.0\]"),
         ({"lams": [-1.0, 1.0]}, "`lams` to be at least 0, and finite, but got -1.0"),
         ({"lam": 0.3}, r"`lam` to be one of \(0.1, 1.0, 2.0\) but got 0.3"),
         ({"min_validation": 0}, "`min_validation` to be at least 1 but got 0"),

@@ -121,7 +121,7 @@ def with_batch_norm():
 @pytest.mark.parametrize(
     ("make", "wrong", "match"),
     [
-        (mlp, {"lams": []}, r"`lams` to be different numbers but got \[\]"),
+        (mlp, {"lams": []}, r"`lams` to be distinct numbers but got \[\]"),
         (mlp, {"lams": [-1.0]}, "`lams` to be at least 0, and finite, but got -1.0"),
         (mlp, {"min_validation": 0}, "`min_validation` to be at least 1 but got 0"),
         (mlp, {"regularizer": "kl"}, "`regularizer` to be l2 but got 'kl'"),

@@ -33,7 +33,7 @@ def instance_norm():
 def test_it_keeps_every_kind_of_normalisation(norm, numbers):
     client = FedBN(seeded(lambda: net(norm)), optimizer=sgd(0.1))
     assert client.own == (("1.1",) if isinstance(norm, nn.Sequential) else ("1",))
-    assert (len(client.own_places), len(client.own_statistics)) == numbers
+    assert (len(client.own_positions), len(client.own_statistics)) == numbers
     found = run_rounds(client, shared_out(classes([8, 3, 10])))
     assert found.states["own"].shape == (3, numbers[0])
     if numbers[0]:

@@ -145,13 +145,13 @@ def test_metrics_are_those_of_the_body_under_ones_own_head():
 
 @pytest.mark.parametrize("own", [["3"], ["0", "2.weights"], ["1"]])
 def test_names_that_there_are_not_are_refused(own):
-    match = rf"`own` to name some of 0.weight, 0.bias, 2.weight, .* but got '{own[-1]}'"
+    match = rf"`own` to list names among 0.weight, 0.bias, 2.weight, .* but got '{own[-1]}'"
     with pytest.raises(ValueError, match=match):
         FedPer(seeded(mlp), own)
 
 
 def test_a_net_that_is_all_head_has_to_be_told_apart():
-    with pytest.raises(ValueError, match=r"`own` to be given .*, as LogisticRegression has, but"):
+    with pytest.raises(ValueError, match=r"`own` to be a list .* .LogisticRegression. but"):
         FedPer(LogisticRegression(4, 3))
     assert FedPer(LogisticRegression(4, 3), own=["layers.1.bias"]).own == ("layers.1.bias",)
 
@@ -168,8 +168,8 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("own", [None, ["head"], ["body.weight", "middle"]])
 def test_a_part_that_is_used_in_others_too_is_refused(own):
-    with pytest.raises(ValueError, match="all or none of the uses of a parameter but got") as no:
+    with pytest.raises(ValueError, match="all or none of the names of a parameter but got") as no:
         FedPer(Tied(), own)
-    assert str(no.value).endswith(": body.weight and head.weight are one.")
+    assert str(no.value).endswith(": body.weight and head.weight are the same parameter.")
     FedPer(Tied(), ["head", "body"])
     FedPer(Tied(), ["middle", "head.bias"])

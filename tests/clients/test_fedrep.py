@@ -133,9 +133,9 @@ def test_the_work_on_the_body_follows_that_on_the_head(given, head, personal):
         ({"head_steps": 0}, "`head_steps` to be at least 1 but got 0"),
         ({"head_epochs": -1}, "`head_epochs` to be at least 1 but got -1"),
         ({"head_steps": 1, "head_epochs": 1}, "only one of `head_steps` and `head_epochs` but got"),
-        ({"head_steps": 5}, "given together but got 5 steps on the head and 1 epochs on the body"),
+        ({"head_steps": 5}, "same unit but got 5 steps on the head and 1 epochs on the body"),
         ({"head_epochs": 2, "local_steps": 3}, "got 2 epochs on the head and 3 steps on the body"),
-        ({"own": ["7"]}, "`own` to name some of"),
+        ({"own": ["7"]}, "`own` to list names among"),
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong, match):

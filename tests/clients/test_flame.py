@@ -29,7 +29,7 @@ import pl_fed
 from pl_fed import EngineOptions, Federation
 from pl_fed.aggregators import Mean, Median
 from pl_fed.clients import FLAME, PFedMeEpochs
-from pl_fed.clients.flame import violated_conditions
+from pl_fed.clients.flame import find_violated_conditions
 from pl_fed.samplers import All, Uniform
 
 SIZES = [8, 3, 12, 5, 7]
@@ -354,7 +354,7 @@ def test_weights_by_samples_are_checked_for_each_size():
 
 def test_the_three_conditions_at_numbers():
     """λα = 1/10, ρ = 1/5: 11/40·... : a² (1 + ρ)/ρ² = 0.3, (a + ρ)/2 = 0.15."""
-    found = violated_conditions(lam=1.0, rho=0.2, alpha=0.1, smoothness=1.0)
+    found = find_violated_conditions(lam=1.0, rho=0.2, alpha=0.1, smoothness=1.0)
     assert found == ["λ²α²(1 + ρ)/ρ² − (λα + ρ)/2 < 0, but it is 0.15"]
 
 

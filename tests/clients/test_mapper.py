@@ -109,5 +109,5 @@ def test_lambda_is_the_one_that_validates_best_and_the_middle_one_without_data()
 
 @pytest.mark.parametrize("lams", [[], [0.0, 0.5], [0.5, 1.1], [0.5, 0.5], [float("nan")]])
 def test_what_makes_no_sense_is_refused(lams):
-    with pytest.raises(ValueError, match=r"`lams` to be different numbers in \(0, 1\] but got \["):
+    with pytest.raises(ValueError, match=r"`lams` to be distinct numbers in \(0, 1\] but got \["):
         Mapper(Point(), lams)

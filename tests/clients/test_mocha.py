@@ -226,7 +226,7 @@ def test_too_many_clients_and_parameters_are_refused():
         ({"lam": -1.0}, "`lam` to be at least 0, and finite, but got -1.0"),
         ({"decay": float("nan")}, "`decay` to be at least 0, and finite, but got nan"),
         ({"sigma": 0.5}, "`sigma` to be at least 1, and finite, but got 0.5"),
-        ({"epsilon": 0.0}, "`epsilon` to be greater than 0, and finite, but got 0.0"),
+        ({"epsilon": 0.0}, "`epsilon` to be above 0, and finite, but got 0.0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong, match):

@@ -155,7 +155,7 @@ def test_the_centre_stands_still_with_its_statistics(uncompiled, engine, regular
 def test_a_divergence_is_refused_where_there_are_no_classes():
     data = shared_out(reals(torch.randn(6, 3), torch.randn(6, 1), [0, 0, 0, 1, 1, 1]))
     client = Ditto(nn.Linear(3, 1), regularizer="kl", criterion=nn.MSELoss())
-    with pytest.raises(ValueError, match="`regularizer` to be l2 or fisher where targets are no"):
+    with pytest.raises(ValueError, match="`regularizer` to be l2 or fisher if targets are no"):
         run_rounds(client, data)
 
 

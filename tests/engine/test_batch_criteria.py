@@ -245,8 +245,8 @@ def test_start_losses_are_the_criterion_by_hand():
 @pytest.mark.parametrize(
     ("algorithm", "options", "words"),
     [
-        (FedTilt, {}, "FedTilt tilts the losses of single samples"),
-        (Ditto, {"regularizer": "fisher"}, "takes gradients of single samples"),
+        (FedTilt, {}, "FedTilt tilts sample losses"),
+        (Ditto, {"regularizer": "fisher"}, "needs sample gradients"),
     ],
 )
 def test_what_needs_losses_of_single_samples_refuses_it(algorithm, options, words):

@@ -221,7 +221,7 @@ def test_a_live_model_is_no_centre(engine, centre):
     client = Aliased(seeded(mlp), optimizer=sgd())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        match = rf"to be a row that a round has \(broadcast, .*\) but got '{centre}'"
+        match = rf"to be a row of the round \(broadcast, .*\) but got '{centre}'"
         with pytest.raises(ValueError, match=match):
             run_rounds(client, shared_out(classes(SIZES)), engine=engine)
 

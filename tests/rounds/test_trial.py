@@ -92,7 +92,7 @@ WRONG = {
         "training_step",
         lambda self, batch: self.read("owm").sum(),
         ValueError,
-        r"row that a round has \(.*own, shared.*\) but got 'owm': declare a state by add_state",
+        r"row of the round \(.*own, shared.*\) but got 'owm': declare a state by add_state",
     ),
     "a model that is not declared": (
         "training_step",

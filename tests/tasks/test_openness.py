@@ -376,7 +376,7 @@ REFUSED = {
         lambda: run_rounds(
             Ditto(net_of_one(), regularizer="kl", criterion=nn.MSELoss()), shared_out(line())
         ),
-        "`regularizer` to be l2 or fisher where targets are no classes",
+        "`regularizer` to be l2 or fisher if targets are no classes",
     ),
     "Dirichlet": (lambda: by_class(line()), "class ids for Dirichlet"),
     "Dirichlet of trees": (lambda: by_class(pairs()), "class ids for Dirichlet"),
