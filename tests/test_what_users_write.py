@@ -252,7 +252,7 @@ def test_a_lightning_module_that_only_runs_is_a_net(tmp_path):
 
 
 def test_a_lightning_module_is_no_client(tmp_path):
-    with pytest.raises(TypeError, match=r"`model` .* got LightningNet: give an algorithm the net"):
+    with pytest.raises(TypeError, match=r"`model` .* got LightningNet: pass the net, its loss"):
         trainer_of(tmp_path).fit(LightningNet(), shared_out(classes([4, 4])))
 
 
@@ -309,7 +309,9 @@ def test_what_a_client_may_not_override(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    words = "^Expected `configure_optimizers` of Own .* of global, by `name`, but got 1 of None: ch"
+    words = (
+        "^Expected `configure_optimizers` of Own .* named global but got 1 with None: change"
+    )
     with pytest.raises(ValueError, match=words):
         trainer_of(tmp_path).fit(fedavg(Own), data)
     own = giving(FedAvg, "train_dataloader", None)

@@ -831,7 +831,7 @@ def test_a_checkpoint_that_pl_fed_did_not_write(checkpoint, here, refused, of):
     del state["federation"]
     torch.save(state if of == "Lightning" else state["state_dict"], here / "other.ckpt")
     found = refused("--ckpt_path=other.ckpt")
-    assert "to be a checkpoint of pl_fed but got other.ckpt, which holds no federation" in found
+    assert "to be a checkpoint of pl_fed but got other.ckpt, which contains no federation" in found
 
 
 # In the middle of a run
