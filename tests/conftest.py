@@ -11,13 +11,14 @@ from pl_fed.engine import compiled
 FAST = "not slow"  # the expression of the fast lane
 
 
-def pytest_configure(config):
+@pytest.fixture(autouse=True)
+def fast_lane(request, monkeypatch):
     """Let no test of the fast lane start a process, compile, or read real data."""
-    if config.option.markexpr != FAST:
-        return
-    os.environ.pop("PL_FED_DATA", None)
-    subprocess.Popen.__init__ = refuse_in_fast_lane
-    compiled.compile_graph = torch_internals.compile_graph = refuse_in_fast_lane
+    if request.config.option.markexpr == FAST:
+        monkeypatch.delenv("PL_FED_DATA", raising=False)
+        monkeypatch.setattr(subprocess.Popen, "__init__", refuse_in_fast_lane)
+        monkeypatch.setattr(compiled, "compile_graph", refuse_in_fast_lane)
+        monkeypatch.setattr(torch_internals, "compile_graph", refuse_in_fast_lane)
 
 
 def refuse_in_fast_lane(*_, **__):

@@ -260,6 +260,7 @@ def test_the_loop_does_name_them():
     assert any(name.startswith(INTERNAL_MODULES) for name in imports(loop))
 
 
+@pytest.mark.slow
 def test_the_package_lists_what_it_has_and_imports_nothing_for_that():
     code = "import sys, pl_fed; print(*dir(pl_fed)); print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -88,9 +88,7 @@ def test_another_federation_is_warned_of(tmp_path):
     trainer, client = trained(tmp_path)
     expected = results(trainer, client, data_of())
     other = pl_fed.Trainer(Federation(Uniform(3), seed=0), default_root_dir=tmp_path, **HOW)
-    with pytest.warns(
-        UserWarning, match="Another Federation has trained Ditto and has its"
-    ):
+    with pytest.warns(UserWarning, match="Another Federation has trained Ditto and has its"):
         assert results(other, client, data_of()) != expected
     same = pl_fed.Trainer(trainer.federation, default_root_dir=tmp_path, **HOW)
     again = results(same, client, data_of())

@@ -309,9 +309,7 @@ def test_what_a_client_may_not_override(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    words = (
-        "^Expected `configure_optimizers` of Own .* named global but got 1 with None: change"
-    )
+    words = "^Expected `configure_optimizers` of Own .* named global but got 1 with None: change"
     with pytest.raises(ValueError, match=words):
         trainer_of(tmp_path).fit(fedavg(Own), data)
     own = giving(FedAvg, "train_dataloader", None)

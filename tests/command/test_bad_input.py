@@ -488,6 +488,7 @@ def test_all_that_is_missing_is_named(here, refused):
 NET_ARGUMENTS = ["--model.net=torch.nn.Linear", "--model.net.in_features=1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [[], ["--model=FedAvg", *NET_ARGUMENTS, "--model.net.out_features=1"]]
 )

@@ -145,6 +145,7 @@ def test_pictures_of_few_and_many_clients(tmp_path, clients):
     assert len(pixels) > 20
 
 
+@pytest.mark.slow
 def test_the_command_trains_nothing_and_writes_table_and_picture(tmp_path, capsys):
     main(["partition", *QUICKSTART, "--trainer.default_root_dir", str(tmp_path)])
     text = capsys.readouterr().out
@@ -172,6 +173,7 @@ def test_the_command_needs_no_model(tmp_path):
     assert list((tmp_path / "a").glob("*/split.png"))
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_config_of_another_machine(tmp_path):
     """Whether or not there are GPUs here."""
     trainer = {"accelerator": "gpu", "devices": 8, "strategy": "ddp", "precision": "16-mixed"}
@@ -182,6 +184,7 @@ def test_the_command_takes_the_config_of_another_machine(tmp_path):
     assert list((tmp_path / "a").glob("*/split.png"))
 
 
+@pytest.mark.slow
 def test_the_command_does_not_make_the_model_that_is_given(tmp_path):
     net = {"architecture": "resnet18", "weights": "no_such_file.pth", "num_classes": 10}
     model = {"lam": 1.0, "net": {"class_path": "pl_fed.models.FrozenBody", "init_args": net}}
@@ -194,6 +197,7 @@ def test_the_command_does_not_make_the_model_that_is_given(tmp_path):
     assert list((tmp_path / "a").glob("*/split.png"))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_split_is_one_sentence(tmp_path, capsys):
     root = ["--trainer.default_root_dir", str(tmp_path)]
     with pytest.raises(SystemExit) as stopped:
