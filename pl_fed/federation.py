@@ -183,7 +183,8 @@ class Federation(Configurable):
         """Refuse an algorithm, data, attacks and aggregators that do not fit together."""
         data = datamodule.clients
         check_net(client, data, datamodule.augment)
-        Monitor.of(self.monitor, client.task, client.classes_of(data))  # raises without a metric
+        classes = client.classes_of(data)
+        Monitor.from_name(self.monitor, client.task, classes)  # refuses an unknown name
         check_mean(client, self.server.aggregator, self.server.only_adds)
         check_features(client, datamodule)
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)

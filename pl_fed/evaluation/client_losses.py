@@ -25,7 +25,7 @@ class ClientLosses(ABC):
         self._weights = torch.zeros_like(self._losses)
 
     @classmethod
-    def of(cls, client: Client, sizes: Tensor, device: torch.device) -> "ClientLosses":
+    def create(cls, client: Client, sizes: Tensor, device: torch.device) -> "ClientLosses":
         """Return the client losses for the criterion of an algorithm.
 
         Args:

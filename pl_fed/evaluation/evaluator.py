@@ -76,7 +76,7 @@ class Evaluator:
 
     def monitor(self, data: ClientData) -> Monitor:
         """Return the metric that selects models on the given data."""
-        return Monitor.of(self._monitor, self.client.task, self.client.classes_of(data))
+        return Monitor.from_name(self._monitor, self.client.task, self.client.classes_of(data))
 
     def evaluate(
         self,
@@ -235,7 +235,7 @@ class Evaluator:
             float64 [clients].
         """
         module, samples = self.client.model("global"), self._samples(data, "train", clients)
-        losses = ClientLosses.of(self.client, samples.sizes, data.device)
+        losses = ClientLosses.create(self.client, samples.sizes, data.device)
         with torch.no_grad(), evaluation_mode(self.client):
             for position, index in samples.batches():
                 outputs = self._predict(module, data.inputs_of(index))
@@ -485,7 +485,7 @@ class _Sums:
         device = data.device
         self._count = torch.zeros(len(sizes) * self._shape[1], dtype=torch.int64, device=device)
         self._correct = torch.zeros_like(self._count)
-        self._losses = ClientLosses.of(client, sizes, device)
+        self._losses = ClientLosses.create(client, sizes, device)
         self._measures = ClientMeasures(client.task, sizes, device) if measures else None
 
     def add(self, position: Tensor, index: Tensor, outputs: Tree) -> None:

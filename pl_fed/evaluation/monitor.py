@@ -41,7 +41,7 @@ class Monitor:
     column: int | None = None
 
     @classmethod
-    def of(cls, name: str | None, task: Task, classes: int) -> "Monitor":
+    def from_name(cls, name: str | None, task: Task, classes: int) -> "Monitor":
         """Return the monitor for a name; by default the accuracy, or the task's first metric.
 
         Args:

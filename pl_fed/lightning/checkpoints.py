@@ -117,7 +117,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 _check_checksums(file, path)
             checkpoint = _read(file, path, map_location)
         _check_parts(checkpoint, path)
-        return _with_own_memory(checkpoint)
+        return _copy_to_memory(checkpoint)
 
     def _needs_checksums(self, file: Path) -> bool:
         """Return whether to read the complete file and compare its checksums."""
@@ -317,7 +317,7 @@ def _is_large(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > _LARGE and zipfile.is_zipfile(path)
 
 
-def _with_own_memory(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def _copy_to_memory(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Copy all tensors except the clients' rows, so that the restored rows alone map the file."""
     store = checkpoint["federation"].pop("store", None)
     copied: dict[str, Any] = apply_to_collection(checkpoint, Tensor, torch.clone)
