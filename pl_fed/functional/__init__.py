@@ -1,1 +1,1 @@
-"""Pure tensor mathematics: no Lightning, no state."""
+"""Mathematics on tensors, without Lightning and without state."""

@@ -1,7 +1,7 @@
 """Merging of rows: the mathematics of the aggregators, without their memory.
 
-Every function computes in float32 or wider, and returns the type in which it computed. Therefore
-bf16 and half rows give float32 results: a bf16 sum of a hundred updates would keep two digits.
+Every function computes in float32 or wider, and returns the type of the computation. Therefore bf16
+and half rows give float32 results: a bf16 sum of a hundred updates would keep two digits.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ _DEFAULT_CHUNK_NUMBERS = 1 << 25  # on other devices, the start of a chunk costs
 
 
 def merging_dtype(rows: Tensor) -> torch.dtype:
-    """Return the type in which rows are merged: the wider one of their own type and float32.
+    """Return the type for merging rows: the wider one of their own type and float32.
 
     Example:
         >>> merging_dtype(torch.ones(1, dtype=torch.bfloat16))
@@ -71,8 +71,8 @@ def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
     """
     dtype = merging_dtype(rows)
     merged = torch.zeros(rows.shape[1], dtype=dtype, device=rows.device)
-    # Row by row is as fast as `weights @ rows`, but ignores the user's float32_matmul_precision,
-    # which may ask for bf16 products. A sum of products is ten times as slow: it writes [n, d].
+    # Row by row is as fast as `weights @ rows`, and ignores the user's float32_matmul_precision,
+    # possibly bf16. A sum of products is ten times as slow, because it writes [n, d].
     for row, weight in zip(rows, weights.to(dtype), strict=True):
         merged.addcmul_(row, weight)
     return merged
@@ -217,11 +217,11 @@ def _mean_near_median(ordered: Tensor, count: int) -> Tensor:
     """Return the mean of the values of sorted columns that are nearest to their median."""
     middle, nearest = _middle_values(ordered).clone(), ordered[:count]
     # The nearest values are neighbours. Of every count-th value they contain one: the nearest.
-    for ahead in ordered[count:].split(count):
-        behind = nearest[: len(ahead)]
-        nearer = (behind - middle).abs_() - (ahead - middle).abs_()
-        either = torch.where(nearer < 0, behind, 0.5 * behind + 0.5 * ahead)
-        nearest[: len(ahead)] = torch.where(nearer > 0, ahead, either)
+    for upper in ordered[count:].split(count):
+        lower = nearest[: len(upper)]
+        excess = (lower - middle).abs_() - (upper - middle).abs_()  # above 0 if upper is nearer
+        lower_or_mean = torch.where(excess < 0, lower, 0.5 * lower + 0.5 * upper)
+        nearest[: len(upper)] = torch.where(excess > 0, upper, lower_or_mean)
     return nearest.mean(0)
 
 
@@ -396,7 +396,7 @@ def linear_combinations(rows: Tensor, shares: Tensor) -> Tensor:
 
 
 def clip_norms(rows: Tensor, norms: Tensor, max_norm: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Scale every row whose norm is above a bound down to this norm.
+    """Scale rows with a norm above a bound down to this norm.
 
     Args:
         rows: Shape [n, d].
@@ -427,7 +427,7 @@ def _pair_products(wide: Tensor) -> Tensor:
 
 
 def _column_chunks(rows: Tensor) -> Iterator[slice]:
-    """Yield slices of the columns, whose chunks are processed one after the other."""
+    """Yield slices of the columns, for chunks to be processed one after the other."""
     numbers = _CHUNK_NUMBERS.get(rows.device.type, _DEFAULT_CHUNK_NUMBERS)
     # multiples of 64, because torch sums the remainder of a row in another order
     width = 64 * max(1, numbers // (64 * max(1, len(rows))))

@@ -10,8 +10,8 @@ def balance_work(work: Tensor, homes: Tensor, parts: int) -> Tensor:
     """Distribute pieces of work over parts; each piece stays in its home part if that is fair.
 
     All pieces start in their home parts. As long as it reduces the largest load, one piece moves
-    from the busiest part to the idlest part. It is the piece whose work is nearest to half the
-    difference of the two loads, and the first one among equals.
+    from the busiest part to the idlest part. Its work is the nearest to half the difference of the
+    two loads; among equals, the first piece moves.
 
     Args:
         work: The duration of each piece, in any unit, [n].
@@ -34,9 +34,9 @@ def balance_work(work: Tensor, homes: Tensor, parts: int) -> Tensor:
         movable = (owners == busiest) & (work > 0) & (work < gap)
         if load[busiest] <= tolerated or not movable.any():
             break
-        missed = (work - gap / 2).abs().masked_fill(~movable, torch.inf)
-        moved = int(missed.argmin())
-        owners[moved] = idlest
-        load[busiest] -= work[moved]
-        load[idlest] += work[moved]
+        deviation = (work - gap / 2).abs().masked_fill(~movable, torch.inf)
+        piece = int(deviation.argmin())
+        owners[piece] = idlest
+        load[busiest] -= work[piece]
+        load[idlest] += work[piece]
     return owners

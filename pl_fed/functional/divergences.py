@@ -30,7 +30,7 @@ def diagonal_fisher(
 
     Args:
         sample_loss: The loss of ONE sample as a function of parameters, its input and its target.
-        parameters: The point at which the loss is differentiated, by name.
+        parameters: The point of differentiation, as tensors by name.
         x: Inputs [batch, ...].
         y: Targets [batch, ...].
         mask: Samples that enter the mean, bool [batch]; ``None`` selects all.
@@ -50,8 +50,8 @@ def diagonal_fisher(
 
     def gradient(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return the gradient of one sample's loss."""
-        slopes: dict[str, Tensor] = torch.func.grad(sample_loss)(dict(parameters), x, y)
-        return slopes
+        gradients: dict[str, Tensor] = torch.func.grad(sample_loss)(dict(parameters), x, y)
+        return gradients
 
     counts = torch.ones(len(x), dtype=torch.bool, device=x.device) if mask is None else mask
     weights = counts.to(torch.get_default_dtype()) if weights is None else weights
@@ -93,7 +93,7 @@ def symmetrized_divergence(logits: Tensor, others: Tensor, mask: Tensor | None =
 
     Args:
         logits: The logits of p, shape [batch, classes, ...]; the mean includes further dimensions.
-        others: The logits of q, of the shape of ``logits``.
+        others: The logits of q, in the shape of ``logits``.
         mask: Samples that enter the mean, bool [batch]; ``None`` selects all.
 
     Example:

@@ -8,9 +8,9 @@ from pl_fed.nets.rows import finite_rows
 
 
 def reference_rows(honest: Tensor, own: Tensor) -> Tensor:
-    """Return the uploads from which attackers forge: the benign ones, or their own finite ones.
+    """Return the uploads that attackers forge from: the benign uploads, or their own finite ones.
 
-    The attackers use their own uploads if they see no benign one.
+    The attackers use their own uploads if they see no benign uploads.
 
     Args:
         honest: The benign uploads that the attackers see, [h, d].

@@ -1,4 +1,4 @@
-"""Means over masked samples, and the squared distance that pulls one model towards another."""
+"""Means over masked samples, and squared distances between models."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from pl_fed.trees import Tree, leaves, rows_of, select
 def masked_mean(
     values: Tensor, mask: Tensor | None = None, weights: Tensor | None = None
 ) -> Tensor:
-    """Return the mean of the values whose mask is true: Σ values / Σ weights.
+    """Return the mean of the values selected by a mask: Σ values / Σ weights.
 
     Args:
         values: Shape [batch].
@@ -22,7 +22,7 @@ def masked_mean(
             weights.
 
     Returns:
-        A scalar; 0 if no value has a weight, for clients that do not move.
+        A scalar; 0 if no value has a weight, as for clients that do not move.
 
     Example:
         >>> masked_mean(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([True, True, False]))
@@ -38,7 +38,7 @@ def masked_mean(
 
 
 def sample_weights(criterion: nn.Module, targets: Tree) -> Tensor | None:
-    """Return each sample's share of the divisor with which torch averages a cross entropy.
+    """Return each sample's share of the divisor in torch's mean cross-entropy.
 
     Args:
         criterion: The loss.
@@ -80,7 +80,7 @@ def averages_samples(
     targets: Tree,
     weights: Callable[[Tree], Tensor | None] = lambda _: None,
 ) -> bool:
-    """Return whether the loss of a batch is the mean of one loss for each sample.
+    """Return whether the loss of a batch is the mean of its sample losses.
 
     The function compares three batches: all samples, all but the last, and the first alone. The
     losses of the samples always come from the batch of all samples, as if the others were padding.
@@ -88,38 +88,38 @@ def averages_samples(
 
     Args:
         value: Returns the loss of a batch.
-        losses: Returns the loss of each sample. It may fail, or return anything.
+        losses: Returns the loss of each sample. It may fail, or return values of another shape.
         outputs: Outputs of a net for the samples, [batch, ...].
         targets: Targets of the samples, [batch, ...].
-        weights: Returns the weight that the loss of each sample carries.
+        weights: Returns the weight of each sample's loss, or ``None``.
 
     Example:
         >>> outputs, targets = torch.zeros(2, 2), torch.tensor([[1.0, 0.0], [1.0, -1.0]])
-        >>> each = lambda outputs, targets: (outputs - targets).square().mean(1)
-        >>> averages_samples(nn.MSELoss(), each, outputs, targets)
+        >>> losses = lambda outputs, targets: (outputs - targets).square().mean(1)
+        >>> averages_samples(nn.MSELoss(), losses, outputs, targets)
         True
-        >>> averages_samples(nn.MSELoss(reduction="sum"), each, outputs, targets)
+        >>> averages_samples(nn.MSELoss(reduction="sum"), losses, outputs, targets)
         False
     """
     number = rows_of(targets)
     try:
-        by_sample = losses(outputs, targets)
+        sample_losses = losses(outputs, targets)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
         return False
-    if by_sample.shape != (number,):
+    if sample_losses.shape != (number,):
         return False
-    by_weight, places = weights(targets), torch.arange(number)
+    loss_weights, positions = weights(targets), torch.arange(number)
     for size in sorted({1, number - 1, number} - {0}):
-        mask = (places < size).to(by_sample.device)
-        first = slice(0, size)
-        total = _value(value, select(outputs, first), select(targets, first)).double()
-        mean = masked_mean(by_sample, mask, by_weight).double()
-        if (total - mean).isfinite() and not torch.isclose(total, mean, rtol=1e-4, atol=1e-6):
+        mask = (positions < size).to(sample_losses.device)
+        samples = slice(0, size)
+        loss = _compute_loss(value, select(outputs, samples), select(targets, samples)).double()
+        mean = masked_mean(sample_losses, mask, loss_weights).double()
+        if (loss - mean).isfinite() and not torch.isclose(loss, mean, rtol=1e-4, atol=1e-6):
             return False
     return True
 
 
-def _value(value: Callable[[Tree, Tree], Tensor], outputs: Tree, targets: Tree) -> Tensor:
+def _compute_loss(value: Callable[[Tree, Tree], Tensor], outputs: Tree, targets: Tree) -> Tensor:
     """Return the loss of a batch; NaN if the loss fails on so few samples."""
     try:
         return value(outputs, targets)
@@ -131,8 +131,8 @@ def squared_distance(tensors: Sequence[Tensor], centre: Sequence[Tensor]) -> Ten
     """Return ‖a − c‖², summed over all tensors of a model.
 
     Args:
-        tensors: The model's parameters a, which receive the gradient.
-        centre: As many tensors c of the parameters' shapes, which receive no gradient.
+        tensors: The model's parameters a; they receive the gradient.
+        centre: As many tensors c of the parameters' shapes; they receive no gradient.
 
     Example:
         >>> squared_distance([torch.ones(2), torch.zeros(1)], [torch.zeros(2), torch.ones(1)])
@@ -142,12 +142,12 @@ def squared_distance(tensors: Sequence[Tensor], centre: Sequence[Tensor]) -> Ten
 
 
 class RowDistance(torch.autograd.Function):
-    """Squared distance ‖a − c‖² of two models in flat rows: :func:`squared_distance`, but faster.
+    """Row distance: :func:`squared_distance` ‖a − c‖² of two models in flat rows, but faster.
 
     Call ``RowDistance.apply(row, centre, layout, *parameters)``:
 
-    - ``row`` [numel] is the storage on which the parameters are views.
-    - ``centre`` [numel] is the other model, which receives no gradient.
+    - ``row`` [numel] is the storage of the parameters; they are views of it.
+    - ``centre`` [numel] is the other model; it receives no gradient.
     - ``layout`` gives the positions of the parameters in the row.
     - ``parameters`` receive the gradient.
     """

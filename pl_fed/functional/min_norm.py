@@ -11,9 +11,9 @@ def min_norm_weights(products: Tensor, low: float, high: float) -> Tensor:
 
     The weights minimise ``weightsᵀ products weights`` over weights in [low, high] with sum 1. The
     active-set method (J. Nocedal and S. J. Wright, "Numerical Optimization", 2nd edition, Algorithm
-    16.3) starts from equal weights. A pass looks for the shortest mean over the free weights, which
-    are not fixed at a bound. If a free weight meets a bound on the way, it is fixed there. If the
-    pass reaches the minimum, the fixed weight with the largest gain becomes free.
+    16.3) starts from equal weights. Weights are fixed at a bound, or free. A pass looks for the
+    shortest mean over the free weights. If a free weight meets a bound on the way, it is fixed
+    there. If the pass reaches the minimum, the fixed weight with the largest gain becomes free.
 
     Args:
         products: The Gram matrix, symmetric, float64 [n, n]. It may be singular.
@@ -34,20 +34,20 @@ def min_norm_weights(products: Tensor, low: float, high: float) -> Tensor:
     weights = products.new_full((n,), 1 / n)
     free = torch.full((n,), low < high)
     for _ in range(10 * n if low < high else 0):  # n passes, as a rule
-        moving = free.nonzero()[:, 0]
+        positions = free.nonzero()[:, 0]
         gradient = products @ weights
-        step = _step_to_minimum(products[moving][:, moving], gradient[moving])
-        room = torch.where(step > 0, high - weights[moving], weights[moving] - low)
+        step = _compute_step(products[positions][:, positions], gradient[positions])
+        room = torch.where(step > 0, high - weights[positions], weights[positions] - low)
         reach = torch.where(step == 0, torch.inf, room / step.abs())
         first = int(reach.argmin())
         if reach[first] < 1:
-            weights[moving] = (weights[moving] + reach[first] * step).clamp(low, high)
-            weights[moving[first]] = high if step[first] > 0 else low
-            free[moving[first]] = False
+            weights[positions] = (weights[positions] + reach[first] * step).clamp(low, high)
+            weights[positions[first]] = high if step[first] > 0 else low
+            free[positions[first]] = False
             continue
-        weights[moving] += step
+        weights[positions] += step
         gradient = products @ weights
-        gain = gradient - gradient[moving].mean()  # of less weight; of more at the lower bound
+        gain = gradient - gradient[positions].mean()  # of less weight; of more at the lower bound
         gain = torch.where(weights <= low, -gain, gain).masked_fill(free, -torch.inf)
         if gain.max() <= _TOLERANCE * n:
             break
@@ -55,7 +55,7 @@ def min_norm_weights(products: Tensor, low: float, high: float) -> Tensor:
     return weights.to(device)
 
 
-def _step_to_minimum(products: Tensor, gradient: Tensor) -> Tensor:
+def _compute_step(products: Tensor, gradient: Tensor) -> Tensor:
     """Return the step of sum 0 that makes the gradient equal in all coordinates."""
     n = len(products)
     if n == 1:

@@ -83,8 +83,8 @@ class SparseProjection(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Return P x [..., short] for rows x [..., long]."""
         mixed = (rows * self.signs).index_select(-1, self.order)
-        filled = nn.functional.pad(mixed, (0, -rows.shape[-1] % self.short))
-        sums = filled.reshape(*rows.shape[:-1], -1, self.short).sum(-2)
+        padded = nn.functional.pad(mixed, (0, -rows.shape[-1] % self.short))
+        sums = padded.reshape(*rows.shape[:-1], -1, self.short).sum(-2)
         return sums * self.counts.rsqrt()
 
     def lift(self, rows: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ Learning", arXiv 2503.13537, section III-C, footnote 3.
 
 The exponents are differences to the dominant value. Therefore nothing overflows or loses digits,
 for any tilt and any size of the values. All functions compute in float32 or wider, and return the
-type in which they computed.
+type of the computation.
 """
 
 import torch

@@ -18,7 +18,7 @@ def weiszfeld(
     num_steps: int | None = None,
     start_at_zero: bool = False,
 ) -> Tensor:
-    """Return the weights that make the weighted mean of the rows their geometric median.
+    """Return the weights of the rows' geometric median as a weighted mean of the rows.
 
     A step is w_k ∝ α_k / max(ν, ‖z − x_k‖) with z = Σ_k w_k x_k.
 
