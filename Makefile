@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 # an independent implementation of defences and attacks, which tests compare with; not its plots
 BYZFL = byzfl==0.0.11
 
-.PHONY: setup quickstart test lint format clean
+.PHONY: setup quickstart test test-fast lint format clean
 
 setup: $(VENV)/.installed
 
@@ -23,6 +23,10 @@ quickstart: setup
 # in each other's way
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+# while working: no process, no compiler, no real data, nothing that takes long
+test-fast: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,9 +1,9 @@
-"""Runs of a table, side by side, each once: what is done is a row of a CSV, and is not done again.
+"""Parallel runs of a table: each run writes its rows to CSV files once, and is not repeated.
 
-A run is a config, as ``python -m pl_fed fit --config`` takes it. It goes on where it was killed, if
-its config is the same: its folder lies under ``runs/`` until its row is written. A row stands for
-the names in it: whoever changes a config deletes its rows. "seconds" in a row are processor time,
-but of what was done before a run was killed, the time that its rounds took.
+A run is a config of ``python -m pl_fed fit --config``. A killed run resumes if its config is the
+same; its folder stays under ``runs/`` until its rows are written. Rows are found by the names in
+them, so delete the rows of a run when you change its config. ``seconds`` in a row is processor
+time; for rounds before a kill, it is their wall time.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ from typing import Any
 
 import yaml
 
-from pl_fed.run_folder import locked
+from pl_fed.run_folder import try_lock
 
 ROOT = Path(__file__).parent.parent
-_RUNS_OF_A_WORKER = 25
+_RUNS_PER_WORKER = 25
 Row = dict[str, str]
-Rows = Mapping[str, list[Row]]  # by the name of the CSV that they go to
+Rows = Mapping[str, list[Row]]  # name of a CSV → rows for it
 Config = dict[str, Any]
-QUIET: Config = {  # a trainer that shows nothing, on the CPU
+QUIET: Config = {  # a trainer without output, on the CPU
     "num_sanity_val_steps": 0,
     "accelerator": "cpu",
     "enable_progress_bar": False,
@@ -43,16 +43,16 @@ QUIET: Config = {  # a trainer that shows nothing, on the CPU
 
 
 @dataclass
-class Fitted:
-    """What a run left in its folder.
+class FitResult:
+    """Results of a finished run, read from its folder.
 
     Attributes:
-        config: Its config.
+        config: The run's config.
         last: The row of the test in metrics.csv, by column.
         rounds: All rows of metrics.csv.
         clients: The rows of per_client.csv.
         validation: The rows of per_client_validation.csv; none without a validation.
-        before: Seconds of the rounds that were done before it was killed, if it was.
+        before: Seconds of the rounds before a kill; 0 if the run was not killed.
     """
 
     config: Config
@@ -63,51 +63,51 @@ class Fitted:
     before: float = 0.0
 
     def tested(self, models: Iterable[str]) -> list[str]:
-        """Return those of some models that were tested."""
+        """Return the models with test results, out of the given names."""
         return [model for model in models if self.last.get(f"test/{model}/accuracy")]
 
     def validated(self, column: str) -> str:
-        """Return a column of the last round that has it."""
+        """Return a column's value in the last round that has one."""
         return [row[column] for row in self.rounds if row.get(column)][-1]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: what names it, and its config, if it has one."""
+    """Job: one run with its key, the values of its names, and a config if it fits one."""
 
     key: tuple[str, ...]
     config: Config = field(default_factory=dict, hash=False, compare=False)
 
 
-def merged(*configs: Mapping[str, Any]) -> Config:
-    """Lay configs on top of each other: what is given later counts, classes as a whole."""
+def merge_configs(*configs: Mapping[str, Any]) -> Config:
+    """Merge configs: later values replace earlier ones; an object with a class is one value."""
     result: Config = {}
     for config in configs:
         for name, value in config.items():
             old = result.get(name)
-            joins = isinstance(value, Mapping) and isinstance(old, Mapping)
-            if joins and "class_path" not in value:
-                result[name] = merged(old, value)
+            both_mappings = isinstance(value, Mapping) and isinstance(old, Mapping)
+            if both_mappings and "class_path" not in value:
+                result[name] = merge_configs(old, value)
             else:
                 result[name] = deepcopy(value)
     return result
 
 
-def made(path: str, /, **arguments: Any) -> Config:
-    """Return the config of an object of a class."""
+def spec(path: str, /, **arguments: Any) -> Config:
+    """Return the config of an object: its class and its arguments."""
     return {"class_path": path, "init_args": arguments} if arguments else {"class_path": path}
 
 
-def fit(config: Config, folder: Path) -> Fitted:
-    """Run a federation in this process, or go on with what there is of it in ``folder``.
+def fit(config: Config, folder: Path) -> FitResult:
+    """Run a federation in this process, or resume its run in ``folder``.
 
-    What another config left there is deleted, and a run whose checkpoint was cut off.
+    Deletes runs of another config in the folder, and runs with a truncated checkpoint.
     """
     from pl_fed.command.fit import FederatedCLI
     from pl_fed.run_folder import last_checkpoint
 
     file = folder / "config.yaml"
-    text = yaml.safe_dump(merged(config, {"trainer": {"default_root_dir": str(folder)}}))
+    text = yaml.safe_dump(merge_configs(config, {"trainer": {"default_root_dir": str(folder)}}))
     if not file.exists() or file.read_text() != text:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -126,19 +126,19 @@ def fit(config: Config, folder: Path) -> Fitted:
         run = Path(FederatedCLI(arguments).run_dir or folder)
     rounds = read(run / "metrics.csv")
     tables = ("per_client.csv", "per_client_validation.csv")
-    return Fitted(config, rounds[-1], rounds, *(read(run / table) for table in tables), before)
+    return FitResult(config, rounds[-1], rounds, *(read(run / table) for table in tables), before)
 
 
-def quiet() -> None:
-    """Make a process of the pool say nothing of each run, use one thread, and end with its parent.
+def silence_worker() -> None:
+    """Make a worker process silent and single-threaded, and end it with its parent.
 
-    A worker whose parent was killed would go on, beside those of the next try.
+    The worker of a killed parent would continue beside the workers of the next attempt.
     """
     import torch
 
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
@@ -146,8 +146,8 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _end_with(sentinel: int) -> None:
-    """Wait for another process to end, and end."""
+def _exit_after(sentinel: int) -> None:
+    """Exit as soon as another process has ended."""
     multiprocessing.connection.wait([sentinel])
     os._exit(1)
 
@@ -156,29 +156,28 @@ def work(
     jobs: Sequence[Job],
     results: Path,
     names: Sequence[str],
-    rows_of: Callable[[Fitted], Rows],
+    rows_of: Callable[[FitResult], Rows],
     workers: int = 2,
 ) -> None:
-    """Run the configs that are missing, as :func:`each_once`.
+    """Fit the configs of the missing jobs by :func:`run_missing`, and delete their folders.
 
     Args:
-        jobs: All runs.
-        results: The CSV that says which are done: a row each, named by ``names``.
-        names: The columns of a job's key.
-        rows_of: What is kept of a run: rows by the name of the CSV that they go to, ``results``
-            among them.
-        workers: Processes.
+        jobs: All jobs.
+        results: The CSV with one row per finished job.
+        names: Names of the columns that hold a job's key.
+        rows_of: Returns the rows to write for a run, by name of their CSV; includes ``results``.
+        workers: Number of worker processes.
     """
     table = results.parent.name
 
     def clear(job: Job) -> None:
         shutil.rmtree(_folder(job, table), ignore_errors=True)
 
-    run = functools.partial(_fitted, results=results, rows_of=rows_of)
-    each_once(jobs, results, names, run, workers, clear)
+    run = functools.partial(_fit_job, results=results, rows_of=rows_of)
+    run_missing(jobs, results, names, run, workers, clear)
 
 
-def each_once(
+def run_missing(
     jobs: Sequence[Job],
     results: Path,
     names: Sequence[str],
@@ -186,40 +185,40 @@ def each_once(
     workers: int = 2,
     on_written: Callable[[Job], None] | None = None,
 ) -> None:
-    """Do what is missing of some jobs; one that fails has a row that says why.
+    """Run the missing jobs; the row of a failed job holds its error, and the next call retries it.
 
-    The next time it is tried again. In the end rows are in the order of the jobs, unless there are
-    others.
+    At the end, rows are sorted in the order of the jobs, unless the CSV has rows of other jobs.
 
     Args:
-        jobs: All of them.
-        results: See :func:`work`.
-        names: See :func:`work`.
-        run: Does a job, in a process of a pool, and returns its rows by the name of their CSV. What
-            took time before counts, too: "seconds" in the row of ``results``, if it is there.
-        workers: Processes.
-        on_written: Called with a job whose rows are written, unless it failed.
+        jobs: All jobs.
+        results: The CSV with one row per finished job.
+        names: Names of the columns that hold a job's key.
+        run: Runs a job in a worker process and returns its rows by name of their CSV. A value
+            ``seconds`` in the row of ``results`` is added to the measured time.
+        workers: Number of worker processes.
+        on_written: Called with each successful job after its rows are written.
 
     Raises:
-        SystemExit: If somebody else is at work in the same folder. When all is done, if a job
-            failed: nobody makes a table without it.
+        SystemExit: If another command writes to the same folder; or, after all jobs, if a job
+            failed, so that no table is made without it.
     """
     results.parent.mkdir(parents=True, exist_ok=True)
-    with locked(results.parent) as alone:
+    with try_lock(results.parent) as alone:
         if not alone:
             sys.exit(f"Expected no other command to be writing to {results.parent} but one is.")
-        done = {key_of(row, names) for row in finished(results)}
+        done = {key_of(row, names) for row in finished_rows(results)}
         missing = [job for job in jobs if job.key not in done]
         print(f"{len(jobs)} runs, {len(missing)} of them missing", flush=True)
         files: set[str] = set()
-        for number, (job, kept) in enumerate(_all_done(missing, run, results.name, workers), 1):
-            (row,) = kept[results.name]
-            for name in sorted(kept, key=lambda name: name == results.name):  # this one last
-                rows = [{**dict(zip(names, job.key)), **row} for row in kept[name]]
+        runs = _run_in_pool(missing, run, results.name, workers)
+        for number, (job, tables) in enumerate(runs, 1):
+            (row,) = tables[results.name]
+            for name in sorted(tables, key=lambda name: name == results.name):  # results last
+                rows = [{**dict(zip(names, job.key)), **row} for row in tables[name]]
                 append(results.parent / name, names, job.key, rows)
-            said = row["failed"] or f"{row['seconds']} s"
-            print(f"{number}/{len(missing)} {', '.join(job.key)}: {said}", flush=True)
-            files |= kept.keys()
+            outcome = row["failed"] or f"{row['seconds']} s"
+            print(f"{number}/{len(missing)} {', '.join(job.key)}: {outcome}", flush=True)
+            files |= tables.keys()
             if on_written and not row["failed"]:
                 on_written(job)
         order = {job.key: place for place, job in enumerate(jobs)}
@@ -228,52 +227,52 @@ def each_once(
             if order.keys() >= {key_of(row, names) for row in rows}:
                 rows.sort(key=lambda row: order[key_of(row, names)])
                 write(results.parent / name, rows)
-        tried = (row["failed"] for row in read(results) if key_of(row, names) in order)
-        if failed := sum(map(bool, tried)):
+        errors = (row["failed"] for row in read(results) if key_of(row, names) in order)
+        if failed := sum(map(bool, errors)):
             sys.exit(
-                f"{failed} failed, as {results} says, and tables and pictures are as they were: the"
-                " same command tries again."
+                f"Failed runs: {failed}, with their errors in {results}. Tables and pictures stay"
+                " unchanged; repeat the command to retry the runs."
             )
 
 
-def _all_done(
+def _run_in_pool(
     jobs: Sequence[Job], run: Callable[[Job], Rows], results: str, workers: int
 ) -> Iterator[tuple[Job, Rows]]:
-    """Do jobs in a pool, and yield each when it is done.
+    """Run jobs in a pool, and yield each job with its rows when it ends.
 
-    Workers grow from run to run, so that a new pool takes over now and then: that of the standard
-    library waits for ever when its own workers end (max_tasks_per_child, CPython issue 115634).
+    The memory of workers grows from run to run, so a new pool replaces them after some runs. The
+    executor's own ``max_tasks_per_child`` waits for ever (CPython issue 115634).
     """
-    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # of workers
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # for workers
     context = multiprocessing.get_context("spawn")
-    at_once = _RUNS_OF_A_WORKER * workers
-    for first in range(0, len(jobs), at_once):
-        with ProcessPoolExecutor(workers, context, quiet) as pool:
-            some = jobs[first : first + at_once]
-            futures = {pool.submit(_done, job, run, results): job for job in some}
+    pool_size = _RUNS_PER_WORKER * workers
+    for first in range(0, len(jobs), pool_size):
+        with ProcessPoolExecutor(workers, context, silence_worker) as pool:
+            pool_jobs = jobs[first : first + pool_size]
+            futures = {pool.submit(_run_job, job, run, results): job for job in pool_jobs}
             for future in as_completed(futures):
                 yield futures[future], future.result()
 
 
-def _done(job: Job, run: Callable[[Job], Rows], results: str) -> Rows:
-    """Do a job; add to its row how long it took, and why it failed."""
-    started = sum(os.times()[:4])  # its own and its children's, user and system
+def _run_job(job: Job, run: Callable[[Job], Rows], results: str) -> Rows:
+    """Run a job, and add its ``seconds`` and its error (``failed``) to the row of results."""
+    started = sum(os.times()[:4])  # user and system time of this process and its children
     try:
-        kept, failed = {**run(job)}, ""
-    except (Exception, SystemExit) as error:  # one that goes up would take the others with it
-        kept, failed = {results: [{}]}, " ".join(f"{type(error).__name__}: {error}".split())
-    taken = sum(os.times()[:4]) - started
-    for row in kept[results]:
-        row |= {"seconds": f"{taken + float(row.pop('seconds', 0)):.1f}", "failed": failed}
-    return kept
+        tables, failed = {**run(job)}, ""
+    except (Exception, SystemExit) as error:  # a raised error would end the whole pool
+        tables, failed = {results: [{}]}, " ".join(f"{type(error).__name__}: {error}".split())
+    elapsed = sum(os.times()[:4]) - started
+    for row in tables[results]:
+        row |= {"seconds": f"{elapsed + float(row.pop('seconds', 0)):.1f}", "failed": failed}
+    return tables
 
 
-def _fitted(job: Job, results: Path, rows_of: Callable[[Fitted], Rows]) -> Rows:
-    """Run a config, and keep of its folder what is wanted, and how long it took before a kill."""
-    fitted = fit(job.config, _folder(job, results.parent.name))
-    kept = rows_of(fitted)
-    rows = [{**row, "seconds": str(fitted.before)} for row in kept[results.name]]
-    return {**kept, results.name: rows}
+def _fit_job(job: Job, results: Path, rows_of: Callable[[FitResult], Rows]) -> Rows:
+    """Fit a job's config, and return its rows, with the seconds before a kill."""
+    result = fit(job.config, _folder(job, results.parent.name))
+    tables = rows_of(result)
+    rows = [{**row, "seconds": str(result.before)} for row in tables[results.name]]
+    return {**tables, results.name: rows}
 
 
 def _folder(job: Job, table: str) -> Path:
@@ -282,31 +281,31 @@ def _folder(job: Job, table: str) -> Path:
 
 
 def read(path: Path) -> list[Row]:
-    """Return the rows that there are."""
+    """Return the rows of a CSV; none if the file does not exist."""
     if not path.exists():
         return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def finished(path: Path) -> list[Row]:
-    """Return the rows of runs that did not fail."""
+def finished_rows(path: Path) -> list[Row]:
+    """Return the rows of successful runs."""
     return [row for row in read(path) if not row.get("failed")]
 
 
 def key_of(row: Row, names: Iterable[str]) -> tuple[str, ...]:
-    """Return what a row has in some columns."""
+    """Return the values of some columns of a row."""
     return tuple(row[name] for name in names)
 
 
 def append(path: Path, names: Sequence[str], key: tuple[str, ...], rows: Iterable[Row]) -> None:
-    """Write a run's rows, in place of what a killed run may have left there of it."""
+    """Write a run's rows in place of its rows from an earlier, killed attempt."""
     old = [row for row in read(path) if key_of(row, names) != key]
     write(path, [*old, *rows])
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows, as a whole or not at all."""
+    """Write rows to a CSV, completely or not at all."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", newline="") as file:
@@ -316,13 +315,13 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     temporary.replace(path)
 
 
-def shorter(value: str | float) -> str:
-    """Return a number with the digits that are worth keeping."""
+def shorten(value: str | float) -> str:
+    """Return a number with five significant digits."""
     return f"{float(value):.5g}"
 
 
-def grouped(rows: Iterable[Row], *names: str) -> Iterator[tuple[tuple[str, ...], list[Row]]]:
-    """Yield rows that agree in some columns, in the order in which they come first."""
+def group_rows(rows: Iterable[Row], *names: str) -> Iterator[tuple[tuple[str, ...], list[Row]]]:
+    """Yield groups of rows with equal values in some columns, in the order of their first rows."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(key_of(row, names), []).append(row)

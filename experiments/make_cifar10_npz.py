@@ -1,9 +1,9 @@
-"""``python experiments/make_cifar10_npz.py --source FOLDER`` makes cifar10.npz for pl_fed.data.Npz.
+"""``python experiments/make_cifar10_npz.py --source FOLDER``: write cifar10.npz for ``Npz``.
 
-The folder holds CIFAR-10 as mosaics: train_1.webp to train_5.webp and test.webp, each a grid of 100
-by 100 images of 32 by 32, row by row; and labels.npz with an array train_1_labels and so on. The
-.npz holds x (uint8 [60000, 3, 32, 32]), y (int64 [60000]) and split (0 for the 50,000 training
-images, 2 for the 10,000 test images), which is used unless ``data.split: own`` is set.
+The folder holds CIFAR-10 as mosaics: train_1.webp to train_5.webp and test.webp. Each mosaic is a
+grid of 100 by 100 images of 32 by 32, row by row. labels.npz holds the arrays train_1_labels and so
+on. The output has x (uint8 [60000, 3, 32, 32]), y (int64 [60000]) and split: 0 for the 50,000
+training images, 2 for the 10,000 test images. Set ``data.split: own`` to ignore the split.
 """
 
 import argparse
@@ -14,21 +14,21 @@ from PIL import Image
 
 PARTS = {**{f"train_{i}": 0 for i in range(1, 6)}, "test": 2}
 SIZE = 32
-MADE = Path(__file__).parent.parent / "runs" / "cifar10.npz"  # for the papers' tables
+OUTPUT = Path(__file__).parent.parent / "runs" / "cifar10.npz"  # for the papers' tables
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, required=True, help="the folder with the mosaics")
-    parser.add_argument("--out", type=Path, default=Path("cifar10.npz"), help="what to write")
+    parser.add_argument("--out", type=Path, default=Path("cifar10.npz"), help="file to write")
     arguments = parser.parse_args()
     x, y, split = read(arguments.source)
     np.savez(arguments.out, x=x, y=y, split=split)
     print(f"{arguments.out}: {len(x)} images, {np.bincount(y).tolist()} of each class")
 
 
-def made_of(root: Path, out: Path = MADE) -> bool:
-    """Make the file of the mosaics in ``root``/CIFAR10, if it is not there and they are."""
+def write_if_missing(root: Path, out: Path = OUTPUT) -> bool:
+    """Write the file from the mosaics in ``root``/CIFAR10 if needed; return whether it exists."""
     source = root / "CIFAR10"
     if not out.exists() and (source / "labels.npz").exists():
         out.parent.mkdir(parents=True, exist_ok=True)

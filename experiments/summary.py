@@ -1,4 +1,4 @@
-"""README's tables: how many of the papers' figures agree with ours, and all algorithms beside.
+"""Tables of README: the number of the papers' figures that agree with ours, and all algorithms.
 
 python -m experiments.summary
 """
@@ -13,7 +13,7 @@ from experiments.fashion_mnist import run as fashion_mnist
 from experiments.fedtilt import report as fedtilt
 from experiments.fedtilt.run import CIFAR10_SETTINGS, NAMES, SEEDS, SETTINGS, table_jobs
 from experiments.flame import report as flame
-from experiments.grid import ROOT, Row, finished, key_of
+from experiments.grid import ROOT, Row, finished_rows, key_of
 from experiments.tables import Comparison, markdown
 
 HERE = Path(__file__).parent
@@ -24,17 +24,17 @@ Figures = Mapping[tuple[str, str], Comparison]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a paper.
+    """Table of a paper.
 
     Args:
-        name: The paper and the table.
-        folder: Of ours.
-        file: Ours, in it.
-        command: What makes it, after ``python -m experiments.``.
-        figures: What is compared.
-        main: Those of the figures that README shows, by name.
-        uses: Whether a run of the folder is one of those that it is made of.
-        kinds: Figures that are counted apart, and by what name.
+        name: The paper and its table.
+        folder: Folder of our table.
+        file: File of our table in the folder.
+        command: The command that makes the table, after ``python -m experiments.``.
+        figures: The compared figures.
+        main: The figures that README shows → their names.
+        uses: Whether the table uses a run, a row of the folder's results.
+        kinds: Names of kinds of figures that are counted separately → the figures' names.
     """
 
     name: str
@@ -48,20 +48,20 @@ class Table:
 
     @property
     def rows(self) -> list[Row]:
-        """The runs that it is made of."""
-        return [row for row in finished(HERE / self.folder / "results.csv") if self.uses(row)]
+        """The runs of the table."""
+        return [row for row in finished_rows(HERE / self.folder / "results.csv") if self.uses(row)]
 
     def counts(self) -> list[str]:
-        """Return how many figures agree, seeds, runs, hours and the command."""
+        """Return the number of agreeing figures, seeds, runs and hours, and the command."""
         kinds = self.kinds or {"": {name for _, name in self.figures}}
-        agree = []
+        counts = []
         for kind, names in kinds.items():
-            found = [one.agrees for (_, name), one in self.figures.items() if name in names]
-            agree.append(f"{sum(found)} of {len(found)} {kind}".strip())
+            agrees = [figure.agrees for (_, n), figure in self.figures.items() if n in names]
+            counts.append(f"{sum(agrees)} of {len(agrees)} {kind}".strip())
         hours = sum(float(row["seconds"]) for row in self.rows) / 3600
         return [
             f"[{self.name}](experiments/{self.folder}/{self.file})",
-            ", ".join(agree),
+            ", ".join(counts),
             str(len({row["seed"] for row in self.rows})),
             str(len(self.rows)),
             f"{hours:.1f}",
@@ -71,18 +71,18 @@ class Table:
 
 def _flat(nested: Mapping[tuple[str, str] | str, Mapping[str, Comparison]]) -> Figures:
     return {
-        (" / ".join(key) if isinstance(key, tuple) else key, name): one
-        for key, each in nested.items()
-        for name, one in each.items()
+        (" / ".join(key) if isinstance(key, tuple) else key, name): figure
+        for key, figures in nested.items()
+        for name, figure in figures.items()
     }
 
 
-def _of_cifar(setting: str) -> bool:
+def _is_cifar(setting: str) -> bool:
     return setting.startswith("cifar10/")
 
 
 def tables() -> list[Table]:
-    """Return all tables of which there are runs."""
+    """Return all tables with runs."""
     label, hybrid = "2 classes a client", "half labels, half sizes"
     flames, tilted = _flat(flame.figures()), _flat(fedtilt.figures())
     tilts = {job.key for job in table_jobs(SEEDS, SETTINGS + CIFAR10_SETTINGS)}
@@ -90,29 +90,29 @@ def tables() -> list[Table]:
         "accuracies": {"accuracy"},
         "spreads": {"accuracy_std", "class_std_mean", "class_std_std"},
     }
-    found = [
+    candidates = [
         Table(
             "FLAME, Table III: MNIST and Fashion-MNIST",
             "flame",
             "table3.md",
             "flame.run",
-            {key: one for key, one in flames.items() if not _of_cifar(key[0])},
+            {key: one for key, one in flames.items() if not _is_cifar(key[0])},
             {
-                (f"{data}/{split}", f"FLAME {model}"): f"FLAME, {name}, {said}: {model}"
+                (f"{data}/{split}", f"FLAME {model}"): f"FLAME, {name}, {words}: {model}"
                 for data, name in DATA.items()
-                for split, said in (("label_q2", label), ("hybrid_q2_dir0.5", hybrid))
+                for split, words in (("label_q2", label), ("hybrid_q2_dir0.5", hybrid))
                 for model in ("PM", "GM")
             },
-            lambda row: not _of_cifar(row["setting"]),
+            lambda row: not _is_cifar(row["setting"]),
         ),
         Table(
             "FLAME, Table III: CIFAR-10, two of its settings",
             "flame",
             "table3.md",
             "flame.run --cifar10 --seeds 1",
-            {key: one for key, one in flames.items() if _of_cifar(key[0])},
+            {key: one for key, one in flames.items() if _is_cifar(key[0])},
             {},
-            lambda row: _of_cifar(row["setting"]),
+            lambda row: _is_cifar(row["setting"]),
         ),
         Table(
             "Ditto, Tables 1, 5 and 9: Fashion-MNIST",
@@ -143,13 +143,13 @@ def tables() -> list[Table]:
             "fedtilt",
             "tables.md",
             "fedtilt.run",
-            {key: one for key, one in tilted.items() if not _of_cifar(key[0])},
+            {key: one for key, one in tilted.items() if not _is_cifar(key[0])},
             {
                 (f"{data}/clean / FedTilt", metric): f"FedTilt, {name}, clean: {unit}"
                 for metric, unit in (("accuracy", "accuracy, %"), ("accuracy_std", "σ"))
                 for data, name in DATA.items()
             },
-            lambda row: key_of(row, NAMES) in tilts and not _of_cifar(row["setting"]),
+            lambda row: key_of(row, NAMES) in tilts and not _is_cifar(row["setting"]),
             kinds,
         ),
         Table(
@@ -157,23 +157,23 @@ def tables() -> list[Table]:
             "fedtilt",
             "tables.md",
             "fedtilt.run cifar10",
-            {key: one for key, one in tilted.items() if _of_cifar(key[0])},
+            {key: one for key, one in tilted.items() if _is_cifar(key[0])},
             {},
-            lambda row: key_of(row, NAMES) in tilts and _of_cifar(row["setting"]),
+            lambda row: key_of(row, NAMES) in tilts and _is_cifar(row["setting"]),
             kinds,
         ),
     ]
-    return [table for table in found if table.rows]
+    return [table for table in candidates if table.rows]
 
 
 def papers() -> str:
-    """Return how many figures agree, and the main ones."""
-    made = tables()
+    """Return the table of the numbers of agreeing figures, and the table of the main figures."""
+    paper_tables = tables()
     head = ["", "figures in the band", "seeds", "runs", "hours of one core", "command"]
-    counts = markdown(head, [table.counts() for table in made])
+    counts = markdown(head, [table.counts() for table in paper_tables])
     main = [
         [name, *table.figures[key].cells(2 if "%" in name or "σ" in name else 4)]
-        for table in made
+        for table in paper_tables
         for key, name in table.main.items()
         if key in table.figures
     ]
@@ -181,23 +181,23 @@ def papers() -> str:
 
 
 def algorithms() -> str:
-    """Return what all algorithms reach on Fashion-MNIST."""
-    return f"\n{fashion_mnist.short_table(finished(HERE / 'fashion_mnist' / 'results.csv'))}\n"
+    """Return the table of all algorithms on Fashion-MNIST."""
+    return f"\n{fashion_mnist.short_table(finished_rows(HERE / 'fashion_mnist' / 'results.csv'))}\n"
 
 
 def texts() -> dict[str, str]:
-    """Return what stands in README between ``<!-- name -->`` and ``<!-- /name -->``."""
+    """Return README's texts between ``<!-- name -->`` and ``<!-- /name -->``, by name."""
     return {"papers": papers(), "algorithms": algorithms()}
 
 
 def main() -> None:
-    """Put the tables into README."""
-    readme, made = ROOT / "README.md", texts()
+    """Write the tables into README."""
+    readme, blocks = ROOT / "README.md", texts()
 
-    def block(old: re.Match[str]) -> str:
-        return f"<!-- {old[1]} -->\n{made[old[1]]}<!-- /{old[1]} -->"
+    def replace_block(block: re.Match[str]) -> str:
+        return f"<!-- {block[1]} -->\n{blocks[block[1]]}<!-- /{block[1]} -->"
 
-    readme.write_text(BLOCK.sub(block, readme.read_text()))
+    readme.write_text(BLOCK.sub(replace_block, readme.read_text()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Figures of a paper beside ours, as Markdown and as pictures."""
+"""Comparison of a paper's figures with ours, as Markdown tables and for pictures."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
-MARKERS = "osD^vPX"  # Okabe and Ito's colours, told apart by their markers as well
+MARKERS = "osD^vPX"  # distinguish the lines as well as the colours of Okabe and Ito above
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A figure of the paper, ours, and how far they may lie apart.
+    """Comparison of one figure of a paper with ours.
 
     Args:
         paper: The paper's mean.
-        std: Its standard deviation over runs, if it has one.
-        ours: Ours, one for each seed.
-        band: The largest difference of the means that counts as agreement.
+        std: The paper's standard deviation over runs, if it reports one.
+        ours: Our figures, one per seed.
+        band: Largest difference of the means that counts as agreement.
     """
 
     paper: float
@@ -27,7 +27,7 @@ class Comparison:
 
     @property
     def difference(self) -> float:
-        """Ours less the paper's."""
+        """Our mean minus the paper's."""
         return statistics.mean(self.ours) - self.paper
 
     @property
@@ -36,7 +36,7 @@ class Comparison:
         return abs(self.difference) <= self.band
 
     def cells(self, digits: int = 4) -> list[str]:
-        """Return the paper's figure, ours, and the difference."""
+        """Return three table cells: the paper's figure, ours and the difference."""
         sign = "✓" if self.agrees else "✗"
         difference = f"{self.difference:+.{digits}f}".replace("-", "−")
         return [
@@ -47,12 +47,12 @@ class Comparison:
 
 
 def spread(mean: float, std: float | None, digits: int = 4) -> str:
-    """Write a mean and its standard deviation."""
+    """Format a mean and its standard deviation."""
     return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
 
 
 def measured(values: Sequence[float], digits: int = 4) -> str:
-    """Write the mean over seeds and its sample standard deviation, or a dash."""
+    """Format the mean over seeds and its sample standard deviation; a dash without values."""
     if not values:
         return "–"
     std = statistics.stdev(values) if len(values) > 1 else None
@@ -60,12 +60,12 @@ def measured(values: Sequence[float], digits: int = 4) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table."""
+    """Format a Markdown table."""
     lines = [list(head), ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
 def notes(folder: Path) -> str:
-    """Return what is said by hand about a folder's table: of figures that do not agree."""
+    """Return the hand-written notes on a folder's table, about figures that do not agree."""
     file = folder / "notes.md"
     return f"\n{file.read_text()}" if file.exists() else ""

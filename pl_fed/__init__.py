@@ -26,7 +26,7 @@ __all__ = [*_CLASSES, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, and no more: the leaves need no Lightning, nor wait for it."""
+    """Import a class or room on its first use, so that the leaves do not import Lightning."""
     if name in _CLASSES:
         return getattr(import_module(f"pl_fed.{_CLASSES[name]}"), name)
     if name in _ROOMS:
@@ -35,5 +35,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Name what can be had, so that notebooks complete it; nothing is imported for that."""
+    """Return the public names for completion in notebooks, without an import."""
     return sorted([*__all__, "__version__", "__doc__"])

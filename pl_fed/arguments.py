@@ -88,12 +88,12 @@ def check_choice(choices: Collection[str], **arguments: str) -> None:
 
 
 def check_optimizers(**arguments: "Optimizer") -> None:
-    """Raise ``ValueError`` for an optimizer whose step evaluates the loss itself, as L-BFGS's."""
+    """Raise ``ValueError`` if the step of an optimizer evaluates the loss itself, as in L-BFGS."""
     for name, value in arguments.items():
         closure = inspect.signature(type(value).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise ValueError(
-                f"Expected argument `{name}` to build an optimizer whose step takes a gradient, as"
+                f"Expected argument `{name}` to build an optimizer that takes a gradient, as"
                 f" torch.optim.SGD, but got {type(value).__name__}, which needs a closure that"
                 " evaluates the loss."
             )
@@ -113,12 +113,12 @@ def check_finite_options(**optimizers: "Optimizer") -> None:
 
 
 def check_not_differentiable(**optimizers: "Optimizer") -> None:
-    """Raise ``ValueError`` if an optimizer's steps are to be differentiated: none is here."""
+    """Raise ``ValueError`` if an optimizer has ``differentiable=True``, unused in pl_fed."""
     for name, optimizer in optimizers.items():
         if any(group.get("differentiable") for group in optimizer.param_groups):
             raise ValueError(
-                f"Expected argument `{name}` to build an optimizer whose steps are not"
-                " differentiated but got differentiable = True: leave it out."
+                f"Expected argument `{name}` to build an optimizer without differentiable steps but"
+                " got differentiable = True: leave it out."
             )
 
 
@@ -152,9 +152,9 @@ def check_at_most(maximum: float, **arguments: float) -> None:
 
 
 def check_writable(**arguments: str | Path) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless all arguments are writable folders, or can be.
+    """Raise ``TypeError`` or ``ValueError`` unless all arguments are writable folders.
 
-    A folder that does not exist is judged by its nearest existing parent.
+    For a folder that does not exist, the nearest existing parent must be writable.
     """
     for name, value in arguments.items():
         if not isinstance(value, (str, Path)):

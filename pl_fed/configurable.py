@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_MAX_LETTERS = 200  # of the description of a net
-_MAX_ITEMS = 1000  # of a recorded list; longer lists contain data
+_MAX_LETTERS = 200  # in the description of a net
+_MAX_ITEMS = 1000  # in a recorded list; longer lists contain data
 _OPTIMIZER_ARGUMENTS = ("optimizer", "server_optimizer")
 
 
@@ -121,7 +121,7 @@ def plain_value(name: str, value: Any) -> Any:
 
 
 def _is_section(value: Any) -> bool:
-    """Return whether a value is a section of a config: a dataclass, which needs no class path."""
+    """Return whether a value is a section of a config: a dataclass without a class path."""
     return is_dataclass(value) and not isinstance(value, Configurable | nn.Module)
 
 

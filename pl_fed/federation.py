@@ -1,6 +1,6 @@
-"""The federation: its arguments, checked, and what a trainer sets up by them."""
+"""The federation: its checked arguments, and the session that a trainer sets up from them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData
 from pl_fed.data.module import FederatedData, global_seed
 from pl_fed.distributed.processes import Processes
-from pl_fed.distributed.work_share import at_home, collected
+from pl_fed.distributed.work_share import gather_states, select_home_states
 from pl_fed.engine import EngineChoice, EngineOptions
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.evaluator import Evaluator
@@ -39,7 +39,7 @@ from pl_fed.rounds.checks import (
 )
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.federated_evaluation import FederatedEvaluation, ModelSelection
-from pl_fed.rounds.identity import CHECKPOINT_FORMAT, check_identity, identity_of
+from pl_fed.rounds.identity import CHECKPOINT_FORMAT, check_identity, federation_identity
 from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
@@ -52,32 +52,34 @@ from pl_fed.types import Population
 
 
 class Federation(Configurable):
-    """Everything around the clients.
+    """Federation: everything around the clients, from the sampler to the server and the adversary.
 
     Args:
         sampler: Draws the cohort of a round.
-        aggregator: Merges the uploads.
-        pre_aggregators: Change the uploads before that, one after the other.
-        server_optimizer: Builds the optimizer that moves the global model along the merged update,
-            taken for a negative gradient: SGD with learning rate 1 is FedAvg, others are FedOpt.
+        aggregator: Merges the uploads; the uniform mean by default.
+        pre_aggregators: Change the uploads before the aggregator, one after the other.
+        server_optimizer: Builds the optimizer that moves the global model. Its gradient is the
+            negative merged update: SGD with learning rate 1 is FedAvg, other optimizers are FedOpt.
         adversary: The Byzantine clients and their attack.
-        max_rejected: The largest share of a round's benign clients, in [0, 1], that may be left out
-            as broken (NaN or infinity in losses, models or uploads; an upload or a state of a wrong
-            length, or that is no tensor of real numbers) before the run stops. The states of such
-            clients stay as before the round.
-        engine: How the local steps are run.
-        storage: Where the clients' states are kept between rounds.
-        model_selection: By what data each client takes the better one of its own model and the
-            global one, by ``monitor`` and then by loss, the ``hybrid`` model (FLAME, section IV):
-            its ``"validation"`` data, or, as in the paper's experiments, its ``"test"`` data, which
-            tells more than can be known and gives metrics of the name ``hybrid_by_test_data``;
-            ``None`` for neither.
+        max_rejected: Largest share of broken clients among a round's benign clients, in [0, 1]; the
+            run stops above it. A client is broken if its losses, models or upload hold NaN or
+            infinity. It is also broken if its upload or a state has a wrong length, or is not a
+            tensor of real numbers. Broken clients are left out; their states stay as before the
+            round.
+        engine: Options of the engine, which runs the local steps.
+        storage: Options for the clients' states between rounds.
+        model_selection: The data that choose each client's ``hybrid`` model (FLAME, section IV):
+            the better of its own model and the global model, by ``monitor`` and then by loss.
+            ``"validation"`` takes the client's validation data. ``"test"`` takes its test data, as
+            in the paper's experiments; this leaks the test data, so the metrics have the name
+            ``hybrid_by_test_data``. ``None`` evaluates no hybrid model.
         monitor: The metric that chooses hybrid models, and that summaries show first:
-            ``"accuracy"``, ``"loss"``, or a metric of the task. It chooses λ too (DittoChoice,
-            MAPPER). ``None`` is the accuracy, or the task's first metric, and λ by the loss.
+            ``"accuracy"``, ``"loss"``, or a metric of the task. It also chooses λ (DittoChoice,
+            MAPPER). ``None`` takes the accuracy, or the task's first metric, but the loss for λ.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
     Raises:
+        TypeError: If an argument is of a wrong type.
         ValueError: If an argument is out of range.
     """
 
@@ -95,12 +97,12 @@ class Federation(Configurable):
         monitor: str | None = None,
         seed: int | None = None,
     ) -> None:
-        before = pre_aggregators or []
+        pre_aggregators = pre_aggregators or []
         check_instances(Sampler, sampler=sampler)
         check_instances(Aggregator, aggregator=aggregator)
-        check_instances(list, pre_aggregators=before)
-        for each in before:
-            check_instances(PreAggregator, pre_aggregators=each)
+        check_instances(list, pre_aggregators=pre_aggregators)
+        for pre_aggregator in pre_aggregators:
+            check_instances(PreAggregator, pre_aggregators=pre_aggregator)
         _check_sections(adversary, engine, storage)
         check_shares(max_rejected=max_rejected)
         if seed is not None:
@@ -111,8 +113,10 @@ class Federation(Configurable):
                 f" {model_selection!r}."
             )
         self.sampler = Uniform() if sampler is None else sampler
-        defence = Mean() if aggregator is None else aggregator
-        self.server = Server(_defence(before, defence), server_optimizer)
+        defence: Aggregator = Mean() if aggregator is None else aggregator
+        if pre_aggregators:
+            defence = Chain(pre_aggregators, defence)
+        self.server = Server(defence, server_optimizer)
         self.adversary = adversary
         self.byzantine_clients = ByzantineClients(adversary)
         self.max_rejected = max_rejected
@@ -133,40 +137,40 @@ class Federation(Configurable):
         loads: bool = False,
         settings: RunSettings = RunSettings(),
     ) -> None:
-        """Check that everything fits together, before anything is trained.
+        """Check all parts against each other before training, and build the session.
 
-        The states of clients and server stay as long as the client is the same object, and the
-        data have the same clients, if loaded once more.
+        The states of clients and server stay if the client is the same object and the data have
+        the same clients, also after the data are loaded again.
 
         Args:
             client: The algorithm.
             datamodule: The data.
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
-            loads: Whether a checkpoint will be loaded then.
+            loads: Whether the trainer loads a checkpoint after the setup.
             settings: The trainer's settings.
 
         Raises:
             TypeError: If the data is not a :class:`FederatedData`.
-            ValueError: If cohort, byzantine clients or the net's output do not fit the data,
-                features are to be kept that cannot be, or clients that have models of their own
-                are to be evaluated on others' data.
+            ValueError: If cohort, Byzantine clients or the net's outputs do not fit the data; if
+                ``keep_features`` is impossible; or if an evaluation would run clients' own models
+                on the data of other clients.
         """
         if not isinstance(datamodule, FederatedData):
             raise TypeError(
                 "Expected argument `datamodule` to be a pl_fed.data.FederatedData but got"
                 f" {type(datamodule).__name__}."
             )
-        data, before = datamodule.clients, self._session
-        if before is not None and not before.states.are_of(client, data, self.seed):
+        data, previous = datamodule.clients, self._session
+        if previous is not None and not previous.states.belong_to(client, data, self.seed):
             if stage != "fit" and not loads:
-                before.states.check_none_lost(client)
-            before = None
-        if before is None:
+                previous.states.check_replaceable(client)
+            previous = None
+        if previous is None:
             self.byzantine_clients.setup(data.num_clients, data.num_classes, self.seed)
         cohort = self.sampler.size_of_cohort(data.num_clients)
         client.population = Population(data.num_clients, cohort, int(data.train.sizes.sum()))
         self._check(client, datamodule)
-        session = self._build_session(client, datamodule, settings, before)
+        session = self._build_session(client, datamodule, settings, previous)
         if stage == "fit":
             self._try_parts(session)
         client.check(data, client.population)
@@ -179,21 +183,22 @@ class Federation(Configurable):
         """Refuse an algorithm, data, attacks and aggregators that do not fit together."""
         data = datamodule.clients
         check_net(client, data, datamodule.augment)
-        Monitor.of(self.monitor, client.task, client.classes_of(data))  # says so if there is none
-        check_mean(client, self.server.aggregator, self.server.adds)
+        classes = client.classes_of(data)
+        Monitor.from_name(self.monitor, client.task, classes)  # refuses an unknown name
+        check_mean(client, self.server.aggregator, self.server.only_adds)
         check_features(client, datamodule)
         check_attacks(client, data, self.byzantine_clients.attacks_on_data)
         if self.server.aggregator.needs_root and not len(data.root):
             raise ValueError(
                 "Expected argument `root_samples` of the data to be above 0 for an aggregator that"
-                " compares with what data of the server's own gives, as FLTrust does, but got 0."
+                " compares uploads with the server's own update, as FLTrust does, but got 0."
             )
 
     def _try_parts(self, session: Session) -> None:
-        """Try the aggregator, the attacks and the engine on a few numbers, before training."""
+        """Run the aggregator, the attacks and the engine on a few numbers before training."""
         client, data, rounds = session.client, session.datamodule.clients, session.rounds
         cohort = torch.arange(client.population.cohort)
-        context = rounds.context(cohort, torch.empty(0), 0)
+        context = rounds.build_context(cohort, torch.empty(0), 0)
         check_aggregator(self.server.new_aggregator(), context)
         try_attacks(client, data, self.byzantine_clients.attacks_on_data)
         check_engine(client, rounds.batch_rule, data, self.engine.name)
@@ -203,21 +208,27 @@ class Federation(Configurable):
         client: Client,
         datamodule: FederatedData,
         settings: RunSettings,
-        before: Session | None,
+        previous: Session | None,
     ) -> Session:
-        """Return a session, which goes on with the states of the one before, if there is one.
+        """Return a new session, with the states of the previous session if there is one.
 
-        Results of an evaluation can be read until the next one, unless the data are loaded again.
+        The results of an evaluation stay until the next one, unless the data are loaded again.
+
+        Args:
+            client: The algorithm.
+            datamodule: The data.
+            settings: The trainer's settings.
+            previous: The previous session of the same client and the same clients' data.
         """
         data = datamodule.clients
-        evaluated_before = None
-        if before is not None and data is before.states.loaded:
-            evaluated_before = before.evaluation
-        if before is None:
+        previous_evaluation = None
+        if previous is not None and data is previous.states.loaded:
+            previous_evaluation = previous.evaluation
+        if previous is None:
             self.server.reset()
             states = ClientStates(client, data, self.server, settings, self.storage)
         else:
-            states = before.states
+            states = previous.states
             states.renew(data, settings)
         batch_rule = BatchRule(
             datamodule.batch_size,
@@ -243,7 +254,7 @@ class Federation(Configurable):
             adaptation,
             self.model_selection,
             self.monitor,
-            before=evaluated_before,
+            before=previous_evaluation,
         )
         rounds = RoundRunner(
             states,
@@ -262,10 +273,10 @@ class Federation(Configurable):
 
     @property
     def session(self) -> Session:
-        """The federation as it is set up.
+        """The parts that a trainer sets up: client, data, states, rounds and evaluation.
 
         Raises:
-            RuntimeError: If no trainer has set it up.
+            RuntimeError: If no trainer has set up the federation.
         """
         if self._session is None:
             raise RuntimeError("Expected the federation to be set up by a trainer but it was not.")
@@ -276,23 +287,23 @@ class Federation(Configurable):
     def run_round(
         self, round: int, optimizer: torch.optim.Optimizer, hooks: RoundHooks = RoundHooks()
     ) -> Report:
-        """Run one communication round: see :meth:`pl_fed.rounds.round.RoundRunner.run`."""
+        """Run one communication round with :meth:`pl_fed.rounds.round.RoundRunner.run`."""
         return self.session.rounds.run(round, optimizer, hooks)
 
     def draw_cohort(self, round: int) -> Tensor:
-        """Return the ids of the clients that take part in a round."""
+        """Return the ids of a round's cohort, int64 [cohort]."""
         return self.session.rounds.draw_cohort(round)
 
     # The session's parts, for callbacks and tests
 
     @property
     def is_byzantine(self) -> Tensor:
-        """Which clients are Byzantine in the present round, bool [clients]."""
+        """The mask of the present round's Byzantine clients, bool [clients]."""
         return self.byzantine_clients.is_byzantine
 
     @property
     def client(self) -> Client:
-        """The algorithm that is run."""
+        """The algorithm."""
         return self.session.client
 
     @property
@@ -312,12 +323,12 @@ class Federation(Configurable):
 
     @property
     def data(self) -> ClientData:
-        """The clients' data where the models are: see :attr:`ClientStates.data`."""
+        """The clients' data on the device of the models (:attr:`ClientStates.data`)."""
         return self.session.states.data
 
     @property
     def server_states(self) -> dict[str, Tensor]:
-        """The states that the server keeps beside the global model, by name."""
+        """The server's states besides the global model, by name."""
         return self.session.states.server_states
 
     @property
@@ -327,22 +338,22 @@ class Federation(Configurable):
 
     @property
     def evaluator(self) -> Evaluator:
-        """Runs models on the clients' own data."""
+        """The evaluator, which runs models on the clients' own data."""
         return self.session.evaluation.evaluator
 
     @property
     def participation(self) -> Tensor | None:
-        """The number of rounds in which each client's work counted, int32 [clients].
+        """The number of rounds of each client, int32 [clients]; rounds as a broken client excluded.
 
-        ``None`` after a checkpoint that does not tell it.
+        ``None`` after a checkpoint without these numbers.
         """
         return self.session.states.participation
 
     def clients_without_training(self) -> Tensor:
-        """Return the ids of the benign clients with a model of their own that was never trained.
+        """Return the ids of the benign clients with an untrained model of their own.
 
-        Such clients took part in no round, or their work never counted. There are none where each
-        client's model comes from the global one before an evaluation.
+        Such clients took part in no round, or were broken in all their rounds. There are none if
+        each client's model comes from the global model before an evaluation.
         """
         rounds = self.participation
         if rounds is None or not self.states.keeps_models:
@@ -354,18 +365,18 @@ class Federation(Configurable):
     def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
         """Return the metrics of ``"val"`` or ``"test"``, by model.
 
-        They hold the last evaluation's results, also for each client
-        (:meth:`~pl_fed.metrics.ClientMetrics.per_client`), until the next one begins.
+        They hold the results of the last evaluation until the next one begins, also for each client
+        (:meth:`~pl_fed.metrics.ClientMetrics.per_client`).
         """
         return self.session.evaluation.metrics(part)
 
     @property
     def monitored(self) -> str:
-        """The metric by which models are chosen, as ``monitor`` or the task says."""
+        """The name of the metric that chooses models, from ``monitor`` or the task."""
         return self.session.evaluation.monitor.name
 
     def validated_names(self) -> list[str]:
-        """Return the names that a validation logs; none without validation data."""
+        """Return the names of the metrics that a validation logs; none without validation data."""
         return self.session.evaluation.validated_names()
 
     def evaluate(self, part: str, clients: Tensor) -> None:
@@ -373,27 +384,32 @@ class Federation(Configurable):
         self.session.evaluation.evaluate(part, clients)
 
     def predict(self, clients: Tensor) -> list[dict[str, Any]]:
-        """Return each client's predictions on its test data, by the last evaluated model."""
+        """Return the predictions of each client's last evaluated model on its test data."""
         return self.session.evaluation.predict(clients)
 
     def models_of(self, clients: Tensor, model: str | None = None) -> Iterator[nn.Module]:
-        """Yield each client's model as :meth:`predict` takes it, of clients of this process.
+        """Yield each client's model as in :meth:`predict`, for clients of this process.
 
         Args:
             clients: Ids, int64 [clients].
-            model: The name of an evaluated model; by default the last one.
+            model: The name of an evaluated model; ``None`` for the last one.
 
         Yields:
-            The user's net, in evaluation mode, with that client's parameters and running
-            statistics: a copy, independent of pl_fed.
+            A copy of the user's net, in evaluation mode, with the client's parameters and running
+            statistics. It is independent of pl_fed.
         """
         return self.session.evaluation.models_of(clients, model)
 
     def model_of(self, client: int, model: str | None = None) -> nn.Module:
-        """Return one client's model: see :meth:`models_of`.
+        """Return one client's model, as :meth:`models_of` yields it.
+
+        Args:
+            client: Id of the client.
+            model: The name of an evaluated model; ``None`` for the last one.
 
         Raises:
-            ValueError: If there is no such client.
+            TypeError: If ``client`` is not an integer.
+            ValueError: If ``client`` is not the id of a client.
         """
         check_integers(0, client=client)
         check_at_most(self.data.num_clients - 1, client=client)
@@ -402,41 +418,37 @@ class Federation(Configurable):
     # Stop and resume
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs beside the global model, which the client's state has."""
+        """Return the state for a resume, without the global model: the client's state holds it."""
         return {
             "format": CHECKPOINT_FORMAT,
-            "identity": identity_of(self.client, self.states.loaded, self.seed),
+            "identity": federation_identity(self.client, self.states.loaded, self.seed),
             "byzantine": self.is_byzantine,
             "engine": self.engine_choice.state_dict(),
             "participation": self.participation,
-            "store": collected(self.processes, self.store.state_dict()),
+            "store": gather_states(self.processes, self.store.state_dict()),
             "server": self.server.state_dict(self.client.row("global").data),
             "adversary": self.byzantine_clients.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave.
+        """Restore the state that :meth:`state_dict` returned.
 
         Raises:
-            ValueError: If it comes from another net, algorithm or federation.
+            ValueError: If the state is of another net, algorithm or federation.
         """
-        here = identity_of(self.client, self.states.loaded, self.seed)
-        check_identity(state["identity"], here)
+        identity = federation_identity(self.client, self.states.loaded, self.seed)
+        check_identity(state["identity"], identity)
         if self.adversary.redraw:
             self.byzantine_clients.is_byzantine = state["byzantine"]
         self.engine_choice.load_state_dict(state["engine"])
         self.server.load_state_dict(state["server"])
         self.byzantine_clients.load_state_dict(state["adversary"])
-        rows = at_home(self.processes, state["store"])
+        rows = select_home_states(self.processes, state["store"])
         self.states.restore(rows, state.get("participation"))
 
 
-def _defence(first: Sequence[PreAggregator], then: Aggregator) -> Aggregator:
-    return Chain(first, then) if first else then
-
-
 def _check_sections(adversary: object, engine: object, storage: object) -> None:
-    """Refuse a section of a wrong type, which Python, but no config, can give."""
+    """Refuse a section of a wrong type; only Python code can set one, no config."""
     sections = {
         "adversary": (Adversary, adversary),
         "engine": (EngineOptions, engine),

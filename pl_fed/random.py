@@ -142,5 +142,5 @@ def integers(keys: Tensor | int, counters: Tensor, high: int) -> Tensor:
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Shift right without sign extension, which torch's >> performs."""
+    """Shift right without the sign extension of torch's ``>>``."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""A run's folder: where it lies, its lock, whether a run may write into it, its last checkpoint."""
+"""The folder of a run: its creation, its lock, and its last checkpoint."""
 
 import contextlib
 import os
@@ -12,32 +12,33 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from pl_fed.arguments import check_writable
 
-_LONGEST_PREFIX = 50  # letters, so that the name of a folder beside another is never too long
+_MAX_PREFIX_LETTERS = 50  # so that the name of a temporary folder is never too long
 
 HALF_WRITTEN = ".ckpt.tmp"
-"""The name of a checkpoint's file until it is complete: one for all, so that no kill leaves two."""
+"""Name of an incomplete checkpoint; the same for all checkpoints, so that a kill leaves only one
+incomplete file."""
 
 _LAST = re.compile(r"last(-v\d+)?\.ckpt")
 
 
 def is_first_process() -> bool:
-    """Return whether this is the process of a run that writes files, even before it has a trainer.
+    """Return whether this process writes the files of its run; no trainer is necessary.
 
-    A launcher (Lightning's own, torchrun, SLURM) says so in the environment.
+    A launcher (Lightning's own, torchrun, SLURM) sets the rank in the environment.
     """
     node = os.environ.get("NODE_RANK") or os.environ.get("GROUP_RANK") or "0"
     return int(rank_zero_only.rank or 0) == 0 and int(node) == 0  # type: ignore[attr-defined]
 
 
 def new_folder(root: str | Path, argument: str = "default_root_dir") -> Path:
-    """Make a new folder for a run under ``root``, named by the time.
+    """Make a new folder for a run under ``root``, with the time as its name.
 
     Args:
-        root: Where; it is made if need be.
-        argument: What says so, for a sentence about it.
+        root: The parent folder. It is made if it does not exist.
+        argument: Name of the argument that sets ``root``, for the error message.
 
     Raises:
-        ValueError: If ``root`` cannot be written.
+        ValueError: If ``root`` is not writable.
     """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     check_writable(**{argument: root})
@@ -53,111 +54,112 @@ def new_folder(root: str | Path, argument: str = "default_root_dir") -> Path:
 
 
 def last_checkpoint(folder: str | Path) -> Path | None:
-    """Return the newest ``last.ckpt`` of a run's folder, if it has one.
+    """Return the newest ``last.ckpt`` of a run's folder; ``None`` if it has none.
 
-    Lightning writes ``last-v1.ckpt`` beside it where it does not recognise the first as its own:
-    in a run whose folder has been moved, for one.
+    Lightning writes ``last-v1.ckpt`` beside ``last.ckpt`` if it does not recognise the latter as
+    its own, for example in a run folder that was moved.
     """
-    found = Path(folder).glob("checkpoints/last*.ckpt")
-    named = [path for path in found if _LAST.fullmatch(path.name) and path.is_file()]
-    return max(named, key=_written, default=None)
+    paths = Path(folder).glob("checkpoints/last*.ckpt")
+    checkpoints = [path for path in paths if _LAST.fullmatch(path.name) and path.is_file()]
+    return max(checkpoints, key=_modification_time, default=None)
 
 
 def check_holds_no_run(folder: Path) -> None:
-    """Refuse a folder in which a run has left what a new one would write over.
+    """Refuse a folder with files of a run that a new run would overwrite.
 
     Raises:
-        ValueError: If it is one.
+        ValueError: If the folder holds such files.
     """
     if last_checkpoint(folder) or (folder / "per_client.csv").is_file():
         raise ValueError(
             f"Expected argument `run_dir` to be a folder without a run but got {folder}, which"
-            ' holds one: go on with it by `ckpt_path` = "last", or take another folder.'
+            ' holds one: set `ckpt_path` to "last" to go on with it, or take another folder.'
         )
 
 
-def last_run(root: str | Path, begun: Callable[[Path], bool] | None = None) -> Path:
-    """Return the folder of the run under ``root`` whose last checkpoint is the newest.
+def last_run(root: str | Path, can_restart: Callable[[Path], bool] | None = None) -> Path:
+    """Return the folder of the run under ``root`` with the newest last checkpoint.
 
     Args:
-        root: Where runs lie.
-        begun: Says which of those that were stopped before their first checkpoint it may be, if
-            any.
+        root: The parent folder of the runs.
+        can_restart: Returns whether a run that was stopped before its first checkpoint counts;
+            ``None`` if no such run counts. Its folder ``checkpoints`` then gives its time.
 
     Raises:
-        FileNotFoundError: If there is none.
+        FileNotFoundError: If there is no such run.
     """
-    found: dict[Path, Path] = {}
+    checkpoints: dict[Path, Path] = {}
     for run in Path(root).glob("*"):
-        path = last_checkpoint(run)
-        stopped = not (run / "per_client.csv").is_file()  # a whole run has that of its test
-        if path is None and begun and stopped and _is_empty(run / "checkpoints") and begun(run):
-            path = run / "checkpoints"
+        path, folder = last_checkpoint(run), run / "checkpoints"
+        is_incomplete = not (run / "per_client.csv").is_file()  # a complete run has its test's
+        if path is None and can_restart and is_incomplete and _is_empty(folder):
+            path = folder if can_restart(run) else None
         if path is not None:
-            found[run] = path
-    if not found:
+            checkpoints[run] = path
+    if not checkpoints:
         raise FileNotFoundError(
             "Expected argument `ckpt_path` = last to find a run with checkpoints/last.ckpt under"
             f" {Path(root).absolute()} but found none: the runs of a config lie under its"
             " trainer.default_root_dir, and write last.ckpt unless they are given a ModelCheckpoint"
             " without `save_last: true`."
         )
-    return max(found, key=lambda run: _written(found[run]))
+    return max(checkpoints, key=lambda run: _modification_time(checkpoints[run]))
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether a folder is there, and has nothing in it but what a kill left half written."""
+    """Return whether a folder exists and holds at most an incomplete checkpoint."""
     return folder.is_dir() and {path.name for path in folder.iterdir()} <= {HALF_WRITTEN}
 
 
-def _written(path: Path) -> int:
+def _modification_time(path: Path) -> int:
     return path.stat().st_mtime_ns
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Lock a folder, and say whether nobody else has: another process, or another place of this.
+def try_lock(folder: Path) -> Iterator[bool]:
+    """Lock a folder, and yield whether this succeeded.
 
-    Where there are no locks (Windows, some file systems), nobody has.
+    It fails if another process holds the lock, or another block of this process. It always succeeds
+    on systems without locks (Windows, some file systems).
     """
     try:
         import fcntl
     except ImportError:  # Windows
         yield True
         return
-    lock, alone = os.open(folder, os.O_RDONLY), True
+    lock, is_locked = os.open(folder, os.O_RDONLY), True
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            alone = False
+            is_locked = False
         except OSError:  # a file system without locks
             pass
-        yield alone
+        yield is_locked
     finally:
         os.close(lock)
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other fits out of a run's folder: two would write into each other's files.
+def lock_run(folder: Path) -> Iterator[None]:
+    """Lock a run's folder, so that two fits do not write into each other's files.
 
     Raises:
-        ValueError: If another process, or another fit of this one, is at work there.
+        ValueError: If another process, or another fit of this process, holds the lock.
     """
-    with locked(folder) as alone:
-        if not alone:
+    with try_lock(folder) as is_locked:
+        if not is_locked:
             raise ValueError(
                 "Expected the folder of a run that no other process writes into but got"
-                f" {folder}: wait until that has ended, or begin a run without `ckpt_path`."
+                f" {folder}: wait until the other process ends, or start a run without `ckpt_path`."
             )
         yield
 
 
 class RunLock:
-    """Keeps other processes out of a run's folder while it is held.
+    """Run lock: excludes other processes from a run's folder.
 
-    It may be entered again while it is held. Processes that write no files hold nothing.
+    A process may enter the lock again while it holds it. Processes that write no files do not lock.
 
     Args:
         folder: The run's folder.
@@ -169,13 +171,13 @@ class RunLock:
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> None:
-        """Take the lock, unless it is held already.
+        """Take the lock, unless this process holds it already.
 
         Raises:
-            ValueError: If another process holds it.
+            ValueError: If another process holds the lock.
         """
         if not self._times_entered and is_first_process():
-            self._held.enter_context(alone_in(self.folder))
+            self._held.enter_context(lock_run(self.folder))
         self._times_entered += 1
 
     def __exit__(self, *_: object) -> None:
@@ -186,21 +188,25 @@ class RunLock:
 
 
 @contextlib.contextmanager
-def made_whole(folder: Path) -> Iterator[Path]:
-    """Give a folder that is moved to its place in the end, and of which a failure leaves nothing.
+def create_atomically(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder, and move it to its place at the end; a failure leaves nothing.
 
-    A process that is killed leaves a hidden folder of a name of its own beside the place.
+    A killed process leaves a hidden folder with a unique name beside the place.
 
     Args:
-        folder: Its place, where there is nothing, or an empty folder.
+        folder: The place: a path that does not exist, or an empty folder.
     """
     folder = folder.resolve()  # of the current folder, or of a link
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         folder.rmdir()
-    names = {"prefix": f".{folder.name[:_LONGEST_PREFIX]}.", "suffix": ".tmp"}
-    with TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True, **names) as beside:
-        made = Path(beside) / "made"
-        made.mkdir()  # with the rights of any new folder, unlike the one around it
-        yield made
-        made.rename(folder)
+    with TemporaryDirectory(
+        prefix=f".{folder.name[:_MAX_PREFIX_LETTERS]}.",
+        suffix=".tmp",
+        dir=folder.parent,
+        ignore_cleanup_errors=True,
+    ) as parent:
+        temporary = Path(parent) / "made"
+        temporary.mkdir()  # with the rights of a normal folder, unlike its parent
+        yield temporary
+        temporary.rename(folder)

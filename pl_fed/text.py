@@ -7,7 +7,7 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
 
 def printable(text: str, encoding: str = "utf-8") -> str:
-    r"""Return a text with escaped control characters, which a terminal would execute.
+    r"""Return a text with escaped control characters, so that a terminal does not execute them.
 
     Args:
         text: The text.

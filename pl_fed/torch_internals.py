@@ -1,8 +1,8 @@
-"""What pl_fed uses of torch's internals: no other file names them.
+"""torch's internals that pl_fed uses; no other file names them.
 
-A release of torch may move them, which is why ``pyproject.toml`` bounds torch above. Each is
-imported when it is first used: compiled steps alone need the compiler. What is missing raises
-:class:`MovedInTorchError`, or is done without; either way pl_fed says so in one sentence, once.
+A release of torch may move internals, so ``pyproject.toml`` sets an upper bound for torch. Each
+internal is imported on its first use, because only compiled steps need the compiler. If an internal
+is missing, pl_fed raises :class:`MovedInTorchError`, or warns once and works without the internal.
 """
 
 import inspect
@@ -24,7 +24,7 @@ class MovedInTorchError(RuntimeError):
 
 @contextmanager
 def _internals() -> Iterator[None]:
-    """Name the release of torch in the error when something internal has moved.
+    """Turn the error of a moved internal into one that names the release of torch.
 
     Raises:
         MovedInTorchError: If a name, an attribute or an argument is missing.
@@ -49,18 +49,18 @@ def compile_graph(
     options: Mapping[str, Any],
     remember: bool,
 ) -> Callable[..., list[Tensor]]:
-    """Compile a graph by the compiler behind ``torch.compile``, without its guards.
+    """Compile a graph with the compiler behind ``torch.compile``, without guards.
 
     Args:
-        graph: What is compiled.
-        tensors: Its inputs, of the shapes that it is compiled for.
+        graph: The graph to compile.
+        tensors: Inputs of the graph, with the shapes to compile for.
         mode: ``mode`` of ``torch.compile``.
-        options: Options of the compiler, beside those of the mode.
-        remember: Whether the compiler looks for what it made of the same graph before, in this
-            process or another.
+        options: Options of the compiler, besides those of the mode.
+        remember: Whether the compiler reuses its result for the same graph, from this process or
+            another.
 
     Raises:
-        MovedInTorchError: If the compiler is no longer where, or as, it was.
+        MovedInTorchError: If torch has moved or changed the compiler.
     """
     with _internals():
         from torch._inductor import compile as compile_by_inductor
@@ -80,11 +80,11 @@ def compile_graph(
 
 
 def _stand_ins(tensors: Sequence[Tensor]) -> tuple[list[Any], AbstractContextManager[Any]]:
-    """Return stand-ins for tensors, and a context in which the compiler remembers graphs.
+    """Return stand-ins for tensors, and a context that lets the compiler reuse its results.
 
-    It looks for graphs that come with an environment of shapes, as those of ``torch.compile`` do.
-    The shapes here are fixed, and the environment stays empty: that takes showing the compiler no
-    tensors, but stand-ins for them.
+    The compiler reuses results only of graphs with an environment of shapes, such as those of
+    ``torch.compile``. Here all shapes are fixed, and the environment is empty. This requires
+    stand-ins for the tensors, with static shapes.
     """
     with _internals():
         from torch._guards import TracingContext, tracing
@@ -100,7 +100,7 @@ def trace_graph(function: Callable[..., Any], *tensors: Any) -> GraphModule:
     """Return a function of tensors as a graph of operators.
 
     Raises:
-        MovedInTorchError: If torch no longer traces functions as it did.
+        MovedInTorchError: If torch has moved its tracer.
     """
     with _internals():
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -114,10 +114,10 @@ def trace_graph(function: Callable[..., Any], *tensors: Any) -> GraphModule:
 
 
 class OperatorMode(ABC):
-    """A context in which every operator of torch, below autograd, is run by :meth:`run`.
+    """Operator mode: a context that runs every operator of torch, below autograd, by :meth:`run`.
 
     Raises:
-        MovedInTorchError: When it is entered, if torch no longer offers this.
+        MovedInTorchError: On entry, if torch has moved its dispatch modes.
     """
 
     def __enter__(self) -> Self:
@@ -130,7 +130,7 @@ class OperatorMode(ABC):
 
     @abstractmethod
     def run(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operator, or another in its place, and return what it gives."""
+        """Run an operator, or a replacement, and return its result."""
 
 
 @cache
@@ -139,7 +139,7 @@ def _dispatch_mode() -> Callable[[Callable[..., Any]], Any]:
         from torch.utils._python_dispatch import TorchDispatchMode
 
         class Mode(TorchDispatchMode):
-            """Hands every operator to a function."""
+            """Passes every operator to a function."""
 
             def __init__(self, run: Callable[..., Any]) -> None:
                 super().__init__()
@@ -155,25 +155,25 @@ def _dispatch_mode() -> Callable[[Callable[..., Any]], Any]:
 
 @cache
 def has_operator_modes() -> bool:
-    """Return whether there are operator modes; if not, warn that evaluations are slower."""
+    """Return whether torch has operator modes; if not, warn that evaluations are slower."""
     try:
         _dispatch_mode()
         signature_of(torch.ops.aten.t.default)
     except MovedInTorchError as error:
-        warnings.warn(f"Evaluations take torch's own kernels, as {error}.", stacklevel=2)
+        warnings.warn(f"Evaluations use torch's own kernels, as {error}.", stacklevel=2)
         return False
     return True
 
 
 def arguments_of(operator: Any) -> list[Any]:
-    """Return the arguments that an operator takes, each with ``name`` and ``default_value``."""
+    """Return the arguments of an operator, with ``name`` and ``default_value`` each."""
     with _internals():
         arguments: list[Any] = operator._schema.arguments
     return arguments
 
 
 def signature_of(operator: Any) -> str:
-    """Return an operator's arguments and results as text, from the opening parenthesis on.
+    """Return an operator's arguments and results as text, without its name.
 
     Example:
         >>> signature_of(torch.ops.aten.t.default)
@@ -185,7 +185,7 @@ def signature_of(operator: Any) -> str:
 
 
 def takes_number_out(operator: Any) -> bool:
-    """Return whether an operator turns a tensor's number into Python's, as ``item`` does."""
+    """Return whether an operator converts a tensor into a Python number, as ``item`` does."""
     with _internals():
         return bool(operator is torch.ops.aten._local_scalar_dense.default)
 
@@ -202,10 +202,10 @@ def writes_in_place(operator: Any) -> bool:
 
 @cache
 def onednn_product() -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None:
-    """Return the product of a matrix and a transposed one by oneDNN, or ``None`` without it."""
+    """Return oneDNN's product of a matrix and a transposed matrix; ``None`` without oneDNN."""
     try:
         linear = torch.ops.mkldnn._linear_pointwise
-    except AttributeError:  # built without oneDNN, or moved
+    except AttributeError:  # torch without oneDNN, or moved
         return None
 
     def product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -219,10 +219,10 @@ def onednn_product() -> Callable[[Tensor, Tensor, Tensor | None], Tensor] | None
 
 
 def is_in_backward() -> bool:
-    """Return whether autograd is within a backward pass.
+    """Return whether autograd runs a backward pass.
 
     Warns:
-        UserWarning: Once, if torch no longer tells.
+        UserWarning: Once, if torch has moved this information.
     """
     task = _backward_task()
     return task is not None and task() != -1

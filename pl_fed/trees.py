@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 Tree = Any
-"""A tensor, or a tuple, list or dict of trees. What is neither is kept as it is."""
+"""A tensor, or a tuple, list or dict of trees. Other leaves stay unchanged."""
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Return a tree of what a function gives for each tensor of a tree.
+    """Return a tree of the results of a function on each tensor of a tree.
 
     Args:
-        function: Takes a tensor of the tree, and one of each of the others.
+        function: Takes a tensor of the tree, and the corresponding tensor of each other tree.
         tree: The tree.
-        *others: Trees of the same structure.
+        *others: Other trees of the same structure.
 
     Example:
         >>> tree_map(len, {"ids": torch.zeros(2), "pair": (torch.zeros(3), None)})
@@ -54,7 +54,7 @@ def clone(tree: Tree) -> Tree:
 
 
 def foreign_leaf(tree: Tree) -> str | None:
-    """Return the type of a leaf that is no tensor, or of an empty branch; ``None`` without any.
+    """Return the type of the first leaf other than a tensor, or empty branch; ``None`` without any.
 
     Example:
         >>> foreign_leaf({"a": torch.zeros(1), "b": 3})
@@ -68,50 +68,50 @@ def foreign_leaf(tree: Tree) -> str | None:
     return type(tree).__name__
 
 
-def with_leaves(tree: Tree, tensors: Iterator[Any]) -> Tree:
-    """Return a tree of the same structure with other tensors, which come in its order."""
+def replace_leaves(tree: Tree, tensors: Iterator[Any]) -> Tree:
+    """Return a tree of the same structure with other tensors, in the order of the tree."""
     return tree_map(lambda _: next(tensors), tree)
 
 
 def rows_of(tree: Tree) -> int:
-    """Return the length of a tree's tensors: their number of samples."""
+    """Return the number of samples of a tree: the length of its tensors."""
     return len(leaves(tree)[0])
 
 
 def select(tree: Tree, index: Any) -> Tree:
-    """Return ``leaf[index]`` of each tensor."""
+    """Return a tree with ``leaf[index]`` of each tensor."""
     if isinstance(tree, Tensor):
         return tree[index]
     return tree_map(lambda leaf: leaf[index], tree)
 
 
 def gather(tree: Tree, index: Tensor) -> Tree:
-    """Return the rows of each tensor at positions, int64 [n]; faster than :func:`select`."""
+    """Return the rows of each tensor at positions ``index``, int64 [n], faster than ``select``."""
     if isinstance(tree, Tensor):
         return tree.index_select(0, index)
     return tree_map(lambda leaf: leaf.index_select(0, index), tree)
 
 
 def bytes_of_sample(tree: Tree) -> int:
-    """Return how many bytes one sample takes."""
+    """Return the number of bytes of one sample."""
     return sum(leaf[:1].nbytes for leaf in leaves(tree))
 
 
 def split(tree: Tree, sizes: list[int]) -> Iterator[Tree]:
-    """Yield pieces of a tree's tensors, one behind the other, of some sizes."""
+    """Yield consecutive pieces of a tree, with ``sizes`` samples."""
     pieces = [leaf.split(sizes) for leaf in leaves(tree)]
     for piece in zip(*pieces):
-        yield with_leaves(tree, iter(piece))
+        yield replace_leaves(tree, iter(piece))
 
 
 def join(trees: Sequence[Tree]) -> Tree:
-    """Return one tree of several, their tensors one behind the other."""
+    """Return one tree with the concatenated tensors of several trees."""
     first, *others = trees
     return tree_map(lambda *pieces: torch.cat(pieces), first, *others)
 
 
 def describe(tree: Tree) -> Any:
-    """Return the shapes of one sample and the dtypes, in words.
+    """Return the shapes and dtypes of one sample as text.
 
     Example:
         >>> describe(torch.zeros(5, 2)), describe({"a": torch.zeros(5, 1)})

@@ -1,4 +1,4 @@
-"""The small frozen records that the floors of pl_fed hand to each other."""
+"""Small frozen records that the rooms of pl_fed exchange."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,15 +14,15 @@ class Batch(NamedTuple):
     """Samples of ONE client.
 
     Attributes:
-        inputs: Inputs: a tensor [batch, ...], or a tuple or dict of such, each of its own dtype.
-        targets: Targets of the same structures: class ids (int64), real values, or others that the
-            task takes.
-        mask: Which samples count, bool [batch]; ``None`` means all of them. Padding has mask
-            ``False`` and must not change a loss.
+        inputs: Inputs: a tensor [batch, ...], or a tuple or dict of tensors, of any dtypes.
+        targets: Targets with the same kinds of structure: class ids (int64), real values, or any
+            other targets of the task.
+        mask: The mask of samples that count, bool [batch]; ``None`` means all samples. Padding has
+            mask ``False`` and must not change a loss.
         samples: Ids of the samples in the data set, int64 [batch]. They key every random change of
-            a sample, so that a sample is changed in the same way in whatever batch it comes.
-        visits: How often the round had come to the sample before: which pass over the client's data
-            this is, int64 [batch]. Only attacks are told; ``None`` stands for the first pass.
+            a sample, so that the change does not depend on the batch.
+        visits: Number of earlier passes of the round over the sample, int64 [batch]; the first pass
+            has 0. Only attacks receive it; ``None`` stands for the first pass.
     """
 
     inputs: Tree
@@ -31,11 +31,12 @@ class Batch(NamedTuple):
     samples: Tensor | None = None
     visits: Tensor | None = None
 
-    def part(self, which: slice) -> "Batch":
-        """Return some of the samples, such as every second one, with a mask.
+    def part(self, index: slice) -> "Batch":
+        """Return a slice of the samples, such as every second sample, with a mask.
 
-        Padding comes last: ``slice(0, None, 2)`` takes the same samples whether or not there is
-        any, which ``slice(0, len(targets) // 2)`` does not. A part may be empty; its loss is 0.
+        Padding comes last. Therefore ``slice(0, None, 2)`` selects the same samples with and
+        without padding; ``slice(0, len(targets) // 2)`` does not. A part may be empty; its loss
+        is 0.
 
         Example:
             >>> batch = Batch(torch.zeros(3, 1), torch.tensor([5, 6, 7]))
@@ -45,11 +46,10 @@ class Batch(NamedTuple):
         mask = self.mask
         if mask is None:
             mask = torch.ones(self.size, dtype=torch.bool, device=self.device)
-        samples, visits = (
-            None if each is None else each[which] for each in (self.samples, self.visits)
-        )
-        inputs, targets = select(self.inputs, which), select(self.targets, which)
-        return Batch(inputs, targets, mask[which], samples, visits)
+        samples = None if self.samples is None else self.samples[index]
+        visits = None if self.visits is None else self.visits[index]
+        inputs, targets = select(self.inputs, index), select(self.targets, index)
+        return Batch(inputs, targets, mask[index], samples, visits)
 
     @property
     def size(self) -> int:
@@ -58,18 +58,18 @@ class Batch(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Where the samples are."""
+        """The device of the samples."""
         return leaves(self.targets)[0].device
 
 
 @dataclass(frozen=True)
 class Population:
-    """Of how many clients a federation is.
+    """The size of a federation.
 
     Attributes:
-        clients: How many there are.
-        cohort: How many take part in a round.
-        samples: How many training samples they have together.
+        clients: Number of clients.
+        cohort: Number of clients in a round's cohort.
+        samples: Number of training samples of all clients.
     """
 
     clients: int = 1
@@ -78,19 +78,19 @@ class Population:
 
     @property
     def share(self) -> float:
-        """Which share of the clients takes part in a round."""
+        """The cohort's share of all clients."""
         return self.cohort / self.clients
 
 
 @dataclass(frozen=True)
 class ClientContext:
-    """What a data attack may know of the byzantine client whose batch it poisons.
+    """The knowledge of an attack on data about the Byzantine client and the round.
 
     Attributes:
         seed: The seed of the federation.
         round: The round, from 0.
-        client: The client's id.
-        num_classes: Number of classes, or 0 where the targets are real values.
+        client: Id of the client.
+        num_classes: Number of classes; 0 unless each target is a class id.
     """
 
     seed: int
@@ -101,32 +101,33 @@ class ClientContext:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What an aggregator or an attack on uploads may know of the round.
+    """The knowledge of an aggregator or an attack on uploads about the round.
 
     Attributes:
         seed: The seed of the federation.
         round: The round, from 0.
-        num_byzantine: How many byzantine uploads the server expects among those it merges.
-        clients: Ids of the clients whose uploads are given, int64 [n].
-        losses: Mean training loss of each of them over its local steps, [n].
-        start_losses: Mean loss of w^t, which the round began with, over all training data of each,
-            [n]; empty unless the aggregator's ``needs_start_losses`` asks for it.
-        attackers: Ids of those whose uploads an attack forges, int64 [b]: aggregators learn none.
-        known: Ids of those whose honest uploads an attack is given, int64 [h]: likewise.
-        broadcast: The global model w^t that the round began with, [d]; empty where uploads are
-            merged in slices of the coordinates.
-        root: What the server's own data adds to w^t, [d]: see ``Aggregator.needs_root``; empty
-            unless that asks for it. Where uploads are merged in slices it is sliced likewise.
-        sum: Adds up a tensor over the slices of the coordinates that an aggregator is given one of
-            at a time; the identity where it is given all of them.
-        note: Called with a word and a number for the round's log: ``"clipped"`` uploads were made
-            shorter, ``"dropped"`` ones left out. Numbers of one word add up.
-        net: Returns a copy of the global model w^t, as the user's net in evaluation mode: for
+        num_byzantine: Number of Byzantine uploads that the server expects among the merged ones.
+        clients: Ids of the clients of the uploads, int64 [n].
+        losses: Mean training loss of each client over its local steps, [n].
+        start_losses: Mean loss of the broadcast w^t over all training data of each client, [n];
+            empty unless the aggregator's ``needs_start_losses`` is set.
+        attackers: Ids of the clients that forge their uploads, int64 [b]; empty for aggregators.
+        known: Ids of the clients of the honest uploads that the attack knows, int64 [h]; empty for
+            aggregators.
+        broadcast: The global model w^t at the start of the round, [d]; empty if the server merges
+            uploads in slices of the coordinates.
+        root: The update of w^t that the server trains on its own data, [d]; empty unless the
+            aggregator's ``needs_root`` is set. With slices, it is the slice of that update.
+        sum: Adds up a tensor over the slices of the coordinates, if the server merges uploads in
+            slices; the identity otherwise.
+        note: Adds a number to the round's log, by a word: ``"clipped"`` for uploads that the
+            aggregator shortens, ``"dropped"`` for uploads that it leaves out.
+        net: Returns a copy of the global model w^t, as the user's net in evaluation mode, for
             attackers that train in their own way. ``None`` for aggregators.
-        samples: Returns all training samples of an attacker, by its id, as they are before any
-            attack on data. ``None`` for aggregators.
-        merged: Gives what the server would make of the round if the attackers uploaded these rows
-            [b, d]; ``None`` if attackers cannot know. An aggregator is not told.
+        samples: Returns all training samples of an attacker, by its id, before any attack on data.
+            ``None`` for aggregators.
+        merged: Returns the server's merged update if the attackers upload some rows [b, d].
+            ``None`` if the attackers do not know it, and for aggregators.
     """
 
     seed: int = 0
@@ -145,10 +146,17 @@ class RoundContext:
     samples: Callable[[int], Batch] | None = None
     merged: Callable[[Tensor], Tensor] | None = None
 
-    def of(self, chosen: Tensor) -> "RoundContext":
-        """Return what is known of some of the clients, by a mask or by their positions."""
-        here = chosen.to(self.losses.device)
-        start = self.start_losses[here] if len(self.start_losses) else self.start_losses
+    def of(self, index: Tensor) -> "RoundContext":
+        """Return the context of some of the clients.
+
+        Args:
+            index: Mask of the clients, bool [n], or their positions, int64.
+        """
+        on_device = index.to(self.losses.device)
+        start = self.start_losses[on_device] if len(self.start_losses) else self.start_losses
         return replace(
-            self, clients=self.clients[chosen.cpu()], losses=self.losses[here], start_losses=start
+            self,
+            clients=self.clients[index.cpu()],
+            losses=self.losses[on_device],
+            start_losses=start,
         )

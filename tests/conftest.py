@@ -1,10 +1,29 @@
 """What several tests share."""
 
 import os
+import subprocess
 
 import pytest
 
+from pl_fed import torch_internals
 from pl_fed.engine import compiled
+
+FAST = "not slow"  # the expression of the fast lane
+
+
+@pytest.fixture(autouse=True)
+def fast_lane(request, monkeypatch):
+    """Let no test of the fast lane start a process, compile, or read real data."""
+    if request.config.option.markexpr == FAST:
+        monkeypatch.delenv("PL_FED_DATA", raising=False)
+        monkeypatch.setattr(subprocess.Popen, "__init__", refuse_in_fast_lane)
+        monkeypatch.setattr(compiled, "compile_graph", refuse_in_fast_lane)
+        monkeypatch.setattr(torch_internals, "compile_graph", refuse_in_fast_lane)
+
+
+def refuse_in_fast_lane(*_, **__):
+    """Fail."""
+    pytest.fail("A test that starts a process or compiles must be marked slow.")
 
 
 @pytest.fixture(scope="session")

@@ -88,6 +88,7 @@ def opened_without_encoding(path):
             yield node.lineno
 
 
+@pytest.mark.slow
 def test_text_files_are_utf8_whatever_the_locale():
     written = [path for path in files() if room_of(path) in ROOMS_OF_TEXT_FILES]
     assert violations(written, opened_without_encoding) == {}
@@ -193,6 +194,7 @@ print(len(sys.argv) - 2)
 """
 
 
+@pytest.mark.slow
 def test_leaves_are_imported_where_there_is_no_lightning():
     names = [name_of(path) for path in LEAVES]
     command = [sys.executable, "-c", WITHOUT_LIGHTNING, str(HOUSE), *names]
@@ -258,6 +260,7 @@ def test_the_loop_does_name_them():
     assert any(name.startswith(INTERNAL_MODULES) for name in imports(loop))
 
 
+@pytest.mark.slow
 def test_the_package_lists_what_it_has_and_imports_nothing_for_that():
     code = "import sys, pl_fed; print(*dir(pl_fed)); print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

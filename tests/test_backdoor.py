@@ -75,6 +75,7 @@ def personal(trainer, client, one):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["val", "test"])
 @pytest.mark.parametrize("model", ["global", "personal"])
 def test_the_success_by_hand(run, part, model):
@@ -120,6 +121,7 @@ def test_it_is_logged_wherever_the_other_metrics_are(run):
     assert column == pytest.approx(shares.tolist(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_backdoor_opens_while_the_model_stays_good(tmp_path):
     attacked, *_ = trained(tmp_path / "attacked", rounds=25)
     honest, *_ = trained(tmp_path / "honest", rounds=25, attack=Digit(samples=0.0))
@@ -163,18 +165,18 @@ def test_nobody_to_mislead_gives_no_number(tmp_path):
 )
 def test_without_a_trigger_models_are_run_once(tmp_path, monkeypatch, attack):
     calls = []
-    tables = Evaluator._tables
+    tables = Evaluator._compute_tables
 
     def counted(self, data, part, *args):
         calls.append(part)
         return tables(self, data, part, *args)
 
-    monkeypatch.setattr(Evaluator, "_tables", counted)
+    monkeypatch.setattr(Evaluator, "_compute_tables", counted)
     data = shared_out(classes([10, 10, 10]), test_fraction=0.5)
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
     trainer, *_ = trained(tmp_path, client=client, data=data, attack=attack, ids=[1])
     assert calls.count("test") == (2 if attack.triggers else 1)
-    assert bool(trainer.federation.states._triggered) is attack.triggers
+    assert bool(trainer.federation.states._trigger_data) is attack.triggers
 
 
 def test_stamped_samples_are_made_once(tmp_path):
@@ -204,7 +206,7 @@ def test_samples_that_are_shown_belong_to_their_clients():
     def plain(batch):
         return Batch(batch.inputs + 1, batch.targets * 0)
 
-    whole, some = data.shown("test", plain), data.shown("test", Second().trigger)
+    whole, some = data.change_part("test", plain), data.change_part("test", Second().trigger)
     for one in range(4):
         samples = data.test.samples(one)
         for shown, expected in ((whole, samples), (some, samples[samples % 2 == 0])):

@@ -14,7 +14,7 @@ import torch
 
 import pl_fed.lightning.checkpoints
 from pl_fed.command.main import main
-from pl_fed.lightning.checkpoints import AtomicCheckpointIO, identity_in
+from pl_fed.lightning.checkpoints import AtomicCheckpointIO, read_identity
 from pl_fed.run_folder import HALF_WRITTEN
 
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
@@ -24,8 +24,9 @@ SHORT = [
     *("--federation.sampler.cohort_size", "2", "--federation.engine.name", "one_by_one"),
 ]
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:The run goes on with another config"),
+    pytest.mark.filterwarnings("ignore:The run resumes with another config"),
 ]
 
 
@@ -102,7 +103,7 @@ def test_no_checkpoint_runs_code_wherever_it_lies(good, server, capsys, monkeypa
         monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0 if large else 1 << 28)
         for place in places_of("evil.ckpt", server):
             found = refused(capsys, subcommand, "--ckpt_path", place)
-            assert "which holds something other than tensors, numbers and words" in found
+            assert "which contains objects other than tensors, numbers and strings" in found
             assert place in found
             assert not Path("executed").exists()
 
@@ -113,13 +114,13 @@ def test_an_export_runs_no_code(run, good, capsys, monkeypatch):
     for large in (False, True):
         monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0 if large else 1 << 28)
         found = refused(capsys, "export", "--ckpt", str(path), "--client", "1")
-        assert "which holds something other than tensors" in found
+        assert "which contains objects other than tensors" in found
         assert not Path("executed").exists()
 
 
 def test_who_wrote_a_checkpoint_is_read_without_running_code(good):
     torch.save({**good, "other": Evil()}, "evil.ckpt")
-    assert identity_in("evil.ckpt") == {}
+    assert read_identity("evil.ckpt") == {}
     assert not Path("executed").exists()
 
 
@@ -140,7 +141,7 @@ def test_a_fetched_checkpoint_is_compared_with_its_checksums(run, server, capsys
         content[:place] + bytes(b ^ 255 for b in content[place : place + 8]) + content[place + 8 :]
     )
     for source in (f"{server}/broken.ckpt", "broken.ckpt"):
-        assert "to be a whole checkpoint" in refused(capsys, "test", "--ckpt_path", source)
+        assert "to be a complete checkpoint" in refused(capsys, "test", "--ckpt_path", source)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_loading_objects_is_refused(run, capsys):
 def test_objects_are_not_loaded_whatever_is_asked_for(good):
     torch.save({**good, "other": Evil()}, "evil.ckpt")
     for asked in (None, True, False):
-        with pytest.raises(ValueError, match="holds something other than tensors"):
+        with pytest.raises(ValueError, match="contains objects other than tensors"):
             AtomicCheckpointIO().load_checkpoint("evil.ckpt", weights_only=asked)
     assert not Path("executed").exists()
 
@@ -196,7 +197,7 @@ def torn(good):
     for value in (None, [1], 3):
         yield {**good, "federation": value}, "with the part `federation`"
     for value in ([1, 2], torch.zeros(3), {}):
-        yield value, "which holds no federation"
+        yield value, "which contains no federation"
     engine = ("federation", "engine")
     yield changed(good, "fast", *engine, "engine"), "whose engine is one of"
     yield changed(good, -1, *engine, "size"), "at least 1 client"
@@ -214,7 +215,7 @@ def torn(good):
     yield changed(good, {"other": one}, "federation", "store"), "client states to be"
     yield changed(good, 1.5, "federation", "identity", "inputs"), "with the same inputs"
     yield changed(good, "other", "federation", "identity"), "with the part `federation.identity`"
-    yield changed(good, "often", "federation", "participation"), "is of 6 clients but got one of st"
+    yield changed(good, "often", "federation", "participation"), "of 6 clients but got one of st"
     name, tensor = next(iter(good["state_dict"].items()))
     yield without(good, "state_dict", name), f"for `{name}` but got one with no tensor"
     yield changed(good, tensor[:1], "state_dict", name), f"for `{name}` but got one with shape [1"
@@ -244,7 +245,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch, number)
 
     monkeypatch.setattr(pl_fed.lightning.checkpoints, "_PIECE", -1)
     monkeypatch.setattr(pl_fed.lightning.checkpoints.DiskRows, "give_back", full)
-    words = f"Expected to write .*last.ckpt but got: {os.strerror(number)}.* before it is kept"
+    words = f"Expected to write .*last.ckpt but got: {os.strerror(number)}.* is kept"
     with pytest.raises(OSError, match=words):
         AtomicCheckpointIO().save_checkpoint({"round": 2}, path)
     assert path.read_bytes() == content

@@ -13,6 +13,8 @@ from made_data import write_celeba, write_femnist, write_scans, write_tags, writ
 
 from pl_fed.command.main import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))  # its sweeps are run by W&B
 SHORT = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
@@ -100,7 +102,7 @@ def test_server_optimizers_run_without_any_download(name, tmp_path, monkeypatch)
         ("vehicle", "a folder with Vehicle/vehicle_ditto_train.npz but found none in"),
         ("mnist_writers", "a folder with MNIST_writers/mnist_writer_ids.npz but found none in"),
         ("femnist", "run `./preprocess.sh -s niid"),
-        ("celeba", "set `download: true` to fetch it"),
+        ("celeba", "set `data.dataset.download: true` to fetch it"),
         ("medical_mnist", "a folder with MedicalMNIST/<class>/<image> but found none in"),
         ("stackoverflow_tags", "savez(path, x=inputs, y=targets, client=owners)"),
     ],

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[1] / "experiments" / "fedtilt_toy" / "toy.py"
 
 

@@ -42,7 +42,7 @@ from pl_fed.clients.host import FederationModule
 from pl_fed.command.main import main
 from pl_fed.data import Digits, FederatedData
 from pl_fed.lightning.checkpoints import AtomicCheckpointIO
-from pl_fed.lightning.compatibility import CALLBACKS, HOOKS, METHODS, NEEDED
+from pl_fed.lightning.compatibility import CALLBACKS, HOOKS, METHODS, REQUIRED_HOOKS
 from pl_fed.loggers import RunCSV
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID, Shards
@@ -304,13 +304,14 @@ def test_a_log_in_training_step_is_refused(tmp_path):
         def training_step(self, batch, batch_idx):
             self.log("mine", 1.0)
 
-    with pytest.raises(ValueError, match="Expected `training_step` to return what it logs"):
+    with pytest.raises(ValueError, match="Expected `training_step` to return the values to log"):
         fit(tmp_path, client_of(Logs))
 
 
 # How long
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "rounds"),
     [
@@ -347,6 +348,7 @@ def test_timer(tmp_path, monkeypatch, interval):
     assert trainer.current_epoch == 4, "min_epochs is honoured too"
 
 
+@pytest.mark.slow
 def test_timer_by_the_command_line(tmp_path):
     """Its default is an enum, which the saved config must hold all the same."""
     config = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
@@ -370,6 +372,7 @@ def says(*values):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "rounds"),
     [
@@ -394,6 +397,7 @@ def names(folder):
     return sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "arguments", "kept"),
     [
@@ -617,6 +621,7 @@ class Watched(Ditto):
         return super().end_round(client)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limits", "steps"),
     [
@@ -646,6 +651,7 @@ def test_overfit_batches_takes_the_same_batches_in_each_round(tmp_path, overfit,
     assert (rounds[0] == rounds[1] == rounds[2]) is same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "dtypes"),
     [
@@ -671,6 +677,7 @@ def moved(folder, engine, **arguments):
     return client.moves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_clipping_is_by_client_and_by_model(tmp_path, engine):
     """One step with learning rate 1 moves a model by its gradient."""
@@ -724,6 +731,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
@@ -858,6 +866,7 @@ def test_other_loggers_beside_metrics_csv(tmp_path):
         assert [float(row[name]) for row in other if row[name]] == pytest.approx(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logger", [None, False, True, []])
 def test_metrics_csv_is_always_written(tmp_path, logger):
     trainer = fit(tmp_path, logger=logger, max_epochs=1)
@@ -865,6 +874,7 @@ def test_metrics_csv_is_always_written(tmp_path, logger):
     assert len(rows(tmp_path)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The PyTorch Profiler default schedule")
 @pytest.mark.parametrize(
     ("profiler", "rounds"), [("simple", 6), ("advanced", 6), ("pytorch", 1), ("pytorch", 6)]
@@ -990,6 +1000,7 @@ def test_an_argument_is_refused_before_anything_is_done(tmp_path, name, value):
         fit(tmp_path, data=data, callbacks=[seen], **{name: value, **quiet})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "value"), PASSED.items())
 def test_an_argument_that_is_passed_on_changes_no_number(tmp_path, name, value):
     usual, passed = ends_with(tmp_path / "a"), ends_with(tmp_path / "b", **{name: value})
@@ -1140,12 +1151,12 @@ def test_a_method_that_would_never_be_called_is_refused(tmp_path, method):
         fit(tmp_path, client_of(mine), data=data, callbacks=[seen])
 
 
-@pytest.mark.parametrize("hook", NEEDED)
+@pytest.mark.parametrize("hook", REQUIRED_HOOKS)
 def test_a_hook_that_clients_need_calls_theirs(tmp_path, hook):
     assert any(hook in vars(kind) for kind in (ClientRounds, FederationModule))
     mixin = type("Mixin", (), {hook: lambda self, *args: None})
     mine = type("Mine", (mixin, FedAvg), {})
-    expected = rf"^Expected `{hook}` of Mixin to call super\(\).{hook}\(...\), by which a fed"
+    expected = rf"^Expected `{hook}` of Mixin to call super\(\).{hook}\(...\), because it sets"
     with Untouched() as (data, seen), pytest.raises(ValueError, match=expected):
         fit(tmp_path, client_of(mine), data=data, callbacks=[seen])
 

@@ -99,6 +99,7 @@ def rounds(folder):
     return [int(row["round"]) for row in table(folder)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validation", [0, 1, 3])
 @pytest.mark.parametrize("every", [1, 3, 10])
 def test_no_round_is_lost(tmp_path, every, validation):

@@ -65,7 +65,7 @@ def test_training_goes_on_with_data_made_anew(tmp_path):
 def test_an_evaluation_on_other_clients_loses_nothing(tmp_path):
     trainer, client = trained(tmp_path)
     before = results(trainer, client, data_of())
-    match = "the data on which Ditto was fitted, whose clients have models .* to evaluate it on: t"
+    match = "the data on which Ditto was fitted, because its clients .* other data to evaluate: use"
     with pytest.raises(ValueError, match=match):
         results(trainer, client, data_of((19, 17, 15)))
     assert results(trainer, client, data_of()) == before
@@ -88,7 +88,7 @@ def test_another_federation_is_warned_of(tmp_path):
     trainer, client = trained(tmp_path)
     expected = results(trainer, client, data_of())
     other = pl_fed.Trainer(Federation(Uniform(3), seed=0), default_root_dir=tmp_path, **HOW)
-    with pytest.warns(UserWarning, match="Ditto was at work in another Federation, which has its"):
+    with pytest.warns(UserWarning, match="Another Federation has trained Ditto and has its"):
         assert results(other, client, data_of()) != expected
     same = pl_fed.Trainer(trainer.federation, default_root_dir=tmp_path, **HOW)
     again = results(same, client, data_of())

@@ -18,7 +18,7 @@ from small_federations import sgd
 import pl_fed
 from pl_fed.clients import FedAvg
 from pl_fed.data import Digits, FederatedData
-from pl_fed.distributed.processes import LostProcessError, Processes, watched
+from pl_fed.distributed.processes import LostProcessError, Processes, explain_lost_process
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
 from pl_fed.run_folder import is_first_process, last_checkpoint
@@ -116,6 +116,7 @@ def agrees(alone, processes, tolerance=1e-10):
             close(processes[0][what], mine[what], 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "name"), RUNS)
 def test_as_in_one_process(alone, together, size, name):
     tolerance = 1e-5 if worlds.SCENARIOS[name]["precision"] == "32-true" else 1e-10
@@ -221,6 +222,7 @@ def children(process):
     return [int(child) for path in found for child in path.read_text().split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_asked_to_end_then_killed_then_resumed(tmp_path):
     """One run, by two processes, by two again, and by one to its end: in one folder."""
@@ -249,6 +251,7 @@ def test_asked_to_end_then_killed_then_resumed(tmp_path):
     assert metrics["round"] == list(range(rounds + 3))  # the last row is the test's
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_the_others_end_when_the_first_is_killed(tmp_path):
     process = command(tmp_path, 2, 100_000)
@@ -269,6 +272,7 @@ LONG_TEST = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("lost", ["asked to end", "one is asked to end", "one is killed"])
 def test_processes_do_not_wait_for_each_other_in_the_test_phase(tmp_path, lost):
@@ -295,14 +299,14 @@ def test_processes_do_not_wait_for_each_other_in_the_test_phase(tmp_path, lost):
 
 def test_an_error_of_the_backend_is_one_sentence():
     message = r"^Expected all 2 processes to go on but process 1"
-    with pytest.raises(LostProcessError, match=message), watched(Processes(1, 2)):
+    with pytest.raises(LostProcessError, match=message), explain_lost_process(Processes(1, 2)):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
 
 
 def test_other_errors_are_left_alone():
-    with pytest.raises(RuntimeError, match=r"^mine"), watched(Processes(1, 2)):
+    with pytest.raises(RuntimeError, match=r"^mine"), explain_lost_process(Processes(1, 2)):
         raise RuntimeError("mine")
-    with pytest.raises(RuntimeError, match=r"^gloo"), watched(Processes()):
+    with pytest.raises(RuntimeError, match=r"^gloo"), explain_lost_process(Processes()):
         raise RuntimeError("gloo")
 
 
@@ -330,13 +334,14 @@ time.sleep(100)
 """
 STARTS = """
 import subprocess, sys, time
-from pl_fed.distributed.processes import name_launcher
-name_launcher()
+from pl_fed.distributed.processes import announce_launcher
+announce_launcher()
 subprocess.Popen([sys.executable, "-c", sys.argv[1]])
 time.sleep(100)
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_when_its_launcher_is_killed_before_they_meet():
     launcher = subprocess.Popen(
         [sys.executable, "-c", STARTS, STARTED],
@@ -350,6 +355,7 @@ def test_a_process_ends_when_its_launcher_is_killed_before_they_meet():
     assert output.startswith("error: Expected the process that started this one to go on until all")
 
 
+@pytest.mark.slow
 def test_a_process_ends_at_once_when_its_launcher_is_gone_already():
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -365,6 +371,7 @@ def test_a_process_ends_at_once_when_its_launcher_is_gone_already():
     assert f"(process {gone.pid};" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_the_others_do_not_wait_for_one_that_is_killed_at_start_up(tmp_path):
     process = command(tmp_path, 2, 100_000)

@@ -60,6 +60,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_python_from_a_notebook(folder, capsys):
     exec(block("python", "import pl_fed\n"), {})
     assert 0.5 < float(capsys.readouterr().out.splitlines()[-1]) <= 1
@@ -88,6 +89,7 @@ def test_data_of_ones_own(folder):
     assert len(table.read_text().splitlines()) == 1 + 12
 
 
+@pytest.mark.slow
 def test_a_model_taken_home(folder, capsys):
     main(["fit", "--config", "configs/quickstart.yaml", *SHORT])
     (run,) = folder.glob("runs/quickstart/*")
@@ -105,6 +107,7 @@ def test_a_model_taken_home(folder, capsys):
     assert len(list(run.glob("exports/*/client_*.pt2"))) == 2
 
 
+@pytest.mark.slow
 def test_a_report(folder):
     main(["fit", "--config", "configs/quickstart.yaml", *SHORT])
     main(shlex.split(block("bash", "pl_fed report"), comments=True)[3:])
@@ -115,6 +118,7 @@ def test_the_readme_has_commands():
     assert len(commands()) >= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", commands(), ids=lambda words: "-".join(words)[:60])
 def test_command(folder, arguments, real_data):
     if "fashion_mnist" in " ".join(arguments) and not real_data:

@@ -95,6 +95,7 @@ def test_other_data_have_other_cohorts():
     assert len(federation.draw_cohort(0)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [1, 2, 5])
 @pytest.mark.parametrize("rows_in_memory", [0, 2, 4])
 def test_where_states_are_changes_no_bit(monkeypatch, chunk_size, rows_in_memory):

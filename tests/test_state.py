@@ -310,7 +310,9 @@ def test_a_full_disk_is_said_and_not_died_of(monkeypatch, tmp_path):
     store.write("a", ids(1), torch.ones(1, 1 << 18))
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
-        with pytest.raises(OSError, match=r"room for 2 rows of 1.0 MiB .*: set `store` to a fol"):
+        with pytest.raises(
+            OSError, match=r"room for 2 rows of 1.0 MiB .*: set `federation.storage.fol"
+        ):
             store.write("a", ids(2, 3), torch.ones(2, 1 << 18))
     assert float(store.read("a", ids(2)).sum()) == 0, "nothing was written"
     store.write("a", ids(2), torch.ones(1, 1 << 18))

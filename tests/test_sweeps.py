@@ -11,6 +11,8 @@ from wandb.sdk.launch.sweeps import utils
 
 from pl_fed.command.main import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
 each_sweep = pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])

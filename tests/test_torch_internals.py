@@ -76,6 +76,7 @@ RELEASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", COMPILED)
 @pytest.mark.parametrize("release", RELEASES)
 def test_an_engine_that_torch_no_longer_compiles_runs_eagerly(
@@ -95,7 +96,7 @@ def test_an_engine_that_torch_no_longer_compiles_runs_eagerly(
 
 def test_a_release_without_modes_evaluates_by_its_own_kernels(monkeypatch, forgotten):
     RELEASES["the modes"](monkeypatch)
-    with pytest.warns(UserWarning, match="Evaluations take torch's own kernels") as caught:
+    with pytest.warns(UserWarning, match="Evaluations use torch's own kernels") as caught:
         answers = [has_operator_modes() for _ in range(2)]
     assert (answers, len(caught)) == ([False, False], 1)
     assert MOVED in str(caught[0].message)
@@ -184,6 +185,7 @@ print([name for name in imported if name.startswith(("torch._inductor", "torch._
 """
 
 
+@pytest.mark.slow
 def test_an_eager_fit_does_not_import_the_compiler():
     """Torch's optimizers import it by themselves, and so it is asked who does."""
     command = [sys.executable, "-W", "ignore", "-c", EAGER_FIT]

@@ -18,6 +18,8 @@ from pl_fed.command.main import main
 from pl_fed.command.run_files import place_logger
 from pl_fed.reports.configs import group_name
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 MODELS = ("global", "personal", "hybrid")
 LAYERS = [
@@ -106,7 +108,7 @@ def test_a_picture_that_cannot_be_drawn_ends_no_fit(tmp_path, monkeypatch):
     def fails(groups):
         raise RuntimeError("a table of another kind")
 
-    monkeypatch.setattr("pl_fed.reports.clients.distributions", fails)
+    monkeypatch.setattr("pl_fed.reports.clients.draw_distributions", fails)
     with pytest.warns(UserWarning, match="could not be drawn: RuntimeError.'a table of"):
         main(["fit", *LAYERS, *short(tmp_path, 1)])
     wandb.finish()

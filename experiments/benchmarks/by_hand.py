@@ -1,4 +1,4 @@
-"""A federation as one writes it for one experiment: FedAvg, and personal models for Ditto."""
+"""Federation by hand, as for a single experiment: FedAvg, and personal models for Ditto."""
 
 import torch
 from cases import LAM, LR, Case
@@ -9,12 +9,12 @@ from pl_fed.data.client_data import ClientData
 
 
 class ByHand:
-    """Gathers minibatches by index, builds an optimizer for each client, and does nothing else.
+    """Federation by hand: gathers minibatches by index and builds an optimizer per client, only.
 
-    In several processes each trains its share of the clients, and the updates are reduced.
+    With several processes, each trains its share of the clients, and the updates are reduced.
 
     Args:
-        case: What to run; all its clients take part.
+        case: The federation to run; all its clients take part.
         data: The clients' data, on the device.
     """
 

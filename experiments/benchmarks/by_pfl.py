@@ -1,8 +1,7 @@
 """The same federation in pfl-research 0.6 (Granqvist et al., arXiv:2404.06430).
 
-``pip install pfl==0.6.0`` into an environment of its own that has pl_fed too: pfl wants other
-versions of small packages than pl_fed's surroundings may. It takes part in several processes by
-itself, started by ``torchrun``: importing it joins the group.
+Run ``pip install pfl==0.6.0`` in a separate environment with pl_fed, because pfl may need other
+versions of small packages. Under ``torchrun``, importing pfl joins the process group.
 """
 
 import numpy as np
@@ -24,23 +23,23 @@ from pl_fed.data.client_data import ClientData
 
 
 class Net(nn.Module):
-    """A net with the two methods that pfl asks for."""
+    """Net with the two methods that pfl requires."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return what is minimised."""
+        """Return the training loss."""
         return F.cross_entropy(self.net(x), y)
 
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Weighted]:
-        """Return what is reported of the first round: pfl evaluates it whatever it is told."""
+        """Return the metrics of the first round, because pfl always evaluates it."""
         return {"loss": Weighted(float(self.loss(x, y)) * len(y), len(y))}
 
 
 class OneRound(TrainingProcessCallback):
-    """Ends a run of pfl after each round; the next goes on from there."""
+    """Callback that ends a run of pfl after each round; the next run continues from there."""
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
@@ -53,12 +52,12 @@ class ByPfl:
     """FedAvg as pfl's own benchmarks run it: no evaluation, users' tensors sliced beforehand.
 
     Args:
-        case: What to run; all its clients take part.
+        case: The federation to run; all its clients take part.
         data: The clients' data, on the device.
     """
 
     def __init__(self, case: Case, data: ClientData) -> None:
-        np.random.seed(0)  # noqa: NPY002 (it is what pfl draws from)
+        np.random.seed(0)  # noqa: NPY002 (pfl draws from it)
         torch.manual_seed(0)
         users = {}
         for client in range(case.clients):

@@ -1,6 +1,6 @@
-"""What is timed: federations on random data, given by plain values, so that processes can be told.
+"""Cases to time: federations on random data, as plain values that can be sent to processes.
 
-``TARGETS`` are those of the table of targets, ``NETS`` the shipped nets.
+``TARGETS`` are the cases in the table of targets, ``NETS`` the shipped nets.
 """
 
 import inspect
@@ -77,18 +77,18 @@ _OWN: dict[str, type[nn.Module]] = {each.__name__: each for each in (PflCNN, Res
 
 @dataclass(frozen=True)
 class Case:
-    """A federation.
+    """Case: a federation to time.
 
     Attributes:
-        title: What it is called in a table.
+        title: Title in a table.
         net: Name of a class of ``pl_fed.models``, or of this module.
-        shape: Of one input.
-        clients: Registered.
-        cohort: Of them in a round; 0 takes all.
-        steps: Minibatch steps of a round.
+        shape: Shape of one input.
+        clients: Number of registered clients.
+        cohort: Number of clients in a round; 0 uses all.
+        steps: Minibatch steps of a client in a round.
         batch_size: Samples in a minibatch.
-        samples: Of each client; 0 takes a few more than the steps need.
-        ditto: Ditto instead of FedAvg.
+        samples: Samples of each client; 0 uses a few more than the steps need.
+        ditto: Whether to run Ditto instead of FedAvg.
         options: Arguments of the net.
     """
 
@@ -105,11 +105,11 @@ class Case:
 
     @property
     def in_round(self) -> int:
-        """Clients that take part in a round."""
+        """Number of clients in a round."""
         return self.cohort or self.clients
 
     def build(self) -> nn.Module:
-        """Return a new net in training mode, what is frozen as a whole in evaluation mode."""
+        """Return a new net in training mode, with completely frozen parts in evaluation mode."""
         kind = _OWN.get(self.net) or getattr(models, self.net)
         net = kind(**self.options).train()
         for frozen in frozen_modules(net):
@@ -123,12 +123,12 @@ class Case:
         )
 
     def as_text(self) -> str:
-        """Return it as JSON, for another process."""
+        """Return the case as JSON, for another process."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> "Case":
-        """Return the case that :meth:`as_text` gave."""
+        """Return the case of a text by :meth:`as_text`."""
         values = json.loads(text)
         return cls(**{**values, "shape": tuple(values["shape"])})
 
@@ -152,7 +152,7 @@ class Noise(DataSource):
 
 
 def shipped_nets() -> dict[str, Case]:
-    """Return a case for each net of ``pl_fed.models``, on inputs that its defaults ask for."""
+    """Return a case for each net of ``pl_fed.models``, with inputs for its defaults."""
     cases = {}
     for name, kind in inspect.getmembers(models, inspect.isclass):
         defaults = {each.name: each.default for each in inspect.signature(kind).parameters.values()}

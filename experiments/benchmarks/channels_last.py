@@ -1,10 +1,12 @@
 """``OMP_NUM_THREADS=1 python experiments/benchmarks/channels_last.py``: how images are laid out.
 
-On one CPU thread: a round of nets with convolutions, one client after the other, compiled, with
-the layout left to the compiler and with channels last (``pl_fed/engine/channels_last.py``); and the
-evaluation of the global model on 1,000 samples as torch does it with 1,024 of them at once, with
-channels last, with 128 at once too, and last with large products by oneDNN, which is how it is done
-(``pl_fed/evaluation/evaluator.py``). What is compared takes turns; medians.
+Compares layouts of convolutional nets on one CPU thread, as medians in turns:
+
+- A round, compiled, one client after the other: the compiler's layout against channels last
+  (``pl_fed/engine/channels_last.py``).
+- The evaluation of the global model on 1,000 samples: torch's default with 1,024 samples at once;
+  channels last; also with 128 samples at once; and also with large products by oneDNN, as in
+  pl_fed (``pl_fed/evaluation/evaluator.py``).
 """
 
 from contextlib import nullcontext
@@ -60,7 +62,7 @@ def evaluations(case: Case) -> list[float]:
     def evaluate(layout: type, batch: int, by_onednn: bool) -> None:
         with (
             mock.patch.object(evaluation, "ChannelsLast", layout),
-            mock.patch.object(evaluation, "_IMAGES", batch),
+            mock.patch.object(evaluation, "_CONVOLUTION_BATCH", batch),
             mock.patch.object(evaluation, "mkl_held_back", return_value=by_onednn),
         ):
             evaluator.start_losses(data.clients, torch.arange(case.clients), {})

@@ -1,12 +1,12 @@
 """``python experiments/benchmarks/compare.py main``: did a change make a round slower?
 
-The working tree and a git revision run the same federations in a process each, with one thread,
-and take turns round by round. Printed are the medians, and the median and the quartiles of the
-ratio of the two rounds of a turn. A row is slower, or faster, if that median is off 1 by more than
-two of its standard errors (0.93 times the distance of the quartiles over the root of the turns) and
-by more than 2 %, as two processes that do the same may differ by that. ``--rows`` chooses among the
-rows of ``targets.py``; the benchmark's own code is the working tree's on both sides. On a machine
-that others load, take ``--clock cpu``; how noisy it is, a clean tree beside ``HEAD`` shows.
+The working tree and a git revision run the same federations in one process each, with one thread,
+and take turns round by round. The script prints the medians, and the median and quartiles of the
+ratio of the two rounds of a turn. A row is slower, or faster, if the median ratio differs from 1 by
+more than two of its standard errors and by more than 2 %. A standard error is 0.93 times the
+distance of the quartiles over the root of the number of turns; equal processes may differ by 2 %.
+``--rows`` selects rows of ``targets.py``. Both sides use the working tree's code of the benchmark.
+On a shared machine, use ``--clock cpu``. To measure the noise, compare a clean tree with ``HEAD``.
 """
 
 import argparse
@@ -36,12 +36,12 @@ DEFAULT = ["logistic-10", "mlp", "ditto", "FlameCNN"]
 
 
 class Side:
-    """A process that runs a fit of a source tree's pl_fed, a round whenever it is told to.
+    """Side of the comparison: a process that fits with a source tree's pl_fed, round by round.
 
     Args:
         tree: The root of the source tree.
-        case: What it fits.
-        settings: How.
+        case: The federation to run.
+        settings: Settings of the timing.
     """
 
     def __init__(self, tree: Path, case: Case, settings: Settings) -> None:
@@ -74,9 +74,9 @@ class Side:
 
 
 def serve(case: Case, settings: Settings) -> None:
-    """Be a side: answer each line of the input with the seconds of a round."""
+    """Run a side: answer each line of the input with the seconds of a round."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    os.dup2(2, 1)  # other prints must not mix with the answers
     torch.set_num_threads(1)
 
     def between(seconds: float | None) -> bool:
@@ -133,7 +133,7 @@ def main() -> None:
         serve(Case.from_text(case), Settings(**json.loads(settings)))
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("revision", help="what to compare the working tree with")
+    parser.add_argument("revision", help="the git revision to compare with")
     parser.add_argument("--rows", nargs="+", choices=CASES, default=DEFAULT, metavar="ROW")
     Settings.add_to(parser)
     arguments = parser.parse_args()

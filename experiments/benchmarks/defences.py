@@ -1,12 +1,12 @@
 """``python experiments/benchmarks/defences.py``: what does each defence cost?
 
-Every aggregator and pre-aggregator that a walk through the package finds merges random uploads, in
-a process of its own with one thread: by default 100 of 3,274,634 float32 numbers, Ditto's CNN for
-Fashion-MNIST, of which the server expects 10 to be byzantine. Printed are the median time, in
-seconds and as a multiple of the mean's, which takes turns with it in the same process; and the
-most memory that it takes above the uploads, as a multiple of theirs: the first call counts. A
-defence that refuses so many uploads says so in the last column. ``--rows`` chooses some,
-``--save`` writes ``defences.csv``. Small sizes tell nothing about memory, as importing takes more.
+Every aggregator and pre-aggregator of the package merges random uploads, in a process of its own
+with one thread. By default, there are 100 uploads of 3,274,634 float32 numbers, the size of Ditto's
+CNN for Fashion-MNIST; the server expects 10 Byzantine uploads. The script prints the median time in
+seconds and as a multiple of the mean's; both take turns in the same process. It prints the most
+memory above the uploads in the first call, as a multiple of the uploads'. The last column holds the
+error of a defence that refuses so many uploads. ``--rows`` selects defences, and ``--save`` writes
+``defences.csv``. Small sizes say nothing about memory, because imports take more.
 """
 
 import argparse
@@ -36,7 +36,7 @@ ARGUMENTS = {"Chain": {"first": [Clipping()], "then": Mean()}}
 
 
 def found() -> dict[str, type[Defence]]:
-    """Return the classes that can be made, by name."""
+    """Return the concrete classes by name."""
     classes = {}
     for entry in pkgutil.walk_packages(aggregators.__path__, "pl_fed.aggregators."):
         for name, member in vars(importlib.import_module(entry.name)).items():
@@ -47,7 +47,7 @@ def found() -> dict[str, type[Defence]]:
 
 
 def context_of(clients: int, parameters: int, byzantine: int) -> RoundContext:
-    """Return what a defence may know of the round."""
+    """Return the context of a round for the defences."""
     draw = torch.Generator().manual_seed(1)
     return RoundContext(
         num_byzantine=byzantine,
@@ -60,7 +60,7 @@ def context_of(clients: int, parameters: int, byzantine: int) -> RoundContext:
 
 
 def most_memory() -> int:
-    """Return the most bytes that this process has held so far."""
+    """Return the largest memory of this process so far, in bytes."""
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else 1024 * used
 
@@ -68,7 +68,7 @@ def most_memory() -> int:
 def measure(
     name: str, clock: str, clients: int, parameters: int, byzantine: int, repeats: int
 ) -> dict[str, object]:
-    """Return seconds of the defence and of the mean, and bytes; or why it refuses."""
+    """Return the seconds of a defence and of the mean, and bytes; or the defence's error."""
     torch.set_num_threads(1)
     defence, mean = found()[name](**ARGUMENTS.get(name, {})), Mean()
     weights = torch.ones(clients)

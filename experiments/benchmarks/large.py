@@ -1,13 +1,14 @@
-"""``OMP_NUM_THREADS=1 python experiments/benchmarks/large.py``: how large a federation may be.
+"""``OMP_NUM_THREADS=1 python experiments/benchmarks/large.py``: the cost of large federations.
 
-Prints a Markdown table. Each part runs in a process of its own, so that its memory is its own; name
-some to run only these. Files go to ``TMPDIR`` (or ``/var/tmp``): up to 20 GB for a while.
+Prints a Markdown table. Each part runs in a process of its own, so that its memory can be measured;
+name parts to run only these. Temporary files go to ``TMPDIR`` (or ``/var/tmp``) and take up to 20
+GB.
 
-- ``rounds``: a round with a million clients beside one with a thousand, in turns.
-- ``few``, ``many``: whole fits of both sizes, and what they take.
-- ``sharing``: sharing out ten million samples that say whose they are.
+- ``rounds``: rounds with a million clients and with a thousand, in turns.
+- ``few``, ``many``: whole fits with a thousand and a million clients, with time and memory.
+- ``sharing``: the split of ten million samples over their owners.
 - ``copies``, ``resume``: 500 personal copies of a CNN of 3,274,634 parameters; their checkpoint.
-- ``prefetch``: the same from a cold disk, with and without fetching ahead.
+- ``prefetch``: the same copies from a cold disk, with and without prefetching.
 - ``endurance``: memory over 2,000 rounds.
 """
 
@@ -63,14 +64,14 @@ class Pooled(FederatedData):
     def _share_out(self, arrays: Arrays) -> ClientData:
         sizes = 1 + integers(key(0, "sizes"), torch.arange(self.num_clients or 0), 20)
         index = integers(key(0, "samples"), torch.arange(int(sizes.sum())), len(arrays))
-        nothing = Part.of_sizes(index[:0], torch.zeros_like(sizes))
+        nothing = Part.from_sizes(index[:0], torch.zeros_like(sizes))
         return ClientData(
-            arrays.inputs, arrays.targets, Part.of_sizes(index, sizes), nothing, nothing, 10
+            arrays.inputs, arrays.targets, Part.from_sizes(index, sizes), nothing, nothing, 10
         )
 
 
 class Owned(Noise):
-    """Samples that say whose they are."""
+    """Random samples with recorded owners."""
 
     def load(self) -> Arrays:
         """Return ten samples or so of each client, in any order."""
@@ -81,7 +82,7 @@ class Owned(Noise):
 
 
 class Turns(Federation):
-    """Takes the clients in turn, so that every one is trained as soon as can be."""
+    """Sampler that takes the clients in turn, so that every client is trained early."""
 
     def draw_cohort(self, round: int) -> Tensor:
         """Return the ids of the clients that take part in a round."""
@@ -90,7 +91,7 @@ class Turns(Federation):
 
 
 def memory() -> dict[str, int]:
-    """Return the resident bytes of this process: all, its own, and those of files."""
+    """Return the resident bytes of this process: total, anonymous, and of files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     found = dict(line.split(":", 1) for line in lines if line.startswith(("VmRSS", "Rss")))
     return {name: int(text.split()[0]) * 1024 for name, text in found.items()}
@@ -98,7 +99,7 @@ def memory() -> dict[str, int]:
 
 @contextmanager
 def watched() -> Iterator[dict[str, int]]:
-    """Give the peaks of memory, looked at every 2 ms."""
+    """Record the peaks of memory, sampled every 2 ms."""
     peaks, done = memory(), threading.Event()
 
     def look() -> None:
@@ -116,7 +117,7 @@ def watched() -> Iterator[dict[str, int]]:
 
 
 class Watch(Callback):
-    """Notes when rounds end, and the memory then."""
+    """Callback that records the end of each round, and the memory at that time."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -140,7 +141,7 @@ def fit(
     rounds: int,
     checkpoint: Path | None = None,
 ) -> tuple[Trainer, Watch]:
-    """Run rounds by a quiet trainer that saves nothing by itself."""
+    """Run rounds by a trainer without output and checkpoints."""
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
@@ -164,7 +165,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def pooled(num_clients: int) -> tuple[Federation, Ditto, Pooled]:
-    """Return Ditto with logistic regressions in a federation of some size."""
+    """Return Ditto with logistic regressions, for a number of clients."""
     data = Pooled(Noise(POOL, (784,)), IID(), num_clients, seed=0)
     federation = Federation(Uniform(COHORT), engine=EngineOptions("stacked_compiled"), seed=0)
     return federation, Ditto(MLP(784, [], 10), optimizer=sgd), data
@@ -190,9 +191,9 @@ def rounds() -> None:
 
 
 def size(num_clients: int) -> None:
-    """Fit a federation of some size."""
+    """Fit a federation with a number of clients."""
     federation, client, data = pooled(num_clients)
-    fit(*pooled(100), 2)  # whatever is loaded only once
+    fit(*pooled(100), 2)  # warm-up: imports and one-time costs
     before, started = memory()["VmRSS"], time.perf_counter()
     index = data.clients.train
     seconds = time.perf_counter() - started
@@ -214,7 +215,7 @@ def size(num_clients: int) -> None:
 
 
 def sharing() -> None:
-    """Share out ten million samples."""
+    """Split ten million samples over their owners."""
     source = Owned(10 * MANY, (1,))
     for share in (0.0, 0.1):
         data = FederatedData(source, val_fraction=share, test_fraction=0.0, seed=0)
@@ -258,7 +259,7 @@ def copies(path: Path) -> None:
 
 
 def resume(path: Path) -> None:
-    """Go on from the checkpoint."""
+    """Resume from the checkpoint."""
     federation, client, data = cnn(memory=1_000_000_000)
     started = time.perf_counter()
     with watched() as peaks:
@@ -301,7 +302,7 @@ def prefetch() -> None:
 
 
 def timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
-    """Add up the time that calls take."""
+    """Sum the time of calls."""
 
     def timed_call(*arguments: Any) -> Any:
         started = time.perf_counter()
@@ -324,14 +325,14 @@ def endurance() -> None:
 
 
 def in_gb(peaks: dict[str, int]) -> str:
-    """Return peaks of memory as words."""
+    """Return peaks of memory as text."""
     total, own, files = (peaks[name] / GB for name in ("VmRSS", "RssAnon", "RssFile"))
     return f"{total:.2f} GB resident at most ({own:.2f} its own, {files:.2f} of files)"
 
 
-def row(what: str, value: str) -> None:
+def row(name: str, value: str) -> None:
     """Print a row of the table."""
-    print(f"| {what} | {value} |", flush=True)
+    print(f"| {name} | {value} |", flush=True)
 
 
 PARTS: dict[str, Callable[[Path], None]] = {

@@ -1,10 +1,9 @@
 """``OMP_NUM_THREADS=1 python experiments/benchmarks/local_steps.py``: the cost of a round.
 
-What a round costs in pl_fed beside a loop written by hand, on one CPU thread. Both do the same
-work: 10 clients take 10 minibatch steps each, and the updates are averaged. A round of pl_fed is
-``Federation.run_round`` with all that it does (keyed draws, states, checks, reports), but without
-the Trainer around it: ``targets.py`` has that too. They take turns in one process, and a table of
-the medians is printed.
+Compares a round of pl_fed with a loop written by hand, on one CPU thread. Both do the same work: 10
+clients take 10 minibatch steps each, and the updates are averaged. A round of pl_fed is a whole
+``Federation.run_round`` (keyed draws, states, checks, reports) without the Trainer; ``targets.py``
+includes the Trainer. Both take turns in one process. The script prints a table of the medians.
 
 ``--engine stacked`` times the other engine; ``--profile mlp-10`` prints where a round's time goes.
 """
@@ -58,7 +57,7 @@ class ByPlFed:
 
 
 def compare(case: Case, engine: str, seconds: float) -> tuple[float, float]:
-    """Return the median milliseconds of a round of both."""
+    """Return the median milliseconds of a round, for both."""
     data = case.data()
     hand, ours = ByHand(case, data.clients), ByPlFed(case, data, engine)
     settings = Settings()

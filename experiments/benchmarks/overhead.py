@@ -1,9 +1,9 @@
 """``OMP_NUM_THREADS=1 python experiments/benchmarks/overhead.py``: the work around the clients.
 
-What a round of ``Trainer.fit`` costs beside the local steps, which are left out with all that only
-they ask for: the draw of the cohort, rows for 10 clients of 109,386 parameters, the loop and its
-hooks, checks, aggregation, the server's step, and what is logged. A table of the medians is
-printed; the fastest tenth tells more where others use the machine.
+Times a round of ``Trainer.fit`` without local steps and their preparation. The rest is the draw of
+the cohort, rows of 109,386 parameters for 10 clients, the loop and its hooks, checks, aggregation,
+the server's step, and logging. The script prints a table of the medians. On a shared machine, the
+fastest tenth is more reliable.
 
 ``--profile quiet`` prints where the time of a line goes.
 """
@@ -64,7 +64,7 @@ CASES = {
 
 
 class Noise(DataSource):
-    """Random inputs and classes, as many for each client."""
+    """Random inputs and classes, the same number for each client."""
 
     def load(self) -> Arrays:
         """Return the samples."""
@@ -75,12 +75,12 @@ class Noise(DataSource):
 
 
 class NoSteps(EngineChoice):
-    """Leaves the clients as they were in the first round."""
+    """Engine without local steps: every round returns the models of the first round."""
 
     trained: ModelRows | None = None
 
     def run(self, client: Any, optimizer: Any, chunk: Chunk) -> dict[str, Tensor]:
-        """Say of one client after the other that it is done, and return a loss for each."""
+        """Report each client as finished, and return a loss for each."""
         if self.trained is None:
             self.trained = chunk.round.models["global"].clone()
         chunk.round.models["global"] = self.trained
@@ -90,14 +90,14 @@ class NoSteps(EngineChoice):
 
 
 class Clock(Callback):
-    """Notes when each round begins, and profiles some rounds if told so."""
+    """Callback that records the start of each round, and optionally profiles some rounds."""
 
     def __init__(self, profiler: cProfile.Profile | None = None) -> None:
         self.times: list[float] = []
         self.profiler = profiler
 
     def on_train_epoch_start(self, *_: Any) -> None:
-        """Note the time."""
+        """Record the time."""
         self.times.append(time.perf_counter())
         if self.profiler is not None and len(self.times) == 20:
             self.profiler.enable()
@@ -109,19 +109,19 @@ class Clock(Callback):
 
     @property
     def milliseconds(self) -> list[float]:
-        """How long each round took, without the first ones."""
+        """Milliseconds of each round, without the first rounds."""
         return [1e3 * (b - a) for a, b in zip(self.times[20:], self.times[21:])]
 
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Send what is printed nowhere, as a terminal's text."""
+    """Discard printed text; it is still encoded, as for a terminal."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
 
 
 def run(case: Case, rounds: int, profiler: cProfile.Profile | None = None) -> list[float]:
-    """Fit, and return how many milliseconds each round took."""
+    """Fit, and return the milliseconds of each round."""
     clock = Clock(profiler)
     callbacks = [clock] if case.bar is None else [clock, case.bar()]
     with tempfile.TemporaryDirectory() as folder, silence():

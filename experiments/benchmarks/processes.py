@@ -1,9 +1,9 @@
-"""Rounds on several processes: their time, what travelling costs, and the memory of a merge.
+"""Rounds on several processes: time, cost of exchanged rows, and memory of aggregation.
 
     OMP_NUM_THREADS=1 python experiments/benchmarks/processes.py [rounds|travel|memory] ...
 
-Each process runs one thread. Times are medians; memory is the largest resident size of a process
-beyond what it had before, over a merge of uploads that it has its share of.
+Each process runs one thread. Times are medians. Memory is the growth of the largest resident size
+of a process while it aggregates its share of the uploads.
 """
 
 import functools
@@ -64,6 +64,7 @@ def mlp():
     return models.MLP(784, [128, 64], 10)
 
 
+PARTS = ("fetch_states", "store_states", "join_tables", "merge")  # of WorkShare
 ROUNDS = {
     "FedAvg, MLP 784-128-64-10, 10 clients, 1 epoch": (FedAvg, mlp, (784,), 10, 100),
     "Ditto, MLP 784-128-64-10, 100 clients, 1 epoch": (Ditto, mlp, (784,), 100, 100),
@@ -74,7 +75,7 @@ AGGREGATORS = {"Mean": Mean(), "Median": Median(), "Krum": Krum()}
 
 
 def timed(function, times, key):
-    """Add up what a method takes, in a dict of lists."""
+    """Record the time of a method's calls in a dict of lists."""
 
     @functools.wraps(function)
     def wrapped(*args, **kwargs):
@@ -87,7 +88,7 @@ def timed(function, times, key):
 
 
 def time_rounds(processes, name, repeats=7):
-    """Run rounds; return milliseconds for a round, and for its parts."""
+    """Run rounds, and return milliseconds for a round and for its parts."""
     kind, net, shape, cohort, samples = ROUNDS[name]
     torch.manual_seed(0)
     data = FederatedData(Noise(shape, 2 * cohort, samples), batch_size=10, seed=0)
@@ -98,7 +99,7 @@ def time_rounds(processes, name, repeats=7):
     federation.setup(client, data, "fit", settings=RunSettings(processes=processes))
     optimizer, times = client.configure_optimizers(), {}
     client.train()
-    originals = {name: vars(WorkShare)[name] for name in ("fetch", "keep", "join", "merge")}
+    originals = {name: vars(WorkShare)[name] for name in PARTS}
     for part, method in originals.items():
         setattr(WorkShare, part, timed(method, times, part))
     wholes = []
@@ -120,7 +121,7 @@ def time_travel(processes, numel, rows=4, repeats=9):
     counts = [0 if process == processes.rank else rows for process in range(size)]
     mine = torch.randn(sum(counts), numel)
     with tempfile.NamedTemporaryFile(dir=tempfile.gettempdir()) as file:
-        paths = processes.everyones(file.name)
+        paths = processes.gather_objects(file.name)
         shared = torch.from_file(paths[0], shared=True, size=2 * size * rows * numel)
         shared = shared.view(2, size, rows, numel)
         by_exchange, by_file = [], []
@@ -149,9 +150,9 @@ def peak():
 
 
 def merge_memory(processes, aggregator, cohort, numel):
-    """Return (MB at most beyond what was there before the uploads, ms) of a merge."""
+    """Return the memory of a merge above that before the uploads, in MB, and its time in ms."""
     clients = torch.arange(cohort)
-    share = WorkShare.by_work(processes, clients, torch.ones(cohort))
+    share = WorkShare.balance(processes, clients, torch.ones(cohort))
     context = RoundContext(clients=clients, losses=torch.ones(cohort))
     _, before = peak()
     uploads = torch.randn(len(share.clients), numel)
@@ -164,36 +165,36 @@ def merge_memory(processes, aggregator, cohort, numel):
     return peak()[0] - before, 1e3 * took
 
 
-def work(rank, size, port, what, folder):
-    """Measure, in one of the processes; the first writes down what comes out."""
+def work(rank, size, port, part, folder):
+    """Measure in one of the processes; the first process writes the results."""
     torch.set_num_threads(1)
     processes = Processes(rank, size)
     if size > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         dist.init_process_group("gloo", rank=rank, world_size=size)
     found = {}
-    if what == "rounds":
+    if part == "rounds":
         found = {name: time_rounds(processes, name) for name in ROUNDS}
-    elif what == "travel" and size > 1:
+    elif part == "travel" and size > 1:
         found = {numel: time_travel(processes, numel) for numel in (7_850, 109_386, 1_626_442)}
-    elif what == "memory":
+    elif part == "memory":
         for name, aggregator in AGGREGATORS.items():
-            for how, gathered_bytes in (("gathered", 1 << 60), ("in shards", 0)):
+            for way, gathered_bytes in (("gathered", 1 << 60), ("in shards", 0)):
                 work_share.GATHERED_BYTES = gathered_bytes
-                if how == "gathered" or aggregator.shards:
-                    found[name, how] = merge_memory(processes, aggregator, 40, 1_626_442)
+                if way == "gathered" or aggregator.shards:
+                    found[name, way] = merge_memory(processes, aggregator, 40, 1_626_442)
     if rank == 0:
         torch.save(found, folder / f"{size}.pt")
 
 
-def measure(what, sizes):
-    """Return what each number of processes gives."""
+def measure(part, sizes):
+    """Return the results for each number of processes."""
     results = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for size in sizes:
             port = 20_000 + os.getpid() % 20_000 + size
-            multiprocessing.spawn(work, (size, port, what, folder), nprocs=size)
+            multiprocessing.spawn(work, (size, port, part, folder), nprocs=size)
             results[size] = torch.load(folder / f"{size}.pt", weights_only=False)
     return results
 
@@ -207,7 +208,7 @@ def rounds():
     )
     for name in ROUNDS:
         one, two = results[1][name], results[2][name]
-        parts = ", ".join(f"{two[part]:.1f}" for part in ("fetch", "keep", "join", "merge"))
+        parts = ", ".join(f"{two[part]:.1f}" for part in PARTS)
         print(
             f"| {name} | {one['round']:.0f} | {two['round']:.0f} |"
             f" {two['round'] / one['round']:.2f} | {parts} |"
@@ -215,7 +216,7 @@ def rounds():
 
 
 def travel():
-    """Print what rows cost that travel, and what they cost in one shared file."""
+    """Print the cost of rows sent between processes, and of rows in one shared file."""
     results = measure("travel", (2,))[2]
     print("| 4 rows each way, and back | exchanged, ms | by a shared file, ms |\n|---|---|---|")
     for numel, (exchanged, filed) in results.items():

@@ -1,9 +1,9 @@
 """``OMP_NUM_THREADS=1 python experiments/benchmarks/products.py``: products by MKL and by oneDNN.
 
-On one CPU thread: products that local steps take, by torch's own way, and as compiled steps take
-large ones on processors where MKL keeps to AVX2 (``pl_fed/engine/products.py``); and a round of
-FLAME's MLP (10 clients × 10 steps, minibatches of 100), compiled, in both ways. Each pair takes
-turns; medians.
+Compares two ways on one CPU thread, as medians in turns: torch's own, and oneDNN for large products
+as in compiled steps on processors where MKL uses only AVX2 (``pl_fed/engine/products.py``). Rows
+are the matrix products of local steps, and a compiled round of FLAME's MLP (10 clients × 10 steps,
+minibatches of 100).
 """
 
 import statistics

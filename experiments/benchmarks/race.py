@@ -1,7 +1,7 @@
-"""Rounds of pl_fed, of the loop by hand and of pfl-research, in turn, in processes of their own.
+"""Race: rounds of pl_fed, of a loop by hand and of pfl-research, which take turns.
 
-:func:`race` starts them: each case gets fresh processes, as a user's run does, with one thread
-each. This file is also what those processes run.
+:func:`race` starts fresh processes for each case, as for a user's run, with one thread each. These
+processes run this file, too.
 """
 
 import json
@@ -34,13 +34,14 @@ def race(
     """Return the seconds of the rounds, turn by turn, for ``pl_fed`` and each of ``against``.
 
     Args:
-        case: What to run.
-        settings: How to time.
-        against: Of ``hand``, ``pfl``.
-        processes: That share a round.
+        case: The federation to run.
+        settings: Settings of the timing.
+        against: Competitors out of ``hand`` and ``pfl``.
+        processes: Number of processes that share a round.
 
     Returns:
-        By name; a name is missing that cannot take part, ``note`` says why. ``engine`` is pl_fed's.
+        Seconds by name, ``engine`` (pl_fed's) and ``note``. If a competitor cannot take part, its
+        name is missing and ``note`` gives the reason.
     """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "times.json"
@@ -68,10 +69,10 @@ def environment(tree: Path, device: str) -> dict[str, str]:
 
 
 class Turns:
-    """Keeps the times; after some rounds of pl_fed it lets each of the others run as many.
+    """Turns: records times, and lets each competitor run as many rounds as pl_fed has just run.
 
-    Short rounds go in blocks of about 0.1 s: as in a run of its own, a round then finds the caches
-    as the one before has left them.
+    Short rounds run in blocks of about 0.1 s, so that a round finds the caches as its predecessor
+    left them, as in a run of its own.
     """
 
     def __init__(self, settings: Settings, others: dict[str, Callable[[], None]]) -> None:
@@ -82,7 +83,7 @@ class Turns:
         self.block = self.left = 1  # rounds in a row; and those that are left to pl_fed
 
     def between(self, seconds: float | None) -> bool:
-        """Note the round that is done, and say whether to go on."""
+        """Record the finished round, and return whether to continue."""
         if self.warmup > 0:
             self.warmup -= 1
             return True
@@ -100,7 +101,7 @@ class Turns:
         return self.turn("pl_fed")
 
     def turn(self, reference: str) -> bool:
-        """Let the others run a round each, unless it is enough."""
+        """Let each competitor run a round, unless there are enough."""
         enough = len(self.times.get(reference, [])) >= self.settings.turns + WARM
         if agreed(enough and time.perf_counter() > self.until, self.settings.device):
             return False
@@ -110,13 +111,13 @@ class Turns:
         return True
 
     def alone(self) -> None:
-        """Let the others run without pl_fed."""
+        """Run the competitors without pl_fed."""
         self.until = time.perf_counter() + self.settings.seconds
         while self.others and self.turn(next(iter(self.others))):
             pass
 
     def result(self) -> dict[str, list[float]]:
-        """Return the times of the turns that are whole, without those that warm up."""
+        """Return the times of the complete turns, without warm-up."""
         whole = min(map(len, self.times.values()), default=0)
         return {name: times[WARM:whole] for name, times in self.times.items()}
 
@@ -128,7 +129,7 @@ def timed(run: Callable[[], None], settings: Settings) -> float:
 
 
 def agreed(decision: bool, device: str) -> bool:
-    """Return the first process's decision; wait for all."""
+    """Wait for all processes, and return the first process's decision."""
     if not distributed.is_initialized():
         return decision
     told = torch.tensor(float(decision), device=device)
@@ -138,7 +139,7 @@ def agreed(decision: bool, device: str) -> bool:
 
 
 def rivals(case: Case, data: ClientData, names: list[str], notes: list[str]) -> dict:
-    """Build those that take part beside pl_fed."""
+    """Build the competitors of pl_fed."""
     found = {}
     if "pfl" in names:  # first: importing it joins the group of processes
         try:
@@ -154,13 +155,13 @@ def rivals(case: Case, data: ClientData, names: list[str], notes: list[str]) -> 
 
 
 def join() -> None:
-    """Join the group of processes that torchrun has started."""
+    """Join the process group that torchrun started."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not distributed.is_initialized():
         distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 
 
 def work(case: Case, settings: Settings, names: list[str]) -> dict:
-    """Run a case in this process, or in this process's share."""
+    """Run a case, or this process's share of it."""
     torch.set_num_threads(1)
     processes, notes = int(os.environ.get("WORLD_SIZE", 1)), []
     if settings.device == "cuda":

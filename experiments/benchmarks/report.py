@@ -1,4 +1,4 @@
-"""Tables, and the file ``results.md`` with a section for each script."""
+"""Report: tables, and the file ``results.md`` with a section for each script."""
 
 import csv
 import os
@@ -23,18 +23,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine(device: str) -> str:
-    """Return where and with what something was measured, and by which command."""
-    what = torch.cuda.get_device_name() if device == "cuda" else f"{_cpu()}, {os.cpu_count()} cores"
+    """Describe the machine, the versions and the command of a measurement."""
+    cpu = f"{_cpu()}, {os.cpu_count()} cores"
+    hardware = torch.cuda.get_device_name() if device == "cuda" else cpu
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     command = f"python experiments/benchmarks/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}"
     return (
-        f"{what}; {versions}, Lightning {lightning.__version__}; pl_fed at {_revision()};"
+        f"{hardware}; {versions}, Lightning {lightning.__version__}; pl_fed at {_revision()};"
         f" one thread a process. `{command.strip()}`"
     )
 
 
 def save(section: str, text: str) -> None:
-    """Put a section into ``results.md``, in the place of the one of that name."""
+    """Write a section into ``results.md``, in place of the section with the same name."""
     old = RESULTS.read_text() if RESULTS.exists() else "# Measured\n"
     begin, end = f"<!-- {section} -->", f"<!-- /{section} -->"
     new = f"{begin}\n\n{text.strip()}\n\n{end}"

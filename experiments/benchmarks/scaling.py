@@ -1,12 +1,15 @@
-"""``python experiments/benchmarks/scaling.py``: how a round grows, and how near the limits.
+"""``python experiments/benchmarks/scaling.py``: growth of a round, and its distance to the limits.
 
-Four groups of rows, ``--rows`` chooses: ``clients`` (registered), ``cohort``, ``processes`` and
-``nets``. Beside the median time of a round of ``Trainer(...).fit`` stands what it reaches of the
-machine's two rates, one thread's times the number of processes, which are measured in the same run:
-multiplying matrices (floating-point operations of forward and backward, counted by torch) and
-copying (a lower bound of what must move: in each local step the parameters are read and the trained
-ones written once, and the minibatch is read once). ``--save`` writes ``results.md``,
-``scaling.csv`` and ``scaling.png``.
+``--rows`` selects groups of rows: ``clients`` (registered), ``cohort``, ``processes`` and ``nets``.
+The script prints the median time of a round of ``Trainer(...).fit``, and its shares of two rates of
+the machine. The same run measures these rates, on one thread, and multiplies them by the number of
+processes:
+
+- Matrix products: floating-point operations of forward and backward, counted by torch.
+- Copies: a lower bound of the moved bytes. In each local step the parameters are read once, the
+  trained parameters are written once, and the minibatch is read once.
+
+``--save`` writes ``results.md``, ``scaling.csv`` and ``scaling.png``.
 """
 
 import argparse
@@ -83,7 +86,7 @@ HEADER = [
 
 
 def best_rate(work: float, run: Callable[[], object], settings: Settings) -> float:
-    """Return the work per second of the fastest of many runs: others may load the machine."""
+    """Return the work per second of the fastest of many runs, because the machine may be shared."""
     run()
     times: list[float] = []
     until = time.perf_counter() + 1
@@ -104,7 +107,7 @@ def matrix_rate(settings: Settings) -> float:
 
 
 def copy_rate(settings: Settings) -> float:
-    """Return GB/s, read and written, of a copy that no cache holds."""
+    """Return GB/s, read and written, of a copy larger than every cache."""
     source = torch.randn(1 << 25, device=settings.device)
     target = torch.empty_like(source)
     return best_rate(2e-9 * source.nbytes, lambda: target.copy_(source), settings)
@@ -127,7 +130,7 @@ def work_of_step(case: Case) -> tuple[int, int, int]:
 def measure(
     group: str, case: Case, processes: int, settings: Settings, rates: tuple[float, float]
 ) -> dict[str, object]:
-    """Return a row's numbers; those of time are missing if it cannot be run."""
+    """Return a row's numbers, without times if the row cannot be run."""
     parameters, flops, moved = work_of_step(case)
     row: dict[str, object] = dict.fromkeys(("group", "row", "net", *COLUMNS), "")
     row |= {"group": group, "row": case.title, "parameters": parameters, "processes": processes}
@@ -183,7 +186,7 @@ def _processes(axis: Axes, rows: list[dict[str, object]]) -> None:
 
 
 def _shares(axis: Axes, rows: list[dict[str, object]]) -> None:
-    """Draw what each net reaches of the machine's rates."""
+    """Draw each net's shares of the machine's rates."""
     places = range(len(rows))
     for shift, name in ((-0.2, "matrix"), (0.2, "copy")):
         shares = [100 * row[f"share_of_{name}_rate"] for row in rows]

@@ -1,4 +1,4 @@
-"""How to time: what the scripts' command lines share."""
+"""Settings of the timing, shared by the command lines of the scripts."""
 
 import argparse
 import time
@@ -9,16 +9,16 @@ import torch
 
 @dataclass(frozen=True)
 class Settings:
-    """How to time.
+    """Settings of the timing.
 
     Attributes:
-        engine: Of the federation.
+        engine: Engine of the federation.
         device: ``cpu`` or ``cuda``.
-        clock: ``wall``; or ``cpu``, the time that the process itself computes: what remains
-            comparable on a machine that others load, as long as it is one process on a CPU.
-        seconds: For each case, without the rounds that warm up.
-        warmup: Rounds of pl_fed before the first turn; compiling falls into them.
-        turns: At least.
+        clock: ``wall``, or ``cpu`` for the processor time of the process. The latter is comparable
+            on a shared machine, for one process on a CPU.
+        seconds: Seconds for each case, without warm-up.
+        warmup: Rounds of pl_fed before the first turn, including compilation.
+        turns: Smallest number of turns.
     """
 
     engine: str = "auto"
@@ -30,7 +30,7 @@ class Settings:
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
-        """Let a command line ask for them."""
+        """Add the settings to a command line."""
         parser.add_argument("--engine", default=cls.engine, help="of the federation")
         parser.add_argument("--device", default=cls.device, choices=["cpu", "cuda"])
         parser.add_argument("--clock", default=cls.clock, choices=["wall", "cpu"])
@@ -40,11 +40,11 @@ class Settings:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> "Settings":
-        """Return those that a command line asked for."""
+        """Return the settings of a command line."""
         return cls(**{name: getattr(arguments, name) for name in asdict(cls())})
 
     def now(self) -> float:
-        """Return the time in seconds, after all that a GPU was given is done."""
+        """Return the time in seconds, after waiting for the GPU."""
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() if self.clock == "wall" else time.process_time()

@@ -1,15 +1,15 @@
-"""``python experiments/benchmarks/targets.py``: is pl_fed as fast as it is meant to be?
+"""``python experiments/benchmarks/targets.py``: does pl_fed reach its targets of speed?
 
-For each row the same federation is run by pl_fed (``Trainer(...).fit``, without validation, a row
-of metrics every 1000 rounds), by a loop written by hand, and by pfl-research 0.6 where that is
-installed (``pip install pfl==0.6.0`` into an environment that has pl_fed; without it its column
-stays empty). They take turns, short rounds in blocks of 0.1 s, in processes of their own with one
-thread each; the clock of a round of pl_fed runs from its start to the start of the next. Medians
-are printed.
+For each row, three programs run the same federation: pl_fed (``Trainer(...).fit``, without
+validation, with a row of metrics every 1000 rounds), a loop written by hand, and pfl-research 0.6.
+For the latter, run ``pip install pfl==0.6.0`` in an environment with pl_fed; without it the column
+stays empty. The programs take turns in processes of their own with one thread each, with short
+rounds in blocks of 0.1 s. A round of pl_fed lasts from its start to the start of the next. The
+script prints medians.
 
-``--rows cnn mlp`` runs some rows only, ``--engine stacked`` another engine, ``--save`` writes
-``results.md`` and ``targets.csv``. ``--device cuda`` puts all on a GPU and adds rows of 100 and
-1000 stacked clients (untested: written without a GPU at hand).
+``--rows cnn mlp`` selects rows, ``--engine stacked`` selects an engine, and ``--save`` writes
+``results.md`` and ``targets.csv``. ``--device cuda`` uses a GPU and adds rows of 100 and 1000
+stacked clients (untested: written without a GPU).
 """
 
 import argparse
@@ -27,13 +27,13 @@ NEVER_SLOWER = 1 / 1.03
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table.
+    """Row of the table.
 
     Attributes:
-        case: What is run.
-        against: What beside pl_fed: of ``hand``, ``pfl``.
-        processes: That share a round.
-        targets: By what factor pl_fed is to be faster than which of them.
+        case: The federation to run.
+        against: Competitors of pl_fed out of ``hand`` and ``pfl``.
+        processes: Number of processes that share a round.
+        targets: Competitor → the factor by which pl_fed should be faster.
     """
 
     case: Case
@@ -72,37 +72,42 @@ def measure(name: str, row: Row, settings: Settings) -> tuple[list[str], list[di
     note, engine = times.pop("note"), times.pop("engine")
     if note:
         print(f"{name}: {note}", file=sys.stderr)
-    medians = {who: 1e3 * statistics.median(each) for who, each in times.items()}
+    medians = {program: 1e3 * statistics.median(seconds) for program, seconds in times.items()}
     ours = medians.get("pl_fed")
-    faster = {who: medians[who] / ours for who in row.against if ours and who in medians}
+    faster = {
+        program: medians[program] / ours for program in row.against if ours and program in medians
+    }
     title = row.case.title + (f", {row.processes} processes" if row.processes > 1 else "")
     line = [
         title,
-        *(f"{medians[who]:.2f}" if who in medians else "–" for who in (*BOTH, "pl_fed")),
-        *(f"{faster[who]:.2f}" if who in faster else "–" for who in BOTH),
-        *judged(row, faster),
+        *(
+            f"{medians[program]:.2f}" if program in medians else "–"
+            for program in (*BOTH, "pl_fed")
+        ),
+        *(f"{faster[program]:.2f}" if program in faster else "–" for program in BOTH),
+        *judge_targets(row, faster),
         engine or "–",
     ]
-    return line, [numbers(name, who, each) for who, each in times.items()]
+    return line, [numbers(name, program, seconds) for program, seconds in times.items()]
 
 
-def judged(row: Row, faster: dict[str, float]) -> tuple[str, str]:
-    """Return the targets in words, and whether they are reached."""
+def judge_targets(row: Row, faster: dict[str, float]) -> tuple[str, str]:
+    """Return the targets as text, and a verdict on each."""
     names = {"hand": "by hand", "pfl": "pfl"}
-    words = [f"{names[who]} ≥ {factor:.2f}" for who, factor in row.targets.items()]
+    words = [f"{names[program]} ≥ {factor:.2f}" for program, factor in row.targets.items()]
     verdicts = [
-        ("yes" if faster[who] >= factor else "no") if who in faster else "not measured"
-        for who, factor in row.targets.items()
+        ("yes" if faster[program] >= factor else "no") if program in faster else "not measured"
+        for program, factor in row.targets.items()
     ]
     return ", ".join(words) or "–", ", ".join(verdicts) or "–"
 
 
-def numbers(name: str, who: str, times: list[float]) -> dict[str, object]:
+def numbers(name: str, program: str, times: list[float]) -> dict[str, object]:
     """Return a line of the CSV, in milliseconds."""
-    first, median, third = (1e3 * each for each in statistics.quantiles(times, n=4))
+    first, median, third = (1e3 * quantile for quantile in statistics.quantiles(times, n=4))
     return {
         "row": name,
-        "who": who,
+        "who": program,
         "rounds": len(times),
         "first_quartile_ms": round(first, 4),
         "median_ms": round(median, 4),

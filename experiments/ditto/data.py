@@ -1,4 +1,4 @@
-"""A part of a data set, and images as they are stored."""
+"""Data sources for Ditto's tables: a random share of a data set, and unscaled images."""
 
 from dataclasses import replace
 
@@ -9,12 +9,12 @@ from pl_fed.random import generator
 
 
 class Share(DataSource):
-    """A share of a data set's samples, drawn at random, of each official part as much.
+    """Random share of a data set, the same share of each official part.
 
     Args:
-        dataset: Where they come from.
-        share: How much of it, in (0, 1].
-        seed: Of the draw.
+        dataset: Source of the samples.
+        share: Fraction of the samples, in (0, 1].
+        seed: Seed of the draw.
     """
 
     def __init__(self, dataset: DataSource, share: float, seed: int = 0) -> None:
@@ -27,8 +27,8 @@ class Share(DataSource):
         arrays = self.dataset.load()
         order = torch.randperm(len(arrays), generator=generator(self.seed, "share"))
         parts = torch.zeros(len(arrays)) if arrays.split is None else arrays.split[order]
-        kept = [order[parts == part] for part in parts.unique()]
-        index = torch.cat([part[: round(self.share * len(part))] for part in kept])
+        pieces = [order[parts == part] for part in parts.unique()]
+        index = torch.cat([piece[: round(self.share * len(piece))] for piece in pieces])
         split = None if arrays.split is None else arrays.split[index]
         client = None if arrays.client is None else arrays.client[index]
         return Arrays(
@@ -37,10 +37,10 @@ class Share(DataSource):
 
 
 class Pixels(DataSource):
-    """A data set's images in 0..255, which are not scaled then.
+    """Images of a data set in 0..255, as floats, so that pl_fed does not scale them.
 
     Args:
-        dataset: Where they come from.
+        dataset: Source of the images.
     """
 
     def __init__(self, dataset: DataSource) -> None:

@@ -1,4 +1,4 @@
-"""How accurate global models are over the rounds of Ditto's Fashion-MNIST, where they are off.
+"""Accuracy of global models over rounds, for Ditto's Fashion-MNIST runs that miss the paper's.
 
 PL_FED_DATA=../data python -m experiments.ditto.over_rounds
 """
@@ -9,12 +9,23 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from experiments.ditto.run import HERE, config
-from experiments.grid import Fitted, Job, Row, Rows, finished, grouped, merged, read, shorter, work
+from experiments.grid import (
+    FitResult,
+    Job,
+    Row,
+    Rows,
+    finished_rows,
+    group_rows,
+    merge_configs,
+    read,
+    shorten,
+    work,
+)
 from experiments.tables import COLOURS
 
 FOLDER = HERE / "fashion_over_rounds"
 EVERY = 50  # rounds
-RUNS = [  # what does not agree with the paper after the last round
+RUNS = [  # runs that do not agree with the paper after the last round
     ("A1_50", "FedAvg"),
     ("A3_20", "FedAvg"),
     ("A1_50", "clipping"),
@@ -25,26 +36,26 @@ RUNS = [  # what does not agree with the paper after the last round
 METHODS = list(dict.fromkeys(method for _, method in RUNS))
 
 
-def rows_of(fitted: Fitted) -> Rows:
-    """Return the accuracy in each validation, and on the test data in the end."""
+def rows_of(fitted: FitResult) -> Rows:
+    """Return the accuracy in each validation, and the test accuracy after the last round."""
     column = "val/global/accuracy_weighted"
     rows = [
-        {"round": row["round"], "accuracy_weighted": shorter(row[column])}
+        {"round": row["round"], "accuracy_weighted": shorten(row[column])}
         for row in fitted.rounds
         if row.get(column)
     ]
-    tested = shorter(fitted.last["test/global/accuracy_weighted"])
+    tested = shorten(fitted.last["test/global/accuracy_weighted"])
     return {"over_rounds.csv": rows, "results.csv": [{"global_accuracy_weighted": tested}]}
 
 
 def draw(rows: list[Row], paper: dict[tuple[str, str], float], path: Path) -> None:
     """Draw accuracy over rounds, and the paper's figure at the end of each line."""
-    conditions = list(grouped(rows, "condition"))
+    conditions = list(group_rows(rows, "condition"))
     figure = Figure(figsize=(1 + 3.2 * len(conditions), 3.6), layout="constrained")
-    every = figure.subplots(1, len(conditions), sharey=True, squeeze=False)[0]
+    panels = figure.subplots(1, len(conditions), sharey=True, squeeze=False)[0]
     colours = dict(zip(METHODS, COLOURS))
-    for axes, ((condition,), some) in zip(every, conditions):
-        for (method,), own in grouped(some, "method"):
+    for axes, ((condition,), condition_rows) in zip(panels, conditions):
+        for (method,), own in group_rows(condition_rows, "method"):
             rounds = [int(row["round"]) for row in own]
             accuracy = [float(row["accuracy_weighted"]) for row in own]
             axes.plot(rounds, accuracy, color=colours[method], linewidth=1, label=method)
@@ -54,26 +65,30 @@ def draw(rows: list[Row], paper: dict[tuple[str, str], float], path: Path) -> No
         axes.set(xlabel="round", ylim=(0.3, 0.95), title=condition.replace("_", ", ") + " %")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, loc="lower right", fontsize=8)
-    every[0].set(ylabel="accuracy on benign devices' validation data")
+    panels[0].set(ylabel="accuracy on benign devices' validation data")
     figure.savefig(path, dpi=150)
 
 
 def main() -> None:
-    """Run what is missing, and draw."""
+    """Run the missing runs, and draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--conditions", nargs="+", choices=sorted({one for one, _ in RUNS}))
     parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_argument("--workers", type=int, default=2)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     validated = {"trainer": {"check_val_every_n_epoch": EVERY}}
     jobs = [
-        Job((condition, method, "0"), merged(config("fashion", condition, method, 0), validated))
+        Job(
+            (condition, method, "0"),
+            merge_configs(config("fashion", condition, method, 0), validated),
+        )
         for condition, method in RUNS
-        if condition in (asked.conditions or [condition]) and method in (asked.methods or [method])
+        if condition in (options.conditions or [condition])
+        and method in (options.methods or [method])
     ]
     names = ("condition", "method", "seed")
-    work(jobs, FOLDER / "results.csv", names, rows_of, asked.workers)
-    done = {(row["condition"], row["method"]) for row in finished(FOLDER / "results.csv")}
+    work(jobs, FOLDER / "results.csv", names, rows_of, options.workers)
+    done = {(row["condition"], row["method"]) for row in finished_rows(FOLDER / "results.csv")}
     rows = read(FOLDER / "over_rounds.csv")
     rows = [row for row in rows if (row["condition"], row["method"]) in done]
     rows.sort(key=lambda row: (row["condition"], RUNS.index((row["condition"], row["method"]))))

@@ -4,8 +4,8 @@ python -m experiments.ditto.points
 
 Device k has v_k ~ N(θ, τ²), a malicious one N(θ, τ_a²), and ŵ_k, the mean of n observations with
 noise σ. Ditto's models are v_k(λ) = (ŵ_k + λ w) / (1 + λ), with w the mean of all ŵ_j. Errors are
-linear in what is drawn, so their covariances, and with them all curves, are exact. The markers are
-models that :class:`pl_fed.clients.Ditto` trained, 2,000 problems at once, as coordinates of one.
+linear in the random draws, so their covariances and all curves are exact. The markers are models
+that :class:`pl_fed.clients.Ditto` trained on 2,000 problems, joined as coordinates of one problem.
 """
 
 import logging
@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def benign(self) -> int:
-        """How many devices are benign: the first ones."""
+        """Number of benign devices; they come first."""
         return self.devices - self.malicious
 
     def errors(self, lam: float) -> tuple[float, float]:
@@ -97,7 +97,7 @@ class Points(DataSource):
 
 
 class Point(nn.Module):
-    """A net that gives its parameter, whatever it is asked."""
+    """Net that returns its parameter for every input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class HalfSquares(nn.Module):
 
 
 def trained(setting: Setting, lam: float) -> tuple[float, float]:
-    """Return what :meth:`Setting.errors` does, of models that were trained."""
+    """Return the same errors as :meth:`Setting.errors`, measured on trained models."""
     points = Points(setting)
     client = Ditto(
         Point(),
@@ -162,7 +162,7 @@ FIGURE_2 = {
     "attacked": Setting(devices=10, malicious=3, sigma=0.5, samples=10, tau=0.1, tau_a=0.1),
 }
 PAPER = {"clean": 2.1333, "attacked": 1.1852}  # λ* of Figure 1, from the authors' notebook
-FACTORS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0)  # of λ*, at which models are trained
+FACTORS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 16.0)  # multiples of λ* for the trained models
 RELATED = torch.linspace(1, 30, 59).tolist()  # 1/τ
 
 

@@ -1,4 +1,4 @@
-"""Ditto's Tables 1, 5, 7 and 9 from the runs' rows.
+"""Report of Ditto's Tables 1, 5, 7 and 9 from the rows of the runs.
 
 python -m experiments.ditto.report vehicle
 """
@@ -19,7 +19,7 @@ from experiments.ditto.run import (
     ditto,
     fallback_of,
 )
-from experiments.grid import Row, finished, grouped, read
+from experiments.grid import Row, finished_rows, group_rows, read
 from experiments.tables import Comparison, markdown, measured, notes
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ BANDS: dict[str, dict[str, float]] = {
     "vehicle": dict.fromkeys(("clean", "A1", "A2", "A3"), 0.05),
     "vehicle_rounded_down": dict.fromkeys(("A1", "A2", "A3"), 0.05),
 }
-PAPER = {  # whose figures are shown
+PAPER = {  # folders without a paper.csv → the folder of the paper's figures
     "fashion_small": "fashion",
     "fashion_small_pixels": "fashion",
     "vehicle_rounded_down": "vehicle",
@@ -52,22 +52,22 @@ NAMES = {
 
 
 class Results:
-    """What was measured, by condition.
+    """Results of the runs, by condition.
 
     Args:
-        rows: Of the runs that did not fail.
-        clients: Of the clients of those of Ditto.
+        rows: Rows of the successful runs.
+        clients: Rows of the clients in the runs of Ditto.
     """
 
     def __init__(self, rows: Iterable[Row], clients: Iterable[Row] = ()) -> None:
         self.rows = list(rows)
-        found = {row["condition"] for row in self.rows}
-        self.conditions = [condition for condition in ALL if condition in found]
+        conditions = {row["condition"] for row in self.rows}
+        self.conditions = [condition for condition in ALL if condition in conditions]
         self.seeds = sorted({row["seed"] for row in self.rows}, key=int)
-        self.clients = dict(grouped(clients, "condition", "method", "seed"))
+        self.clients = dict(group_rows(clients, "condition", "method", "seed"))
 
     def values(self, condition: str, row: str, column: str) -> list[float]:
-        """Return a column's values of one of the paper's rows, one for each seed that has it."""
+        """Return a column's values in a row of the paper, one per seed with such a run."""
         values = (self._value(condition, row, column, seed) for seed in self.seeds)
         return [value for value in values if value is not None]
 
@@ -79,68 +79,68 @@ class Results:
             return own_lam([self.clients[run] for run in runs], condition)[column]
         if row == "best_lambda":
             methods, model = [ditto(lam) for lam in WEAK], "personal"
-        elif row == "global":  # Ditto's is FedAvg's, whatever λ is
+        elif row == "global":  # Ditto's global model is FedAvg's for every λ
             methods, model = [ditto(fallback_of(condition))], "global"
         else:
             method, model = ROWS[row]
-            methods = [each for each in DEFENCES if each.split(", ε")[0] == method] or [method]
-        found = {
+            methods = [name for name in DEFENCES if name.split(", ε")[0] == method] or [method]
+        rows = {
             r["method"]: r for r in self.rows if (r["condition"], r["seed"]) == (condition, seed)
         }
-        if not found.keys() >= {*methods}:
+        if not rows.keys() >= {*methods}:
             return None
-        runs = [found[each] for each in methods]
+        runs = [rows[name] for name in methods]
         best = max(runs, key=lambda run: float(run.get(f"{model}_validation") or 0))
         return float(best[f"{model}_{column}"])
 
 
 def own_lam(clients: Sequence[Sequence[Row]], condition: str) -> dict[str, float]:
-    """Return what comes of it if each client takes the λ that validates best, as its last round.
+    """Return accuracies if each client takes the λ with its best validation in the last round.
 
-    As :class:`pl_fed.clients.DittoChoice`, of the runs that there are of each λ: the global model
-    and a client's minibatches are the same in all of them.
+    Computes :class:`pl_fed.clients.DittoChoice` from one run per λ, because the global model and
+    the minibatches of a client are the same in all of these runs.
 
     Args:
-        clients: The clients of the run of each λ that they choose from.
+        clients: For each λ among the choices, the rows of the clients.
         condition: The condition.
     """
     fallback = choices_of(condition).index(fallback_of(condition))
     accuracies, samples = [], []
     for runs in zip(*clients):
         best = min(runs, key=lambda run: float(run["val_loss"]))
-        enough = int(best["val_samples"]) >= MIN_VALIDATION
-        accuracies.append(float((best if enough else runs[fallback])["accuracy"]))
+        can_choose = int(best["val_samples"]) >= MIN_VALIDATION
+        accuracies.append(float((best if can_choose else runs[fallback])["accuracy"]))
         samples.append(int(best["test_samples"]))
-    right = sum(accuracy * n for accuracy, n in zip(accuracies, samples))
+    correct = sum(accuracy * n for accuracy, n in zip(accuracies, samples))
     return {
-        "accuracy_weighted": right / sum(samples),
+        "accuracy_weighted": correct / sum(samples),
         "accuracy": statistics.mean(accuracies),
         "accuracy_std": statistics.pstdev(accuracies),
     }
 
 
 def results_of(name: str) -> Results:
-    """Return the committed runs of a folder."""
-    return Results(finished(HERE / name / "results.csv"), read(HERE / name / "clients.csv"))
+    """Return the results of a folder's committed runs."""
+    return Results(finished_rows(HERE / name / "results.csv"), read(HERE / name / "clients.csv"))
 
 
 def figures(name: str) -> dict[tuple[str, str], Comparison]:
-    """Return what can be compared of the committed runs of a folder."""
+    """Return the comparisons of a folder's committed runs, by condition and row."""
     return comparisons(results_of(name), read(HERE / name / "paper.csv"), BANDS[name])
 
 
 def comparisons(
     results: Results, paper: Iterable[Row], bands: Mapping[str, float]
 ) -> dict[tuple[str, str], Comparison]:
-    """Return, by condition and row, what can be compared; without a band nothing can."""
-    found = {}
+    """Return comparisons with the paper, by condition and row; none without a band."""
+    compared = {}
     for row in paper:
         band = bands.get(row["condition"].split("_")[0])
         ours = results.values(row["condition"], row["row"], "accuracy_weighted")
         if ours and band is not None:
-            one = Comparison(float(row["mean"]), None, ours, band)
-            found[row["condition"], row["row"]] = one
-    return found
+            comparison = Comparison(float(row["mean"]), None, ours, band)
+            compared[row["condition"], row["row"]] = comparison
+    return compared
 
 
 def table(
@@ -149,25 +149,25 @@ def table(
     compared: Mapping[tuple[str, str], Comparison],
     condition: str,
 ) -> str:
-    """Return the table of a condition; where figures cannot be compared, the order of rows is.
+    """Return the table of a condition; without a band, compares the order of the rows instead.
 
-    There is none before the runs of its first row are done.
+    Returns an empty text if no row has results.
     """
     theirs = {row["row"]: row for row in paper if row["condition"] == condition}
-    rows, kept, shown = [], [], []
+    rows, banded, pairs = [], [], []
     for name in ORDER:
         ours = results.values(condition, name, "accuracy_weighted")
         if not ours:
             continue
         cells = [NAMES.get(name, name.replace("lambda=", "λ = "))]
         if (condition, name) in compared:
-            kept.append(compared[condition, name])
-            cells += kept[-1].cells(3)
+            banded.append(compared[condition, name])
+            cells += banded[-1].cells(3)
         else:
-            said = f"{float(theirs[name]['mean']):.3f}" if name in theirs else "–"
-            cells += [said, measured(ours, 3), ""]
-            if name in theirs and name not in NAMES:  # those are some of the other rows
-                shown.append((float(theirs[name]["mean"]), statistics.mean(ours)))
+            mean = f"{float(theirs[name]['mean']):.3f}" if name in theirs else "–"
+            cells += [mean, measured(ours, 3), ""]
+            if name in theirs and name not in NAMES:  # the rows in NAMES repeat other rows
+                pairs.append((float(theirs[name]["mean"]), statistics.mean(ours)))
         unweighted = measured(results.values(condition, name, "accuracy"), 3)
         std = measured(results.values(condition, name, "accuracy_std"), 3)
         cells += [unweighted, f"{float(theirs[name]['std']):.2f}" if name in theirs else "–", std]
@@ -176,14 +176,14 @@ def table(
         return ""
     head = ["", "the paper", "ours", "difference", "ours, mean over devices"]
     head += ["std over devices, the paper", "ours"]
-    said = ""
-    if kept:
-        agree = sum(one.agrees for one in kept)
-        said = f": {agree} of {len(kept)} agree (within {kept[0].band})"
-    elif len(shown) > 2:
-        order = spearmanr(shown).statistic
-        said = f": rank correlation with the paper {order:.2f} ({len(shown)} rows)"
-    return f"## {condition}{said}\n\n" + markdown(head, rows)
+    verdict = ""
+    if banded:
+        agree = sum(comparison.agrees for comparison in banded)
+        verdict = f": {agree} of {len(banded)} agree (within {banded[0].band})"
+    elif len(pairs) > 2:
+        correlation = spearmanr(pairs).statistic
+        verdict = f": rank correlation with the paper {correlation:.2f} ({len(pairs)} rows)"
+    return f"## {condition}{verdict}\n\n" + markdown(head, rows)
 
 
 def write(name: str) -> None:
@@ -197,7 +197,7 @@ def write(name: str) -> None:
     text = text.format(runs=len(results.rows), hours=hours, **seeds)
     compared = comparisons(results, paper, BANDS[name])
     tables = (table(results, paper, compared, condition) for condition in results.conditions)
-    parts = [each for each in tables if each]
+    parts = [text for text in tables if text]
     (folder / "table.md").write_text(text + "\n" + "\n".join(parts) + notes(folder))
     print(f"{folder / 'table.md'}: {len(results.rows)} runs")
 

@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.grid import QUIET, Config, Fitted, Job, Rows, made, merged, shorter, work
+from experiments.grid import (
+    QUIET,
+    Config,
+    FitResult,
+    Job,
+    Rows,
+    merge_configs,
+    shorten,
+    spec,
+    work,
+)
 
 HERE = Path(__file__).parent
 NAMES = ("condition", "method", "seed")
@@ -26,51 +36,54 @@ METRICS = ("accuracy_weighted", "accuracy", "accuracy_std")
 MODELS = ("global", "personal")
 ALL = ["clean", "A1_20", "A1_50", "A1_80", "A2_20", "A2_50", "A2_80", "A3_10", "A3_20", "A3_50"]
 DITTO = "pl_fed.clients.Ditto"
-MEAN = made("pl_fed.aggregators.Mean")
+MEAN = spec("pl_fed.aggregators.Mean")
 DEFENCES: dict[str, Config] = {
-    "fair": {"aggregator": made("pl_fed.aggregators.Term", t=1.0)},
-    "median": {"aggregator": made("pl_fed.aggregators.Median")},
+    "fair": {"aggregator": spec("pl_fed.aggregators.Term", t=1.0)},
+    "median": {"aggregator": spec("pl_fed.aggregators.Median")},
     "Krum": {
-        "aggregator": made("pl_fed.aggregators.Krum", num_selected=1, without_neighbours="first")
+        "aggregator": spec("pl_fed.aggregators.Krum", num_selected=1, without_neighbours="first")
     },
     "multi-Krum": {
-        "aggregator": made("pl_fed.aggregators.Krum", num_selected=None, without_neighbours="first")
+        "aggregator": spec("pl_fed.aggregators.Krum", num_selected=None, without_neighbours="first")
     },
-    "clipping": {"aggregator": MEAN, "pre_aggregators": [made("pl_fed.aggregators.Clipping")]},
-    "k-norm": {"aggregator": made("pl_fed.aggregators.KNorm")},
-    "k-loss": {"aggregator": made("pl_fed.aggregators.KLoss")},
+    "clipping": {
+        "aggregator": MEAN,
+        "pre_aggregators": [spec("pl_fed.aggregators.Clipping")],
+    },
+    "k-norm": {"aggregator": spec("pl_fed.aggregators.KNorm")},
+    "k-loss": {"aggregator": spec("pl_fed.aggregators.KLoss")},
     **{
-        f"FedMGDA+, ε = {e:g}": {"aggregator": made("pl_fed.aggregators.FedMGDA", epsilon=e)}
+        f"FedMGDA+, ε = {e:g}": {"aggregator": spec("pl_fed.aggregators.FedMGDA", epsilon=e)}
         for e in (0.0, 0.1, 0.5, 1.0)
     },
 }
 UPLOADS = {
-    "A2": made("pl_fed.attacks.RandomUpdates"),
-    "A3": made("pl_fed.attacks.ModelReplacement"),
+    "A2": spec("pl_fed.attacks.RandomUpdates"),
+    "A3": spec("pl_fed.attacks.ModelReplacement"),
 }
-WEAK, STRONG = (0.1, 1.0, 2.0), (0.05, 0.1, 0.2)  # what clients choose λ from
-MIN_VALIDATION = 4  # samples that a client needs for that
+WEAK, STRONG = (0.1, 1.0, 2.0), (0.05, 0.1, 0.2)  # the clients' choices of λ
+MIN_VALIDATION = 4  # validation samples that a client needs to choose λ
 FASHION: dict[str, Any] = {
-    "net": made("pl_fed.models.DittoFashionCNN"),
-    "optimizer": made("torch.optim.SGD", lr=0.05),
+    "net": spec("pl_fed.models.DittoFashionCNN"),
+    "optimizer": spec("torch.optim.SGD", lr=0.05),
     "local_steps": 2,
 }
 VEHICLE: dict[str, Any] = {
-    "net": made("pl_fed.models.LinearSVM"),
-    "optimizer": made("torch.optim.SGD", lr=0.1, weight_decay=0.02),
-    "criterion": made("torch.nn.MultiMarginLoss", margin=2.0),
+    "net": spec("pl_fed.models.LinearSVM"),
+    "optimizer": spec("torch.optim.SGD", lr=0.1, weight_decay=0.02),
+    "criterion": spec("torch.nn.MultiMarginLoss", margin=2.0),
     "local_steps": 1,
 }
 
 
 def rounds(number: int) -> Config:
-    """Return the trainer's settings: clients are validated once, in the end."""
+    """Return settings of the trainer for a number of rounds, with one validation at the end."""
     return {"max_epochs": number, "check_val_every_n_epoch": number}
 
 
 FASHION_DATA: Config = {
-    "dataset": made("pl_fed.data.FashionMNIST"),
-    "partitioner": made(
+    "dataset": spec("pl_fed.data.FashionMNIST"),
+    "partitioner": spec(
         "pl_fed.partitioners.DittoFashion",
         classes_per_client=5,
         overlapping=True,
@@ -85,7 +98,7 @@ FASHION_DATA: Config = {
 }
 VEHICLE_TABLE: Config = {
     "data": {
-        "dataset": made("pl_fed.data.Vehicle"),
+        "dataset": spec("pl_fed.data.Vehicle"),
         "batch_size": 32,
         "val_fraction": 0.08,
         "test_fraction": 0.2,
@@ -94,7 +107,7 @@ VEHICLE_TABLE: Config = {
     "trainer": {**QUIET, **rounds(600)},
     "federation": {"engine": {"name": "stacked"}},
 }
-FIFTH = made("experiments.ditto.data.Share", dataset=made("pl_fed.data.FashionMNIST"), share=0.2)
+FIFTH = spec("experiments.ditto.data.Share", dataset=spec("pl_fed.data.FashionMNIST"), share=0.2)
 FASHION_SMALL: Config = {
     "data": {**FASHION_DATA, "dataset": FIFTH, "num_clients": CLIENTS["fashion_small"]},
     "trainer": {**QUIET, **rounds(1000)},
@@ -104,8 +117,9 @@ TABLES: dict[str, Config] = {
     "vehicle": VEHICLE_TABLE,
     "vehicle_rounded_down": VEHICLE_TABLE,
     "fashion_small": FASHION_SMALL,
-    "fashion_small_pixels": merged(
-        FASHION_SMALL, {"data": {"dataset": made("experiments.ditto.data.Pixels", dataset=FIFTH)}}
+    "fashion_small_pixels": merge_configs(
+        FASHION_SMALL,
+        {"data": {"dataset": spec("experiments.ditto.data.Pixels", dataset=FIFTH)}},
     ),
     "fashion": {
         "data": FASHION_DATA,
@@ -139,59 +153,59 @@ METHODS = {  # beside Ditto
 
 
 def byzantine(table: str, share: float) -> list[int]:
-    """Return which clients lie: those that the authors' code draws by its seed 1234567."""
+    """Return the Byzantine clients that the authors' code draws by its seed 1234567."""
     clients = CLIENTS[table]
     draw = np.random.RandomState(1234567)
     return sorted(draw.choice(clients, int(share * clients), replace=False).tolist())
 
 
 def attacked(table: str, condition: str) -> Config:
-    """Return what is federated under a condition: A1, A2 and A3 all poison labels."""
+    """Return the adversary of a condition as a config; A1, A2 and A3 all poison labels."""
     if condition == "clean":
         return {}
-    labels = made(
+    labels = spec(
         f"pl_fed.attacks.{'FlippedLabels' if table.startswith('vehicle') else 'RandomLabels'}"
     )
     kind, percent = condition.split("_")
     attack = labels
     if kind in UPLOADS:
-        attack = made("pl_fed.attacks.Combined", attacks=[labels, UPLOADS[kind]])
+        attack = spec("pl_fed.attacks.Combined", attacks=[labels, UPLOADS[kind]])
     share = int(percent) / 100
-    liars, expected = byzantine(table, share), round(share * COHORT)
+    ids, expected = byzantine(table, share), round(share * COHORT)
     if table == "vehicle_rounded_down":
-        expected = COHORT * len(liars) // CLIENTS[table]
-    return {"adversary": {"attack": attack, "ids": liars, "expected": expected}}
+        expected = COHORT * len(ids) // CLIENTS[table]
+    return {"adversary": {"attack": attack, "ids": ids, "expected": expected}}
 
 
 def is_strong(condition: str) -> bool:
-    """Return whether clients choose from small λ (Appendix D.2): A3, or more than half attack."""
+    """Return whether clients choose small λ (Appendix D.2): A3, or a Byzantine majority."""
     return condition.startswith("A3") or condition.endswith("80")
 
 
 def lams_of(condition: str) -> list[float]:
-    """Return all λ of which there are runs: the paper's, and those that clients choose from."""
+    """Return the λ of all runs: the paper's and the clients' choices."""
     return sorted({*WEAK, *choices_of(condition)})
 
 
 def choices_of(condition: str) -> tuple[float, ...]:
-    """Return the λ that clients choose from."""
+    """Return the clients' choices of λ."""
     return STRONG if is_strong(condition) else WEAK
 
 
 def fallback_of(condition: str) -> float:
-    """Return λ of clients that have too little data to choose by."""
+    """Return the λ of clients with too few validation samples for a choice."""
     return 0.1 if is_strong(condition) else 1.0
 
 
 def ditto(lam: float) -> str:
-    """Return the method that is Ditto with a λ."""
+    """Return the name of the method Ditto with a λ."""
     return f"Ditto, λ = {lam:g}"
 
 
 def methods(table: str, condition: str) -> list[str]:
     """Return the methods of a table under a condition."""
-    some = {"vehicle_rounded_down": [], "fashion_small_pixels": [1.0]}
-    lams = some.get(table, lams_of(condition))
+    exceptions = {"vehicle_rounded_down": [], "fashion_small_pixels": [1.0]}
+    lams = exceptions.get(table, lams_of(condition))
     return [*map(ditto, lams), *METHODS[table]]
 
 
@@ -199,45 +213,45 @@ def config(table: str, condition: str, method: str, seed: int) -> Config:
     """Return the config of a run."""
     common = VEHICLE if table.startswith("vehicle") else FASHION
     clients: dict[str, Config] = {
-        **{ditto(lam): made(DITTO, lam=lam, **common) for lam in lams_of(condition)},
-        "local": made("pl_fed.clients.Local", **common),
-        "MOCHA": made("pl_fed.clients.Mocha", **common),
-        "finetuning": made("pl_fed.clients.Finetuning", finetune_epochs=40, **common),
+        **{ditto(lam): spec(DITTO, lam=lam, **common) for lam in lams_of(condition)},
+        "local": spec("pl_fed.clients.Local", **common),
+        "MOCHA": spec("pl_fed.clients.Mocha", **common),
+        "finetuning": spec("pl_fed.clients.Finetuning", finetune_epochs=40, **common),
     }
     federation: Config = {
-        "sampler": made("pl_fed.samplers.BySize", cohort_size=COHORT),
+        "sampler": spec("pl_fed.samplers.BySize", cohort_size=COHORT),
         "aggregator": MEAN,
         "model_selection": None,
         "max_rejected": 1.0,
     }
-    return merged(
+    return merge_configs(
         TABLES[table],
         {"seed_everything": seed, "federation": federation},
-        {"model": clients.get(method, made("pl_fed.clients.FedAvg", **common))},
+        {"model": clients.get(method, spec("pl_fed.clients.FedAvg", **common))},
         {"federation": attacked(table, condition)},
         {"federation": DEFENCES.get(method, {})},
         {"trainer": {"limit_val_batches": 0} if method == "finetuning" else {}},
     )
 
 
-def rows_of(fitted: Fitted) -> Rows:
-    """Return the row that is kept of a run, and of Ditto those of its benign clients."""
+def rows_of(fitted: FitResult) -> Rows:
+    """Return the row of a run, and for Ditto the rows of its benign clients."""
     models = fitted.tested(MODELS)
-    row = {f"{m}_{n}": shorter(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
+    row = {f"{m}_{n}": shorten(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
     if not fitted.validation:
         return {"results.csv": [row]}
     for model in models:
         accuracy = fitted.validated(f"val/{model}/accuracy_weighted")
-        row[f"{model}_validation"] = shorter(accuracy)
+        row[f"{model}_validation"] = shorten(accuracy)
     if fitted.config["model"]["class_path"] != DITTO:
         return {"results.csv": [row]}
     clients = [
         {
             "client": tested["client"],
             "test_samples": tested["test_samples"],
-            "accuracy": shorter(tested["personal_accuracy"]),
+            "accuracy": shorten(tested["personal_accuracy"]),
             "val_samples": validated["val_samples"],
-            "val_loss": shorter(validated["personal_loss"]),
+            "val_loss": shorten(validated["personal_loss"]),
         }
         for tested, validated in zip(fitted.clients, fitted.validation, strict=True)
         if tested["byzantine"] == "0" and tested["test_samples"] != "0"
@@ -246,27 +260,27 @@ def rows_of(fitted: Fitted) -> Rows:
 
 
 def main() -> None:
-    """Run what is missing, and write tables and pictures."""
+    """Run the missing runs, and write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("table", choices=list(TABLES))
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--conditions", nargs="+", choices=ALL)
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--workers", type=int, default=2)
-    asked = parser.parse_args()
-    table = asked.table
-    conditions = asked.conditions or CONDITIONS[table]
-    known = {method for condition in conditions for method in methods(table, condition)}
-    if unknown := {*(asked.methods or ())} - known:
-        parser.error(f"expected --methods to be among {sorted(known)} but got {sorted(unknown)}")
+    options = parser.parse_args()
+    table = options.table
+    conditions = options.conditions or CONDITIONS[table]
+    choices = {method for condition in conditions for method in methods(table, condition)}
+    if unknown := {*(options.methods or ())} - choices:
+        parser.error(f"expected --methods to be among {sorted(choices)} but got {sorted(unknown)}")
     jobs = [
         Job((condition, method, str(seed)), config(table, condition, method, seed))
-        for seed in asked.seeds or SEEDS[table]
+        for seed in options.seeds or SEEDS[table]
         for condition in conditions
         for method in methods(table, condition)
-        if method in (asked.methods or known)
+        if method in (options.methods or choices)
     ]
-    work(jobs, HERE / table / "results.csv", NAMES, rows_of, asked.workers)
+    work(jobs, HERE / table / "results.csv", NAMES, rows_of, options.workers)
     importlib.import_module("experiments.ditto.report").write(table)
 
 

@@ -2,15 +2,15 @@
 
 PL_FED_DATA=../data python -m experiments.fashion_mnist.run
 
-100 clients with two classes each, MLP 784-128-64-10 (MOCHA: a linear model), 10 clients a round, 50
-rounds of one pass, minibatches of 10, CPU, one thread a process. Each run is ``python -m pl_fed
-fit`` with the shipped configs, hyperparameters and all: nothing is tuned here. FedBN is left out,
-as the net has no normalisation layers. Resumable: a run whose row is in results.csv is not run
-again. Writes results.csv and, from it, table.md and accuracy_spread.png; ``python -m
-experiments.summary`` then puts the shorter table into README.
+100 clients with two classes each, MLP 784-128-64-10 (MOCHA: a linear model), 10 clients per round,
+50 rounds of one pass, minibatches of 10, CPU, one thread per process. Each run is ``python -m
+pl_fed fit`` with the shipped configs and their hyperparameters; nothing is tuned here. FedBN is
+left out, because the net has no normalisation layers. Finished runs, with a row in results.csv, are
+not repeated. The script writes results.csv, then table.md and accuracy_spread.png from it. Then
+``python -m experiments.summary`` writes a shorter table into README.
 
-``--only FedAvg Ditto`` runs some algorithms, ``--seeds 0 1 2`` these seeds, ``--at-once 2`` so many
-runs at a time.
+``--only FedAvg Ditto`` selects algorithms, ``--seeds 0 1 2`` selects seeds, and ``--at-once 2`` is
+the number of parallel runs.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments.grid import Job, Row, Rows, each_once, read, write
+from experiments.grid import Job, Row, Rows, read, run_missing, write
 from experiments.tables import markdown
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ ROOT = HERE.parent.parent
 METRICS = ["accuracy", "accuracy_std", "accuracy_worst10", "class_std_mean"]
 MODELS = ("global", "personal", "hybrid")
 SETTINGS = {"clean": [], "20 % poisoned": ["label_poisoning"]}
-ALGORITHMS = {  # configs on top of each other, and what one setting asks to change in them
+ALGORITHMS = {  # layered configs, then command line arguments that change them
     "FedAvg": ["fedavg"],
     "FedProx": ["fedprox"],
     "SCAFFOLD": ["scaffold"],
@@ -67,9 +67,9 @@ ALGORITHMS = {  # configs on top of each other, and what one setting asks to cha
 
 
 def run(job: Job) -> Rows:
-    """Run one federation; return its row."""
+    """Run one federation and return its row."""
     algorithm, setting, seed = job.key
-    names = [each for each in ALGORITHMS[algorithm] if (ROOT / "configs" / f"{each}.yaml").exists()]
+    names = [name for name in ALGORITHMS[algorithm] if (ROOT / "configs" / f"{name}.yaml").exists()]
     changes = ALGORITHMS[algorithm][len(names) :]
     configs = ["fashion_mnist", *names, *SETTINGS[setting]]
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +91,7 @@ def run(job: Job) -> Rows:
 
 
 def found(rows: Iterable[Row], algorithm: str, setting: str, column: str) -> list[float]:
-    """Return a column's values of an algorithm in a setting, one for each seed."""
+    """Return a column's values of an algorithm in a setting, one per seed."""
     chosen = [r for r in rows if (r["algorithm"], r["setting"]) == (algorithm, setting)]
     return [float(row[column]) for row in chosen if row.get(column)]
 
@@ -113,7 +113,7 @@ def table(rows: list[Row]) -> str:
 
 
 def short_table(rows: list[Row]) -> str:
-    """Return all settings side by side, of one model: the personal one where there is one."""
+    """Return the table of all settings for one model: the personal model if there is one."""
     lines = []
     for algorithm in ALGORITHMS:
         own = any(found(rows, algorithm, one, "personal_accuracy") for one in SETTINGS)
@@ -140,7 +140,7 @@ def _cell(values: list[float]) -> str:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Draw accuracy against spread: personal models above, global ones of all others below."""
+    """Draw accuracy against spread: personal models above, else global models below."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -177,7 +177,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 def in_order(rows: list[Row]) -> list[Row]:
-    """Return them in a fixed order."""
+    """Return the rows in a fixed order."""
     settings, names = list(SETTINGS), list(ALGORITHMS)
 
     def place(row: Row) -> tuple[str, int, int]:
@@ -187,7 +187,7 @@ def in_order(rows: list[Row]) -> list[Row]:
 
 
 def main() -> None:
-    """Run what is missing, and write table and plot."""
+    """Run the missing runs, and write the table and the plot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
@@ -200,7 +200,7 @@ def main() -> None:
         for setting in SETTINGS
         for algorithm in asked.only
     ]
-    each_once(wanted, results, ("algorithm", "setting", "seed"), run, asked.at_once)
+    run_missing(wanted, results, ("algorithm", "setting", "seed"), run, asked.at_once)
     rows = in_order(read(results))
     write(results, rows)
     (HERE / "table.md").write_text(table(rows))

@@ -1,4 +1,4 @@
-"""Clients of two classes that have many more samples of one than of the other."""
+"""Data split: clients with two classes and many more samples of one than of the other."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from pl_fed.partitioners import Partitioner
 
 
 class Unbalanced(Partitioner):
-    """Give every client two classes, of which it has some times as many samples of one.
+    """Unbalanced partitioner: every client has two classes in the proportion ``ratio`` to 1.
 
-    Clients come in groups of as many as there are classes; in a group every class is the larger one
-    of one client, and the smaller one of another.
+    A group has as many clients as there are classes. In a group, every class is the larger class of
+    one client and the smaller class of another.
 
     Args:
-        ratio: Samples of the larger class for each of the smaller one, above 0.
+        ratio: Samples of a client's larger class per sample of its smaller class, above 0.
 
     Shape:
         labels: class ids [n]; the number of clients must be a multiple of that of classes.
@@ -25,8 +25,8 @@ class Unbalanced(Partitioner):
     def split(self, labels: Tensor, num_clients: int, generator: torch.Generator) -> list[Tensor]:
         """Return the samples of each client."""
         classes = labels.unique()
-        groups, rest = divmod(num_clients, len(classes))
-        if rest:
+        groups, remainder = divmod(num_clients, len(classes))
+        if remainder:
             raise ValueError(
                 f"Expected argument `num_clients` to be a multiple of the {len(classes)} classes"
                 f" but got {num_clients}."

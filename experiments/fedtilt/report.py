@@ -22,7 +22,7 @@ from experiments.fedtilt.run import (
     WHOLE,
     job,
 )
-from experiments.grid import Row, finished, grouped, key_of, read
+from experiments.grid import Row, finished_rows, group_rows, key_of, read
 from experiments.tables import Comparison, markdown, notes
 
 HERE = Path(__file__).parent
@@ -33,7 +33,7 @@ METRICS = {
     "class_std_mean": "μ_σ over classes",
     "class_std_std": "σ_σ over classes",
 }
-READINGS = {  # rows of the table: the paper's method, ours, and which of our models
+READINGS = {  # rows of the table → the paper's method, our method and our model
     "FedAvg, global w": ("FedAvg", "FedAvg", "global"),
     "FedAvg, w_n after 10 local passes": ("FedAvg", "FedAvg", "personal"),
     "Ditto": ("Ditto", "Ditto", "personal"),
@@ -44,7 +44,7 @@ TITLES["gaussian"] = "Table VII: Gaussian noise"
 
 
 class Results:
-    """Values over seeds."""
+    """Results of the runs, as values over seeds."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = list(rows)
@@ -52,30 +52,30 @@ class Results:
     def values(
         self, setting: str, method: str, column: str, split: str, arguments: str | None = None
     ) -> list[float]:
-        """Return a column's values in points, one for each seed; of the table's own arguments."""
+        """Return a column's values in %, one per seed, by default for the table's arguments."""
         arguments = arguments or job(setting, split, method, 0).key[3]
-        asked = (setting, method, split, arguments)
+        run = (setting, method, split, arguments)
         names = ("setting", "method", "split", "arguments")
         return [
             100 * float(row[column])
             for row in self.rows
-            if key_of(row, names) == asked and row.get(column)
+            if key_of(row, names) == run and row.get(column)
         ]
 
 
 def published() -> list[Row]:
-    """Return the paper's rows of what is run."""
+    """Return the paper's rows for the settings that are run."""
     ours = {*SETTINGS, *CIFAR10_SETTINGS}
     return [row for row in read(HERE / "paper.csv") if row["setting"] in ours]
 
 
 def figures() -> dict[tuple[str, str], dict[str, Comparison]]:
-    """Return what can be compared of the committed runs."""
-    return comparisons(Results(finished(HERE / "results.csv")), WHOLE)
+    """Return the comparisons of the committed runs, by setting and reading."""
+    return comparisons(Results(finished_rows(HERE / "results.csv")), WHOLE)
 
 
 def comparisons(results: Results, split: str) -> dict[tuple[str, str], dict[str, Comparison]]:
-    """Return, by setting and reading, what can be compared: by figure."""
+    """Return the comparisons with the paper by setting and reading, then by figure."""
     theirs = {(row["setting"], row["method"]): row for row in published()}
     found: dict[tuple[str, str], dict[str, Comparison]] = {}
     for setting in dict.fromkeys(setting for setting, _ in theirs):
@@ -91,10 +91,10 @@ def comparisons(results: Results, split: str) -> dict[tuple[str, str], dict[str,
 def table(
     compared: Mapping[tuple[str, str], Mapping[str, Comparison]], condition: str, more: str = ""
 ) -> str:
-    """Return a table of a condition; ``more`` is added to its title."""
+    """Return the table of a condition; ``more`` is appended to its title."""
     rows = [
-        [f"{setting.split('/')[0]}, {name}", *(cell for m in METRICS for cell in each[m].cells(2))]
-        for (setting, name), each in compared.items()
+        [f"{setting.split('/')[0]}, {name}", *(cell for m in METRICS for cell in row[m].cells(2))]
+        for (setting, name), row in compared.items()
         if setting.endswith(condition)
     ]
     head = [""] + [cell for metric in METRICS.values() for cell in (metric, "ours", "difference")]
@@ -102,9 +102,9 @@ def table(
 
 
 def orders(results: Results) -> str:
-    """Return who is best in what, in the paper and here."""
+    """Return the table of the methods' ranking by each figure, in the paper and in our runs."""
     rows = []
-    for (setting,), own in grouped(published(), "setting"):
+    for (setting,), own in group_rows(published(), "setting"):
         theirs = {row["method"]: row for row in own}
         for metric, title in METRICS.items():
             sign = -1 if metric == "accuracy" else 1
@@ -124,7 +124,7 @@ def orders(results: Results) -> str:
 
 
 def draw_sweep(results: Results, path: Path) -> None:
-    """Draw accuracy and the three spreads over τ and λ, of the first seed."""
+    """Draw accuracy and the three spreads over τ and λ, for the first seed."""
     first = Results(row for row in results.rows if row["seed"] == str(SEEDS[0]))
     figure = Figure(figsize=(15, 3.4 * len(SWEPT)), layout="constrained")
     panels = figure.subplots(len(SWEPT), len(METRICS), squeeze=False)
@@ -142,27 +142,27 @@ def draw_sweep(results: Results, path: Path) -> None:
             for i, j in itertools.product(range(len(lams)), range(len(taus))):
                 *colour, _ = image.cmap(image.norm(grid[i][j]))
                 ink = "white" if statistics.mean(colour) < 0.5 else "black"
-                said = f"{grid[i][j]:.2f}"
-                axes.text(j, i, said, ha="center", va="center", fontsize=8, color=ink)
+                text = f"{grid[i][j]:.2f}"
+                axes.text(j, i, text, ha="center", va="center", fontsize=8, color=ink)
             axes.set_xticks(range(len(taus)), [f"{t:g}" for t in taus])
-            axes.set_yticks(range(len(lams)), [f"{each:g}" for each in lams])
+            axes.set_yticks(range(len(lams)), [f"{lam:g}" for lam in lams])
             axes.set(xlabel="τ", ylabel="λ", title=f"{setting}: {title}")
     figure.savefig(path, dpi=120)
 
 
-def chosen() -> str:
-    """Say by what Ditto's λ was chosen."""
-    said = [
+def describe_selection() -> str:
+    """Return the validation accuracies that decided the choice of Ditto's λ."""
+    texts = [
         f"{setting.split('/')[0]}: "
         + ", ".join(f"{float(row['personal_validation']):.4f}" for row in rows)
-        for (setting,), rows in grouped(finished(HERE / "select.csv"), "setting")
+        for (setting,), rows in group_rows(finished_rows(HERE / "select.csv"), "setting")
     ]
-    return "; ".join(said)
+    return "; ".join(texts)
 
 
 def write(folder: Path = HERE) -> None:
     """Write tables.md and the pictures."""
-    results = Results(finished(folder / "results.csv"))
+    results = Results(finished_rows(folder / "results.csv"))
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600
     head = (
         (HERE / "head.md")
@@ -171,15 +171,15 @@ def write(folder: Path = HERE) -> None:
             runs=len(results.rows),
             hours=hours,
             lam=DITTO_LAM,
-            chosen=chosen(),
+            chosen=describe_selection(),
             band=BAND,
         )
     )
     parts = [table(comparisons(results, WHOLE), condition) for condition in TITLES]
     others = [split for split in SPLITS if split != WHOLE]
     parts += [table(comparisons(results, split), "clean", f": {split}") for split in others]
-    swept = {(r["setting"], r["arguments"]) for r in results.rows if r["method"] == "FedTilt"}
-    if all(len([each for each in swept if each[0] == setting]) > 1 for setting in SWEPT):
+    runs = {(r["setting"], r["arguments"]) for r in results.rows if r["method"] == "FedTilt"}
+    if all(len([run for run in runs if run[0] == setting]) > 1 for setting in SWEPT):
         draw_sweep(results, folder / "tilts.png")
     (folder / "tables.md").write_text(
         head + "\n".join([*filter(None, parts), orders(results)]) + notes(HERE)

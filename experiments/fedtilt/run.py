@@ -14,28 +14,38 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import QUIET, Config, Fitted, Job, Rows, made, merged, shorter, work
-from experiments.make_cifar10_npz import MADE, made_of
+from experiments.grid import (
+    QUIET,
+    Config,
+    FitResult,
+    Job,
+    Rows,
+    merge_configs,
+    shorten,
+    spec,
+    work,
+)
+from experiments.make_cifar10_npz import OUTPUT, write_if_missing
 from pl_fed.data.folders import data_root
 
 HERE = Path(__file__).parent
 SEEDS = (0, 1)
-SGD = made("torch.optim.SGD", lr=0.01)
-MLP = made("pl_fed.models.MLP", in_features=784, hidden=[300, 100], num_classes=10)
+SGD = spec("torch.optim.SGD", lr=0.01)
+MLP = spec("pl_fed.models.MLP", in_features=784, hidden=[300, 100], num_classes=10)
 DATASETS = {
-    "mnist": {"dataset": made("pl_fed.data.MNIST")},
-    "fmnist": {"dataset": made("pl_fed.data.FashionMNIST")},
-    "cifar10": {"dataset": made("pl_fed.data.Npz", path=str(MADE))},
+    "mnist": {"dataset": spec("pl_fed.data.MNIST")},
+    "fmnist": {"dataset": spec("pl_fed.data.FashionMNIST")},
+    "cifar10": {"dataset": spec("pl_fed.data.Npz", path=str(OUTPUT))},
 }
-NETS = {"mnist": MLP, "fmnist": MLP, "cifar10": made("pl_fed.models.FedTiltCNN")}
+NETS = {"mnist": MLP, "fmnist": MLP, "cifar10": spec("pl_fed.models.FedTiltCNN")}
 GREY = ("mnist", "fmnist")
 CONDITIONS: dict[str, Config] = {
     "clean": {},
     "corruption": {
-        "adversary": {"corruption": made("pl_fed.attacks.Outliers", samples=0.3, pixels=0.3)}
+        "adversary": {"corruption": spec("pl_fed.attacks.Outliers", samples=0.3, pixels=0.3)}
     },
     "gaussian": {
-        "adversary": {"corruption": made("pl_fed.attacks.GaussianNoise", samples=0.3, std=1.0)}
+        "adversary": {"corruption": spec("pl_fed.attacks.GaussianNoise", samples=0.3, std=1.0)}
     },
 }
 TILTS = {  # the paper's λ and τ
@@ -49,18 +59,18 @@ WHOLE = "whole classes"
 OWN: Config = {"split": "own", "val_fraction": 0.0, "test_fraction": 0.2}
 SPLITS: dict[str, Config] = {
     WHOLE: {
-        "partitioner": made(
+        "partitioner": spec(
             "pl_fed.partitioners.Shards", classes_per_client=2, whole_test_classes=True
         ),
         "split": "official",
         "val_fraction": 0.0,
     },
     "own 20 %": {
-        "partitioner": made("pl_fed.partitioners.Shards", classes_per_client=2),
+        "partitioner": spec("pl_fed.partitioners.Shards", classes_per_client=2),
         **OWN,
     },
     "own 20 %, ten to one": {
-        "partitioner": made("experiments.fedtilt.data.Unbalanced", ratio=10.0),
+        "partitioner": spec("experiments.fedtilt.data.Unbalanced", ratio=10.0),
         **OWN,
     },
 }
@@ -76,7 +86,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 COMMON: Config = {
     "data": {"num_clients": 100, "batch_size": 10, "normalize": "channel"},
     "federation": {
-        "sampler": made("pl_fed.samplers.Uniform", cohort_size=10),
+        "sampler": spec("pl_fed.samplers.Uniform", cohort_size=10),
         "model_selection": None,
         "engine": {"name": "one_by_one_compiled"},
     },
@@ -91,42 +101,42 @@ METRICS = ("accuracy", "accuracy_std", "class_std_mean", "class_std_std", "accur
 
 
 def job(setting: str, split: str, method: str, seed: int, **arguments: Any) -> Job:
-    """Return a run; ``arguments`` are the method's own, and FedTilt's tilts by default."""
+    """Return a job; ``arguments`` are the method's, by default FedTilt's tilts."""
     data, condition = setting.split("/")
     path, own = METHODS[method]
     if method == "FedTilt":
         own = {**own, **dict(zip(("lam", "tau"), TILTS[data][condition]))}
     own = {**own, **arguments}
-    model = made(path, local_epochs=10, optimizer=SGD, net=NETS[data], **own)
-    config = merged(
+    model = spec(path, local_epochs=10, optimizer=SGD, net=NETS[data], **own)
+    config = merge_configs(
         COMMON,
         {"seed_everything": seed, "model": model, "data": DATASETS[data]},
         {"data": SPLITS[split], "federation": CONDITIONS[condition]},
     )
-    said = " ".join(f"{name}={value:g}" for name, value in own.items())
-    return Job((setting, split, method, said, str(seed)), config)
+    text = " ".join(f"{name}={value:g}" for name, value in own.items())
+    return Job((setting, split, method, text, str(seed)), config)
 
 
-def rows_of(fitted: Fitted) -> Rows:
-    """Return the row that is kept of a run."""
+def rows_of(fitted: FitResult) -> Rows:
+    """Return the row of a run."""
     models = fitted.tested(("global", "personal"))
-    row = {f"{m}_{n}": shorter(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
+    row = {f"{m}_{n}": shorten(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
     return {"results.csv": [row]}
 
 
-def validated(fitted: Fitted) -> Rows:
-    """Return the accuracy on validation data at the end."""
-    accuracy = shorter(fitted.validated("val/personal/accuracy"))
+def validation_rows_of(fitted: FitResult) -> Rows:
+    """Return the row of a run with the last accuracy on validation data."""
+    accuracy = shorten(fitted.validated("val/personal/accuracy"))
     return {"select.csv": [{"personal_validation": accuracy}]}
 
 
 def table_jobs(seeds: Iterable[int], settings: Iterable[str] = SETTINGS) -> list[Job]:
-    """Return the runs of the tables."""
+    """Return the jobs of the tables."""
     return [job(s, WHOLE, m, seed) for seed in seeds for s in settings for m in METHODS]
 
 
 def split_jobs(seeds: Iterable[int]) -> list[Job]:
-    """Return runs on clean data that are shared out and tested in other ways."""
+    """Return jobs on clean data with other data splits and test sets."""
     return [
         job(f"{data}/clean", split, method, seed)
         for seed in seeds
@@ -138,7 +148,7 @@ def split_jobs(seeds: Iterable[int]) -> list[Job]:
 
 
 def sweep_jobs(seeds: Iterable[int]) -> list[Job]:
-    """Return FedTilt's runs over τ and λ."""
+    """Return FedTilt's jobs over τ and λ."""
     tilts = list(itertools.product(SWEEP["lam"], SWEEP["tau"]))
     return [
         job(setting, WHOLE, "FedTilt", seed, lam=lam, tau=tau)
@@ -149,7 +159,7 @@ def sweep_jobs(seeds: Iterable[int]) -> list[Job]:
 
 
 def select_jobs(seeds: Iterable[int]) -> list[Job]:
-    """Return Ditto's runs with a tenth of the training data for validation."""
+    """Return Ditto's jobs with a tenth of the training data for validation."""
     jobs = []
     change: Config = {"data": {"val_fraction": 0.1}}
     change["trainer"] = {"limit_val_batches": 1.0, "check_val_every_n_epoch": 50}
@@ -157,31 +167,31 @@ def select_jobs(seeds: Iterable[int]) -> list[Job]:
         for data in GREY:
             for lam in LAMS:
                 one = job(f"{data}/clean", WHOLE, "Ditto", seed, lam=lam)
-                jobs.append(Job(one.key, merged(one.config, change)))
+                jobs.append(Job(one.key, merge_configs(one.config, change)))
     return jobs
 
 
 def main() -> None:
-    """Run what is missing, and write tables and pictures."""
+    """Run the missing runs, and write tables and pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    what = ["table", "cifar10", "select", "sweep", "split"]
-    parser.add_argument("what", nargs="?", default="table", choices=what)
+    parts = ["table", "cifar10", "select", "sweep", "split"]
+    parser.add_argument("part", nargs="?", default="table", choices=parts)
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--workers", type=int, default=2)
-    asked = parser.parse_args()
-    seeds = asked.seeds or (SEEDS if asked.what == "table" else SEEDS[:1])
-    if asked.what == "select":
-        work(select_jobs(seeds), HERE / "select.csv", NAMES, validated, asked.workers)
+    options = parser.parse_args()
+    seeds = options.seeds or (SEEDS if options.part == "table" else SEEDS[:1])
+    if options.part == "select":
+        work(select_jobs(seeds), HERE / "select.csv", NAMES, validation_rows_of, options.workers)
         return
-    if asked.what == "cifar10":
-        made_of(data_root(None))
+    if options.part == "cifar10":
+        write_if_missing(data_root(None))
     jobs = {
         "table": table_jobs(seeds),
         "cifar10": table_jobs(seeds, CIFAR10_SETTINGS),
         "sweep": sweep_jobs(seeds),
         "split": split_jobs(seeds),
-    }[asked.what]
-    work(jobs, HERE / "results.csv", NAMES, rows_of, asked.workers)
+    }[options.part]
+    work(jobs, HERE / "results.csv", NAMES, rows_of, options.workers)
     importlib.import_module("experiments.fedtilt.report").write()
 
 

@@ -2,16 +2,16 @@
 
 python experiments/fedtilt_toy/toy.py
 
-Federated logistic regression on points of Gaussian distributions; both clients in each round, and
-q = 0. Writes table.md and boundaries.png beside this file; a minute on one CPU core.
+Federated logistic regression on points of Gaussian distributions, with both clients in each round
+and q = 0. Writes table.md and boundaries.png beside this file in a minute on one CPU core.
 
-The paper gives the distributions, the numbers of samples and some of the tilts. What it leaves out
-is chosen here: 50 rounds of one local epoch, minibatches of 10, learning rate 0.1, mu 0.01, zero
-weights at the start; tau = 100 in the third experiment, lam = 1 in the second. As 20 to 30 test
-samples tell little, accuracies are also taken on 10,000 new points of each class. The third
-experiment's outliers, noise of deviation 0.15 on points of deviation 1, can hardly be told from the
-others: noise of deviation 5 is tried too. How much outliers matter is the share of those points of
-a class that are classified otherwise when they are there, the worse class counting.
+The paper gives the distributions, the numbers of samples and some of the tilts. Our choices for the
+rest are: 50 rounds of one local epoch, minibatches of 10, learning rate 0.1, mu 0.01, zero initial
+weights, tau = 100 in the third experiment and lam = 1 in the second. The paper's 20 to 30 test
+samples say little, so accuracies are also measured on 10,000 new points of each class. The third
+experiment's outliers have noise of deviation 0.15 on points of deviation 1, and hardly differ from
+other points; noise of deviation 5 is also tried. The effect of outliers is the share of a class's
+points that they classify otherwise, for the class with the larger share.
 """
 
 import logging
@@ -51,7 +51,7 @@ class Toy(DataSource):
 
     Args:
         experiment: 1, 2 or 3.
-        noise: Standard deviation of what is added to a tenth of class 1, for training.
+        noise: Standard deviation of the noise on a tenth of class 1's training points.
         seed: Seed of the draws.
     """
 
@@ -59,7 +59,7 @@ class Toy(DataSource):
         self.experiment, self.noise, self.seed = experiment, noise, seed
 
     def load(self) -> Arrays:
-        """Draw the points: the same, but for the noise, whatever the noise is."""
+        """Draw the points; they differ only in the noise between values of ``noise``."""
         draw = torch.Generator().manual_seed(self.seed)
         pieces, rows = [], []
         for client, distributions in enumerate(CENTRES[self.experiment]):
@@ -83,14 +83,14 @@ def points(distribution: tuple[float, float, float], n: int, draw: torch.Generat
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run led to.
+    """Outcome of a run.
 
     Attributes:
         boundaries: For each client (a, b, c) of its boundary a x + b y = c, a² + b² = 1; class 2 is
             where the left side is larger, [clients, 3].
-        accuracy: Over each client's test samples, [clients].
-        by_class: The same over each class, [clients, classes].
-        decisions: Which class the points of ``many`` get, [clients, classes, points].
+        accuracy: Accuracy on each client's test samples, [clients].
+        by_class: Accuracy on the test samples of each class, [clients, classes].
+        decisions: Predicted classes of the points of ``many``, [clients, classes, points].
     """
 
     boundaries: Tensor

@@ -16,29 +16,29 @@ from matplotlib.lines import Line2D
 from experiments.flame.run import HERE, METHODS, config
 from experiments.grid import (
     Config,
-    Fitted,
+    FitResult,
     Job,
     Row,
     Rows,
-    finished,
-    grouped,
-    made,
-    merged,
+    finished_rows,
+    group_rows,
+    merge_configs,
     read,
-    shorter,
+    shorten,
+    spec,
     work,
 )
 from experiments.tables import COLOURS, MARKERS
 
 ATTACKS: dict[str, Config] = {  # as in the paper: variance 0.1
-    "label poisoning": made("pl_fed.attacks.RandomLabels", redraw="access"),
-    "same value": made("pl_fed.attacks.SameValue"),
-    "sign flipping": made("pl_fed.attacks.SignFlipping", factor=None, of="model"),
-    "Gaussian": made("pl_fed.attacks.RandomUpdates", std=0.1**0.5, on="model"),
+    "label poisoning": spec("pl_fed.attacks.RandomLabels", redraw="access"),
+    "same value": spec("pl_fed.attacks.SameValue"),
+    "sign flipping": spec("pl_fed.attacks.SignFlipping", factor=None, of="model"),
+    "Gaussian": spec("pl_fed.attacks.RandomUpdates", std=0.1**0.5, on="model"),
 }
 FRACTIONS = (0.0, 0.2, 0.5, 0.8)
 SETTING, CLIENTS = "fmnist/hybrid_q2_dir0.5", 50
-KRUM = made("pl_fed.aggregators.Krum", num_selected=5, squared=False, without_neighbours="first")
+KRUM = spec("pl_fed.aggregators.Krum", num_selected=5, squared=False, without_neighbours="first")
 ROBUST: dict[str, dict[str, Any]] = {  # ρ = λ / m, where FLAME's u is its θ
     "FLAME": {"rho": 1 / CLIENTS},
     "pFedMe": {},
@@ -63,7 +63,7 @@ STYLES = {"personal": "-", "global": "--", "hybrid": ":"}
 
 
 def attack_jobs(seeds: Iterable[int]) -> list[Job]:
-    """Return the runs of Figures 4 to 7; without attackers all attacks are one."""
+    """Return the jobs of Figures 4 to 7; without attackers, one job stands for all attacks."""
     jobs = []
     for seed in seeds:
         for fraction in FRACTIONS:
@@ -79,15 +79,15 @@ def attack_jobs(seeds: Iterable[int]) -> list[Job]:
                     if krum:
                         init = dict(kept["model"]["init_args"])
                         init.pop("lam")
-                        kept["model"] = made("pl_fed.clients.FedAvg", **init)
-                        change = merged(change, {"federation": {"aggregator": KRUM}})
+                        kept["model"] = spec("pl_fed.clients.FedAvg", **init)
+                        change = merge_configs(change, {"federation": {"aggregator": KRUM}})
                     key = (name, f"{fraction:g}", method, str(seed))
-                    jobs.append(Job(key, merged(kept, change)))
+                    jobs.append(Job(key, merge_configs(kept, change)))
     return jobs
 
 
 def parameter_jobs(seeds: Iterable[int]) -> list[Job]:
-    """Return the runs of Figures 9 to 12."""
+    """Return the jobs of Figures 9 to 12."""
     jobs = []
     for seed in seeds:
         for figure, lines in PARAMETERS.items():
@@ -98,49 +98,49 @@ def parameter_jobs(seeds: Iterable[int]) -> list[Job]:
                 change: Config = {"trainer": {"max_epochs": ROUNDS, "check_val_every_n_epoch": 1}}
                 if s:
                     change["data"] = {"num_clients": 100}
-                    sampler = made("pl_fed.samplers.Uniform", cohort_size=s)
+                    sampler = spec("pl_fed.samplers.Uniform", cohort_size=s)
                     change["federation"] = {"sampler": sampler}
-                jobs.append(Job((figure, name, str(seed)), merged(kept, change)))
+                jobs.append(Job((figure, name, str(seed)), merge_configs(kept, change)))
     return jobs
 
 
-def attack_rows(fitted: Fitted) -> Rows:
-    """Return accuracies at the end."""
+def attack_rows(fitted: FitResult) -> Rows:
+    """Return the row of a run with its final accuracies."""
     names = fitted.tested(("global", "personal", "hybrid"))
-    row = {f"{model}_accuracy": shorter(fitted.last[f"test/{model}/accuracy"]) for model in names}
+    row = {f"{model}_accuracy": shorten(fitted.last[f"test/{model}/accuracy"]) for model in names}
     return {"attacks.csv": [row]}
 
 
-def parameter_rows(fitted: Fitted) -> Rows:
-    """Return the losses of each round."""
+def parameter_rows(fitted: FitResult) -> Rows:
+    """Return the rows of a run with its losses in each round."""
     rows = [
         {
-            "round": each["round"],
-            "train_loss": shorter(each["train/loss"]) if each["train/loss"] else "",
-            **{f"{m}_loss": shorter(each[f"val/{m}/loss"]) for m in ("global", "personal")},
+            "round": validation["round"],
+            "train_loss": shorten(validation["train/loss"]) if validation["train/loss"] else "",
+            **{f"{m}_loss": shorten(validation[f"val/{m}/loss"]) for m in ("global", "personal")},
         }
-        for each in fitted.rounds
-        if each.get("val/personal/loss")
+        for validation in fitted.rounds
+        if validation.get("val/personal/loss")
     ]
-    last = {f"{m}_loss": shorter(fitted.last[f"test/{m}/loss"]) for m in ("global", "personal")}
+    last = {f"{m}_loss": shorten(fitted.last[f"test/{m}/loss"]) for m in ("global", "personal")}
     return {"parameter_curves.csv": rows, "parameters.csv": [last]}
 
 
 def draw_attacks(rows: list[Row], path: Path) -> None:
-    """Draw accuracy against the share of malicious clients."""
+    """Draw accuracy against the fraction of Byzantine clients."""
     figure = Figure(figsize=(4.2 * len(ATTACKS), 4.4), layout="constrained")
     panels = figure.subplots(1, len(ATTACKS), sharey=True)
     for axes, attack in zip(panels, ATTACKS):
         kept = [row for row in rows if row["attack"] in (attack, "none")]
-        for (method,), own in grouped(kept, "method"):
+        for (method,), own in group_rows(kept, "method"):
             number = [*METHODS, "multi-Krum"].index(method)
             for model, line in STYLES.items():
                 if model == "hybrid" and method != "FLAME":
                     continue
                 points = [
-                    (float(f), statistics.mean(float(r[f"{model}_accuracy"]) for r in each))
-                    for (f,), each in grouped(own, "fraction")
-                    if each[0].get(f"{model}_accuracy")
+                    (float(f), statistics.mean(float(r[f"{model}_accuracy"]) for r in group))
+                    for (f,), group in group_rows(own, "fraction")
+                    if group[0].get(f"{model}_accuracy")
                 ]
                 if points:
                     axes.plot(
@@ -163,11 +163,11 @@ def draw_parameters(rows: list[Row], path: Path) -> None:
     panels = figure.subplots(1, len(PARAMETERS), sharey=True)
     for axes, name in zip(panels, PARAMETERS):
         kept = [row for row in rows if row["figure"] == name]
-        for number, ((line,), own) in enumerate(grouped(kept, "line")):
+        for number, ((line,), own) in enumerate(group_rows(kept, "line")):
             for model, style in (("personal", "-"), ("global", "--")):
                 points = [
-                    (int(r) + 1, statistics.mean(float(row[f"{model}_loss"]) for row in each))
-                    for (r,), each in grouped(own, "round")
+                    (int(r) + 1, statistics.mean(float(row[f"{model}_loss"]) for row in group))
+                    for (r,), group in group_rows(own, "round")
                 ]
                 color = COLOURS[(0, 5, 4)[number]]
                 label = line if model == "personal" else None
@@ -180,25 +180,25 @@ def draw_parameters(rows: list[Row], path: Path) -> None:
 
 
 def draw(folder: Path = HERE) -> None:
-    """Draw what there is."""
-    if rows := finished(folder / "attacks.csv"):
+    """Draw the pictures of the finished runs."""
+    if rows := finished_rows(folder / "attacks.csv"):
         draw_attacks(rows, folder / "attacks.png")
     if rows := read(folder / "parameter_curves.csv"):
         draw_parameters(rows, folder / "parameters.png")
 
 
 def main() -> None:
-    """Run what is missing, and draw the pictures."""
+    """Run the missing runs, and draw the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("what", choices=["attacks", "parameters"])
+    parser.add_argument("part", choices=["attacks", "parameters"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--workers", type=int, default=2)
-    asked = parser.parse_args()
-    if asked.what == "attacks":
+    options = parser.parse_args()
+    if options.part == "attacks":
         names, rows_of, jobs = ("attack", "fraction", "method", "seed"), attack_rows, attack_jobs
     else:
         names, rows_of, jobs = ("figure", "line", "seed"), parameter_rows, parameter_jobs
-    work(jobs(asked.seeds), HERE / f"{asked.what}.csv", names, rows_of, asked.workers)
+    work(jobs(options.seeds), HERE / f"{options.part}.csv", names, rows_of, options.workers)
     draw()
 
 

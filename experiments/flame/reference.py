@@ -1,4 +1,4 @@
-"""Ditto as the code of FLAME's authors runs it for their Table III."""
+"""Ditto in the variant of the FLAME authors' code, for their Table III."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from pl_fed.types import Batch
 
 
 class UnsynchronizedDitto(Pulled):
-    """Not Ditto: the clients' copies of the global model are never set to what the server sends.
+    """Unsynchronized Ditto: clients never replace their copy of the global model by the broadcast.
 
-    Each begins at the common start, takes one step on one minibatch in a round, and goes on from
-    there in the next. What is sent is that copy, so that w is the mean of models that were trained
-    alone. The personal model is pulled to w, by a pass over all data.
+    This differs from Ditto. Each client's copy starts from the common initial model and takes one
+    step on one minibatch per round. The client uploads its copy, so w is the mean of models that
+    were trained separately. The personal model is trained for one pass, with the pull towards w.
 
     Args:
-        net: See :class:`pl_fed.clients.Client`.
+        net: The net: see :class:`pl_fed.clients.Client`.
         lam: λ, the strength of the pull.
-        global_lr: The learning rate of the copies.
-        **kwargs: See :class:`pl_fed.clients.Client`.
+        global_lr: Learning rate of the copies.
+        **kwargs: Further arguments of :class:`pl_fed.clients.Client`.
     """
 
     def __init__(
@@ -37,5 +37,5 @@ class UnsynchronizedDitto(Pulled):
         return self.pulled_loss(batch, {"personal": self.lam}) + alone
 
     def end_round(self, client: ClientRound) -> Tensor:
-        """Send the copy."""
+        """Return the upload: the copy minus the broadcast."""
         return client.models["personal_alone"].parameters - client.broadcast.parameters

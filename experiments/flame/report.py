@@ -1,4 +1,4 @@
-"""Table III and its pictures, from the runs' rows.
+"""Report of FLAME's Table III and its pictures, from the rows of the runs.
 
 python -m experiments.flame.report
 """
@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.flame.run import METHODS
-from experiments.grid import Row, finished, grouped, read
+from experiments.grid import Row, finished_rows, group_rows, read
 from experiments.tables import COLOURS, MARKERS, Comparison, markdown, measured, notes
 
 HERE = Path(__file__).parent
-COLUMNS = {  # of the paper, and where ours is: method and column
+COLUMNS = {  # the paper's columns → our method and column
     "FLAME HM": ("FLAME", "hybrid_by_test_accuracy"),
     "FLAME PM": ("FLAME", "personal_accuracy"),
     "FLAME GM": ("FLAME", "lagged_global_accuracy"),
@@ -25,7 +25,7 @@ COLUMNS = {  # of the paper, and where ours is: method and column
     "Ditto PM": ("Ditto, as coded", "personal_accuracy"),
     "Ditto GM": ("Ditto, as coded", "global_accuracy"),
 }
-EXTRA = {  # what the paper lacks
+EXTRA = {  # columns that the paper lacks
     "FLAME HM by validation": ("FLAME", "hybrid_accuracy"),
     "FLAME GM of the last round": ("FLAME", "global_accuracy"),
     "pFedMe, step 1, PM": ("pFedMe, step 1", "personal_accuracy"),
@@ -33,12 +33,12 @@ EXTRA = {  # what the paper lacks
     "Ditto PM": ("Ditto", "personal_accuracy"),
     "Ditto GM": ("Ditto", "global_accuracy"),
 }
-SAME = "pFedMe, step 1"  # as FLAME: drawn so that both are seen
+SAME = "pFedMe, step 1"  # has FLAME's values, so it is drawn larger to be visible
 GLOBAL_BAND, STDS = 0.03, 2.0  # personal and hybrid models: twice the paper's std over its runs
 
 
 class Results:
-    """Values over seeds, by setting, method and column."""
+    """Results of the runs, as values over seeds by setting, method and column."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = list(rows)
@@ -47,17 +47,17 @@ class Results:
             self._by[row["setting"], row["method"]].append(row)
 
     def values(self, setting: str, method: str, column: str) -> list[float]:
-        """Return a column's values, one for each seed."""
+        """Return a column's values, one per seed."""
         return [float(r[column]) for r in self._by[setting, method] if r.get(column)]
 
 
 def figures() -> dict[str, dict[str, Comparison]]:
-    """Return what can be compared of the committed runs."""
-    return comparisons(Results(finished(HERE / "results.csv")), read(HERE / "paper.csv"))
+    """Return the comparisons of the committed runs."""
+    return comparisons(Results(finished_rows(HERE / "results.csv")), read(HERE / "paper.csv"))
 
 
 def comparisons(results: Results, paper: Iterable[Row]) -> dict[str, dict[str, Comparison]]:
-    """Return, by setting and the paper's column, what can be compared."""
+    """Return the comparisons with the paper by setting, then by the paper's column."""
     found: dict[str, dict[str, Comparison]] = {}
     for row in paper:
         ours = results.values(row["setting"], *COLUMNS[row["column"]])
@@ -77,18 +77,21 @@ def tables(results: Results, compared: Mapping[str, Mapping[str, Comparison]]) -
         head = ["setting"]
         for name in names:
             head += [f"{name}, paper", "ours", "difference"]
-        whole = {s: columns for s, columns in compared.items() if columns.keys() >= {*names}}
-        if not whole:
+        complete = {s: columns for s, columns in compared.items() if columns.keys() >= {*names}}
+        if not complete:
             continue
-        kept = [columns[name] for columns in whole.values() for name in names]
+        verdicts = [columns[name].agrees for columns in complete.values() for name in names]
         rows = [
-            [s, *(c for n in names for c in columns[n].cells())] for s, columns in whole.items()
+            [s, *(c for n in names for c in columns[n].cells())] for s, columns in complete.items()
         ]
         title += ", as coded" if title == "Ditto" else ""
-        agree = sum(each.agrees for each in kept)
-        parts.append(f"## {title}: {agree} of {len(kept)} figures agree\n\n" + markdown(head, rows))
+        count = f"{sum(verdicts)} of {len(verdicts)} figures agree"
+        parts.append(f"## {title}: {count}\n\n" + markdown(head, rows))
     rows = [
-        [setting, *(measured(results.values(setting, *where)) for where in EXTRA.values())]
+        [
+            setting,
+            *(measured(results.values(setting, method, name)) for method, name in EXTRA.values()),
+        ]
         for setting in compared
     ]
     parts.append("## What the paper lacks\n\n" + markdown(["setting", *EXTRA], rows))
@@ -134,14 +137,14 @@ def draw_curves(curves: Iterable[Row], settings: Sequence[str], path: Path) -> N
     kept = list(curves)
     for axes, setting in zip(panels, settings):
         rows = [row for row in kept if row["setting"] == setting]
-        for (method,), own in grouped(rows, "method"):
+        for (method,), own in group_rows(rows, "method"):
             number = list(METHODS).index(method)
             for model, line in (("personal", "-"), ("global", "--"), ("hybrid", ":")):
                 if model == "hybrid" and method != "FLAME":
                     continue
                 points = [
-                    (int(r) + 1, statistics.mean(float(row[f"{model}_accuracy"]) for row in each))
-                    for (r,), each in grouped(own, "round")
+                    (int(r) + 1, statistics.mean(float(row[f"{model}_accuracy"]) for row in rows))
+                    for (r,), rows in group_rows(own, "round")
                 ]
                 below = {"lw": 5, "alpha": 0.5} if method == SAME else {}
                 axes.plot(
@@ -150,30 +153,34 @@ def draw_curves(curves: Iterable[Row], settings: Sequence[str], path: Path) -> N
                 )  # fmt: skip
         axes.set(title=setting, xlabel="round", ylabel="validation accuracy")
         axes.grid(alpha=0.3)
-    how = {"fontsize": "x-small", "handlelength": 4}
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", **how)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside right center",
+        fontsize="x-small",
+        handlelength=4,
+    )
     figure.savefig(path, dpi=130)
 
 
 def draw_fairness(clients: Iterable[Row], settings: Sequence[str], path: Path) -> None:
     """Draw accuracy against the variance of losses over clients, as in the paper's Figure 8.
 
-    Above the losses are means over a client's samples, below sums over its minibatches of 100, as
-    in the authors' code, where a client counts by the size of its test set.
+    The upper panels use mean losses over a client's samples. The lower panels use sums over its
+    minibatches of 100, as in the authors' code, so that clients with large test sets count more.
     """
     figure = Figure(figsize=(5.5 * len(settings), 8), layout="constrained")
     panels = figure.subplots(2, len(settings), squeeze=False, sharex="col")
-    kept = list(clients)
+    client_rows = list(clients)
     for column, setting in enumerate(settings):
-        rows = [row for row in kept if row["setting"] == setting]
-        for (method,), own in grouped(rows, "method"):
+        rows = [row for row in client_rows if row["setting"] == setting]
+        for (method,), own in group_rows(rows, "method"):
             number = list(METHODS).index(method)
             for model, marker in (("global", "o"), ("personal", "^")):
                 accuracies, means, sums = [], [], []
-                for _, each in grouped(own, "seed"):
-                    accuracies.append(statistics.mean(float(r[f"{model}_accuracy"]) for r in each))
-                    losses = [float(r[f"{model}_loss"]) for r in each]
-                    batches = [-(-int(r["test_samples"]) // 100) for r in each]
+                for _, run in group_rows(own, "seed"):
+                    accuracies.append(statistics.mean(float(r[f"{model}_accuracy"]) for r in run))
+                    losses = [float(r[f"{model}_loss"]) for r in run]
+                    batches = [-(-int(r["test_samples"]) // 100) for r in run]
                     means.append(statistics.variance(losses))
                     sums.append(statistics.variance(a * b for a, b in zip(losses, batches)))
                 for axes, values in zip(panels[:, column], (means, sums)):
@@ -181,8 +188,8 @@ def draw_fairness(clients: Iterable[Row], settings: Sequence[str], path: Path) -
                     hollow = {"fillstyle": "none", "ms": 14} if method == SAME else {"ms": 8}
                     name = f"{method}, {model}"
                     axes.plot(*point, marker, color=COLOURS[number], label=name, **hollow)
-        for axes, what in zip(panels[:, column], ("mean loss", "summed loss")):
-            axes.set(yscale="log", ylabel=f"variance of clients' {what}", title=setting)
+        for axes, loss in zip(panels[:, column], ("mean loss", "summed loss")):
+            axes.set(yscale="log", ylabel=f"variance of clients' {loss}", title=setting)
             axes.grid(alpha=0.3, which="both")
         panels[1, column].set_xlabel("mean accuracy over clients")
     handles = panels[0, 0].get_legend_handles_labels()
@@ -192,7 +199,7 @@ def draw_fairness(clients: Iterable[Row], settings: Sequence[str], path: Path) -
 
 def write(folder: Path = HERE) -> None:
     """Write table3.md and the pictures."""
-    results = Results(finished(folder / "results.csv"))
+    results = Results(finished_rows(folder / "results.csv"))
     compared = comparisons(results, read(HERE / "paper.csv"))
     seeds = sorted({row["seed"] for row in results.rows}, key=int)
     hours = sum(float(row["seconds"]) for row in results.rows) / 3600

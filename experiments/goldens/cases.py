@@ -1,4 +1,4 @@
-"""The federations whose numbers are recorded: small, in float64, of every kind of algorithm."""
+"""Cases to record: small federations in float64, of every kind of algorithm."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,10 +18,10 @@ CLASSES = 3
 
 
 class RandomSamples(DataSource):
-    """Samples of a normal distribution with random classes, and ``SIZES`` of them a client."""
+    """Normal samples with random classes; the clients have ``SIZES`` samples."""
 
     def load(self) -> Arrays:
-        """Return the samples, which are the same in every process."""
+        """Return the samples; they are the same in every process."""
         draw = torch.Generator().manual_seed(0)
         owner = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
         x = torch.randn(len(owner), 4, generator=draw)
@@ -35,7 +35,7 @@ def make_mlp() -> nn.Module:
 
 
 def make_dropout_net() -> nn.Module:
-    """Return a net whose units are dropped at random."""
+    """Return a net with dropout."""
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, CLASSES))
 
 
@@ -47,7 +47,7 @@ def make_batch_norm_net() -> nn.Module:
 
 
 class FrozenBodyNet(nn.Module):
-    """A linear head on a frozen body, whose features are computed once."""
+    """Linear head on a frozen body; the body's features are computed once."""
 
     keep_features = True
 
@@ -57,17 +57,17 @@ class FrozenBodyNet(nn.Module):
         self.head = nn.Linear(6, CLASSES)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the body's outputs, which stand for inputs that have been through it already."""
+        """Return the body's outputs; inputs that are features already stay unchanged."""
         return x if x.shape[-1] == 6 else self.body(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits, of inputs or of features."""
+        """Return the logits of inputs or of features."""
         return self.head(self.features(x))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A federation whose numbers are recorded.
+    """Case: a federation to record.
 
     Attributes:
         client: Builds the algorithm from a net and the options of its local work.

@@ -1,4 +1,4 @@
-"""``python -m experiments.goldens.compare BEFORE.npz AFTER.npz``: which numbers changed.
+"""``python -m experiments.goldens.compare BEFORE.npz AFTER.npz``: compare recordings.
 
 Prints a line for each case: how many of its arrays are equal bit for bit, and the largest
 difference of the others, relative to max(1, |number|). Exits with 1 if any difference is above
@@ -59,8 +59,8 @@ def print_table(pairs: Iterator[Pair], tolerance: float) -> bool:
         worst[case] = max(worst.get(case, (0.0, "")), (distance, name))
     for case in total:
         distance, name = worst[case]
-        where = f"  {name}" if distance else ""
-        print(f"{case:36s} {equal[case]:6d} of {total[case]:6d} equal   {distance:.1e}{where}")
+        worst_name = f"  {name}" if distance else ""
+        print(f"{case:36s} {equal[case]:6d} of {total[case]:6d} equal   {distance:.1e}{worst_name}")
     return all(distance <= tolerance for distance, _ in worst.values())
 
 

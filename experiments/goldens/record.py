@@ -1,4 +1,4 @@
-"""``python -m experiments.goldens.record --out FILE.npz``: record what federations compute.
+"""``python -m experiments.goldens.record --out FILE.npz``: record the numbers of federations.
 
 Each case of :mod:`experiments.goldens.cases` is run in float64 for six rounds by every engine, in
 one process, in two processes, and in one process that is stopped after three rounds and resumed.
@@ -51,7 +51,7 @@ class Recorder(Callback):
 
 
 def read_numbers(trainer: Any, client: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield every number of a federation that a resumed run would need, and what was logged.
+    """Yield every number of a federation that a resumed run needs, and the logged metrics.
 
     All processes must call this at the same time; only process 0 gets the clients' states.
     """
@@ -215,7 +215,7 @@ def _work(rank: int, port: int, names: Sequence[str], engines: Sequence[str], pa
 
 
 def prepare_process() -> None:
-    """Use one thread, and leave out what Lightning says of every run."""
+    """Use one thread, and silence Lightning."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     for logger in ("lightning.pytorch", "lightning.fabric"):

@@ -12,12 +12,12 @@ MODELS = ("global", "personal")
 
 
 class Results:
-    """What was measured: means over seeds.
+    """Results of the runs, as means over seeds.
 
     Args:
         rows: The rows of results.csv.
-        attacks: Names of the attacks, in their order; the first stands for none.
-        defences: Names of the defences, in their order.
+        attacks: Names of the attacks in the order of the tables; the first means no attack.
+        defences: Names of the defences in the order of the tables.
     """
 
     def __init__(
@@ -31,30 +31,30 @@ class Results:
     def value(
         self, attack: str, defence: str, fraction: float, column: str = "global_accuracy"
     ) -> float | None:
-        """Return a number of some runs, or ``None`` if there is none."""
-        asked = (attack, defence, fraction)
+        """Return the mean of a column over the runs of a cell; ``None`` without such runs."""
+        cell = (attack, defence, fraction)
         values = [
             float(row[column])
             for row in self.rows
-            if (row["attack"], row["defence"], float(row["fraction"])) == asked and row[column]
+            if (row["attack"], row["defence"], float(row["fraction"])) == cell and row[column]
         ]
         return statistics.mean(values) if values else None
 
     def worst(self, defence: str, fraction: float, model: str) -> tuple[float, str] | None:
-        """Return the lowest accuracy that a defence ends with, and under which attack."""
+        """Return a defence's lowest accuracy over all attacks, and the attack."""
         values = [(self.value(a, defence, fraction, f"{model}_accuracy"), a) for a in self.attacks]
         return min(((v, a) for v, a in values if v is not None), default=None)
 
     def drops(self, attack: str, fraction: float, model: str) -> list[tuple[float, str]]:
-        """Return by how much an attack lowers the accuracy under each defence, largest first."""
-        found = []
+        """Return an attack's drops of the accuracy under the defences, largest first."""
+        drops = []
         for defence in self.defences:
             column = f"{model}_accuracy"
             clean = self.value(self.none, defence, fraction, column)
             value = self.value(attack, defence, fraction, column)
             if clean is not None and value is not None:
-                found.append((clean - value, defence))
-        return sorted(found, reverse=True)
+                drops.append((clean - value, defence))
+        return sorted(drops, reverse=True)
 
 
 def write(
@@ -143,12 +143,12 @@ def strength_table(results: Results, fraction: float) -> str:
         else:
             lines.append((order, cells))
     lines.sort(key=lambda line: line[0], reverse=True)
-    columns = [f"{model}, {what} drop" for model in MODELS for what in ("mean", "largest")]
+    columns = [f"{model}, {drop} drop" for model in MODELS for drop in ("mean", "largest")]
     return table(["", *columns], [cells for _, cells in lines])
 
 
 def success_table(results: Results, fraction: float) -> str:
-    """Return for each defence how often models are misled; nothing if no attack has a trigger."""
+    """Return the success of backdoors by defence; an empty text if no attack has a trigger."""
     names = [
         (attack, model)
         for attack in results.attacks

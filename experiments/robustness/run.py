@@ -2,16 +2,17 @@
 
 PL_FED_DATA=../data python -m experiments.robustness.run
 
-20 clients with about 300 samples each to train on and as many to be tested on, classes by
-Dirichlet(0.5), all of them in each of 30 rounds of one pass, minibatches of 32, Ditto with an MLP
-784-128-64-10, CPU, one thread a process, one seed: differences of two hundredths are noise. The
-server keeps 100 samples for itself, which one defence uses, and knows how many byzantine clients to
-expect. "none" is a run in which they never begin to lie: the same clients are in all metrics.
+20 clients with about 300 training and 300 test samples each, split by Dirichlet(0.5). All clients
+take part in each of 30 rounds of one pass, with minibatches of 32. The algorithm is Ditto with an
+MLP 784-128-64-10, on the CPU, with one thread per process and one seed: differences of 0.02 are
+noise. The server has 100 samples of its own for one defence, and knows the number of Byzantine
+clients. In the runs "none" the same clients are Byzantine but never attack, so that the metrics of
+all runs are over the same clients.
 
-Every attack meets every defence at one fraction of byzantine clients; some meet at all fractions.
-Each run that is done is a row of results.csv, and is not run again. Then table.md and pictures are
-made of the rows. ``--workers 2`` processes, ``--attacks``, ``--defences`` and ``--grid`` for a part
-of it, ``--report`` for no run at all.
+Every attack meets every defence at one fraction of Byzantine clients; some pairs at all fractions.
+Each finished run is a row of results.csv and is not repeated. table.md and the pictures are made
+from the rows. ``--attacks``, ``--defences`` and ``--grid`` select runs, ``--workers`` sets the
+number of processes, and ``--report`` runs nothing.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from experiments.grid import Job, Rows, each_once, read
+from experiments.grid import Job, Rows, read, run_missing
 
 HERE = Path(__file__).parent
 Spec = tuple[str, dict[str, Any]]  # a class of the package, and its arguments
@@ -51,8 +52,8 @@ ATTACKS: dict[str, Spec | None] = {
         },
     ),
 }
-IDLE: Spec = ("attacks.RandomLabels", {})  # of those who never begin
-DEFENCES: dict[str, list[Spec]] = {  # what changes the uploads, and at last what merges them
+IDLE: Spec = ("attacks.RandomLabels", {})  # attack of the runs "none", which never starts
+DEFENCES: dict[str, list[Spec]] = {  # pre-aggregators, then the aggregator
     "Mean": [("aggregators.Mean", {})],
     "Median": [("aggregators.Median", {})],
     "TrimmedMean": [("aggregators.TrimmedMean", {})],
@@ -89,21 +90,21 @@ NAMES = ("attack", "defence", "fraction", "seed")
 METRICS = ("accuracy", "accuracy_worst10", "backdoor_success")
 
 
-def made(spec: Any) -> Any:
-    """Make what a spec asks for."""
+def build(spec: Any) -> Any:
+    """Build the object of a spec, or a list of objects; return other values unchanged."""
     if isinstance(spec, list):
-        return [made(each) for each in spec]
+        return [build(item) for item in spec]
     if not isinstance(spec, tuple):
         return spec
-    (room, kind), arguments = spec[0].split("."), spec[1]
-    made_of = getattr(importlib.import_module(f"pl_fed.{room}"), kind)
-    return made_of(**{word: made(each) for word, each in arguments.items()})
+    (room, name), arguments = spec[0].split("."), spec[1]
+    kind = getattr(importlib.import_module(f"pl_fed.{room}"), name)
+    return kind(**{argument: build(value) for argument, value in arguments.items()})
 
 
 def cells(
     attacks: list[str], defences: list[str], grid: list[float], seeds: list[int]
 ) -> list[Job]:
-    """Return the runs that are asked for."""
+    """Return the jobs of the grid, and of the curves over fractions."""
     everything = [(a, d, f) for f in grid for a in attacks for d in defences]
     curves = [
         (attack if fraction else "none", defence, fraction)
@@ -112,20 +113,20 @@ def cells(
         for defence in CURVES["defences"]
         if attack in attacks and defence in defences
     ]
-    wanted = dict.fromkeys(everything + curves)
-    return [Job((a, d, str(f), str(seed))) for seed in seeds for a, d, f in wanted]
+    selected = dict.fromkeys(everything + curves)
+    return [Job((a, d, str(f), str(seed))) for seed in seeds for a, d, f in selected]
 
 
 @functools.cache
 def data_of(seed: int) -> Any:
-    """Return the clients' data: once in each process."""
+    """Return the clients' data, loaded once in each process."""
     import torch
 
     from pl_fed.data import Arrays, DataSource, FashionMNIST, FederatedData
     from pl_fed.partitioners import Dirichlet
 
-    class Some(DataSource):
-        """Some samples of Fashion-MNIST, drawn by the seed."""
+    class Subset(DataSource):
+        """Random samples of Fashion-MNIST, drawn by the seed."""
 
         def load(self) -> Arrays:
             arrays = FashionMNIST().load()
@@ -136,7 +137,7 @@ def data_of(seed: int) -> Any:
             )
 
     return FederatedData(
-        Some(),
+        Subset(),
         Dirichlet(0.5, min_size=40),
         num_clients=CLIENTS,
         batch_size=32,
@@ -149,7 +150,7 @@ def data_of(seed: int) -> Any:
 
 
 def run(job: Job, rounds: int = ROUNDS) -> Rows:
-    """Run one federation; return its row."""
+    """Run one federation and return its row."""
     import torch
 
     import pl_fed
@@ -169,14 +170,14 @@ def run(job: Job, rounds: int = ROUNDS) -> Rows:
     )
     federation = pl_fed.Federation(
         All(),
-        aggregator=made(last),
-        pre_aggregators=made(first),
+        aggregator=build(last),
+        pre_aggregators=build(first),
         adversary=pl_fed.Adversary(
-            made(spec or IDLE),
+            build(spec or IDLE),
             fraction=float(fraction),
             start_round=0 if spec else rounds,
         ),
-        max_rejected=1.0,  # a model that is destroyed counts, too
+        max_rejected=1.0,  # a destroyed model is a result, too
         engine=pl_fed.EngineOptions("one_by_one"),
         seed=int(seed),
     )
@@ -204,7 +205,7 @@ def run(job: Job, rounds: int = ROUNDS) -> Rows:
 
 
 def main() -> None:
-    """Run what is missing, and write the report."""
+    """Run the missing runs, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
     parser.add_argument("--defences", nargs="+", default=list(DEFENCES), choices=list(DEFENCES))
@@ -214,16 +215,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=HERE, help="where to write")
     parser.add_argument("--report", action="store_true", help="run nothing")
-    asked = parser.parse_args()
-    if asked.rounds != ROUNDS and asked.folder == HERE:
+    options = parser.parse_args()
+    if options.rounds != ROUNDS and options.folder == HERE:
         parser.error(f"expected a --folder of its own for --rounds other than {ROUNDS}")
-    results = asked.folder / "results.csv"
-    if not asked.report:
-        wanted = cells(asked.attacks, asked.defences, asked.grid, asked.seeds)
-        once = functools.partial(run, rounds=asked.rounds)
-        each_once(wanted, results, NAMES, once, asked.workers)
+    results = options.folder / "results.csv"
+    if not options.report:
+        jobs = cells(options.attacks, options.defences, options.grid, options.seeds)
+        run_job = functools.partial(run, rounds=options.rounds)
+        run_missing(jobs, results, NAMES, run_job, options.workers)
     report = importlib.import_module("experiments.robustness.report")
-    report.write(read(results), asked.folder, list(ATTACKS), list(DEFENCES), CURVES, asked.grid)
+    report.write(read(results), options.folder, list(ATTACKS), list(DEFENCES), CURVES, options.grid)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pl_fed.types import RoundContext
 
 
 class Aggregator(Configurable, nn.Module, ABC):
-    """Base class of the aggregators: an aggregator merges the uploads of a round into one row.
+    """Aggregator: merges the uploads of a round into one row. This is the base class.
 
     Rules for subclasses:
 
@@ -37,8 +37,8 @@ class Aggregator(Configurable, nn.Module, ABC):
         - output: [d].
 
     Raises:
-        ValueError: If there are too few uploads to merge, which includes n = 0. If the result is
-            not finite, because an upload is not finite or the uploads are too large.
+        ValueError: If there are too few uploads to merge, such as n = 0. If the result is not
+            finite, because an upload is not finite or the uploads are too large.
 
     Example:
         >>> class First(Aggregator):
@@ -60,10 +60,10 @@ class Aggregator(Configurable, nn.Module, ABC):
     """
 
     needs_start_losses: bool = False
-    """Whether it reads ``context.start_losses``: another pass over the data of the cohort."""
+    """Whether it reads ``context.start_losses``; this costs a pass over the data of the cohort."""
 
     needs_root: bool = False
-    """Whether it reads ``context.root``, for which the server trains on its own data."""
+    """Whether it reads ``context.root``: the server then trains on its own data in every round."""
 
     @property
     def final_aggregator(self) -> "Aggregator":
@@ -93,8 +93,8 @@ class Aggregator(Configurable, nn.Module, ABC):
     def max_byzantine(self, num_uploads: int) -> int:
         """Return the number of Byzantine rows up to which the result stays in the benign range.
 
-        Up to this number, every coordinate of the result lies in the range of the benign rows,
-        whatever values the Byzantine rows contain.
+        Up to this number, every coordinate of the result lies in the range of the benign rows, for
+        any values in the Byzantine rows.
 
         Args:
             num_uploads: Number of rows, Byzantine ones included.
@@ -103,8 +103,8 @@ class Aggregator(Configurable, nn.Module, ABC):
     def breakdown(self, num_uploads: int) -> int:
         """Return the number of Byzantine rows up to which the result stays bounded.
 
-        Up to this number, the result is at most n times as long as the longest benign row, whatever
-        values the Byzantine rows contain. This holds if ``context.num_byzantine`` is the number of
+        Up to this number, the result is at most n times as long as the longest benign row, for any
+        values in the Byzantine rows. This holds if ``context.num_byzantine`` is the number of
         Byzantine rows. The returned number is at least :meth:`max_byzantine`, and below n / 2.
 
         Args:
@@ -113,11 +113,10 @@ class Aggregator(Configurable, nn.Module, ABC):
         return self.max_byzantine(num_uploads)
 
     def mass(self, weights: Tensor) -> float | None:
-        """Return the total weight of these uploads, if parts of them can be merged separately.
+        """Return the total weight of these uploads, or ``None`` if parts cannot merge separately.
 
-        Parts can be merged separately if the merge of all uploads is the mean of the merges of the
-        parts, weighted by the masses of the parts. This holds for means. ``None`` means that it
-        does not hold.
+        Parts can merge separately if the result for all uploads is the weighted mean of the results
+        for the parts. The weights are the masses of the parts. This holds for means.
         """
         return None
 
@@ -126,7 +125,7 @@ class Aggregator(Configurable, nn.Module, ABC):
         require_rows(self, uploads, smallest)
 
     def overflow_error(self, uploads: Tensor) -> ValueError:
-        """Return the exception for uploads whose merge is not finite."""
+        """Return the exception for uploads without a finite merged row."""
         broken = (~finite_rows(uploads)).nonzero().flatten().tolist()
         overflow = "finite values that overflow to NaN or infinity"
         got = f"NaN or infinity in rows {broken}" if broken else overflow
@@ -161,9 +160,9 @@ class PreparedUploads(NamedTuple):
 
 
 class PreAggregator(Configurable, nn.Module, ABC):
-    """Base class of the pre-aggregators: it changes the uploads before an aggregator merges them.
+    """Pre-aggregator: changes the uploads before an aggregator merges them. This is the base class.
 
-    The rules for subclasses are:
+    Rules for subclasses:
 
     - It never changes its input. It may return uploads that it does not change without a copy,
       because the next stage does not change its input either.
@@ -178,7 +177,7 @@ class PreAggregator(Configurable, nn.Module, ABC):
         - output: uploads [m, d] with weights [m] and a context of m clients, m at most n.
 
     Raises:
-        ValueError: If there are too few uploads, which includes n = 0.
+        ValueError: If there are too few uploads, such as n = 0.
 
     Example:
         >>> class Halved(PreAggregator):
@@ -190,7 +189,7 @@ class PreAggregator(Configurable, nn.Module, ABC):
     """
 
     shards: bool = False
-    """Whether it can change any slice of the coordinates on its own; see ``Aggregator.shards``."""
+    """Whether it can change any slice of the coordinates on its own, as ``Aggregator.shards``."""
 
     @abstractmethod
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> PreparedUploads:
@@ -217,7 +216,7 @@ def require_rows(owner: object, uploads: Tensor, smallest: int) -> None:
     """Raise ``ValueError`` unless ``uploads`` is a matrix of at least ``smallest`` rows.
 
     Args:
-        owner: The aggregator or pre-aggregator, whose class the message names.
+        owner: The aggregator or pre-aggregator; the message names its class.
         uploads: The uploads.
         smallest: The smallest number of rows.
     """

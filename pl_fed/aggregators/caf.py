@@ -7,11 +7,11 @@ Participants", ICML 2025, arXiv 2505.01874, Algorithm 2::
         μ = Σ_k c_k Δ_k / Σ_k c_k
         λ, v = largest eigenvalue and its direction, of Σ_k c_k (Δ_k − μ)(Δ_k − μ)ᵀ / Σ_k c_k
         τ_k = ⟨Δ_k − μ, v⟩²,   c_k ← c_k (1 − τ_k / max τ)
-    Δ = the μ whose λ was the smallest
+    Δ = the μ with the smallest λ
 
 The maximum is over the uploads with c_k > 0, so that every step removes one upload.
 
-Departs from the authors' library, which approximates λ and v by one step of the power method from a
+Departs from the authors' library: it approximates λ and v by one step of the power method from a
 random direction. Here they are exact: they come from the n × n products of the uploads.
 """
 

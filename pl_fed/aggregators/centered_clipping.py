@@ -7,7 +7,7 @@ ICML 2021, arXiv 2012.10333, section 4::
     v_l = v_{l−1} + 1/n Σ_k (Δ_k − v_{l−1}) · min(1, τ / ‖Δ_k − v_{l−1}‖)     l = 1, ..., L
     Δ = v_L
 
-Departs from the paper, whose clients send the momentum of their gradients. Here clients send the
+Departs from the paper: there clients send the momentum of their gradients. Here clients send the
 uploads of their algorithm, and the server optimizer may have a momentum.
 """
 
@@ -26,14 +26,13 @@ from pl_fed.types import RoundContext
 class CenteredClipping(Aggregator):
     """Centered clipping: moves the last result by the mean of the clipped differences to it.
 
-    Source: Karimireddy et al., ICML 2021, section 4. A round moves the result by at most L τ,
-    whatever the uploads contain. By the definition of :meth:`breakdown` the breakdown point is 0.
-    The number of uploads farther than τ from the last centre v_{L−1} is logged as ``"clipped"``.
+    Source: Karimireddy et al., ICML 2021, section 4. A round moves the result by at most L τ, for
+    any uploads. By the definition of :meth:`breakdown`, the breakdown point is 0. It logs the
+    number of uploads farther than τ from the last centre v_{L−1} as ``"clipped"``.
 
     Args:
-        tau: τ > 0, in the unit of the uploads' norm: the largest distance over which an upload
-            pulls.
-        num_steps: L, at least 1.
+        tau: τ > 0, the largest pull of an upload in a step, in the unit of the uploads' norm.
+        num_steps: The number of steps L, at least 1.
 
     Shape:
         - ``uploads``: [n, d], n at least 1; d is constant over all rounds.

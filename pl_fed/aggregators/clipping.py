@@ -1,4 +1,4 @@
-"""Norm clipping: shorten the uploads whose norm exceeds a threshold.
+"""Norm clipping: shorten the uploads with a norm above a threshold.
 
 T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning Through
 Personalization", ICML 2021, arXiv 2012.04221, section 4 ("clipping"); Z. Sun, P. Kairouz, A. T.
@@ -21,7 +21,7 @@ from pl_fed.types import RoundContext
 
 
 class Clipping(PreAggregator):
-    """Norm clipping: shortens the uploads whose norm is above a threshold.
+    """Norm clipping: shortens the uploads with a norm above a threshold.
 
     Source: Ditto (Li et al., ICML 2021, section 4) and Sun et al., arXiv 1911.07963. It logs the
     number of shortened uploads as ``"clipped"``.
@@ -53,7 +53,7 @@ class Clipping(PreAggregator):
         self.threshold = threshold
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> PreparedUploads:
-        """Clip the uploads [n, d] whose norm is above the threshold."""
+        """Clip the uploads [n, d] with a norm above the threshold."""
         self.require_uploads(uploads)
         norms = context.sum(squared_norms(uploads)).sqrt()
         max_norm = norms.quantile(0.5) if self.threshold is None else self.threshold

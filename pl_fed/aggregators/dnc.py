@@ -9,8 +9,8 @@ at random::
 
 Δ is the mean of the uploads that are good in all iterations. The scores come from the n × n
 products P of the centred rows. With u the top eigenvector of P and σ² its eigenvalue, score(k) is
-(P u)_k² / σ². Among equal scores, smaller client ids are good; scores
-that differ by rounding only are equal.
+(P u)_k² / σ². Among equal scores, smaller client ids are good. Scores that differ only by rounding
+count as equal.
 
 Departs from the paper in one case. If no upload is good in all iterations, Δ is the mean of the
 uploads that are good in the largest number of iterations.

@@ -11,7 +11,7 @@ Without the last bound, the minimum is the point of the convex hull of the g_k n
 point is not 0, it decreases the loss of every client, to first order. ‖Δ‖ is at most 1. Therefore
 the learning rate of the server optimizer is the paper's global step size.
 
-The quadratic program is solved on the n × n products of the uploads, which add up over slices of
+The quadratic program is solved on the n × n products of the uploads. These add up over slices of
 the coordinates.
 """
 

@@ -29,9 +29,9 @@ class FLTrust(Aggregator):
 
     Source: Cao et al., NDSS 2021, equations 2 to 4. The trust of an upload is its cosine to the
     root, the update from the server's own data, or 0 if this cosine is negative. Set
-    ``root_samples`` of :class:`~pl_fed.data.FederatedData` to give the server data. Breakdown
-    point: 0 by the definition of :meth:`breakdown`, but the result is never longer than the root.
-    The number of uploads with trust 0 is logged as ``"dropped"``.
+    ``data.root_samples``, for example ``100``, to give the server data. Breakdown point: 0 by the
+    definition of :meth:`breakdown`, but the result is never longer than the root. It logs the
+    number of uploads with trust 0 as ``"dropped"``.
 
     Shape:
         - ``uploads``: [n, d], n at least 1; ``context.root``: [d].
@@ -79,6 +79,6 @@ class FLTrust(Aggregator):
         """Return 0: a forged upload at an acute angle to the root may have any direction within it.
 
         There is no promise relative to the benign uploads. But the result is no longer than the
-        root, whatever the clients send.
+        root, for any uploads.
         """
         return 0

@@ -5,7 +5,7 @@ Transactions on Signal Processing 2022, arXiv 1912.13445::
 
     Δ = argmin_z Σ_k α_k ‖z − Δ_k‖
 
-by the smoothed Weiszfeld algorithm, which starts at z = Σ_k α_k Δ_k::
+by the smoothed Weiszfeld algorithm, from z = Σ_k α_k Δ_k on::
 
     β_k = α_k / max(ν, ‖z − Δ_k‖),   z ← Σ_k β_k Δ_k / Σ_k β_k
 
@@ -35,8 +35,8 @@ class GeometricMedian(Aggregator):
 
     Source: RFA (Pillutla et al., IEEE Transactions on Signal Processing 2022). Breakdown point: f <
     n / 2 with ``weighting="uniform"`` and ``num_steps=None``, otherwise 0. If all uploads lie on a
-    line and n is even, many points have the
-    smallest total distance. The result is the one that the steps reach from the start.
+    line and n is even, many points have the smallest total distance. The result is then the point
+    that the steps reach from the start.
 
     Args:
         smoothing: ν > 0, in the unit of the uploads' norm: smaller distances count as ν.

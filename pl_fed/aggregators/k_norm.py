@@ -3,7 +3,7 @@
 A baseline of T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning
 Through Personalization", ICML 2021, arXiv 2012.04221, as in Ditto's code::
 
-    Δ = mean of the n − f uploads whose ‖Δ_k‖ is smallest
+    Δ = mean of the n − f uploads with the smallest ‖Δ_k‖
 
 Among equal norms, the mean includes the smallest client ids.
 """

@@ -7,8 +7,8 @@ Byzantine Tolerant Gradient Descent", NeurIPS 2017, arXiv 1703.02757::
     Δ = the upload with the lowest score   (Krum),   the mean of the m with the lowest (multi-Krum)
 
 Among equal scores, the smallest client id comes first, as in the paper. The squared distances come
-from one matrix of products in float64, which adds up over slices of the coordinates. Two uploads
-are distinguishable if their distance is at least about 1e-8 of their length.
+from one matrix of products in float64. It adds up over slices of the coordinates. Two uploads are
+distinguishable if their distance is at least about 1e-8 of their length.
 
 Variants of reference code: ``num_selected=None`` and ``without_neighbours="first"`` are Ditto's,
 ``num_selected=5, squared=False`` are FLAME's.
@@ -40,9 +40,9 @@ class Krum(ByzantineAwareAggregator):
             uses the number that the server expects.
         squared: Whether the scores add squared distances.
         without_neighbours: Behaviour if n − f − 2 < 1, where no score exists. ``"error"`` raises an
-            error. ``"first"`` selects as Ditto's code does, which takes the first clients that it
-            drew into the cohort. Here they are drawn at random from the cohort: given its members,
-            the order of Ditto's draw hardly depends on their sizes.
+            error. ``"first"`` selects as Ditto's code: that takes the first clients of the cohort's
+            draw. Here they are drawn at random from the cohort, because the order of Ditto's draw
+            hardly depends on the sizes of the cohort's members.
 
     Shape:
         - ``uploads``: [n, d], n at least m, and at least f + 3 with ``"error"``; without NaN.

@@ -6,8 +6,8 @@ Recipe for Optimal Byzantine ML under Heterogeneity", AISTATS 2023, arXiv 2302.0
     Δ_i ← mean of the n − f uploads that are nearest to Δ_i, itself among them
 
 Mixing brings the benign uploads closer together, as the next aggregator requires. Among equal
-distances, smaller client ids come first. The distances come from one matrix of products in float64,
-which adds up over slices of the coordinates.
+distances, smaller client ids come first. The distances come from one matrix of products in float64.
+It adds up over slices of the coordinates.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Norm filter: remove the uploads whose norm exceeds a bound.
+"""Norm filter: remove the uploads with a norm above a bound.
 
 Z. Sun, P. Kairouz, A. T. Suresh and H. B. McMahan, "Can You Really Backdoor Federated Learning?",
 arXiv 1911.07963, assume a bound on the norms that no benign upload exceeds::
@@ -7,7 +7,7 @@ arXiv 1911.07963, assume a bound on the norms that no benign upload exceeds::
 
 C is an argument, or a multiple of the median of the round's norms, forged uploads included.
 
-Departs from that paper, which clips the uploads: see :class:`~pl_fed.aggregators.Clipping`.
+Departs from that paper: it clips the uploads, as does :class:`~pl_fed.aggregators.Clipping`.
 """
 
 import math
@@ -22,15 +22,15 @@ from pl_fed.types import RoundContext
 
 
 class NormFilter(PreAggregator):
-    """Norm filter: removes the uploads whose norm is above a bound, and uploads with NaN.
+    """Norm filter: removes the uploads with a norm above a bound, and uploads with NaN.
 
     Source: the norm bound of Sun et al., arXiv 1911.07963. It logs the number of removed uploads as
     ``"dropped"``, and lowers the expected number of Byzantine uploads by it. It promises no
     breakdown point.
 
     Args:
-        threshold: C > 0, or ``None``.
-        multiple: C in medians of the round's norms, at least 1; used without a ``threshold``.
+        threshold: The bound C > 0. ``None`` uses ``multiple``.
+        multiple: The bound C in medians of the round's norms, at least 1.
 
     Shape:
         - ``uploads``: [n, d], n at least 1.
@@ -62,7 +62,7 @@ class NormFilter(PreAggregator):
         self.multiple = multiple
 
     def forward(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> PreparedUploads:
-        """Remove the uploads [n, d] whose norm is above the bound."""
+        """Remove the uploads [n, d] with a norm above the bound."""
         self.require_uploads(uploads)
         norms = context.sum(squared_norms(uploads)).sqrt().nan_to_num(math.inf, math.inf)
         max_norm = self.threshold

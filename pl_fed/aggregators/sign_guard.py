@@ -59,7 +59,7 @@ class SignGuard(Aggregator):
     Args:
         lower: L ≥ 0, in medians of the norms.
         upper: R ≥ ``lower``, in medians of the norms.
-        coordinates: The share of the coordinates whose signs are compared, in (0, 1]. With 1 the
+        coordinates: The share of coordinates in the comparison of signs, in (0, 1]. With 1 the
             aggregator works on slices of the coordinates.
         similarity: Whether the clusters also use the similarity to the other uploads, as in
             SignGuard-Sim.

@@ -8,9 +8,8 @@ Trilemma in Distributed Learning", ICML 2023, arXiv 2302.04787::
 
 Among sets of equal eigenvalue, the first in lexicographic order of the client ids wins.
 
-Departs from the authors' library, which approximates the eigenvalues by one step of the power
-method from a random direction. Here they are exact: they come from the n × n products of the
-uploads.
+Departs from the authors' library: it approximates the eigenvalues by one step of the power method
+from a random direction. Here they are exact: they come from the n × n products of the uploads.
 """
 
 import itertools
@@ -85,7 +84,7 @@ class SMEA(ByzantineAwareAggregator):
 
 
 def least_variance_subset(products: Tensor, count: int) -> Tensor:
-    """Return the rows whose covariance has the smallest largest eigenvalue.
+    """Return the set of rows with the least variance: the smallest maximum eigenvalue.
 
     Args:
         products: The Gram matrix of all rows, finite, float64 [n, n].

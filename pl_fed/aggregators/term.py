@@ -10,11 +10,11 @@ F_k is the loss over all training data of client k, poisoned labels included. Δ
 
 At t = ∞ all weight is on the client with the largest loss. This is the objective max_k F_k of M.
 Mohri, G. Sivek and A. T. Suresh, "Agnostic Federated Learning" (AFL), ICML 2019, arXiv 1902.00146,
-over the cohort. It is not AFL's solver, which moves the weights by projected ascent from round to
+over the cohort. It is not AFL's solver: that moves the weights by projected ascent from round to
 round.
 
-Departs from TERM's own federated code, whose normaliser is a moving average over rounds and whose
-step is shorter by a factor of n.
+Departs from TERM's own federated code: there the normaliser is a moving average over rounds, and
+the step is shorter by a factor of n.
 """
 
 import math

@@ -9,7 +9,7 @@ E₂ gradient steps of size η₃ on::
 where s is the softmax of q · dist. A positive q gives larger weights to clients that are far away,
 a negative q to clients that are near.
 
-Departs from the paper, which states neither E₂ nor η₃ and calls dist Euclidean:
+Departs from the paper. It states neither E₂ nor η₃, and calls dist Euclidean. Here:
 
 - dist(w, w_k) = ‖w − w_k‖², as in the paper's proof of Proposition 1. Then one step of η₃ = 1/2 at
   q = 0 gives the mean; these are the defaults.
@@ -40,9 +40,9 @@ class TiltedMean(Aggregator):
     steps than the defaults, w stops on its way: then n equal uploads do not give this upload.
 
     Args:
-        q: The tilt, any number. 0 is the mean. ∞ follows the farthest client alone: many
-            small steps lead to the centre of the smallest ball around all clients. −∞ follows the
-            nearest client.
+        q: The tilt, any number. 0 is the mean. ∞ follows the farthest client alone: many small
+            steps lead to the centre of the smallest ball around all clients. −∞ follows the nearest
+            client.
         steps: E₂, at least 1.
         lr: η₃ > 0; 1/2 moves to the weighted mean of the uploads in one step.
 

@@ -5,7 +5,7 @@ Optimal Statistical Rates", ICML 2018, arXiv 1803.01498, Option II::
 
     Δ_j = mean of Δ_1j, ..., Δ_nj without the b largest and the b smallest   for each coordinate j
 
-Departs from the paper, which trims a share β of the uploads: the argument is their number, b = β n.
+Departs from the paper: it trims a share β of the uploads; the argument here is the number b = β n.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Attacks: what byzantine clients do to their data and their uploads."""
+"""Attacks of Byzantine clients on their training data and their uploads."""
 
 from pl_fed.attacks.a_little_is_enough import ALittleIsEnough as ALittleIsEnough
 from pl_fed.attacks.backdoor import Backdoor as Backdoor

@@ -1,4 +1,4 @@
-"""What every attack keeps to."""
+"""The contract of an attack."""
 
 from abc import ABC
 from collections.abc import Iterable, Mapping
@@ -14,16 +14,16 @@ from pl_fed.types import Batch, ClientContext, RoundContext
 
 
 class Attack(Configurable, ABC):
-    """What byzantine clients do: poison their training data, forge their uploads, or both.
+    """Attack: poisons the training data of Byzantine clients, forges their uploads, or both.
 
-    A subclass overrides :meth:`poison`, :meth:`forge` or both; the other is the identity. All that
-    an attack draws is keyed by the context, so that neither the engine, nor the chunks, nor a stop
-    and resume changes it. An attack that keeps a state between rounds saves it by
-    :meth:`state_dict`. One that trains in its own way does so in :meth:`forge`, by ``context.net``
-    and ``context.samples``.
+    A subclass overrides :meth:`poison`, :meth:`forge` or both; by default, both are the identity.
+    The context keys every draw of an attack. Engines, chunks, and a stop and resume therefore do
+    not change the draws. An attack that keeps a state between rounds saves it by
+    :meth:`state_dict`. An attack that trains in its own way trains in :meth:`forge`, with
+    ``context.net`` and ``context.samples``.
 
     Raises:
-        TypeError: If ``Attack`` itself is made: it would attack nothing. Leave the attack out.
+        TypeError: If the class is ``Attack`` itself, which would attack nothing.
 
     Example:
         >>> import torch
@@ -35,41 +35,44 @@ class Attack(Configurable, ABC):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Refuse to make the base class, which has no abstract method to do it."""
+        """Refuse to instantiate the base class, which is abstract but has no abstract method."""
         if cls is Attack:
-            raise TypeError("Expected a subclass of `Attack` to be made but got `Attack` itself.")
+            raise TypeError(
+                "Expected a subclass of `Attack` but got `Attack` itself, which attacks nothing:"
+                " name an attack, or leave it out."
+            )
         return super().__new__(cls, *args, **kwargs)
 
     needs_inputs: bool = False
-    """Whether it changes inputs, and features cannot stand for them, which some nets keep."""
+    """Whether the attack changes inputs: stored features of a net cannot replace the inputs."""
 
     @property
     def forges(self) -> bool:
-        """Whether it replaces uploads: all of a round are then brought together."""
+        """Whether the attack replaces uploads; pl_fed then gathers all uploads of a round."""
         return type(self).forge is not Attack.forge
 
     @property
     def triggers(self) -> bool:
-        """Whether it hides a trigger in models, and its success is measured: :meth:`trigger`."""
+        """Whether the attack hides a trigger in models: :meth:`trigger` measures its success."""
         return type(self).trigger is not Attack.trigger
 
     @property
     def poisons(self) -> bool:
-        """Whether it changes training data: it is not asked to otherwise."""
+        """Whether the attack changes training data; if not, pl_fed never calls :meth:`poison`."""
         return type(self).poison is not Attack.poison
 
     @property
     def needs_merged(self) -> bool:
-        """Whether it tries out ``context.merged``: it must know all uploads, and the defence."""
+        """Whether the attack calls ``context.merged``: it must know all uploads and the defence."""
         return False
 
     def poison(self, batch: Batch, context: ClientContext) -> Batch:
-        """Return the training samples of a byzantine client as it pretends that they are.
+        """Return poisoned training samples of a Byzantine client.
 
-        Called on any grouping of the client's training samples (a batch, or all of them at once),
-        and never on validation or test samples. What happens to a sample depends on the sample,
-        its ``batch.samples`` and ``batch.visits``, and the context only, so that the grouping does
-        not matter.
+        pl_fed calls it on any grouping of the client's training samples (a batch, or all samples
+        at once), and never on validation or test samples. The poisoned sample must depend only on
+        the sample, its ``batch.samples`` and ``batch.visits``, and the context. The grouping then
+        does not matter.
 
         Args:
             batch: Samples of one client; not changed.
@@ -81,21 +84,21 @@ class Attack(Configurable, ABC):
         return batch
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
-        """Return what the byzantine clients upload.
+        """Return the forged uploads of the Byzantine clients.
 
-        Uploads are what clients send: changes of the global model, as a rule (see a client's
-        ``end_round``), so that ``context.broadcast`` + upload is a model.
+        An upload is an update of the global model for most algorithms (see the client's
+        ``end_round``): ``context.broadcast`` + upload is then a model.
 
         Args:
-            honest: The honest uploads that the attackers know of, finite, shape [h, d]; not
-                changed. Those of the benign clients of the cohort; or, if attackers know only their
-                own, those of ``own`` that are finite. There may be none. ``context.known`` has
-                their ids.
-            own: What the byzantine clients would upload honestly, shape [b, d]; not changed. Those
-                may be NaN.
-            context: The round; ``context.attackers`` are the ids of those clients, int64 [b], and
-                ``context.clients`` those of the whole cohort. If attackers know only their own
-                uploads, ``losses``, ``start_losses`` and ``root`` are empty.
+            honest: The honest uploads that the attackers know, finite, shape [h, d]; not changed.
+                They are the uploads of the benign clients of the cohort. If attackers know only
+                their own uploads, they are the finite rows of ``own``. There may be none.
+                ``context.known`` holds the ids of their clients.
+            own: The uploads that the Byzantine clients would send without the attack, shape
+                [b, d]; not changed. They may be NaN.
+            context: The round. ``context.attackers`` holds the ids of the Byzantine clients,
+                int64 [b]; ``context.clients`` those of the cohort. If attackers know only their
+                own uploads, ``losses``, ``start_losses`` and ``root`` are empty.
 
         Returns:
             A new tensor or ``own``, shape [b, d].
@@ -103,39 +106,44 @@ class Attack(Configurable, ABC):
         return own
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the attack keeps between rounds, for a checkpoint.
+        """Return the state that the attack keeps between rounds, for a checkpoint.
 
         Returns:
-            Tensors, numbers and words by name; by default nothing.
+            Tensors, numbers and strings by name; empty by default.
         """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore the state that :meth:`state_dict` returned.
 
         Raises:
-            ValueError: If there is a state, and the attack keeps none.
+            ValueError: If ``state`` is not empty, and the attack keeps no state.
         """
         if state:
             raise ValueError(
                 f"Expected a checkpoint without a state of {type(self).__name__}, which keeps none,"
-                f" but got one with {', '.join(state)}."
+                f" but got {', '.join(state)}: resume with the attack of the checkpoint."
             )
 
     def trigger(self, batch: Batch) -> Batch:
-        """Return samples as the attacker shows them to a model that it wants to mislead.
+        """Return samples with the trigger, to measure the success of the attack.
 
         Args:
             batch: Samples for evaluation; not changed.
 
         Returns:
-            As many samples, changed, with the targets that the attacker wants, and a mask: false
-            for those that do not count, such as those which have the wanted label anyway.
+            The same number of samples, with the trigger, the targets that the attacker wants, and a
+            mask. The mask is false for samples that do not count, for example because their true
+            target is the wanted one.
         """
         return batch
 
     def attacker_ids(self, own: Tensor, context: RoundContext) -> list[int]:
-        """Return ``context.attackers``, which key the draws; ``ValueError`` if not one for each."""
+        """Return ``context.attackers``, the ids that key the draws.
+
+        Raises:
+            ValueError: If the number of ids is not the number of rows of ``own``.
+        """
         ids: list[int] = context.attackers.tolist()
         if len(ids) != len(own):
             raise ValueError(
@@ -145,7 +153,11 @@ class Attack(Configurable, ABC):
         return ids
 
     def sample_ids(self, batch: Batch) -> Tensor:
-        """Return ``batch.samples``, which key the draws, or raise ``ValueError`` without them."""
+        """Return ``batch.samples``, the ids that key the draws.
+
+        Raises:
+            ValueError: If the batch has no sample ids.
+        """
         if batch.samples is None:
             raise ValueError(
                 "Expected argument `batch.samples` to be the ids of the samples for"
@@ -154,17 +166,17 @@ class Attack(Configurable, ABC):
         return batch.samples
 
 
-def poisoned(batch: Batch, attacks: Iterable[Attack], context: ClientContext) -> Batch:
-    """Return a batch after several attacks; of two of a kind each draws by itself."""
-    for place, each in enumerate(attacks):
-        seed = key(context.seed, "again", place) if place else context.seed
-        before, batch = batch, each.poison(batch, replace(context, seed=seed))
-        _check_poisoned(each, before, batch, context.num_classes)
+def apply_attacks(batch: Batch, attacks: Iterable[Attack], context: ClientContext) -> Batch:
+    """Return a batch after several attacks; two attacks of the same class draw independently."""
+    for position, attack in enumerate(attacks):
+        seed = key(context.seed, "again", position) if position else context.seed
+        before, batch = batch, attack.poison(batch, replace(context, seed=seed))
+        _check_poisoned(attack, before, batch, context.num_classes)
     return batch
 
 
 def _check_poisoned(attack: Attack, before: Batch, after: object, num_classes: int) -> None:
-    """Raise ``ValueError`` if poisoning left no minibatch of the same kind."""
+    """Raise ``ValueError`` if the poisoned batch has other shapes, types or classes."""
     name = type(attack).__name__
     if not isinstance(after, Batch):
         raise ValueError(
@@ -174,11 +186,11 @@ def _check_poisoned(attack: Attack, before: Batch, after: object, num_classes: i
         *(("inputs", *pair) for pair in zip(leaves(before.inputs), leaves(after.inputs))),
         *(("targets", *pair) for pair in zip(leaves(before.targets), leaves(after.targets))),
     ]
-    for part, one, other in pairs:
-        if one.shape != other.shape or one.dtype != other.dtype:
+    for field, clean, poisoned in pairs:
+        if clean.shape != poisoned.shape or clean.dtype != poisoned.dtype:
             raise ValueError(
-                f"Expected `poison` of {name} to keep the shape {list(one.shape)} and {one.dtype}"
-                f" of `{part}` but got {list(other.shape)} and {other.dtype}."
+                f"Expected `poison` of {name} to keep the shape {list(clean.shape)} and"
+                f" {clean.dtype} of `{field}` but got {list(poisoned.shape)} and {poisoned.dtype}."
             )
     if (
         num_classes
@@ -189,6 +201,6 @@ def _check_poisoned(attack: Attack, before: Batch, after: object, num_classes: i
         low, high = after.targets.aminmax()
         if low < 0 or high >= num_classes:
             raise ValueError(
-                f"Expected `poison` of {name} to give labels from 0 to {num_classes - 1} but got"
+                f"Expected `poison` of {name} to return labels from 0 to {num_classes - 1} but got"
                 f" {int(low)} to {int(high)}."
             )

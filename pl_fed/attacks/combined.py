@@ -1,21 +1,22 @@
-"""Several attacks at once."""
+"""Several attacks in one."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from pl_fed.attacks.base import Attack, poisoned
+from pl_fed.attacks.base import Attack, apply_attacks
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 
 class Combined(Attack):
-    """Poison and forge by several attacks, one after the other.
+    """Combined attack: several attacks, one after the other.
 
-    Ditto's attacks A2 and A3 are A1, random labels, and then random updates or model replacement.
+    Ditto's attack A2 is A1 (random labels) and then random updates; A3 is A1 and then model
+    replacement.
 
     Args:
-        attacks: At least one. Each gets the batch that the one before it poisoned, and takes the
-            uploads that it forged for the attackers' own.
+        attacks: The attacks, at least one. Each receives the poisoned batch of the attack before
+            it, and that attack's forged uploads as the attackers' own.
 
     Shape:
         - ``honest``: [h, d].
@@ -23,7 +24,7 @@ class Combined(Attack):
         - output: [b, d].
 
     Raises:
-        ValueError: If there is no attack.
+        ValueError: If ``attacks`` is empty, or holds anything but attacks.
 
     Example:
         >>> import torch
@@ -34,48 +35,48 @@ class Combined(Attack):
     """
 
     def __init__(self, attacks: list[Attack]) -> None:
-        if not attacks or not all(isinstance(each, Attack) for each in attacks):
+        if not attacks or not all(isinstance(attack, Attack) for attack in attacks):
             raise ValueError(
                 f"Expected argument `attacks` to be a list of attacks, at least one, but got"
                 f" {attacks}."
             )
         self.attacks: Sequence[Attack] = tuple(attacks)
-        self.needs_inputs = any(each.needs_inputs for each in attacks)
+        self.needs_inputs = any(attack.needs_inputs for attack in attacks)
 
     @property
     def poisons(self) -> bool:
-        """Whether one of them changes training data."""
-        return any(each.poisons for each in self.attacks)
+        """Whether at least one attack changes training data."""
+        return any(attack.poisons for attack in self.attacks)
 
     @property
     def forges(self) -> bool:
-        """Whether one of them replaces uploads."""
-        return any(each.forges for each in self.attacks)
+        """Whether at least one attack replaces uploads."""
+        return any(attack.forges for attack in self.attacks)
 
     @property
     def triggers(self) -> bool:
-        """Whether one of them hides a trigger."""
-        return any(each.triggers for each in self.attacks)
+        """Whether at least one attack hides a trigger in models."""
+        return any(attack.triggers for attack in self.attacks)
 
     @property
     def needs_merged(self) -> bool:
-        """Whether one of them tries out the defence."""
-        return any(each.needs_merged for each in self.attacks)
+        """Whether at least one attack calls ``context.merged``."""
+        return any(attack.needs_merged for attack in self.attacks)
 
     def poison(self, batch: Batch, context: ClientContext) -> Batch:
-        """Return the batch after all of them."""
-        return poisoned(batch, [each for each in self.attacks if each.poisons], context)
+        """Return the batch after all attacks."""
+        return apply_attacks(batch, [attack for attack in self.attacks if attack.poisons], context)
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
-        """Return the uploads after all of them."""
-        for each in self.attacks:
-            own = each.forge(honest, own, context)
+        """Return the uploads after all attacks."""
+        for attack in self.attacks:
+            own = attack.forge(honest, own, context)
         return own
 
     def trigger(self, batch: Batch) -> Batch:
-        """Return the samples with all triggers, with the targets that the last of them wants."""
-        shown = batch
-        for each in self.attacks:
-            if each.triggers:  # by its true targets it says which samples it misleads
-                shown = each.trigger(batch._replace(inputs=shown.inputs))
-        return shown
+        """Return the samples with all triggers, and the targets and mask of the last one."""
+        triggered = batch
+        for attack in self.attacks:
+            if attack.triggers:  # with the true targets, which decide the mask
+                triggered = attack.trigger(batch._replace(inputs=triggered.inputs))
+        return triggered

@@ -1,33 +1,37 @@
 """Directed deviation, against Krum, or against the trimmed mean and the median.
 
 M. Fang, X. Cao, J. Jia and N. Z. Gong, "Local Model Poisoning Attacks to Byzantine-Robust Federated
-Learning", USENIX Security 2020, arXiv 1911.11815. The attackers want the global model to go against
-the signs s of the change that there would be without them. Against Krum::
+Learning", USENIX Security 2020, arXiv 1911.11815. The attackers want the global model to move
+against the signs s of its change without an attack. Against Krum::
 
-    u_k = w^t − λ · s,   the largest λ of λ_0, λ_0 / 2, λ_0 / 4, ... that Krum picks, or below 1e-5
+    u_k = w^t − λ · s,   λ = the first of λ_0, λ_0 / 2, λ_0 / 4, ... that Krum picks, or below 1e-5
 
 Against the trimmed mean and the median, for each coordinate j, and with b = 2::
 
     u_kj ~ uniform between min_j and min_j · b   (min_j / b if min_j > 0)     if s_j = 1
     u_kj ~ uniform between max_j and max_j · b   (max_j / b if max_j < 0)     else
 
-where u_k is the model that is sent, and min_j and max_j are over the honest ones. Attackers who
-know their own models only draw from [μ_j − 4 σ_j, μ_j − 3 σ_j] or [μ_j + 3 σ_j, μ_j + 4 σ_j], of
-their mean and standard deviation; and against Krum they try with one forged model among their own
-honest ones, and with more and more if no λ will do.
+where u_k is the forged model, and min_j and max_j are over the honest models.
 
-λ_0 is a bound on what Krum can pick: the forged models are at least λ √d − max ‖x_i‖ away from the
-honest ones, where x_i are updates and d is the number of signs that are not 0, so that::
+Attackers that know only their own models use the mean μ_j and the standard deviation σ_j of these.
+They draw from [μ_j − 4 σ_j, μ_j − 3 σ_j] or [μ_j + 3 σ_j, μ_j + 4 σ_j]. Against Krum, they test λ
+with one forged model among their own honest models. If Krum picks no λ, they add copies of the
+forged model, one by one.
 
-    λ_0 = (max_i ‖x_i‖ + √(lowest score of an honest one / number of honest neighbours)) / √d
+λ_0 is an upper bound on the λ that Krum can pick. Let x_i be the honest updates, and d the number
+of signs other than 0. The forged models are at least λ √d − max ‖x_i‖ away from the honest models::
 
-That holds where Krum looks at honest neighbours, too: of up to f + 1 attackers who are fewer than
-n − f − 1, f being what the server expects. With more, which a cohort may have by chance, it may
-pick a larger λ, too, which is not tried: n − f − 1 or more are each other's neighbours, at any λ.
+    λ_0 = (max_i ‖x_i‖ + √(lowest score of an honest model / number of honest neighbours)) / √d
 
-Departs from the paper: its λ_0 is for distances that are not squared; s is of the mean of the known
-updates, for attackers who know the defence, too; all attackers send the same to Krum, where the
-paper also says how to send models that are nearly the same.
+The bound holds where Krum's neighbours of a forged model include honest models. Let f be the number
+of Byzantine uploads that the server expects. The bound then holds for up to f + 1 attackers, if
+they are fewer than n − f − 1. A cohort may have more attackers by chance: n − f − 1 or more
+attackers are each other's neighbours at any λ. Krum may then pick a larger λ as well; the attack
+does not test it.
+
+Departs from the paper: the paper's λ_0 is for distances that are not squared. Here s is the sign of
+the mean of the known updates, also for attackers that know the defence. All attackers send the same
+model to Krum; the paper also describes models that differ slightly.
 """
 
 import math
@@ -49,29 +53,29 @@ from pl_fed.random import key, uniforms
 from pl_fed.types import RoundContext
 
 _REACH = 2.0  # the paper's b
-_SMALLEST = 1e-5  # of the λ that are tried
+_MIN_LAMBDA = 1e-5
 
 
 class Fang(Attack):
-    """Draw the global model against the direction in which it would go.
+    """Directed deviation: uploads that move the global model against the signs of its change.
 
-    Whether attackers know all uploads is seen by ``context.merged``.
+    Attackers know all uploads if ``context.merged`` is set, and otherwise only their own.
 
     Args:
-        defence: Against what: ``"krum"``, or ``"trimmed_mean"``, which is for the median as well.
-            The number f of byzantine uploads with which Krum counts is what the server expects; for
-            attackers who know their own only, how many they forge.
-        on: Whether minima and maxima, which the trimmed mean is attacked beyond, are those of the
-            ``"model"`` that is sent, as in the paper, or of the ``"update"``. Signs matter to how
-            far beyond.
+        defence: The defence to attack: ``"krum"``, or ``"trimmed_mean"`` for the trimmed mean and
+            the median. Krum's f is the number of Byzantine uploads that the server expects; if
+            attackers know only their own uploads, the number of forged ones.
+        on: The vectors with the minima and maxima, for ``"trimmed_mean"``: the clients' ``"model"``
+            as in the paper, or their ``"update"``. The signs of the minima and maxima decide how
+            far beyond them the attack draws.
 
     Shape:
         - ``honest``: [h, d].
         - ``own``: [b, d].
-        - output: [b, d]. ``own``, if no finite upload is known.
+        - output: [b, d]. ``own``, if the attackers know no finite upload.
 
     Raises:
-        ValueError: If an argument is none of these.
+        ValueError: If an argument is not one of its values.
 
     Example:
         >>> context = RoundContext(num_byzantine=1, attackers=torch.tensor([4]))
@@ -91,67 +95,87 @@ class Fang(Attack):
         self.on = on
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
-        """Return what is to be picked by Krum, or draws beyond the honest range."""
-        known = reference_rows(honest, own)
-        if not len(known) or not len(own):
+        """Return −λ · s against Krum, or draws beyond the honest range."""
+        reference = reference_rows(honest, own)
+        if not len(reference) or not len(own):
             return own
-        mean = mean_row(known)
+        mean = mean_row(reference)
         if self.defence == "krum":
             signs = mean.sign()
-            return (-_step(known, signs, len(own), context) * signs).to(own.dtype).expand_as(own)
-        near, far = self._beyond(known, mean, own, context)
-        numbers, forged = torch.arange(len(mean), device=own.device), torch.empty_like(own)
+            lam = _search_lambda(reference, signs, len(own), context)
+            return (-lam * signs).to(own.dtype).expand_as(own)
+        near, far = self._draw_bounds(reference, mean, own, context)
+        coordinates, forged = torch.arange(len(mean), device=own.device), torch.empty_like(own)
         for row, client in zip(forged, self.attacker_ids(own, context)):
             draw = key(context.seed, "fang", context.round, client)
-            row.copy_(near + uniforms(draw, numbers) * (far - near))
+            row.copy_(near + uniforms(draw, coordinates) * (far - near))
         return forged
 
-    def _beyond(
-        self, known: Tensor, mean: Tensor, own: Tensor, context: RoundContext
+    def _draw_bounds(
+        self, reference: Tensor, mean: Tensor, own: Tensor, context: RoundContext
     ) -> tuple[Tensor, Tensor]:
-        """Return the ends of the intervals to draw from, the one that is nearer to the honest."""
-        rises = mean > 0
+        """Return the bounds of the draws, near to and far from the honest uploads, [d] each."""
+        increases = mean > 0
         if context.merged is None:
-            away = torch.where(rises, -1, 1) * standard_deviations(known, mean)
-            return mean + 3 * away, mean + 4 * away
-        start = upload_origin(self.on, own, context.broadcast)
-        edge = torch.where(rises, known.amin(0), known.amax(0)) + start
-        outwards = torch.where(rises, edge < 0, edge > 0)  # is away from 0
-        return edge - start, torch.where(outwards, edge * _REACH, edge / _REACH) - start
+            outward = torch.where(increases, -1, 1) * standard_deviations(reference, mean)
+            return mean + 3 * outward, mean + 4 * outward
+        origin = upload_origin(self.on, own, context.broadcast)
+        edge = torch.where(increases, reference.amin(0), reference.amax(0)) + origin
+        moves_from_zero = torch.where(increases, edge < 0, edge > 0)
+        return edge - origin, torch.where(moves_from_zero, edge * _REACH, edge / _REACH) - origin
 
 
-def _step(known: Tensor, signs: Tensor, attackers: int, context: RoundContext) -> float:
-    """Return the λ with which Krum picks −λ · signs."""
-    distances = squared_distances(gram_matrix(known, centre=mean_row(known)))
-    squares = squared_norms(known)
-    along, square = inner_products(known, signs), float(signs.abs().sum(dtype=torch.double))
+def _search_lambda(
+    reference: Tensor, signs: Tensor, num_attackers: int, context: RoundContext
+) -> float:
+    """Return the first λ with which Krum picks −λ · s, or the first below the minimum."""
+    distances = squared_distances(gram_matrix(reference, centre=mean_row(reference)))
+    squares = squared_norms(reference)
+    products = inner_products(reference, signs)
+    num_signs = float(signs.abs().sum(dtype=torch.double))  # ‖s‖²
     lam = 0.0
-    for copies in range(attackers if context.merged else 1, attackers + 1):
+    for copies in range(num_attackers if context.merged else 1, num_attackers + 1):
         expected = context.num_byzantine if context.merged else copies
-        neighbours = max(1, len(known) + copies - expected - 2)
-        lam = _bound(distances, squares, square, neighbours, copies)
-        while lam >= _SMALLEST:
-            reached = squares + 2 * lam * along + lam**2 * square  # ‖x_i + λ s‖²
-            if _is_picked(distances, reached, neighbours, copies):
+        neighbours = max(1, len(reference) + copies - expected - 2)
+        lam = _lambda_bound(distances, squares, num_signs, neighbours, copies)
+        while lam >= _MIN_LAMBDA:
+            to_forged = squares + 2 * lam * products + lam**2 * num_signs  # ‖x_i + λ s‖²
+            if _krum_picks_forged(distances, to_forged, neighbours, copies):
                 return lam
             lam /= 2
     return lam
 
 
-def _bound(
-    distances: Tensor, squares: Tensor, square: float, neighbours: int, copies: int
+def _lambda_bound(
+    distances: Tensor, squares: Tensor, num_signs: float, neighbours: int, copies: int
 ) -> float:
-    """Return λ_0."""
-    if not square:
+    """Return λ_0.
+
+    Args:
+        distances: ‖x_i − x_j‖², [h, h].
+        squares: ‖x_i‖², [h].
+        num_signs: Number of signs other than 0.
+        neighbours: Number of neighbours in Krum's score.
+        copies: Number of forged models.
+    """
+    if not num_signs:
         return 0.0
-    lowest = float(distances.sort(dim=1).values[:, 1 : neighbours + 1].sum(1).min())
-    share = lowest / max(1, neighbours - copies + 1)
-    return (math.sqrt(float(squares.max())) + math.sqrt(share)) / math.sqrt(square)
+    lowest_score = float(distances.sort(dim=1).values[:, 1 : neighbours + 1].sum(1).min())
+    score_per_neighbour = lowest_score / max(1, neighbours - copies + 1)
+    radius = math.sqrt(float(squares.max())) + math.sqrt(score_per_neighbour)
+    return radius / math.sqrt(num_signs)
 
 
-def _is_picked(distances: Tensor, reached: Tensor, neighbours: int, copies: int) -> bool:
-    """Whether Krum picks a row of which there are so many copies, at such squared distances."""
-    forged = reached.sort().values[: max(0, neighbours - copies + 1)].sum()
-    to_all = torch.cat([distances, reached[:, None].expand(-1, copies)], dim=1)
-    honest = to_all.sort(dim=1).values[:, 1 : neighbours + 1].sum(1)  # without itself
-    return bool(forged < honest.min())
+def _krum_picks_forged(distances: Tensor, to_forged: Tensor, neighbours: int, copies: int) -> bool:
+    """Return whether Krum picks a forged row, of which there are several copies.
+
+    Args:
+        distances: ‖x_i − x_j‖², [h, h].
+        to_forged: Squared distances of the honest rows from the forged row, [h].
+        neighbours: Number of neighbours in Krum's score.
+        copies: Number of forged rows.
+    """
+    forged_score = to_forged.sort().values[: max(0, neighbours - copies + 1)].sum()
+    to_all = torch.cat([distances, to_forged[:, None].expand(-1, copies)], dim=1)
+    honest_scores = to_all.sort(dim=1).values[:, 1 : neighbours + 1].sum(1)  # without itself
+    return bool(forged_score < honest_scores.min())

@@ -1,7 +1,7 @@
-"""Flipped labels.
+"""Flipped labels: each training label becomes the opposite class.
 
 M. Fang, X. Cao, J. Jia and N. Z. Gong, "Local Model Poisoning Attacks to Byzantine-Robust Federated
-Learning", USENIX Security 2020 (label flipping); with two classes it is Ditto's A1 on CelebA::
+Learning", USENIX Security 2020 (label flipping). With two classes, it is Ditto's A1 on CelebA::
 
     y ← num_classes − 1 − y
 """
@@ -11,15 +11,15 @@ from pl_fed.types import Batch, ClientContext
 
 
 class FlippedLabels(Attack):
-    """Replace each training label by the one opposite to it in the list of classes.
+    """Flipped labels: the opposite class in the list of classes replaces every training label.
 
-    With an odd number of classes the one in the middle keeps its label.
+    With an odd number of classes, samples of the middle class keep their label.
 
     Shape:
         - ``batch.targets``: class ids, [batch, ...].
 
     Raises:
-        ValueError: On :meth:`poison`, if the targets are real values.
+        ValueError: On :meth:`poison`, if the data have no classes.
 
     Example:
         >>> import torch
@@ -30,7 +30,7 @@ class FlippedLabels(Attack):
     """
 
     def poison(self, batch: Batch, context: ClientContext) -> Batch:
-        """Return the batch with every label flipped."""
+        """Return the batch with flipped labels."""
         if context.num_classes < 1:
             raise ValueError(
                 "Expected argument `context.num_classes` to be at least 1 for FlippedLabels, which "

@@ -1,13 +1,13 @@
-"""Gaussian noise on some samples.
+"""Gaussian noise on some training samples.
 
 B. Zhang, L. Mares De La Cruz and B. Wang, "FedTilt: Towards Multi-Level Fairness-Preserving and
 Robust Federated Learning", section IV-B2 ("persistent noises from the standard Gaussian
 distributions")::
 
-    x ← x + ε,   ε ~ N(0, std² I)      for random samples, in every round anew
+    x ← x + ε,   ε ~ N(0, std² I)      for random samples, drawn in every round
 
-Test data stays clean. The paper does not say how many samples get it: here it is 30 % of them, as
-for its random corruptions.
+Test data stay clean. The paper does not give the share of samples with noise: here it is 30 %, as
+for the paper's random corruptions.
 """
 
 import math
@@ -21,16 +21,15 @@ from pl_fed.types import Batch, ClientContext
 
 
 class GaussianNoise(Attack):
-    """Add Gaussian noise to some training samples, anew in every round.
+    """Gaussian noise: added to some training samples, with new draws in every round.
 
-    Give it as the federation's ``corruption`` for all clients, as in FedTilt, or as its ``attack``
-    for byzantine ones only. Each sample is hit or not by a draw of its own: their number is the
-    share in the mean.
+    Set it as ``federation.adversary.corruption`` for all clients, as in FedTilt, or as
+    ``federation.adversary.attack`` for Byzantine clients only. Every sample has an independent
+    draw. The share of noisy samples is therefore ``samples`` in expectation only.
 
     Args:
-        samples: Share of a client's samples that are hit, in [0, 1].
-        std: Standard deviation of the noise, at least 0, in the units of the inputs, after they are
-            normalised.
+        samples: Share of a client's samples with noise, in [0, 1].
+        std: Standard deviation of the noise, at least 0, in the units of the normalised inputs.
 
     Shape:
         - ``batch.inputs``: [batch, ...].
@@ -56,15 +55,13 @@ class GaussianNoise(Attack):
         self.std = std
 
     def poison(self, batch: Batch, context: ClientContext) -> Batch:
-        """Return the batch with noise drawn by (seed, round, client, sample, number)."""
+        """Return the batch with noise drawn by (seed, round, client, sample, coordinate)."""
         samples = self.sample_ids(batch)
-        which, noise = (
-            key(context.seed, f"noise-{what}", context.round, context.client)
-            for what in ("samples", "values")
-        )
-        hit = uniforms(which, samples) < self.samples
+        selection_key = key(context.seed, "noise-samples", context.round, context.client)
+        noise_key = key(context.seed, "noise-values", context.round, context.client)
+        selected = uniforms(selection_key, samples) < self.samples
         x = batch.inputs.clone()
-        numbers = torch.arange(math.prod(x.shape[1:]), device=x.device)
-        draws = normals(random_bits(noise, samples[hit])[:, None], numbers)
-        x[hit] += self.std * draws.to(x.dtype).view(-1, *x.shape[1:])
+        coordinates = torch.arange(math.prod(x.shape[1:]), device=x.device)
+        noise = normals(random_bits(noise_key, samples[selected])[:, None], coordinates)
+        x[selected] += self.std * noise.to(x.dtype).view(-1, *x.shape[1:])
         return batch._replace(inputs=x)

@@ -1,13 +1,13 @@
-"""Inner product manipulation.
+"""Inner product manipulation: all attackers send a negative multiple of the honest mean.
 
 C. Xie, O. Koyejo and I. Gupta, "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
 Manipulation", UAI 2019, arXiv 1903.03936::
 
     Δ_k = −ε · mean of the honest uploads
 
-A small ε hides among the honest uploads and still turns the result round, as soon as these are
-spread widely enough about their mean; a large one undoes a mean. With ε = 1 it is the sign flipping
-of the library ByzFL.
+A small ε hides among the honest uploads. It still reverses the direction of the result if the
+honest uploads are spread widely enough around their mean. A large ε reverses a plain mean. With
+ε = 1, it is the sign flipping of the library ByzFL.
 """
 
 from torch import Tensor
@@ -18,11 +18,12 @@ from pl_fed.types import RoundContext
 
 
 class InnerProductManipulation(LineAttack):
-    """Upload the opposite of the honest mean, from all attackers the same.
+    """Inner product manipulation: −ε times the honest mean, the same upload from all attackers.
 
     Args:
-        factor: The paper's ε, or ``"search"``: see :class:`LineAttack`.
-        trials: How often a search runs the defence.
+        factor: The paper's ε; ``"search"`` searches for the ε that does most harm: see
+            :class:`LineAttack`.
+        trials: Number of runs of the defence in a search, at least 1.
 
     Shape:
         - ``honest``: [h, d].
@@ -42,7 +43,7 @@ class InnerProductManipulation(LineAttack):
     def __init__(self, factor: Factor = 0.5, trials: int = 20) -> None:
         super().__init__(factor, trials)
 
-    def line(self, known: Tensor, own: Tensor, context: RoundContext) -> tuple[Tensor, Tensor]:
-        """Return 0 and the opposite of the mean."""
-        mean = mean_row(known)
+    def line(self, reference: Tensor, own: Tensor, context: RoundContext) -> tuple[Tensor, Tensor]:
+        """Return 0 and the negative mean."""
+        mean = mean_row(reference)
         return mean.new_zeros(()), -mean

@@ -1,12 +1,12 @@
 """Attacks along a line: centre + factor · direction.
 
-How far to go is a number, what the attack's paper says, or searched for: the factor at which the
-defence in use does worst, as attackers find it who know all uploads and can run that defence::
+The factor is a number, the value from the attack's paper, or the result of a search. The search
+needs attackers that know all uploads and can run the defence. It maximises the harm::
 
     factor = argmax ‖merged(centre + factor · direction) − mean of the honest uploads‖
 
 V. Shejwalkar and A. Houmansadr, "Manipulating the Byzantine", NDSS 2021, optimise the factor of an
-attack against a known defence so; the ``Optimal_`` attacks of the library ByzFL do.
+attack against a known defence in this way, as do the ``Optimal_`` attacks of the library ByzFL.
 """
 
 from abc import abstractmethod
@@ -26,19 +26,22 @@ Factor = float | Literal["search"]
 
 
 class LineAttack(Attack):
-    """Forge uploads on a line, as far along it as a factor says.
+    """Line attack: uploads at centre + factor · direction.
+
+    A subclass defines :meth:`line`, and :meth:`usual_factor` if its paper has a value.
 
     Args:
-        factor: How far: a number; ``"search"`` for what does most harm to the defence in use;
-            ``None`` for what :meth:`usual_factor` gives, if there is such a thing.
-        trials: How often a search runs the defence, at least 1: with 0, 1, 2, 4, 8, and on as long
-            as the harm grows, then by golden-section search. A trial that the defence refuses, or
-            that gives NaN or infinity, does no harm. No factor is above 2^(trials − 2).
+        factor: A finite number; ``"search"`` for the factor that does most harm to the defence in
+            use; ``None`` for :meth:`usual_factor`, in attacks that define it.
+        trials: Number of runs of the defence in a search, at least 1. The search tries 0, 1, 2, 4,
+            8, and further powers of 2 while the harm grows; golden-section search follows. A trial
+            counts as harmless if the defence raises an error or returns NaN or infinity. No factor
+            is above 2^(trials − 2).
 
     Shape:
         - ``honest``: [h, d].
         - ``own``: [b, d].
-        - output: [b, d]. ``own``, if no finite upload is known.
+        - output: [b, d]. ``own``, if the attackers know no finite upload.
 
     Raises:
         ValueError: If an argument is out of range; on :meth:`forge`, if a search cannot run the
@@ -46,22 +49,22 @@ class LineAttack(Attack):
 
     Example:
         >>> class Away(LineAttack):
-        ...     def line(self, known, own, context):
-        ...         return mean_row(known), torch.ones(own.shape[1])
+        ...     def line(self, reference, own, context):
+        ...         return mean_row(reference), torch.ones(own.shape[1])
         >>> honest, own = torch.tensor([[1.0], [3.0]]), torch.zeros(1, 1)
         >>> Away(factor=5.0).forge(honest, own, RoundContext())
         tensor([[7.]])
     """
 
     def __init__(self, factor: Factor | None, trials: int = 20) -> None:
-        unusual = type(self).usual_factor is LineAttack.usual_factor
-        if factor == "search" or (factor is None and not unusual):
+        has_usual_factor = type(self).usual_factor is not LineAttack.usual_factor
+        if factor == "search" or (factor is None and has_usual_factor):
             pass
         elif factor is None or isinstance(factor, str):
-            expected = (
-                'a finite number or "search"' if unusual else 'a finite number, "search" or None'
+            values = 'number, "search" or None' if has_usual_factor else 'number or "search"'
+            raise ValueError(
+                f"Expected argument `factor` to be a finite {values} but got {factor!r}."
             )
-            raise ValueError(f"Expected argument `factor` to be {expected} but got {factor!r}.")
         else:
             check_finite(factor=factor)
         check_integers(1, trials=trials)
@@ -70,56 +73,67 @@ class LineAttack(Attack):
 
     @property
     def needs_merged(self) -> bool:
-        """Whether the factor is searched for."""
+        """Whether the attack searches for its factor."""
         return self.factor == "search"
 
     @abstractmethod
-    def line(self, known: Tensor, own: Tensor, context: RoundContext) -> tuple[Tensor, Tensor]:
-        """Return centre and direction, in float32 at least, each of shape [d] or [b, d].
+    def line(self, reference: Tensor, own: Tensor, context: RoundContext) -> tuple[Tensor, Tensor]:
+        """Return the centre and the direction, in float32 or wider, of shape [d] or [b, d].
 
         Args:
-            known: The uploads to go by, at least one, finite [h, d].
-            own: What the attackers would upload honestly [b, d]; some may not be finite.
+            reference: The uploads that the attackers know, at least one, all finite [h, d].
+            own: The attackers' own uploads [b, d]; some may not be finite.
             context: The round.
         """
 
     def usual_factor(
-        self, known: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
+        self, reference: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
     ) -> float | Tensor:
-        """Return the factor where none is given: a number, or one for each attacker [b, 1]."""
+        """Return the factor for ``factor=None``: a number, or one number per attacker [b, 1]."""
         raise NotImplementedError
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
         """Return points of the line."""
-        known = reference_rows(honest, own)
-        if not len(known) or not len(own):
+        reference = reference_rows(honest, own)
+        if not len(reference) or not len(own):
             return own
-        centre, direction = self.line(known, own, context)
+        centre, direction = self.line(reference, own, context)
 
-        def rows(factor: float | Tensor) -> Tensor:
+        def forge_at(factor: float | Tensor) -> Tensor:
             """Return the forged uploads at a factor [b, d]."""
             return (centre + factor * direction).to(own.dtype).expand_as(own)
 
         if self.factor is None:
-            return rows(self.usual_factor(known, centre, direction, context))
+            return forge_at(self.usual_factor(reference, centre, direction, context))
         if isinstance(self.factor, str):
-            return rows(self._searched(rows, known, context))
-        return rows(self.factor)
+            return forge_at(self._search_factor(forge_at, reference, context))
+        return forge_at(self.factor)
 
-    def _searched(
-        self, rows: Callable[[float], Tensor], known: Tensor, context: RoundContext
+    def _search_factor(
+        self, forge_at: Callable[[float], Tensor], reference: Tensor, context: RoundContext
     ) -> float:
-        merged, aim = context.merged, mean_row(known)
+        """Return the factor that does most harm to the defence in use.
+
+        Args:
+            forge_at: Returns the forged uploads at a factor [b, d].
+            reference: The uploads that the attackers know, finite [h, d].
+            context: The round.
+
+        Raises:
+            ValueError: If the attackers cannot run the defence.
+        """
+        merged, honest_mean = context.merged, mean_row(reference)
         if merged is None:
             raise ValueError(
                 "Expected `context.merged` to be given, to search for the factor of"
-                f" {type(self).__name__}, but got None: attackers must know all uploads."
+                f" {type(self).__name__}, but got None: set `federation.adversary.knowledge` to"
+                ' "all".'
             )
 
         def harm(factor: float) -> float:
             """Return the distance from the honest mean to the aggregate; 0 if it is not finite."""
             try:
-                distance = (merged(rows(factor)) - aim).norm()
+                distance = (merged(forge_at(factor)) - honest_mean).norm()
             except (ValueError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
                 return 0.0
             return float(distance) if distance.isfinite() else 0.0

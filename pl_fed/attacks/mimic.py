@@ -1,4 +1,4 @@
-"""Mimic.
+"""Mimic: all attackers copy the upload of one benign client.
 
 S. P. Karimireddy, L. He and M. Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via
 Bucketing", ICLR 2022, arXiv 2006.09365 (the mimic attack)::
@@ -6,12 +6,13 @@ Bucketing", ICLR 2022, arXiv 2006.09365 (the mimic attack)::
     Δ_k = x_i   for one honest client i,   i = argmax_i |z · x_i|
     z = the direction in which the honest uploads x_i differ most
 
-All attackers copy one client, who then counts too much: no forged upload can be told from an honest
-one, but where clients' data differ, the result is drawn away from the others.
+The weight of the copied client in the result becomes too large. No defence can distinguish a forged
+upload from an honest one. Where the clients' data differ, the result moves away from the other
+clients.
 
-Departs from the paper: z is the first principal direction of the round's uploads; in the paper it
-is learnt over the first rounds, in which all attackers watch, and the client is kept from then on.
-Here the copied client may change from round to round, unless it is given.
+Departs from the paper: z is the first principal direction of the round's uploads. In the paper, the
+attackers learn z while they only observe the first rounds, and copy the same client afterwards.
+Here the copied client may change in every round, unless ``client`` is set.
 """
 
 import torch
@@ -26,20 +27,21 @@ from pl_fed.types import RoundContext
 
 
 class Mimic(Attack):
-    """Upload what one honest client uploads.
+    """Mimic: all attackers send a copy of one benign client's upload.
 
     Args:
-        client: Its id, at least 0; ``None``, or where that client is not in the cohort, for the
-            one that is furthest along the uploads' first principal direction. Of equal ones the
-            smallest id is taken.
+        client: Id of the copied client, at least 0. If it is ``None``, or the client is not in the
+            cohort, the attack copies the client furthest along the first principal direction of
+            the uploads; the smallest id among equals.
 
     Shape:
         - ``honest``: [h, d].
         - ``own``: [b, d].
-        - output: [b, d]. ``own``, if no finite upload is known.
+        - output: [b, d]. ``own``, if the attackers know no finite upload.
 
     Raises:
-        ValueError: If ``client`` is negative; on :meth:`forge`, if ids are missing.
+        TypeError: If ``client`` is not an integer.
+        ValueError: If ``client`` is negative; on :meth:`forge`, if client ids are missing.
 
     Example:
         >>> honest, own = torch.tensor([[0.0, 1.0], [4.0, 0.0], [1.0, 1.0]]), torch.zeros(1, 2)
@@ -56,28 +58,28 @@ class Mimic(Attack):
         self.client = client
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
-        """Return the row of the client that is copied."""
-        known, ids = honest, context.known
+        """Return copies of one client's upload."""
+        reference, ids = honest, context.known
         if not len(honest):
-            whole = finite_rows(own)
-            known, ids = own[whole], context.attackers[whole.cpu()]
-        if len(ids) != len(known):
+            valid = finite_rows(own)
+            reference, ids = own[valid], context.attackers[valid.cpu()]
+        if len(ids) != len(reference):
             raise ValueError(
-                f"Expected `context.known` to be the ids of {len(known)} clients for Mimic but got"
-                f" {ids.tolist()}."
+                f"Expected `context.known` to be the ids of {len(reference)} clients for Mimic but"
+                f" got {ids.tolist()}."
             )
-        if not len(known):
+        if not len(reference):
             return own
-        given = [] if self.client is None else (ids == self.client).nonzero().flatten().tolist()
-        best = given[0] if given else _furthest(known, ids)
-        return known[best].to(own.dtype).expand_as(own)
+        positions = [] if self.client is None else (ids == self.client).nonzero().flatten().tolist()
+        copied = positions[0] if positions else _furthest_position(reference, ids)
+        return reference[copied].to(own.dtype).expand_as(own)
 
 
-def _furthest(rows: Tensor, ids: Tensor) -> int:
-    """Return which row is furthest along the first principal direction of all."""
+def _furthest_position(rows: Tensor, ids: Tensor) -> int:
+    """Return the position of the row furthest along the first principal direction of all rows."""
     mean = mean_row(rows)
     products = gram_matrix(rows, centre=mean)
-    shares = torch.linalg.eigh(products).eigenvectors[:, -1]  # z = Σ shares_i · (x_i − mean)
-    along = (products @ shares + inner_products(rows, mean, mean) @ shares).abs().cpu()
+    coefficients = torch.linalg.eigh(products).eigenvectors[:, -1]  # c in z = Σ c_i (x_i − mean)
+    projections = products @ coefficients + inner_products(rows, mean, mean) @ coefficients
     by_id = ids.argsort()
-    return int(by_id[along[by_id].argmax()])
+    return int(by_id[projections.abs().cpu()[by_id].argmax()])

@@ -1,16 +1,17 @@
-"""Min-max.
+"""Min-max: the largest change that stays within the largest distance between honest uploads.
 
 V. Shejwalkar and A. Houmansadr, "Manipulating the Byzantine: Optimizing Model Poisoning Attacks and
 Defenses for Federated Learning", NDSS 2021 (the AGR-agnostic attack min-max)::
 
     Δ_k = m + γ · p,   the largest γ with   max_i ‖Δ_k − x_i‖ ≤ max_ij ‖x_i − x_j‖
 
-x_i are the uploads that the attackers know, m is their mean, and p the perturbation: the opposite
-of their standard deviation, of the signs of m, or of m as a unit vector. How long p is does not
-matter: γ makes up for it.
+x_i are the uploads that the attackers know, m is their mean, and p is the perturbation. It is the
+negative standard deviation of the x_i, the negative signs of m, or the negative unit vector of m.
+The length of p does not matter, because γ compensates for it.
 
-Departs from the paper: it halves its way to γ; here γ is solved for. ‖m + γ p − x_i‖² ≤ D² is a
-quadratic inequality in γ for each i, and γ the smallest of the larger roots.
+Departs from the paper: the paper finds γ by bisection; pl_fed solves for γ. With D the largest
+distance between two x_i, ‖m + γ p − x_i‖² ≤ D² is a quadratic inequality in γ for each i. γ is the
+smallest of their larger roots.
 """
 
 from typing import Literal
@@ -28,12 +29,14 @@ Perturbation = Literal["std", "sign", "unit"]
 
 
 class MinMax(LineAttack):
-    """Upload what is as far off as it can be and no further from any upload than two of them are.
+    """Min-max: the upload furthest from the mean, within the largest distance between two uploads.
 
-    All attackers upload the same.
+    No known upload is further from the forged one than the two most distant known uploads are from
+    each other. All attackers send the same upload.
 
     Args:
-        perturbation: What p is: ``"std"``, ``"sign"`` or ``"unit"``.
+        perturbation: The direction p: ``"std"``, the negative standard deviation; ``"sign"``, the
+            negative signs of the mean; ``"unit"``, the negative mean.
 
     Shape:
         - ``honest``: [h, d].
@@ -41,7 +44,7 @@ class MinMax(LineAttack):
         - output: [b, d].
 
     Raises:
-        ValueError: If ``perturbation`` is none of these.
+        ValueError: If ``perturbation`` is not one of these.
 
     Example:
         >>> honest, own = torch.tensor([[1.0], [2.0], [6.0]]), torch.zeros(1, 1)
@@ -54,48 +57,53 @@ class MinMax(LineAttack):
         check_choice(("std", "sign", "unit"), perturbation=perturbation)
         self.perturbation = perturbation
 
-    def line(self, known: Tensor, own: Tensor, context: RoundContext) -> tuple[Tensor, Tensor]:
+    def line(self, reference: Tensor, own: Tensor, context: RoundContext) -> tuple[Tensor, Tensor]:
         """Return m and p."""
-        mean = mean_row(known)
+        mean = mean_row(reference)
         if self.perturbation == "std":
-            return mean, -standard_deviations(known, mean)
+            return mean, -standard_deviations(reference, mean)
         return mean, -(mean.sign() if self.perturbation == "sign" else mean)
 
     def usual_factor(
-        self, known: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
+        self, reference: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
     ) -> float:
-        """Return the largest γ that is within the bound."""
-        products = gram_matrix(known, centre=centre)
-        slopes = -inner_products(known, direction, centre)
+        """Return the largest γ within the bound."""
+        products = gram_matrix(reference, centre=centre)
+        slopes = -inner_products(reference, direction, centre)
         square = direction.double().square().sum()
-        return self.largest(square, slopes, products.diagonal(), squared_distances(products))
+        squared_radii, distances = products.diagonal(), squared_distances(products)
+        return self.largest_factor(square, slopes, squared_radii, distances)
 
-    def largest(self, square: Tensor, slopes: Tensor, starts: Tensor, distances: Tensor) -> float:
-        """Return the largest γ such that none of the squared distances is above the largest.
+    def largest_factor(
+        self, square: Tensor, slopes: Tensor, squared_radii: Tensor, distances: Tensor
+    ) -> float:
+        """Return the largest γ with ‖m + γ p − x_i‖² ≤ max_ij ‖x_i − x_j‖² for all i.
 
         Args:
             square: ‖p‖².
             slopes: p · (m − x_i) [h].
-            starts: ‖m − x_i‖² [h].
+            squared_radii: ‖m − x_i‖² [h].
             distances: ‖x_i − x_j‖² [h, h].
         """
-        return float(larger_roots(square, slopes, distances.max() - starts).min())
+        return float(larger_roots(square, slopes, distances.max() - squared_radii).min())
 
 
-def larger_roots(square: Tensor, slopes: Tensor, room: Tensor) -> Tensor:
-    """Return the larger root γ of square · γ² + 2 · slope · γ = room, or 0 where there is none.
+def larger_roots(square: Tensor, slopes: Tensor, bounds: Tensor) -> Tensor:
+    """Return the larger root γ of square · γ² + 2 · slope · γ = bound, or 0 where there is none.
 
     Args:
         square: Not negative.
         slopes: Any numbers.
-        room: Negative by rounding at most.
+        bounds: Not negative, except for rounding errors.
 
     Example:
         >>> larger_roots(torch.tensor(1.0), torch.tensor([1.0, -1.0]), torch.tensor(3.0))
         tensor([1., 3.])
     """
-    room = room.clamp(min=0)
-    root = (slopes.square() + square * room).sqrt()
-    # two forms of the same, of which one does not subtract what is nearly equal
-    found = torch.where(slopes > 0, room / (slopes + root), (root - slopes) / square)
-    return torch.where(found.isfinite(), found, 0.0)
+    bounds = bounds.clamp(min=0)
+    discriminant = (slopes.square() + square * bounds).sqrt()
+    # two forms of the same root: each avoids the subtraction of nearly equal numbers for its signs
+    roots = torch.where(
+        slopes > 0, bounds / (slopes + discriminant), (discriminant - slopes) / square
+    )
+    return torch.where(roots.isfinite(), roots, 0.0)

@@ -1,14 +1,14 @@
-"""Min-sum.
+"""Min-sum: the largest change that stays within the largest total distance of an honest upload.
 
 V. Shejwalkar and A. Houmansadr, "Manipulating the Byzantine: Optimizing Model Poisoning Attacks and
 Defenses for Federated Learning", NDSS 2021 (the AGR-agnostic attack min-sum)::
 
     Δ_k = m + γ · p,   the largest γ with   Σ_i ‖Δ_k − x_i‖² ≤ max_i Σ_j ‖x_i − x_j‖²
 
-with m and p as in min-max.
+x_i are the uploads that the attackers know, m is their mean, and p is the perturbation of min-max.
 
-Departs from the paper: it halves its way to γ; here γ is solved for, γ = max_i ‖x_i − m‖ / ‖p‖,
-which is what the inequality comes to, as the x_i − m add up to 0.
+Departs from the paper: the paper finds γ by bisection; pl_fed solves for γ. As Σ_i (x_i − m) = 0,
+the inequality gives γ = max_i ‖x_i − m‖ / ‖p‖.
 """
 
 from torch import Tensor
@@ -17,12 +17,14 @@ from pl_fed.attacks.min_max import MinMax, larger_roots
 
 
 class MinSum(MinMax):
-    """Upload what is as far off as it can be and no further from all uploads than one of them is.
+    """Min-sum: the upload furthest from the mean, within the largest sum of squared distances.
 
-    All attackers upload the same.
+    The sum of its squared distances to the known uploads is at most the largest such sum of a known
+    upload. All attackers send the same upload.
 
     Args:
-        perturbation: What p is: ``"std"``, ``"sign"`` or ``"unit"``.
+        perturbation: The direction p: ``"std"``, the negative standard deviation; ``"sign"``, the
+            negative signs of the mean; ``"unit"``, the negative mean.
 
     Shape:
         - ``honest``: [h, d].
@@ -30,7 +32,7 @@ class MinSum(MinMax):
         - output: [b, d].
 
     Raises:
-        ValueError: If ``perturbation`` is none of these.
+        ValueError: If ``perturbation`` is not one of these.
 
     Example:
         >>> import torch
@@ -40,7 +42,9 @@ class MinSum(MinMax):
         tensor([[0.]])
     """
 
-    def largest(self, square: Tensor, slopes: Tensor, starts: Tensor, distances: Tensor) -> float:
-        """Return the largest γ such that the sum of squared distances is not above the largest."""
-        room = distances.sum(1).max() - starts.sum()
-        return float(larger_roots(square * len(starts), slopes.sum(), room))
+    def largest_factor(
+        self, square: Tensor, slopes: Tensor, squared_radii: Tensor, distances: Tensor
+    ) -> float:
+        """Return the largest γ with Σ_i ‖m + γ p − x_i‖² ≤ max_i Σ_j ‖x_i − x_j‖²."""
+        bound = distances.sum(1).max() - squared_radii.sum()
+        return float(larger_roots(square * len(squared_radii), slopes.sum(), bound))

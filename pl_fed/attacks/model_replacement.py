@@ -1,4 +1,4 @@
-"""Model replacement, or boosting.
+"""Model replacement, or boosting: each attacker enlarges its own upload.
 
 E. Bagdasaryan, A. Veit, Y. Hua, D. Estrin and V. Shmatikov, "How To Backdoor Federated Learning",
 AISTATS 2020, arXiv 1807.00459; attack A3 of Ditto (T. Li, S. Hu, A. Beirami and V. Smith, ICML
@@ -6,8 +6,9 @@ AISTATS 2020, arXiv 1807.00459; attack A3 of Ditto (T. Li, S. Hu, A. Beirami and
 
     Δ_k ← factor · Δ_k
 
-so that it outweighs the others in a mean. In Ditto's code the factor is the number of clients in
-the cohort, and the uploads are those of clients with random labels: combine it with RandomLabels.
+so that the upload outweighs all others in a mean. In Ditto's code, the factor is the number of
+clients in the cohort, and the attackers train on random labels: use ``Combined`` with
+``RandomLabels`` for that.
 """
 
 from torch import Tensor
@@ -18,15 +19,15 @@ from pl_fed.types import RoundContext
 
 
 class ModelReplacement(LineAttack):
-    """Enlarge each attacker's own upload.
+    """Model replacement: each attacker multiplies its own upload by a factor.
 
     Args:
-        factor: By how much; ``None`` for the number of clients in the cohort; or ``"search"``: see
-            :class:`LineAttack`.
-        trials: How often a search runs the defence.
+        factor: The factor; ``None`` takes the number of clients in the cohort; ``"search"``
+            searches for the factor that does most harm: see :class:`LineAttack`.
+        trials: Number of runs of the defence in a search, at least 1.
 
     Shape:
-        - ``honest``: [h, d]; not read, but by a search.
+        - ``honest``: [h, d]; only a search reads it.
         - ``own``: [b, d].
         - output: [b, d].
 
@@ -43,13 +44,13 @@ class ModelReplacement(LineAttack):
     def __init__(self, factor: Factor | None = None, trials: int = 20) -> None:
         super().__init__(factor, trials)
 
-    def line(self, known: Tensor, own: Tensor, context: RoundContext) -> tuple[Tensor, Tensor]:
-        """Return 0 and the own uploads."""
+    def line(self, reference: Tensor, own: Tensor, context: RoundContext) -> tuple[Tensor, Tensor]:
+        """Return 0 and the attackers' own uploads."""
         own = own.to(merging_dtype(own))
         return own.new_zeros(()), own
 
     def usual_factor(
-        self, known: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
+        self, reference: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
     ) -> float:
         """Return the number of clients in the cohort."""
         return float(len(context.clients))

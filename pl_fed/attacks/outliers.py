@@ -1,13 +1,13 @@
-"""Outliers: some pixels of some samples are random numbers.
+"""Outliers: random numbers in some pixels of some training samples.
 
 B. Zhang, L. Mares De La Cruz and B. Wang, "FedTilt: Towards Multi-Level Fairness-Preserving and
-Robust Federated Learning", section IV-B2 ("persistent random corruptions"): in every round anew,
-30 % of the pixels of 30 % of the training samples::
+Robust Federated Learning", section IV-B2 ("persistent random corruptions"): 30 % of the pixels of
+30 % of the training samples, drawn in every round::
 
     x_p ← uniform on [low, high)      for random pixels p of random samples
 
-Test data stays clean. The paper does not say what values corrupted pixels get: here it is the range
-of the sample's own numbers, unless another is given.
+Test data stay clean. The paper does not give the values of corrupted pixels: here, by default, they
+are in the range of the sample's own numbers.
 """
 
 import torch
@@ -20,22 +20,24 @@ from pl_fed.types import Batch, ClientContext
 
 
 class Outliers(Attack):
-    """Replace some pixels of some training samples by uniform numbers, anew in every round.
+    """Outliers: uniform numbers in some pixels of some training samples, with new draws each round.
 
-    Give it as the federation's ``corruption`` for all clients, as in FedTilt, or as its ``attack``
-    for byzantine ones only. Each sample is hit or not by a draw of its own: their number is the
-    share in the mean. The number of pixels is exact.
+    Set it as ``federation.adversary.corruption`` for all clients, as in FedTilt, or as
+    ``federation.adversary.attack`` for Byzantine clients only. Every sample has an independent
+    draw. The share of corrupted samples is therefore ``samples`` in expectation only; the number
+    of pixels in each is exact.
 
     Args:
-        samples: Share of a client's samples that are hit, in [0, 1].
-        pixels: Share of their pixels, in [0, 1].
-        low: Smallest number, in the units of the inputs, after they are normalised; ``None`` for
-            the smallest of the sample, or ``high`` where that is less.
-        high: Largest number; ``None`` for the largest of the sample, or ``low`` where that is more.
+        samples: Share of a client's samples with corrupted pixels, in [0, 1].
+        pixels: Share of the pixels of such a sample, in [0, 1].
+        low: Smallest value, in the units of the normalised inputs; ``None`` for the smallest
+            number of the sample, or ``high`` if that is less.
+        high: Largest value; ``None`` for the largest number of the sample, or ``low`` if that is
+            more.
 
     Shape:
-        - ``batch.inputs``: images [batch, channels, height, width], where a pixel is hit in all
-          channels, or [batch, ...], where each number is a pixel.
+        - ``batch.inputs``: images [batch, channels, height, width], with a pixel corrupted in all
+          channels, or [batch, ...], with every number as a pixel.
         - ``batch.samples``: [batch]; keys the draws.
 
     Raises:
@@ -71,30 +73,37 @@ class Outliers(Attack):
     def poison(self, batch: Batch, context: ClientContext) -> Batch:
         """Return the batch with pixels drawn by (seed, round, client, sample, pixel)."""
         samples = self.sample_ids(batch)
-        draws = [
-            key(context.seed, f"outlier-{what}", context.round, context.client)
-            for what in ("samples", "pixels", "values")
-        ]
-        hit = uniforms(draws[0], samples) < self.samples
-        which, values = (random_bits(draw, samples[hit]) for draw in draws[1:])
+        sample_key, pixel_key, value_key = (
+            key(context.seed, f"outlier-{purpose}", context.round, context.client)
+            for purpose in ("samples", "pixels", "values")
+        )
+        selected = uniforms(sample_key, samples) < self.samples
+        pixel_keys = random_bits(pixel_key, samples[selected])
+        value_keys = random_bits(value_key, samples[selected])
         x = batch.inputs.clone()
-        x[hit] = self._corrupted(batch.inputs[hit], which, values)
+        x[selected] = self._corrupt(batch.inputs[selected], pixel_keys, value_keys)
         return batch._replace(inputs=x)
 
-    def _corrupted(self, x: Tensor, which: Tensor, values: Tensor) -> Tensor:
-        """Corrupt samples by one key each for where, and one for what."""
+    def _corrupt(self, x: Tensor, pixel_keys: Tensor, value_keys: Tensor) -> Tensor:
+        """Return inputs with corrupted pixels.
+
+        Args:
+            x: Inputs of the selected samples [batch, ...].
+            pixel_keys: Keys of the draws of pixels, int64 [batch].
+            value_keys: Keys of the draws of values, int64 [batch].
+        """
         flat = x.flatten(2) if x.ndim == 4 else x.flatten(1)[:, None]  # channels, pixels
         channels, pixels = flat.shape[1:]
         count = int(self.pixels * pixels + 0.5)
         if not count or not len(x):
             return x
-        order = random_bits(which[:, None], torch.arange(pixels, device=x.device))
-        hit = order <= order.kthvalue(count, dim=1, keepdim=True).values
-        numbers = torch.arange(channels * pixels, device=x.device).view(channels, pixels)
-        draws = uniforms(values[:, None, None], numbers).to(x.dtype)
+        order = random_bits(pixel_keys[:, None], torch.arange(pixels, device=x.device))
+        is_corrupted = order <= order.kthvalue(count, dim=1, keepdim=True).values
+        coordinates = torch.arange(channels * pixels, device=x.device).view(channels, pixels)
+        draws = uniforms(value_keys[:, None, None], coordinates).to(x.dtype)
         low, high = flat.amin((1, 2), keepdim=True), flat.amax((1, 2), keepdim=True)
         if self.low is not None:
             low, high = low.new_tensor(self.low), high.clamp(min=self.low)
         if self.high is not None:
             low, high = low.clamp(max=self.high), high.new_tensor(self.high)
-        return torch.where(hit[:, None], low + (high - low) * draws, flat).view_as(x)
+        return torch.where(is_corrupted[:, None], low + (high - low) * draws, flat).view_as(x)

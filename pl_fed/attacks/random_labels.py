@@ -1,15 +1,15 @@
-"""Random labels.
+"""Random labels: each training label becomes a random class.
 
 T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning Through
 Personalization", ICML 2021, arXiv 2012.04221, attack A1 (label poisoning)::
 
     y ← uniform on {0, ..., num_classes − 1}
 
-drawn once, and it may be the true label: so Ditto's code. Test labels stay clean.
+As in Ditto's code, each label is drawn once and may be the true label. Test labels stay clean.
 
-Departs from FLAME's code ("On ADMM in Heterogeneous Federated Learning"), which draws a label anew
-at every access to a sample, for training and test alike: ``redraw="access"`` does so, and leaves
-the test labels clean.
+FLAME's code ("On ADMM in Heterogeneous Federated Learning") draws a new label at every access to a
+training or test sample. ``redraw="access"`` draws the training labels in this way. It departs from
+FLAME's code in that test labels stay clean.
 """
 
 import math
@@ -24,22 +24,21 @@ from pl_fed.types import Batch, ClientContext
 
 
 class RandomLabels(Attack):
-    """Replace each training label by a random class.
+    """Random labels: a random class replaces every training label.
 
     Args:
-        redraw: When new labels are drawn: never, so that a sample keeps its first one (``False``);
-            in every round (``True``); or at every access to a sample, that is in every pass over
-            the client's data (``"access"``).
+        redraw: When the attack draws new labels: ``False`` for never, so that a sample keeps its
+            first label; ``True`` for every round; ``"access"`` for every access to a sample, which
+            is every pass over the client's data.
 
     Shape:
-        - ``batch.targets``: class ids, [batch, ...]; every element gets a label of its own.
+        - ``batch.targets``: class ids, [batch, ...]; every element has an independent label.
         - ``batch.samples``: [batch]; keys the draws.
-        - ``batch.visits``: [batch]; keys them too with ``"access"``.
+        - ``batch.visits``: [batch]; also keys the draws with ``"access"``.
 
     Raises:
-        TypeError: If ``redraw`` is not a bool, nor ``"access"``.
-        ValueError: On :meth:`poison`, if the targets are real values or ``batch.samples`` is
-            missing.
+        TypeError: If ``redraw`` is neither a bool nor ``"access"``.
+        ValueError: On :meth:`poison`, if the data have no classes or ``batch.samples`` is missing.
 
     Example:
         >>> import torch
@@ -58,7 +57,10 @@ class RandomLabels(Attack):
         self.redraw = redraw
 
     def poison(self, batch: Batch, context: ClientContext) -> Batch:
-        """Return the batch with labels drawn by (seed, client, sample), or more: ``redraw``."""
+        """Return the batch with labels drawn by (seed, client, sample).
+
+        With ``redraw``, the round is part of the key; with ``"access"``, the visit as well.
+        """
         if context.num_classes < 1:
             raise ValueError(
                 "Expected argument `context.num_classes` to be at least 1 for RandomLabels, which "
@@ -68,15 +70,20 @@ class RandomLabels(Attack):
         parts = (context.client, context.round) if self.redraw else (context.client,)
         keys: Tensor | int = key(context.seed, "random-labels", *parts)
         if self.redraw == "access" and batch.visits is not None:
-            first = batch.visits == 0  # is that of the round
-            later = random_bits(keys, batch.visits)
-            keys = torch.where(first, keys, later).reshape(-1, *[1] * (batch.targets.ndim - 1))
+            is_first_visit = batch.visits == 0  # has the key of the round
+            visit_keys = torch.where(is_first_visit, keys, random_bits(keys, batch.visits))
+            keys = visit_keys.reshape(-1, *[1] * (batch.targets.ndim - 1))
         labels = integers(keys, _element_ids(samples, batch.targets), context.num_classes)
         return batch._replace(targets=labels.to(batch.targets.dtype))
 
 
-def _element_ids(index: Tensor, y: Tensor) -> Tensor:
-    """Number the elements of all targets of the data set: one target may hold many labels."""
-    width = math.prod(y.shape[1:])
-    within = torch.arange(width, device=index.device)
-    return (index.unsqueeze(1) * width + within).reshape(y.shape)
+def _element_ids(samples: Tensor, targets: Tensor) -> Tensor:
+    """Return ids of all elements of the targets, different over the data set.
+
+    Args:
+        samples: Ids of the samples, int64 [batch].
+        targets: Targets with one or more labels each [batch, ...].
+    """
+    width = math.prod(targets.shape[1:])
+    offsets = torch.arange(width, device=samples.device)
+    return (samples.unsqueeze(1) * width + offsets).reshape(targets.shape)

@@ -1,4 +1,4 @@
-"""Random updates, or Gaussian attacks.
+"""Random updates, also called Gaussian attacks: each attacker sends normal random numbers.
 
 T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learning Through
 Personalization", ICML 2021, arXiv 2012.04221, attack A2 (after X. Xu and L. Lyu, arXiv
@@ -6,12 +6,12 @@ Personalization", ICML 2021, arXiv 2012.04221, attack A2 (after X. Xu and L. Lyu
 
     Δ_k ~ N(0, s² I)
 
-In Ditto's code s is the standard deviation over all coordinates of the client's own upload, which
-comes from training on random labels: combine it with RandomLabels.
+In Ditto's code, s is the standard deviation over all coordinates of the attacker's own upload, and
+the attackers train on random labels: use ``Combined`` with ``RandomLabels`` for that.
 
 FLAME (S. Zhu et al., "On ADMM in heterogeneous federated learning", arXiv 2407.16397, section V-D,
-Gaussian attacks) draws the model that is sent, from N(0, γ² I) with γ² = 0.1:
-``RandomUpdates(std=0.1**0.5, on="model")``; its code has γ = 1.
+Gaussian attacks) draws the forged model from N(0, γ² I) with γ² = 0.1:
+``RandomUpdates(std=0.1**0.5, on="model")``. FLAME's code has γ = 1.
 """
 
 from typing import Literal
@@ -27,14 +27,13 @@ from pl_fed.types import RoundContext
 
 
 class RandomUpdates(Attack):
-    """Send an update, or a model, of normal random numbers.
+    """Random updates: uploads of normal random numbers.
 
     Args:
-        std: Their standard deviation s, at least 0; ``None`` for that over all coordinates of what
-            they take the place of, each attacker's own, with the number of coordinates below the
-            fraction bar.
-        on: Whether these are the numbers of the ``"update"``, or of the ``"model"``, which is sent
-            by its difference from the broadcast one.
+        std: Standard deviation s of the numbers, at least 0. ``None`` takes the population standard
+            deviation over all coordinates of the attacker's own update or model (see ``on``).
+        on: The vector of random numbers: the ``"update"``, or the ``"model"``. The upload of a
+            model is its difference from the broadcast.
 
     Shape:
         - ``honest``: [h, d]; not read.
@@ -58,12 +57,12 @@ class RandomUpdates(Attack):
         self.on = on
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
-        """Return draws by (seed, round, attacker), torch's own, on the CPU."""
-        start = upload_origin(self.on, own, context.broadcast)
-        forged, drawn = torch.empty_like(own), torch.empty(len(start))
-        for row, mine, client in zip(forged, own, self.attacker_ids(own, context)):
-            std = (mine + start).std(correction=0) if self.std is None else self.std
-            draw = generator(context.seed, "random-updates", context.round, client)
-            torch.randn(len(row), generator=draw, out=drawn)
-            torch.sub(drawn.to(row.device).mul_(std), start, out=row)
+        """Return draws of torch's CPU generator, keyed by (seed, round, attacker)."""
+        origin = upload_origin(self.on, own, context.broadcast)
+        forged, numbers = torch.empty_like(own), torch.empty(len(origin))
+        for row, own_row, client in zip(forged, own, self.attacker_ids(own, context)):
+            std = (own_row + origin).std(correction=0) if self.std is None else self.std
+            draws = generator(context.seed, "random-updates", context.round, client)
+            torch.randn(len(row), generator=draws, out=numbers)
+            torch.sub(numbers.to(row.device).mul_(std), origin, out=row)
         return forged

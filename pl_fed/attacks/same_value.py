@@ -1,4 +1,4 @@
-"""The same value everywhere.
+"""Same value: each attacker sends a model with one value in all coordinates.
 
 L. Li, W. Xu, T. Chen, G. B. Giannakis and Q. Ling, "RSA: Byzantine-Robust Stochastic Aggregation
 Methods for Distributed Learning from Heterogeneous Datasets", AAAI 2019, arXiv 1811.03761, and
@@ -7,8 +7,8 @@ section V-D of FLAME (S. Zhu et al., "On ADMM in heterogeneous federated learnin
 
     u_k = p · (1, ..., 1),   p a constant (RSA) or ~ N(0, γ²) (FLAME, γ² = 0.1)
 
-where u_k is the model that is sent. FLAME's code has γ = 0.01: ``SameValue(std=0.01)``. It draws
-one p for each attacker in each round, as is done here.
+where u_k is the forged model. FLAME's code has γ = 0.01: ``SameValue(std=0.01)``. As here, it draws
+one p for each attacker in each round.
 """
 
 from typing import Literal
@@ -24,13 +24,13 @@ from pl_fed.types import RoundContext
 
 
 class SameValue(Attack):
-    """Send a model, or an update, all of whose numbers are the same.
+    """Same value: a forged model, or update, with one value in all coordinates.
 
     Args:
-        value: The number; ``None`` draws it from N(0, std²), for each attacker in each round.
-        std: Standard deviation of the draw, at least 0; by default FLAME's, whose variance is 0.1.
-        on: Whether these are the numbers of the ``"model"``, which is sent by its difference from
-            the broadcast one, or of the ``"update"``.
+        value: The value; ``None`` draws it from N(0, std²) for each attacker in each round.
+        std: Standard deviation of the draw, at least 0; by default √0.1, as in FLAME's paper.
+        on: The vector with the value: the ``"model"``, or the ``"update"``. The upload of a model
+            is its difference from the broadcast.
 
     Shape:
         - ``honest``: [h, d]; not read.
@@ -60,16 +60,13 @@ class SameValue(Attack):
         self.on = on
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
-        """Return the same number everywhere, less what it is measured from."""
-        start, first = (
-            upload_origin(self.on, own, context.broadcast),
-            torch.zeros(1, dtype=torch.int64),
-        )
-        forged = start.new_empty(own.shape)
+        """Return the value in all coordinates, less the broadcast if it is a model's value."""
+        origin = upload_origin(self.on, own, context.broadcast)
+        forged = origin.new_empty(own.shape)
         for row, client in zip(forged, self.attacker_ids(own, context)):
             value = self.value
             if value is None:
                 draw = key(context.seed, "same-value", context.round, client)
-                value = self.std * float(normals(draw, first))
-            row.copy_(value - start)
+                value = self.std * float(normals(draw, torch.zeros(1, dtype=torch.int64)))
+            row.copy_(value - origin)
         return forged.to(own.dtype)

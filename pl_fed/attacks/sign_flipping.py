@@ -1,16 +1,17 @@
-"""Sign flipping.
+"""Sign flipping: each attacker sends a negative multiple of its own upload or model.
 
-The opposite of what an attacker would send, as in L. Li, W. Xu, T. Chen, G. B. Giannakis and
-Q. Ling, "RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed Learning from
-Heterogeneous Datasets", AAAI 2019, arXiv 1811.03761; and section V-D of FLAME (S. Zhu et al., "On
-ADMM in heterogeneous federated learning", arXiv 2407.16397)::
+L. Li, W. Xu, T. Chen, G. B. Giannakis and Q. Ling, "RSA: Byzantine-Robust Stochastic Aggregation
+Methods for Distributed Learning from Heterogeneous Datasets", AAAI 2019, arXiv 1811.03761; and
+section V-D of FLAME (S. Zhu et al., "On ADMM in heterogeneous federated learning", arXiv
+2407.16397)::
 
     u_k ← −|p| · u_k,   p ~ N(0, γ²)
 
-where u_k is a model and γ² = 0.1: ``SignFlipping(factor=None, of="model")``. FLAME's code turns the
-broadcast model round instead, with γ = 1: ``SignFlipping(factor=None, of="broadcast", std=1)``.
+where u_k is a model and γ² = 0.1: ``SignFlipping(factor=None, of="model")``. FLAME's code flips the
+broadcast model instead, with γ = 1: ``SignFlipping(factor=None, of="broadcast", std=1)``.
 
-The library ByzFL calls the opposite of the honest uploads' mean so: see InnerProductManipulation.
+The sign flipping of the library ByzFL is the negative mean of the honest uploads: use
+``InnerProductManipulation`` for that.
 """
 
 from typing import Literal
@@ -27,20 +28,20 @@ from pl_fed.types import RoundContext
 
 
 class SignFlipping(LineAttack):
-    """Upload the opposite of what one would send.
+    """Sign flipping: each attacker multiplies its own update or model by a negative number.
 
     Args:
-        factor: By how much it is multiplied, apart from the sign; ``None`` for |p|, p being drawn
-            from N(0, std²) for each attacker in each round; or ``"search"``: see
-            :class:`LineAttack`.
-        of: What is turned round: the ``"update"``, the ``"model"``, which is the broadcast one and
-            the update, or the ``"broadcast"`` model alone. A model that is forged is sent by its
-            difference from the broadcast one.
-        std: Standard deviation of p, at least 0; by default FLAME's, whose variance is 0.1.
-        trials: How often a search runs the defence.
+        factor: Absolute value of the number. ``None`` takes |p|, with p drawn from N(0, std²) for
+            each attacker in each round. ``"search"`` searches for the factor that does most harm:
+            see :class:`LineAttack`.
+        of: The vector to flip: the ``"update"``; the ``"model"``, which is the broadcast plus the
+            update; or the ``"broadcast"`` alone. The upload of a model is its difference from the
+            broadcast.
+        std: Standard deviation of p, at least 0; by default √0.1, as in FLAME's paper.
+        trials: Number of runs of the defence in a search, at least 1.
 
     Shape:
-        - ``honest``: [h, d]; not read, but by a search.
+        - ``honest``: [h, d]; only a search reads it.
         - ``own``: [b, d].
         - output: [b, d].
 
@@ -69,15 +70,16 @@ class SignFlipping(LineAttack):
         self.of = of
         self.std = std
 
-    def line(self, known: Tensor, own: Tensor, context: RoundContext) -> tuple[Tensor, Tensor]:
-        """Return what is subtracted from a model, and the opposite of what would be sent."""
-        start = upload_origin("update" if self.of == "update" else "model", own, context.broadcast)
+    def line(self, reference: Tensor, own: Tensor, context: RoundContext) -> tuple[Tensor, Tensor]:
+        """Return the negative origin of uploads, and the negative vector to flip."""
+        target = "update" if self.of == "update" else "model"
+        origin = upload_origin(target, own, context.broadcast)
         if self.of == "broadcast":
-            return -start, -start.expand(own.shape)
-        return -start, -(own.to(merging_dtype(own)) + start)
+            return -origin, -origin.expand(own.shape)
+        return -origin, -(own.to(merging_dtype(own)) + origin)
 
     def usual_factor(
-        self, known: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
+        self, reference: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
     ) -> Tensor:
         """Return |p| for each attacker."""
         draws = [

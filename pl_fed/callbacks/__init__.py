@@ -1,4 +1,4 @@
-"""What watches a federation, one concern a callback."""
+"""Callbacks that report on a federation: files, logs and summaries, one class for each."""
 
 from pl_fed.callbacks.engine_report import EngineReport as EngineReport
 from pl_fed.callbacks.last_checkpoint import LastCheckpoint as LastCheckpoint

@@ -1,4 +1,4 @@
-"""Which engine ran the clients, and what was measured: ``engine.json``, and in every logger."""
+"""The engine and its measured speeds: ``engine.json``, and hyperparameters of every logger."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,10 @@ from pl_fed.federation import Federation
 
 
 class EngineReport(Callback):
-    """Tells after the first round by which engine it was run, and whenever that changes.
+    """Engine report: the engine in use, the clients that it trains at once, and measured speeds.
 
-    Loggers get it among the hyperparameters.
+    It is written after the first round and after each change of the engine, and logged as a
+    hyperparameter.
 
     Args:
         federation: The federation.
@@ -22,11 +23,11 @@ class EngineReport(Callback):
     def __init__(self, federation: Federation, folder: Path | None = None) -> None:
         self.federation = federation
         self.folder = folder
-        self._told: str | None = None
+        self._reported: str | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin anew."""
-        self._told = None
+        """Let a new fit report its engine again."""
+        self._reported = None
 
     def on_train_batch_end(
         self,
@@ -36,11 +37,11 @@ class EngineReport(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Tell what is new."""
+        """Report the engine if it is a new one."""
         engine = self.federation.engine_choice
-        if engine.current == self._told or not trainer.is_global_zero:
+        if engine.current == self._reported or not trainer.is_global_zero:
             return
-        self._told = engine.current
+        self._reported = engine.current
         report = {
             "engine": engine.current,
             "clients_at_a_time": engine.size,

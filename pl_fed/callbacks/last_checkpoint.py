@@ -1,4 +1,4 @@
-"""``checkpoints/last.ckpt``: as often as it costs little, and at the end."""
+"""``checkpoints/last.ckpt``: written during a fit at a limited cost, and at its end."""
 
 import time
 import warnings
@@ -12,21 +12,23 @@ from pl_fed.arguments import check_at_most, check_positive
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """Keeps the latest round that was saved: what a run saves unless it is given a ModelCheckpoint.
+    """Last checkpoint: a single file with the latest saved round.
 
-    Its folder is there from the start: an empty one is that of a run that was stopped before.
+    It is the default of a trainer without a ``ModelCheckpoint``. Its folder exists from the start
+    of a fit, so an empty folder marks a run that stopped before its first checkpoint.
 
-    A checkpoint holds the states of all clients, and may take longer than a round. So rounds go on
-    unsaved until saving has taken no more than a share of the time. The last round is saved in any
-    case, and, on an error or a signal between two rounds, the one before. Beside Lightning's
-    ``WeightAveraging`` each round is saved as it ends, and none later: that callback puts the
-    average in the place of the model for validations, and when training ends.
+    A checkpoint holds the states of all clients, so saving may take longer than a round. Rounds
+    are skipped until saving takes at most ``share`` of the time. The last round is always saved.
+    After an error, or a signal between two rounds, the last completed round is saved.
+
+    Beside Lightning's ``WeightAveraging``, every round is saved as it ends, and nothing later. That
+    callback replaces the model by the average for validations and at the end of training.
 
     Args:
-        share: Largest share of the time that saving takes, in (0, 1]; 1 saves each round.
+        share: The largest share of the time that saving may take, in (0, 1]; 1 saves each round.
 
     Raises:
-        ValueError: If it is out of range.
+        ValueError: If ``share`` is out of range.
     """
 
     def __init__(self, share: float = 0.05) -> None:
@@ -41,8 +43,8 @@ class LastCheckpoint(ModelCheckpoint):
         self._averages = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Note that nothing is trained yet, or loaded."""
-        with warnings.catch_warnings():  # a resumed run goes on in its folder
+        """Create the folder of a fit; nothing is trained yet."""
+        with warnings.catch_warnings():  # a resumed run has checkpoints in its folder
             warnings.filterwarnings("ignore", ".*exists and is not empty")
             super().setup(trainer, pl_module, stage)
         writes = trainer.is_global_zero and not getattr(trainer, "fast_dev_run", False)
@@ -50,21 +52,21 @@ class LastCheckpoint(ModelCheckpoint):
             Path(self.dirpath).mkdir(parents=True, exist_ok=True)
         self._training = False
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        self._averages = any(isinstance(each, WeightAveraging) for each in callbacks)
+        self._averages = any(isinstance(callback, WeightAveraging) for callback in callbacks)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what a checkpoint says; an evaluation of it has a folder of its own."""
+        """Load the state, without Lightning's warning about the other folder of an evaluation."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The dirpath has changed")
             super().load_state_dict(state_dict)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the first round."""
+        """Let the first round be saved."""
         super().on_train_start(trainer, pl_module)
         self._due, self._training = 0.0, True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the round if it is time."""
+        """Save the round if enough time has passed since the last checkpoint."""
         started = time.monotonic()
         due = self._averages or started >= self._due
         if trainer.strategy.reduce_boolean_decision(due, all=False):
@@ -72,13 +74,13 @@ class LastCheckpoint(ModelCheckpoint):
             self._due = started + (time.monotonic() - started) / self.share
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the last round, if it is not."""
+        """Save the last round unless it is saved already."""
         if not self._averages:
             super().on_train_epoch_end(trainer, pl_module)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Save what was trained since; the trainer does not in the middle of a round."""
+        """Save the rounds since the last checkpoint; in the middle of a round nothing is saved."""
         if self._training and not self._averages:
             super().on_train_epoch_end(trainer, pl_module)

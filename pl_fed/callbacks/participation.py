@@ -1,10 +1,10 @@
-"""Clients that never took part: their personal models are evaluated, but were never trained."""
+"""Personal models of clients that never took part: evaluated, but never trained."""
 
 from pl_fed.federation import Federation
 
 
 def untrained_models(federation: Federation) -> str:
-    """Return a sentence on the personal models that were never trained, or an empty string.
+    """Return a sentence on personal models that were never trained, or an empty string.
 
     Args:
         federation: The federation, after an evaluation.

@@ -1,4 +1,4 @@
-"""``predictions.csv``: what ``predict`` gives."""
+"""``predictions.csv``: the predictions of ``predict``."""
 
 import csv
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from pl_fed.trees import Tree, rows_of, select, tree_map
 
 
 class Predictions(Callback):
-    """Writes the personalised predictions of the clients asked for, one row per test sample.
+    """Predictions file: the personalized predictions of clients, one row per test sample.
 
     Args:
         folder: The run's folder.
@@ -23,7 +23,7 @@ class Predictions(Callback):
         self.path = folder / "predictions.csv"
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the file."""
+        """Write the header of the file."""
         header = ["client", "sample", "target", "prediction", "probability"]
         if trainer.is_global_zero:
             self.path.write_text(",".join(header) + "\n", encoding="utf-8")
@@ -37,7 +37,7 @@ class Predictions(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Add the rows of some clients."""
+        """Add the rows of a batch of clients."""
         if not trainer.is_global_zero:
             return
         with self.path.open("a", encoding="utf-8", newline="") as file:
@@ -46,7 +46,7 @@ class Predictions(Callback):
                 writer.writerows(_rows(table))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say where the file is."""
+        """Print the path of the file."""
         if trainer.is_global_zero:
             Console().print(f"The predictions are in {self.path}", soft_wrap=True, markup=False)
 
@@ -60,7 +60,7 @@ def _rows(table: dict[str, Any]) -> Iterator[list[Any]]:
 
 
 def _cells(tree: Tree) -> list[Any]:
-    """Return an entry for each sample; of several tensors, a dict or a list of entries."""
+    """Return an entry for each sample; if it has several tensors, a dict or list of entries."""
     if isinstance(tree, Tensor):
         return tree.tolist()
     return [tree_map(Tensor.tolist, select(tree, place)) for place in range(rows_of(tree))]

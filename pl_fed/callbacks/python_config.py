@@ -1,4 +1,4 @@
-"""``python_config.yaml``: what a run from Python was made of, so that reports can name it."""
+"""``python_config.yaml``: a description of a run from Python, for reports."""
 
 import os
 from collections.abc import Mapping
@@ -11,22 +11,22 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from pl_fed.configurable import class_record, plain_value
 from pl_fed.federation import Federation
-from pl_fed.reports.configs import PYTHON_CONFIG, differing
+from pl_fed.reports.configs import PYTHON_CONFIG, find_differences
 
-_LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # raised as one likes
-_HEAD = "# Describes the objects of a run from Python, for reports: no config to fit by.\n"
+_LENGTHS = {f"trainer.max_{name}" for name in ("epochs", "steps", "time")}  # may be raised
+_HEADER = "# Describes the objects of a run from Python, for reports: no config for a fit.\n"
 
 
 class PythonConfig(Callback):
-    """Describes a run from Python in the form of a config; a config of the command line stays.
+    """Config of a run from Python: a description of its objects in the form of a config.
 
-    A run that goes on with other objects keeps the description before it, as
-    ``config_to_round_<n>.yaml``.
+    Runs from the command line have a config already, so nothing is written. If a run resumes with
+    other objects, the earlier description is kept as ``config_to_round_<n>.yaml``.
 
     Args:
         federation: The federation.
         folder: The run's folder.
-        arguments: What the trainer was given.
+        arguments: The trainer's arguments.
     """
 
     def __init__(self, federation: Federation, folder: Path, arguments: Mapping[str, Any]) -> None:
@@ -39,21 +39,21 @@ class PythonConfig(Callback):
         }
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the description, when a checkpoint has been taken, which may be refused."""
+        """Write the description, after the trainer has accepted any checkpoint."""
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        has_config = any(isinstance(each, SaveConfigCallback) for each in callbacks)
-        dry = getattr(trainer, "fast_dev_run", False)
-        if has_config or dry or not trainer.is_global_zero:
+        has_config = any(isinstance(callback, SaveConfigCallback) for callback in callbacks)
+        is_dry_run = getattr(trainer, "fast_dev_run", False)
+        if has_config or is_dry_run or not trainer.is_global_zero:
             return
-        path, config = self.folder / PYTHON_CONFIG, self._described(pl_module)
+        path, config = self.folder / PYTHON_CONFIG, self._describe(pl_module)
         if path.is_file() and trainer.current_epoch:
             before = yaml.safe_load(path.read_text(encoding="utf-8"))
-            if differing([before, config]).keys() - _LENGTHS:
+            if find_differences([before, config]).keys() - _LENGTHS:
                 path.rename(self.folder / f"config_to_round_{trainer.current_epoch}.yaml")
-        text = _HEAD + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        text = _HEADER + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         path.write_text(text, encoding="utf-8")
 
-    def _described(self, client: LightningModule) -> dict[str, Any]:
+    def _describe(self, client: LightningModule) -> dict[str, Any]:
         seed = os.environ.get("PL_GLOBAL_SEED")
         return {
             "seed_everything": int(seed) if seed else None,

@@ -1,4 +1,4 @@
-"""The short table that a run ends with."""
+"""The table of results at the end of a run."""
 
 from pathlib import Path
 
@@ -8,15 +8,15 @@ from rich.table import Table
 
 from pl_fed.callbacks.participation import untrained_models
 from pl_fed.federation import Federation
-from pl_fed.reports.tables import results_of
+from pl_fed.reports.tables import result_titles
 
 
 class Summary(Callback):
-    """Prints global and personal accuracy, their spread, and where the run's files are.
+    """Summary: a printed table of each model's metrics, and the path of the run's folder.
 
     Args:
         federation: The federation.
-        folder: The run's folder.
+        folder: The run's folder; ``None`` prints no path.
     """
 
     def __init__(self, federation: Federation, folder: Path | None = None) -> None:
@@ -28,7 +28,7 @@ class Summary(Callback):
         self._print(trainer, "test")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the table of the validation metrics, unless a fit goes on."""
+        """Print the table of the validation metrics, except during a fit."""
         if trainer.state.fn == "validate":
             self._print(trainer, "val")
 
@@ -38,19 +38,20 @@ class Summary(Callback):
         }
         if not trainer.is_global_zero:
             return
-        what = "accuracy" if any("accuracy" in found for found in values.values()) else "results"
+        has_accuracy = any("accuracy" in metrics for metrics in values.values())
+        subject = "accuracy" if has_accuracy else "results"
         stage = "validation" if part == "val" else part
         table = Table("")
         for model in values:
             table.add_column(f"{model} model", justify="right")
-        names = {name for found in values.values() for name in found}
-        for name, meaning in results_of(names, self.federation.monitored).items():
-            if any(name in found for found in values.values()):
+        names = {name for metrics in values.values() for name in metrics}
+        for name, title in result_titles(names, self.federation.monitored).items():
+            if any(name in metrics for metrics in values.values()):
                 row = [f"{v[name]:.4f}" if name in v else "-" for v in values.values()]
-                table.add_row(meaning, *row)
+                table.add_row(title, *row)
         console = Console()
         if table.row_count:
-            console.print(f"{stage} {what} of benign clients", style="italic")
+            console.print(f"{stage} {subject} of benign clients", style="italic")
             console.print(table)
             if sentence := untrained_models(self.federation):
                 console.print(sentence, soft_wrap=True, markup=False)

@@ -1,9 +1,9 @@
-"""Rounds as the x-axis of Weights & Biases, and the best values in its summary."""
+"""Rounds as the x-axis of Weights & Biases, and best values in its summary."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from pl_fed.clients.base import Client
-from pl_fed.evaluation.monitor import directions
+from pl_fed.evaluation.monitor import metric_directions
 from pl_fed.loggers import wandb_loggers
 
 _BEST = {
@@ -16,14 +16,14 @@ _BEST = {
 
 
 class WandbAxis(Callback):
-    """Plots everything against ``round``, and keeps each validation metric's best value."""
+    """W&B axis: ``round`` for all metrics, and each validation metric's best value in a summary."""
 
     def __init__(self) -> None:
         self._defined = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Define the metrics."""
-        if self._defined or not isinstance(pl_module, Client):  # a fit is followed by a test
+        """Define the metrics once."""
+        if self._defined or not isinstance(pl_module, Client):  # a test follows a fit
             return
         self._defined = True
         for logger in wandb_loggers(trainer):
@@ -31,7 +31,7 @@ class WandbAxis(Callback):
             run.define_metric("round")
             run.define_metric("*", step_metric="round")
             best_of = dict(_BEST)
-            for name, is_higher in directions(pl_module.task).items():
+            for name, is_higher in metric_directions(pl_module.task).items():
                 best = "max" if is_higher else "min"
                 best_of |= {name: best, f"{name}_worst10": best, f"{name}_std": "min"}
             for model in (*pl_module.evaluated, "hybrid"):

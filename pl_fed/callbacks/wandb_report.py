@@ -1,4 +1,4 @@
-"""A run's own pictures in Weights & Biases: those that ``python -m pl_fed report`` would show."""
+"""A run's pictures in Weights & Biases, as in ``python -m pl_fed report``."""
 
 import io
 from pathlib import Path
@@ -6,15 +6,15 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
-from pl_fed.callbacks.round_metrics import round_of
+from pl_fed.callbacks.round_metrics import evaluated_round
 from pl_fed.loggers import wandb_loggers
 
 
 class WandbReport(Callback):
-    """Logs the distribution over clients, accuracy by class, curves and times after a test.
+    """Logs pictures after a test: results over clients and classes, curves and round times.
 
     Args:
-        folder: The run's folder, whose files are drawn; ``None`` logs nothing.
+        folder: The folder with the run's files; ``None`` logs nothing.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -29,22 +29,28 @@ class WandbReport(Callback):
         from PIL import Image
 
         from pl_fed.reports import classes, clients, curves, times
-        from pl_fed.reports.group import grouped
+        from pl_fed.reports.group import group_runs
         from pl_fed.reports.run import read_run
 
-        by_round = (curves.validation, curves.training, curves.uploads, times.of_rounds)
-        drawn = (clients.distributions, classes.by_class, *by_round)
+        draw_functions = (
+            clients.draw_distributions,
+            classes.draw_class_accuracy,
+            curves.draw_validation,
+            curves.draw_training_loss,
+            curves.draw_uploads,
+            times.draw_round_times,
+        )
         try:
-            run = grouped([read_run(self.folder)])
-            pictures = [picture for draw in drawn for picture in draw(run)]
-        except Exception as error:  # the run is whole all the same
+            groups = group_runs([read_run(self.folder)])
+            pictures = [picture for draw in draw_functions for picture in draw(groups)]
+        except Exception as error:  # a failed picture does not fail the run
             rank_zero_warn(f"The pictures of {self.folder} could not be drawn: {error!r}")
             return
         for logger in loggers:
             images = {
-                f"report/{each.name}": wandb.Image(
-                    Image.open(io.BytesIO(each.png())), caption=each.title
+                f"report/{picture.name}": wandb.Image(
+                    Image.open(io.BytesIO(picture.png())), caption=picture.title
                 )
-                for each in pictures
+                for picture in pictures
             }
-            logger.experiment.log({**images, "round": round_of(trainer)})
+            logger.experiment.log({**images, "round": evaluated_round(trainer)})

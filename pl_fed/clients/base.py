@@ -23,7 +23,7 @@ from pl_fed.clients.contract import (
 )
 from pl_fed.configurable import Configurable
 from pl_fed.data.batches import LocalWork
-from pl_fed.data.client_data import ClientData, placed
+from pl_fed.data.client_data import ClientData, move_tree
 from pl_fed.functional.losses import RowDistance, squared_distance
 from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import Draws, key_dropouts
@@ -31,7 +31,7 @@ from pl_fed.nets.rows import (
     copy_trainable,
     trainable_parameters,
 )
-from pl_fed.tasks import Classification, CriterionTask, Task, task_of
+from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
 from pl_fed.trees import Tree, leaves, rows_of, tree_map
 from pl_fed.types import Batch, Population
 
@@ -162,7 +162,7 @@ class Client(Configurable, ClientRounds, ABC):
         data = (data_classes, *map(id, leaves(targets)))
         if self._task_data != data:
             self._task_data = data
-            task = task_of(self.task.criterion, targets, data_classes)
+            task = choose_task(self.task.criterion, targets, data_classes)
             if type(task) is not type(self.task):
                 self._set_task(task)
 
@@ -363,7 +363,7 @@ class Client(Configurable, ClientRounds, ABC):
     def place(self, tree: Tree) -> Tree:
         """Return inputs or targets on the models' device, real numbers in the models' dtype."""
         row = self.row("global").data
-        return placed(tree, row.device, row.dtype)
+        return move_tree(tree, row.device, row.dtype)
 
     def loss_at(self, model: str, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean loss of a model at other parameters, as a function of them.

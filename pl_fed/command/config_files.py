@@ -1,4 +1,4 @@
-"""Config files: how YAML is read, and which texts and values are refused with one sentence."""
+"""Config files: reads YAML, and refuses unsafe texts and invalid values with one sentence."""
 
 import inspect
 import math
@@ -17,8 +17,8 @@ SECTIONS = ("model", "data", "federation", "trainer")
 FEDERATION_SECTIONS = ("adversary", "engine", "storage")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MAX_DEPTH = 100  # jsonargparse and PyYAML recurse
-_MAX_COPIES = 10_000  # values that anchors may add to those that are written
-_STRUCTURE = re.compile(r"[\[{&*\n]|: ")  # what only a text has that is more than one scalar
+_MAX_COPIES = 10_000  # most values that anchors may add to the written ones
+_STRUCTURE = re.compile(r"[\[{&*\n]|: ")  # absent from texts of a single scalar
 _STRING, _INTEGER = "tag:yaml.org,2002:str", "tag:yaml.org,2002:int"
 _STANDARD = tuple(
     f"tag:yaml.org,2002:{name}"
@@ -30,18 +30,18 @@ _MAX_DIGITS = 100  # in any notation
 
 
 class ConfigError(yaml.YAMLError):
-    """A text that is no config, with the reason."""
+    """Error of a text that is no config; the message is the reason."""
 
 
 class UnsafeError(ConfigError):
-    """A text that would take too long to load, or never end."""
+    """Error of a text that would take too long to load, or never end."""
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file in UTF-8.
+    """Return the text of a UTF-8 file.
 
     Raises:
-        ConfigError: If it cannot be read, or has another encoding.
+        ConfigError: If the file cannot be read or has another encoding.
     """
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
@@ -56,8 +56,8 @@ def read_text(path: str | Path) -> str:
         raise ConfigError(str(error)) from None
 
 
-def wrong_config(path: str | Path) -> str:
-    """Return what is wrong with a file that should be a config; nothing if it is one."""
+def find_config_fault(path: str | Path) -> str:
+    """Describe the fault of a config file; empty if the file is a config."""
     try:
         node = check_yaml(read_text(path))
     except yaml.YAMLError as error:
@@ -74,14 +74,14 @@ def wrong_config(path: str | Path) -> str:
 
 
 def reason(error: yaml.YAMLError) -> str:
-    r"""Return what PyYAML says of a text, in one line.
+    r"""Return the reason of a YAML error in one line.
 
     Example:
         >>> try:
         ...     check_yaml("a: 1\na: 2")
         ... except yaml.YAMLError as error:
         ...     print(reason(error))
-        `a` stands twice in one section (lines 1 and 2)
+        `a` appears twice in one section (lines 1 and 2)
     """
     if not isinstance(error, yaml.MarkedYAMLError):
         return " ".join(str(error).split())
@@ -91,11 +91,11 @@ def reason(error: yaml.YAMLError) -> str:
 
 
 def check_yaml(text: str) -> Node | None:
-    """Return the nodes of a text, of which nothing is made.
+    """Check a text and return its YAML nodes without constructing values.
 
     Raises:
-        yaml.YAMLError: If it is no YAML, is nested too deeply, has anchors that hold themselves or
-            multiply without end, or has a key twice, or one that is no name.
+        yaml.YAMLError: If the text is no YAML, is nested too deeply, has a duplicate key or a key
+            that is no name, or has anchors that contain themselves or multiply without end.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
@@ -105,14 +105,14 @@ def check_yaml(text: str) -> Node | None:
             _refuse_unsafe(f"it is nested more than {_MAX_DEPTH} levels deep", event)
     root: Node | None = yaml.compose(text, Loader=_LOADER)
     if root is not None:
-        _Walk().visit(root)
+        _NodeChecker().visit(root)
     return root
 
 
 def fill_empty_sections(text: str) -> str:
-    r"""Return the text of a config in which a section without any line is an empty mapping.
+    r"""Replace empty sections in the text of a config by empty mappings.
 
-    All its arguments then have their defaults, as when the section is left out.
+    The arguments of such a section get their defaults, as if the section were left out.
 
     Example:
         >>> print(fill_empty_sections("data:  # none\ntrainer: {max_epochs: 1}"))
@@ -130,10 +130,10 @@ def fill_empty_sections(text: str) -> str:
 
 
 def load(text: str) -> Any:
-    """Load YAML as jsonargparse does, after :func:`check_yaml`.
+    """Check YAML by :func:`check_yaml`, and load it by jsonargparse's loader.
 
     Raises:
-        yaml.YAMLError: If the text is refused.
+        yaml.YAMLError: If the check fails.
     """
     if _STRUCTURE.search(text):
         check_yaml(text)
@@ -141,10 +141,11 @@ def load(text: str) -> Any:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuse a command line with an argument that cannot be loaded safely.
+    """Check that every argument of a command line can be loaded safely.
 
     Raises:
-        ValueError: If it is nested too deeply, its anchors multiply without end, or it has NUL.
+        ValueError: If an argument is nested too deeply, its anchors multiply without end, or it has
+            a NUL character.
     """
     name = ""
     for argument in arguments:
@@ -164,7 +165,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def _check_text_within(text: str) -> None:
-    """Refuse YAML within a scalar only if it would take too long to load."""
+    """Raise ``UnsafeError`` for YAML within a scalar that would take too long to load."""
     if not text.lstrip().startswith(("[", "{", "&")):
         return
     try:
@@ -176,17 +177,18 @@ def _check_text_within(text: str) -> None:
 
 
 def check_values(config: Any) -> None:
-    """Refuse numbers and texts that no argument of a config can mean.
+    """Check numbers and texts that are invalid for every argument of a config.
 
-    NaN is refused everywhere. Infinity is refused for optimizers and their schedules; elsewhere,
-    some arguments take it, as FedTilt's tilts do, and each class checks its own.
+    NaN is always invalid. Infinity is invalid for optimizers and their schedules. Other classes
+    check their own arguments, because some take infinity, for example FedTilt's tilts.
 
     Args:
         config: The config as nested dictionaries and lists.
 
     Raises:
-        ValueError: If a number is NaN, too large for 64 bits or infinite where that has no meaning;
-            if a text has NUL or half a character; or if an argument is null that needs a value.
+        ValueError: If a number is NaN, too large for 64 bits, or infinite in an optimizer or a
+            schedule; if a text has a NUL character or is no UTF-8; or if an argument that needs a
+            value is null.
     """
     _check_federation_sections(config.get("federation") or {})
     _check_nulls(config, "")
@@ -203,7 +205,7 @@ def check_values(config: Any) -> None:
 
 
 def _check_federation_sections(federation: Any) -> None:
-    """Refuse null for a section of the federation."""
+    """Raise ``ValueError`` if a section of the federation is null."""
     for name in FEDERATION_SECTIONS:
         if federation.get(name, {}) is None:
             raise ValueError(
@@ -213,7 +215,7 @@ def _check_federation_sections(federation: Any) -> None:
 
 
 def _check_nulls(config: Any, path: str) -> None:
-    """Refuse null for arguments of classes whose types and defaults do not allow it."""
+    """Raise ``ValueError`` if an argument is null whose type and default do not allow null."""
     if isinstance(config, list):
         for index, inner in enumerate(config):
             _check_nulls(inner, f"{path}[{index}]")
@@ -231,22 +233,22 @@ def _check_nulls(config: Any, path: str) -> None:
 
 
 def _needed_type(class_path: str, name: str) -> str:
-    """Return the type of a class's argument if that may not be null; else nothing."""
+    """Return the type of a class's argument that must not be null; empty if it may be null."""
     module, _, class_name = class_path.rpartition(".")
-    made = getattr(sys.modules.get(module), class_name, None)
-    for kind in inspect.getmro(made) if inspect.isclass(made) else ():
-        parameter = inspect.signature(kind).parameters.get(name)
+    kind = getattr(sys.modules.get(module), class_name, None)
+    for base in inspect.getmro(kind) if inspect.isclass(kind) else ():
+        parameter = inspect.signature(base).parameters.get(name)
         if parameter is not None:
-            kinds = _members(parameter.annotation)
-            unknown = parameter.annotation is parameter.empty or not kinds
-            if unknown or parameter.default is None or type(None) in kinds:
+            types = _plain_types(parameter.annotation)
+            is_unknown = parameter.annotation is parameter.empty or not types
+            if is_unknown or parameter.default is None or type(None) in types:
                 return ""
-            return " or ".join(kind.__name__ for kind in kinds)
+            return " or ".join(type_.__name__ for type_ in types)
     return ""
 
 
-def _members(annotation: Any) -> list[type]:
-    """Return the types that an annotation names; none if one of them is no plain type."""
+def _plain_types(annotation: Any) -> list[type]:
+    """Return the types in an annotation; none if it has another than plain types."""
     is_union = get_origin(annotation) in (Union, UnionType)
     kinds = get_args(annotation) if is_union else (annotation,)
     return list(kinds) if all(isinstance(kind, type) for kind in kinds) else []
@@ -266,10 +268,10 @@ def _check_string(path: str, value: str) -> None:
 
 
 def _values(value: Any, path: str, of_optimizer: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the scalars of a config, each with its path."""
+    """Yield the paths and the values of a config's scalars."""
     if isinstance(value, dict):
         of_optimizer = of_optimizer or _is_optimizer(value)
-        if str(value.get("class_path")).startswith("typing."):  # jsonargparse's, of an empty one
+        if str(value.get("class_path")).startswith("typing."):  # jsonargparse's for an empty path
             raise ValueError(
                 f"Expected argument `{path}` to name a class by its `class_path` but got none."
             )
@@ -285,22 +287,22 @@ def _values(value: Any, path: str, of_optimizer: bool) -> Iterator[tuple[str, An
 
 
 def _is_optimizer(value: dict[str, Any]) -> bool:
-    """Whether a class with its arguments is an optimizer or a schedule of learning rates."""
+    """Return whether a class in a config is an optimizer or a learning rate schedule."""
     path = str(value.get("class_path"))
     return path.startswith(("torch.optim.", "pl_fed.optimizers.")) or "ReduceLROnPlateau" in path
 
 
-class _Walk:
-    """Visits each node of a text once, and refuses nodes that cannot become values."""
+class _NodeChecker:
+    """Checks every node of a text once, and refuses nodes that cannot become values."""
 
     def __init__(self) -> None:
-        self._sizes: dict[int, tuple[int, int]] = {}  # of nodes seen: values in it, and its depth
-        self._above: set[int] = set()  # the nodes around the one that is visited
+        self._sizes: dict[int, tuple[int, int]] = {}  # checked nodes → (number of values, depth)
+        self._above: set[int] = set()  # the ancestors of the current node
 
     def visit(self, node: Node) -> tuple[int, int]:
-        """Return how many values a node holds, with all its copies, and how deep it is."""
+        """Check a node; return its number of values, with all copies, and its depth."""
         if id(node) in self._above:
-            _refuse_unsafe("its anchor stands within what it names", node)
+            _refuse_unsafe("an anchor contains itself", node)
         if id(node) not in self._sizes:
             self._above.add(id(node))
             _check_node(node)
@@ -317,7 +319,7 @@ class _Walk:
 
 
 def _check_node(node: Node) -> None:
-    """Refuse one node for what itself says, not for what it holds."""
+    """Refuse a node with an invalid tag, key or scalar; does not check its children."""
     if node.tag not in _STANDARD:
         _refuse(f"tags are not allowed, but it has {node.tag}", node)
     if isinstance(node, MappingNode):
@@ -335,23 +337,23 @@ def _children(node: Node) -> list[Node]:
 
 
 def _check_keys(node: MappingNode) -> None:
-    """Refuse keys that stand twice, and keys that are neither names nor integers."""
+    """Refuse duplicate keys, and keys that are neither names nor integers."""
     lines: dict[str, int] = {}
     for key, _ in node.value:
         if key.tag == _MERGE:
             continue
         if key.tag not in (_STRING, _INTEGER):
-            _refuse(f"a key should be a name, but it has {_described(key)}", key)
+            _refuse(f"a key should be a name, but it has {_describe_key(key)}", key)
         if key.value in lines:
             raise ConfigError(
-                f"`{key.value}` stands twice in one section (lines {lines[key.value]} and"
+                f"`{key.value}` appears twice in one section (lines {lines[key.value]} and"
                 f" {key.start_mark.line + 1})"
             )
         lines[key.value] = key.start_mark.line + 1
 
 
 def _check_sections(root: MappingNode) -> None:
-    """Refuse keys of sections that are numbers, and a section within itself."""
+    """Refuse numbers as names of sections or arguments, and a section within itself."""
     for key, value in root.value:
         if key.tag == _INTEGER:
             _refuse(f"a section should have a name, but it has the number {key.value}", key)
@@ -359,24 +361,24 @@ def _check_sections(root: MappingNode) -> None:
             if inner.tag == _INTEGER:
                 _refuse(f"an argument should have a name, but {key.value} has {inner.value}", inner)
             if inner.value == key.value and key.value in SECTIONS:
-                _refuse(f"the section `{key.value}` stands within itself", inner)
+                _refuse(f"the section `{key.value}` contains itself", inner)
         if key.value in SECTIONS and not (
             isinstance(value, MappingNode) or value.tag in (_NULL, _STRING)
         ):
-            held = "a class_path" if key.value == "model" else "arguments by name"
-            _refuse(f"the section `{key.value}` should hold {held}", value)
+            content = "a class_path" if key.value == "model" else "arguments by name"
+            _refuse(f"the section `{key.value}` should hold {content}", value)
 
 
-def _described(key: Node) -> str:
+def _describe_key(key: Node) -> str:
     if not isinstance(key, ScalarNode):
         return "a list or mapping"
     kinds = {"null": "empty key", "bool": "truth value", "float": "number"}
     return f"the {kinds.get(key.tag.rpartition(':')[2], 'key')} {key.value!r}"
 
 
-def _refuse(why: str, at: Any) -> NoReturn:
-    raise ConfigError(f"{why} (line {at.start_mark.line + 1})")
+def _refuse(fault: str, node: Any) -> NoReturn:
+    raise ConfigError(f"{fault} (line {node.start_mark.line + 1})")
 
 
-def _refuse_unsafe(why: str, at: Any) -> NoReturn:
-    raise UnsafeError(f"{why} (line {at.start_mark.line + 1})")
+def _refuse_unsafe(fault: str, node: Any) -> NoReturn:
+    raise UnsafeError(f"{fault} (line {node.start_mark.line + 1})")

@@ -8,10 +8,10 @@ from lightning.pytorch import Trainer as LightningTrainer
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.exports import Export, Request
 from pl_fed.federation import Federation
-from pl_fed.lightning.checkpoints import RowsOf
+from pl_fed.lightning.checkpoints import ClientSubsetIO
 from pl_fed.lightning.trainer import Trainer
 
-# Arguments that load a checkpoint in one process, and predict nothing
+# Arguments that load a checkpoint in one process without predictions
 _ONLY_LOAD = [
     *("--trainer.devices=1", "--trainer.num_nodes=1", "--trainer.strategy=auto"),
     *("--trainer.logger=null", "--trainer.callbacks=null", "--trainer.profiler=null"),
@@ -23,28 +23,32 @@ class ExportCLI(SectionsCLI):
     """``python -m pl_fed export --ckpt runs/x/… --client 3``: models that load without pl_fed.
 
     Args:
-        args: What to parse: a list of arguments.
+        args: List of arguments to parse.
     """
 
     def __init__(self, args: list[str]) -> None:
         request = self.request = Request.parse(args)
         configs = [f"--config={path}" for path in request.config]
-        given = [*configs, "--trainer.accelerator=auto", *request.others, *_ONLY_LOAD]
+        arguments = [*configs, "--trainer.accelerator=auto", *request.overrides, *_ONLY_LOAD]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*(callbacks used to create|length of .* is zero).*")
-            super().__init__(save_config_callback=None, args=["predict", *given])
+            super().__init__(save_config_callback=None, args=["predict", *arguments])
         self.model.to(self.trainer.strategy.root_device)
         print(f"The models are in {self.export.write()}")
 
     def before_instantiate_classes(self) -> None:
-        """Name the checkpoint, all of which Lightning would have read for its hyperparameters."""
+        """Set the checkpoint now: earlier, Lightning would load all of it for hyperparameters."""
         self.config.predict.ckpt_path = str(self.request.checkpoint)
 
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
-        """Make the trainer, which reads of the checkpoint what is asked for."""
+        """Build the trainer, which reads only the requested rows of the checkpoint."""
         federation: Federation = self._get(self.config_init, "federation")
         self.trainer_class = Trainer
         clients = self.request.clients(self.datamodule.clients.num_clients)
         self.export = Export(federation, self.request, clients, self.model.evaluated)
-        how = {"run_dir": self.request.checkpoint.parent, "plugins": [RowsOf(clients)]}
-        return super().instantiate_trainer(federation=federation, **how, **kwargs)
+        return super().instantiate_trainer(
+            federation=federation,
+            run_dir=self.request.checkpoint.parent,
+            plugins=[ClientSubsetIO(clients)],
+            **kwargs,
+        )

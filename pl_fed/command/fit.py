@@ -27,7 +27,7 @@ from pl_fed.command.run_files import (
     place_logger,
     saves_into_run_folder,
 )
-from pl_fed.command.saved_config import SaveAndLogConfig, config_changes
+from pl_fed.command.saved_config import SaveAndLogConfig, is_config_of
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import check_source, check_weights_only, local_path
@@ -39,20 +39,21 @@ _PROGRAM = {
     "prog": "python -m pl_fed",
     "description": "Federated learning: personalized, fair and robust at once.",
     "epilog": (
-        "Three more train nothing: partition (who has which samples), report (runs side by side in"
-        " one page), export (clients' models as files). Each has its own --help."
+        "Three further subcommands train nothing: partition (print and draw the data split), report"
+        " (compare runs in one page), export (write clients' models as files). Each has its own"
+        " --help."
     ),
 }
-_NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry")  # what else Lightning takes for one
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_ROWS_BEFORE = "metrics_before.csv"  # of rounds that no checkpoint holds, in a restarted run
+_NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry")  # values of ckpt_path that name no file
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_UNSAVED_METRICS = "metrics_before.csv"  # rounds before a restart, without a checkpoint
 
 
 class FederatedCLI(SectionsCLI):
     """``python -m pl_fed {fit,validate,test,predict} --config x.yaml``.
 
     Args:
-        args: What to parse, if not the command line: a list of arguments.
+        args: List of arguments to parse; ``None`` uses the command line.
     """
 
     def __init__(self, args: ArgsType = None) -> None:
@@ -68,29 +69,29 @@ class FederatedCLI(SectionsCLI):
                     parser_kwargs=_PROGRAM,
                     args=args,
                 )
-            except KeyboardInterrupt as error:  # a second one, or before there is a trainer
+            except KeyboardInterrupt as error:  # a second Ctrl-C, or one before the trainer exists
                 self._clean_up(error)
                 raise SystemExit(128 + signal.SIGINT) from error
             except BaseException as error:
                 self._clean_up(error)
                 raise
-            if getattr(self.trainer, "fast_dev_run", False):  # which leaves no file
+            if getattr(self.trainer, "fast_dev_run", False):  # leaves no results
                 discard_unstarted_run(self.run_dir)
 
     def _clean_up(self, error: BaseException) -> None:
-        """Remove the folder of a run that did not begin; of another, say how it can go on.
+        """Remove the folder of a run that did not start; explain how to resume a stopped run.
 
         Raises:
-            OSError: If a disk is full, and the error does not say of which files.
+            OSError: If the disk is full; the original error does not name the run's folder.
         """
         discard_unstarted_run(self.run_dir)
-        if self.run_dir is not None and isinstance(error, OSError) and error.errno in _NO_ROOM:
-            remedy = "Make room, and start it again."
+        if self.run_dir is not None and isinstance(error, OSError) and error.errno in _DISK_FULL:
+            remedy = "free disk space and start the run again"
             if last_checkpoint(self.run_dir):
-                remedy = "Its last checkpoint is kept: make room, and go on by --ckpt_path last."
+                remedy = "free disk space and resume from its last checkpoint: --ckpt_path last"
             raise OSError(
-                f"Expected room for the files of the run in {self.run_dir} but got:"
-                f" {error.strerror}. {remedy}"
+                f"Expected disk space for the files of the run in {self.run_dir} but got:"
+                f" {error.strerror}: {remedy}."
             ) from error
         interrupted = getattr(getattr(self, "trainer", None), "interrupted", False)
         if isinstance(error, SIGTERMException):
@@ -101,29 +102,29 @@ class FederatedCLI(SectionsCLI):
             self._report_stop("Ctrl-C")
 
     def _report_stop(self, signal_name: str) -> None:
-        """Say that a run was stopped, and how it can be resumed."""
+        """Report that a run was stopped, and how to resume it."""
         if not is_first_process():
             return
-        stopped = f"Stopped by {signal_name}"
+        stop = f"Stopped by {signal_name}"
         if self.run_dir is None or not self.run_dir.is_dir():
-            print(f"{stopped} before a run began.", file=sys.stderr)
+            print(f"{stop} before a run started.", file=sys.stderr)
         else:
-            print(f"{stopped}. {self._describe_resume(self.run_dir)}", file=sys.stderr)
+            print(f"{stop}. {self._describe_resume(self.run_dir)}", file=sys.stderr)
 
     def _describe_resume(self, run_dir: Path) -> str:
-        """Return where the run's folder is, and the command that resumes the run, if there is."""
-        place = f"The run's folder is {run_dir}"
+        """Return a text with the run's folder and, if possible, the command that resumes it."""
+        folder = f"The run's folder is {run_dir}"
         checkpoint = last_checkpoint(run_dir)
         if self.subcommand != "fit" or not isinstance(self._arguments, list):
-            return f"{place}."
+            return f"{folder}."
         if checkpoint is None and not (run_dir / "checkpoints").is_dir():
-            return f"{place}; it has no checkpoints/last.ckpt to go on from."
+            return f"{folder}; it has no checkpoints/last.ckpt to resume from."
         command = shlex.join([*_PROGRAM["prog"].split(), *_resume_arguments(self._arguments)])
-        begins = "" if checkpoint else " (from its first round, as no checkpoint is saved yet)"
-        return f"{place}. This goes on with it{begins}:\n  {command}"
+        start = "" if checkpoint else " from round 0, because it has no checkpoint yet"
+        return f"{folder}. Resume the run{start}:\n  {command}"
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the arguments, and take the checkpoint: Lightning would read it for arguments."""
+        """Parse the arguments without the checkpoint: Lightning would read arguments from it."""
         super().parse_arguments(parser, args)
         config = self.config[self.config.subcommand]
         path = self._ckpt_path = config.ckpt_path
@@ -134,45 +135,47 @@ class FederatedCLI(SectionsCLI):
         check_source(path)
         file = local_path(path)
         if file is not None and not (file.is_file() and zipfile.is_zipfile(file)):
-            wrong = "broken, or of another kind" if file.is_file() else "no such file"
+            fault = "broken, or of another kind" if file.is_file() else "no such file"
             if file.is_dir():
-                wrong = "a folder: those of a run are in its folder `checkpoints`"
+                fault = "a folder; checkpoints of a run are in its folder `checkpoints`"
             raise ValueError(
                 "Expected argument `ckpt_path` to be a checkpoint, last or best but got"
-                f" {path if path.isprintable() else repr(path)}: {wrong}."
+                f" {path if path.isprintable() else repr(path)}: {fault}."
             )
 
     def before_instantiate_classes(self) -> None:
-        """Give the checkpoint back."""
+        """Restore the path of the checkpoint."""
         self.config[self.subcommand].ckpt_path = self._ckpt_path
 
     def instantiate_classes(self) -> None:
-        """Make everything, with the loggers writing into the run's folder."""
+        """Instantiate all classes; loggers write into the run's folder."""
         config = self.config[self.subcommand]
         root = config.trainer.default_root_dir or "runs"
         resumes = self.subcommand == "fit" and config.ckpt_path == "last"
-        begun = self._has_same_config if resumes else None
-        last = last_run(root, begun) if config.ckpt_path == "last" else None
-        if is_first_process():  # it chooses the folder, and writes into it
-            self._take_folder(last if last and resumes else new_folder(root))
+        is_same_run = self._has_same_config if resumes else None
+        last = last_run(root, is_same_run) if config.ckpt_path == "last" else None
+        if is_first_process():  # only this process chooses the folder and writes into it
+            self._lock_folder(last if last and resumes else new_folder(root))
             if last and resumes:
-                check_writable(run_dir=last)  # before any file is touched
+                check_writable(run_dir=last)  # before the first change of a file
             if self.subcommand == "fit" and saves_into_run_folder(config.trainer):
                 (self.run_dir / "checkpoints").mkdir(exist_ok=True)  # type: ignore[operator]
-        self._asked_for = self.config
+        self._config_without_folder = self.config
         self.config = copy.deepcopy(self.config)
         config = self.config[self.subcommand]
         if last and last_checkpoint(last) is None:
             config.ckpt_path = None
             if (rows := last / "metrics.csv").is_file():
-                rows.replace(last / _ROWS_BEFORE)
-            rank_zero_warn(f"{last} was stopped before its first checkpoint: it begins anew.")
+                rows.replace(last / _UNSAVED_METRICS)
+            rank_zero_warn(
+                f"{last} was stopped before its first checkpoint, so it restarts from round 0."
+            )
         elif last and not resumes:
             config.ckpt_path = str(last_checkpoint(last))
         elif config.ckpt_path is None and self.subcommand != "fit":
             rank_zero_warn(
-                f"No `ckpt_path` is given, so {self.subcommand} takes models that were not trained:"
-                " --ckpt_path last takes those of the newest run."
+                f"{self.subcommand} uses untrained models, because `ckpt_path` is not set: set"
+                " --ckpt_path last to use the models of the newest run."
             )
         group = group_name(config.as_dict())
         for logger in class_entries(config.trainer.logger):
@@ -180,24 +183,25 @@ class FederatedCLI(SectionsCLI):
                 place_logger(logger, self.run_dir, group)
         super().instantiate_classes()
 
-    def _take_folder(self, folder: Path) -> None:
-        """Keep other processes out of a folder to the end, and write into it."""
+    def _lock_folder(self, folder: Path) -> None:
+        """Make a folder this run's, and lock it until the end against other processes."""
         self._lock = RunLock(folder)
         self._until_the_end.enter_context(self._lock)
         self.run_dir = folder
 
     def _has_same_config(self, run: Path) -> bool:
-        """Whether a run is of the config that is asked for, or does not say of which it is."""
-        asked = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.subcommand]
-        return not config_changes(run / CONFIG, asked)
+        """Return whether a run has the same config as this one, or no readable config."""
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))[self.subcommand]
+        return is_config_of(run / CONFIG, config)
 
     def instantiate_trainer(self, **kwargs: Any) -> LightningTrainer:
-        """Make the trainer that runs the federation."""
-        self.config = self._asked_for  # what is saved names no folder of this run
+        """Build the trainer that runs the federation."""
+        self.config = self._config_without_folder  # config.yaml must not name this run's folder
         federation: Federation = self._get(self.config_init, "federation")
         self.trainer_class = Trainer
-        place = {"run_dir": self.run_dir, "lock": self._lock}
-        trainer = super().instantiate_trainer(federation=federation, **place, **kwargs)
+        trainer = super().instantiate_trainer(
+            federation=federation, run_dir=self.run_dir, lock=self._lock, **kwargs
+        )
         added: list[Callback] = [Summary(federation, self.run_dir)]
         if self.subcommand == "predict":
             added.append(Predictions(self.run_dir or Path()))
@@ -211,12 +215,12 @@ class FederatedCLI(SectionsCLI):
 
 
 def _resume_arguments(arguments: list[str]) -> list[str]:
-    """Return the arguments of a command line that goes on with the last run."""
-    kept, skip = [], False
+    """Return the arguments of a command line that resumes the last run."""
+    remaining, skip = [], False
     for argument in arguments:
         if not skip and not argument.startswith("--ckpt_path="):
-            kept.append(argument)
+            remaining.append(argument)
         skip = argument == "--ckpt_path" and not skip
         if skip:
-            kept.pop()
-    return [*kept, "--ckpt_path", "last"]
+            remaining.pop()
+    return [*remaining, "--ckpt_path", "last"]

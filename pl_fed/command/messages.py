@@ -1,4 +1,4 @@
-"""What the command line says of a mistake: one sentence."""
+"""Error messages: translates errors of jsonargparse, classes and files to one sentence."""
 
 import ast
 import difflib
@@ -13,58 +13,58 @@ from typing import Any
 _WRAPPER = re.compile(r"Type typing\.Callable\[.*?\] expects a function or a callable class: ")
 _KEY = re.compile(r'Parser key "(.+?)":')
 _OWNER = re.compile(r"Problem with given class_path '(.+)':")
-_TYPE = re.compile(  # with the end of a number of which jsonargparse cut off the beginning
+_TYPE = re.compile(  # jsonargparse cuts numbers, so that digits may follow the type
     r"Expected an? (<class '.+'>|typing\..+?)\d*(?:\. Got value: ?(.*))?$"
 )
 _VALUE = re.compile(r"Given value: ?(.*?)(?:\. Got value: .*)?$")
-_BUILT = re.compile(  # of a class in a Callable
+_CALLABLE_CLASS = re.compile(  # a class as the value of a Callable argument
     r"\. Got value: Namespace\((?:init_args=NestedArg\(.*\), )?class_path='(.+?)'.*$"
 )
-_LOST_NULL = re.compile(  # null that became text on its way to an argument that takes null
+_LOST_NULL = re.compile(  # null that jsonargparse passed as text to an argument that takes null
     r"Expected a <class 'NoneType'>\n\s*Given value type: <class 'str'>\n\s*Given value: None\b"
 )
 _NESTED = re.compile(r"NestedArg\(key='.*?', val=(.*)\)$")
 _NO_CLASS = re.compile(r"Not a valid subclass of (\w+)(?:\. Got value: (.*))?$")
-_MAKER = "default_class_instantiator"  # the function of jsonargparse that calls a class
+_INSTANTIATOR = "default_class_instantiator"  # jsonargparse's function that calls constructors
 _COMMANDS = "fit, validate, test, predict, partition, report, export"
-_LEAVES = {
+_TEMPLATES = {
     r"Expected a dot import path string: ?(.*)": (
-        "Expected argument `{where}` to be the path of a class but got {0}{near}."
+        "Expected argument `{path}` to be the path of a class but got {0}{suggestion}."
     ),
     r"(No module named (?:.+))": (
-        "Expected argument `{where}` to be the path of a class but got: {0}{near}."
+        "Expected argument `{path}` to be the path of a class but got: {0}{suggestion}."
     ),
     r"Unexpected import path format: (.+)": (
-        "Expected argument `{where}` to be the path of a class but got {0}."
+        "Expected argument `{path}` to be the path of a class but got {0}."
     ),
     r"Expected an import path or a subclass spec, but got (.+?)(?:\. Got value: .*)?$": (
-        "Expected argument `{where}` to name a class by its `class_path` but got {0}."
+        "Expected argument `{path}` to name a class by its `class_path` but got {0}."
     ),
     r"Expected '(.+?)' to be a subclass of (.+?)\.*$": (
-        "Expected argument `{where}` to be a subclass of {1} but got {0}."
+        "Expected argument `{path}` to be a subclass of {1} but got {0}."
     ),
     r"(?:argument of|unhashable) type:? '(.+?)'": (
-        "Expected argument `{where}` to name a class by its `class_path` but got a class_path of"
+        "Expected argument `{path}` to name a class by its `class_path` but got a class_path of"
         " type {0}."
     ),
     r"'(\w+)' object has no attribute": (
-        "Expected argument `{where}` to have a mapping of arguments as `init_args` but got one of"
+        "Expected argument `{path}` to have a mapping of arguments as `init_args` but got one of"
         " type {0}."
     ),
     r"Import path (?:(\S+) )?does not correspond to a subclass of (.+)": (
-        "Expected argument `{where}` to be a subclass of {1} but got {0}."
+        "Expected argument `{path}` to be a subclass of {1} but got {0}."
     ),
     r"Invalid content in sub-config file (.+?): (.+)": (
-        "Expected argument `{where}` to be a class or a YAML file that holds one but got {0}: {1}."
+        "Expected argument `{path}` to be a class or a YAML file that holds one but got {0}: {1}."
     ),
     r"('\S+' codec can't .+)": (
-        "Expected argument `{where}` to be text, or the path of a file, in UTF-8 but got: {0}."
+        "Expected argument `{path}` to be text, or the path of a file, in UTF-8 but got: {0}."
     ),
     r"(embedded null byte)": (
-        "Expected argument `{where}` to be text without NUL characters but got: {0}."
+        "Expected argument `{path}` to be text without NUL characters but got: {0}."
     ),
     r"Key must be a string, got: (.+?)\.?$": (
-        "Expected argument `{where}` to have names as keys but got {0}."
+        "Expected argument `{path}` to have names as keys but got {0}."
     ),
     r"argument (?:-\w/)?--(\S+): expected one argument": (
         "Expected argument `{0}` to be followed by a value but got none."
@@ -81,12 +81,14 @@ _LEAVES = {
         " an empty {0}."
     ),
     r"unsupported operand type\(s\) for \+: 'int' and 'str'": (
-        "Expected argument `{where}` to have names as keys but got a number as a key."
+        "Expected argument `{path}` to have names as keys but got a number as a key."
     ),
     r"ambiguous option: ([^=\s]+).* could match ": (
         "Expected only options that --help lists but got {0}, the beginning of several."
     ),
-    r"unrecognized arguments: (.+)": "Expected only options that --help lists but got {0}{near}.",
+    r"unrecognized arguments: (.+)": (
+        "Expected only options that --help lists but got {0}{suggestion}."
+    ),
     r"argument subcommand: invalid choice: (.+) \(choose from .+\)": (
         f"Expected a subcommand, one of {_COMMANDS}, but got {{0}}."
     ),
@@ -97,11 +99,11 @@ _LEAVES = {
         "Expected argument `seed_everything` to be an integer from {1} to {2} but got {0}."
     ),
     r"(?:File does not exist|Path is not a file): (.+)": (
-        "Expected argument `{where}` to be a file but found none at {0}."
+        "Expected argument `{path}` to be a file but found none at {0}."
     ),
 }
 _SECTIONS = ["model", "data", "federation", "trainer", "seed_everything", "ckpt_path"]
-_MOVED = {  # arguments that stood in the section federation itself: where they are now
+_NEW_PATHS = {  # former arguments of the section `federation` → their paths below it
     "attack": "adversary.attack",
     "attackers_know": "adversary.knowledge",
     "byzantine": "adversary.fraction",
@@ -120,9 +122,9 @@ _FEDERATION_SECTIONS = {
     "engine": "pl_fed.EngineOptions",
     "storage": "pl_fed.StorageOptions",
 }
-_FEW = 12  # names that fit into a sentence
-_LONGEST = 160  # characters of a value that are shown
-_ROOMS = {  # where the classes are that an argument takes
+_MAX_NAMES = 12  # most names in a sentence
+_MAX_LENGTH = 160  # most characters of a value
+_MODULES = {  # arguments → the modules of their classes
     "model": ("pl_fed.clients",),
     "net": ("pl_fed.models", "torch.nn"),
     "criterion": ("torch.nn",),
@@ -141,243 +143,246 @@ _ROOMS = {  # where the classes are that an argument takes
     "logger": ("lightning.pytorch.loggers",),
     "callbacks": ("lightning.pytorch.callbacks",),
 }
-_BESIDE_THE_POINT = ("Expected a <class 'NoneType'>", "Expected a path but ")
-_INTERNAL = re.compile(  # what only jsonargparse's messages have, and no sentence should
+_IRRELEVANT = ("Expected a <class 'NoneType'>", "Expected a path but ")
+_INTERNAL = re.compile(  # internals of jsonargparse, which no message should show
     r"Namespace\(|NestedArg\(|Parser key|Does not validate|Problem with given|Problems parsing|"
     r"Subclass types|<class '|<function|typing\.|Got value:|Given value|object at 0x|Unable to load"
 )
 
 
-def sentence(message: str) -> str:
-    """Return what matters in an error message of jsonargparse, as one sentence.
+def summarize(message: str) -> str:
+    """Summarize an error message of jsonargparse in one sentence.
 
-    An argument may be of several types, and jsonargparse tells why each of them failed, in a tree:
-    the first that is neither ``None`` nor a path is what the user meant. A message of pl_fed's own
-    within the tree, or without one, is returned as it is. Of any other tree, the argument and the
-    value are named.
+    If an argument takes several types, jsonargparse lists the failure of each type in a tree. The
+    first type that is neither ``None`` nor a path is probably the user's choice. A message of
+    pl_fed, in a tree or alone, stays unchanged. If no line of a tree is understood, the sentence
+    names the argument and the value.
 
     Example:
-        >>> print(sentence("unrecognized arguments: --data.size=9"))
+        >>> print(summarize("unrecognized arguments: --data.size=9"))
         Expected only options that --help lists but got --data.size=9.
     """
-    tree = _Tree(message)
-    text = tree.sentence() or " ".join(message.split())
-    return tree.fallback() if _INTERNAL.search(text) else text
+    tree = _ErrorTree(message)
+    text = tree.read() or " ".join(message.split())
+    return tree.describe_argument() if _INTERNAL.search(text) else text
 
 
 def printable(text: str) -> str:
-    r"""Return a text in which a terminal's control characters, and others unseen, are escaped.
+    r"""Return a text with escaped control and invisible characters, except line breaks.
 
     Example:
         >>> print(printable("é \x1b[31m"))
         é \x1b[31m
     """
     return "".join(
-        character if character.isprintable() or character == "\n" else _escaped(character)
+        character if character.isprintable() or character == "\n" else _escape(character)
         for character in text
     )
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-class _Tree:
-    """A message of jsonargparse, read line by line.
+class _ErrorTree:
+    """Error tree: a message of jsonargparse, read line by line.
 
     Args:
         message: The message.
 
     Attributes:
-        keys: The names of the arguments on the way to the line that is read.
+        keys: Names of the nested arguments at the current line, from the outside in.
     """
 
     def __init__(self, message: str) -> None:
         lines = _WRAPPER.sub("", message).splitlines()
         self._lines = [line.strip().removeprefix("- ") for line in lines]
-        values = [found[1] for line in self._lines if (found := _VALUE.match(line))]
+        values = [match[1] for line in self._lines if (match := _VALUE.match(line))]
         self._value = next(iter(values), "")
         self.keys: list[str] = []
-        self._owner = ""
+        self._class_path = ""
         self._types: list[str] = []
         self._no_class = ""
         self._no_section = ""
         self._lost_null = bool(_LOST_NULL.search(message))
 
     @property
-    def where(self) -> str:
-        """The path of the argument."""
+    def path(self) -> str:
+        """Path of the argument."""
         return ".init_args.".join(self.keys)
 
     @property
     def value(self) -> str:
-        """The value of the argument, as far as the message has it."""
+        """Value of the argument; empty if the message does not have it."""
         try:
             inner = ast.literal_eval(self._value)["init_args"][self.keys[-1]]
         except (ValueError, SyntaxError, TypeError, KeyError, IndexError):
             return self._value
         return str(inner)
 
-    def sentence(self) -> str:
-        """Return the sentence of the first line that tells what is wrong; of others, nothing."""
+    def read(self) -> str:
+        """Translate the first line with a known error; empty if there is none."""
         for line in self._lines:
-            if found := _KEY.match(line):
-                self._enter(found[1])
-                line = line[found.end() :].strip()
-            if found := _BUILT.search(line):
-                self._owner, line = found[1], line[: found.start()]
-            if text := self._read(line):
-                return self._of_lost_null() if self._lost_null else text
+            if match := _KEY.match(line):
+                self._enter(match[1])
+                line = line[match.end() :].strip()
+            if match := _CALLABLE_CLASS.search(line):
+                self._class_path, line = match[1], line[: match.start()]
+            if text := self._read_line(line):
+                return self._describe_lost_null() if self._lost_null else text
         return self._no_class or self._no_section
 
-    def _of_lost_null(self) -> str:
+    def _describe_lost_null(self) -> str:
         return (
-            f"Expected argument `{self.where}` to be set to null in a config file but got null on"
+            f"Expected argument `{self.path}` to be set to null in a config file but got null on"
             " the command line, which cannot set null for an argument of a class within a class."
         )
 
-    def fallback(self) -> str:
-        """Return a sentence with the argument and the value, and nothing else of the tree."""
+    def describe_argument(self) -> str:
+        """Return a sentence that names only the argument and the value."""
         if not self.keys:
-            return (
-                f"Expected a valid command line but got: {_short(_without_trees(self._lines[0]))}."
-            )
-        got = f" {_shown(self.value)}" if self.value else f": {self._reason()}"
-        return f"Expected argument `{self.where}` to be as --help says but got{got}."
+            line = _shorten(_strip_internals(self._lines[0]))
+            return f"Expected a valid command line but got: {line}."
+        got = f" {_describe_value(self.value)}" if self.value else f": {self._reason()}"
+        return f"Expected argument `{self.path}` to be as --help says but got{got}."
 
     def _reason(self) -> str:
-        """Return the last line that says something without jsonargparse's own words."""
+        """Return the last line without internals of jsonargparse."""
         plain = [line for line in self._lines if line and not _INTERNAL.search(line)]
-        return _short(plain[-1]) if plain else "another"
+        return _shorten(plain[-1]) if plain else "another"
 
     def _enter(self, key: str) -> None:
-        if not self.keys or self.keys[-1] != key:  # jsonargparse names a section twice
+        if not self.keys or self.keys[-1] != key:  # jsonargparse repeats the name of a section
             self.keys.append(key)
 
-    def _read(self, line: str) -> str:
-        if found := _OWNER.match(line):
-            self._owner = found[1]
+    def _read_line(self, line: str) -> str:
+        """Translate a line, or return an empty text and keep its facts for later lines."""
+        if match := _OWNER.match(line):
+            self._class_path = match[1]
             return ""
-        if line.startswith(_BESIDE_THE_POINT):
+        if line.startswith(_IRRELEVANT):
             return ""
-        if found := re.match(r"Unable to load config ['\"](.*)['\"]$", line):
+        if match := re.match(r"Unable to load config ['\"](.*)['\"]$", line):
             self._no_section = (
-                f"Expected argument `{self.where}` to be a mapping of arguments, or a YAML file"
-                f" that holds one, but got {_short(found[1])}{_moved(self.where)}."
+                f"Expected argument `{self.path}` to be a mapping of arguments, or a YAML file"
+                f" that holds one, but got {_shorten(match[1])}{_suggest_new_path(self.path)}."
             )
             return ""
         if self._no_section:
             return f"{self._no_section[:-1]}: {line}." if line else ""
-        if found := _NO_CLASS.match(line):
-            self._no_class = self._no_class or self._class_expected(found[1], found[2])
+        if match := _NO_CLASS.match(line):
+            self._no_class = self._no_class or self._expect_class(match[1], match[2])
             return ""
-        if found := _TYPE.match(line):
-            self._types.append(found[1])
-            return "" if found[2] is None else self._wrong_type(found[2])
+        if match := _TYPE.match(line):
+            self._types.append(match[1])
+            return "" if match[2] is None else self._describe_wrong_type(match[2])
         if self._types:
-            return self._wrong_type(found[1]) if (found := _VALUE.match(line)) else ""
-        return _of_leaf(line, self.where, self._owner, self.value)
+            return self._describe_wrong_type(match[1]) if (match := _VALUE.match(line)) else ""
+        return _translate_line(line, self.path, self._class_path, self.value)
 
-    def _class_expected(self, kind: str, value: str | None) -> str:
+    def _expect_class(self, kind: str, value: str | None) -> str:
         got = self.value if value is None else value
         return (
-            f"Expected argument `{self.where}` to name a subclass of {kind} by its `class_path` but"
-            f" got {_shown(got)}."
+            f"Expected argument `{self.path}` to name a subclass of {kind} by its `class_path` but"
+            f" got {_describe_value(got)}."
         )
 
-    def _wrong_type(self, value: str) -> str:
+    def _describe_wrong_type(self, value: str) -> str:
         literals = re.findall(r"Literal\[(.+?)\]", " ".join(self._types))
         classes = re.findall(r"<class '(?:.+?\.)?(\w+)'>", " ".join(self._types))
         kinds = [f"one of {', '.join(literals)}"] if literals else []
         if classes:
             kinds.append(f"of type {' or '.join(dict.fromkeys(classes))}")
-        near = _near_class(self.where, value)
+        suggestion = _suggest_class(self.path, value)
         return (
-            f"Expected argument `{self.where}` to be {', or '.join(kinds)} but got"
-            f" {_shown(value)}{near}."
+            f"Expected argument `{self.path}` to be {', or '.join(kinds)} but got"
+            f" {_describe_value(value)}{suggestion}."
         )
 
 
-def _kind(text: str) -> str:
-    """Return the names of classes without their modules; another text is returned as it is.
+def _class_name(text: str) -> str:
+    """Return the names of classes without their modules; any other text unchanged.
 
     Example:
-        >>> _kind("<class 'torch.optim.Optimizer'>"), _kind("Union[LRScheduler, Plateau]")
-        ('Optimizer', 'LRScheduler or Plateau')
+        >>> _class_name("<class 'torch.optim.Optimizer'>")
+        'Optimizer'
+        >>> _class_name("Union[LRScheduler, Plateau]")
+        'LRScheduler or Plateau'
     """
-    if found := re.fullmatch(r"Union\[(.+)\]", text):
-        return found[1].replace(", ", " or ")
+    if match := re.fullmatch(r"Union\[(.+)\]", text):
+        return match[1].replace(", ", " or ")
     if text == "NoneType":
         return "null"
-    found = re.fullmatch(r"<class '(?:.+\.)?(\w+)'>", text)
-    return found[1] if found else text
+    match = re.fullmatch(r"<class '(?:.+\.)?(\w+)'>", text)
+    return match[1] if match else text
 
 
-def _shown(value: str) -> str:
-    """Return a value without jsonargparse's own objects.
+def _describe_value(value: str) -> str:
+    """Return a value without the objects of jsonargparse around it.
 
     Example:
-        >>> _shown("Namespace(class_path='torch.optim.SGD', init_args=Namespace(lr=0.1))")
+        >>> _describe_value("Namespace(class_path='torch.optim.SGD', init_args=Namespace(lr=0.1))")
         'torch.optim.SGD'
-        >>> _shown("NestedArg(key='lam', val='')")
+        >>> _describe_value("NestedArg(key='lam', val='')")
         "''"
     """
-    if found := _NESTED.match(value):
-        value = found[1].strip("'")
-    if found := re.match(r"Namespace\(class_path='(.+?)'", value):
-        value = found[1]
-    return _short(_without_trees(value))
+    if match := _NESTED.match(value):
+        value = match[1].strip("'")
+    if match := re.match(r"Namespace\(class_path='(.+?)'", value):
+        value = match[1]
+    return _shorten(_strip_internals(value))
 
 
-def _without_trees(text: str) -> str:
+def _strip_internals(text: str) -> str:
     return _INTERNAL.sub("", text).strip()
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     if not text.strip():
         return repr(text)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
 
 
-def of_a_class(error: BaseException) -> str:
-    """Return the sentence of an error in the constructor of a class that a config names, if any.
+def describe_constructor_error(error: BaseException) -> str:
+    """Describe an error in the constructor of a class from the config; else return an empty text.
 
-    A refusal, which begins with "Expected", is a sentence already.
+    Errors that begin with "Expected" are sentences of pl_fed and need no description.
     """
     while error.__cause__ is not None and not str(error).startswith("Expected"):
         error = error.__cause__
     frames = list(traceback.walk_tb(error.__traceback__))
-    makers = [k for k, (frame, _) in enumerate(frames) if frame.f_code.co_name == _MAKER]
+    makers = [k for k, (frame, _) in enumerate(frames) if frame.f_code.co_name == _INSTANTIATOR]
     if not makers or makers[-1] + 1 == len(frames) or str(error).startswith("Expected"):
         return ""
-    made = frames[makers[-1]][0].f_locals.get("class_type")
+    kind = frames[makers[-1]][0].f_locals.get("class_type")
     frame, line = frames[makers[-1] + 1]
+    missing = _describe_missing_arguments(kind, frame.f_locals)
     return (
-        f"Expected {getattr(made, '__module__', '')}.{getattr(made, '__qualname__', made)} to be a"
+        f"Expected {getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', kind)} to be a"
         f" class that can be made but got {type(error).__name__}: {' '.join(str(error).split())}"
-        f" ({Path(frame.f_code.co_filename).name}, line {line}){_not_given(made, frame.f_locals)}."
+        f" ({Path(frame.f_code.co_filename).name}, line {line}){missing}."
     )
 
 
-def _not_given(made: Any, values: Mapping[str, Any]) -> str:
-    """Return which arguments of a class, though without a default, are ``None`` as it is made.
+def _describe_missing_arguments(kind: Any, values: Mapping[str, Any]) -> str:
+    """Name the arguments without a default that are ``None`` in a constructor call.
 
-    One without a type, too, is not asked for by jsonargparse, which then gives ``None``.
+    jsonargparse passes ``None`` for a missing argument that has neither default nor type.
     """
     try:
-        parameters = inspect.signature(made).parameters.values()
+        parameters = inspect.signature(kind).parameters.values()
     except (TypeError, ValueError):
         return ""
-    wanted = [each.name for each in parameters if each.default is each.empty]
-    names = [f"`{name}`" for name in wanted if values.get(name, made) is None]
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    names = [f"`{name}`" for name in required if values.get(name, kind) is None]
     return f": {' and '.join(names)} was not given" if names else ""
 
 
-def of_a_file(error: BaseException) -> str:
-    """Return the sentence of an error of the system with a file or folder, if it is one.
+def describe_file_error(error: BaseException) -> str:
+    """Describe an operating system error about a file or folder; else return an empty text.
 
     Example:
-        >>> of_a_file(PermissionError(13, "Permission denied", "runs/a"))
+        >>> describe_file_error(PermissionError(13, "Permission denied", "runs/a"))
         'Expected to read or write runs/a but got: Permission denied.'
     """
     if not isinstance(error, OSError) or not error.filename or not error.strerror:
@@ -385,120 +390,139 @@ def of_a_file(error: BaseException) -> str:
     return f"Expected to read or write {error.filename} but got: {error.strerror}."
 
 
-def _of_leaf(line: str, where: str, owner: str, value: str) -> str:
-    """Return the sentence of a line that tells what is wrong; of another line, nothing."""
-    if where and (found := re.match(r"unrecognized arguments: --([^=\s]+)", line)):
-        return _unlisted(found[1], where, owner)
-    if found := re.match(r"Subclasses are disabled for (\w+), thus (.+?) is not accepted", line):
-        sections = [name for name, path in _FEDERATION_SECTIONS.items() if path.endswith(found[1])]
+def _translate_line(line: str, path: str, class_path: str, value: str) -> str:
+    """Translate one line of jsonargparse; empty if it holds no known error.
+
+    Args:
+        line: The line.
+        path: Path of the argument; empty for the whole command line.
+        class_path: Path of the argument's class; empty if unknown.
+        value: Value of the argument; empty if unknown.
+    """
+    if path and (match := re.match(r"unrecognized arguments: --([^=\s]+)", line)):
+        return _describe_unknown_option(match[1], path, class_path)
+    if match := re.match(r"Subclasses are disabled for (\w+), thus (.+?) is not accepted", line):
+        sections = [name for name, kind in _FEDERATION_SECTIONS.items() if kind.endswith(match[1])]
         return (
-            f"Expected argument `{where or '.'.join(['federation', *sections])}` to be a mapping of"
-            f" arguments without a class_path but got the class_path {found[2]}."
+            f"Expected argument `{path or '.'.join(['federation', *sections])}` to be a mapping of"
+            f" arguments without a class_path but got the class_path {match[2]}."
         )
-    for pattern, template in _LEAVES.items():
-        if found := re.match(pattern, line):
-            groups = [_shown(_kind(value if group is None else group)) for group in found.groups()]
-            near = _moved(groups[0]) or _near_class(where, groups[0]) if groups else ""
-            return template.format(*groups, where=where, near=near)
-    if found := re.match(r"Expected an instantiatable class, but (?:(\S+) )?is abstract", line):
-        path = found[1] or value
+    for pattern, template in _TEMPLATES.items():
+        if match := re.match(pattern, line):
+            groups = [
+                _describe_value(_class_name(value if group is None else group))
+                for group in match.groups()
+            ]
+            suggestion = ""
+            if groups:
+                suggestion = _suggest_new_path(groups[0]) or _suggest_class(path, groups[0])
+            return template.format(*groups, path=path, suggestion=suggestion)
+    if match := re.match(r"Expected an instantiatable class, but (?:(\S+) )?is abstract", line):
+        kind = match[1] or value
         return (
-            f"Expected argument `{where}` to name a class that can be made, by its `class_path`,"
-            f" but {path} is abstract{_missing(path)}."
+            f"Expected argument `{path}` to name a class that can be made, by its `class_path`,"
+            f" but {kind} is abstract{_describe_abstract_methods(kind)}."
         )
-    if found := re.match(r"(?:Subcommand .+ o|O)ption '(.+?)'(?: is not accepted|$)", line):
-        return _unlisted(found[1], where, owner)
-    if found := re.match(r"module '(.+?)' has no attribute '(.+?)'", line):
-        near = _near(found[2], dir(import_module(found[1])))
-        return f"Expected argument `{where}` to be a class but {found[1]} has no {found[2]}{near}."
-    if found := re.match(r"the following arguments are required: (.+)", line):
-        names = [
-            re.sub(r"^(fit|validate|test|predict)\.", "", each) for each in found[1].split(", ")
-        ]
-        missing = " and ".join(f"`{where}.init_args.{n}`" if where else f"`{n}`" for n in names)
-        return f"Expected argument {missing} to be given but got none."
+    if match := re.match(r"(?:Subcommand .+ o|O)ption '(.+?)'(?: is not accepted|$)", line):
+        return _describe_unknown_option(match[1], path, class_path)
+    if match := re.match(r"module '(.+?)' has no attribute '(.+?)'", line):
+        suggestion = _suggest(match[2], dir(import_module(match[1])))
+        return (
+            f"Expected argument `{path}` to be a class but {match[1]} has no"
+            f" {match[2]}{suggestion}."
+        )
+    if match := re.match(r"the following arguments are required: (.+)", line):
+        names = [re.sub(r"^(fit|validate|test|predict)\.", "", n) for n in match[1].split(", ")]
+        missing = " and ".join(f"`{path}.init_args.{n}`" if path else f"`{n}`" for n in names)
+        return f"Expected argument {missing} to be set but got none."
     return line if line.startswith("Expected ") and not _INTERNAL.search(line) else ""
 
 
-def _unlisted(name: str, where: str, owner: str) -> str:
-    """Return the sentence of an option that a class, or the command line, does not have."""
-    if not where:
+def _describe_unknown_option(name: str, path: str, class_path: str) -> str:
+    """Return the message for an option that a class, or the command line, does not have."""
+    if not path:
         section = name.partition(".")[0]
-        near = _moved(name) or ("" if section in _SECTIONS else _near(section, _SECTIONS))
-        return f"Expected only options that --help lists but got {name}{near}."
-    options = _options(owner)
-    near = _near(name, options) or _few(options)
-    whose = f" of {owner}" if owner else ""
-    return f"Expected argument `{where}` to hold only options{whose} but got `{name}`{near}."
+        suggestion = _suggest_new_path(name)
+        if not suggestion and section not in _SECTIONS:
+            suggestion = _suggest(section, _SECTIONS)
+        return f"Expected only options that --help lists but got {name}{suggestion}."
+    options = _option_names(class_path)
+    suggestion = _suggest(name, options) or _list_names(options)
+    owner = f" of {class_path}" if class_path else ""
+    return f"Expected argument `{path}` to hold only options{owner} but got `{name}`{suggestion}."
 
 
-def _moved(text: str) -> str:
-    """Return where an argument of the federation is now, or a similar one of its section.
+def _suggest_new_path(text: str) -> str:
+    """Suggest the new path of a former argument of the federation, or a similar argument.
 
     Example:
-        >>> _moved("--federation.byzantine 0.2"), _moved("federation.engine.chunksize")
-        (' (did you mean federation.adversary.fraction?)', ' (did you mean chunk_size?)')
+        >>> _suggest_new_path("--federation.byzantine 0.2")
+        ' (did you mean federation.adversary.fraction?)'
+        >>> _suggest_new_path("federation.engine.chunksize")
+        ' (did you mean chunk_size?)'
     """
     parts = re.match(r"(?:--)?federation\.(\w+)(?:\.(\w+))?", text)
     if parts is None:
         return ""
     if parts[2] and parts[1] in _FEDERATION_SECTIONS:
-        options = _options(_FEDERATION_SECTIONS[parts[1]])
-        return _near(parts[2], options) or _few(options)
-    moved = _MOVED.get(parts[1])
-    return f" (did you mean federation.{moved}?)" if moved else ""
+        options = _option_names(_FEDERATION_SECTIONS[parts[1]])
+        return _suggest(parts[2], options) or _list_names(options)
+    path = _NEW_PATHS.get(parts[1])
+    return f" (did you mean federation.{path}?)" if path else ""
 
 
-def _near_class(where: str, path: str) -> str:
-    """Return the class or module that a wrong path may have meant, among those that fit."""
-    if found := re.fullmatch(r"No module named '(.+)'", path):
-        return _near(found[1], sorted({room for rooms in _ROOMS.values() for room in rooms}))
-    if not path.isidentifier():
+def _suggest_class(path: str, name: str) -> str:
+    """Suggest a class, or a module, with a similar name among those that an argument takes."""
+    if match := re.fullmatch(r"No module named '(.+)'", name):
+        return _suggest(match[1], sorted({m for modules in _MODULES.values() for m in modules}))
+    if not name.isidentifier():
         return ""
-    rooms = _ROOMS.get(re.sub(r"\[.*", "", where.rpartition(".")[2]), ())
-    return _near(path, [name for room in rooms for name in dir(import_module(room))])
+    modules = _MODULES.get(re.sub(r"\[.*", "", path.rpartition(".")[2]), ())
+    return _suggest(name, [name for module in modules for name in dir(import_module(module))])
 
 
-def _options(owner: str) -> list[str]:
-    """Return the names of the arguments that a class takes, given its path."""
+def _option_names(class_path: str) -> list[str]:
+    """Return the names of the options of a class; none if it cannot be imported."""
     try:
-        made = _imported(owner)
+        kind = _import_class(class_path)
         names: dict[str, None] = {}
-        for each in made.__mro__:
-            if "__init__" in vars(each):
-                parameters = inspect.signature(each.__init__).parameters
+        for base in kind.__mro__:
+            if "__init__" in vars(base):
+                parameters = inspect.signature(base.__init__).parameters
                 names |= dict.fromkeys(parameters)
                 if not any(
                     parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
                 ):
                     break
-        given_by_others = ["self", "args", "kwargs", "params"]
-        if made.__module__.startswith("torch.optim."):  # a schedule, which is built on one
-            given_by_others.append("optimizer")
-        return [name for name in names if name not in given_by_others]
+        not_options = ["self", "args", "kwargs", "params"]
+        if kind.__module__.startswith("torch.optim."):  # pl_fed passes a schedule its optimizer
+            not_options.append("optimizer")
+        return [name for name in names if name not in not_options]
     except (ImportError, AttributeError, ValueError):
         return []
 
 
-def _imported(path: str) -> Any:
-    """Return a class, given its path."""
+def _import_class(path: str) -> Any:
+    """Return the class at a dotted path."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)
 
 
-def _missing(path: str) -> str:
-    """Return what an abstract class does not have, given its path."""
+def _describe_abstract_methods(path: str) -> str:
+    """Name the methods that the abstract class at a dotted path lacks."""
     try:
-        missing = sorted(_imported(path).__abstractmethods__)
+        methods = sorted(_import_class(path).__abstractmethods__)
     except (ImportError, AttributeError, ValueError):
         return ""
-    return f": it has no {' and no '.join(missing)}" if missing else ""
+    return f": it has no {' and no '.join(methods)}" if methods else ""
 
 
-def _near(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+def _suggest(name: str, names: list[str]) -> str:
+    """Suggest the most similar name in parentheses; empty if none is similar."""
+    similar = difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean {similar[0]}?)" if similar else ""
 
 
-def _few(names: list[str]) -> str:
-    return f" (there are: {', '.join(names)})" if 0 < len(names) <= _FEW else ""
+def _list_names(names: list[str]) -> str:
+    """List names in parentheses; empty if there are none or too many."""
+    return f" (there are: {', '.join(names)})" if 0 < len(names) <= _MAX_NAMES else ""

@@ -1,4 +1,4 @@
-"""The parser of the command line: configs of YAML, short help, errors of one sentence."""
+"""Parser of the command line: YAML configs, short help and errors of one sentence."""
 
 import os
 import re
@@ -10,13 +10,15 @@ from jsonargparse import DefaultHelpFormatter, Namespace, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning_utilities.core.enums import StrEnum
 
-from pl_fed.command.config_files import fill_empty_sections, load, wrong_config
-from pl_fed.command.messages import printable, sentence
+from pl_fed.command.config_files import fill_empty_sections, find_config_fault, load
+from pl_fed.command.messages import printable, summarize
 
-_MOST_CLASSES = 12
-_YAML = "checked yaml"  # jsonargparse's name for the function that loads texts
+_MAX_CLASSES = 12
+_NO_DATA = re.compile("Expected argument `data.dataset` (and `model` )?to be set but got none")
+_DATA_HINT = "put a config with data first, for example --config configs/quickstart.yaml"
+_YAML = "checked yaml"  # name of the loader of texts in jsonargparse
 
-# Timer's argument `interval` is one of Lightning's enums, which config.yaml could not hold
+# Save Lightning's enums, such as `interval` of the callback Timer, as text in config.yaml
 yaml.SafeDumper.add_multi_representer(
     StrEnum, lambda dumper, value: dumper.represent_str(value.value)
 )
@@ -25,7 +27,7 @@ set_loader(_YAML, load, exceptions=(yaml.YAMLError,))
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser, whose help and error messages are short."""
+    """Lightning's parser with short help and short error messages."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(
@@ -33,41 +35,48 @@ class Parser(LightningArgumentParser):
         )
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Exit with one sentence, not with the usage of a hundred options."""
+        """Exit with one sentence, without the usage of a hundred options."""
         if not self.exit_on_error or "JSONARGPARSE_DEBUG" in os.environ:
             super().error(message, ex)
-        self.exit(2, f"error: {printable(sentence(message))}\n")
+        text = summarize(message)
+        hint = f"hint: {_DATA_HINT}\n" if _NO_DATA.match(text) else ""
+        self.exit(2, f"error: {printable(text)}\n{hint}")
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
-        """Parse a config; if it is none, name the file, which may be one of several."""
-        if wrong := wrong_config(path):
+        """Parse a config file.
+
+        Raises:
+            TypeError: If the file is no config; the message names it, because there may be several.
+        """
+        if fault := find_config_fault(path):
             raise TypeError(
                 f"Expected argument `config` to be a file of YAML with sections but got {path}:"
-                f" {wrong}."
+                f" {fault}."
             )
         config: Namespace = super().parse_path(path, *args, **kwargs)
         return config
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
-        """Parse the text of a config, in which empty sections have their defaults."""
+        """Parse the text of a config; empty sections get their defaults."""
         text = fill_empty_sections(content.removeprefix("\ufeff"))
         config: Namespace = super().parse_string(text, *args, **kwargs)
         return config
 
 
 class ShortHelpFormatter(DefaultHelpFormatter):
-    """Names at most a dozen classes where an argument takes any: there are hundreds of modules."""
+    """Help formatter that lists at most a dozen classes per argument; torch has hundreds."""
 
     def _expand_help(self, action: Action) -> str:
         text: str = super()._expand_help(action)
         return re.sub(r"known subclasses: ([^()]*)", _shorten_classes, text, flags=re.DOTALL)
 
 
-def _shorten_classes(found: re.Match[str]) -> str:
-    names = found.group(1).split(", ")
-    if len(names) <= _MOST_CLASSES:
-        return found.group(0)
-    own = [name for name in names if name.startswith("pl_fed.")][:_MOST_CLASSES]
-    rest = [name for name in names if not name.startswith("pl_fed.")]
-    shown = [*own, *rest[: max(0, _MOST_CLASSES - len(own))]]
-    return f"known subclasses: {', '.join(shown)}, … ({len(names)} in all)"
+def _shorten_classes(match: re.Match[str]) -> str:
+    """Shorten a list of classes, with pl_fed's own first."""
+    names = match.group(1).split(", ")
+    if len(names) <= _MAX_CLASSES:
+        return match.group(0)
+    own = [name for name in names if name.startswith("pl_fed.")]
+    foreign = [name for name in names if not name.startswith("pl_fed.")]
+    listed = [*own, *foreign][:_MAX_CLASSES]
+    return f"known subclasses: {', '.join(listed)}, … ({len(names)} in total)"

@@ -1,4 +1,4 @@
-"""``python -m pl_fed partition``: print and draw the data split; nothing is trained."""
+"""``python -m pl_fed partition``: print and draw the data split; trains nothing."""
 
 from pathlib import Path
 
@@ -10,20 +10,20 @@ from pl_fed.loggers import wandb_loggers
 from pl_fed.reports.split import Split
 from pl_fed.run_folder import new_folder
 
-WITHOUT_MODEL = [  # any model, in place of one that may be large, or not given; and any machine
+WITHOUT_MODEL = [
     *("--model=pl_fed.clients.FedAvg", "--model.net=torch.nn.Linear"),
     *("--model.net.in_features=1", "--model.net.out_features=1"),
     *("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.num_nodes=1"),
     *("--trainer.strategy=auto", "--trainer.precision=32-true"),
 ]
-"""Arguments for any model and any machine: a partition needs neither."""
+"""Arguments that replace the config's model and machine: a data split needs neither."""
 
 
 class PartitionCLI(SectionsCLI):
-    """``python -m pl_fed partition --config x.yaml``: who has which samples; nothing is trained.
+    """``python -m pl_fed partition --config x.yaml``: print and draw the data split.
 
     Args:
-        args: What to parse, if not the command line: a list of arguments.
+        args: List of arguments to parse; ``None`` uses the command line.
     """
 
     def __init__(self, args: ArgsType = None) -> None:
@@ -33,7 +33,7 @@ class PartitionCLI(SectionsCLI):
                 save_config_callback=None,
                 parser_kwargs={
                     "prog": "python -m pl_fed partition",
-                    "description": "Print and draw which client has which samples.",
+                    "description": "Print and draw the number of samples of each class per client.",
                 },
                 run=False,
                 args=args,
@@ -49,7 +49,7 @@ class PartitionCLI(SectionsCLI):
         self._save(Path(self.trainer.default_root_dir))
 
     def instantiate_classes(self) -> None:
-        """Make everything, with the loggers writing into a new folder."""
+        """Instantiate all classes; loggers write into a new folder."""
         folder = self.folder = new_folder(self.config.trainer.default_root_dir or "runs")
         self.config.trainer.default_root_dir = str(folder)
         for logger in class_entries(self.config.trainer.logger):
@@ -57,7 +57,7 @@ class PartitionCLI(SectionsCLI):
         super().instantiate_classes()
 
     def _save(self, folder: Path) -> None:
-        """Write the table and the picture, and give them to loggers that take such."""
+        """Write the table and the picture, and log them to W&B."""
         self.split.write(folder / "split.csv")
         self.split.draw(folder / "split.png")
         for logger in wandb_loggers(self.trainer):

@@ -1,4 +1,4 @@
-"""``python -m pl_fed report RUN…``: a page about runs; nothing is trained, nothing is loaded."""
+"""``python -m pl_fed report RUN…``: write a page about runs; trains and loads nothing."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import NoReturn
 from jsonargparse import ArgumentParser
 
 from pl_fed.arguments import check_writable
-from pl_fed.command.messages import of_a_file, sentence
+from pl_fed.command.messages import describe_file_error, summarize
 from pl_fed.reports import page
 from pl_fed.reports.run import find_runs
 from pl_fed.text import printable
@@ -17,59 +17,59 @@ from pl_fed.text import printable
 class _Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with one sentence."""
-        self.exit(2, f"error: {sentence(message)}\n")
+        self.exit(2, f"error: {summarize(message)}\n")
 
 
 def report(arguments: Sequence[str]) -> Path:
-    """Write the page that the arguments ask for, and return where it is.
+    """Write the report and return its path.
 
     Args:
-        arguments: Those of the command line, after ``report``.
+        arguments: Arguments of the command line after ``report``.
 
     Raises:
-        FileNotFoundError: If a folder is not there, or holds no run.
-        ValueError: If a folder holds nothing to show, or the page cannot be written.
+        FileNotFoundError: If a folder does not exist or holds no run.
+        ValueError: If a folder has no results, or the page cannot be written.
     """
-    given = _parser().parse_args(list(arguments))
-    check_writable(out=given.out)
-    runs, skipped = find_runs(given.runs)
-    unfinished = [f"{run.folder}: unfinished." for run in runs if not run.finished]
+    options = _build_parser().parse_args(list(arguments))
+    check_writable(out=options.out)
+    runs, skipped = find_runs(options.runs)
+    unfinished = [f"{run.folder}: unfinished." for run in runs if not run.is_finished]
     damaged = [f"{run.folder}: {', '.join(run.damage)}." for run in runs if run.damage]
-    for each in (*skipped, *unfinished, *damaged):
-        print(f"note: {printable(each)}", file=sys.stderr)
-    written = page.write(runs, Path(given.out), skipped)
-    print(f"The report is {printable(str(written))}; its pictures and tables are beside it.")
-    return written
+    for note in (*skipped, *unfinished, *damaged):
+        print(f"note: {printable(note)}", file=sys.stderr)
+    path = page.write(runs, Path(options.out), skipped)
+    print(f"The report is {printable(str(path))}; its pictures and tables are beside it.")
+    return path
 
 
-def _parser() -> ArgumentParser:
+def _build_parser() -> ArgumentParser:
     parser = _Parser(
         prog="python -m pl_fed report",
-        description="Tables and pictures of runs, in one page that opens offline.",
+        description="Compare runs: tables and pictures in one page that opens offline.",
     )
     parser.add_argument(
         "runs",
         nargs="+",
         type=str,
         metavar="RUN",
-        help="folders of runs, or folders that hold several, as runs/quickstart",
+        help="folder of a run, or of several runs, for example runs/quickstart",
     )
     parser.add_argument(
         "--out",
         type=str,
         metavar="FOLDER",
         default="runs/report",
-        help="folder for report.html, and each picture as PNG and CSV",
+        help="folder for report.html and for each picture as PNG and CSV",
     )
     return parser
 
 
 def main() -> None:
-    """Run the command; one clear sentence, not a trace, for what the user can mend."""
+    """Run the command; print one sentence, not a traceback, for errors of the user."""
     try:
         report(sys.argv[2:])
     except (ValueError, OSError) as error:
-        text = of_a_file(error) or str(error)
+        text = describe_file_error(error) or str(error)
         if not text.startswith("Expected"):
             raise
         print(f"error: {printable(text)}", file=sys.stderr)

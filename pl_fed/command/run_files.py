@@ -1,4 +1,4 @@
-"""The files of a run that the command line places and removes."""
+"""Files of a run that the command line creates and removes."""
 
 import contextlib
 import os
@@ -14,45 +14,45 @@ CONFIG = "config.yaml"
 """The name of a run's config in its folder."""
 SWEEP_ID = "WANDB_SWEEP_ID"
 """The environment variable that the agent of a W&B sweep sets for the runs that it starts."""
-_RUN_ID = "wandb_run_id"  # a file in the run's folder: a resumed run is the same run
-_UNSTARTED = {CONFIG, "checkpoints"}  # all that a run's folder holds before the first round
+_RUN_ID = "wandb_run_id"  # file in the run's folder: a resumed run continues its W&B run
+_UNSTARTED = {CONFIG, "checkpoints"}  # contents of a run's folder before the first round
 
 
 def discard_unstarted_run(run_dir: Path | None) -> None:
-    """Remove the folder of a run that ended before it began: it holds no results.
+    """Remove the folder of a run that stopped before its first round, and so has no results.
 
-    One that cannot be removed stays: what ended the run is worth more words.
+    Ignores errors of removal, so that the error that stopped the run is reported.
     """
     if run_dir is None:
         return
     with contextlib.suppress(OSError):
         if not (run_dir / "wandb").exists():
-            (run_dir / _RUN_ID).unlink(missing_ok=True)  # of no run of W&B
+            (run_dir / _RUN_ID).unlink(missing_ok=True)  # W&B has no such run yet
         if {path.name for path in run_dir.rglob("*")} <= _UNSTARTED:
             shutil.rmtree(run_dir)
 
 
 def saves_into_run_folder(trainer: Namespace) -> bool:
-    """Whether a run's checkpoints, if it has any, go into its own folder."""
-    given = [each.get("init_args") or {} for each in class_entries(trainer.callbacks)]
+    """Return whether a run saves checkpoints, all of them in its own folder."""
+    arguments = [entry.get("init_args") or {} for entry in class_entries(trainer.callbacks)]
     saves = trainer.enable_checkpointing is not False and not trainer.fast_dev_run
-    return saves and not any(each.get("dirpath") for each in given)
+    return saves and not any(callback.get("dirpath") for callback in arguments)
 
 
-def class_entries(logger: Any) -> Iterator[Namespace]:
-    """Yield the loggers of a config that are given by class."""
-    for each in logger if isinstance(logger, list) else [logger]:
-        if isinstance(each, Namespace) and "class_path" in each:
-            yield each
+def class_entries(entries: Any) -> Iterator[Namespace]:
+    """Yield the entries of a config with a ``class_path``: of a list, or of a single entry."""
+    for entry in entries if isinstance(entries, list) else [entries]:
+        if isinstance(entry, Namespace) and "class_path" in entry:
+            yield entry
 
 
 def place_logger(logger: Namespace, folder: Path, group: str | None = None) -> None:
-    """Make a logger write under the run's folder, and W&B go on with the folder's run.
+    """Direct a logger into the run's folder; a W&B logger continues the folder's W&B run.
 
     Args:
         logger: The logger's class and arguments.
         folder: The run's folder.
-        group: W&B's name for runs of the same config but for the seed, unless the user gave one.
+        group: W&B group of runs that differ only by seed; a group in the config takes precedence.
     """
     arguments = logger.get("init_args")
     if arguments is None:
@@ -61,11 +61,11 @@ def place_logger(logger: Namespace, folder: Path, group: str | None = None) -> N
         arguments.save_dir = str(folder / (arguments.save_dir or "."))
     if not logger.class_path.endswith("WandbLogger"):
         return
-    for variable in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):  # else these lie in the home folder
+    for variable in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):  # W&B would use the home folder
         os.environ.setdefault(variable, str((folder / "wandb").absolute()))
     if group and not arguments.get("group") and "WANDB_RUN_GROUP" not in os.environ:
         arguments.group = group
-    if not arguments.get("id") and SWEEP_ID not in os.environ:  # a sweep gives its runs their ids
+    if not arguments.get("id") and SWEEP_ID not in os.environ:  # a sweep sets the ids of its runs
         file = folder / _RUN_ID
         if not file.exists():
             file.write_text(secrets.token_hex(4))

@@ -1,4 +1,4 @@
-"""The sections of a config: model, data, federation and trainer."""
+"""Sections of a config: model, data, federation and trainer."""
 
 import sys
 from typing import Any
@@ -7,7 +7,7 @@ from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 import pl_fed.models
-import pl_fed.optimizers  # noqa: F401 (imported, their classes are known by their short names)
+import pl_fed.optimizers  # noqa: F401 (the import makes their short names available)
 from pl_fed.clients import Client
 from pl_fed.command.config_files import check_arguments, check_values
 from pl_fed.command.parser import Parser
@@ -40,7 +40,11 @@ class SectionsCLI(LightningCLI):
         parser.add_class_arguments(Federation, "federation", sub_configs=True)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the arguments, and refuse values that no argument can mean."""
+        """Parse the arguments.
+
+        Raises:
+            ValueError: If a value is invalid for every argument, such as NaN.
+        """
         check_arguments(args if isinstance(args, list) else sys.argv[1:])
         try:
             super().parse_arguments(parser, args)
@@ -57,10 +61,10 @@ class SectionsCLI(LightningCLI):
 
 
 def _describe_wrong_encoding(error: UnicodeDecodeError) -> str:
-    """Return what to do where Python cannot read a config: it, or a file that it names."""
+    """Return a message for a config, or a file named in it, in another encoding than Python's."""
     if error.encoding.lower().replace("-", "") == "utf8":
         return (
-            "Expected each file of the config to be UTF-8 but one that it names has byte"
+            "Expected each file that the config names to be UTF-8 but one has byte"
             f" 0x{error.object[error.start]:02x}: save it as UTF-8."
         )
     return (

@@ -1,4 +1,4 @@
-"""Data sets, and their samples shared out over clients."""
+"""Data sets, and the split of their samples over clients."""
 
 from pl_fed.data.celeba import CelebA as CelebA
 from pl_fed.data.diabetes import Diabetes as Diabetes

@@ -1,4 +1,4 @@
-"""The minibatches of a chunk of clients: drawn by key, gathered by index."""
+"""Minibatches of a chunk of clients, in a random order that depends on seed, round and client."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from pl_fed.random import fork_torch_rng, key, random_bits
 from pl_fed.trees import Tree, bytes_of_sample, gather, leaves, split, tree_map
 from pl_fed.types import Batch
 
-_GATHER_BYTES = 1 << 20  # of a client's samples are gathered, and poisoned, at once: stays in cache
-_KEEP_BYTES = 1 << 24  # of all clients of a chunk that goes step by step, together
+_GATHER_BYTES = 1 << 20  # largest block of one client's samples, in bytes: fits into the cache
+_CACHED_BYTES = 1 << 24  # largest total of the blocks that `stack_step` caches, in bytes
 _LAST = torch.iinfo(torch.int64).max  # sorts behind every random number
 
 
 @dataclass(frozen=True)
 class LocalWork:
-    """How long a model is trained in a round: so many minibatch steps, or so many passes.
+    """Local work: the length of a model's training in a round, in steps or epochs.
 
     Args:
-        steps: Number of minibatch steps; or ``None``.
-        epochs: Number of passes over the client's data; used where ``steps`` is ``None``.
+        steps: Number of minibatch steps, or ``None`` to count epochs.
+        epochs: Number of passes over the client's data; used if ``steps`` is ``None``.
     """
 
     steps: int | None = None
@@ -34,13 +34,14 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class BatchRule:
-    """How a client's samples become minibatches.
+    """Batch rule: splits a client's samples into minibatches.
 
     Args:
         batch_size: Samples in a minibatch.
         drop_last: Whether a pass leaves out its last, smaller minibatch (never its only one).
-        shuffle: Whether each pass has an order of its own; else it is the client's own order.
-        limit: Most steps of a round: an int, a fraction of the client's steps, or ``None``.
+        shuffle: Whether each pass has its own random order; else passes use the client's order.
+        limit: Maximum number of steps in a round: an int, a fraction of the client's steps as a
+            float, or ``None`` for no limit.
 
     Example:
         >>> BatchRule(batch_size=10).count(LocalWork(epochs=2), size=25)
@@ -52,17 +53,17 @@ class BatchRule:
     shuffle: bool = True
     limit: int | float | None = None
 
-    def per_pass(self, size: int) -> int:
+    def batches_per_pass(self, size: int) -> int:
         """Return the number of minibatches in one pass over ``size`` samples."""
-        full, rest = divmod(size, self.batch_size)
-        return full if rest == 0 or (self.drop_last and full > 0) else full + 1
+        full, remainder = divmod(size, self.batch_size)
+        return full if remainder == 0 or (self.drop_last and full > 0) else full + 1
 
-    def used(self, size: int) -> int:
-        """Return the number of samples that one pass over ``size`` samples takes."""
-        return min(size, self.per_pass(size) * self.batch_size)
+    def samples_per_pass(self, size: int) -> int:
+        """Return the number of samples in the minibatches of one pass over ``size`` samples."""
+        return min(size, self.batches_per_pass(size) * self.batch_size)
 
     def is_uniform(self, sizes: Tensor) -> bool:
-        """Return whether all minibatches of clients of some sizes have as many samples.
+        """Return whether all minibatches of clients with these sizes have the same size.
 
         Example:
             >>> BatchRule(10).is_uniform(torch.tensor([20, 30]))
@@ -77,28 +78,29 @@ class BatchRule:
         return not bool((short & (sizes < width) if self.drop_last else short).any())
 
     def count(self, work: LocalWork, size: int) -> int:
-        """Return the number of steps of a client with ``size`` samples."""
-        steps = work.epochs * self.per_pass(size) if work.steps is None else work.steps
+        """Return the number of steps of a client with ``size`` samples in a round."""
+        steps = work.epochs * self.batches_per_pass(size) if work.steps is None else work.steps
         if isinstance(self.limit, float):
             return max(1, int(steps * self.limit))
         return steps if self.limit is None else min(steps, self.limit)
 
 
 class Batches:
-    """The minibatches of one chunk of clients in one round.
+    """Minibatches of one chunk of clients in one round.
 
-    The order of client k's samples in pass p of round t comes from the key (seed, "batches", t, k,
-    p): it is the same in whatever chunk, engine or process the client is trained.
+    The key (seed, "batches", t, k, p) determines the order of client k's samples in pass p of round
+    t. The order does not depend on chunk, engine or process.
 
     Args:
-        data: The data of the federation.
-        clients: The chunk, int64 [clients].
-        steps: How many steps each of them runs.
-        rule: How samples become minibatches.
-        seed: The seed of the federation.
+        data: The data of all clients.
+        clients: Ids of the clients in the chunk, int64 [clients].
+        steps: Number of steps of each client.
+        rule: Splits samples into minibatches.
+        seed: Seed of the federation.
         round: The round, from 0.
-        poison: What the data attack does to a batch, by client id, for the byzantine ones.
-        augment: Applied to the inputs of each minibatch; its draws are keyed too.
+        poison: Byzantine client id → change of its minibatches by the data attack.
+        augment: Change of the inputs of each minibatch. Random draws depend on seed, round, client
+            and step.
     """
 
     def __init__(
@@ -122,26 +124,26 @@ class Batches:
         self.augment = augment
         self.sizes: list[int] = data.train.sizes[clients].tolist()
         self._last_blocks: dict[int, tuple[int, list[Batch]]] = {}
-        self._begins = data.train.offsets[clients]
-        self._used = [rule.used(size) for size in self.sizes]
-        self._passes = [-(-n // rule.per_pass(size)) for n, size in zip(steps, self.sizes)]
+        self._offsets = data.train.offsets[clients]
+        self._pass_sizes = [rule.samples_per_pass(size) for size in self.sizes]
+        self._passes = [-(-n // rule.batches_per_pass(size)) for n, size in zip(steps, self.sizes)]
 
     @property
     def max_steps(self) -> int:
-        """Steps of the client that has most to do."""
+        """Largest number of steps of a client."""
         return max(self.steps, default=0)
 
     @property
     def width(self) -> int:
-        """Samples of a full minibatch: fewer than the rule says if no client has as many."""
+        """Samples in a full minibatch: the batch size, or the largest client's samples if fewer."""
         return min(self.rule.batch_size, self.data.train.largest)
 
-    def shortened(self, most_steps: int) -> "Batches":
-        """Return the first of them."""
+    def truncate(self, max_steps: int) -> "Batches":
+        """Return the first minibatches: at most ``max_steps`` of each client."""
         return Batches(
             self.data,
             torch.tensor(self.clients),
-            [min(steps, most_steps) for steps in self.steps],
+            [min(steps, max_steps) for steps in self.steps],
             self.rule,
             self.seed,
             self.round,
@@ -149,78 +151,83 @@ class Batches:
             self.augment,
         )
 
-    def of(self, position: int) -> Iterator[Batch]:
-        """Yield the minibatches of one client of the chunk, each of its true size, unmasked."""
-        blocks = self._blocks(position, self._steps_at_once(_GATHER_BYTES))
+    def iterate_client(self, position: int) -> Iterator[Batch]:
+        """Yield the minibatches of the client at a position in the chunk, without padding."""
+        blocks = self._blocks(position, self._steps_per_block(_GATHER_BYTES))
         for step, batch in enumerate(chain.from_iterable(blocks)):
-            yield self._augmented(batch, position, step)
+            yield self._augment_batch(batch, position, step)
 
-    def at(self, step: int) -> Batch:
-        """Return the minibatches of all clients of the chunk at one step, stacked.
+    def stack_step(self, step: int) -> Batch:
+        """Return the stacked minibatches of all clients of the chunk at one step.
 
         Returns:
-            ``inputs`` [clients, batch, ...], ``targets`` [clients, batch, ...], ``mask`` [clients,
-            batch], false where a client has fewer samples or nothing left to do, and ``samples``.
+            ``inputs`` [clients, batch, ...], ``targets`` [clients, batch, ...], and ``mask`` and
+            ``samples`` [clients, batch]. The mask is ``False`` behind the samples of a client's
+            smaller minibatch, and for a client without further steps.
         """
         table, masks = self._table
         index = table[step]
-        rows = self._rows(index.flatten())
+        rows = self._gather_rows(index.flatten())
         inputs, targets = (tree_map(lambda t: t.unflatten(0, index.shape), tree) for tree in rows)
-        for position in range(len(self.clients)) if self.augment else self._poisoned:
+        for position in range(len(self.clients)) if self.augment else self._poisoned_positions:
             if step < self.steps[position]:
-                batch = self._augmented(self._kept(position, step), position, step)
+                batch = self._cached_batch(position, step)
+                batch = self._augment_batch(batch, position, step)
                 _write(inputs, batch.inputs, position)
                 _write(targets, batch.targets, position)
         return Batch(inputs, targets, masks[step], index)
 
     @cached_property
-    def _poisoned(self) -> list[int]:
+    def _poisoned_positions(self) -> list[int]:
         return [i for i, client in enumerate(self.clients) if client in self.poison]
 
     @property
     def _sample_bytes(self) -> int:
         return max(1, bytes_of_sample(self.data.inputs))
 
-    def _rows(self, index: Tensor) -> tuple[Tree, Tree]:
+    def _gather_rows(self, index: Tensor) -> tuple[Tree, Tree]:
         return self.data.inputs_of(index), gather(self.data.targets, index)
 
-    def _steps_at_once(self, most: int) -> int:
-        """Return how many minibatches of a client are gathered and poisoned at once."""
-        return max(1, most // (self.width * self._sample_bytes))
+    def _steps_per_block(self, max_bytes: int) -> int:
+        """Return the number of minibatches that are gathered and poisoned at once."""
+        return max(1, max_bytes // (self.width * self._sample_bytes))
 
-    def _kept(self, position: int, step: int) -> Batch:
-        """Return a client's minibatch, of a block that is kept as long as it is used."""
-        at_once = self._steps_at_once(min(_GATHER_BYTES, _KEEP_BYTES // len(self.clients)))
-        number, place = divmod(step, at_once)
-        kept = self._last_blocks.get(position)
-        if kept is None or kept[0] != number:
-            kept = number, next(self._blocks(position, at_once, number * at_once))
-            self._last_blocks[position] = kept
-        return kept[1][place]
+    def _cached_batch(self, position: int, step: int) -> Batch:
+        """Return a client's minibatch; caches its block until the client's next block."""
+        length = self._steps_per_block(min(_GATHER_BYTES, _CACHED_BYTES // len(self.clients)))
+        number, offset = divmod(step, length)
+        cached = self._last_blocks.get(position)
+        if cached is None or cached[0] != number:
+            cached = number, next(self._blocks(position, length, number * length))
+            self._last_blocks[position] = cached
+        return cached[1][offset]
 
-    def _blocks(self, position: int, at_once: int, first: int = 0) -> Iterator[list[Batch]]:
-        """Yield the minibatches of one client from a step on, so many at once."""
+    def _blocks(self, position: int, length: int, first: int = 0) -> Iterator[list[Batch]]:
+        """Yield one client's minibatches from step ``first`` on, in blocks of ``length`` steps."""
         sizes, order = self._batch_sizes(position), self._order(position)
         done = sum(sizes[:first])
-        for begin in range(first, len(sizes), at_once):
-            some = sizes[begin : begin + at_once]
-            index = order[done : done + sum(some)]
-            batch = self._gather(index, position, done)
-            parts = zip(split(batch.inputs, some), split(batch.targets, some), index.split(some))
-            yield [Batch(inputs, targets, None, samples) for inputs, targets, samples in parts]
+        for begin in range(first, len(sizes), length):
+            lengths = sizes[begin : begin + length]
+            index = order[done : done + sum(lengths)]
+            batch = self._gather_batch(index, position, done)
+            pieces = zip(
+                split(batch.inputs, lengths), split(batch.targets, lengths), index.split(lengths)
+            )
+            yield [Batch(inputs, targets, None, samples) for inputs, targets, samples in pieces]
             done += len(index)
 
-    def _gather(self, index: Tensor, position: int, done: int) -> Batch:
-        """Return samples of one client, of which it has taken so many before in this round."""
-        inputs, targets = self._rows(index)
+    def _gather_batch(self, index: Tensor, position: int, done: int) -> Batch:
+        """Return poisoned samples of one client, after ``done`` samples of it in this round."""
+        inputs, targets = self._gather_rows(index)
         batch = Batch(inputs, targets, None, index)
         poison = self.poison.get(self.clients[position])
         if poison is None:
             return batch
-        visits = torch.arange(done, done + len(index), device=index.device) // self._used[position]
+        taken = torch.arange(done, done + len(index), device=index.device)
+        visits = taken // self._pass_sizes[position]
         return poison(batch._replace(visits=visits))._replace(visits=None)
 
-    def _augmented(self, batch: Batch, position: int, step: int) -> Batch:
+    def _augment_batch(self, batch: Batch, position: int, step: int) -> Batch:
         if self.augment is None:
             return batch
         draw = key(self.seed, "augment", self.round, self.clients[position], step)
@@ -229,22 +236,22 @@ class Batches:
             return batch._replace(inputs=self.augment(batch.inputs))
 
     def _batch_sizes(self, position: int) -> list[int]:
-        """The number of samples of each step of one client."""
-        per_pass, used = self.rule.per_pass(self.sizes[position]), self._used[position]
-        last = used - (per_pass - 1) * self.rule.batch_size
+        """Return the number of samples of each step of one client."""
+        per_pass = self.rule.batches_per_pass(self.sizes[position])
+        last = self._pass_sizes[position] - (per_pass - 1) * self.rule.batch_size
         one_pass = [self.rule.batch_size] * (per_pass - 1) + [last]
         return (one_pass * self._passes[position])[: self.steps[position]]
 
     def _order(self, position: int) -> Tensor:
-        """The samples of one client in the order in which it takes them, pass after pass."""
-        order = self._orders[position, : self._passes[position], : self._used[position]]
+        """Return the sample ids of one client in training order, pass after pass."""
+        order = self._orders[position, : self._passes[position], : self._pass_sizes[position]]
         return order.reshape(-1)[: sum(self._batch_sizes(position))]
 
     @cached_property
     def _orders(self) -> Tensor:
-        """Sample ids in the order in which they are taken, int64 [clients, passes, samples].
+        """Sample ids in training order, int64 [clients, passes, samples].
 
-        Clients of fewer samples or passes have whatever ids follow.
+        The ids behind a client's own samples and passes are arbitrary.
         """
         passes, longest = max(self._passes, default=0), max(self.sizes, default=0)
         index = self.data.train.index
@@ -254,38 +261,41 @@ class Batches:
                 [key(self.seed, "batches", self.round, client, number) for number in range(passes)]
                 for client in self.clients
             ]
-            numbers = random_bits(_on(index, keys)[..., None], slots)
+            numbers = random_bits(_integers_on(index, keys)[..., None], slots)
             if min(self.sizes, default=0) < longest:
-                beyond = slots >= _on(index, self.sizes)[:, None, None]
+                beyond = slots >= _integers_on(index, self.sizes)[:, None, None]
                 numbers.masked_fill_(beyond, _LAST)
             slots = numbers.argsort(dim=-1)
         else:
             slots = slots.expand(len(self.clients), passes, longest)
-        places = slots + self._begins.to(index.device)[:, None, None]
-        return index[places.clamp_(max=max(len(index) - 1, 0))]
+        positions = slots + self._offsets.to(index.device)[:, None, None]
+        return index[positions.clamp_(max=max(len(index) - 1, 0))]
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
-        """Sample ids and which of them count, both [steps, clients, batch]."""
-        orders, size = self._orders, self.rule.batch_size
-        counts_per_pass = [self.rule.per_pass(size) for size in self.sizes]
-        per_pass, used, steps = _on(orders, [counts_per_pass, self._used, self.steps])
+        """Sample ids and their mask, both [steps, clients, batch]."""
+        orders, batch_size = self._orders, self.rule.batch_size
+        batches_per_pass = [self.rule.batches_per_pass(size) for size in self.sizes]
+        per_pass, pass_sizes, steps = _integers_on(
+            orders, [batches_per_pass, self._pass_sizes, self.steps]
+        )
         step = torch.arange(self.max_steps, device=orders.device)[:, None]
-        width = min(size, max(self.sizes, default=0))
-        slots = (step % per_pass * size)[..., None] + torch.arange(width, device=orders.device)
-        counts = (slots < used[:, None]) & (step < steps)[..., None]
+        width = min(batch_size, max(self.sizes, default=0))
+        slots = (step % per_pass * batch_size)[..., None]
+        slots = slots + torch.arange(width, device=orders.device)
+        mask = (slots < pass_sizes[:, None]) & (step < steps)[..., None]
         client = torch.arange(len(steps), device=orders.device)
-        row = client * orders.shape[1] + step // per_pass  # of the orders, one pass each
-        place = row[..., None] * orders.shape[2] + slots
-        return orders.flatten()[torch.where(counts, place, 0)], counts
+        row = client * orders.shape[1] + step // per_pass  # a row of orders is one pass
+        position = row[..., None] * orders.shape[2] + slots
+        return orders.flatten()[torch.where(mask, position, 0)], mask
 
 
 def _write(stack: Tree, tree: Tree, position: int) -> None:
-    """Write one client's first samples into those of a stack of clients."""
+    """Write one client's samples into the first rows at its position in a stack of clients."""
     for target, source in zip(leaves(stack), leaves(tree), strict=True):
         target[position, : len(source)] = source
 
 
-def _on(like: Tensor, numbers: list[Any]) -> Tensor:
-    """Return int64 numbers on a tensor's device."""
+def _integers_on(like: Tensor, numbers: list[Any]) -> Tensor:
+    """Return numbers as an int64 tensor on the device of another tensor."""
     return torch.tensor(numbers, dtype=torch.int64, device=like.device)

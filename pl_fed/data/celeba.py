@@ -1,7 +1,7 @@
 """CelebA: is the celebrity smiling?
 
 Z. Liu, P. Luo, X. Wang and X. Tang. "Deep learning face attributes in the wild". ICCV 2015. In
-LEAF's form (arXiv 1812.01097), as Ditto uses it: each celebrity is a client, the images are 84×84.
+LEAF's format (arXiv 1812.01097), as in Ditto: each celebrity is a client, and images are 84×84.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from torchvision import datasets
 from torchvision.datasets.utils import check_integrity
 
 from pl_fed.arguments import check_integers
-from pl_fed.data.folders import data_root, not_loaded
-from pl_fed.data.reading import reading
+from pl_fed.data.folders import data_root, loading_error
+from pl_fed.data.reading import report_read_errors
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 
 
@@ -23,14 +23,15 @@ class CelebA(DataSource):
     """Faces of celebrities, 3×84×84, with one attribute as the class; identities are the clients.
 
     Args:
-        root: The folder that holds ``celeba``, as torchvision wants it; ``None`` takes
-            ``PL_FED_DATA``, or ``data``.
-        attribute: Which of the 40 attributes is to be told.
-        size: Height and width that images are brought to, in pixels.
-        min_samples: Celebrities with fewer images are left out; LEAF's 5.
-        max_clients: How many celebrities are taken at most, those of the smallest ids; ``None`` for
-            all. All images are held in memory: 200,000 are 4.3 GB at 84×84.
-        download: Whether to fetch the files if they are not there.
+        root: The folder that holds ``celeba`` in torchvision's layout. ``None`` uses the
+            environment variable ``PL_FED_DATA``, or ``data``.
+        attribute: The attribute to predict, one of CelebA's 40.
+        size: Height and width of the resized images, in pixels.
+        min_samples: Smallest number of images of a celebrity; LEAF uses 5. Celebrities with fewer
+            images are left out.
+        max_clients: Maximum number of celebrities, taken in the order of their ids. ``None`` uses
+            all. Memory holds all images: 200,000 take 4.3 GB at 84×84.
+        download: Whether to download missing files.
     """
 
     def __init__(
@@ -54,10 +55,10 @@ class CelebA(DataSource):
         self.preparation = f"RGB, resized to {size} by {size} (bilinear)"
 
     def load(self) -> Arrays:
-        """Return the images, each with its celebrity and its official part.
+        """Return the images with their celebrities and official parts.
 
         Raises:
-            FileNotFoundError: If torchvision's files are not there, or differ from the original.
+            FileNotFoundError: If torchvision's files are missing or differ from the originals.
             ValueError: If an argument does not fit the files, or an image is broken.
         """
         parts = self._parts()
@@ -73,10 +74,10 @@ class CelebA(DataSource):
         identity = torch.cat([part.identity[:, 0] for part in parts]).long()
         sizes = torch.tensor([len(part.filename) for part in parts])
         split = torch.tensor([TRAIN, VAL, TEST]).repeat_interleave(sizes)
-        chosen = self._chosen(identity)
+        selected = self._select_samples(identity)
         images = self.root / "celeba" / "img_align_celeba"
-        x = np.stack([self._image(images / files[one]) for one in chosen.tolist()])
-        return Arrays(torch.from_numpy(x), y[chosen], identity[chosen], split[chosen], 2)
+        x = np.stack([self._read_image(images / files[sample]) for sample in selected.tolist()])
+        return Arrays(torch.from_numpy(x), y[selected], identity[selected], split[selected], 2)
 
     def _parts(self) -> list[datasets.CelebA]:
         """Return torchvision's data set of each official part."""
@@ -85,13 +86,15 @@ class CelebA(DataSource):
                 datasets.CelebA(str(self.root), split, ["attr", "identity"], download=self.download)
                 for split in ("train", "valid", "test")
             ]
-        except Exception as error:  # whatever broken files make torchvision do
+        except Exception as error:  # broken files make torchvision raise errors of any type
             files = "torchvision's files under celeba"
-            details = ", ".join(self._broken_files())
-            raise not_loaded(self.root, "CelebA", files, self.download, error, details) from error
+            details = ", ".join(self._describe_broken_files())
+            raise loading_error(
+                self.root, "CelebA", files, self.download, error, details
+            ) from error
 
-    def _broken_files(self) -> Iterator[str]:
-        """Yield what is the matter with each file that torchvision refuses, which names none."""
+    def _describe_broken_files(self) -> Iterator[str]:
+        """Yield the name and the fault of each broken file: torchvision names no file."""
         folder = self.root / "celeba"
         for _, md5, name in datasets.CelebA.file_list:
             path = folder / name
@@ -100,18 +103,18 @@ class CelebA(DataSource):
         if not (folder / "img_align_celeba").is_dir():
             yield "the folder img_align_celeba is missing"
 
-    def _chosen(self, identity: torch.Tensor) -> torch.Tensor:
-        """Return which images are of celebrities that are taken."""
+    def _select_samples(self, identity: torch.Tensor) -> torch.Tensor:
+        """Return the indices of the images of the selected celebrities."""
         ids, counts = identity.unique(return_counts=True)
         if self.min_samples > (most := int(counts.max())):
             raise ValueError(
-                f"Expected argument `min_samples` to be at most {most}, the most images that a"
-                f" celebrity has, but got {self.min_samples}."
+                f"Expected argument `min_samples` to be at most {most}, the largest number of"
+                f" images of a celebrity, but got {self.min_samples}."
             )
-        kept = ids[counts >= self.min_samples][: self.max_clients]
-        return torch.isin(identity, kept).nonzero().flatten()
+        selected = ids[counts >= self.min_samples][: self.max_clients]
+        return torch.isin(identity, selected).nonzero().flatten()
 
-    def _image(self, path: Path) -> np.ndarray:
-        with reading(path, "an image"), Image.open(path) as image:
+    def _read_image(self, path: Path) -> np.ndarray:
+        with report_read_errors(path, "an image"), Image.open(path) as image:
             resized = image.convert("RGB").resize((self.size, self.size), Image.Resampling.BILINEAR)
         return np.asarray(resized).transpose(2, 0, 1)

@@ -1,4 +1,4 @@
-"""All samples as tensors, and which of them are whose."""
+"""The data of all clients: shared tensors of samples, and each client's indices into them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,13 +26,13 @@ class Part:
     offsets: Tensor
 
     @classmethod
-    def of(cls, pieces: list[Tensor]) -> "Part":
-        """Join one index tensor per client."""
-        return cls.of_sizes(torch.cat(pieces), torch.tensor([len(piece) for piece in pieces]))
+    def from_pieces(cls, pieces: list[Tensor]) -> "Part":
+        """Return a part of one index tensor per client."""
+        return cls.from_sizes(torch.cat(pieces), torch.tensor([len(piece) for piece in pieces]))
 
     @classmethod
-    def of_sizes(cls, index: Tensor, sizes: Tensor) -> "Part":
-        """Take ids of samples, client after client, and the number of each client's."""
+    def from_sizes(cls, index: Tensor, sizes: Tensor) -> "Part":
+        """Return a part of sample ids, client after client, and the number of each client's."""
         return cls(index, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
 
     @cached_property
@@ -42,22 +42,23 @@ class Part:
 
     @cached_property
     def largest(self) -> int:
-        """Number of samples of the client that has most."""
+        """Number of samples of the largest client."""
         return int(self.sizes.max()) if len(self.offsets) > 1 else 0
 
     def samples(self, client: int) -> Tensor:
-        """Ids of one client's samples."""
+        """Return the ids of one client's samples."""
         return self.index[int(self.offsets[client]) : int(self.offsets[client + 1])]
 
     def owners(self) -> Tensor:
-        """Whose each entry of ``index`` is, int64 [samples of the part]."""
+        """Return the client of each entry of ``index``, int64 [samples of the part]."""
         return torch.arange(len(self.sizes)).repeat_interleave(self.sizes)
 
     def split(self, sizes: Sequence[Tensor]) -> "list[Part]":
-        """Cut each client's samples into pieces, one behind the other.
+        """Cut each client's samples into consecutive pieces.
 
         Args:
-            sizes: For each piece its size for each client, int64 [clients]; together the client's.
+            sizes: For each piece, its number of samples of each client, int64 [clients]. The sizes
+                of all pieces sum to the client's number of samples.
         """
         owners = self.owners()
         positions = torch.arange(len(self.index)) - self.offsets[owners]
@@ -65,29 +66,29 @@ class Part:
         for size in sizes:
             end = begin + size
             inside = (positions >= begin[owners]) & (positions < end[owners])
-            pieces.append(Part.of_sizes(self.index[inside], size))
+            pieces.append(Part.from_sizes(self.index[inside], size))
             begin = end
         return pieces
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """The data of a whole federation: gathered by index, never copied per client.
+    """Client data: the samples of all clients, gathered by index and not copied per client.
 
     Attributes:
-        inputs: Inputs: a tensor [samples, ...], or a tuple or dict of such.
-        targets: Targets: a tensor [samples, ...], or a tuple or dict of such.
-        train: What the clients train on.
-        val: What rounds are watched with.
-        test: What a run is judged by.
-        num_classes: Number of classes, if each target is a class id; else 0.
-        root: Ids of training samples that the server has for itself, int64 [root samples].
-        owners: Whose samples each client has, as the data call them: one or more for each client;
-            empty if it was labels that were shared out.
-        ids: Which sample of the data set each of these is, int64 [samples], on the CPU, where some
-            are copies; ``None`` where they are the data set's own.
-        dtype: Of the real numbers that images become when they are gathered: see :meth:`batch`.
-        fingerprint: What :func:`fingerprint_of` gives for the data set's inputs, if it is known.
+        inputs: Inputs: a tensor [samples, ...], or a tuple or dict of such tensors.
+        targets: Targets: a tensor [samples, ...], or a tuple or dict of such tensors.
+        train: Training samples of the clients.
+        val: Validation samples of the clients.
+        test: Test samples of the clients.
+        num_classes: Number of classes if targets are class ids [samples]; else 0.
+        root: Ids of the server's own training samples, int64 [root samples].
+        owners: Names of the owners of each client's samples, one or more per client; empty after a
+            split by labels.
+        ids: Position of each sample in the data set, int64 [samples], on the CPU. ``None`` if
+            samples are in the data set's order, without copies.
+        dtype: Floating-point type of gathered images: see :meth:`batch`.
+        fingerprint: Fingerprint of the data set's inputs by :func:`fingerprint_of`, if known.
     """
 
     inputs: Tree
@@ -109,9 +110,10 @@ class ClientData:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """Digests of which client has which samples, of their labels, and of the clients' owners.
+        """Digests of the data split (``samples``), the ``labels`` and the ``owners``.
 
-        Samples are named as in the data set, so that copies of them make no difference.
+        The digest of the split uses positions in the data set, so copies of samples do not change
+        it.
         """
         parts = (self.train, self.val, self.test)
         index = torch.cat([*(part.index for part in parts), self.root])
@@ -127,10 +129,10 @@ class ClientData:
         part: Part = getattr(self, name)
         return part
 
-    def owned_once(self) -> "ClientData":
-        """Return the same with a copy of a sample for each client that holds it.
+    def copy_shared_samples(self) -> "ClientData":
+        """Return data in which each client, and the server, has its own copy of shared samples.
 
-        The server's own samples have copies, too. Nothing is copied if nobody shares any.
+        Returns ``self`` if no sample is shared.
         """
         parts = (self.train, self.val, self.test)
         index = torch.cat([*(part.index for part in parts), self.root])
@@ -138,46 +140,53 @@ class ClientData:
             return self
         pieces = torch.arange(len(index)).split([*(len(p.index) for p in parts), len(self.root)])
         train, val, test = (Part(piece, part.offsets) for piece, part in zip(pieces, parts))
-        own = {"train": train, "val": val, "test": test, "root": pieces[-1]}
-        inputs, targets = select(self.inputs, index), select(self.targets, index)
-        return replace(self, inputs=inputs, targets=targets, ids=index, **own)
+        return replace(
+            self,
+            inputs=select(self.inputs, index),
+            targets=select(self.targets, index),
+            ids=index,
+            train=train,
+            val=val,
+            test=test,
+            root=pieces[-1],
+        )
 
-    def shown(self, part: str, change: Callable[[Batch], Batch]) -> "ClientData":
-        """Return the samples of a part alone, changed: they are each part of the result.
+    def change_part(self, part: str, change: Callable[[Batch], Batch]) -> "ClientData":
+        """Return data of one part's samples after a change; all three parts hold these samples.
 
         Args:
             part: ``train``, ``val`` or ``test``.
-            change: Changes them; those that are false in the mask that it gives are left out.
+            change: The change. Samples with ``False`` in the mask of its result are left out.
         """
-        chosen = self.part(part)
-        index = chosen.index
-        batch, owners = change(self.batch(index)), chosen.owners()
+        source = self.part(part)
+        index = source.index
+        batch, owners = change(self.batch(index)), source.owners()
         inputs, targets = batch.inputs, batch.targets
         if batch.mask is not None:
             inputs, targets = select(inputs, batch.mask), select(targets, batch.mask)
             owners = owners[batch.mask.cpu()]
         sizes = owners.bincount(minlength=self.num_clients)
-        own = Part.of_sizes(torch.arange(rows_of(targets), device=index.device), sizes)
-        return ClientData(inputs, targets, own, own, own, self.num_classes)
+        changed = Part.from_sizes(torch.arange(rows_of(targets), device=index.device), sizes)
+        return ClientData(inputs, targets, changed, changed, changed, self.num_classes)
 
     def training_samples(self, client: int) -> Batch:
-        """Return all training samples of one client, with their ids."""
+        """Return all training samples of one client with their ids."""
         return self.batch(self.train.samples(client))
 
     def batch(self, index: Tensor) -> Batch:
-        """Return samples by their ids, int64 [n]; uint8 images become real numbers in [0, 1]."""
+        """Return the samples with some ids, int64 [n]; uint8 images become floats in [0, 1]."""
         return Batch(self.inputs_of(index), gather(self.targets, index), None, index)
 
     def inputs_of(self, index: Tensor) -> Tree:
-        """Return the inputs of samples by their ids, as :meth:`batch` does."""
+        """Return the inputs of samples, int64 [n]; uint8 images become floats in [0, 1]."""
         inputs = gather(self.inputs, index)
         if isinstance(inputs, Tensor) and inputs.dtype != torch.uint8:
             return inputs
-        return tree_map(lambda leaf: scaled(leaf, self.dtype), inputs)
+        return tree_map(lambda leaf: scale_images(leaf, self.dtype), inputs)
 
     @property
     def device(self) -> torch.device:
-        """Where the samples are."""
+        """The device of the samples."""
         return leaves(self.targets)[0].device
 
     @property
@@ -185,30 +194,29 @@ class ClientData:
         """Number of samples of all clients."""
         return rows_of(self.targets)
 
-    def padded(self, part: str, clients: Tensor) -> tuple[Tree, Tree]:
-        """Return a part's samples of some clients, as many rows for each as the largest client has.
+    def pad_part(self, part: str, clients: Tensor) -> tuple[Tree, Tree]:
+        """Return a part's samples of some clients, padded to the size of the largest client.
 
         Args:
             part: ``train``, ``val`` or ``test``.
-            clients: Ids, int64 [clients].
+            clients: Client ids, int64 [clients].
 
         Returns:
-            Inputs [clients, samples, ...] and targets [clients, samples, ...]. Beyond a client's
-            own there are whatever samples of other clients.
+            Inputs and targets, both [clients, samples, ...]. The padding behind a client's own
+            samples is arbitrary samples of other clients.
         """
-        chosen = self.part(part)
-        places = chosen.offsets[clients, None] + torch.arange(chosen.largest)
-        index = chosen.index[places.clamp_(max=len(chosen.index) - 1).to(chosen.index.device)]
-        inputs = tree_map(lambda leaf: scaled(leaf, self.dtype), select(self.inputs, index))
+        source = self.part(part)
+        places = source.offsets[clients, None] + torch.arange(source.largest)
+        index = source.index[places.clamp_(max=len(source.index) - 1).to(source.index.device)]
+        inputs = tree_map(lambda leaf: scale_images(leaf, self.dtype), select(self.inputs, index))
         return inputs, select(self.targets, index)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "ClientData":
-        """Return the data on a device, with all real numbers in the given dtype."""
+        """Return the data on a device, with floating-point numbers in the given dtype."""
         train, val, test = (
             Part(part.index.to(device), part.offsets) for part in (self.train, self.val, self.test)
         )
-        inputs, targets = (placed(tree, device, dtype) for tree in (self.inputs, self.targets))
-        root = self.root.to(device)
+        inputs, targets = (move_tree(tree, device, dtype) for tree in (self.inputs, self.targets))
         return replace(
             self,
             inputs=inputs,
@@ -216,31 +224,31 @@ class ClientData:
             train=train,
             val=val,
             test=test,
-            root=root,
+            root=self.root.to(device),
             dtype=dtype,
         )
 
 
-def scaled(leaf: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return images of uint8 as real numbers in [0, 1], and any other numbers as they are."""
+def scale_images(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scale uint8 images to floats in [0, 1]; return any other tensor unchanged."""
     if leaf.dtype != torch.uint8:
         return leaf
     return leaf.to(torch.float32).div_(255).to(dtype)
 
 
-def placed(tree: Tree, device: torch.device, dtype: torch.dtype) -> Tree:
-    """Return a tree on a device, its real numbers in the given dtype."""
+def move_tree(tree: Tree, device: torch.device, dtype: torch.dtype) -> Tree:
+    """Return a tree on a device, with floating-point numbers in the given dtype."""
     return tree_map(
         lambda leaf: leaf.to(device, dtype) if leaf.is_floating_point() else leaf.to(device), tree
     )
 
 
-def with_floats(tree: Tree, dtype: torch.dtype = torch.float32) -> Tree:
-    """Return a tree whose integers became real numbers, but for images, which do when gathered."""
+def integers_to_floats(tree: Tree, dtype: torch.dtype = torch.float32) -> Tree:
+    """Convert the integers of a tree to floats, except uint8 images: gathering scales those."""
 
-    def as_float(leaf: Tensor) -> Tensor:
-        """Return integers as real numbers; real numbers and images as they are."""
+    def convert(leaf: Tensor) -> Tensor:
+        """Return integers as floats; return floats and uint8 images unchanged."""
         unchanged = leaf.is_floating_point() or leaf.dtype == torch.uint8
         return leaf if unchanged else leaf.to(dtype)
 
-    return tree_map(as_float, tree)
+    return tree_map(convert, tree)

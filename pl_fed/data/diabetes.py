@@ -1,4 +1,4 @@
-"""The embedded data set of a regression: scikit-learn's diabetes data."""
+"""Diabetes: a regression data set that comes with scikit-learn."""
 
 import torch
 from sklearn.datasets import load_diabetes
@@ -6,18 +6,18 @@ from sklearn.datasets import load_diabetes
 from pl_fed.arguments import check_at_most, check_integers
 from pl_fed.data.source import Arrays, DataSource
 
-_MEAN, _STD = 152.0, 77.0  # of the targets, about
+_MEAN, _STD = 152.0, 77.0  # of the targets, rounded
 
 
 class Diabetes(DataSource):
-    """442 patients with diabetes, ten measurements each; they need no download.
+    """Diabetes data: ten measurements of each of 442 patients, without a download.
 
-    B. Efron, T. Hastie, I. Johnstone and R. Tibshirani, "Least angle regression", Annals of
-    Statistics 32, 2004, as the data come with scikit-learn. The target is the progression of the
-    disease after a year, from 25 to 346, less 152 and divided by 77. Each client is an age group.
+    The target y is the progression of the disease after a year, from 25 to 346. It is scaled to
+    (y − 152) / 77. Each client is an age group. Source: B. Efron, T. Hastie, I. Johnstone and R.
+    Tibshirani, "Least angle regression", Annals of Statistics 32, 2004; read from scikit-learn.
 
     Args:
-        num_groups: The number of age groups, of about as many patients, from 1 to 40.
+        num_groups: Number of age groups of about equal size, 1 to 40.
 
     Example:
         >>> arrays = Diabetes().load()
@@ -33,7 +33,7 @@ class Diabetes(DataSource):
         self.num_groups = num_groups
 
     def load(self) -> Arrays:
-        """Return measurements [442, 10], targets [442, 1] and each patient's age group."""
+        """Return measurements [442, 10], targets [442, 1] and age groups [442]."""
         bunch = load_diabetes()
         measurements = torch.from_numpy(bunch.data).to(torch.float32) * len(bunch.data) ** 0.5
         targets = (torch.from_numpy(bunch.target).to(torch.float32)[:, None] - _MEAN) / _STD

@@ -1,4 +1,4 @@
-"""The embedded data set: scikit-learn's handwritten digits."""
+"""Digits: handwritten digits that come with scikit-learn."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -7,10 +7,10 @@ from pl_fed.data.source import Arrays, DataSource
 
 
 class Digits(DataSource):
-    """1,797 handwritten digits of 8×8 pixels in 10 classes, which need no download.
+    """Handwritten digits: 1,797 images of 8×8 pixels in 10 classes, without a download.
 
-    The test part of the UCI "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak,
-    1998), as it comes with scikit-learn. Pixels are scaled to [0, 1].
+    The test part of UCI's "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998),
+    read from scikit-learn. Pixels are scaled to [0, 1].
 
     Example:
         >>> arrays = Digits().load()

@@ -1,4 +1,4 @@
-"""What tells data sets apart: digests of integers and names, and a few numbers of the inputs."""
+"""Fingerprints of data sets: digests of integers and names, and projections of the inputs."""
 
 import hashlib
 import math
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from pl_fed.trees import Tree, leaves
 
-_ROWS = 64  # samples whose inputs are compared
-_ENTRIES = 1 << 16  # of large labels, as many as are hashed
-_LARGE = 1 << 26  # bytes of labels that are hashed in full
-_TOLERANCE = 0.01  # of their size, for images that another library has decoded
+_ROWS = 64  # number of inputs that are projected and compared
+_ENTRIES = 1 << 16  # number of labels to hash if there are more than _LARGE bytes
+_LARGE = 1 << 26  # largest size of labels that are hashed in full, in bytes
+_TOLERANCE = 0.01  # of the projections' size: image libraries decode slightly differently
 
 
 def digest_of(*tensors: Tensor) -> str:
-    """Return a digest of tensors' values, dtypes and shapes."""
+    """Return a digest of the values, dtypes and shapes of tensors."""
     digest = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
@@ -26,7 +26,7 @@ def digest_of(*tensors: Tensor) -> str:
 
 
 def digest_of_names(names: Iterable[Iterable[str]]) -> str:
-    """Return a digest of the names of each of some clients."""
+    """Return a digest of the clients' lists of names."""
     digest = hashlib.blake2b(digest_size=8)
     for client in names:
         for name in client:
@@ -36,25 +36,26 @@ def digest_of_names(names: Iterable[Iterable[str]]) -> str:
 
 
 def digest_of_labels(labels: Tree, samples: Tensor) -> str:
-    """Return a digest of the labels of samples: of 65,536 of them if labels are large."""
+    """Return a digest of the labels of samples; of 65,536 if all labels take more than 64 MiB."""
     if not isinstance(labels, Tensor):
         return " ".join(digest_of_labels(leaf, samples) for leaf in leaves(labels))
     if labels.nbytes > _LARGE and len(samples) > _ENTRIES:
-        samples = samples[_evenly(len(samples), _ENTRIES)]
+        samples = samples[_spaced_indices(len(samples), _ENTRIES)]
     return digest_of(labels[samples])
 
 
 def fingerprint_of(inputs: Tree) -> dict[str, Any]:
-    """Return a few numbers that tell inputs from others of the same shape.
+    """Return a fingerprint that distinguishes inputs of the same shape.
 
-    They are taken before anything is normalized, so that a resumed run may use another machine.
+    Take it before normalization, so that a run can resume on another machine.
 
     Args:
-        inputs: Shape [samples, ...].
+        inputs: Inputs [samples, ...], before normalization.
 
     Returns:
-        ``shape``; ``dtype``; and ``projections``, for 64 samples the product of the input and one
-        fixed random vector. Of several tensors: lists of shapes and dtypes, and all projections.
+        ``shape``, ``dtype`` and ``projections``: the products of 64 inputs with a fixed random
+        vector. For a tree of several tensors: the list of shapes, the list of dtypes and the
+        projections of all tensors.
 
     Example:
         >>> fingerprint_of(torch.zeros(2, 3))
@@ -63,11 +64,11 @@ def fingerprint_of(inputs: Tree) -> dict[str, Any]:
     if not isinstance(inputs, Tensor):
         prints = [fingerprint_of(leaf) for leaf in leaves(inputs)]
         return {
-            "shape": [each["shape"] for each in prints],
-            "dtype": [each["dtype"] for each in prints],
-            "projections": [number for each in prints for number in each["projections"]],
+            "shape": [fingerprint["shape"] for fingerprint in prints],
+            "dtype": [fingerprint["dtype"] for fingerprint in prints],
+            "projections": [number for leaf in prints for number in leaf["projections"]],
         }
-    rows = inputs[_evenly(len(inputs), _ROWS)].unsqueeze(-1).flatten(1).double()
+    rows = inputs[_spaced_indices(len(inputs), _ROWS)].unsqueeze(-1).flatten(1).double()
     random = torch.Generator().manual_seed(0)
     vector = torch.randn(rows.shape[1], generator=random, dtype=torch.float64)
     return {
@@ -77,18 +78,21 @@ def fingerprint_of(inputs: Tree) -> dict[str, Any]:
     }
 
 
-def same_inputs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether two fingerprints are of the same inputs, within rounding."""
-    if any(one.get(part) != other.get(part) for part in ("shape", "dtype")):
+def same_inputs(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether two fingerprints belong to the same inputs, within rounding."""
+    if any(first.get(part) != second.get(part) for part in ("shape", "dtype")):
         return False
-    mine, others = one["projections"], other.get("projections")
-    if not isinstance(others, list) or len(others) != len(mine):
+    projections, others = first["projections"], second.get("projections")
+    if not isinstance(others, list) or len(others) != len(projections):
         return False
-    largest = _TOLERANCE * math.sqrt(sum(a * a for a in mine) / max(1, len(mine)))
-    return all(isinstance(b, float) and abs(a - b) <= largest for a, b in zip(mine, others))
+    scale = math.sqrt(sum(a * a for a in projections) / max(1, len(projections)))
+    tolerance = _TOLERANCE * scale
+    return all(
+        isinstance(b, float) and abs(a - b) <= tolerance for a, b in zip(projections, others)
+    )
 
 
-def _evenly(size: int, number: int) -> Tensor:
-    """Return at most so many indices below a size, evenly spaced."""
+def _spaced_indices(size: int, number: int) -> Tensor:
+    """Return ``number`` evenly spaced indices from 0 to ``size`` − 1, or all if there are fewer."""
     number = min(size, number)
     return torch.arange(number) * size // max(1, number)

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from torchvision import datasets
 
-from pl_fed.data.folders import not_loaded
+from pl_fed.data.folders import loading_error
 from pl_fed.data.source import TEST, TRAIN, Arrays, DataSource
 
 
 class TorchvisionImages(DataSource):
-    """Base of the data sets that torchvision reads from a folder.
+    """Base class of data sets that torchvision reads from a folder.
 
     Args:
-        root: The folder that torchvision calls root. ``None`` takes the environment variable
-            ``PL_FED_DATA``, or else ``data``.
-        download: Whether to fetch the files if they are not there.
+        root: The folder that torchvision calls root. ``None`` uses the environment variable
+            ``PL_FED_DATA``, or ``data``.
+        download: Whether to download missing files.
     """
 
     num_classes = 10
@@ -35,15 +35,15 @@ class TorchvisionImages(DataSource):
     @property
     @abstractmethod
     def files(self) -> str:
-        """Which files torchvision looks for, as a sentence's object."""
+        """The files that torchvision needs, as the object of a sentence."""
 
     def load(self) -> Arrays:
-        """Return the 60,000 or 50,000 official training images, and the 10,000 of the test set."""
+        """Return the official training images (60,000 or 50,000) and the 10,000 test images."""
         try:
             parts = [self.open(train=True), self.open(train=False)]
-        except Exception as error:  # whatever broken files make torchvision do
+        except Exception as error:  # broken files make torchvision raise errors of any type
             name = type(self).__name__
-            raise not_loaded(Path(self.root), name, self.files, self.download, error) from error
+            raise loading_error(Path(self.root), name, self.files, self.download, error) from error
         x = torch.cat([_channels_first(torch.as_tensor(part.data)) for part in parts])
         y = torch.cat([torch.as_tensor(part.targets, dtype=torch.int64) for part in parts])
         split = torch.full((len(x),), TEST)
@@ -52,11 +52,12 @@ class TorchvisionImages(DataSource):
 
 
 class MNIST(TorchvisionImages):
-    """70,000 handwritten digits, 28×28, grey (LeCun et al. 1998).
+    """MNIST: 70,000 handwritten digits, 28×28, grey (LeCun et al. 1998).
 
     Args:
-        root: The folder that holds ``MNIST/raw``; ``None`` takes ``PL_FED_DATA``, or ``data``.
-        download: Whether to fetch the files if they are not there.
+        root: The folder that holds ``MNIST/raw``. ``None`` uses the environment variable
+            ``PL_FED_DATA``, or ``data``.
+        download: Whether to download missing files.
     """
 
     files = "the four idx files under MNIST/raw"
@@ -67,12 +68,12 @@ class MNIST(TorchvisionImages):
 
 
 class FashionMNIST(TorchvisionImages):
-    """70,000 articles of clothing, 28×28, grey (Xiao et al. 2017, arXiv 1708.07747).
+    """Fashion-MNIST: 70,000 images of clothing, 28×28, grey (Xiao et al. 2017, arXiv 1708.07747).
 
     Args:
-        root: The folder that holds ``FashionMNIST/raw``; ``None`` takes ``PL_FED_DATA``, or
-            ``data``.
-        download: Whether to fetch the files if they are not there.
+        root: The folder that holds ``FashionMNIST/raw``. ``None`` uses the environment variable
+            ``PL_FED_DATA``, or ``data``.
+        download: Whether to download missing files.
     """
 
     files = "the four idx files under FashionMNIST/raw"
@@ -83,12 +84,12 @@ class FashionMNIST(TorchvisionImages):
 
 
 class CIFAR10(TorchvisionImages):
-    """60,000 colour images, 3×32×32, of ten things (Krizhevsky 2009).
+    """CIFAR-10: 60,000 colour images, 3×32×32, in ten classes (Krizhevsky 2009).
 
     Args:
-        root: The folder that holds ``cifar-10-batches-py``; ``None`` takes ``PL_FED_DATA``, or
-            ``data``.
-        download: Whether to fetch the files if they are not there.
+        root: The folder that holds ``cifar-10-batches-py``. ``None`` uses the environment variable
+            ``PL_FED_DATA``, or ``data``.
+        download: Whether to download missing files.
     """
 
     files = "the folder cifar-10-batches-py"
@@ -99,5 +100,5 @@ class CIFAR10(TorchvisionImages):
 
 
 def _channels_first(images: Tensor) -> Tensor:
-    """Bring [n, height, width] or [n, height, width, channels] to [n, channels, height, width]."""
+    """Convert [n, height, width(, channels)] to [n, channels, height, width]."""
     return images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2).contiguous()

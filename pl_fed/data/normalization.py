@@ -1,4 +1,4 @@
-"""Inputs with mean 0 and standard deviation 1, by the statistics of the training samples."""
+"""Normalization: inputs with mean 0 and standard deviation 1 over the training samples."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -9,15 +9,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Normalization:
-    """What is subtracted from inputs, and what they are divided by then.
+    """Affine normalization of inputs: (x − mean) / std.
 
     Attributes:
-        mean: As broadcast over a batch of inputs, [1, ...].
-        std: The same: what is divided by, be it a standard deviation or a little more.
+        mean: The subtrahend, [1, ...]; broadcasts over a batch of inputs.
+        std: The divisor, [1, ...]; broadcasts over a batch of inputs. It is the standard deviation,
+            with 0.001 added in the mode ``"feature"``.
 
     Example:
         >>> x = torch.tensor([[1.0], [3.0]])
-        >>> Normalization.of(x, "channel", torch.tensor([0, 1]))(x).flatten()
+        >>> Normalization.fit(x, "channel", torch.tensor([0, 1]))(x).flatten()
         tensor([-1.,  1.])
     """
 
@@ -25,43 +26,44 @@ class Normalization:
     std: Tensor
 
     @classmethod
-    def of(
-        cls, x: Tensor, how: Literal["none", "channel", "feature"] | list[Any], train: Tensor
+    def fit(
+        cls, x: Tensor, mode: Literal["none", "channel", "feature"] | list[Any], train: Tensor
     ) -> Self | None:
-        """Find it, if there is any.
+        """Compute the normalization of inputs; ``None`` in the mode ``"none"``.
 
         Args:
             x: Inputs, float [samples, ...].
-            how: See :class:`FederatedData`.
-            train: Ids of the samples from which the statistics are taken.
+            mode: ``"none"``, ``"channel"``, ``"feature"`` or a pair [mean, std]: the argument
+                ``normalize`` of :class:`pl_fed.data.FederatedData`.
+            train: Ids of the training samples, int64; the statistics are computed from them.
 
         Raises:
             ValueError: If a pair does not fit the inputs.
         """
-        if isinstance(how, str):
-            if how == "none":
+        if isinstance(mode, str):
+            if mode == "none":
                 return None
-            over = [0] if how == "feature" else [d for d in range(x.dim()) if d != 1]
-            std, mean = torch.std_mean(x[train], dim=over, correction=0, keepdim=True)
-            return cls(mean, std + 0.001 if how == "feature" else torch.where(std > 0, std, 1))
-        if len(how) != 2:
+            dims = [0] if mode == "feature" else [d for d in range(x.dim()) if d != 1]
+            std, mean = torch.std_mean(x[train], dim=dims, correction=0, keepdim=True)
+            return cls(mean, std + 0.001 if mode == "feature" else torch.where(std > 0, std, 1))
+        if len(mode) != 2:
             raise ValueError(
-                f"Expected argument `normalize` to be a pair [mean, std] but got {how}."
+                f"Expected argument `normalize` to be a pair [mean, std] but got {mode}."
             )
-        mean, std = (torch.tensor(part, dtype=x.dtype).reshape(-1) for part in how)
+        mean, std = (torch.tensor(part, dtype=x.dtype).reshape(-1) for part in mode)
         channels = x.shape[1] if x.dim() > 1 else 1
-        if {len(mean), len(std)} - {1, channels} or not _usable(mean, std):
+        if {len(mean), len(std)} - {1, channels} or not _is_valid(mean, std):
             raise ValueError(
                 "Expected argument `normalize` to hold one finite number per channel"
-                f" ({channels}), the second ones positive, but got {how}."
+                f" ({channels}), and positive standard deviations, but got {mode}."
             )
         shape = (1, -1, *([1] * (x.dim() - 2))) if x.dim() > 1 else (-1,)
         return cls(mean.view(shape), std.view(shape))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return inputs [samples, ...], normalised."""
+        """Return the normalized inputs [samples, ...]."""
         return (x - self.mean) / self.std
 
 
-def _usable(mean: Tensor, std: Tensor) -> bool:
+def _is_valid(mean: Tensor, std: Tensor) -> bool:
     return bool(mean.isfinite().all() and std.isfinite().all() and (std > 0).all())

@@ -1,4 +1,4 @@
-"""Files that are read, and what to say of one that is broken."""
+"""Reading of files, with errors that name the broken file."""
 
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,19 +11,21 @@ from pl_fed.text import printable
 
 
 @contextmanager
-def reading(path: Path, kind: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Say whatever goes wrong while a file is read in one sentence that names the file.
+def report_read_errors(
+    path: Path, kind: str, names: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Replace any error while reading a file by one sentence that names the file.
 
     Args:
         path: The file.
-        kind: What it should be.
-        names: What the file calls an argument that an error names.
+        kind: The kind of file, as the object of a sentence.
+        names: Names of arguments in errors → names of the same things in the file.
 
     Raises:
-        ValueError: In the place of any exception.
+        ValueError: Instead of any exception.
 
     Example:
-        >>> with reading(Path("a.json"), "a json file with `users`"):
+        >>> with report_read_errors(Path("a.json"), "a json file with `users`"):
         ...     {}["users"]
         Traceback (most recent call last):
             ...
@@ -31,56 +33,58 @@ def reading(path: Path, kind: str, names: Mapping[str, str] | None = None) -> It
     """
     try:
         yield
-    except Exception as error:  # whatever a broken file makes its reader do
+    except Exception as error:  # a broken file makes its reader raise errors of any type
         text = (str(error).splitlines() or [""])[0].removesuffix(".")
         for argument, name in (names or {}).items():
             text = text.replace(f"`{argument}`", f"`{name}`")
         if not text.startswith("Expected "):
-            what = f"{type(error).__name__}: {text}".removesuffix(": ")
-            text = f"Expected {path} to be {kind} but got {what}"
+            reason = f"{type(error).__name__}: {text}".removesuffix(": ")
+            text = f"Expected {path} to be {kind} but got {reason}"
         elif str(path) not in text:
             text = f"{text} in {path}"
         raise ValueError(f"{printable(text)}.") from error
 
 
 def read_npz(
-    path: Path, wanted: Sequence[str], optional: Sequence[str] = (), texts: Sequence[str] = ()
+    path: Path, required: Sequence[str], optional: Sequence[str] = (), texts: Sequence[str] = ()
 ) -> dict[str, np.ndarray]:
-    """Return arrays of an ``.npz`` file by name, integers as int64, but for inputs ``x``.
+    """Return the arrays of an ``.npz`` file by name.
 
-    Floating point beyond float64, which torch lacks, becomes float64.
+    Integers become int64, except in the inputs ``x``. Floating-point types larger than float64
+    become float64, because torch lacks them.
 
     Args:
-        path: The file, which is there.
-        wanted: Names of arrays that it must hold.
-        optional: Names of arrays that it may hold.
-        texts: Names of arrays that may be of strings instead of numbers.
+        path: An existing file.
+        required: Names of the arrays that the file must hold.
+        optional: Names of the arrays that the file may hold.
+        texts: Names of the arrays that may hold strings instead of numbers.
 
     Raises:
         ValueError: If the file cannot be read, or an array is missing or does not hold numbers.
     """
     kind = "an .npz file of arrays of numbers"
-    with reading(path, kind):
+    with report_read_errors(path, kind):
         if not zipfile.is_zipfile(path):
             raise ValueError(f"Expected {path} to be {kind} but got a broken one or another kind.")
         with np.load(path, allow_pickle=False) as file:
-            for name in wanted:
+            for name in required:
                 if name not in file.files:
-                    found = ", ".join(file.files) or "none"
-                    raise ValueError(f"Expected {path} to hold an array `{name}` but got {found}.")
-            names = [name for name in (*wanted, *optional) if name in file.files]
-            return {name: _checked(name, file[name], name in texts) for name in names}
+                    arrays = ", ".join(file.files) or "none"
+                    raise ValueError(f"Expected {path} to hold an array `{name}` but got {arrays}.")
+            names = [name for name in (*required, *optional) if name in file.files]
+            return {name: _convert(name, file[name], name in texts) for name in names}
 
 
-def _checked(name: str, array: np.ndarray, text: bool) -> np.ndarray:
-    if array.dtype.kind not in ("biufU" if text else "biuf"):
+def _convert(name: str, array: np.ndarray, allow_text: bool) -> np.ndarray:
+    """Return an array with a type and a memory layout that torch takes."""
+    if array.dtype.kind not in ("biufU" if allow_text else "biuf"):
         raise TypeError(f"`{name}` is of type {array.dtype}.")
     if array.dtype.kind in "iu" and name != "x":
         if array.dtype == np.uint64 and array.size and array.max() >= 2**63:
             raise ValueError(f"Expected `{name}` to be integers below 2^63 but got {array.max()}")
         array = array.astype(np.int64)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        with np.errstate(over="ignore"):  # what becomes infinite is refused
+        with np.errstate(over="ignore"):  # Arrays refuses the infinite results
             array = array.astype(np.float64)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

@@ -1,4 +1,4 @@
-"""What a data set gives to a federation: arrays, and whose they are."""
+"""Data sources: a data set's samples as tensors, with their owners and official parts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,28 +15,30 @@ TRAIN, VAL, TEST = 0, 1, 2
 
 @dataclass(frozen=True)
 class Arrays:
-    """All samples of a data set as tensors.
+    """Arrays: all samples of a data set as tensors.
 
-    Inputs and targets may also be a tuple or a dict of tensors, as of token ids and a mask: a net
-    takes them as ``net(*inputs)`` or ``net(**inputs)``.
+    Inputs and targets may also be tuples or dicts of tensors, for example token ids and a mask. A
+    net takes such inputs as ``net(*inputs)`` or ``net(**inputs)``.
 
     Attributes:
-        inputs: Inputs [samples, ...]. Images are [samples, channels, height, width]; uint8 is read
-            as 0..255 and scaled to [0, 1]; other integers stay integers if the net takes
-            them, as token ids, and are float32 otherwise, as real numbers.
-        targets: Targets [samples]: class ids 0..C-1 (any integer type) or real values
+        inputs: Inputs [samples, ...]. Images are [samples, channels, height, width], and uint8 is
+            scaled from 0..255 to [0, 1]. Other integers, such as token ids, stay integers if the
+            net takes integers; otherwise they become float32.
+        targets: Targets: class ids 0..C-1 of any integer type [samples], or real values
             [samples, ...].
-        client: Id of the client each sample belongs to, [samples], or ``None`` where a partitioner
-            has yet to say. Any integers: sorted, they become clients 0, 1, 2, ...
-        split: The official part of each sample, [samples], 0 train, 1 val, 2 test; or ``None``.
-        num_classes: Number of classes; 0 where the targets are no class ids [samples].
-        names: What the data call the ids in ``client`` (writers, users), which are places in this
-            list then; ``None`` where they have no other name.
+        client: Id of the owner of each sample [samples], any integers; sorted, they become clients
+            0, 1, 2, ... ``None`` if the data set records no owners, so that a partitioner is
+            needed.
+        split: Official part of each sample [samples], 0 train, 1 val, 2 test; ``None`` without
+            official parts.
+        num_classes: Number of classes; 0 if the targets are not class ids [samples].
+        names: Names of the owners (writers, users); the ids in ``client`` are then positions in
+            this list. ``None`` if the owners have no names.
 
     Raises:
-        TypeError: If one is no tensor.
-        ValueError: If there is no sample, the tensors do not have a row each for every sample, a
-            number is NaN or infinite, an id is out of range, or a name is no text in UTF-8.
+        TypeError: If inputs, targets, ``client`` or ``split`` are no tensors.
+        ValueError: If there is no sample, a tensor does not have one row per sample, a number is
+            NaN or infinite, an id is out of range, or a name is no text in UTF-8.
 
     Example:
         >>> import torch
@@ -69,7 +71,7 @@ class Arrays:
         for name in ("targets", "client", "split"):
             tensor = getattr(self, name)
             if isinstance(tensor, Tensor):
-                object.__setattr__(self, name, _wide(name, tensor))
+                object.__setattr__(self, name, _to_int64(name, tensor))
         for leaf in leaves(self.inputs):
             _check_finite("inputs", leaf.to(torch.float32) if leaf.is_floating_point() else leaf)
         for leaf in leaves(self.targets):
@@ -78,7 +80,7 @@ class Arrays:
             _check_ids("client", self.client)
         else:
             _check_names(self.names)
-            _check_ids("client", self.client, range(len(self.names)), "places in `names`")
+            _check_ids("client", self.client, range(len(self.names)), "positions in `names`")
         _check_ids("split", self.split, range(3), "0 (train), 1 (val) or 2 (test)")
         self._check_targets()
 
@@ -86,11 +88,11 @@ class Arrays:
         for name in ("client", "split"):
             tensor = getattr(self, name)
             if tensor is not None and not isinstance(tensor, Tensor):
-                raise TypeError(_no_tensor(name, type(tensor).__name__))
+                raise TypeError(_expect_tensor(name, type(tensor).__name__))
         for name in ("inputs", "targets"):
             kind = foreign_leaf(getattr(self, name))
             if kind is not None:
-                raise TypeError(_no_tensor(name, kind))
+                raise TypeError(_expect_tensor(name, kind))
 
     def _check_targets(self) -> None:
         if not isinstance(self.targets, Tensor) or self.targets.is_floating_point():
@@ -101,82 +103,80 @@ class Arrays:
                 )
             return
         if self.targets.dim() > 1 and not self.num_classes:
-            return  # several ids a sample: the task knows what they are
+            return  # several ids a sample: only the task knows their meaning
         _check_ids(
             "targets",
             self.targets,
-            hint=": several labels a sample would be floating point, and for targets that a task of"
-            " your own takes, as a class for each pixel, `num_classes` is 0",
+            hint=": use floating point for several labels a sample, or leave `num_classes` at 0 if"
+            " your own task takes such targets, for example a class for each pixel",
         )
         if not self.num_classes and int(self.targets.min()) >= 0:
             raise ValueError(
-                "Expected `num_classes` to be given for targets that are class ids, the largest id"
-                " plus 1, but got 0: real values would be floating point, not"
-                f" {self.targets.dtype}."
+                "Expected `num_classes` to be the largest class id plus 1 for integer targets but"
+                f" got 0: set it, or convert real values from {self.targets.dtype} to floating"
+                " point."
             )
-        below = f"class ids from 0 to below `num_classes` ({self.num_classes})"
-        _check_ids("targets", self.targets, range(self.num_classes), below)
+        description = f"class ids from 0 to below `num_classes` ({self.num_classes})"
+        _check_ids("targets", self.targets, range(self.num_classes), description)
 
     def __len__(self) -> int:
         return rows_of(self.inputs)
 
     @property
     def labels(self) -> Tensor:
-        """The targets as partitioners take them: zeros where a sample has no single label."""
+        """The targets for partitioners; zeros if a sample has no single label."""
         targets = self.targets
         if isinstance(targets, Tensor) and (targets.is_floating_point() or targets.dim() == 1):
             return targets
         return torch.zeros(len(self))
 
-    def called(self, id: int) -> str:
-        """Return what the data call an id in ``client``."""
+    def owner_name(self, id: int) -> str:
+        """Return the name of the owner with an id in ``client``."""
         return str(id if self.names is None else self.names[id])
 
 
 class DataSource(Configurable, ABC):
-    """A data set that can be loaded whole, as tensors.
+    """Data source: a data set that loads completely, as tensors.
 
-    A new one is a class with :meth:`load` in a file of its own, named in the config by its path.
+    To add one, write a subclass with :meth:`load`, and set ``data.dataset`` to its dotted path.
     """
 
     preparation: str = ""
-    """What :meth:`load` does to raw inputs, in words: those of a trained model need the same."""
+    """Changes of the raw inputs by :meth:`load`, in words; inputs of a trained model need them."""
 
     @abstractmethod
     def load(self) -> Arrays:
         """Return the samples.
 
         Raises:
-            FileNotFoundError: If the data is not there, with a sentence that says how to get it.
-            ValueError: If the data is broken.
+            FileNotFoundError: If data are missing; the message explains how to get them.
+            ValueError: If data are broken.
         """
 
 
-def classes_of(y: Tensor) -> int:
-    """Return the number of classes of integer targets, the largest id + 1; 0 for real values.
+def count_classes(y: Tensor) -> int:
+    """Return the largest id + 1 of integer targets, or 0 for real values.
 
     Example:
         >>> import torch
-        >>> classes_of(torch.tensor([0, 2, 1])), classes_of(torch.tensor([0.5]))
+        >>> count_classes(torch.tensor([0, 2, 1])), count_classes(torch.tensor([0.5]))
         (3, 0)
     """
     return 0 if y.is_floating_point() or len(y) == 0 else max(0, int(y.to(torch.int64).max()) + 1)
 
 
-def _no_tensor(name: str, kind: str) -> str:
-    return (
-        f"Expected `{name}` to be a tensor, as torch.as_tensor makes of an array, but got {kind}."
-    )
+def _expect_tensor(name: str, kind: str) -> str:
+    return f"Expected `{name}` to be a tensor but got {kind}: convert an array by torch.as_tensor."
 
 
-def _wide(name: str, values: Tensor) -> Tensor:
-    """Return integers as int64, as torch lacks functions of others; other values as they are."""
+def _to_int64(name: str, values: Tensor) -> Tensor:
+    """Convert integers to int64, because torch lacks functions of other types; keep the rest."""
     if values.is_floating_point() or values.is_complex():
         return values
-    wide = values.to(torch.int64)
-    if values.dtype == torch.uint64 and bool((wide < 0).any()):
-        raise ValueError(f"Expected `{name}` to be integers below 2^63 but got larger ones.")
-    return wide
+    integers = values.to(torch.int64)
+    if values.dtype == torch.uint64 and bool((integers < 0).any()):
+        raise ValueError(f"Expected `{name}` to be integers below 2^63 but got larger integers.")
+    return integers
 
 
 def _check_finite(name: str, values: Tensor) -> None:
@@ -190,14 +190,14 @@ def _check_finite(name: str, values: Tensor) -> None:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Refuse names that no file of the run could hold."""
-    for place, name in enumerate(names):
+    """Raise ``ValueError`` for names that UTF-8 files cannot hold."""
+    for position, name in enumerate(names):
         try:
             str(name).encode()
         except UnicodeEncodeError:
             raise ValueError(
-                f"Expected the names of clients to be text in UTF-8 but got {str(name)!r}, at place"
-                f" {place}: rename this client."
+                f"Expected the names of clients to be text in UTF-8 but got {str(name)!r} at"
+                f" position {position}: rename this client."
             ) from None
 
 
@@ -205,7 +205,7 @@ def _check_ids(
     name: str,
     ids: Tensor | None,
     allowed: range | None = None,
-    as_text: str = "",
+    description: str = "",
     hint: str = "",
 ) -> None:
     if ids is None:
@@ -214,12 +214,12 @@ def _check_ids(
         raise ValueError(f"Expected `{name}` to be integers but got {ids.dtype}.")
     if ids.dim() != 1:
         raise ValueError(
-            f"Expected `{name}`, being integers, to be of shape [samples] but got"
+            f"Expected the integers of `{name}` to be of shape [samples] but got"
             f" {list(ids.shape)}{hint}."
         )
     if allowed is None:
         return
     smallest, largest = int(ids.min()), int(ids.max())
     if smallest not in allowed or largest not in allowed:
-        found = smallest if smallest not in allowed else largest
-        raise ValueError(f"Expected `{name}` to be {as_text} but got {found}.")
+        wrong = smallest if smallest not in allowed else largest
+        raise ValueError(f"Expected `{name}` to be {description} but got {wrong}.")

@@ -1,1 +1,1 @@
-"""Several processes: how they share the clients and add up their results."""
+"""Several processes: they divide the clients among them and add up the results."""

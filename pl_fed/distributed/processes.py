@@ -1,7 +1,8 @@
-"""The processes that share a federation, and what they tell each other.
+"""The processes of a run, and their communication.
 
-Only ``torch.distributed`` over the group that Lightning's strategy has made (gloo on CPUs, NCCL on
-GPUs), and of it only what both backends have: ``all_reduce``, ``all_gather``, ``all_to_all``.
+It uses ``torch.distributed`` alone, with the process group that Lightning's strategy creates (gloo
+on CPUs, NCCL on GPUs), and only operations of both backends: ``all_reduce``, ``all_gather`` and
+``all_to_all``.
 """
 
 import os
@@ -19,106 +20,110 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_LAUNCHER = "PL_FED_LAUNCHER"  # the id of the process that starts the others of its node
-_LOOK_SECONDS = 0.5
+_LAUNCHER = "PL_FED_LAUNCHER"  # the id of the process that starts the other processes of its node
+_POLL_SECONDS = 0.5
 _BROKEN = re.compile(r"gloo|nccl|closed by peer|connection (was )?(reset|refused|closed)", re.I)
 
 
 class LostProcessError(RuntimeError):
-    """Another process of the run is gone."""
+    """Lost process: another process of the run has ended."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of a run. By default it is alone, and everything costs nothing.
+    """Processes: the process group of a run, as seen from this process.
 
-    Every process must call the methods that talk, in the same order.
+    The default is a single process, for which all methods return at once. Every process must call
+    the methods that communicate, in the same order.
+
+    The home process of a client stores the client's states: its rank is ``id % size``.
 
     Args:
-        rank: Which process this is, from 0.
+        rank: The rank of this process, from 0.
         size: Number of processes.
-        here: How many of them are on this node, and share its memory.
+        local_size: Number of processes on this node, which share its memory.
 
     Example:
-        >>> Processes().sum(torch.tensor([1.0])), Processes().everyones("mine")
-        (tensor([1.]), ['mine'])
-        >>> Processes(rank=1, size=2).at_home(torch.arange(4))
+        >>> Processes().sum(torch.tensor([1.0])), Processes().gather_objects("value")
+        (tensor([1.]), ['value'])
+        >>> Processes(rank=1, size=2).is_home(torch.arange(4))
         tensor([False,  True, False,  True])
     """
 
     rank: int = 0
     size: int = 1
-    here: int = 1
+    local_size: int = 1
 
-    def homes(self, clients: Tensor) -> Tensor:
-        """Return the process at which each client is at home: that of ``id % size``."""
+    def home_ranks(self, clients: Tensor) -> Tensor:
+        """Return the rank of each client's home process, int64 [clients]."""
         return clients % self.size
 
-    def at_home(self, clients: Tensor) -> Tensor:
-        """Return which clients are at home in this process, bool."""
-        return self.homes(clients) == self.rank
+    def is_home(self, clients: Tensor) -> Tensor:
+        """Return whether this process is the home of each client, bool [clients]."""
+        return self.home_ranks(clients) == self.rank
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum over the processes, the same bits in each."""
+        """Return the sum over the processes, bit-equal in every process."""
         if self.size == 1:
             return tensor
-        total = tensor.to(_wire(), copy=True).contiguous()
+        total = tensor.to(_communication_device(), copy=True).contiguous()
         dist.all_reduce(total)
         return total.to(tensor.device)
 
-    def everyones(self, value: Any) -> list[Any]:
-        """Return what each process gives: something small that can be pickled."""
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the values of all processes, by rank; they should be small, and are pickled."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 
-    def first(self, value: Any) -> Any:
-        """Return what the first process gives that has something other than ``None`` to give."""
-        return next((each for each in self.everyones(value) if each is not None), None)
+    def select_first(self, value: Any) -> Any:
+        """Return the value of the first process, by rank, with a value other than ``None``."""
+        values = self.gather_objects(value)
+        return next((value for value in values if value is not None), None)
 
     def gather(self, rows: Tensor, length: int) -> Tensor:
-        """Return everybody's rows, one process after the other.
+        """Return the rows of all processes, by rank.
 
         Args:
-            rows: Shape [at most length, ...].
-            length: To how many rows each is filled up, with whatever.
+            rows: The rows of this process, [at most length, ...].
+            length: Number of rows of each process in the result. Padding rows are arbitrary.
 
         Returns:
             Shape [size · length, ...].
         """
         if self.size == 1:
             return rows
-        sent = rows.to(_wire()).contiguous()
+        padded = rows.to(_communication_device()).contiguous()
         if len(rows) < length:
-            sent = sent.new_zeros(length, *rows.shape[1:])
-            sent[: len(rows)] = rows
-        gathered = sent.new_empty(self.size * length, *rows.shape[1:])
-        dist.all_gather_into_tensor(gathered, sent)
+            padded = padded.new_zeros(length, *rows.shape[1:])
+            padded[: len(rows)] = rows
+        gathered = padded.new_empty(self.size * length, *rows.shape[1:])
+        dist.all_gather_into_tensor(gathered, padded)
         return gathered.to(rows.device)
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Send each process some rows, and return what comes from each, one after the other.
+        """Send rows to each process, and return the rows from all processes, by rank.
 
         Args:
-            rows: First those for process 0, then those for process 1, ..., [Σ sent, ...].
-            sent: How many go to each.
-            received: How many come from each.
+            rows: The rows for process 0, then the rows for process 1, ..., [Σ sent, ...].
+            sent: Number of rows for each process.
+            received: Number of rows from each process.
 
         Returns:
             Shape [Σ received, ...].
         """
         if self.size == 1:
             return rows
-        sending = rows.to(_wire()).contiguous()
-        coming = sending.new_empty(sum(received), *rows.shape[1:])
-        dist.all_to_all_single(coming, sending, list(received), list(sent))
-        return coming.to(rows.device)
+        outgoing = rows.to(_communication_device()).contiguous()
+        incoming = outgoing.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(incoming, outgoing, list(received), list(sent))
+        return incoming.to(rows.device)
 
     @contextmanager
-    def together(self, kind: type[Exception]) -> Iterator[None]:
-        """Raise an error of one kind in every process when one raises it."""
+    def raise_in_all(self, kind: type[Exception]) -> Iterator[None]:
+        """Raise an error of one kind in every process if any process raises it."""
         if self.size == 1:
             yield
             return
@@ -129,16 +134,16 @@ class Processes:
             error = raised
         if float(self.sum(torch.tensor(float(error is not None)))) == 0:
             return
-        messages = self.everyones(None if error is None else str(error))
+        messages = self.gather_objects(None if error is None else str(error))
         raise kind(next(message for message in messages if message is not None)) from error
 
 
 @contextmanager
-def watched(processes: Processes) -> Iterator[None]:
-    """Say in one sentence that another process is gone, where the backend says it in its own way.
+def explain_lost_process(processes: Processes) -> Iterator[None]:
+    """Replace a backend's error about a broken connection by one sentence.
 
     Raises:
-        LostProcessError: If it is.
+        LostProcessError: If another process has ended.
     """
     try:
         yield
@@ -147,20 +152,21 @@ def watched(processes: Processes) -> Iterator[None]:
             raise
         raise LostProcessError(
             f"Expected all {processes.size} processes to go on but process {processes.rank} lost"
-            " touch with another, which has ended (what it said, if anything, stands above): the"
-            " last checkpoint is left as it is, to be resumed from."
+            " touch with another, which has ended (its error message, if any, is above): resume the"
+            " run from the last checkpoint, which is unchanged."
         ) from error
 
 
-def name_launcher() -> None:
-    """Tell the processes that this one will start which one it is."""
+def announce_launcher() -> None:
+    """Set this process's id in the environment, for the processes that it will start."""
     os.environ[_LAUNCHER] = str(os.getpid())
 
 
 def end_with_launcher() -> None:
-    """End this process with a sentence if its launcher ends before the processes have met.
+    """End this process with an error message if its launcher ends before all processes have met.
 
-    PyTorch would wait for it for half an hour. Once they have met, a lost connection ends both.
+    Without this, PyTorch waits half an hour for the launcher. After the processes have met, a lost
+    connection ends them.
     """
     launcher = os.environ.get(_LAUNCHER, "")
     if launcher.isdecimal() and os.name == "posix":
@@ -176,23 +182,23 @@ def _wait_for_meeting(launcher: int, is_child: bool) -> None:
         if (is_child and os.getppid() != launcher) or not _is_alive(launcher):
             print(
                 "error: Expected the process that started this one to go on until all have met but"
-                f" it has ended (process {launcher}; what it said, if anything, stands above):"
-                " start the run again.",
+                f" it has ended (process {launcher}; its error message, if any, is above): start"
+                " the run again.",
                 file=sys.stderr,
                 flush=True,
             )
             os._exit(1)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _is_alive(process: int) -> bool:
-    """Whether a process is there, and not dead with nobody having asked yet how it ended."""
+    """Return whether a process exists and is no zombie."""
     try:
         os.kill(process, 0)
         status = Path(f"/proc/{process}/stat").read_text()
     except ProcessLookupError:
         return False
-    except OSError:  # of another user, or a system without /proc
+    except OSError:  # another user's process, or a system without /proc
         return True
     return status.rpartition(")")[2].split()[0] != "Z"
 
@@ -201,8 +207,8 @@ def _is_broken(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or bool(_BROKEN.search(str(error)))
 
 
-def _wire() -> torch.device:
-    """Return the device whose tensors the group's backend carries."""
+def _communication_device() -> torch.device:
+    """Return the device of the tensors that the process group's backend sends."""
     if "nccl" in dist.get_backend():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

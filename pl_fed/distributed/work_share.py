@@ -1,14 +1,15 @@
-"""One round on several processes: which process trains which client, and how rows travel.
+"""The distribution of one round over several processes.
 
-Each client's states live at home, with the process ``id % size``. Where the homes' shares of a
-cohort are uneven, clients are trained elsewhere: their rows travel there before the local work and
-back after it. So a process holds the rows of its own clients only, on any number of nodes, and
-nothing travels for algorithms without states.
+Each client has a home process, ``id % size``, which stores the client's states. If the home
+processes' shares of a cohort are uneven, other processes train some of the clients. Then the rows
+of these clients move to their workers before local training, and back after it. Therefore a process
+stores the rows of its own clients only, on any number of nodes, and algorithms without states move
+nothing.
 
 Measured on one node (two processes, gloo, Ditto with a CNN of 1,626,442 parameters, 20 clients):
-32 ms of a round of 1,499 ms go there and back, waiting included; a memory-mapped file that both
-share moves rows in half the time. Rows travel nevertheless: it works on several nodes, each process
-needs room for its own clients only, and what is left to gain is a hundredth of the round.
+the moves take 32 ms of a round of 1,499 ms, waiting included. A memory-mapped file shared by both
+processes takes half of this time. pl_fed sends rows nevertheless: this works on several nodes, each
+process needs memory for its own clients only, and the file would save only 1 % of the round.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,153 +30,183 @@ from pl_fed.types import RoundContext
 _Key = TypeVar("_Key")
 
 GATHERED_BYTES = 1 << 20
-"""Bytes of a round's uploads up to which every process gathers all of them."""
+"""Every process gathers all uploads of a round if they have at most this many bytes."""
 
-_PIECE = 1 << 24  # bytes that are on their way at a time, of uploads or of a checkpoint's states
+_PIECE = 1 << 24  # bytes of uploads, or of states for a checkpoint, that are sent at a time
 
 
 class WorkShare:
-    """Which process trains which client of a cohort. With one process it is the identity.
+    """Work share: assigns the clients of a cohort to the processes that train them.
 
     Args:
         processes: The processes.
-        cohort: Ids, int64 [cohort].
-        owners: The process that trains each, int64 [cohort].
+        cohort: Client ids, int64 [cohort].
+        workers: The rank of each client's worker, the process that trains it, int64 [cohort].
 
     Attributes:
-        clients: Ids of those that this process trains, in the order of the cohort.
+        clients: Ids of the clients that this process trains, in the order of the cohort.
     """
 
-    def __init__(self, processes: Processes, cohort: Tensor, owners: Tensor) -> None:
+    def __init__(self, processes: Processes, cohort: Tensor, workers: Tensor) -> None:
         self.processes = processes
         self.cohort = cohort
-        self.owners = owners
-        self.clients = cohort[self.mine] if processes.size > 1 else cohort
-        self._travels = processes.size > 1 and bool(self._away.any())
+        self.workers = workers
+        self.clients = cohort[self.is_worker] if processes.size > 1 else cohort
+        self._moves_rows = processes.size > 1 and bool(self._is_remote.any())
 
     @cached_property
-    def mine(self) -> Tensor:
-        """Which of the cohort this process trains, bool [cohort]."""
-        return self.owners == self.processes.rank
+    def is_worker(self) -> Tensor:
+        """Whether this process trains each client, bool [cohort]."""
+        return self.workers == self.processes.rank
 
     @cached_property
     def _homes(self) -> Tensor:
-        return self.processes.homes(self.cohort)
+        return self.processes.home_ranks(self.cohort)
 
     @cached_property
-    def _away(self) -> Tensor:
-        """Which of the cohort are trained by another process than that of their home."""
-        return self._homes != self.owners
+    def _is_remote(self) -> Tensor:
+        """Whether each client's worker is not its home process, bool [cohort]."""
+        return self._homes != self.workers
 
     @classmethod
-    def by_work(cls, processes: Processes, cohort: Tensor, work: Tensor) -> "WorkShare":
-        """Share a cohort out by the clients' work [cohort], at home where that is fair."""
-        homes = processes.homes(cohort)
+    def balance(cls, processes: Processes, cohort: Tensor, work: Tensor) -> "WorkShare":
+        """Divide a cohort by the clients' work [cohort]; clients stay at home if that is fair."""
+        homes = processes.home_ranks(cohort)
         return cls(processes, cohort, balance_work(work, homes, processes.size))
 
     @classmethod
-    def alone(cls, cohort: Tensor) -> "WorkShare":
-        """Return what every process does by itself, for the whole cohort."""
+    def single_process(cls, cohort: Tensor) -> "WorkShare":
+        """Assign the whole cohort to each process: every process does the same work."""
         return cls(Processes(), cohort, torch.zeros_like(cohort))
 
-    def select(self, chosen: Tensor) -> "WorkShare":
-        """Return the share of a part of the cohort, bool [cohort]."""
-        return WorkShare(self.processes, self.cohort[chosen], self.owners[chosen])
+    def select(self, selected: Tensor) -> "WorkShare":
+        """Return the work share of a part of the cohort, by a mask, bool [cohort]."""
+        return WorkShare(self.processes, self.cohort[selected], self.workers[selected])
 
-    # Before and after the local work
+    # States, before and after local training
 
-    def fetch(self, store: ClientStore) -> "RemoteRows":
-        """Return the rows of this process's clients that are at home elsewhere."""
-        if not self._travels:
+    def fetch_states(self, store: ClientStore) -> "RemoteRows":
+        """Return the state rows of this process's clients with another home process."""
+        if not self._moves_rows:
             return RemoteRows()
-        leaving = self._away & (self._homes == self.processes.rank)
-        arriving = self._away & self.mine
+        outgoing = self._is_remote & (self._homes == self.processes.rank)
+        incoming = self._is_remote & self.is_worker
+        clients = self._sort_by_rank(outgoing, self.workers)
         rows = {
-            name: self._move(store.read(name, self._sorted(leaving, self.owners)), leaving, True)
+            name: self._move(store.read(name, clients), outgoing, self._homes, self.workers)
             for name in store.defaults
         }
-        return RemoteRows(self._sorted(arriving, self._homes), rows)
+        return RemoteRows(self._sort_by_rank(incoming, self._homes), rows)
 
-    def keep(self, store: ClientStore, states: Iterable[tuple[Tensor, dict[str, Tensor]]]) -> None:
-        """Write what the clients keep where they are at home.
+    def store_states(
+        self, store: ClientStore, states: Iterable[tuple[Tensor, dict[str, Tensor]]]
+    ) -> None:
+        """Write the clients' new states to the stores of their home processes.
 
         Args:
             store: This process's store.
             states: Ids and rows by name, for each chunk that this process has trained.
         """
-        travelling = []
+        remote_states = []
         for clients, rows in states:
-            if self._travels:
-                home = self.processes.at_home(clients)
-                away = ~home
-                travelling.append((clients[away], {n: row[away] for n, row in rows.items()}))
-                clients, rows = clients[home], {n: row[home] for n, row in rows.items()}
-            for name, each in rows.items():
-                store.write(name, clients, each)
-        if self._travels:
-            self._send_home(store, travelling)
+            if self._moves_rows:
+                home = self.processes.is_home(clients)
+                remote = {name: values[~home] for name, values in rows.items()}
+                remote_states.append((clients[~home], remote))
+                clients, rows = clients[home], {name: row[home] for name, row in rows.items()}
+            for name, values in rows.items():
+                store.write(name, clients, values)
+        if self._moves_rows:
+            self._send_home(store, remote_states)
 
     def _send_home(
-        self, store: ClientStore, travelling: list[tuple[Tensor, dict[str, Tensor]]]
+        self, store: ClientStore, remote_states: list[tuple[Tensor, dict[str, Tensor]]]
     ) -> None:
-        leaving = self._away & self.mine
-        clients = self._sorted(self._away & (self._homes == self.processes.rank), self.owners)
-        trained = torch.cat([self.cohort[:0], *(ids for ids, _ in travelling)])
-        wanted = self._sorted(leaving, self._homes)
-        order = (wanted[:, None] == trained).nonzero()[:, 1]
+        """Send the new states of remote clients to their home processes, and write them there.
+
+        Args:
+            store: This process's store.
+            remote_states: Ids and rows of this process's remote clients, for each chunk.
+        """
+        outgoing = self._is_remote & self.is_worker
+        incoming = self._is_remote & (self._homes == self.processes.rank)
+        clients = self._sort_by_rank(incoming, self.workers)
+        trained = torch.cat([self.cohort[:0], *(ids for ids, _ in remote_states)])
+        sorted_clients = self._sort_by_rank(outgoing, self._homes)
+        order = (sorted_clients[:, None] == trained).nonzero()[:, 1]
         for name, default in store.defaults.items():
-            rows = torch.cat([default.expand(0, -1), *(states[name] for _, states in travelling)])
-            arrived = self._move(rows[order.to(rows.device)], leaving, False)
+            pieces = [states[name] for _, states in remote_states]
+            rows = torch.cat([default.expand(0, -1), *pieces])[order.to(default.device)]
+            received = self._move(rows, outgoing, self.workers, self._homes)
             if len(clients):
-                store.write(name, clients, arrived)
+                store.write(name, clients, received)
 
-    def _sorted(self, chosen: Tensor, by: Tensor) -> Tensor:
-        """Ids of the chosen ones, by process, else in the order of the cohort."""
-        return self.cohort[chosen][by[chosen].argsort(stable=True)]
+    def _sort_by_rank(self, selected: Tensor, ranks: Tensor) -> Tensor:
+        """Return the selected clients' ids by rank, and within a rank in the cohort's order."""
+        return self.cohort[selected][ranks[selected].argsort(stable=True)]
 
-    def _move(self, rows: Tensor, leaving: Tensor, to_owner: bool) -> Tensor:
-        there, here = (self.owners, self._homes) if to_owner else (self._homes, self.owners)
-        arriving = (there != here) & (there == self.processes.rank)
+    def _move(self, rows: Tensor, outgoing: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
+        """Exchange the rows of remote clients between their homes and their workers.
+
+        Args:
+            rows: This process's outgoing rows, sorted by target rank.
+            outgoing: A mask of the clients with outgoing rows, bool [cohort].
+            sources: The sender's rank for each client, int64 [cohort].
+            targets: The receiver's rank for each client, int64 [cohort].
+        """
+        incoming = (targets != sources) & (targets == self.processes.rank)
         return self.processes.exchange(
-            rows, self._counts(there[leaving]), self._counts(here[arriving])
+            rows, self._count(targets[outgoing]), self._count(sources[incoming])
         )
 
-    def _counts(self, owners: Tensor) -> list[int]:
-        counts: list[int] = owners.bincount(minlength=self.processes.size).tolist()
+    def _count(self, ranks: Tensor) -> list[int]:
+        """Return how often each rank occurs."""
+        counts: list[int] = ranks.bincount(minlength=self.processes.size).tolist()
         return counts
 
-    # What the clients give
+    # Results of the clients
 
-    def join(self, mine: Mapping[_Key, Tensor], device: torch.device) -> dict[_Key, Tensor]:
-        """Return small tables [cohort, ...] of which each process has its clients' rows.
+    def join_tables(
+        self, tables: Mapping[_Key, Tensor], device: torch.device
+    ) -> dict[_Key, Tensor]:
+        """Join small tables of all processes to tables of the whole cohort, in its order.
 
-        Zeros stand for the clients of a process that lacks a table which another one has.
+        A table that a process lacks has zeros for the clients of this process.
+
+        Args:
+            tables: The tables of this process's clients, [clients, ...] each.
+            device: The device of the joined tables.
+
+        Returns:
+            Tables [cohort, ...].
         """
         if self.processes.size == 1:
-            return dict(mine)
-        place = self.owners.argsort(stable=True).argsort()
-        counts = self._counts(self.owners)
-        tables = self.processes.everyones({name: table.cpu() for name, table in mine.items()})
+            return dict(tables)
+        place = self.workers.argsort(stable=True).argsort()
+        counts = self._count(self.workers)
+        all_tables = self.processes.gather_objects(
+            {name: table.cpu() for name, table in tables.items()}
+        )
         joined = {}
-        for name in dict.fromkeys(name for process in tables for name in process):
-            example = next(process[name] for process in tables if name in process)
+        for name in dict.fromkeys(name for process in all_tables for name in process):
+            example = next(process[name] for process in all_tables if name in process)
             pieces = [
                 process.get(name, example.new_zeros(count, *example.shape[1:]))
-                for process, count in zip(tables, counts)
+                for process, count in zip(all_tables, counts)
             ]
             joined[name] = torch.cat(pieces)[place].to(device)
         return joined
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return the rows of the whole cohort, in its order: in every process."""
+        """Return the rows of the whole cohort, in its order, in every process."""
         if self.processes.size == 1:
             return rows
-        longest = max(self._counts(self.owners), default=0)
-        place = torch.zeros_like(self.owners)
-        for process in range(self.processes.size):
-            its = self.owners == process
-            place[its] = process * longest + torch.arange(int(its.sum()))
-        return self.processes.gather(rows, longest).index_select(0, place.to(rows.device))
+        length = max(self._count(self.workers), default=0)
+        place = torch.zeros_like(self.workers)
+        for rank in range(self.processes.size):
+            is_worker = self.workers == rank
+            place[is_worker] = rank * length + torch.arange(int(is_worker.sum()))
+        return self.processes.gather(rows, length).index_select(0, place.to(rows.device))
 
     def merge(
         self,
@@ -184,22 +215,22 @@ class WorkShare:
         weights: Tensor,
         context: RoundContext,
     ) -> Tensor:
-        """Merge the uploads: in every process the same bits.
+        """Merge the uploads of all processes; the result is bit-equal in every process.
 
         Args:
-            aggregator: What merges.
-            uploads: Those of this process's clients, [clients, numel].
-            weights: Of the whole cohort, [cohort].
-            context: Of the whole cohort.
+            aggregator: The aggregator.
+            uploads: The uploads of this process's clients, [clients, numel].
+            weights: The weights of the whole cohort, [cohort].
+            context: The context of the whole cohort.
 
         Returns:
-            Shape [numel].
+            The merged update, [numel].
         """
         total_mass = None if self.processes.size == 1 else aggregator.mass(weights)
         if total_mass is not None:
             return self._merge_mean(aggregator, uploads, weights, context, total_mass)
-        bytes_of_all = len(self.cohort) * uploads.shape[1] * uploads.element_size()
-        if self.processes.size > 1 and aggregator.shards and bytes_of_all > GATHERED_BYTES:
+        num_bytes = len(self.cohort) * uploads.shape[1] * uploads.element_size()
+        if self.processes.size > 1 and aggregator.shards and num_bytes > GATHERED_BYTES:
             return self._merge_in_shards(aggregator, uploads, weights, context)
         merged: Tensor = aggregator(self.gather(uploads), weights, context)
         return merged
@@ -212,14 +243,14 @@ class WorkShare:
         context: RoundContext,
         total_mass: float,
     ) -> Tensor:
-        """Merge one's own uploads, and add up what the processes have, by its mass."""
-        mine = self.mine.to(weights.device)
-        mass = aggregator.mass(weights[mine])
+        """Merge this process's uploads, and add up the processes' means in proportion to mass."""
+        weights = weights[self.is_worker.to(weights.device)]
+        mass = aggregator.mass(weights)
         part = uploads.new_zeros(uploads.shape[1], dtype=merging_dtype(uploads))
-        with self.processes.together(ValueError):
+        with self.processes.raise_in_all(ValueError):
             aggregator.require_uploads(uploads, 0)
             if mass:
-                part = aggregator(uploads, weights[mine], context.of(self.mine)) * (
+                part = aggregator(uploads, weights, context.of(self.is_worker)) * (
                     mass / total_mass
                 )
         return self.processes.sum(part)
@@ -227,44 +258,44 @@ class WorkShare:
     def _merge_in_shards(
         self, aggregator: Aggregator, uploads: Tensor, weights: Tensor, context: RoundContext
     ) -> Tensor:
-        """Merge a slice of the coordinates of all uploads, and bring the slices together."""
+        """Merge one slice of the coordinates in each process, and gather the merged slices."""
         numel, size = uploads.shape[1], self.processes.size
         width = -(-numel // size)
-        shard = self._exchanged(uploads, width)
-        order = self.owners.argsort(stable=True)
+        shard = self._exchange_slices(uploads, width)
+        order = self.workers.argsort(stable=True)
         context = replace(
             context.of(order),
             sum=self.processes.sum,
             broadcast=uploads.new_empty(0),
             root=context.root[width * self.processes.rank :][:width],
         )
-        with self.processes.together(ValueError):
+        with self.processes.raise_in_all(ValueError):
             merged = aggregator(shard, weights[order.to(weights.device)], context)
         return self.processes.gather(merged, width)[:numel]
 
-    def _exchanged(self, uploads: Tensor, width: int) -> Tensor:
-        """Return this process's ``width`` coordinates of all uploads, process after process."""
-        counts, n, size = self._counts(self.owners), len(self.cohort), self.processes.size
+    def _exchange_slices(self, uploads: Tensor, width: int) -> Tensor:
+        """Return this process's ``width`` coordinates of all uploads, by the workers' rank."""
+        counts, n, size = self._count(self.workers), len(self.cohort), self.processes.size
         slices = [uploads[:, width * process :][:, :width] for process in range(size)]
         shard = uploads.new_empty(n, slices[self.processes.rank].shape[1])
         step = max(1, _PIECE // (n * uploads.element_size()))
-        for begin in range(0, width, step):  # else there would be another copy of all uploads
-            pieces = [each[:, begin : begin + step] for each in slices]
-            here = shard[:, begin : begin + step]
-            here[:] = self.processes.exchange(
+        for begin in range(0, width, step):  # in steps, to avoid another copy of all uploads
+            pieces = [columns[:, begin : begin + step] for columns in slices]
+            target = shard[:, begin : begin + step]
+            target[:] = self.processes.exchange(
                 torch.cat([piece.reshape(-1) for piece in pieces]),
                 [piece.numel() for piece in pieces],
-                [count * here.shape[1] for count in counts],
-            ).view(here.shape)
+                [count * target.shape[1] for count in counts],
+            ).view(target.shape)
         return shard
 
 
 class RemoteRows:
-    """Rows of clients whose home is another process, for one round.
+    """Remote rows: the states of clients with another home process, for one round.
 
     Args:
-        clients: Ids, int64 [clients]; none by default.
-        rows: For each state [clients, numel].
+        clients: Client ids, int64 [clients]; none by default.
+        rows: State rows by name, [clients, length] each.
     """
 
     def __init__(
@@ -274,7 +305,7 @@ class RemoteRows:
         self.rows = rows or {}
 
     def read(self, store: ClientStore, name: str, clients: Tensor) -> Tensor:
-        """Return copies of clients' rows, remote ones or from the store."""
+        """Return copies of clients' rows: remote rows, or else rows of the store."""
         rows = store.read(name, clients)
         if len(self.clients):
             places, remote = (clients[:, None] == self.clients).nonzero(as_tuple=True)
@@ -282,53 +313,54 @@ class RemoteRows:
         return rows
 
 
-def collected(processes: Processes, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring the states of all clients together in process 0, in pieces, as if it were alone.
+def gather_states(processes: Processes, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Gather the states of all clients in process 0, in pieces, for a checkpoint.
 
     Args:
         processes: The processes.
-        state: What this process's store gives for a checkpoint.
+        state: The ``state_dict`` of this process's store.
 
     Returns:
-        The same of all stores in process 0, and nothing in the others.
+        In process 0, the ``state_dict`` of one store with all clients. In other processes, an empty
+        dict for each name.
     """
     if processes.size == 1:
         return dict(state)
-    return {name: _collected(processes, saved) for name, saved in state.items()}
+    return {name: _gather_rows(processes, saved) for name, saved in state.items()}
 
 
-def _collected(processes: Processes, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring together the rows of one name, some from each process at a time."""
-    first, numel = processes.rank == 0, saved["default"].numel()
-    everyones: list[Tensor] = processes.everyones(saved["clients"])
+def _gather_rows(processes: Processes, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Gather the rows of one state in process 0, a piece of each process at a time."""
+    is_first, numel = processes.rank == 0, saved["default"].numel()
+    all_ids: list[Tensor] = processes.gather_objects(saved["clients"])
     length = max(1, _PIECE // max(1, saved["default"].nbytes))
     clients, rows = [], []
-    for begin in range(0, max(len(ids) for ids in everyones), length):
-        ids = [each[begin : begin + length] for each in everyones]
-        none = saved["default"].new_empty(0, numel)
-        mine = torch.cat([none, *_rows(saved["rows"], begin, begin + length)])
-        nothing = [0] * (processes.size - 1)
-        received = [len(each) for each in ids] if first else [0, *nothing]
-        rows.append(processes.exchange(mine, [len(mine), *nothing], received))
-        clients.append(torch.cat(ids))
-    if not first:
+    for begin in range(0, max(len(ids) for ids in all_ids), length):
+        pieces = [ids[begin : begin + length] for ids in all_ids]
+        empty = saved["default"].new_empty(0, numel)
+        own_rows = torch.cat([empty, *_slice_pieces(saved["rows"], begin, begin + length)])
+        zeros = [0] * (processes.size - 1)
+        received = [len(ids) for ids in pieces] if is_first else [0, *zeros]
+        rows.append(processes.exchange(own_rows, [len(own_rows), *zeros], received))
+        clients.append(torch.cat(pieces))
+    if not is_first:
         return {}
-    together = torch.cat([saved["clients"][:0], *clients])
-    return {"default": saved["default"], "clients": together, "rows": rows}
+    all_clients = torch.cat([saved["clients"][:0], *clients])
+    return {"default": saved["default"], "clients": all_clients, "rows": rows}
 
 
-def _rows(pieces: list[Tensor], begin: int, end: int) -> list[Tensor]:
-    """Return the rows from one to another of what lies in pieces, one behind the other."""
-    found, offset = [], 0
+def _slice_pieces(pieces: list[Tensor], begin: int, end: int) -> list[Tensor]:
+    """Return the rows ``begin`` to ``end`` of concatenated pieces, without concatenating them."""
+    slices, offset = [], 0
     for piece in pieces:
-        some = piece[max(0, begin - offset) : max(0, end - offset)]
-        found += [some] if len(some) else []
+        rows = piece[max(0, begin - offset) : max(0, end - offset)]
+        slices += [rows] if len(rows) else []
         offset += len(piece)
-    return found
+    return slices
 
 
-def at_home(processes: Processes, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return of the states of all clients those that are at home in this process."""
+def select_home_states(processes: Processes, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of this process's home clients, from the states of all clients."""
     if processes.size == 1:
         return dict(state)
-    return select_clients(state, processes.at_home)
+    return select_clients(state, processes.is_home)

@@ -59,7 +59,7 @@ class Chunk:
 
     def truncate(self, most_steps: int) -> "Chunk":
         """Return a chunk of the same clients and rows with at most ``most_steps`` steps each."""
-        batches = self.batches.shortened(most_steps)
+        batches = self.batches.truncate(most_steps)
         steps = {
             model: [min(count, most_steps) for count in counts]
             for model, counts in self.steps.items()

@@ -152,7 +152,7 @@ class BatchedRunner(Engine):
         inputs = StepInputs(step, optimizer, chunk)
         external = step.make_external_optimizer(optimizer)
         for index in range(batches.max_steps):
-            batch = drop_unsupported_mask(step.client, batches.at(index))
+            batch = drop_unsupported_mask(step.client, batches.stack_step(index))
             gradients = step(inputs.build_stack(index, batch), is_full=True)
             if external is not None:
                 finished = {
@@ -192,7 +192,7 @@ class BatchedRunner(Engine):
                 own = {model: before[position] for model, before in models.items()}
                 step.buffers.load(own, select_rows(rows, position))
                 external = step.make_external_optimizer(optimizer)
-                for index, batch in enumerate(batches.of(position)):
+                for index, batch in enumerate(batches.iterate_client(position)):
                     is_full = batch.size == batches.width
                     gradients = step(inputs.build_client(position, index, batch), is_full)
                     if external is not None:

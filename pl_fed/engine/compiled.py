@@ -16,7 +16,7 @@ from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.engine.step import LocalStep, Tensors
 from pl_fed.engine.tracing import trace
 from pl_fed.torch_internals import arguments_of, compile_graph
-from pl_fed.trees import clone, leaves, tree_map, with_leaves
+from pl_fed.trees import clone, leaves, replace_leaves, tree_map
 
 _WRAPPING = {"cpp.enable_floating_point_contract_flag": "off -fwrapv"}
 """Compiler flag: integers wrap around, as in keyed draws. Without it, the last few draws of a layer
@@ -76,7 +76,7 @@ class CompiledStep:
         def flat_step(*tensors: Tensor) -> list[Tensor]:
             """Take the step on a flat list of tensors, and return the gradients as a list."""
             with ChannelsLast(), FasterProducts() if mkl_held_back() else nullcontext():
-                gradients = step(**with_leaves(example, iter(tensors)))
+                gradients = step(**replace_leaves(example, iter(tensors)))
             self._names = {model: list(group) for model, group in gradients.items()}
             return leaves(gradients)
 

@@ -69,7 +69,7 @@ class OneByOne(Engine):
                 models.keep(model, position)
         totals: dict[str, Tensor] = {}
         step = -1
-        for step, batch in enumerate(chunk.batches.of(position)):
+        for step, batch in enumerate(chunk.batches.iterate_client(position)):
             client.draws.start(keys[step])
             optimizer.zero_grad()
             outputs = self._differentiate(chunk, batch, position, step)

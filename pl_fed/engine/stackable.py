@@ -103,7 +103,7 @@ def _compute_losses(
         step.buffers.load(chunk.round.models, rows)
         inputs = StepInputs(step, optimizer, chunk)
         if not client.averages_samples:
-            batch = drop_unsupported_mask(client, chunk.batches.at(0))
+            batch = drop_unsupported_mask(client, chunk.batches.stack_step(0))
             return [step.compute_outputs(inputs.build_stack(0, batch))["loss"]]
         padded, padded_otherwise = _pad_last_sample(chunk)
         losses = [
@@ -122,7 +122,7 @@ def _compute_losses(
 
 def _pad_last_sample(chunk: Chunk) -> tuple[Batch, Batch]:
     """Return the first minibatches with a masked last sample: their own, or their first again."""
-    batch = chunk.batches.at(0)
+    batch = chunk.batches.stack_step(0)
     if batch.mask is None:
         raise TypeError("Expected stacked minibatches to have a mask but got None.")
     mask = batch.mask.clone()

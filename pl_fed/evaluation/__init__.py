@@ -1,1 +1,1 @@
-"""Models on the clients' own data: the sums that metrics are made of, and predictions."""
+"""The evaluation of models on the clients' own data: sums for metrics, and predictions."""

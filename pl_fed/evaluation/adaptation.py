@@ -1,4 +1,4 @@
-"""Personal models that are trained before each evaluation, from the global model, and not kept."""
+"""The adaptation of personal models: local training before each evaluation, without a state."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,16 +22,16 @@ Poison = Callable[[Tensor, int], Mapping[int, Callable[[Batch], Batch]]]
 
 
 class Adaptation:
-    """Trains personal models by :attr:`Client.adaptation`, on the clients' training data.
+    """Adaptation: trains personal models by :attr:`Client.adaptation` before an evaluation.
 
-    Its minibatches are the same before every evaluation, so that what is evaluated depends on the
-    seed and on the global model only: after a resume it is the same again.
+    It uses the clients' training data, and the same minibatches before every evaluation. Therefore
+    adapted models depend on the seed and the global model only, also after a resume.
 
     Args:
         client: The algorithm.
-        objective: Its adaptation, which trains the model ``personal``.
+        objective: The adaptation's objective; it trains the model ``personal`` only.
         seed: The seed of the federation.
-        poison: What byzantine clients do to their data, for ids and a round.
+        poison: Returns the functions that change the data of clients, for client ids and a round.
         augment: Applied to the inputs of each minibatch.
 
     Raises:
@@ -57,7 +57,7 @@ class Adaptation:
         self.poison = poison
         self.augment = augment
         self._engine: EngineChoice | None = None
-        self._device: torch.device | None = None  # where the engine was made
+        self._device: torch.device | None = None  # the device of the engine
 
     def run(
         self,
@@ -65,20 +65,20 @@ class Adaptation:
         clients: Tensor,
         start: ClientRound,
         rule: BatchRule,
-        like: EngineChoice,
+        round_engine: EngineChoice,
         settings: LocalSettings,
     ) -> None:
-        """Replace the personal models of some clients by the adapted ones.
+        """Replace the personal models of clients by adapted models.
 
         Args:
             data: The data of the federation.
-            clients: Ids, int64 [clients].
-            start: The clients' round as an evaluation begins it; its personal models are replaced.
+            clients: Client ids, int64 [clients].
+            start: The clients at the start of an evaluation; their personal models are replaced.
             rule: How samples become minibatches.
-            like: How a round's local steps are run.
-            settings: How every local step is computed.
+            round_engine: The engine of the rounds.
+            settings: Precision and gradient clipping of the local steps.
         """
-        if not len(clients) or rule.limit == 0:  # nobody who is evaluated has data; or no steps
+        if not len(clients) or rule.limit == 0:  # no evaluated client has data, or no steps
             return
         training = self.client.training
         parameters = {"personal": list(self.client.row("personal").tensors.values())}
@@ -88,40 +88,42 @@ class Adaptation:
         try:
             with torch.enable_grad(), ModelGuard(self.client, ["personal"]):
 
-                def load(positions: Tensor) -> Chunk:
-                    return self._chunk(data, clients[positions], start, positions, rule)
+                def load_chunk(positions: Tensor) -> Chunk:
+                    return self._load_chunk(data, clients[positions], start, positions, rule)
 
                 all_positions = torch.arange(len(clients))
-                work = Workload(
+                workload = Workload(
                     client=self.client,
                     optimizer=optimizer,
                     cohort=all_positions,
-                    load=load,
+                    load=load_chunk,
                     rounds=0,
                     seconds=math.inf,
                     steps=dict,
                     settings=settings,
                 )
-                engine = self._choose_engine(like, work)
+                engine = self._choose_engine(round_engine, workload)
                 for positions in all_positions.split(engine.size or 1):
-                    chunk = load(positions)
+                    chunk = load_chunk(positions)
                     engine.run(self.client, optimizer, chunk)
                     personal[positions] = chunk.round.models["personal"]
         finally:
             self.client.train(training)
 
-    def _choose_engine(self, like: EngineChoice, work: Workload) -> EngineChoice:
-        """Return the engine: that of the rounds, if one is chosen already."""
-        default = default_engine(self.client.device)
-        name: Any = like.current or (default if like.options.name == "auto" else like.options.name)
+    def _choose_engine(self, round_engine: EngineChoice, workload: Workload) -> EngineChoice:
+        """Return the engine of the rounds; before its choice, the default engine."""
+        options = round_engine.options
+        name: Any = round_engine.current or options.name
+        if name == "auto":
+            name = default_engine(self.client.device)
         moved = self._device != self.client.device
         if self._engine is None or self._engine.options.name != name or moved:
             self._device = self.client.device
-            self._engine = EngineChoice(replace(like.options, name=name))
-        self._engine.settle(work)
+            self._engine = EngineChoice(replace(options, name=name))
+        self._engine.settle(workload)
         return self._engine
 
-    def _chunk(
+    def _load_chunk(
         self,
         data: ClientData,
         clients: Tensor,
@@ -129,6 +131,15 @@ class Adaptation:
         positions: Tensor,
         rule: BatchRule,
     ) -> Chunk:
+        """Return a chunk of clients at the start of the adaptation.
+
+        Args:
+            data: The data of the federation.
+            clients: Client ids, int64 [clients].
+            start: The start of the evaluation, of all its clients.
+            positions: The positions of the chunk's clients in ``start``, int64 [clients].
+            rule: How samples become minibatches.
+        """
         sizes = data.train.sizes[clients].tolist()
         work = self.objective.work("personal")
         steps = [rule.count(work, size) for size in sizes]

@@ -1,4 +1,4 @@
-"""The metrics of a task, of each client by itself."""
+"""The metrics of a task for each client, on its own samples."""
 
 import warnings
 from typing import Any
@@ -6,26 +6,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pl_fed.evaluation.waiting import WaitingSamples
+from pl_fed.evaluation.sample_collector import SampleCollector
 from pl_fed.tasks import Task
 from pl_fed.trees import Tree
 
-_UNDEFINED = (RuntimeError, ValueError, IndexError)  # of R² of one sample, say
+_UNDEFINED = (RuntimeError, ValueError, IndexError)  # for example R² of one sample
 
 
 class ClientMeasures:
-    """A task's metrics of some clients, of whose samples batches come one after the other.
+    """Client measures: a task's metrics of each client, from batches of samples.
 
-    Each client's metrics see its own samples only. Where a metric refuses them, as R² refuses a
-    single one, it is NaN.
+    A client's metrics see its own samples only. A metric that refuses the samples is NaN, for
+    example R² of a single sample.
 
     Args:
         task: The task.
-        sizes: The number of samples of each client, int64 [clients].
-        device: Where the outputs are.
+        sizes: Number of samples of each client, int64 [clients].
+        device: The device of the outputs.
 
     Attributes:
-        values: float64 [clients, metrics]; NaN until a client's samples are complete.
+        values: float64 [clients, metrics]; NaN until all samples of a client are added.
     """
 
     def __init__(self, task: Task, sizes: Tensor, device: torch.device) -> None:
@@ -34,51 +34,52 @@ class ClientMeasures:
         self.values = torch.full(
             (len(sizes), len(self.metrics)), torch.nan, dtype=torch.float64, device=device
         )
-        self._waiting = WaitingSamples(sizes.tolist())
-        self._begun: dict[int, dict[str, Any]] = {}  # of clients that come in parts
+        self._collector = SampleCollector(sizes.tolist())
+        self._partial: dict[int, dict[str, Any]] = {}  # metrics of clients in parts
 
     def add(self, positions: Tensor, outputs: Tree, targets: Tree) -> None:
-        """Add samples, of the clients at these positions, int64 [samples]."""
+        """Add samples; ``positions`` are the positions of their clients, int64 [samples]."""
         if not self.metrics:
             return
-        for position, own, wanted in self._waiting.add(positions, outputs, targets):
-            metrics = self._begun.pop(position, None)
+        for position, own_outputs, own_targets in self._collector.add(positions, outputs, targets):
+            metrics = self._partial.pop(position, None)
             if metrics is None:
                 metrics = self.metrics
                 for metric in metrics.values():
                     metric.reset()
-                if not self._waiting.is_complete(position):
+                if not self._collector.is_complete(position):
                     metrics = local_metrics(self.task, self.values.device)
-            complete = self._waiting.is_complete(position)
-            values = measure(metrics, *self.task.measured(own, wanted), computes=complete)
+            complete = self._collector.is_complete(position)
+            measured = self.task.measured(own_outputs, own_targets)
+            values = measure(metrics, *measured, computes=complete)
             if complete:
                 self.values[position] = self.values.new_tensor(values)
             else:
-                self._begun[position] = metrics
+                self._partial[position] = metrics
 
 
 def local_metrics(task: Task, device: torch.device) -> dict[str, Any]:
-    """Return a task's metrics by name; they are of one client, and so of this process alone."""
+    """Return a task's metrics by name, for one client; they do not communicate."""
     metrics = {name: metric.to(device) for name, metric in task.metrics().items()}
     for metric in metrics.values():
-        metric.distributed_available_fn = _never
+        metric.distributed_available_fn = _is_not_distributed
     return metrics
 
 
 def measure(
     metrics: dict[str, Any], predictions: Any, targets: Any, computes: bool = True
 ) -> list[float]:
-    """Update metrics by samples, and return their values; NaN for those that refuse them.
+    """Update metrics by samples, and return their values; NaN for a metric that refuses them.
 
     Args:
         metrics: The metrics, by name.
         predictions: Predictions, as the metrics take them.
         targets: Targets, as the metrics take them.
-        computes: Whether values are computed; else they are NaN.
+        computes: Whether to compute the values; otherwise they are NaN.
     """
     values = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is undefined, which is NaN here
+        warnings.simplefilter("ignore")  # an undefined value is NaN here
         for metric in metrics.values():
             try:
                 metric.update(predictions, targets)
@@ -88,5 +89,5 @@ def measure(
     return values
 
 
-def _never() -> bool:
+def _is_not_distributed() -> bool:
     return False

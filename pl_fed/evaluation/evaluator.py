@@ -1,4 +1,4 @@
-"""Models on the clients' own data: sums for metrics, and predictions."""
+"""The evaluator: runs models on the clients' own data, for metrics and predictions."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ from pl_fed.engine.channels_last import ChannelsLast
 from pl_fed.engine.products import FasterProducts, mkl_held_back
 from pl_fed.evaluation.client_losses import ClientLosses
 from pl_fed.evaluation.client_measures import ClientMeasures
-from pl_fed.evaluation.monitor import Monitor, Tables, better, directions
+from pl_fed.evaluation.monitor import Monitor, Tables, metric_directions, prefer_second
 from pl_fed.metrics import ClientMetrics
 from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import unkey_dropouts
@@ -30,29 +30,29 @@ _CONVOLUTIONS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
-_BATCH = 1024  # samples that a model sees at once
-_IMAGES = 128  # and a net with convolutions on a CPU, whose caches hold what it makes of so many
-_STACK_BATCH = 4096  # and a stack of models
-_ROWS_BYTES = 1 << 25  # rows of clients that are loaded at once
+_BATCH = 1024  # samples in a batch
+_CONVOLUTION_BATCH = 128  # samples in a batch of a convolutional net on a CPU, to fit the caches
+_STACK_BATCH = 4096  # samples in a batch of a stack of models
+_ROWS_BYTES = 1 << 25  # bytes of the clients' rows that are loaded at once
 
 
 class Evaluator:
-    """Runs the server's model and the clients' own on the clients' data.
+    """Evaluator: runs the global model and the personal models on the clients' data.
 
-    The global model sees the samples of many clients at once. Clients' own models are run many at
-    once too, under ``torch.vmap``, where that pays: on a GPU, and on a CPU if no convolution is
-    trained.
+    The global model sees samples of several clients in one batch. Personal models of several
+    clients run at once under ``torch.vmap`` if this is faster: on a GPU, and on a CPU if no
+    convolution is trained.
 
     Args:
         client: The algorithm.
-        begin: Returns the round of clients, by ids, as an evaluation begins it.
+        begin: Returns clients, by their ids, at the start of an evaluation.
         stacked: See the attribute.
-        monitor: The metric by which the better one of two models is found: see
+        monitor: The metric that selects the better one of two models: see
             :class:`pl_fed.Federation`.
 
     Attributes:
-        stacked: Whether clients' own models are run many at once; ``None`` leaves it to the rule.
-            It is set to ``False`` when they turn out not to stack.
+        stacked: Whether personal models of several clients run at once; ``None`` decides by the
+            rule above. It becomes ``False`` if the models cannot be stacked.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Evaluator:
 
     @property
     def is_monitoring(self) -> bool:
-        """Whether λ is chosen by a metric that was named, in place of the loss."""
+        """Whether a metric replaces the loss in the choice of λ (``federation.monitor``)."""
         return self._monitor not in (None, "loss")
 
     def monitor(self, data: ClientData) -> Monitor:
-        """Return the metric by which models of some data are chosen."""
-        return Monitor.of(self._monitor, self.client.task, self.client.classes_of(data))
+        """Return the metric that selects models on the given data."""
+        return Monitor.from_name(self._monitor, self.client.task, self.client.classes_of(data))
 
     def evaluate(
         self,
@@ -87,88 +87,93 @@ class Evaluator:
         hybrid: Mapping[str, str] | None = None,
         triggered: ClientData | None = None,
     ) -> None:
-        """Add some clients to the metrics of some models.
+        """Add clients to the metrics of models.
 
         Args:
             data: The data of the federation.
             part: ``train``, ``val`` or ``test``.
-            clients: Ids, int64 [clients].
-            metrics: What to add to, by model.
-            hybrid: By what part of the data the better one of a client's last model and the global
-                one is found, for each name in the metrics that stands for it.
-            triggered: The samples that show a trigger, with the targets that the attacker wants.
+            clients: Client ids, int64 [clients].
+            metrics: The metrics to update, by model. A hybrid model is the better one of a client's
+                global model and last model.
+            hybrid: The part of the data that selects the better model, by the name of the hybrid
+                model in ``metrics``.
+            triggered: The samples with a backdoor trigger, and the attacker's targets.
         """
         hybrid = hybrid or {}
         models = [model for model in metrics if model not in hybrid]
-        tables = self._tables(data, part, clients, models)
-        shown = {} if triggered is None else self._tables(triggered, part, clients, models)
+        tables = self._compute_tables(data, part, clients, models)
+        triggered_tables: dict[str, Tables] = {}
+        if triggered is not None:
+            triggered_tables = self._compute_tables(triggered, part, clients, models)
         pair = ["global", models[-1]]
-        for name, judge in hybrid.items():
-            judged = tables if judge == part else self._tables(data, judge, clients, pair)
-            one, another = (judged[model] for model in pair)
-            other = better(one, another, self.monitor(data))
-            for found in filter(None, (tables, shown)):
-                pairs = zip(*(found[model] for model in pair))
-                found[name] = Tables(*(_chosen(other, *columns) for columns in pairs))
-        measured = list(directions(self.client.task))
+        for name, selection_part in hybrid.items():
+            selection = tables
+            if selection_part != part:
+                selection = self._compute_tables(data, selection_part, clients, pair)
+            first, second = (selection[model] for model in pair)
+            prefers_second = prefer_second(first, second, self.monitor(data))
+            for results in filter(None, (tables, triggered_tables)):
+                columns = zip(*(results[model] for model in pair))
+                results[name] = Tables(*(_select(prefers_second, *both) for both in columns))
+        measure_names = list(metric_directions(self.client.task))
         for model, metric in metrics.items():
-            correct, count, loss, measures = tables[model]
-            columns = {name: measures[:, k] for k, name in enumerate(measured)}
+            correct, count, loss, values = tables[model]
+            measures = {name: values[:, column] for column, name in enumerate(measure_names)}
             ids, triggers = clients.to(loss.device), {}
-            if shown:
+            if triggered_tables:
                 triggers = {
-                    "misled": shown[model].correct.sum(1),
-                    "triggered": shown[model].samples.sum(1),
+                    "misled": triggered_tables[model].correct.sum(1),
+                    "triggered": triggered_tables[model].samples.sum(1),
                 }
-            metric.update(ids, correct, count, loss, **triggers, measures=columns)
+            metric.update(ids, correct, count, loss, **triggers, measures=measures)
 
-    def _tables(
+    def _compute_tables(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
     ) -> dict[str, Tables]:
-        """Return what the metrics of some models are made of."""
+        """Return the results of each model for each client."""
         models = list(models)
         sizes = data.part(part).sizes[clients]
         sums = {model: _Sums(self.client, data, sizes) for model in models}
-        for model, position, index, outputs in self._outputs(data, part, clients, models):
+        for model, position, index, outputs in self._run_models(data, part, clients, models):
             sums[model].add(position, index, outputs)
-        return {model: each.tables for model, each in sums.items()}
+        return {model: model_sums.tables for model, model_sums in sums.items()}
 
     def tables(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
     ) -> dict[str, Tables]:
-        """Return how good some models are for each client, at any time: see :meth:`evaluate`."""
+        """Return the results of each model for each client; also callable in training mode."""
         with torch.no_grad(), evaluation_mode(self.client):
-            return self._tables(data, part, clients, models)
+            return self._compute_tables(data, part, clients, models)
 
     def models(self, clients: Tensor, model: str) -> Iterator[nn.Module]:
-        """Yield a model of each client, as the user's net: a copy of its own, in evaluation mode.
+        """Yield a copy of each client's model, as the user's net in evaluation mode.
 
         Args:
-            clients: Ids, int64 [clients].
-            model: Which model; the global one is the same for all.
+            clients: Client ids, int64 [clients].
+            model: The name of the model; the global model is the same for all clients.
         """
         if model == "global":
-            yield from (self._plain(model) for _ in clients)
+            yield from (self._copy_model(model) for _ in clients)
             return
-        for some in clients.split(self._rows_at_once):
-            rows = self._begin(some).models[model]
-            for one in range(len(some)):
+        for ids in clients.split(self._max_clients):
+            rows = self._begin(ids).models[model]
+            for position in range(len(ids)):
                 with torch.inference_mode(False), ModelGuard(self.client, [model]):
-                    self._fill(model, rows[one])
-                    net = self._plain(model)
+                    self._load_rows(model, rows[position])
+                    net = self._copy_model(model)
                 yield net
 
     def copy_global_model(self) -> nn.Module:
         """Return a copy of the global model, as the user's net, in evaluation mode."""
-        return self._plain("global")
+        return self._copy_model("global")
 
-    def _plain(self, model: str) -> nn.Module:
-        """Return a copy of a model that shares nothing with the client."""
-        draws = self.client.draws  # may hold what belongs to a step, and is not copied
+    def _copy_model(self, model: str) -> nn.Module:
+        """Return a copy of a model that shares no tensor with the client."""
+        draws = self.client.draws  # not copied: it may hold tensors of a step
         with torch.inference_mode(False), torch.no_grad():
             net = copy.deepcopy(self.client.model(model), {id(draws): draws})
             unkey_dropouts(net)
-            for buffer in net.buffers():  # the copies lie in a copy of their row
+            for buffer in net.buffers():  # the copied buffers are views of a copied row
                 buffer.data = buffer.data.clone()
         return net.eval()
 
@@ -180,14 +185,14 @@ class Evaluator:
         Args:
             data: The data of the federation.
             part: ``train``, ``val`` or ``test``.
-            clients: Ids, int64 [clients].
-            model: Which model.
+            clients: Client ids, int64 [clients].
+            model: The name of the model.
             rows: The clients' models.
         """
-        tables = self._own_tables(data, part, clients, model, rows)
+        tables = self._personal_tables(data, part, clients, model, rows)
         return tables.loss / tables.samples.sum(1)
 
-    def _own_tables(
+    def _personal_tables(
         self,
         data: ClientData,
         part: str,
@@ -196,23 +201,24 @@ class Evaluator:
         rows: ModelRows,
         measures: bool = False,
     ) -> Tables:
-        """Return how good each client's own model is."""
+        """Return the results of each client's own model."""
         sizes = data.part(part).sizes[clients]
-        sums, order = _Sums(self.client, data, sizes, measures), _largest_first(sizes)
+        sums, order = _Sums(self.client, data, sizes, measures), _sort_by_size(sizes)
         samples = self._samples(data, part, clients[order])
         with torch.no_grad(), evaluation_mode(self.client):
-            for position, index, outputs in self._own(model, rows[order], samples):
+            for position, index, outputs in self._run_personal(model, rows[order], samples):
                 sums.add(order.to(position.device)[position], index, outputs)
         return sums.tables
 
     def scores(
         self, data: ClientData, part: str, clients: Tensor, model: str, rows: ModelRows
     ) -> Tensor:
-        """Return how bad each client's own model is by the monitored metric, float64 [clients].
+        """Return the negative monitored metric of each client's own model, float64 [clients].
 
-        Lower is better; it is NaN without samples. See :meth:`losses` for the arguments.
+        Lower is better; the value is NaN without samples. The arguments are those of
+        :meth:`losses`.
         """
-        tables = self._own_tables(data, part, clients, model, rows, measures=True)
+        tables = self._personal_tables(data, part, clients, model, rows, measures=True)
         return -self.monitor(data).score(tables)
 
     def start_losses(
@@ -222,24 +228,24 @@ class Evaluator:
 
         Args:
             data: The data of the federation.
-            clients: Ids, int64 [clients].
-            poison: What byzantine clients do to their data, by id.
+            clients: Client ids, int64 [clients].
+            poison: The functions that change the data of Byzantine clients, by client id.
 
         Returns:
             float64 [clients].
         """
         module, samples = self.client.model("global"), self._samples(data, "train", clients)
-        losses = ClientLosses.of(self.client, samples.sizes, data.device)
+        losses = ClientLosses.create(self.client, samples.sizes, data.device)
         with torch.no_grad(), evaluation_mode(self.client):
-            for position, index in samples.joined():
-                outputs = self._run(module, data.inputs_of(index))
+            for position, index in samples.batches():
+                outputs = self._predict(module, data.inputs_of(index))
                 losses.add(position, outputs, select(data.targets, index))
-            for one, client in enumerate(clients.tolist()):
+            for number, client in enumerate(clients.tolist()):
                 if client in poison:
-                    losses.forget(one)
-                    for position, index in samples.of(one):
+                    losses.forget(number)
+                    for position, index in samples.client_batches(number):
                         batch = poison[client](data.batch(index))
-                        losses.add(position, self._run(module, batch.inputs), batch.targets)
+                        losses.add(position, self._predict(module, batch.inputs), batch.targets)
         return losses.means
 
     def predict(self, data: ClientData, clients: Tensor, model: str) -> list[dict[str, Any]]:
@@ -247,22 +253,23 @@ class Evaluator:
 
         Returns:
             For each client a dict with ``client`` (id), ``sample`` (ids in the data set),
-            ``target``, and what the task predicts: for classes ``prediction`` and ``probability``
-            (the predicted class's), else ``prediction``, in the shape of ``target`` if it fits.
+            ``target``, and the task's predictions: ``prediction``, and for classes
+            ``probability`` of the predicted class. Predictions without classes have the shape of
+            ``target`` if it fits.
         """
-        pieces = list(self._outputs(data, "test", clients, [model]))
+        pieces = list(self._run_models(data, "test", clients, [model]))
         if not pieces:
-            return [self._table(data, one, None) for one in clients.tolist()]
+            return [self._predictions(data, client, None) for client in clients.tolist()]
         order = torch.cat([position for _, position, _, _ in pieces]).argsort(stable=True)
         outputs = select(join([outputs for *_, outputs in pieces]), order)
         sizes = data.test.sizes[clients].tolist()
         return [
-            self._table(data, one, own if size else None)
-            for one, own, size in zip(clients.tolist(), split(outputs, sizes), sizes)
+            self._predictions(data, client, client_outputs if size else None)
+            for client, client_outputs, size in zip(clients.tolist(), split(outputs, sizes), sizes)
         ]
 
-    def _table(self, data: ClientData, client: int, outputs: Tree | None) -> dict[str, Any]:
-        """Return the predictions for a client, from the outputs on its test samples."""
+    def _predictions(self, data: ClientData, client: int, outputs: Tree | None) -> dict[str, Any]:
+        """Return the table of a client's predictions, from the outputs on its test samples."""
         index = data.test.samples(client)
         samples = index.cpu()
         table: dict[str, Any] = {
@@ -277,59 +284,62 @@ class Evaluator:
         table |= self.client.task.predictions(tree_map(Tensor.cpu, outputs))
         prediction, target = table["prediction"], table["target"]
         fits = isinstance(prediction, Tensor) and isinstance(target, Tensor)
-        if fits and prediction.numel() == target.numel():  # an output a sample: [samples, 1]
+        if fits and prediction.numel() == target.numel():  # outputs [samples, 1]
             table["prediction"] = prediction.reshape(target.shape)
         return table
 
-    def _outputs(
+    def _run_models(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]
     ) -> Iterator[tuple[str, Tensor, Tensor, Tree]]:
-        """Yield (model, which of the clients, sample, outputs) in batches."""
-        own = [model for model in models if model != "global"]
+        """Yield (model, positions of clients, sample ids, outputs) in batches."""
+        personal = [model for model in models if model != "global"]
         if "global" in models:
             samples = self._samples(data, part, clients)
             module = self.client.model("global")
-            for position, index in samples.joined():
-                outputs = self._run(module, data.inputs_of(index))
+            for position, index in samples.batches():
+                outputs = self._predict(module, data.inputs_of(index))
                 yield "global", position, index, outputs
-        if not own:
+        if not personal:
             return
-        for positions in self._pieces(data.part(part).sizes[clients]):
+        for positions in self._split_clients(data.part(part).sizes[clients]):
             models = self._begin(clients[positions]).models
             samples = self._samples(data, part, clients[positions])
             positions = positions.to(data.device)
-            for model in own:
-                for position, index, outputs in self._own(model, models[model], samples):
+            for model in personal:
+                for position, index, outputs in self._run_personal(model, models[model], samples):
                     yield model, positions[position], index, outputs
 
     def _samples(self, data: ClientData, part: str, clients: Tensor) -> "_Samples":
-        """Return where some clients' samples are, in batches of a size that suits the net."""
-        return _Samples(data, part, clients, _IMAGES if self._convolves_on_cpu else _BATCH)
+        """Return the samples of clients, in batches of a size that suits the net."""
+        return _Samples(
+            data, part, clients, _CONVOLUTION_BATCH if self._convolves_on_cpu else _BATCH
+        )
 
     @property
     def _convolves_on_cpu(self) -> bool:
         return self._convolves and self.client.device.type == "cpu"
 
-    def _pieces(self, sizes: Tensor) -> Iterator[Tensor]:
-        """Yield positions of clients that have samples, and that fit into memory together."""
-        yield from _largest_first(sizes).split(self._rows_at_once)
+    def _split_clients(self, sizes: Tensor) -> Iterator[Tensor]:
+        """Yield positions of clients with samples, in groups that fit into memory together."""
+        yield from _sort_by_size(sizes).split(self._max_clients)
 
     @property
-    def _rows_at_once(self) -> int:
+    def _max_clients(self) -> int:
+        """The largest number of clients for which rows are loaded at once."""
         row = self.client.row("global").data
         return max(1, _ROWS_BYTES // (row.nbytes * len(self.client.models)))
 
-    def _own(
+    def _run_personal(
         self, model: str, rows: ModelRows, samples: "_Samples"
     ) -> Iterator[tuple[Tensor, Tensor, Tree]]:
-        """Yield (which of the clients, sample, outputs) of a model that each client has its own."""
+        """Yield (positions of clients, sample ids, outputs) of the clients' own models."""
         if len(samples.sizes) > 1 and samples.sizes.any() and self._stacks(model):
-            stack = self._many_at_once(model, rows, samples)
+            stack = self._run_stacked(model, rows, samples)
             try:
                 first = next(stack)
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # if it is not the stacking, it will come again below
+            except Exception as error:  # an error without stacking appears again below
                 self.stacked = False
                 reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
                 rank_zero_info(f"Personal models are evaluated one by one, not stacked: {reason}")
@@ -337,31 +347,32 @@ class Evaluator:
                 yield first
                 yield from stack
                 return
-        yield from self._one_by_one(model, rows, samples)
+        yield from self._run_one_by_one(model, rows, samples)
 
     def _stacks(self, model: str) -> bool:
+        """Return whether to run a personal model of several clients at once."""
         device = self.client.device.type
-        if not self.client.averages_samples:  # all outputs of a client are kept, so one by one
+        if not self.client.averages_samples:  # one by one, as a client's outputs are collected
             return False
-        if torch.is_autocast_enabled(device):  # which has no effect under vmap
+        if torch.is_autocast_enabled(device):  # autocast has no effect under vmap
             return False
         if self.stacked is None:
             return device == "cuda" or not trains_convolutions(self.client.model(model))
         return self.stacked
 
-    def _one_by_one(
+    def _run_one_by_one(
         self, model: str, rows: ModelRows, samples: "_Samples"
     ) -> Iterator[tuple[Tensor, Tensor, Tree]]:
         module = self.client.model(model)
         with ModelGuard(self.client, [model]):
-            for one in range(len(samples.sizes)):
-                self._fill(model, rows[one])
-                for position, index in samples.of(one):
+            for number in range(len(samples.sizes)):
+                self._load_rows(model, rows[number])
+                for position, index in samples.client_batches(number):
                     inputs = samples.data.inputs_of(index)
-                    yield position, index, self._run(module, inputs)
+                    yield position, index, self._predict(module, inputs)
 
-    def _run(self, module: nn.Module, inputs: Tree) -> Tree:
-        """Return a model's outputs; on the CPU by the faster ones of its kernels."""
+    def _predict(self, module: nn.Module, inputs: Tree) -> Tree:
+        """Return a model's outputs; on a CPU with faster kernels."""
         on_cpu = self.client.device.type == "cpu" and has_operator_modes()
         with (
             ChannelsLast() if on_cpu and self._convolves else nullcontext(),
@@ -369,12 +380,12 @@ class Evaluator:
         ):
             return self.client.task.predict(module, inputs)
 
-    def _fill(self, model: str, rows: ModelRows) -> None:
+    def _load_rows(self, model: str, rows: ModelRows) -> None:
         """Write one client's parameters and running statistics into a model."""
         self.client.row(model).data.copy_(rows.parameters)
         self.client.statistics(model).data.copy_(rows.statistics)
 
-    def _many_at_once(
+    def _run_stacked(
         self, model: str, rows: ModelRows, samples: "_Samples"
     ) -> Iterator[tuple[Tensor, Tensor, Tree]]:
         client, task = self.client, self.client.task
@@ -382,25 +393,34 @@ class Evaluator:
         tensors = client.row(model).layout.views(rows.parameters)
         tensors |= client.statistics(model).layout.views(rows.statistics)
         stack = torch.vmap(
-            lambda own, inputs: task.predict(Net(module, own), inputs), randomness="error"
+            lambda weights, inputs: task.predict(Net(module, weights), inputs), randomness="error"
         )
-        for table, inside in samples.padded():
-            own = {name: tensor[: len(table)] for name, tensor in tensors.items()}
-            rows = samples.data.inputs_of(table.flatten())
-            inputs = tree_map(lambda leaf: leaf.unflatten(0, table.shape), rows)  # noqa: B023
-            flat = tree_map(lambda leaf: leaf.flatten(0, 1), stack(own, inputs))
-            outputs = gather(flat, inside)
-            position = inside.div(table.shape[1], rounding_mode="floor")
-            yield position, table.flatten()[inside], outputs
+        for table, valid in samples.padded_tables():
+            weights = {name: tensor[: len(table)] for name, tensor in tensors.items()}
+            flat_inputs = samples.data.inputs_of(table.flatten())
+            inputs = tree_map(lambda leaf: leaf.unflatten(0, table.shape), flat_inputs)  # noqa: B023
+            flat_outputs = tree_map(lambda leaf: leaf.flatten(0, 1), stack(weights, inputs))
+            position = valid.div(table.shape[1], rounding_mode="floor")
+            yield position, table.flatten()[valid], gather(flat_outputs, valid)
 
 
-def _largest_first(sizes: Tensor) -> Tensor:
-    """Return the positions of clients that have samples; those of equal size are padded least."""
+def _sort_by_size(sizes: Tensor) -> Tensor:
+    """Return the positions of clients with samples in descending order of size.
+
+    Clients of similar size need little padding.
+    """
     return sizes.argsort(descending=True, stable=True)[: int((sizes > 0).sum())]
 
 
 class _Samples:
-    """Where some clients' samples are."""
+    """Samples: the ids of clients' samples in batches.
+
+    Args:
+        data: The data of the federation.
+        part: ``train``, ``val`` or ``test``.
+        clients: Client ids, int64 [clients].
+        batch: Number of samples in a batch.
+    """
 
     def __init__(self, data: ClientData, part: str, clients: Tensor, batch: int) -> None:
         self.data = data
@@ -409,8 +429,8 @@ class _Samples:
         self.begins = self.part.offsets[clients]
         self.sizes = self.part.sizes[clients]
 
-    def joined(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (which of the clients, sample) of all of them, in batches."""
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (positions of clients, sample ids) of all clients, in batches."""
         if not self.sizes.any():
             return
         index = self.part.index
@@ -418,34 +438,43 @@ class _Samples:
         places = torch.arange(int(self.sizes.sum())) + begins.repeat_interleave(self.sizes)
         position = torch.repeat_interleave(self.sizes).to(index.device)
         places = places.to(index.device)
-        for each, chosen in zip(position.split(self.batch), places.split(self.batch)):
-            yield each, index[chosen]
+        batches = zip(position.split(self.batch), places.split(self.batch))
+        for batch_position, batch_places in batches:
+            yield batch_position, index[batch_places]
 
-    def of(self, one: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of one client: its position, once for each sample, and the samples."""
-        begin, size = int(self.begins[one]), int(self.sizes[one])
+    def client_batches(self, position: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (position, repeated for each sample; sample ids) of one client, in batches."""
+        begin, size = int(self.begins[position]), int(self.sizes[position])
         for index in self.part.index[begin : begin + size].split(self.batch):
-            yield torch.full_like(index, one), index
+            yield torch.full_like(index, position), index
 
-    def padded(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield tables of samples, of clients in descending order of size.
+    def padded_tables(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield padded tables of sample ids; clients must be in descending order of size.
 
         Yields:
-            Samples [clients, width], those that have none left being left out; and where in the
-            flattened table there is one, int64.
+            Sample ids [clients, width] of the clients with further samples; and the positions of
+            the samples, without padding, in the flattened table, int64.
         """
         device, index = self.part.index.device, self.part.index
         width = max(1, _STACK_BATCH // len(self.sizes))
         for first in range(0, int(self.sizes[0]), width):
-            left = self.sizes[self.sizes > first] - first
-            slots = torch.arange(min(width, int(left[0])))
-            inside = slots < left[:, None]
-            places = (self.begins[: len(left)] + first)[:, None] + slots.minimum(left[:, None] - 1)
-            yield index[places.to(device)], inside.flatten().nonzero().flatten().to(device)
+            remaining = self.sizes[self.sizes > first] - first
+            slots = torch.arange(min(width, int(remaining[0])))
+            is_sample = slots < remaining[:, None]
+            begins = (self.begins[: len(remaining)] + first)[:, None]
+            places = begins + slots.minimum(remaining[:, None] - 1)
+            yield index[places.to(device)], is_sample.flatten().nonzero().flatten().to(device)
 
 
 class _Sums:
-    """What the metrics of a model are made of, for each of some clients."""
+    """Sums: accumulates a model's results for each client.
+
+    Args:
+        client: The algorithm.
+        data: The data of the federation.
+        sizes: Number of samples of each client, int64 [clients].
+        measures: Whether to compute the task's metrics.
+    """
 
     def __init__(
         self, client: Client, data: ClientData, sizes: Tensor, measures: bool = True
@@ -456,11 +485,11 @@ class _Sums:
         device = data.device
         self._count = torch.zeros(len(sizes) * self._shape[1], dtype=torch.int64, device=device)
         self._correct = torch.zeros_like(self._count)
-        self._losses = ClientLosses.of(client, sizes, device)
+        self._losses = ClientLosses.create(client, sizes, device)
         self._measures = ClientMeasures(client.task, sizes, device) if measures else None
 
     def add(self, position: Tensor, index: Tensor, outputs: Tree) -> None:
-        """Add samples, of the clients at these positions."""
+        """Add samples: their clients' positions, their ids, and the outputs for them."""
         targets = select(self._data.targets, index)
         self._losses.add(position, outputs, targets)
         if self._measures is not None:
@@ -473,22 +502,25 @@ class _Sums:
 
     @property
     def tables(self) -> Tables:
-        """What was added up."""
+        """The results of all added samples."""
         count = self._count.view(self._shape)
         loss = self._losses.means * count.sum(1)
-        nothing = loss.new_empty(len(loss), 0)
-        measures = nothing if self._measures is None else self._measures.values
+        no_measures = loss.new_empty(len(loss), 0)
+        measures = no_measures if self._measures is None else self._measures.values
         return Tables(self._correct.view(self._shape), count, loss, measures)
 
 
-def _chosen(other: Tensor, one: Tensor, another: Tensor) -> Tensor:
-    return torch.where(other if one.dim() == 1 else other[:, None], another, one)
+def _select(prefers_second: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Return the rows of the preferred model, by a mask of clients, bool [clients]."""
+    mask = prefers_second if first.dim() == 1 else prefers_second[:, None]
+    return torch.where(mask, second, first)
 
 
 def trains_convolutions(net: nn.Module) -> bool:
-    """Return whether a net has convolutions that are not frozen.
+    """Return whether a net has trainable convolutions.
 
-    With weights of their own for each client they take up to twice as long under vmap on a CPU.
+    With separate weights for each client, convolutions under vmap on a CPU take up to twice the
+    time.
     """
     convolutions = (layer for layer in net.modules() if isinstance(layer, _CONVOLUTIONS))
     return any(layer.weight.requires_grad for layer in convolutions)

@@ -1,4 +1,4 @@
-"""The metric by which models are chosen."""
+"""The metric that selects the better model of a client."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from pl_fed.tasks import Task
 
 
 class Tables(NamedTuple):
-    """How good a model is for each of some clients.
+    """Tables: the results of a model for each client.
 
     Attributes:
-        correct: Correct samples of each class, [clients, classes].
-        samples: Samples of each class, [clients, classes].
+        correct: Number of correct samples of each class, [clients, classes].
+        samples: Number of samples of each class, [clients, classes].
         loss: The mean loss, as in training, times the number of samples, [clients].
-        measures: The task's metrics, each client's own, [clients, metrics]; NaN where undefined.
+        measures: The task's metrics of each client, [clients, metrics]; NaN where undefined.
     """
 
     correct: Tensor
@@ -28,31 +28,31 @@ class Tables(NamedTuple):
 
 @dataclass(frozen=True)
 class Monitor:
-    """The metric by which a client's better model is chosen; of equal ones, the loss decides.
+    """Monitor: the metric that selects a client's better model; the loss decides between equals.
 
     Attributes:
-        name: ``"accuracy"``, ``"loss"``, or a metric of the task.
+        name: ``"accuracy"``, ``"loss"``, or the name of a metric of the task.
         higher_is_better: Whether larger values are better.
-        place: Its position among the task's metrics, if it is one of them.
+        column: Column of the metric among the task's metrics; ``None`` for accuracy and loss.
     """
 
     name: str
     higher_is_better: bool
-    place: int | None = None
+    column: int | None = None
 
     @classmethod
-    def of(cls, name: str | None, task: Task, classes: int) -> "Monitor":
-        """Return the metric of a name; by default the accuracy, or the task's first metric.
+    def from_name(cls, name: str | None, task: Task, classes: int) -> "Monitor":
+        """Return the monitor for a name; by default the accuracy, or the task's first metric.
 
         Args:
-            name: What ``federation.monitor`` says.
+            name: The setting ``federation.monitor``.
             task: The task.
             classes: Number of classes, or 0.
 
         Raises:
-            ValueError: If there is no such metric.
+            ValueError: If no metric has this name.
         """
-        measures = directions(task)
+        measures = metric_directions(task)
         names = [*(["accuracy"] if classes else []), *measures, "loss"]
         if name is None:
             name = names[0]
@@ -66,38 +66,40 @@ class Monitor:
         return cls(name, name == "accuracy")
 
     def score(self, tables: Tables) -> Tensor:
-        """Return how good a model is for each client: larger is better, and NaN worse than any."""
-        if self.place is not None:
-            values = tables.measures[:, self.place]
+        """Return the score of a model for each client; larger is better, and NaN is the worst."""
+        if self.column is not None:
+            values = tables.measures[:, self.column]
             return values if self.higher_is_better else -values
         if self.name == "accuracy":
             return tables.correct.sum(1).double() / tables.samples.sum(1)
         return -tables.loss / tables.samples.sum(1)
 
 
-def directions(task: Task) -> Mapping[str, bool]:
+def metric_directions(task: Task) -> Mapping[str, bool]:
     """Return the names of a task's metrics, and whether larger values are better.
 
-    A metric of torchmetrics that does not say counts as better if larger.
+    A metric of torchmetrics without a direction counts as better if larger.
     """
     return {name: metric.higher_is_better is not False for name, metric in task.metrics().items()}
 
 
-def better(one: Tables, other: Tables, monitor: Monitor | None = None) -> Tensor:
-    """Return for which clients the other model is at least as good: by a metric, then by loss.
+def prefer_second(first: Tables, second: Tables, monitor: Monitor | None = None) -> Tensor:
+    """Return a mask of the clients for which the second model is at least as good, bool [clients].
 
-    So it is where there is no data to tell. A loss that is NaN is worse than any.
+    The metric decides, and then the loss. A loss of NaN is worse than any other. A client without
+    data prefers the second model.
 
     Args:
-        one: Of one model.
-        other: Of the other.
+        first: The results of the first model.
+        second: The results of the second model.
         monitor: The metric; accuracy by default.
     """
-    (right, _, loss), (rights, _, losses) = one[:3], other[:3]
-    lead = rights.sum(1) - right.sum(1)  # 0 where there are no classes
-    if monitor is not None and monitor.place is not None:
-        mine, others = (monitor.score(tables).nan_to_num(-torch.inf) for tables in (one, other))
-        lead = (others > mine).to(torch.int64) - (others < mine).to(torch.int64)
+    lead = second.correct.sum(1) - first.correct.sum(1)  # 0 without classes
+    if monitor is not None and monitor.column is not None:
+        first_score = monitor.score(first).nan_to_num(-torch.inf)
+        second_score = monitor.score(second).nan_to_num(-torch.inf)
+        lead = (second_score > first_score).to(torch.int64)
+        lead -= (second_score < first_score).to(torch.int64)
     elif monitor is not None and monitor.name == "loss":
         lead = torch.zeros_like(lead)
-    return (lead > 0) | ((lead == 0) & ((losses <= loss) | loss.isnan()))
+    return (lead > 0) | ((lead == 0) & ((second.loss <= first.loss) | first.loss.isnan()))

@@ -1,4 +1,4 @@
-"""Clients' models, as they are evaluated, become files in a folder, with a manifest."""
+"""Export of clients' models, as they are evaluated, into a folder with a manifest."""
 
 import json
 import math
@@ -10,51 +10,55 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from pl_fed.evaluation.monitor import Tables, better, directions
+from pl_fed.evaluation.monitor import Tables, metric_directions, prefer_second
 from pl_fed.exports.formats import FORMATS
 from pl_fed.exports.request import Request
 from pl_fed.federation import Federation
-from pl_fed.run_folder import made_whole, new_folder
+from pl_fed.run_folder import create_atomically, new_folder
 from pl_fed.trees import describe
 
 MANIFEST = "manifest.json"
 
 
 class Export:
-    """Writes models of a federation whose checkpoint is loaded.
+    """Export: writes models of a federation with a loaded checkpoint.
 
     Args:
         federation: The federation.
-        request: What is wanted.
-        clients: The ids of the clients that are, int64 [n].
-        evaluates: The models that the algorithm evaluates, its own one last.
+        request: The models and formats to write.
+        clients: The ids of the clients to write, int64 [n].
+        evaluated: The models that the algorithm evaluates; the last is its personal model, or the
+            global one without personal models.
 
     Raises:
-        ValueError: If the algorithm has no such models.
+        ValueError: If the algorithm lacks the requested models.
     """
 
     def __init__(
-        self, federation: Federation, request: Request, clients: Tensor, evaluates: tuple[str, ...]
+        self, federation: Federation, request: Request, clients: Tensor, evaluated: tuple[str, ...]
     ) -> None:
         self.federation = federation
         self.request = request
         self.clients = clients
-        self.own = evaluates[-1]
-        lacks = {"personal": self.own == "global", "global": "global" not in evaluates}
+        self.client_model = evaluated[-1]
+        lacks = {"personal": self.client_model == "global", "global": "global" not in evaluated}
         for model, other in (("personal", "global"), ("global", "personal")):
             if len(clients) and lacks[model] and request.select != other:
                 raise ValueError(
-                    f"Expected argument `select` to be {other} for an algorithm that has no"
-                    f" {model} models but got {request.select}."
+                    f"Expected argument `select` to be {other} for an algorithm without {model}"
+                    f" models but got {request.select}: add `--select {other}`."
                 )
         if request.with_global and lacks["global"]:
             raise ValueError(
-                "Expected argument `global` to be left out for an algorithm without a global model"
-                " but got it."
+                "Expected argument `global` to be absent for an algorithm without a global model"
+                " but got it: remove `--global`."
             )
 
     def write(self) -> Path:
-        """Write everything, or nothing; return the folder.
+        """Write all files or none.
+
+        Returns:
+            The folder.
 
         Raises:
             ValueError: If the net cannot be written in a format.
@@ -62,7 +66,7 @@ class Export:
         data, row = self.federation.datamodule.clients, self.federation.client.row("global").data
         if not isinstance(data.inputs, Tensor):
             raise ValueError(
-                f"Expected inputs of one tensor to write a net in {', '.join(self.request.formats)}"
+                f"Expected inputs to be one tensor for export as {', '.join(self.request.formats)}"
                 f" but got {describe(data.inputs)}: load the run's checkpoint by pl_fed instead."
             )
         example = data.batch(torch.tensor([0, data.num_samples - 1])).inputs
@@ -71,66 +75,78 @@ class Export:
         formats = [FORMATS[word](example) for word in self.request.formats]
         out = self.request.out or new_folder(self.request.run / "exports", "out")
         number = len(self.clients) + self.request.with_global
-        with made_whole(out) as folder:
+        with create_atomically(out) as folder:
             entries = []
             for entry, net in track(self._models(), "Exporting", number, transient=True):
-                files = [f"{entry['name']}{each.suffix}" for each in formats]
-                for each, file in zip(formats, files):
-                    each.write(net.cpu(), folder / file)
+                files = [f"{entry['name']}{format.suffix}" for format in formats]
+                for format, file in zip(formats, files):
+                    format.write(net.cpu(), folder / file)
                 entries.append({**entry, "files": files})
-            about = {**self._about(example), "models": entries}
-            text = json.dumps(about, indent=1, allow_nan=False) + "\n"
+            manifest = {**self._describe_run(example), "models": entries}
+            text = json.dumps(manifest, indent=1, allow_nan=False) + "\n"
             (folder / MANIFEST).write_text(text, encoding="utf-8")
         return out
 
     def _models(self) -> Iterator[tuple[dict[str, Any], nn.Module]]:
-        """Yield what the manifest says of each model, and the model."""
+        """Yield the manifest's entry for each model, and the model."""
         federation, clients = self.federation, self.clients
         if self.request.with_global:
-            entry = {"name": "global", "client": None, "model": "global"}
-            yield entry, federation.model_of(0, "global")
+            names = {"name": "global", "client": None, "model": "global"}
+            yield names, federation.model_of(0, "global")
         if not len(clients):
             return
         owners = federation.data.owners
-        chosen, tables = self._chosen()
+        choices, tables = self._choose_models()
         nets = {
-            model: federation.models_of(clients[[each == model for each in chosen]], model)
-            for model in set(chosen)
+            model: federation.models_of(clients[[choice == model for choice in choices]], model)
+            for model in set(choices)
         }
-        for position, (client, model) in enumerate(zip(clients.tolist(), chosen)):
-            entry = {"name": f"client_{client}", "client": client, "model": model}
-            whose = {"owners": list(owners[client])} if owners else {}
-            yield entry | whose | self._validation(tables[model], position), next(nets[model])
+        for position, (client, model) in enumerate(zip(clients.tolist(), choices)):
+            entry: dict[str, Any] = {"name": f"client_{client}", "client": client, "model": model}
+            entry |= {"owners": list(owners[client])} if owners else {}
+            entry |= self._validation_results(tables[model], position)
+            yield entry, next(nets[model])
 
-    def _chosen(self) -> tuple[list[str], dict[str, Tables]]:
-        """Return which model each client gets, and how good the models in question are."""
+    def _choose_models(self) -> tuple[list[str], dict[str, Tables]]:
+        """Choose the model of each client.
+
+        Returns:
+            The name of each client's model, and the validation results by model.
+        """
         federation, select = self.federation, self.request.select
-        models = {"personal": [self.own], "global": ["global"]}.get(select, ["global", self.own])
+        both = ["global", self.client_model]
+        models = {"personal": both[1:], "global": both[:1]}.get(select, both)
         with federation.states.settings.autocast():
             tables = federation.evaluator.tables(federation.data, "val", self.clients, models)
         if select != "validation":
             return models * len(self.clients), tables
-        own = better(
-            tables["global"], tables[self.own], federation.evaluator.monitor(federation.data)
-        )
-        return [self.own if each else "global" for each in own.tolist()], tables
+        monitor = federation.evaluator.monitor(federation.data)
+        prefers_own = prefer_second(tables["global"], tables[self.client_model], monitor)
+        return [both[choice] for choice in prefers_own.int().tolist()], tables
 
-    def _validation(self, tables: Tables, position: int) -> dict[str, Any]:
-        """Return how good a model is by a client's validation data; ``None`` if that is unknown."""
-        right, samples, loss = (float(table[position].sum()) for table in tables[:3])
+    def _validation_results(self, tables: Tables, position: int) -> dict[str, Any]:
+        """Return a model's results on a client's validation data; ``None`` for unknown values.
+
+        Args:
+            tables: The model's validation tables.
+            position: The row of the client in the tables.
+        """
+        correct, samples, loss = (float(table[position].sum()) for table in tables[:3])
         client = self.federation.client
         classes = client.classes_of(self.federation.data)
-        accuracy = right / samples if samples and classes else None
-        mean = loss / samples if samples and math.isfinite(loss) else None
-        measures = {
+        accuracy = correct / samples if samples and classes else None
+        mean_loss = loss / samples if samples and math.isfinite(loss) else None
+        metrics = {
             f"val_{name}": value if math.isfinite(value) else None
-            for name, value in zip(directions(client.task), tables.measures[position].tolist())
+            for name, value in zip(
+                metric_directions(client.task), tables.measures[position].tolist()
+            )
         }
-        found = {"val_samples": int(samples), "val_accuracy": accuracy, "val_loss": mean}
-        return found | measures
+        results = {"val_samples": int(samples), "val_accuracy": accuracy, "val_loss": mean_loss}
+        return results | metrics
 
-    def _about(self, example: Tensor) -> dict[str, Any]:
-        """Return what the manifest says of all models."""
+    def _describe_run(self, example: Tensor) -> dict[str, Any]:
+        """Return the part of the manifest that is common to all models."""
         federation = self.federation
         client, data, net = federation.client, federation.datamodule, federation.client.global_model
         inputs = {"shape": list(example.shape[1:]), "dtype": str(example.dtype).split(".")[1]}

@@ -1,4 +1,4 @@
-"""How a net becomes a file: its state dict, a program of ``torch.export``, or ONNX."""
+"""File formats of nets: state dict, ``torch.export`` program, ONNX."""
 
 import importlib.util
 from abc import ABC, abstractmethod
@@ -14,17 +14,17 @@ from pl_fed.arguments import check_choice
 
 
 class Format(ABC):
-    """One kind of file. The nets that it writes are alike but for their numbers.
+    """File format of an export. All nets that an instance writes differ only in their numbers.
 
     Args:
         example: Inputs of a few samples, [samples, ...].
     """
 
     suffix: str
-    """What the names of its files end in."""
+    """The suffix of the files."""
 
     package: str | None = None
-    """What must be installed beside torch."""
+    """The package that the format needs beside torch."""
 
     def __init__(self, example: Tensor) -> None:
         self.example = example
@@ -34,24 +34,28 @@ class Format(ABC):
         """Write a net that is in evaluation mode.
 
         Raises:
-            ValueError: If the net cannot be written in this form.
+            ValueError: If the net cannot be written in this format.
         """
 
 
 class StateDict(Format):
-    """The tensors by name, to be loaded into the net's class: ``torch.load(weights_only=True)``."""
+    """State dict: the net's tensors by name, for the net's class.
+
+    Load it by ``torch.load(path, weights_only=True)``.
+    """
 
     suffix = ".pt"
 
     def write(self, net: nn.Module, path: Path) -> None:
-        """Write them."""
+        """Write the state dict."""
         torch.save(net.state_dict(), path)
 
 
 class TorchExport(Format):
-    """The net as a program, for any number of samples, that needs no class: ``torch.export.load``.
+    """``torch.export`` program: the net for any number of samples, without its class.
 
-    It is traced once; of further nets the tensors are exchanged.
+    Load it by ``torch.export.load(path)``. The first net is traced; further nets only replace its
+    tensors.
     """
 
     suffix = ".pt2"
@@ -63,26 +67,33 @@ class TorchExport(Format):
     def write(self, net: nn.Module, path: Path) -> None:
         """Write the program."""
         if self._program is None:
-            self._program = _traced(torch.export.export, "torch_export", net, self.example)
-        own = net.state_dict()
+            self._program = _trace(torch.export.export, "torch_export", net, self.example)
+        tensors = net.state_dict()
         with torch.no_grad():
             for name, tensor in self._program.state_dict.items():
-                tensor.copy_(own[name])
+                tensor.copy_(tensors[name])
         torch.export.save(self._program, path)
 
 
 class Onnx(Format):
-    """The net as ONNX, for any number of samples: from ``inputs`` to ``outputs``."""
+    """ONNX: the net for any number of samples, with input ``inputs`` and output ``outputs``."""
 
     suffix = ".onnx"
     package = "onnxscript"
 
     def write(self, net: nn.Module, path: Path) -> None:
-        """Write it, in one file."""
-        how = {"dynamo": True, "verbose": False}
-        names = {"input_names": ["inputs"], "output_names": ["outputs"]}
-        found = _traced(torch.onnx.export, "onnx", net, self.example, **how, **names)
-        found.save(path, external_data=False)
+        """Write the net in one file."""
+        program = _trace(
+            torch.onnx.export,
+            "onnx",
+            net,
+            self.example,
+            dynamo=True,
+            verbose=False,
+            input_names=["inputs"],
+            output_names=["outputs"],
+        )
+        program.save(path, external_data=False)
 
 
 FORMATS: dict[str, type[Format]] = {
@@ -90,33 +101,37 @@ FORMATS: dict[str, type[Format]] = {
     "torch_export": TorchExport,
     "onnx": Onnx,
 }
-"""The formats by the words that ask for them."""
+"""The formats by their names on the command line."""
 
 
-def check_formats(words: Iterable[str]) -> None:
-    """Refuse words that are no format, and formats that need what is not installed.
+def check_formats(names: Iterable[str]) -> None:
+    """Check the names of formats, and that their packages are installed.
+
+    Args:
+        names: Names of formats.
 
     Raises:
-        ModuleNotFoundError: If a package is not there.
-        ValueError: If a word is none of :data:`FORMATS`.
+        ModuleNotFoundError: If a package is not installed.
+        ValueError: If a name is not in :data:`FORMATS`.
     """
-    for word in words:
-        check_choice(FORMATS, format=word)
-        package = FORMATS[word].package
+    for name in names:
+        check_choice(FORMATS, format=name)
+        package = FORMATS[name].package
         if package is not None and importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(
-                f"Expected the package {package} to be installed, which writes {word}, but it is"
-                f' not: pip install "pl_fed[{word}]", or choose another `format`.'
+                f"Expected the package {package} to be installed for format {name} but it is"
+                f' missing: run pip install "pl_fed[{name}]", or choose another `format`.'
             )
 
 
-def _traced(trace: Any, word: str, net: nn.Module, example: Tensor, **how: Any) -> Any:
+def _trace(export: Any, name: str, net: nn.Module, example: Tensor, **options: Any) -> Any:
+    """Call a torch export function; raise one sentence if it fails."""
     shapes = ({0: Dim("batch", min=1)},)
     try:
-        return trace(net, (example,), dynamic_shapes=shapes, **how)
-    except Exception as error:  # whatever a net may do in its forward
+        return export(net, (example,), dynamic_shapes=shapes, **options)
+    except Exception as error:  # a net's forward may raise anything
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"Expected argument `format` to be one that {type(net).__name__} can be written in but"
-            f" got {word!r}, which fails ({reason}): state_dict always works."
+            f"Expected argument `format` to be one that supports {type(net).__name__} but got"
+            f" {name!r} ({reason}): use state_dict, which supports all nets."
         ) from error

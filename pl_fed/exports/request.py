@@ -1,4 +1,4 @@
-"""What is asked for on the command line of ``export``."""
+"""The arguments of ``export`` on the command line."""
 
 import argparse
 import zipfile
@@ -19,23 +19,23 @@ SELECTIONS = ("personal", "global", "validation")
 
 @dataclass(frozen=True)
 class Request:
-    """Which models of which run are to become files.
+    """Request for an export: the run, its models and the file formats.
 
     Attributes:
         checkpoint: The checkpoint.
-        client: Ids as words, or ``all``.
-        with_global: Whether the global model becomes a file of its own.
-        select: Each client's ``personal`` model, the ``global`` one, or by ``validation`` data the
+        client: Ids of clients as text, or ``all``.
+        with_global: Whether to write the global model to a file of its own.
+        select: The model of each client: ``personal``, ``global``, or by ``validation`` data the
             better of both.
-        formats: Words of :data:`pl_fed.exports.FORMATS`.
-        out: The folder to be made; ``None`` for a new one in the run's folder.
-        config: Files of the run's config.
-        others: Further arguments of the command line, which change that config.
+        formats: Names in :data:`pl_fed.exports.FORMATS`.
+        out: The folder to write; ``None`` for a new one in the run's folder.
+        config: The files of the run's config.
+        overrides: Further command-line arguments, as changes of the config.
 
     Raises:
-        ModuleNotFoundError: If a format needs a package that is not there.
-        ValueError: If an argument is not one of the words for it, nothing is asked for, or the
-            folder cannot be made.
+        ModuleNotFoundError: If a format needs a package that is not installed.
+        ValueError: If an argument has no allowed value, no model is requested, or the folder
+            cannot be written.
     """
 
     checkpoint: Path
@@ -45,117 +45,132 @@ class Request:
     formats: tuple[str, ...]
     out: Path | None
     config: tuple[Path, ...]
-    others: tuple[str, ...]
+    overrides: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Check the words."""
+        """Check the values."""
         check_choice(SELECTIONS, select=self.select)
         check_formats(self.formats)
         if not self.client and not self.with_global:
             raise ValueError(
-                "Expected argument `client` to be ids of clients, or all, but got none: say"
-                " --client, or --global for the global model."
+                "Expected argument `client` to be ids of clients, or all, but got none: add"
+                " `--client all`, or `--global` for the global model."
             )
         if "all" in self.client and len(self.client) > 1:
             raise ValueError(
                 "Expected argument `client` to be ids of clients, or all alone, but got"
                 f" {' '.join(self.client)}."
             )
-        wrong = [word for word in self.client if not word.isdecimal()]
-        if wrong and self.client != ("all",):
+        invalid = [word for word in self.client if not word.isdecimal()]
+        if invalid and self.client != ("all",):
             raise ValueError(
-                f"Expected argument `client` to be ids of clients, or all, but got {wrong[0]!r}."
+                f"Expected argument `client` to be ids of clients, or all, but got {invalid[0]!r}."
             )
         if self.out is not None:
             check_writable(out=self.out)
             if self.out.exists() and any(self.out.iterdir()):
                 raise ValueError(
                     f"Expected argument `out` to be a new or an empty folder but got {self.out},"
-                    " which holds something."
+                    " which is not empty: choose another folder."
                 )
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> "Request":
-        """Read a command line.
+        """Return the request of a command line.
+
+        Args:
+            arguments: The words after ``export``.
 
         Raises:
             FileNotFoundError: If there is no checkpoint, or no config beside it.
-            ValueError: If the file is no checkpoint; see the class for the rest.
+            ModuleNotFoundError: If a format needs a package that is not installed.
+            ValueError: If the file is no checkpoint, or an argument is invalid.
         """
-        given, others = _parser().parse_known_args(arguments)
-        if given.ckpt is None:
+        namespace, overrides = _parser().parse_known_args(arguments)
+        if namespace.ckpt is None:
             raise ValueError(
-                "Expected argument `ckpt` to be a checkpoint, or the folder of a run, but got none."
+                "Expected argument `ckpt` to be a checkpoint, or the folder of a run, but got none:"
+                " add `--ckpt` with its path."
             )
-        checkpoint = _found(Path(given.ckpt))
+        checkpoint = _find_checkpoint(Path(namespace.ckpt))
         return cls(
             checkpoint=checkpoint,
-            client=tuple(given.client),
-            with_global=given.with_global,
-            select=given.select,
-            formats=tuple(dict.fromkeys(given.format)),
-            out=given.out,
-            config=tuple(given.config or [_config_of(checkpoint)]),
-            others=tuple(others),
+            client=tuple(namespace.client),
+            with_global=namespace.with_global,
+            select=namespace.select,
+            formats=tuple(dict.fromkeys(namespace.format)),
+            out=namespace.out,
+            config=tuple(namespace.config or [_find_config(checkpoint)]),
+            overrides=tuple(overrides),
         )
 
     @property
     def run(self) -> Path:
-        """The folder of the run: the one with its config, or else that of the checkpoint."""
-        return _run_of(self.checkpoint)
+        """The folder of the run: the parent of ``checkpoints``, or else the checkpoint's folder."""
+        return _run_folder(self.checkpoint)
 
     def clients(self, number: int) -> Tensor:
-        """Return the ids that are asked for, int64 [n], of so many clients.
+        """Return the ids of the requested clients, int64 [n].
+
+        Args:
+            number: The number of clients in the federation.
 
         Raises:
-            ValueError: If one is out of range.
+            ValueError: If an id is out of range.
         """
         if self.client == ("all",):
             return torch.arange(number)
         ids = list(dict.fromkeys(int(word) for word in self.client))
-        if unknown := [one for one in ids if one >= number]:
+        if unknown := [client for client in ids if client >= number]:
             raise ValueError(
                 f"Expected argument `client` to be ids from 0 to {number - 1} but got {unknown[0]}."
             )
         return torch.tensor(ids, dtype=torch.int64)
 
 
-def _found(path: Path) -> Path:
-    """Return a checkpoint, given it or the folder of its run."""
-    found = last_checkpoint(path) if path.is_dir() else path
-    if found is None or not found.is_file():
-        what = "no such file" if found else "no checkpoints/last.ckpt in it"
+def _find_checkpoint(path: Path) -> Path:
+    """Return a checkpoint.
+
+    Args:
+        path: The path of the checkpoint or of its run's folder.
+    """
+    checkpoint = last_checkpoint(path) if path.is_dir() else path
+    if checkpoint is None or not checkpoint.is_file():
+        reason = "no such file" if checkpoint else "no checkpoints/last.ckpt in it"
         raise FileNotFoundError(
             f"Expected argument `ckpt` to be a checkpoint, or the folder of a run, but got {path}:"
-            f" {what}."
+            f" {reason}."
         )
-    if not zipfile.is_zipfile(found) or not _is_of_torch(found):
+    if not zipfile.is_zipfile(checkpoint) or not _is_torch_file(checkpoint):
         raise ValueError(
             f"Expected argument `ckpt` to be a checkpoint of pl_fed but got {path}: it is broken,"
             " or of another kind."
         )
-    return found
+    return checkpoint
 
 
-def _is_of_torch(path: Path) -> bool:
+def _is_torch_file(path: Path) -> bool:
     with zipfile.ZipFile(path) as archive:
         return any(name.endswith("data.pkl") for name in archive.namelist())
 
 
-def _run_of(checkpoint: Path) -> Path:
-    """Return what holds ``checkpoints``: a name with a metric's slashes lies in folders below."""
+def _run_folder(checkpoint: Path) -> Path:
+    """Return the folder that holds ``checkpoints``.
+
+    A checkpoint may lie deeper, because slashes in a metric's name make folders.
+    """
     folders = checkpoint.parents
-    return next((each.parent for each in folders if each.name == "checkpoints"), folders[0])
+    return next((folder.parent for folder in folders if folder.name == "checkpoints"), folders[0])
 
 
-def _config_of(checkpoint: Path) -> Path:
-    for folder in (_run_of(checkpoint), checkpoint.parent.parent, checkpoint.parent):
+def _find_config(checkpoint: Path) -> Path:
+    for folder in (_run_folder(checkpoint), checkpoint.parent.parent, checkpoint.parent):
         if (folder / "config.yaml").is_file():
             return folder / "config.yaml"
     raise FileNotFoundError(
-        "Expected argument `ckpt` to be a checkpoint in the folder of its run, whose config.yaml"
-        f" says what the net is, but got {checkpoint} without any: give one by --config. Of a run"
-        " from Python, `federation.model_of(client)` gives a client's model."
+        "Expected argument `ckpt` to be a checkpoint in the folder of its run, with the config.yaml"
+        f" that defines the net, but got {checkpoint} without one: add `--config` with its path,"
+        " or for a run from Python, use `federation.model_of(client)`."
     )
 
 
@@ -168,12 +183,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m pl_fed export",
         description="Write clients' models as files that load without pl_fed, and manifest.json,"
-        " which says what they are and how inputs must be prepared.",
-        epilog="Whatever else `fit` takes changes the run's config: --data.dataset.root, say.",
+        " which describes the models and the preparation of inputs.",
+        epilog="All arguments of `fit` are accepted and change the run's config, for example"
+        " --data.dataset.root.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--ckpt", help="a checkpoint of a run, or the run's folder: its last one (needed)"
+        "--ckpt", help="a run's checkpoint, or its folder for the last checkpoint (required)"
     )
     parser.add_argument(
         "--client", nargs="+", default=[], metavar="ID", help="ids of clients, or all"
@@ -184,20 +200,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--select",
         default="personal",
-        help="what becomes a client's file: its personal model, the global one, or the better of"
-        " both by its validation data (personal, global, validation; default: personal)",
+        help="the model of each client: its personal model, the global one, or the better of both"
+        " by its validation data (personal, global, validation; default: personal)",
     )
     parser.add_argument(
         "--format",
         nargs="+",
         default=["state_dict", "torch_export"],
-        help="state_dict (.pt, for the net's class), torch_export (.pt2, needs no class), onnx"
-        " (default: the first two)",
+        help="file formats: state_dict (.pt, needs the net's class), torch_export (.pt2, needs no"
+        " class), onnx (default: state_dict torch_export)",
     )
     parser.add_argument(
-        "--out", type=Path, help="the folder to be made (default: a new one in the run's, exports/)"
+        "--out", type=Path, help="a new folder (default: one below exports/ in the run's folder)"
     )
     parser.add_argument(
-        "--config", type=Path, action="append", help="instead of the run's config.yaml"
+        "--config", type=Path, action="append", help="use this config, not the run's config.yaml"
     )
     return parser

@@ -1,1 +1,1 @@
-"""Trainer and loop of Lightning: the only files that name its internals."""
+"""Lightning's trainer and loop for federations: the only files that name Lightning's internals."""

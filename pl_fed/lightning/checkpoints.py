@@ -1,4 +1,4 @@
-"""Checkpoints: a kill does not break them, and reading one runs no code of its file."""
+"""Checkpoints: a killed process leaves a valid file, and loading a file runs none of its code."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ from pl_fed.rounds.identity import CHECKPOINT_FORMAT
 from pl_fed.run_folder import HALF_WRITTEN
 from pl_fed.state import DiskRows, check_saved, select_clients
 
-_LARGE = 1 << 28  # bytes of a checkpoint that is mapped, and not read as a whole
+_LARGE = 1 << 28  # bytes; a larger checkpoint is memory-mapped
 _PIECE = 1 << 20
 _FETCHED = "fetched.ckpt"
 
@@ -52,18 +52,19 @@ _PARTS: dict[str, type | tuple[type, ...]] = {
     "loops.predict_loop": Mapping,
     "pytorch-lightning_version": str,
 }
-"""The parts that each checkpoint of pl_fed has, in the order in which they are checked."""
+"""The required parts of a checkpoint of pl_fed, in the order of the checks."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and moves it there, so that a kill leaves the old one.
+    """Atomic checkpoint I/O: writes a temporary file in the target's folder and renames it.
 
-    Lightning's own way goes through the temporary folder, from where a move is a copy if that lies
-    on another disk, and through a second copy in memory. Here clients' states go from where they
-    are to the file, piece by piece, and back: a large checkpoint is mapped when it is loaded.
+    A killed process therefore leaves the previous checkpoint. Lightning's own implementation uses
+    the system's temporary folder, and a second copy in memory; if the folder is on another disk, a
+    move is a copy. Here clients' states are written to the file piece by piece, and a large
+    checkpoint is memory-mapped when it is loaded.
 
-    Every checkpoint is loaded with ``weights_only=True``, whatever Lightning asks for, and only if
-    its checksums are right. One at a URL is fetched into a temporary file first.
+    Every checkpoint is loaded with ``weights_only=True``, for every value that Lightning passes,
+    and only if its checksums are correct. A checkpoint at a URL is fetched into a temporary file.
     """
 
     def save_checkpoint(
@@ -72,7 +73,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Save a checkpoint.
 
         Raises:
-            OSError: If it cannot be written; the one before is kept then.
+            OSError: If it cannot be written; the previous checkpoint is kept.
         """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -82,24 +83,24 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             os.replace(temporary, target)
         except OSError as error:
             with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)  # room for other files
-            before = " The checkpoint before it is kept." if target.is_file() else ""
+                temporary.unlink(missing_ok=True)  # free the space for other files
+            kept = " The previous checkpoint is kept." if target.is_file() else ""
             raise OSError(
-                f"Expected to write {target} but got: {error.strerror or error}.{before}"
+                f"Expected to write {target} but got: {error.strerror or error}.{kept}"
             ) from error
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True
     ) -> dict[str, Any]:
-        """Load a checkpoint: in every process the one that the first is to load.
+        """Load a checkpoint; every process loads the path of the first process.
 
         Args:
             path: A file, or a URL that ``torch.hub`` (http, https) or fsspec can fetch.
             map_location: See ``torch.load``.
-            weights_only: Always taken for ``True``.
+            weights_only: Ignored; it is always ``True``.
 
         Raises:
-            FileNotFoundError: If there is no such file.
+            FileNotFoundError: If the file does not exist.
             ValueError: If it cannot be fetched, or is not a complete checkpoint of pl_fed.
         """
         if dist.is_available() and dist.is_initialized():
@@ -116,18 +117,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 _check_checksums(file, path)
             checkpoint = _read(file, path, map_location)
         _check_parts(checkpoint, path)
-        return _with_own_memory(checkpoint)
+        return _copy_to_memory(checkpoint)
 
     def _needs_checksums(self, file: Path) -> bool:
-        """Return whether the whole file is read to compare it with its checksums."""
+        """Return whether to read the complete file and compare its checksums."""
         return True
 
 
-class RowsOf(AtomicCheckpointIO):
-    """Reads of a checkpoint the states of some clients only: it may hold those of a million.
+class ClientSubsetIO(AtomicCheckpointIO):
+    """Client subset I/O: loads a checkpoint with the states of some clients only.
+
+    A checkpoint may contain the states of a million clients.
 
     Args:
-        clients: Their ids, int64 [n].
+        clients: Ids of the clients to load, int64 [n].
     """
 
     def __init__(self, clients: Tensor) -> None:
@@ -137,12 +140,13 @@ class RowsOf(AtomicCheckpointIO):
         """Load a checkpoint without the other clients' states."""
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
         store = checkpoint["federation"]["store"]
-        kept = select_clients(store, lambda ids: torch.isin(ids, self.clients))
-        checkpoint["federation"]["store"] = kept
+        checkpoint["federation"]["store"] = select_clients(
+            store, lambda ids: torch.isin(ids, self.clients)
+        )
         return checkpoint
 
     def _needs_checksums(self, file: Path) -> bool:
-        """Return whether the file is small: of a large one, little is read."""
+        """Return whether the file is small; only a part of a large file is read."""
         return not _is_large(file)
 
 
@@ -153,7 +157,7 @@ def local_path(source: str | Path) -> Path | None:
 
 
 def check_source(path: str | Path) -> None:
-    """Raise ``ValueError`` if a path or URL cannot be one of a checkpoint, before it is fetched."""
+    """Raise ``ValueError`` if a path or URL is empty or has an unknown protocol."""
     if not str(path):
         raise ValueError(
             "Expected argument `ckpt_path` to be a checkpoint, last or best but got ''."
@@ -171,20 +175,20 @@ def check_source(path: str | Path) -> None:
 
 
 def check_weights_only(weights_only: bool | None) -> None:
-    """Raise ``ValueError`` if objects of any class are to be loaded from a checkpoint."""
+    """Raise ``ValueError`` if ``weights_only`` is ``False``."""
     if weights_only is False:
         raise ValueError(
-            "Expected argument `weights_only` to be True, or left out, but got False: a checkpoint"
-            " loaded so may run any code, and one of pl_fed never needs it."
+            "Expected argument `weights_only` to be True, or left out, but got False: with False, a"
+            " checkpoint may run any code, and a checkpoint of pl_fed never needs it."
         )
 
 
-def identity_in(path: str | Path | None) -> dict[str, Any]:
-    """Return which federation a checkpoint is of; nothing if there is none, or it is broken."""
+def read_identity(path: str | Path | None) -> dict[str, Any]:
+    """Return the identity of a checkpoint's federation; empty without a readable local file."""
     file = None if path is None else local_path(path)
     if file is None or not file.is_file() or not zipfile.is_zipfile(file):
         return {}
-    with contextlib.suppress(Exception):  # what is wrong with it is said when it is loaded
+    with contextlib.suppress(Exception):  # loading the checkpoint explains the error
         checkpoint = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
         identity = checkpoint["federation"]["identity"]
         return identity if isinstance(identity, dict) else {}
@@ -192,7 +196,7 @@ def identity_in(path: str | Path | None) -> dict[str, Any]:
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint, and raise what ended that: torch.save would hide it."""
+    """Write a checkpoint, and raise the original error of a failed write: torch.save hides it."""
     file = _Stream(path.open("wb", buffering=0))
     try:
         with file:
@@ -207,7 +211,7 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
 
 @contextlib.contextmanager
 def _local_copy(source: str | Path) -> Iterator[Path]:
-    """Give a file on this machine: the source, or a temporary copy of what is at a URL."""
+    """Yield a local file: the source itself, or a temporary copy of the file at a URL."""
     if (path := local_path(source)) is not None:
         yield path
         return
@@ -216,7 +220,7 @@ def _local_copy(source: str | Path) -> Iterator[Path]:
         target = Path(folder) / _FETCHED
         try:
             _fetch(str(source), target)
-        except Exception as error:  # of whatever package the protocol needs
+        except Exception as error:  # errors of any package, depending on the protocol
             raise ValueError(
                 "Expected argument `ckpt_path` to be a checkpoint that can be fetched but got"
                 f" {source}: {_one_line(error)}."
@@ -225,16 +229,21 @@ def _local_copy(source: str | Path) -> Iterator[Path]:
 
 
 def _fetch(url: str, target: Path) -> None:
-    if url.lower().startswith(("http://", "https://")):  # by the proxies of the environment
+    if url.lower().startswith(("http://", "https://")):  # uses the proxies of the environment
         torch.hub.download_url_to_file(url, str(target), progress=False)
     else:
         system, path = url_to_fs(url)
         system.get_file(path, str(target))
 
 
-def _check_checksums(file: Path, named: str | Path) -> None:
-    """Refuse a file that is broken, by its checksums."""
-    broken = Path(named).name
+def _check_checksums(file: Path, source: str | Path) -> None:
+    """Refuse a file with wrong checksums.
+
+    Args:
+        file: The local file.
+        source: The path or URL of the checkpoint, for the error message.
+    """
+    broken = Path(source).name
     try:
         with zipfile.ZipFile(file) as archive:
             broken = archive.testzip() or ""
@@ -244,13 +253,13 @@ def _check_checksums(file: Path, named: str | Path) -> None:
         pass
     if broken:
         raise ValueError(
-            f"Expected argument `ckpt_path` to be a whole checkpoint but got {named}, which is"
-            f" broken (in {broken}), or of another kind: take an earlier one, if there is any."
+            f"Expected argument `ckpt_path` to be a complete checkpoint but got {source}, which is"
+            f" broken (in {broken}), or no checkpoint: use an earlier checkpoint."
         )
 
 
-def _read(file: Path, named: str | Path, map_location: Any) -> Any:
-    """Load tensors, numbers and words; refuse a file of anything else."""
+def _read(file: Path, source: str | Path, map_location: Any) -> Any:
+    """Load tensors, numbers and strings; refuse a file with other objects."""
     mapped = _is_large(file) and file.name != _FETCHED
     try:
         return torch.load(file, map_location=map_location, mmap=mapped, weights_only=True)
@@ -258,20 +267,20 @@ def _read(file: Path, named: str | Path, map_location: Any) -> Any:
         raise
     except Exception as error:
         raise ValueError(
-            f"Expected argument `ckpt_path` to be a checkpoint of pl_fed but got {named}, which"
-            " holds something other than tensors, numbers and words, and is not loaded:"
+            f"Expected argument `ckpt_path` to be a checkpoint of pl_fed but got {source}, which"
+            " contains objects other than tensors, numbers and strings, and is not loaded:"
             f" {_one_line(error)}"
         ) from error
 
 
-def _check_parts(checkpoint: Any, named: str | Path) -> None:
-    """Refuse a checkpoint that lacks a part, or has one of another type."""
+def _check_parts(checkpoint: Any, source: str | Path) -> None:
+    """Refuse a checkpoint with a missing part, or a part of another type."""
     if not isinstance(checkpoint, dict) or "federation" not in checkpoint:
         raise ValueError(
-            f"Expected argument `ckpt_path` to be a checkpoint of pl_fed but got {named}, which"
-            " holds no federation."
+            f"Expected argument `ckpt_path` to be a checkpoint of pl_fed but got {source}, which"
+            " contains no federation."
         )
-    _check_format(checkpoint["federation"], named)
+    _check_format(checkpoint["federation"], source)
     for name, kind in _PARTS.items():
         part: Any = checkpoint
         for key in name.split("."):
@@ -280,36 +289,36 @@ def _check_parts(checkpoint: Any, named: str | Path) -> None:
             got = "none" if part is _Missing else f"one of type {type(part).__name__}"
             raise ValueError(
                 f"Expected argument `ckpt_path` to be a checkpoint with the part `{name}` but got"
-                f" {named} with {got}: pl_fed did not write it so."
+                f" {source} with {got}: use a checkpoint that pl_fed wrote."
             )
     for name, rows in checkpoint["federation"]["store"].items():
         try:
             check_saved(name, rows)
         except ValueError as error:
-            raise ValueError(f"{error} It is in {named}.") from error
+            raise ValueError(f"{error} It is in {source}.") from error
 
 
-def _check_format(federation: Any, named: str | Path) -> None:
+def _check_format(federation: Any, source: str | Path) -> None:
     """Refuse a checkpoint of another version of pl_fed."""
     saved = federation.get("format", 1) if isinstance(federation, Mapping) else CHECKPOINT_FORMAT
     if saved != CHECKPOINT_FORMAT:
         raise ValueError(
             f"Expected argument `ckpt_path` to be a checkpoint of format {CHECKPOINT_FORMAT} but"
-            f" got {named} of format {saved}, which another version of pl_fed has written: resume"
-            " it by that version, or begin a new run."
+            f" got {source} of format {saved}, which another version of pl_fed has written: resume"
+            " it by that version, or start a new run."
         )
 
 
 class _Missing:
-    """Stands for a part that is not there."""
+    """Placeholder of a missing part."""
 
 
 def _is_large(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > _LARGE and zipfile.is_zipfile(path)
 
 
-def _with_own_memory(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Copy all but the clients' rows, so that the file is let go of when these are taken over."""
+def _copy_to_memory(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Copy all tensors except the clients' rows, so that the restored rows alone map the file."""
     store = checkpoint["federation"].pop("store", None)
     copied: dict[str, Any] = apply_to_collection(checkpoint, Tensor, torch.clone)
     copied["federation"]["store"] = store
@@ -317,16 +326,17 @@ def _with_own_memory(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_line(error: Exception) -> str:
-    """Return the first sentence of an error's message, without the dot behind it."""
-    words = " ".join(str(error).split()) or type(error).__name__
-    return words.split(". ")[0].rstrip(".")
+    """Return the first sentence of an error's message, without its full stop."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    return message.split(". ")[0].rstrip(".")
 
 
 class _Stream(BufferedWriter):
-    """A file that lets go of the memory of mapped rows when they are written.
+    """Stream: a file that releases the memory of mapped rows after writing them.
 
     Attributes:
-        error: What ended a write, if anything: torch.save raises a ``RuntimeError`` instead.
+        error: The error that ended a write, or ``None``. torch.save replaces it by a
+            ``RuntimeError``.
     """
 
     error: BaseException | None = None

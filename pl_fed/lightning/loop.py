@@ -1,11 +1,11 @@
 """The loop: one round is one epoch. The only file that names the trainer's internals (2.6).
 
-Private names that it needs, and that ``tests/test_lightning.py`` holds: ``_FitLoop``;
+It needs these private names, which ``tests/test_lightning.py`` checks: ``_FitLoop``;
 ``_call_lightning_module_hook``; the trainer's ``_logger_connector`` and ``_signal_connector``;
 ``_SignalConnector`` and its ``_sigterm_notifier_fn``; the
 module's ``_current_fx_name``; of the epoch loop ``_should_check_val_epoch`` and
-``_batches_that_stepped``. Besides, it moves the progress counters of the loops, which have no
-underscore but no documentation either.
+``_batches_that_stepped``. It also changes the progress counters of the loops, which are public but
+undocumented.
 """
 
 import time
@@ -32,16 +32,16 @@ from pl_fed.rounds.round import RoundHooks
 
 _Hooked = TypeVar("_Hooked")
 
-_BAR_SECONDS = 0.1  # at least, between two moves of the progress bar within a round
+_BAR_SECONDS = 0.1  # shortest time between two updates of the progress bar within a round
 
 
 class SignalConnector(_SignalConnector):
-    """Lightning's signal handlers, of which that of SIGTERM talks to no other process.
+    """Signal connector: Lightning's signal handlers, with a SIGTERM handler that only takes a note.
 
-    Lightning's own broadcasts from within the handler, which may run between any two calls that
-    processes make together, or while others wait in one: they would wait for each other for ever.
-    Here a SIGTERM is passed on to the processes that were launched, and noted. In a fit all agree
-    on it after the round; an evaluation ends after the batch of clients.
+    Lightning's own handler broadcasts. It may run between any two collective calls, or while other
+    processes wait in one, and then the processes wait for each other forever. This handler notes
+    the SIGTERM, and passes it on to launched processes. In a fit, all processes agree on it after
+    the round; an evaluation ends after the batch of clients.
     """
 
     def _sigterm_notifier_fn(self, signum: Any, _: Any) -> None:
@@ -52,23 +52,23 @@ class SignalConnector(_SignalConnector):
 
 
 class FederatedLoop(_FitLoop):
-    """Lightning's fit loop, whose epoch is a communication round.
+    """Federated loop: Lightning's fit loop with a communication round as its epoch.
 
-    Hooks come as in any Lightning fit. A round is one batch, the ids of the cohort: it starts with
-    ``batch_idx`` 0, its first client, and ends with that of its last one, of
-    ``trainer.num_training_batches`` clients. The server's step is the optimizer's step, so
-    ``trainer.global_step`` counts rounds.
+    Lightning's hooks are called as in any fit. A round is one batch, the ids of the cohort. It
+    starts with ``batch_idx`` 0, the first client, and ends with the ``batch_idx`` of the last
+    client; ``trainer.num_training_batches`` is the number of its clients. The server's step is the
+    optimizer's step, so ``trainer.global_step`` counts rounds.
 
-    What a checkpoint holds goes on where it left off: what was done of a round (its training, its
-    validation) is not done again, and the rest is.
+    A resumed run continues within a round: training and validation that the checkpoint contains
+    are not repeated.
 
     Args:
-        trainer: The trainer whose loop this replaces; its epoch loop is carried over.
+        trainer: The trainer; this loop replaces its fit loop and keeps its epoch loop.
         federation: The federation that runs the rounds.
 
     Attributes:
-        within_round: Whether clients are ahead of the server, or the server of ``metrics.csv``, so
-            that no checkpoint can be saved.
+        within_round: Whether clients are ahead of the server, or the server is ahead of
+            ``metrics.csv``. Then no checkpoint can be saved.
         ends_together: Whether all processes are about to end the run, after the same round.
     """
 
@@ -82,41 +82,43 @@ class FederatedLoop(_FitLoop):
         self.ends_together = False
         self._cohort = torch.empty(0, dtype=torch.int64)
         self._validated = self._was_validated = False
-        self._watchable: list[str] | None = None
+        self._validated_names: list[str] | None = None  # until the monitors are checked
         self._metrics: dict[str, Tensor] = {}
-        self._waiting: list[WaitingRows] = []
+        self._row_queues: list[WaitingRows] = []
         self._bar_due = 0.0
 
-    # Where a checkpoint left off
+    # Checkpoints
 
     def on_save_checkpoint(self) -> dict[str, Any]:
-        """Add the metrics, which callbacks and schedules may watch before they are logged anew.
+        """Add the metrics, because callbacks and schedules may need them before the next log.
 
-        A validation is done once its numbers are logged.
+        A validation is done after its metrics are logged.
         """
         metrics = {name: value.cpu() for name, value in self.trainer.callback_metrics.items()}
-        logged = self._validated or (self.trainer.validating and self._hook == "on_validation_end")
-        return {**super().on_save_checkpoint(), "metrics": metrics, "validated": logged}
+        is_logged = self.trainer.validating and self._hook == "on_validation_end"
+        validated = self._validated or is_logged
+        return {**super().on_save_checkpoint(), "metrics": metrics, "validated": validated}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
-        """Take them over; a run that was stopped early has ended, and is not taken up again."""
+        """Restore the metrics; a run that was stopped early has ended, and does not continue."""
         super().on_load_checkpoint(state_dict)
         self._metrics = state_dict.get("metrics", {})
         self._was_validated = state_dict.get("validated", False)
-        reasons = {each.stopping_reason for each in self.trainer.early_stopping_callbacks}
+        callbacks = self.trainer.early_stopping_callbacks
+        reasons = {callback.stopping_reason for callback in callbacks}
         self.trainer.should_stop = bool(reasons - {EarlyStoppingReason.NOT_STOPPED})
         if self.trainer.should_stop:
-            rank_zero_info("The run was stopped early: without EarlyStopping it would go on.")
+            rank_zero_info("The run was stopped early: to continue it, remove EarlyStopping.")
 
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Take over the counters."""
+        """Restore the progress counters."""
         super().load_state_dict(state_dict, prefix)
-        self._settle()
+        self._set_counters()
 
     def reset(self) -> None:
-        """Find out where to go on: between two rounds, or after a round's training."""
+        """Prepare to continue between two rounds, or after the training of a round."""
         torch.set_grad_enabled(True)
-        self._settle()
+        self._set_counters()
         self._validated, self._was_validated = self._was_validated, False
         device = self.trainer.strategy.root_device
         saved = {name: value.to(device) for name, value in self._metrics.items()}
@@ -124,8 +126,8 @@ class FederatedLoop(_FitLoop):
         self._metrics = {}
         self.within_round = self.ends_together = False
 
-    def _settle(self) -> None:
-        """Set counters as they are between two hooks: a checkpoint is saved within one."""
+    def _set_counters(self) -> None:
+        """Set the progress counters to their values between hooks: checkpoints are saved in one."""
         rounds, finished = self.trainer.global_step, self.epoch_progress.current.processed
         batches = self.epoch_loop.batch_progress.total
         for counts in (self.epoch_progress.total, self.epoch_progress.current, batches):
@@ -135,65 +137,65 @@ class FederatedLoop(_FitLoop):
 
     @property
     def _hook(self) -> str | None:
-        """The hook that is being called."""
+        """The name of the running hook, or ``None``."""
         name: str | None = self.trainer.lightning_module._current_fx_name
         return name
 
     @property
     def _unfinished(self) -> bool:
-        """Whether the server has stepped in a round that was not brought to its end."""
+        """Whether the server has stepped in a round that has not ended."""
         return bool(self.trainer.global_step > self.epoch_progress.current.processed)
 
     @property
     def done(self) -> bool:
-        """Whether to stop; a round that was begun is finished first."""
+        """Whether to stop; a started round is finished first."""
         return not self._unfinished and bool(super().done)
 
     # A round
 
     def setup_data(self) -> None:
-        """Draw the next cohort: the federation has the data, and there is no loader to set up."""
+        """Draw the next cohort; there is no loader, because the federation has the data."""
         self._cohort = self.federation.draw_cohort(self.epoch_progress.current.processed)
         self.max_batches = len(self._cohort)  # progress bars count the clients of the round
 
     def run(self) -> None:
-        """Run the rounds, and write the rows of all, whatever happens."""
+        """Run the rounds; also after an error, write the rows of all rounds."""
         try:
             super().run()
         finally:
             self.write_rows()
 
     def on_run_end(self) -> None:
-        """End: whoever looks into ``metrics.csv`` then finds all rounds."""
+        """End the run; write the rows of all rounds first, so that ``metrics.csv`` is complete."""
         self.write_rows()
         super().on_run_end()
 
     def on_run_start(self) -> None:
-        """Prepare schedules, loggers and validation, check what callbacks monitor, and begin."""
+        """Prepare schedules, loggers and validation, check the monitors, and start the run."""
         _count_schedules_in_rounds(self.trainer)
-        self._waiting = [
+        self._row_queues = [
             logger.waiting
             if isinstance(logger, RunCSV)
             else WaitingRows(logger.log_metrics, logger.save)
             for logger in self.trainer.loggers
         ]
-        # local steps are the clients' own: without its wrapper, DDP has no hooks on gradients
+        # without its wrapper, DDP does not synchronise the gradients of local steps
         self.trainer.strategy.model = self.trainer.lightning_module
-        if self.trainer.enable_validation:  # what is wrong with it is said now, not rounds later
+        if self.trainer.enable_validation:  # errors of validation appear now, not rounds later
             self.trainer.validating = True
             self.epoch_loop.val_loop.setup_data()
             self.trainer.training = True
         names = self.federation.validated_names() if self.trainer.enable_validation else []
         check_optimizer(self.trainer, self.trainer.lightning_module)
         check_monitors(self.trainer, self.trainer.lightning_module, names)
-        self._watchable = names
+        self._validated_names = names
         self.trainer.lightning_module.train()
-        with warnings.catch_warnings():  # it is the frozen parts that are
+        with warnings.catch_warnings():  # only frozen parts are in eval mode
             warnings.filterwarnings("ignore", message="Found .* in eval mode at the start")
             super().on_run_start()
 
     def on_advance_start(self) -> None:
-        """Begin a round, unless it was begun before the checkpoint."""
+        """Begin a round, unless the checkpoint contains its beginning."""
         self.setup_data()
         if not self._unfinished:
             self.epoch_progress.increment_ready()
@@ -201,7 +203,7 @@ class FederatedLoop(_FitLoop):
             self.epoch_progress.increment_started()
 
     def advance(self) -> None:
-        """Run the round, and validate if it is time."""
+        """Run the round, and validate if a validation is due."""
         epoch = self.epoch_loop
         if not self._unfinished:
             self._validated = False
@@ -212,7 +214,7 @@ class FederatedLoop(_FitLoop):
             self.trainer.validating = True
             try:
                 epoch.val_loop.run()
-            except BaseException:  # callbacks that watch it may have counted it, or not yet
+            except BaseException:  # some callbacks may have counted it, and others not
                 self.within_round = self._hook == "on_validation_end"
                 raise
             self.trainer.training = True
@@ -221,8 +223,8 @@ class FederatedLoop(_FitLoop):
     def on_advance_end(self) -> None:
         """End the round.
 
-        Departs from Lightning: what was logged is written, and schedules that watch a metric step,
-        before checkpoints are saved and not after; a resumed run would else miss both.
+        Departs from Lightning: before checkpoints are saved, logged values are written and
+        schedules with a monitor step. Otherwise a resumed run would miss both.
         """
         trainer, epoch, connector = self.trainer, self.epoch_loop, self.trainer._logger_connector
         connector.epoch_end_reached()
@@ -231,10 +233,10 @@ class FederatedLoop(_FitLoop):
             self._call("on_train_epoch_end", monitoring=False)
             connector.on_epoch_end()
             epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
-            if connector.metrics["log"]:  # it is written at once, and the round's row before it
+            if connector.metrics["log"]:  # Lightning writes it next, after the round's row
                 self.write_rows()
             connector.update_train_epoch_metrics()
-        except BaseException:  # a run that is resumed ends the round anew
+        except BaseException:  # a resumed run ends the round again
             for counts in (self.epoch_progress.total, self.epoch_progress.current):
                 counts.processed -= 1
             self._was_validated = self._validated
@@ -247,6 +249,7 @@ class FederatedLoop(_FitLoop):
             raise SIGTERMException
 
     def _train(self) -> None:
+        """Run a round as Lightning's training on one batch, with its hooks and counters."""
         trainer, epoch, cohort = self.trainer, self.epoch_loop, self._cohort
         epoch.val_loop.batch_progress.reset()
         epoch.batch_progress.reset_on_run()
@@ -257,9 +260,9 @@ class FederatedLoop(_FitLoop):
         epoch.batch_progress.increment_started()
         self.within_round = True
         row = {**self._run_round(), "round": float(self.epoch_progress.current.processed)}
-        if self._watchable is not None and "train/loss" in row:  # now all names are known
-            names, self._watchable = [*self._watchable, *row], None
-            check_monitors(self.trainer, self.trainer.lightning_module, names, whole=True)
+        if self._validated_names is not None and "train/loss" in row:  # the row has all names
+            names, self._validated_names = [*self._validated_names, *row], None
+            check_monitors(trainer, trainer.lightning_module, names, includes_rounds=True)
         epoch.batch_progress.increment_processed()
         epoch.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         loss = {"loss": row["train/loss"]} if "train/loss" in row else {}
@@ -267,13 +270,13 @@ class FederatedLoop(_FitLoop):
         self._call("on_train_batch_end", outputs, cohort, last, monitoring=False)
         trainer._logger_connector.on_batch_end()
         self._log(row)
-        self.within_round = False  # the round's row is written before a checkpoint that holds it
+        self.within_round = False  # a checkpoint writes the round's row first
         self._call_callbacks("on_train_batch_end", outputs, cohort, last, monitoring=True)
         epoch.batch_progress.increment_completed()
 
     def _run_round(self) -> dict[str, Tensor | float]:
-        """Let the federation run the round, and return what it reports."""
-        # PyTorchProfiler counts steps by actions of such an ending
+        """Run the federation's round, and return its report."""
+        # PyTorchProfiler counts steps by actions with this ending
         with self.trainer.profiler.profile("run_federated_round.training_step"), explain_log():
             report: dict[str, Tensor | float] = self.federation.run_round(
                 self.epoch_progress.current.processed,
@@ -293,44 +296,45 @@ class FederatedLoop(_FitLoop):
         return report
 
     def _log(self, row: dict[str, Tensor | float]) -> None:
-        """Let the round's row wait, with what ``self.log`` was given; write all if it is time."""
+        """Queue the round's row with the values of ``self.log``; write all rows if a log is due."""
         trainer, connector = self.trainer, self.trainer._logger_connector
         if trainer.log_every_n_steps:
             row = {"epoch": row["round"], **row, **connector.metrics["log"]}
-            for rows in self._waiting:
+            for rows in self._row_queues:
                 rows.add(row, self.epoch_loop._batches_that_stepped)
         if connector.should_update_logs:
             self.write_rows()
 
     def write_rows(self) -> None:
-        """Write the rows of all rounds that are not written yet, to every logger."""
-        for rows in self._waiting:
+        """Write the queued rows of all rounds to every logger."""
+        for rows in self._row_queues:
             rows.write()
 
     def _call(self, hook: str, *args: Any, monitoring: bool | None = None) -> None:
-        """Call a hook of the callbacks and of the module: see :meth:`_call_callbacks`."""
+        """Call a hook of the callbacks, by :meth:`_call_callbacks`, and of the module."""
         self._call_callbacks(hook, *args, monitoring=monitoring)
-        if not _overriding([self.trainer.lightning_module], LightningModule, hook):
+        if not _select_overriding([self.trainer.lightning_module], LightningModule, hook):
             return
         if _call_lightning_module_hook(self.trainer, hook, *args) == -1:
             raise ValueError(
-                f"Expected `{hook}` not to return -1: a round is one batch, and is not left out."
+                f"Expected `{hook}` not to return -1 but got -1: a round is one batch, and cannot"
+                " be left out."
             )
 
     def _call_callbacks(self, hook: str, *args: Any, monitoring: bool | None = None) -> None:
         """Call a hook of the callbacks.
 
         Departs from Lightning: only callbacks that override the hook are called. Most override few
-        hooks, and calling the empty ones would take 0.1 ms of each round.
+        hooks, and calls of the empty hooks would take 0.1 ms of each round.
 
         Args:
             hook: The name of the hook.
             *args: Its arguments, after the trainer and the module.
-            monitoring: Whether only the callbacks are called that watch a metric to save or to
-                stop, or only the others; ``None`` calls all of them.
+            monitoring: ``True`` calls only ``Checkpoint`` and ``EarlyStopping`` callbacks, which
+                may monitor a metric; ``False`` calls only the others; ``None`` calls all.
         """
         trainer, module = self.trainer, self.trainer.lightning_module
-        callbacks = _overriding(trainer.callbacks, Callback, hook)
+        callbacks = _select_overriding(trainer.callbacks, Callback, hook)
         if monitoring is not None:
             callbacks = [
                 callback
@@ -345,19 +349,19 @@ class FederatedLoop(_FitLoop):
                 getattr(callback, hook)(trainer, module, *args)
         module._current_fx_name = outer_hook
 
-    def _show_progress(self, done: int) -> None:
-        """Move the progress bar on within the round, if one can see that it moves."""
+    def _show_progress(self, num_done: int) -> None:
+        """Update the progress bar within the round, at most every ``_BAR_SECONDS``."""
         now = time.monotonic()
-        if now < self._bar_due or done == self.max_batches:  # the end of the round moves it on
+        if now < self._bar_due or num_done == self.max_batches:  # the end of the round updates it
             return
         self._bar_due = now + _BAR_SECONDS
         bar, module = self.trainer.progress_bar_callback, self.trainer.lightning_module
         if bar is not None and getattr(bar, "is_enabled", True):
-            bar.on_train_batch_end(self.trainer, module, {}, self._cohort, done - 1)
+            bar.on_train_batch_end(self.trainer, module, {}, self._cohort, num_done - 1)
 
 
-def _overriding(objects: Iterable[_Hooked], parent: type, hook: str) -> list[_Hooked]:
-    """Return the objects that have, or whose class has, a hook other than their parent class's."""
+def _select_overriding(objects: Iterable[_Hooked], parent: type, hook: str) -> list[_Hooked]:
+    """Return the objects that override a hook of the parent class, by themselves or their class."""
     inherited = getattr(parent, hook)
     return [
         instance
@@ -367,7 +371,7 @@ def _overriding(objects: Iterable[_Hooked], parent: type, hook: str) -> list[_Ho
 
 
 def _count_schedules_in_rounds(trainer: Trainer) -> None:
-    """Let learning-rate schedules step once a round: a round is an epoch and a step."""
+    """Make learning-rate schedules step once a round: a round is an epoch and a step."""
     for config in trainer.lr_scheduler_configs:
         config.interval = "epoch"
         if config.reduce_on_plateau and str(config.monitor).startswith("val/"):

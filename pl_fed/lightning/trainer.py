@@ -1,4 +1,4 @@
-"""Lightning's Trainer, whose epochs are rounds of a federation."""
+"""Lightning's Trainer for federations: an epoch is a communication round."""
 
 import math
 import warnings
@@ -27,19 +27,24 @@ from pl_fed.callbacks import (
 )
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
-from pl_fed.distributed.processes import Processes, end_with_launcher, name_launcher, watched
+from pl_fed.distributed.processes import (
+    Processes,
+    announce_launcher,
+    end_with_launcher,
+    explain_lost_process,
+)
 from pl_fed.engine import Clipping, LocalSettings
 from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import (
     AtomicCheckpointIO,
     check_source,
     check_weights_only,
-    identity_in,
+    read_identity,
 )
 from pl_fed.lightning.compatibility import check_data, check_processes, check_trainer
 from pl_fed.lightning.loop import FederatedLoop
 from pl_fed.loggers import RunCSV
-from pl_fed.rounds.identity import check_identity, identity_of
+from pl_fed.rounds.identity import check_identity, federation_identity
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.run_folder import (
     RunLock,
@@ -52,33 +57,33 @@ from pl_fed.run_folder import (
 
 
 class Trainer(LightningTrainer):
-    """Runs a federation as one Lightning fit.
+    """Trainer: runs a federation as one Lightning fit.
 
     ``trainer.fit(client, data)``, ``validate``, ``test`` and ``predict`` are Lightning's own. A
     round is an epoch and a step: ``max_epochs`` or ``max_steps`` is the number of rounds.
 
     With several devices, nodes, or processes of a launcher (``strategy="ddp"``), the processes
-    share the clients of each round. Results do not depend on their number. Each loads the data;
-    the first chooses the run's folder, and writes all files.
+    share the clients of each round. Results do not depend on the number of processes. Each process
+    loads the data; the first process chooses the run's folder and writes all files.
 
     Args:
         federation: The federation.
-        default_root_dir: Under it, each run has a new folder with all that it writes.
-        run_dir: The run's folder; ``"last"`` takes the latest under ``default_root_dir`` that has a
-            checkpoint, to be resumed by ``fit(..., ckpt_path="last")``.
-        logger: Loggers beside ``metrics.csv``, which is always written; ``True`` and ``False`` add
-            none.
-        callbacks: See Lightning. Without a ``ModelCheckpoint``, and unless
-            ``enable_checkpointing=False``, a :class:`~pl_fed.callbacks.LastCheckpoint` is added.
+        default_root_dir: Parent of the runs' folders; each run creates a new folder for its files.
+        run_dir: The run's folder. ``"last"`` selects the latest folder under ``default_root_dir``
+            with a checkpoint; resume it by ``fit(..., ckpt_path="last")``.
+        logger: Loggers in addition to ``metrics.csv``, which is always written; ``True`` and
+            ``False`` add none.
+        callbacks: See Lightning. A :class:`~pl_fed.callbacks.LastCheckpoint` is added if there is
+            no ``ModelCheckpoint``, unless ``enable_checkpointing=False``.
         plugins: See Lightning.
-        log_every_n_steps: Every how many rounds the rows of all rounds since are written, to
-            ``metrics.csv`` and to every logger; 1 by default. They are also written before a
-            validation, before a checkpoint is saved, and in the end. 0 writes no ``train/*``.
-        lock: The lock of ``run_dir``, if it is held already.
-        **kwargs: All else that ``lightning.Trainer`` takes.
+        log_every_n_steps: Number of rounds, at least 0, after which their rows are written to
+            ``metrics.csv`` and every logger; 1 by default. Rows are also written before a
+            validation, before a checkpoint is saved, and at the end. 0 writes no ``train/*``.
+        lock: The lock of ``run_dir``, if the caller holds it already.
+        **kwargs: All other arguments of ``lightning.Trainer``.
 
     Raises:
-        ValueError: If ``barebones`` is asked for, or a strategy that a round cannot use.
+        ValueError: If ``barebones`` is ``True``, or a round cannot use the strategy.
 
     Example:
         >>> import tempfile, torch, pl_fed
@@ -116,19 +121,20 @@ class Trainer(LightningTrainer):
         every = 1 if log_every_n_steps is None else log_every_n_steps
         check_integers(0, log_every_n_steps=every)
         self.federation = federation
-        self.run_dir = _folder(default_root_dir, run_dir)
+        self.run_dir = _choose_run_dir(default_root_dir, run_dir)
         self._lock = lock or RunLock(self.run_dir)
         self._has_fitted = False
-        others = [] if logger is None or isinstance(logger, bool) else logger
-        loggers = [others] if isinstance(others, Logger) else list(others)
-        added = plugins if isinstance(plugins, list) else [plugins] if plugins else []
-        if not any(isinstance(plugin, CheckpointIO) for plugin in added):
-            added = [*added, AtomicCheckpointIO()]
-        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-        saves = [each for each in given if isinstance(each, ModelCheckpoint)]
-        late = any(each.save_last and each.monitor and not each.dirpath for each in saves)
-        if (late or not saves) and kwargs.get("enable_checkpointing") is not False:
-            given.append(LastCheckpoint())  # Lightning's last.ckpt is of the last of the best
+        user_loggers = [] if logger is None or isinstance(logger, bool) else logger
+        loggers = [user_loggers] if isinstance(user_loggers, Logger) else list(user_loggers)
+        all_plugins = plugins if isinstance(plugins, list) else [plugins] if plugins else []
+        if not any(isinstance(plugin, CheckpointIO) for plugin in all_plugins):
+            all_plugins = [*all_plugins, AtomicCheckpointIO()]
+        user_callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        checkpoints = [c for c in user_callbacks if isinstance(c, ModelCheckpoint)]
+        # with a monitor, Lightning's last.ckpt is the last one of the best checkpoints
+        lags = any(c.save_last and c.monitor and not c.dirpath for c in checkpoints)
+        if (lags or not checkpoints) and kwargs.get("enable_checkpointing") is not False:
+            user_callbacks.append(LastCheckpoint())
         super().__init__(
             default_root_dir=str(self.run_dir),
             logger=[RunCSV(self.run_dir), *loggers],
@@ -139,16 +145,16 @@ class Trainer(LightningTrainer):
                 EngineReport(federation, self.run_dir),
                 PythonConfig(federation, self.run_dir, kwargs),
                 WandbReport(self.run_dir),
-                *given,
+                *user_callbacks,
             ],
-            plugins=added,
+            plugins=all_plugins,
             log_every_n_steps=every,
             **kwargs,
         )
         check_processes(self, bool(kwargs.get("sync_batchnorm")))
         self.processes = Processes(self.global_rank, self.world_size, self.num_devices)
         self._watch_launcher()
-        if self.world_size > 1:  # what is logged is the same in all of them
+        if self.world_size > 1:  # all processes log the same values
             warnings.filterwarnings("ignore", ".*recommended to use .*sync_dist=True")
         self._loop = self.fit_loop = FederatedLoop(self, federation)
         if self.max_epochs in (None, -1) and self.max_steps >= 0:
@@ -173,23 +179,23 @@ class Trainer(LightningTrainer):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """The number of rounds, for schedules that want to know it."""
+        """The number of rounds, for learning-rate schedules."""
         limits = [n for n in (self.max_epochs, self.max_steps) if n is not None and n >= 0]
         return min(limits, default=float("inf"))
 
     def _watch_launcher(self) -> None:
-        """Let the processes that Lightning starts end with the one that starts them."""
+        """Make the processes that Lightning starts end with their launcher."""
         environment = getattr(self.strategy, "cluster_environment", None)
         if self.world_size > 1 and isinstance(environment, LightningEnvironment):
             if environment.creates_processes_externally and environment.local_rank():
                 end_with_launcher()
             elif not environment.creates_processes_externally:
-                name_launcher()
+                announce_launcher()
 
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Keep other runs out of the folder, and say in a sentence if a process is lost."""
-        with self._lock, watched(self.processes):
+    def _hold_run_dir(self) -> Iterator[None]:
+        """Lock the run's folder, and explain the loss of another process in one sentence."""
+        with self._lock, explain_lost_process(self.processes):
             yield
 
     def fit(  # type: ignore[override]
@@ -205,22 +211,24 @@ class Trainer(LightningTrainer):
             model: The algorithm.
             datamodule: The clients' data.
             ckpt_path: A checkpoint to resume from; ``"last"`` is the one in the run's folder.
-            weights_only: ``None`` or ``True``, which are the same here.
+            weights_only: ``None`` or ``True``; both mean ``True``.
 
         Raises:
-            FileNotFoundError: If ``ckpt_path`` is ``"last"`` and the run's folder has none.
+            FileNotFoundError: If ``ckpt_path`` is ``"last"`` and the run has no checkpoint.
             TypeError: If the model is not a :class:`Client`.
-            ValueError: If the trainer, a callback or the model asks for what a round cannot honour,
-                another process is at work in the run's folder, that holds another run, or
+            ValueError: If a round cannot honour a setting of the trainer, a callback or the model;
+                another process uses the run's folder, or it contains another run; or
                 ``weights_only`` is ``False``.
         """
         check_trainer(self, model)
         check_data(datamodule)
-        path = self._checkpoint(ckpt_path)
-        if datamodule is not None and (saved := identity_in(path)):  # before loggers begin
-            check_identity(saved, identity_of(model, datamodule.clients, self.federation.seed))
+        path = self._resolve_checkpoint(ckpt_path)
+        if datamodule is not None and (saved := read_identity(path)):  # before loggers begin
+            check_identity(
+                saved, federation_identity(model, datamodule.clients, self.federation.seed)
+            )
         check_weights_only(weights_only)
-        with self._at_work():
+        with self._hold_run_dir():
             if path is None and self.is_global_zero and not self._has_fitted:
                 check_holds_no_run(self.run_dir)
             self._has_fitted = True
@@ -234,9 +242,9 @@ class Trainer(LightningTrainer):
         **kwargs: Any,
     ) -> Any:
         """See ``lightning.Trainer.validate``; ``ckpt_path`` as in :meth:`fit`."""
-        path = self._evaluated(model, ckpt_path)
-        with self._at_work():
-            return super().validate(model, dataloaders, path, **_loading_weights_only(kwargs))
+        path = self._evaluation_checkpoint(model, ckpt_path)
+        with self._hold_run_dir():
+            return super().validate(model, dataloaders, path, **_require_weights_only(kwargs))
 
     def test(  # type: ignore[override]
         self,
@@ -246,9 +254,9 @@ class Trainer(LightningTrainer):
         **kwargs: Any,
     ) -> Any:
         """See ``lightning.Trainer.test``; ``ckpt_path`` as in :meth:`fit`."""
-        path = self._evaluated(model, ckpt_path)
-        with self._at_work():
-            return super().test(model, dataloaders, path, **_loading_weights_only(kwargs))
+        path = self._evaluation_checkpoint(model, ckpt_path)
+        with self._hold_run_dir():
+            return super().test(model, dataloaders, path, **_require_weights_only(kwargs))
 
     def predict(  # type: ignore[override]
         self,
@@ -260,43 +268,44 @@ class Trainer(LightningTrainer):
         **kwargs: Any,
     ) -> Any:
         """See ``lightning.Trainer.predict``; ``ckpt_path`` as in :meth:`fit`."""
-        path = self._evaluated(model, ckpt_path)
-        settings = _loading_weights_only(kwargs)
-        with watched(self.processes):
+        path = self._evaluation_checkpoint(model, ckpt_path)
+        settings = _require_weights_only(kwargs)
+        with explain_lost_process(self.processes):
             return super().predict(
                 model, dataloaders, datamodule, return_predictions, path, **settings
             )
 
-    def _evaluated(self, client: Client | None, asked: str | Path | None) -> str | Path | None:
-        """Return which checkpoint is meant; warn if clients' own models are held elsewhere."""
-        before = getattr(getattr(client, "_trainer", None), "federation", self.federation)
-        if not isinstance(client, Client) or before is self.federation:
-            return self._checkpoint(asked)
-        if asked is None and client.state_defaults():
+    def _evaluation_checkpoint(
+        self, client: Client | None, ckpt_path: str | Path | None
+    ) -> str | Path | None:
+        """Return the checkpoint to load; warn if another federation has the clients' own models."""
+        previous = getattr(getattr(client, "_trainer", None), "federation", self.federation)
+        if not isinstance(client, Client) or previous is self.federation:
+            return self._resolve_checkpoint(ckpt_path)
+        if ckpt_path is None and client.state_defaults():
             rank_zero_warn(
-                f"{type(client).__name__} was at work in another Federation, which has its clients'"
-                " own models: here they are as they were at first. Take that Federation, or give"
-                " `ckpt_path`."
+                f"Another Federation has trained {type(client).__name__} and has its clients' own"
+                " models: here they are untrained. Use that Federation, or set `ckpt_path`."
             )
-        return self._checkpoint(asked)
+        return self._resolve_checkpoint(ckpt_path)
 
-    def _checkpoint(self, asked: str | Path | None) -> str | Path | None:
-        """Return which checkpoint is meant."""
-        self.loads = asked is not None
-        if asked is not None:
-            check_source(asked)
-        if asked != "last":
-            return asked
+    def _resolve_checkpoint(self, ckpt_path: str | Path | None) -> str | Path | None:
+        """Return the checkpoint to load: the given one, or the run's last checkpoint."""
+        self.loads = ckpt_path is not None
+        if ckpt_path is not None:
+            check_source(ckpt_path)
+        if ckpt_path != "last":
+            return ckpt_path
         if not is_first_process():
-            return self.run_dir / "last.ckpt"  # the first process says which
-        found = last_checkpoint(self.run_dir)
-        if found is None:
+            return self.run_dir / "last.ckpt"  # replaced by the path of the first process
+        path = last_checkpoint(self.run_dir)
+        if path is None:
             raise FileNotFoundError(
                 'Expected argument `ckpt_path` = "last" to find checkpoints/last.ckpt in'
-                f" {self.run_dir} but found none: to take the latest run, make the trainer with"
+                f" {self.run_dir} but found none: to use the latest run, create the trainer with"
                 ' run_dir="last".'
             )
-        return found
+        return path
 
     def save_checkpoint(
         self,
@@ -306,29 +315,29 @@ class Trainer(LightningTrainer):
     ) -> None:
         """Save a checkpoint: see ``lightning.Trainer.save_checkpoint``.
 
-        In the middle of a round, which ends with the hooks ``on_train_batch_end``, none is written,
-        and a warning says so: the clients that are done would be ahead of the server. Every process
-        must call it; so none is written either when one of several has failed.
+        In the middle of a round, this writes no checkpoint but warns, because the trained clients
+        would be ahead of the server. A round ends with the hooks ``on_train_batch_end``. Every
+        process must call this method, so it also writes none after one of several has failed.
         """
-        alone = self.interrupted and self.world_size > 1 and not self._loop.ends_together
-        if self._loop.within_round or alone:
+        has_failed = self.interrupted and self.world_size > 1 and not self._loop.ends_together
+        if self._loop.within_round or has_failed:
             rank_zero_warn(
                 f"No checkpoint is written to {filepath} in the middle of round"
-                f" {self.current_epoch}: the one before is kept."
+                f" {self.current_epoch}: the previous checkpoint is kept."
             )
             return
-        self._loop.write_rows()  # a resumed run goes on after the rows up to its checkpoint
+        self._loop.write_rows()  # a resumed run continues after the rows of its checkpoint
         super().save_checkpoint(filepath, weights_only, storage_options)
 
 
 def _seconds_left(timer: Timer) -> float:
-    """Return how long a run may still take by its timer; infinity without a limit."""
-    left = timer.time_remaining()
-    return math.inf if left is None else max(0.0, left)
+    """Return the time left for a run by its timer, in seconds; infinity without a limit."""
+    seconds = timer.time_remaining()
+    return math.inf if seconds is None else max(0.0, seconds)
 
 
-def _loading_weights_only(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return an evaluation's settings, by which no checkpoint runs code.
+def _require_weights_only(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return an evaluation's settings with ``weights_only=True``: no checkpoint runs code.
 
     Raises:
         ValueError: If ``weights_only`` is ``False``.
@@ -337,9 +346,10 @@ def _loading_weights_only(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "weights_only": True}
 
 
-def _folder(root: str | Path, run_dir: str | Path | None) -> Path:
+def _choose_run_dir(root: str | Path, run_dir: str | Path | None) -> Path:
+    """Return the run's folder; create it if it is new."""
     if run_dir in (None, "last") and not is_first_process():
-        return Path(root)  # where nothing is written
+        return Path(root)  # this process writes nothing
     if run_dir is None:
         return new_folder(root)
     if str(run_dir) == "last":

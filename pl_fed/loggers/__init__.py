@@ -1,4 +1,4 @@
-"""Loggers of pl_fed's own; any of Lightning's works beside them."""
+"""The loggers of pl_fed; all of Lightning's loggers work beside them."""
 
 from pl_fed.loggers.run_csv import RunCSV as RunCSV
 from pl_fed.loggers.waiting_rows import WaitingRows as WaitingRows

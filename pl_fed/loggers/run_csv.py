@@ -14,16 +14,16 @@ from pl_fed.loggers.waiting_rows import WaitingRows
 
 
 class RunCSV(Logger):
-    """Writes what is logged of a round into one row of ``metrics.csv``.
+    """CSV logger: one row of ``metrics.csv`` for each round.
 
-    What is logged of the same round later (validation, say) goes into the same row. A kill at any
-    moment leaves whole rows, and a resumed run goes on where its checkpoint left off.
+    Metrics logged later for the same round, such as a validation, go into the same row. A killed
+    run leaves complete rows, and a resumed run continues after the round of its checkpoint.
 
     Args:
         folder: The run's folder.
 
     Attributes:
-        waiting: Rows that are written before any other, so that rounds keep their order.
+        waiting: Delayed rows, written before any new row so that rounds keep their order.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -31,17 +31,17 @@ class RunCSV(Logger):
         self.waiting = WaitingRows(self._log)
         self.path = Path(folder) / "metrics.csv"
         self._columns: list[str] = []
-        self._row: dict[str, str] = {}  # the current one, which is the last of the file
-        self._offset = 0  # where it begins
+        self._row: dict[str, str] = {}  # the current row, the last of the file
+        self._offset = 0  # the position of its first byte
 
     @property
     def name(self) -> str:
-        """Empty: the run's folder is the logger's."""
+        """An empty string: the logger writes to the run's folder itself."""
         return ""
 
     @property
     def version(self) -> str:
-        """Empty: the run's folder is the logger's."""
+        """An empty string: the logger writes to the run's folder itself."""
         return ""
 
     @property
@@ -51,10 +51,15 @@ class RunCSV(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: ``config.yaml`` has them."""
+        """Do nothing: ``config.yaml`` has the hyperparameters."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add numbers to the row of a round: of the metric ``round``, or else of the step."""
+        """Add metrics to the row of a round.
+
+        Args:
+            metrics: The metrics; ``round`` is the number of the round.
+            step: The number of the round if ``metrics`` lacks it.
+        """
         self.waiting.write()
         self._log(metrics, step)
 
@@ -68,17 +73,20 @@ class RunCSV(Logger):
             self._offset = self.path.stat().st_size
         values = {k: f"{v:.9g}" for k, v in metrics.items() if k not in ("epoch", "round")}
         self._row |= values
-        new = [name for name in values if name not in self._columns]
-        if new:
-            self._columns += new
+        new_columns = [name for name in values if name not in self._columns]
+        if new_columns:
+            self._columns += new_columns
             self._replace(_rows(self.path.read_bytes()[: self._offset]))
         else:
             self._write()
 
     def keep(self, rounds: int | None = None) -> None:
-        """Forget all rows but those of the first ``rounds`` rounds: a resumed run goes on there.
+        """Keep only the rows of the first rounds, as a resumed run needs.
 
-        A damaged file, which is a log alone, is kept under another name.
+        A damaged file is renamed, not refused, because it is only a log.
+
+        Args:
+            rounds: The number of rounds to keep; ``None`` keeps all.
         """
         content = self.path.read_bytes() if self.path.exists() else b""
         try:
@@ -88,24 +96,24 @@ class RunCSV(Logger):
             self._set_aside(str(error))
         rows = [row for row in rows if rounds is None or int(row["round"]) < rounds]
         self._columns = list(rows[0]) if rows else ["round"]
-        # a checkpoint may lie within the round of the last row, whose validation is still to come
+        # a checkpoint may precede the validation of its round, the last row
         self._row = {name: value for name, value in rows.pop().items() if value} if rows else {}
         self._replace(rows)
 
     def _set_aside(self, damage: str) -> None:
-        """Rename a damaged file, and say so."""
+        """Rename a damaged file, and warn."""
         for number in range(1, 1000):
-            other = self.path.with_name(f"metrics_damaged_{number}.csv")
-            if not other.exists():
+            backup = self.path.with_name(f"metrics_damaged_{number}.csv")
+            if not backup.exists():
                 break
-        os.replace(self.path, other)
+        os.replace(self.path, backup)
         rank_zero_warn(
-            f"{self.path} is damaged ({damage}): it is kept as {other.name}, and a new one begins"
-            " with the rounds that follow."
+            f"{self.path} is damaged ({damage}): it is kept as {backup.name}, and a new file begins"
+            " with the next rounds."
         )
 
     def _replace(self, rows: list[dict[str, str]]) -> None:
-        """Write the file anew: these rows, and the current one."""
+        """Replace the file by some rows and the current row."""
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns, restval="", lineterminator="\n")
         writer.writeheader()
@@ -131,7 +139,7 @@ def _checked_rows(content: bytes) -> list[dict[str, str]]:
     """Return the rows of a file.
 
     Raises:
-        ValueError: If this logger cannot have written them.
+        ValueError: If this logger cannot have written the file.
     """
     try:
         rows = _rows(content)

@@ -1,4 +1,4 @@
-"""Rows that are written some rounds later, none of which is lost."""
+"""Rows of rounds that are written later, without losing any."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 class WaitingRows:
-    """The rows of rounds in which nothing is written, for one logger.
+    """Waiting rows: a queue of rows between two writes of one logger.
 
-    They are turned into numbers when they are written: a GPU is not waited for before.
+    Tensors become numbers only when a row is written, so that rounds do not wait for a GPU.
 
     Args:
-        log: What writes a row, given its numbers and its step: a logger's ``log_metrics``.
-        save: Called when rows were written: a logger's ``save``.
+        log: Writes a row with its numbers and its step, as a logger's ``log_metrics``.
+        save: Called after rows were written, as a logger's ``save``.
 
     Example:
         >>> rows = WaitingRows(print)
@@ -34,11 +34,14 @@ class WaitingRows:
         self._rows: deque[tuple[Mapping[str, Tensor | float], int]] = deque()
 
     def add(self, row: Mapping[str, Tensor | float], step: int) -> None:
-        """Let a row wait; a number named ``step`` takes the place of its step, as in Lightning."""
+        """Add a row to the queue; as in Lightning, a number named ``step`` replaces its step."""
         self._rows.append((row, step))
 
     def write(self) -> None:
-        """Write all, in their order. A row is waiting until it is written, whatever happens."""
+        """Write all rows in order; each leaves the queue once it is written.
+
+        If the logger fails, the queue is emptied.
+        """
         if not self._rows:
             return
         try:
@@ -49,5 +52,5 @@ class WaitingRows:
                 self._rows.popleft()
             self._save()
         except Exception:
-            self._rows.clear()  # a logger that failed is not asked again on the way out
+            self._rows.clear()  # a failed logger is not called again while the run shuts down
             raise

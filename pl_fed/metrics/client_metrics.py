@@ -1,12 +1,12 @@
-"""The metrics of a federation: how good a model is on average, and for whom.
+"""The metrics of a federation: means over clients, and fairness between clients and classes.
 
-Fairness between clients as Ditto measures it (ICML 2021, arXiv 2012.04221: the population variance
-of the benign clients' accuracies; its worst and best 10 %), between classes as FedTilt does. The
-mathematics is in :mod:`pl_fed.functional.fairness`.
+Fairness between clients is measured as in Ditto (ICML 2021, arXiv 2012.04221): the population
+variance of the benign clients' accuracies, and their worst and best 10 %. Fairness between classes
+is measured as in FedTilt. The mathematics is in :mod:`pl_fed.functional.fairness`.
 
-Departs from Ditto's code: ``accuracy`` is the unweighted mean over clients, and the mean over
-samples that its code prints is ``accuracy_weighted``. Departs from FLAME's code: variances are over
-the population (n, not n − 1), and of the client's loss for each sample, not of its sum.
+Departs from Ditto's code: ``accuracy`` is the unweighted mean over clients. The code prints the
+mean over samples, which is ``accuracy_weighted`` here. Departs from FLAME's code: variances are
+over the population (n, not n − 1), and of the client's mean loss, not of the sum over its samples.
 """
 
 from collections.abc import Mapping
@@ -25,36 +25,36 @@ from pl_fed.functional.fairness import (
 )
 
 TAKEN_NAMES = ("accuracy", "loss", "class_std", "samples", "backdoor_success")
-"""Names that no metric of a task may have."""
+"""Reserved names: no metric of a task may have them."""
 
 _LOSSES = ("loss", "loss_var")
-_FIGURES = ("", "_weighted", "_std", "_var", "_worst10", "_best10", "_jain")
+_STATISTICS = ("", "_weighted", "_std", "_var", "_worst10", "_best10", "_jain")
 
 
 class ClientMetrics(Metric):
-    """Accuracy, loss and fairness over the benign clients that have an evaluated sample.
+    """Client metrics: accuracy, loss and fairness over benign clients with evaluated samples.
 
-    The states are sums for each client; processes add them up, so that a client may be evaluated in
-    parts, anywhere.
+    The states are sums for each client, and processes add them up. Therefore a client may be
+    evaluated in parts and in any process.
 
     Args:
         num_clients: Number of clients, at least 1; ids are 0 to ``num_clients - 1``.
-        num_classes: Number of classes, or 0 for targets that are none, which have no accuracy: then
-            there are all figures of the loss.
-        benign: Which clients count, bool [num_clients]; ``None`` means all of them.
-        backdoor: Whether the success of a backdoor is measured too: the share of a client's samples
-            that are taken for the attacker's class once they show its trigger.
-            ``backdoor_success`` is the unweighted mean over the clients that have such a sample.
-        measures: The names of the task's metrics, and whether larger values are better: the worst
-            10 % of the clients are those with the smallest ones then. Clients for whom a metric is
-            undefined are not in its figures.
+        num_classes: Number of classes, or 0 for targets without classes. Then there is no accuracy,
+            but all statistics of the loss.
+        benign: A mask of the clients to include, bool [num_clients]; ``None`` includes all.
+        backdoor: Whether to measure the success of a backdoor: the share of a client's samples that
+            a model assigns to the attacker's class after the trigger is added.
+            ``backdoor_success`` is the unweighted mean over the clients with such samples.
+        measures: Names of the task's metrics, and whether larger values are better. If they are,
+            the worst 10 % of the clients are the clients with the smallest values. Clients with an
+            undefined metric are not in its statistics.
 
     Shape of :meth:`update`, with C = max(1, num_classes):
-        - ``clients``: ids, int64 [n]; one may come more than once.
+        - ``clients``: ids, int64 [n]; an id may occur more than once.
         - ``correct``, ``count``: correct samples and samples of each true class, [n, C].
         - ``loss_sum``: sum of the losses over the samples, [n].
-        - ``measures``: each client's own value of each metric, [n]; NaN where it is undefined.
-        - ``misled``, ``triggered``: samples that a trigger misled, and those that showed it, [n].
+        - ``measures``: each client's own value of each metric, [n]; NaN if it is undefined.
+        - ``misled``, ``triggered``: samples misled by a trigger, and samples with a trigger, [n].
 
     Raises:
         TypeError: If ``benign`` is not a bool tensor.
@@ -118,7 +118,7 @@ class ClientMetrics(Metric):
         table = torch.zeros(num_clients, max(1, num_classes), dtype=torch.int64)
         self.add_state("correct", default=table, dist_reduce_fx="sum")
         self.add_state("count", default=table.clone(), dist_reduce_fx="sum")
-        # float64: a float32 sum would depend on how the samples are shared out
+        # float64: a float32 sum would depend on the distribution of the samples over processes
         losses = torch.zeros(num_clients, dtype=torch.float64)
         self.add_state("loss_sum", default=losses, dist_reduce_fx="sum")
         if self.measures:
@@ -139,7 +139,7 @@ class ClientMetrics(Metric):
         triggered: Tensor | None = None,
         measures: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Add what was evaluated of some clients; see the class for the shapes."""
+        """Add the results of evaluated clients; the class documents the shapes."""
         expected = (len(clients), max(1, self.num_classes))
         for name, table in (("correct", correct), ("count", count)):
             if table.shape != expected:
@@ -148,57 +148,58 @@ class ClientMetrics(Metric):
                     f"but got shape {list(table.shape)}."
                 )
         sums = {"loss_sum": loss_sum, "misled": misled, "triggered": triggered, **(measures or {})}
-        for name, each in sums.items():
-            if each is not None and each.shape != expected[:1]:
+        for name, values in sums.items():
+            if values is not None and values.shape != expected[:1]:
                 raise ValueError(
                     f"Expected argument `{name}` to be of shape {list(expected[:1])} "
-                    f"but got shape {list(each.shape)}."
+                    f"but got shape {list(values.shape)}."
                 )
         self.correct.index_add_(0, clients, correct.to(torch.int64))
         self.count.index_add_(0, clients, count.to(torch.int64))
         self.loss_sum.index_add_(0, clients, loss_sum.double())
-        for place, name in enumerate(self.measures):
-            values = self.values[:, place]
-            values.index_add_(0, clients, (measures or {})[name].double())
+        for column, name in enumerate(self.measures):
+            values = (measures or {})[name].double()
+            self.values[:, column].index_add_(0, clients, values)
         if misled is not None and triggered is not None:
             self.misled.index_add_(0, clients, misled.to(torch.int64))
             self.triggered.index_add_(0, clients, triggered.to(torch.int64))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What :meth:`compute` gives; ``backdoor_success`` only if somebody could be misled.
+        """The names of the metrics of :meth:`compute`.
 
-        Of a metric that is undefined for all clients it gives nothing.
+        ``backdoor_success`` is missing there if no sample could be misled. The statistics of a
+        task's metric are missing if it is undefined for all clients.
         """
-        measures = [f"{name}{figure}" for name in self.measures for figure in _FIGURES]
+        measures = [f"{name}{suffix}" for name in self.measures for suffix in _STATISTICS]
         if self.num_classes == 0:
-            losses = dict.fromkeys((*_LOSSES, *(f"loss{figure}" for figure in _FIGURES)))
+            losses = dict.fromkeys((*_LOSSES, *(f"loss{suffix}" for suffix in _STATISTICS)))
             return (*measures, *losses)
-        accuracies = (f"accuracy{figure}" for figure in _FIGURES)
+        accuracies = (f"accuracy{suffix}" for suffix in _STATISTICS)
         success = ("backdoor_success",) if self.backdoor else ()
-        others = (*_LOSSES, "class_std_mean", "class_std_std")
-        return (*accuracies, *others, *measures, *success)
+        class_stds = ("class_std_mean", "class_std_std")
+        return (*accuracies, *_LOSSES, *class_stds, *measures, *success)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the metrics by name, float64 scalars; none if no benign client was evaluated."""
+        """Return the metrics by name, float64 scalars; empty if no benign client was evaluated."""
         clients = self._columns()
-        counted = self.benign & (clients["samples"] > 0)
-        if not counted.any():
+        included = self.benign & (clients["samples"] > 0)
+        if not included.any():
             return {}
-        clients = {name: column[counted] for name, column in clients.items()}
+        clients = {name: column[included] for name, column in clients.items()}
         loss = clients["loss"]
         losses = {"loss": loss.mean(), "loss_var": population_var(loss)}
         measures: dict[str, Tensor] = {}
         for name, higher_is_better in self.measures.items():
-            measures |= _figures(name, clients[name], clients["samples"], higher_is_better)
+            measures |= _statistics(name, clients[name], clients["samples"], higher_is_better)
         if self.num_classes == 0:
-            return measures | losses | _figures("loss", loss, clients["samples"], False)
+            return measures | losses | _statistics("loss", loss, clients["samples"], False)
         samples, accuracy, class_stds = (
             clients[name] for name in ("samples", "accuracy", "class_std")
         )
         return {
             "accuracy": accuracy.mean(),
-            "accuracy_weighted": self.correct[counted].sum().double() / samples.sum(),
+            "accuracy_weighted": self.correct[included].sum().double() / samples.sum(),
             "accuracy_std": population_std(accuracy),
             "accuracy_var": population_var(accuracy),
             "accuracy_worst10": worst_mean(accuracy),
@@ -212,27 +213,27 @@ class ClientMetrics(Metric):
         }
 
     def per_client(self) -> dict[str, Tensor]:
-        """Return a table of all clients, byzantine ones too, summed over the processes.
+        """Return a table of all clients, benign and Byzantine, summed over the processes.
 
-        Every process must call it, as :meth:`compute`.
+        Every process must call this method, like :meth:`compute`.
 
         Returns:
             Columns ``samples`` (int64), ``accuracy``, ``loss`` and ``class_std`` (float64), each
-            [num_clients]; NaN where a client was not evaluated, or its targets are real values.
-            A column for each metric of the task. If it is measured ``backdoor_success`` too; NaN
-            where no sample could be misled.
+            [num_clients]; NaN for a client without evaluated samples. Accuracy and ``class_std``
+            are also NaN for targets without classes. A column for each metric of the task. With
+            ``backdoor``, the column ``backdoor_success``; NaN if no sample could be misled.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             return self._columns()
 
     def per_class(self) -> tuple[Tensor, Tensor]:
-        """Return how each client does in each class, byzantine clients too, summed likewise.
+        """Return the accuracy of all clients, benign and Byzantine, in each class.
 
-        Every process must call it, as :meth:`compute`.
+        Every process must call this method, like :meth:`compute`; it sums over the processes.
 
         Returns:
-            Accuracy (float64, NaN where a client has no evaluated sample of a class) and samples
-            (int64), each [num_clients, num_classes]; no columns where targets are real values.
+            Accuracy (float64; NaN if a client has no evaluated sample of a class) and number of
+            samples (int64), each [num_clients, num_classes]; no columns without classes.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             correct, count = self.correct[:, : self.num_classes], self.count[:, : self.num_classes]
@@ -251,25 +252,25 @@ class ClientMetrics(Metric):
             "loss": self.loss_sum / samples,
             "class_std": class_stds,
         }
-        for place, name in enumerate(self.measures):
-            columns[name] = self.values[:, place].masked_fill(samples == 0, torch.nan)
+        for column, name in enumerate(self.measures):
+            columns[name] = self.values[:, column].masked_fill(samples == 0, torch.nan)
         if self.backdoor:
             columns["backdoor_success"] = self.misled.double() / self.triggered
         return columns
 
 
-def _figures(
+def _statistics(
     name: str, values: Tensor, samples: Tensor, higher_is_better: bool
 ) -> dict[str, Tensor]:
-    """Return the figures of a metric over the clients for which it is defined.
+    """Return the statistics of a metric over the clients with a defined value.
 
     Args:
-        name: The metric.
-        values: Of each client, [clients].
-        samples: How many samples each client has, [clients].
-        higher_is_better: Whether the worst clients are those with the smallest values.
+        name: The name of the metric.
+        values: The value of each client, [clients].
+        samples: The number of samples of each client, [clients].
+        higher_is_better: Whether the clients with the smallest values are the worst.
     """
-    if name != "loss":  # a loss that is no number is one of a model that has diverged
+    if name != "loss":  # a loss of NaN is defined: the model has diverged
         defined = ~values.isnan()
         values, samples = values[defined], samples[defined]
     if not len(values):
@@ -290,7 +291,7 @@ def _figures(
 
 
 def _mean_success(clients: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return how often a trigger misleads, if there is one, and a client that it may mislead."""
+    """Return the mean success of a backdoor; empty without a backdoor or a sample to mislead."""
     success = clients.get("backdoor_success")
     if success is None or success.isnan().all():
         return {}

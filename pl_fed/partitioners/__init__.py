@@ -1,4 +1,4 @@
-"""Ways to split one data set over the clients of a federation."""
+"""Partitioners: data splits over the clients of a federation."""
 
 from pl_fed.partitioners.base import Partitioner as Partitioner
 from pl_fed.partitioners.by_owner import ByOwner as ByOwner

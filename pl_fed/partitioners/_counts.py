@@ -1,28 +1,28 @@
-"""From "how many samples of each class does each client get" to the samples themselves.
+"""Samples of the clients from a table of sample counts [classes, clients].
 
-Every label-based split is a table of counts [classes, clients]; the partitioners differ in that
-table only, and share what is here.
+A split by labels is determined by such a table and a random generator. The partitioners differ in
+their tables only, and share the functions of this module.
 """
 
 import torch
 from torch import Tensor
 
 
-def members(labels: Tensor, classes: Tensor) -> list[Tensor]:
-    """Return, for each of ``classes``, the indices of its samples in the order of the data set."""
+def class_indices(labels: Tensor, classes: Tensor) -> list[Tensor]:
+    """Return the indices of each class's samples, in the order of the data set."""
     return [(labels == label).nonzero().flatten() for label in classes]
 
 
 def apportion(total: int, weights: Tensor, generator: torch.Generator) -> Tensor:
-    """Share out ``total`` in proportion to ``weights``, rounding by largest remainders.
+    """Distribute ``total`` over clients in proportion to ``weights``, by largest remainders.
 
     Args:
-        total: What is shared out, >= 0.
-        weights: Real numbers >= 0, not all zero, [clients]. Who has weight 0 gets nothing.
-        generator: Breaks ties, so that no client is favoured for its place in the list.
+        total: The number to distribute, >= 0.
+        weights: Real numbers >= 0, not all zero, [clients]. A client with weight 0 gets nothing.
+        generator: Breaks ties, so that the position of a client does not matter.
 
     Returns:
-        int64 [clients] that sums to ``total`` and differs from the exact shares by less than 1.
+        int64 [clients] with the sum ``total``. It differs from the exact shares by less than 1.
 
     Example:
         >>> apportion(7, torch.tensor([2.0, 1.0, 0.0]), torch.Generator())
@@ -38,11 +38,11 @@ def apportion(total: int, weights: Tensor, generator: torch.Generator) -> Tensor
 
 
 def draw(pools: list[Tensor], counts: Tensor, generator: torch.Generator) -> list[Tensor]:
-    """Give each client the wanted number of samples of each class, whoever else has them.
+    """Draw samples of each class for each client; clients may share samples.
 
     Args:
         pools: The indices of each class's samples.
-        counts: int64 [classes, clients], each at most the number of samples of the class.
+        counts: Numbers of samples, int64 [classes, clients], each at most the size of the class.
         generator: Draws each client's samples, without replacement.
 
     Returns:
@@ -52,22 +52,22 @@ def draw(pools: list[Tensor], counts: Tensor, generator: torch.Generator) -> lis
         torch.cat(
             [
                 pool[torch.randperm(len(pool), generator=generator)[:count]]
-                for pool, count in zip(pools, of_client)
+                for pool, count in zip(pools, client_counts)
             ]
         )
         .sort()
         .values
-        for of_client in counts.T.tolist()
+        for client_counts in counts.T.tolist()
     ]
 
 
 def deal(pools: list[Tensor], counts: Tensor, generator: torch.Generator) -> list[Tensor]:
-    """Give each client the wanted number of samples of each class, at random.
+    """Distribute the samples of each class over the clients at random; all sets are disjoint.
 
     Args:
         pools: The indices of each class's samples.
-        counts: int64 [classes, clients]; row c sums to ``len(pools[c])``.
-        generator: Decides who gets which sample of a class.
+        counts: Numbers of samples, int64 [classes, clients]; row c sums to ``len(pools[c])``.
+        generator: Assigns the samples of a class to clients.
 
     Returns:
         One ascending int64 index tensor per client.
@@ -76,4 +76,4 @@ def deal(pools: list[Tensor], counts: Tensor, generator: torch.Generator) -> lis
         pool[torch.randperm(len(pool), generator=generator)].split(row)
         for pool, row in zip(pools, counts.tolist(), strict=True)
     ]
-    return [torch.cat(of_client).sort().values for of_client in zip(*pieces, strict=True)]
+    return [torch.cat(client_pieces).sort().values for client_pieces in zip(*pieces, strict=True)]

@@ -1,4 +1,4 @@
-"""What every partitioner promises."""
+"""The contract of a partitioner."""
 
 from abc import ABC, abstractmethod
 from typing import Literal
@@ -8,15 +8,15 @@ from torch import Tensor
 
 from pl_fed.arguments import check_at_most, check_integers, check_positive
 from pl_fed.configurable import Configurable
-from pl_fed.partitioners._counts import apportion, deal, members
+from pl_fed.partitioners._counts import apportion, class_indices, deal
 
 
 class Partitioner(Configurable, ABC):
-    """Splits one data set over the clients.
+    """Partitioner: splits one data set over the clients.
 
-    A subclass defines :meth:`split`; :meth:`split_matching` follows from it. All draws come from
-    the given generator, the labels are never changed, and the index tensors are ascending: shuffle
-    one before cutting it into train and test parts.
+    A subclass defines :meth:`split`; :meth:`split_matching` has a default that uses it. All draws
+    use the ``generator`` argument. A partitioner never changes the labels. The index tensors are
+    ascending: shuffle them before you divide them into training and test samples.
 
     Example:
         >>> class EveryOther(Partitioner):
@@ -27,22 +27,22 @@ class Partitioner(Configurable, ABC):
     """
 
     splits: Literal["labels", "owners"] = "labels"
-    """What it is given in the place of labels: the targets, or the ids of the samples' owners."""
+    """Kind of the ``labels`` argument of :meth:`split`: targets, or ids of the samples' owners."""
 
     overlapping: bool = False
-    """Whether clients are meant to share samples: one's training samples may be another's test
-    samples then."""
+    """Whether clients share samples on purpose: a training sample of one client may then be a test
+    sample of another."""
 
     needs_official: str | None = None
-    """Which of its arguments, as given, means nothing without an official test set, if one does."""
+    """Name of the argument in use that requires an official test set; ``None`` if there is none."""
 
     @abstractmethod
     def split(self, labels: Tensor, num_clients: int, generator: torch.Generator) -> list[Tensor]:
-        """Return the samples of each client: disjoint, complete, none empty.
+        """Return the samples of each client: disjoint, complete, at least one per client.
 
         Args:
-            labels: Target of each sample: class ids [n], or real values [n, ...] for those
-                partitioners that do not look at them.
+            labels: Target of each sample: class ids [n]. Partitioners that ignore the labels also
+                accept real values [n, ...].
             num_clients: Number of clients, 1 to n.
             generator: Source of all randomness.
 
@@ -51,18 +51,18 @@ class Partitioner(Configurable, ABC):
 
         Raises:
             TypeError: If the partitioner needs class ids and the labels are real values.
-            ValueError: If the split cannot be made; the message names the numbers.
+            ValueError: If the split is impossible; the message contains the numbers.
         """
 
     def split_matching(
         self, labels: Tensor, test_labels: Tensor, num_clients: int, generator: torch.Generator
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Split a training set and its official test set, so that each client tests on its own mix.
+        """Split a training set and its test set, with equal class distributions on each client.
 
-        The test samples of a class are shared out in proportion to the clients' training samples of
-        that class, rounded by largest remainders; those of a class that nobody trains on are shared
-        evenly. Real-valued targets count as one class. A client with few training samples may get
-        no test sample.
+        The clients' numbers of test samples of a class are in proportion to their numbers of
+        training samples of that class, rounded by largest remainders. Test samples of a class
+        without training samples are split evenly. Real-valued targets count as one class. A client
+        with few training samples may get no test sample.
 
         Args:
             labels: Targets of the training set, [n] (see :meth:`split`).
@@ -71,7 +71,7 @@ class Partitioner(Configurable, ABC):
             generator: Source of all randomness.
 
         Returns:
-            The indices of each client into the training set, and those into the test set; both
+            The indices of each client into the training set, and into the test set; both are
             disjoint and complete.
 
         Raises:
@@ -83,20 +83,28 @@ class Partitioner(Configurable, ABC):
             labels = torch.zeros(len(labels), dtype=torch.int64)
             test_labels = torch.zeros(len(test_labels), dtype=torch.int64)
         classes = test_labels.unique()
-        pools = members(test_labels, classes)
-        held = torch.stack([(labels[part] == classes[:, None]).sum(1) for part in train], dim=1)
-        held[held.sum(1) == 0] = 1
-        counts = [apportion(len(pool), row, generator) for pool, row in zip(pools, held)]
+        pools = class_indices(test_labels, classes)
+        train_counts = torch.stack(
+            [(labels[part] == classes[:, None]).sum(1) for part in train], dim=1
+        )
+        train_counts[train_counts.sum(1) == 0] = 1
+        counts = [apportion(len(pool), row, generator) for pool, row in zip(pools, train_counts)]
         return train, deal(pools, torch.stack(counts), generator)
 
 
 def check_parts(
     partitioner: Partitioner, split: object, num_samples: int, num_clients: int
 ) -> list[Tensor]:
-    """Return what :meth:`Partitioner.split` gave, if it is one tensor of indices for each client.
+    """Return the result of :meth:`Partitioner.split` if it is one tensor of indices per client.
+
+    Args:
+        partitioner: The partitioner, for the error message.
+        split: The result of its ``split``.
+        num_samples: Number of samples of the data set.
+        num_clients: Number of clients.
 
     Raises:
-        ValueError: With what came, if it is not.
+        ValueError: If it is anything else; the message contains the difference.
     """
     name = type(partitioner).__name__
     expected = f"Expected argument `partitioner` to give {num_clients} tensors of indices (int64)"
@@ -111,11 +119,11 @@ def check_parts(
                 else type(part).__name__
             )
             raise ValueError(f"{expected} but {name} gave {got} for client {client}.")
-    index = torch.cat(list(split))  # one pass over all: clients may be a million
-    wrong = (index < 0) | (index >= num_samples)
-    if wrong.any():
+    index = torch.cat(list(split))  # one pass over all clients: there may be a million
+    out_of_range = (index < 0) | (index >= num_samples)
+    if out_of_range.any():
         sizes = torch.tensor([len(part) for part in split])
-        client = int((sizes.cumsum(0) > int(wrong.nonzero()[0])).nonzero()[0])
+        client = int((sizes.cumsum(0) > int(out_of_range.nonzero()[0])).nonzero()[0])
         low, high = split[client].aminmax()
         raise ValueError(
             f"{expected} from 0 to {num_samples - 1} but {name} gave {int(low)} to {int(high)} for"
@@ -125,13 +133,13 @@ def check_parts(
 
 
 def check_concentration(beta: float) -> None:
-    """Raise ``ValueError`` unless ``beta`` is one that a Dirichlet distribution can have."""
+    """Raise ``ValueError`` unless ``beta`` is a valid concentration of a Dirichlet distribution."""
     check_positive(beta=beta)
-    check_at_most(1e300, beta=beta)  # clients times as much is a number still
+    check_at_most(1e300, beta=beta)  # the product with the number of clients stays finite
 
 
 def check_split(labels: Tensor, num_clients: int, class_ids: bool = False) -> None:
-    """Raise unless ``labels`` can be split over ``num_clients`` at all.
+    """Raise an error unless a split of ``labels`` over ``num_clients`` is possible.
 
     Args:
         labels: Targets, [n, ...].
@@ -139,10 +147,10 @@ def check_split(labels: Tensor, num_clients: int, class_ids: bool = False) -> No
         class_ids: Whether the labels must be class ids, [n].
 
     Raises:
-        TypeError: If ``num_clients`` is no integer, or class ids are needed and the labels are
-            real.
-        ValueError: If there is less than one client, more clients than samples, or class ids are
-            needed and the labels are not of shape [n].
+        TypeError: If ``num_clients`` is not an integer, or ``class_ids`` is set and the labels are
+            real values.
+        ValueError: If there is less than one client, there are more clients than samples, or
+            ``class_ids`` is set and the labels are not of shape [n].
     """
     check_integers(1, num_clients=num_clients)
     if num_clients > len(labels):
@@ -159,7 +167,7 @@ def check_split(labels: Tensor, num_clients: int, class_ids: bool = False) -> No
 
 
 def check_size(samples: int, num_clients: int, min_size: int) -> None:
-    """Raise ``ValueError`` unless so many clients can have ``min_size`` samples each."""
+    """Raise ``ValueError`` unless there are ``min_size`` samples for every client."""
     if num_clients * min_size > samples:
         raise ValueError(
             "Expected argument `num_clients` times `min_size` to be at most the number of samples "
@@ -168,6 +176,6 @@ def check_size(samples: int, num_clients: int, min_size: int) -> None:
 
 
 def check_test_labels(test_labels: Tensor) -> None:
-    """Raise ``ValueError`` if there is no test sample."""
+    """Raise ``ValueError`` if the test set is empty."""
     if len(test_labels) == 0:
         raise ValueError("Expected argument `test_labels` to hold at least one sample but got 0.")

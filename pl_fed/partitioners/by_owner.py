@@ -1,8 +1,8 @@
-"""The split that the data bring along: by writer, by celebrity, by device.
+"""The natural data split: by writer, by celebrity, by device.
 
 S. Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv:1812.01097 (FEMNIST by writer,
-CelebA by celebrity). With fewer clients than owners each client gets several of them, as FLAME's
-(arXiv:2407.16397) split of FEMNIST over its clients.
+CelebA by celebrity). With fewer clients than owners, each client gets several owners, as in FLAME's
+(arXiv:2407.16397) split of FEMNIST.
 """
 
 from typing import Literal
@@ -14,10 +14,11 @@ from pl_fed.partitioners.base import Partitioner, check_split
 
 
 class ByOwner(Partitioner):
-    """Give each client all samples of some owners, as many owners as the others, at random.
+    """Split by owner: each client gets all samples of some owners, drawn at random.
 
-    The data set says whose each sample is, in the place of labels. With as many clients as owners
-    it is what no partitioner at all gives; then leave it out.
+    The numbers of owners per client differ by at most one. The data set holds the owner of each
+    sample. With one client per owner, the split is the default split without a partitioner: leave
+    the partitioner out then.
 
     Shape:
         labels: ids of the owners [n], in any numbering.
@@ -43,7 +44,7 @@ class ByOwner(Partitioner):
                 f"Expected argument `num_clients` to be at most the number of owners ({len(ids)})"
                 f" but got {num_clients}."
             )
-        client = torch.randperm(len(ids), generator=generator) % num_clients
-        mine = client[owner]
-        sizes = mine.bincount(minlength=num_clients)
-        return list(mine.argsort(stable=True).split(sizes.tolist()))
+        client_of_owner = torch.randperm(len(ids), generator=generator) % num_clients
+        client_of_sample = client_of_owner[owner]
+        sizes = client_of_sample.bincount(minlength=num_clients)
+        return list(client_of_sample.argsort(stable=True).split(sizes.tolist()))

@@ -1,4 +1,4 @@
-"""The Fashion-MNIST split of Ditto: five classes per client, sizes by a lognormal law.
+"""The Fashion-MNIST split of Ditto: five classes per client, lognormal sizes.
 
 Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith, "Ditto: Fair and Robust Federated Learning
 Through Personalization", ICML 2021, arXiv:2012.04221, appendix D ("assign 5 classes to each
@@ -7,16 +7,17 @@ device").
 Client u holds the classes (u + j) mod C, j = 0 … q - 1. Its size is n_u ∝ lognormal(3, 1) + 10,
 with Σ n_u = n, and its classes have shares p_uj ∝ lognormal(1, 1), with Σ_j p_uj = 1.
 
-Departs from the reference code, unless ``overlapping``: that takes int(p_uj·n_u) + 1 samples from
-the next place of a pointer into each class, and puts the pointer back to the start when a class has
-too few left. So a few samples belong to two clients and a few to none. Here each class is shared
-out completely over its holders, each of which gets at least one sample and the rest in proportion
-to p_uj·n_u.
+Departs from the reference code, unless ``overlapping`` is set. The reference keeps a pointer into
+each class, and takes the next int(p_uj·n_u) + 1 samples. It moves the pointer back to the start
+when the class has too few samples left. A few samples therefore belong to two clients, and a few to
+none. Here the clients of a class share all its samples. Each gets at least one sample; the others
+are split in proportion to p_uj·n_u.
 
 Measured on Fashion-MNIST's labels with 500 clients, ``overlapping`` and ``reference_seed=233``:
-61,251 training samples (31 to 1,378 a client, median 88) and 11,254 test samples (7 to 231, median
-17), with 2,426 and 1,278 samples held by two clients: the figures of the reference code, all of
-them. (It then shuffles each client's samples without a seed, so only the sets can be compared.)
+61,251 training samples (31 to 1,378 per client, median 88) and 11,254 test samples (7 to 231,
+median 17). Two clients hold each of 2,426 training and 1,278 test samples. All these figures equal
+those of the reference code. (The reference then shuffles each client's samples without a seed, so
+only the sets are comparable.)
 """
 
 import numpy as np
@@ -25,28 +26,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pl_fed.arguments import check_integers
-from pl_fed.partitioners._counts import apportion, deal, members
+from pl_fed.partitioners._counts import apportion, class_indices, deal
 from pl_fed.partitioners.base import Partitioner, check_split, check_test_labels
 
 
 class DittoFashion(Partitioner):
-    """Give client u the classes u, u + 1, … (cyclically), with lognormal sizes and class shares.
+    """Ditto's Fashion-MNIST split: classes u, u + 1, … for client u, lognormal sizes and shares.
+
+    The classes are cyclic: class 0 follows the last class.
 
     Args:
         classes_per_client: Number q of classes of each client, 1 to the number of classes C.
-        overlapping: Take consecutive slices as in the reference code: some samples go to two
-            clients, some to none. The test set's samples are counted by int(p·n_u·m/n) + 1 then,
-            m/n being the ratio of the two sets' sizes (1/6 for Fashion-MNIST).
-        reference_seed: Seed of the draw of sizes and shares, below 2³² (the reference's is 233);
-            ``None`` takes one from the generator. The generator decides all else.
+        overlapping: Take consecutive slices as in the reference code. Some samples then go to two
+            clients, and some to none. A client gets int(p·n_u·m/n) + 1 test samples of a class.
+            m/n is the ratio of the sizes of test set and training set (1/6 for Fashion-MNIST).
+        reference_seed: Seed of the draw of sizes and shares, below 2³² (233 in the reference);
+            ``None`` draws one from the generator. The generator keys all other draws.
 
     Shape:
         labels: class ids [n], in any numbering.
 
     Raises:
         ValueError: If an argument is out of range; by :meth:`split`, if there are fewer than
-            ``classes_per_client`` classes, and unless ``overlapping``, if a class has no holder or
-            fewer samples than holders.
+            ``classes_per_client`` classes. Without ``overlapping``, also if a class has no client,
+            or fewer samples than clients.
 
     Example:
         >>> labels = torch.arange(10).repeat(60)
@@ -71,32 +74,32 @@ class DittoFashion(Partitioner):
     def split(self, labels: Tensor, num_clients: int, generator: torch.Generator) -> list[Tensor]:
         """Return the samples of each client (see :class:`Partitioner`)."""
         pools = self._pools(labels, num_clients)
-        wanted = self._wanted(len(labels), num_clients, generator)
+        sizes = self._class_sizes(len(labels), num_clients, generator)
         if self.overlapping:
-            return self._slices(pools, wanted)
-        return deal(pools, self._counts(pools, wanted, generator), generator)
+            return self._slices(pools, sizes)
+        return deal(pools, self._counts(pools, sizes, generator), generator)
 
     def split_matching(
         self, labels: Tensor, test_labels: Tensor, num_clients: int, generator: torch.Generator
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Split a training set and its official test set (see :class:`Partitioner`).
+        """Split a training set and its test set (see :class:`Partitioner`).
 
-        With ``overlapping``, both by the reference's slices; test samples of a class that is not in
-        the training set are left out then.
+        With ``overlapping``, the reference's slices split both sets. Test samples of classes
+        without training samples are then left out.
         """
         if not self.overlapping:
             return super().split_matching(labels, test_labels, num_clients, generator)
         check_test_labels(test_labels)
         pools = self._pools(labels, num_clients)
-        wanted = self._wanted(len(labels), num_clients, generator)
-        test_pools = members(test_labels, labels.unique())
+        sizes = self._class_sizes(len(labels), num_clients, generator)
+        test_pools = class_indices(test_labels, labels.unique())
         ratio = len(labels) / len(test_labels)
-        return self._slices(pools, wanted), self._slices(test_pools, wanted / ratio)
+        return self._slices(pools, sizes), self._slices(test_pools, sizes / ratio)
 
     def _pools(self, labels: Tensor, num_clients: int) -> list[Tensor]:
-        """Return the indices of each class's samples; check that there are enough classes."""
+        """Return the indices of each class's samples, if there are enough classes."""
         check_split(labels, num_clients, class_ids=True)
-        pools = members(labels, labels.unique())
+        pools = class_indices(labels, labels.unique())
         if self.classes_per_client > len(pools):
             raise ValueError(
                 "Expected argument `classes_per_client` to be at most the number of classes "
@@ -104,14 +107,14 @@ class DittoFashion(Partitioner):
             )
         return pools
 
-    def _wanted(
+    def _class_sizes(
         self, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> NDArray[np.float64]:
         """Return p_uj·n_u, [clients, classes_per_client], drawn in the reference's order."""
         seed = self.reference_seed
         if seed is None:
             seed = int(torch.randint(2**32, (), generator=generator))
-        # numpy's legacy generator is the reference's, and its stream is frozen for ever.
+        # the reference uses numpy's legacy generator, with a stream that numpy never changes
         state = np.random.RandomState(seed)
         sizes = state.lognormal(3, 1, num_clients) + 10
         shares = state.lognormal(1, 1, (num_clients, self.classes_per_client))
@@ -119,29 +122,38 @@ class DittoFashion(Partitioner):
         return np.asarray(shares / shares.sum(1, keepdims=True) * sizes[:, None])
 
     def _counts(
-        self, pools: list[Tensor], wanted: NDArray[np.float64], generator: torch.Generator
+        self, pools: list[Tensor], sizes: NDArray[np.float64], generator: torch.Generator
     ) -> Tensor:
-        """Return samples per class and client, int64 [classes, clients]."""
-        counts = torch.zeros(len(pools), len(wanted), dtype=torch.int64)
-        clients = torch.arange(len(wanted))
+        """Return the numbers of samples, int64 [classes, clients].
+
+        Args:
+            pools: The indices of each class's samples.
+            sizes: p_uj·n_u, [clients, classes_per_client].
+            generator: Breaks ties.
+        """
+        counts = torch.zeros(len(pools), len(sizes), dtype=torch.int64)
+        clients = torch.arange(len(sizes))
         for label, pool in enumerate(pools):
-            place = (label - clients) % len(pools)  # this class is the client's j-th
-            holders = clients[place < self.classes_per_client]
+            position = (label - clients) % len(pools)  # j of this class on each client
+            holders = clients[position < self.classes_per_client]
             if not 1 <= len(holders) <= len(pool):
                 raise ValueError(
                     "Expected every class to have a client, and a sample for each of its clients, "
                     f"but got {len(holders)} clients and {len(pool)} samples for class number "
-                    f"{label} ({len(wanted)} clients, {self.classes_per_client} classes each)."
+                    f"{label} ({len(sizes)} clients, {self.classes_per_client} classes each)."
                 )
-            weights = torch.from_numpy(wanted)[holders, place[holders]]
+            weights = torch.from_numpy(sizes)[holders, position[holders]]
             counts[label, holders] = 1 + apportion(len(pool) - len(holders), weights, generator)
         return counts
 
-    def _slices(self, pools: list[Tensor], wanted: NDArray[np.float64]) -> list[Tensor]:
-        """Return each client's next slice of each of its classes, starting over where one ends."""
+    def _slices(self, pools: list[Tensor], sizes: NDArray[np.float64]) -> list[Tensor]:
+        """Return each client's next slice of each of its classes, as in the reference code.
+
+        A slice begins at the start of its class if too few samples are left.
+        """
         starts = [0] * len(pools)
         parts = []
-        for client, counts in enumerate(wanted.astype(np.int64) + 1):
+        for client, counts in enumerate(sizes.astype(np.int64) + 1):
             pieces = []
             for j, count in enumerate(counts.tolist()):
                 label = (client + j) % len(pools)

@@ -1,13 +1,13 @@
-"""Hybrid skew: half of the clients differ in their classes, half in how much they have.
+"""Hybrid skew: label skew for half of the clients, quantity skew for the other half.
 
 Shengkun Zhu et al., "On ADMM in Heterogeneous Federated Learning: Personalization, Robustness, and
 Fairness" (FLAME), arXiv:2407.16397, section VI: the first ⌈m/2⌉ clients hold q classes each
-(:class:`Shards`), the other ⌊m/2⌋ have samples of all classes, in numbers by q ~ Dir(β)
+(:class:`Shards`). The other ⌊m/2⌋ clients have samples of all classes, with sizes ∝ q ~ Dir(β)
 (:class:`Quantity`).
 
-Departs from FLAME's code, unless ``overlapping``: there each half of the clients takes from all
-samples, so that most samples are held twice. Here each half has its share of the samples, drawn at
-random, in proportion to the number of its clients.
+Departs from FLAME's code, unless ``overlapping`` is set: there each half of the clients draws from
+all samples, so that two clients hold most samples. Here the samples are divided between the halves
+at random, in proportion to their numbers of clients.
 """
 
 import torch
@@ -19,21 +19,21 @@ from pl_fed.partitioners.shards import Shards
 
 
 class Hybrid(Partitioner):
-    """Label skew for the first half of the clients, quantity skew for the second.
+    """Hybrid skew: label skew for the first half of the clients, quantity skew for the second.
 
     Args:
-        classes_per_client: Number of classes q of each client of the first half.
+        classes_per_client: Number of classes q of each client of the first half, >= 1.
         beta: β > 0 of the Dirichlet distribution of the second half's sizes.
         min_size: Least number of samples of a client of the second half, >= 1.
-        overlapping: Whether either half takes from all samples, and the second draws as FLAME's
-            code does: see :class:`Quantity` and :class:`Shards`.
+        overlapping: Draw both halves from all samples as FLAME's code does: with ``reference`` of
+            :class:`Shards` and ``overlapping`` of :class:`Quantity`.
 
     Shape:
         labels: class ids [n], in any numbering.
 
     Raises:
-        ValueError: If an argument is out of range; by :meth:`split`, if one of the halves cannot be
-            split.
+        ValueError: If an argument is out of range; by :meth:`split`, if the split of a half is
+            impossible.
 
     Example:
         >>> labels = torch.arange(4).repeat(50)
@@ -56,22 +56,22 @@ class Hybrid(Partitioner):
     def split(self, labels: Tensor, num_clients: int, generator: torch.Generator) -> list[Tensor]:
         """Return the samples of each client (see :class:`Partitioner`)."""
         check_split(labels, num_clients, class_ids=True)
-        first = -(-num_clients // 2)
-        everything = torch.arange(len(labels))
-        pools = [everything, everything]
+        num_first = -(-num_clients // 2)
+        all_samples = torch.arange(len(labels))
+        pools = [all_samples, all_samples]
         if not self.overlapping:
-            cut = max(first, len(labels) * first // num_clients)
+            cut = max(num_first, len(labels) * num_first // num_clients)
             shuffled = torch.randperm(len(labels), generator=generator)
             pools = [part.sort().values for part in (shuffled[:cut], shuffled[cut:])]
-        halves: list[tuple[Partitioner, int, Tensor]] = [(self.by_class, first, pools[0])]
-        if num_clients > first:
-            halves.append((self.by_quantity, num_clients - first, pools[1]))
+        halves: list[tuple[Partitioner, int, Tensor]] = [(self.by_class, num_first, pools[0])]
+        if num_clients > num_first:
+            halves.append((self.by_quantity, num_clients - num_first, pools[1]))
         parts = []
-        for which, (partitioner, clients, pool) in zip(("first", "second"), halves):
+        for ordinal, (partitioner, clients, pool) in zip(("first", "second"), halves):
             try:
                 split = partitioner.split(labels[pool], clients, generator)
             except ValueError as error:
-                half = f"the {which} half of the {num_clients} clients"
+                half = f"the {ordinal} half of the {num_clients} clients"
                 raise ValueError(f"{str(error).removesuffix('.')} in {half}.") from error
             parts += [pool[part] for part in split]
         return parts

@@ -1,4 +1,4 @@
-"""The split without skew: every client's data look like the whole.
+"""The IID split: every client has the overall distribution.
 
 H. Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas,
 "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
@@ -12,14 +12,14 @@ from pl_fed.partitioners.base import Partitioner, check_split
 
 
 class IID(Partitioner):
-    """Shuffle the samples and cut them into parts whose sizes differ by at most one.
+    """IID split: shuffled samples, cut into parts with sizes that differ by at most one.
 
-    Labels are not looked at, so they may be real values.
+    The split ignores the labels, so they may be real values.
 
     Args:
-        shuffle: ``False`` cuts the samples as they lie, as FLAME's code does for its quality skew.
-            Neighbours then go to one client: in MNIST what one hand wrote, so that the split is not
-            quite without skew.
+        shuffle: ``False`` cuts the samples in the order of the file, as FLAME's code does for its
+            quality skew. Neighbours in the file then go to one client. In MNIST, one writer wrote
+            them, so that the split has a slight skew.
 
     Shape:
         labels [n, ...], with n >= number of clients.

@@ -1,4 +1,4 @@
-"""Quantity skew: clients differ in how much they have, not in what.
+"""Quantity skew: the clients' numbers of samples differ, their class distributions do not.
 
 Dirichlet: Shengkun Zhu et al., "On ADMM in Heterogeneous Federated Learning: Personalization,
 Robustness, and Fairness" (FLAME), arXiv:2407.16397, section VI, and Qinbin Li et al., "Federated
@@ -11,9 +11,9 @@ arXiv:1812.06127 (sizes follow a power law)::
 
     sizes ∝ exp(σ z_k),   z_k ~ N(0, 1)
 
-Departs from FLAME's code, unless ``overlapping``: there client k draws max(100, ⌊q_k n⌋) samples
-independently of the others, so that clients share samples, one's training samples with another's
-test samples too. Here the split is disjoint and complete.
+Departs from FLAME's code, unless ``overlapping`` is set: there client k draws max(100, ⌊q_k n⌋)
+samples independently of other clients. Clients then share samples; a training sample of one client
+may be a test sample of another. Here the split is disjoint and complete.
 """
 
 from typing import Literal
@@ -28,19 +28,19 @@ from pl_fed.partitioners.base import Partitioner, check_concentration, check_siz
 
 
 class Quantity(Partitioner):
-    """Shuffle the samples and cut them into parts of random sizes.
+    """Quantity skew: shuffled samples, cut into parts of random sizes.
 
-    Labels are not looked at, so they may be real values.
+    The split ignores the labels, so they may be real values.
 
     Args:
-        law: What the sizes are in proportion to: a draw of ``"dirichlet"`` or ``"lognormal"``.
-        beta: β > 0 of the Dirichlet distribution: the smaller, the more the sizes differ.
-        sigma: σ of the lognormal one, in (0, 100] (beyond, draws overflow): the larger, the more
-            they differ.
-        min_size: Least number of samples of a client, >= 1: whoever would have fewer gets so many,
-            and the others share the rest by their proportions.
-        overlapping: Draw each client's samples from all of them, whoever else has them, as FLAME's
-            code does (with ``min_size: 100``).
+        law: Distribution of the sizes: ``"dirichlet"`` or ``"lognormal"``.
+        beta: β > 0 of the Dirichlet distribution. The smaller it is, the more the sizes differ.
+        sigma: σ of the lognormal distribution, in (0, 100]; draws overflow above 100. The larger it
+            is, the more the sizes differ.
+        min_size: Least number of samples of a client, >= 1. A client below it gets ``min_size``
+            samples; other clients share the remainder in the drawn proportions.
+        overlapping: Draw each client's samples from all samples, as FLAME's code does (with
+            ``min_size: 100``), so that clients share samples.
 
     Shape:
         labels [n, ...], n at least number of clients times ``min_size``.
@@ -96,13 +96,13 @@ class Quantity(Partitioner):
         return weights / weights.sum()
 
     def _sizes(self, total: int, shares: Tensor, generator: torch.Generator) -> Tensor:
-        """Return how many samples each gets: ``total`` in all, nobody less than ``min_size``."""
-        short = torch.zeros(len(shares), dtype=torch.bool)
-        while True:  # whoever is short takes from the others, who may be short then
+        """Return the sizes, int64 [clients], with sum ``total`` and at least ``min_size`` each."""
+        is_minimal = torch.zeros(len(shares), dtype=torch.bool)
+        while True:  # clients with the minimal size reduce other sizes, maybe below the minimum
             sizes = torch.full((len(shares),), self.min_size)
-            rest = total - self.min_size * int(short.sum())
-            sizes[~short] = apportion(rest, shares[~short], generator)
-            found = sizes < self.min_size
-            if not found.any():
+            remainder = total - self.min_size * int(is_minimal.sum())
+            sizes[~is_minimal] = apportion(remainder, shares[~is_minimal], generator)
+            is_below = sizes < self.min_size
+            if not is_below.any():
                 return sizes
-            short |= found
+            is_minimal |= is_below

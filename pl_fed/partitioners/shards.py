@@ -7,44 +7,44 @@ Cruz, Binghui Wang, "FedTilt: Towards Multi-Level Fairness-Preserving and Robust
 Learning", arXiv:2503.13537 (100 clients, 2 classes each). The idea of shards: McMahan et al.,
 AISTATS 2017, arXiv:1602.05629.
 
-Departs from FLAME's code, unless ``reference``: that cuts each of C classes, as its samples lie in
-the file, into ⌈q·m/C⌉ equal shards and lets each client draw q of them, so that a client may draw
-two shards of one class, neighbours in the file (in MNIST those of one hand) go to one client, and
-with q·m not a multiple of C some shards are never drawn. Here a client's classes are distinct, its
-samples are drawn at random, and every sample is used.
+Departs from FLAME's code, unless ``reference`` is set. For m clients with q classes each, FLAME's
+code cuts each of C classes into ⌈q·m/C⌉ equal shards, in the order of the file. Each client draws q
+shards. It may draw two shards of one class. Neighbours in the file (of one writer in MNIST) go to
+one client. If q·m is not a multiple of C, some shards are never drawn. Here a client's classes are
+distinct, its samples are drawn at random, and the split uses every sample.
 """
 
 import torch
 from torch import Tensor
 
 from pl_fed.arguments import check_integers
-from pl_fed.partitioners._counts import deal, members
+from pl_fed.partitioners._counts import class_indices, deal
 from pl_fed.partitioners.base import Partitioner, check_split, check_test_labels
 
 
 class Shards(Partitioner):
-    """Give every client exactly ``classes_per_client`` classes, balanced and at random.
+    """Shards: exactly ``classes_per_client`` classes on every client, balanced and at random.
 
-    A class goes to ⌊m·q/C⌋ or ⌈m·q/C⌉ of the m clients (fewer if it has fewer samples than that,
-    when the other classes make up for it), which share its samples evenly. Every class is held by
-    someone.
+    ⌊m·q/C⌋ or ⌈m·q/C⌉ of the m clients hold a class, and share its samples evenly. A class with
+    fewer samples has fewer clients; other classes then have more. At least one client holds each
+    class.
 
     Args:
         classes_per_client: Number q of distinct classes of each client, 1 to the number of classes
             C.
-        reference: Draw shards as FLAME's code does. Some samples may belong to nobody then.
-        whole_test_classes: Whether each client is tested on all official test samples of its
-            classes, which other clients of the same class share: with the data's ``split:
-            official``. So LotteryFL (A. Li et al., SEC 2021, arXiv 2008.03371) tests, which FedTilt
-            cites for its split.
+        reference: Draw shards as FLAME's code does. Some samples may then belong to no client.
+        whole_test_classes: Test each client on all official test samples of its classes, so that
+            clients with a common class share test samples. It requires ``data.split: official``.
+            LotteryFL (A. Li et al., SEC 2021, arXiv 2008.03371), FedTilt's source for its split,
+            tests in this way.
 
     Shape:
         labels: class ids [n], in any numbering.
 
     Raises:
-        ValueError: If ``classes_per_client`` is below 1; by :meth:`split`, if there are fewer
-            classes than that, if m·q < C (a class would be left over), or if there are too few
-            samples to give every client q classes.
+        ValueError: If ``classes_per_client`` is below 1. :meth:`split` raises it if q is above the
+            number of classes, if m·q < C (a class would have no client), or if there are too few
+            samples for q classes on every client.
 
     Example:
         >>> labels = torch.arange(4).repeat(6)
@@ -68,20 +68,20 @@ class Shards(Partitioner):
     def split(self, labels: Tensor, num_clients: int, generator: torch.Generator) -> list[Tensor]:
         """Return the samples of each client (see :class:`Partitioner`)."""
         check_split(labels, num_clients, class_ids=True)
-        pools = members(labels, labels.unique())
+        pools = class_indices(labels, labels.unique())
         self._check_feasible(pools, num_clients)
         if self.reference:
-            return self._drawn_shards(pools, num_clients, generator)
-        holders = self._holders(pools, num_clients, generator)
+            return self._draw_shards(pools, num_clients, generator)
+        holders = self._draw_holders(pools, num_clients, generator)
         counts = holders.to(torch.int64)
         for row, pool in zip(counts, pools):
-            row[row == 1] = _even(len(pool), int(row.sum()))
+            row[row == 1] = _even_sizes(len(pool), int(row.sum()))
         return deal(pools, counts, generator)
 
     def split_matching(
         self, labels: Tensor, test_labels: Tensor, num_clients: int, generator: torch.Generator
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Split a training set and its official test set (see :class:`Partitioner`)."""
+        """Split a training set and its test set (see :class:`Partitioner`)."""
         if not self.whole_test_classes:
             return super().split_matching(labels, test_labels, num_clients, generator)
         check_test_labels(test_labels)
@@ -89,13 +89,16 @@ class Shards(Partitioner):
         test = [torch.isin(test_labels, labels[part].unique()).nonzero() for part in train]
         return train, [part.flatten() for part in test]
 
-    def _drawn_shards(
+    def _draw_shards(
         self, pools: list[Tensor], num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        """Cut the classes into shards, of which each client draws some, as in FLAME's code."""
-        q, number = self.classes_per_client, -(-num_clients * self.classes_per_client // len(pools))
+        """Cut the classes into shards, and draw some of them for each client, as FLAME's code."""
+        q = self.classes_per_client
+        per_class = -(-num_clients * q // len(pools))
         shards = [
-            shard for pool in pools for shard in pool.split(max(1, len(pool) // number))[:number]
+            shard
+            for pool in pools
+            for shard in pool.split(max(1, len(pool) // per_class))[:per_class]
         ]
         if len(shards) < q * num_clients:
             raise ValueError(
@@ -104,57 +107,62 @@ class Shards(Partitioner):
                 f" ({len(shards)}, as some have few samples) but got {num_clients} x {q}."
             )
         order = torch.randperm(len(shards), generator=generator).tolist()
-        drawn = [order[client * q : (client + 1) * q] for client in range(num_clients)]
-        return [torch.cat([shards[one] for one in mine]).sort().values for mine in drawn]
+        draws = [order[client * q : (client + 1) * q] for client in range(num_clients)]
+        return [torch.cat([shards[i] for i in draw]).sort().values for draw in draws]
 
     def _check_feasible(self, pools: list[Tensor], num_clients: int) -> None:
-        wanted = num_clients * self.classes_per_client
+        """Raise ``ValueError`` unless every client can have its number of classes."""
+        total = num_clients * self.classes_per_client
         if self.classes_per_client > len(pools):
             raise ValueError(
                 "Expected argument `classes_per_client` to be at most the number of classes "
                 f"({len(pools)}) but got {self.classes_per_client}."
             )
-        if wanted < len(pools) and not self.reference:
+        if total < len(pools) and not self.reference:
             raise ValueError(
                 "Expected argument `num_clients` times `classes_per_client` to be at least the "
                 f"number of classes ({len(pools)}) but got {num_clients} x "
-                f"{self.classes_per_client} = {wanted}."
+                f"{self.classes_per_client} = {total}."
             )
-        places = sum(min(len(pool), num_clients) for pool in pools)
-        if wanted > places:
+        max_total = sum(min(len(pool), num_clients) for pool in pools)
+        if total > max_total:
             raise ValueError(
                 "Expected argument `num_clients` times `classes_per_client` to be at most the "
-                f"number of places that the {len(pools)} classes offer ({places}: one client per "
-                f"sample) but got {num_clients} x {self.classes_per_client} = {wanted}."
+                f"total number of clients that {len(pools)} classes allow ({max_total}: one client "
+                f"per sample) but got {num_clients} x {self.classes_per_client} = {total}."
             )
 
-    def _holders(self, pools: list[Tensor], num_clients: int, generator: torch.Generator) -> Tensor:
-        """Return who holds which class, bool [classes, clients], exactly q per client."""
-        left = self._places(pools, num_clients, generator)
+    def _draw_holders(
+        self, pools: list[Tensor], num_clients: int, generator: torch.Generator
+    ) -> Tensor:
+        """Return the classes of each client, bool [classes, clients], exactly q per client."""
+        missing = self._holder_counts(pools, num_clients, generator)
         holders = torch.zeros(len(pools), num_clients, dtype=torch.bool)
         for client in range(num_clients):
-            # The smallest of independent exponential times with rates `left` are a draw without
-            # replacement in proportion to `left`. A class with as many places left as there are
-            # clients left must be taken now, or its last places would go to one client twice;
-            # with left.max() <= clients left and left.sum() == q * clients left this never fails.
-            times = torch.empty(len(pools)).exponential_(generator=generator) / left
-            times[left == num_clients - client] = -1.0
-            chosen = times.argsort()[: self.classes_per_client]
-            holders[chosen, client] = True
-            left[chosen] -= 1
+            # The q smallest of independent exponential times with rates `missing` are a draw
+            # without replacement in proportion to `missing`. A class that misses all of the m'
+            # remaining clients must be drawn now: otherwise one client would get it twice. With
+            # missing.max() <= m' and missing.sum() == q * m', the draw never fails.
+            times = torch.empty(len(pools)).exponential_(generator=generator) / missing
+            times[missing == num_clients - client] = -1.0
+            drawn_classes = times.argsort()[: self.classes_per_client]
+            holders[drawn_classes, client] = True
+            missing[drawn_classes] -= 1
         return holders
 
-    def _places(self, pools: list[Tensor], num_clients: int, generator: torch.Generator) -> Tensor:
-        """Return how many clients hold each class, int64 [classes], as equal as can be."""
+    def _holder_counts(
+        self, pools: list[Tensor], num_clients: int, generator: torch.Generator
+    ) -> Tensor:
+        """Return the number of clients of each class, int64 [classes], as equal as possible."""
         limits = torch.tensor([min(len(pool), num_clients) for pool in pools])
-        places = torch.zeros_like(limits)
-        while (missing := num_clients * self.classes_per_client - int(places.sum())) > 0:
-            free = (places < limits).nonzero().flatten()
-            free = free[torch.randperm(len(free), generator=generator)]
-            places[free[:missing]] += 1
-        return places
+        counts = torch.zeros_like(limits)
+        while (missing := num_clients * self.classes_per_client - int(counts.sum())) > 0:
+            open_classes = (counts < limits).nonzero().flatten()
+            shuffled = open_classes[torch.randperm(len(open_classes), generator=generator)]
+            counts[shuffled[:missing]] += 1
+        return counts
 
 
-def _even(total: int, parts: int) -> Tensor:
+def _even_sizes(total: int, parts: int) -> Tensor:
     """Return ``parts`` integers that sum to ``total`` and differ by at most one."""
     return (total + torch.arange(parts)).div(parts, rounding_mode="floor")

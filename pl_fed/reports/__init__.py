@@ -1,4 +1,5 @@
-"""Tables and pictures of what a federation is, and of how runs went.
+"""Tables and pictures of data splits and of runs.
 
-Nothing is imported here: what only reads files of runs waits neither for PyTorch nor for Lightning.
+This file imports nothing, so that modules that only read run files load without PyTorch and
+Lightning.
 """

@@ -1,4 +1,4 @@
-"""What configs say, and in what they differ."""
+"""Settings of configs, as text, and the differences between configs."""
 
 import hashlib
 import json
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Config = Mapping[str, Any]
-PYTHON_CONFIG = "python_config.yaml"  # what a run from Python was made of
+PYTHON_CONFIG = "python_config.yaml"  # describes the objects of a run from Python
 
 _SEEDS = {"seed_everything": "", "data.seed": "data ", "federation.seed": "federation "}
-_OUTPUTS = (  # where results go, and what is shown on the way: they change no result
+_OUTPUTS = (  # folders, loggers and displays: they change no result
     *("trainer.default_root_dir", "trainer.logger", "trainer.log_every_n_steps"),
     *("trainer.enable_progress_bar", "trainer.enable_model_summary"),
     *("federation.storage.folder", "ckpt_path", "weights_only", "config"),
@@ -17,7 +17,7 @@ _OUTPUTS = (  # where results go, and what is shown on the way: they change no r
 
 
 class ClassPath(str):
-    """The path of a class, as configs name it."""
+    """The dotted path of a class, as configs name it."""
 
     __slots__ = ()
 
@@ -27,13 +27,13 @@ class ClassPath(str):
         return self.rpartition(".")[2]
 
 
-def dotted(config: Config) -> dict[str, Any]:
-    """Return a config with keys as on the command line, one for each value.
+def flatten(config: Config) -> dict[str, Any]:
+    """Return the values of a config by their command-line keys.
 
-    A class stands under the key of the argument that takes it.
+    The key of an argument that takes a class holds the path of the class.
 
     Example:
-        >>> dotted({"model": {"class_path": "pl_fed.clients.Ditto", "init_args": {"lam": 0.1}}})
+        >>> flatten({"model": {"class_path": "pl_fed.clients.Ditto", "init_args": {"lam": 0.1}}})
         {'model': 'pl_fed.clients.Ditto', 'model.lam': 0.1}
     """
     return dict(_entries(config, ""))
@@ -45,39 +45,41 @@ def _entries(value: Any, key: str) -> Iterator[tuple[str, Any]]:
         value = {**_mapping_at(value, "init_args"), **_mapping_at(value, "dict_kwargs")}
         if not value:
             return
-    if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         value = dict(enumerate(value))
     if isinstance(value, Mapping) and value:
-        for name, each in value.items():
-            yield from _entries(each, f"{key}.{name}" if key else str(name))
+        for name, item in value.items():
+            yield from _entries(item, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
 
 
 def settings(config: Config, seeds: bool = False) -> dict[str, Any]:
-    """Return what may change results, by dotted key: no folders, no loggers, nothing that is null.
+    """Return the settings that may change results, by dotted key.
+
+    Folders, loggers and settings that are ``None`` are left out.
 
     Args:
         config: A config.
-        seeds: Whether the seeds are among them.
+        seeds: Whether to include the seeds.
     """
-    left_out = (*_OUTPUTS, *(() if seeds else _SEEDS))
+    ignored = (*_OUTPUTS, *(() if seeds else _SEEDS))
     return {
         key: value
-        for key, value in dotted(config).items()
+        for key, value in flatten(config).items()
         if value is not None
         and not key.endswith(".dirpath")
-        and not any(key == name or key.startswith(f"{name}.") for name in left_out)
+        and not any(key == name or key.startswith(f"{name}.") for name in ignored)
     }
 
 
 def identity(config: Config) -> str:
-    """Return what runs share that differ in nothing but the seed."""
+    """Return a text that is equal for two configs if they differ only in seeds or outputs."""
     return json.dumps(settings(config), sort_keys=True, default=str)
 
 
 def group_name(config: Config) -> str:
-    """Return a short name that runs share which differ in nothing but the seed.
+    """Return a short name for the group of runs that differ only in the seed.
 
     Example:
         >>> config = {"model": {"class_path": "pl_fed.clients.Ditto"}, "seed_everything": 3}
@@ -90,22 +92,25 @@ def group_name(config: Config) -> str:
 
 def algorithm(config: Config) -> str:
     """Return the name of the client's class."""
-    return ClassPath(dotted(config).get("model") or "run").short
+    return ClassPath(flatten(config).get("model") or "run").short
 
 
-def seed(config: Config) -> str:
-    """Return the seeds of a run: of everything, and of a part that has its own."""
-    found = dotted(config)
-    given = [f"{what}{found[key]}" for key, what in _SEEDS.items() if found.get(key) is not None]
-    return ", ".join(given)
+def describe_seeds(config: Config) -> str:
+    """Return a run's global seed, and the seeds of the data and the federation if they are set."""
+    values = flatten(config)
+    seeds = [
+        f"{prefix}{values[key]}" for key, prefix in _SEEDS.items() if values.get(key) is not None
+    ]
+    return ", ".join(seeds)
 
 
 def byzantine_share(config: Config) -> float | None:
-    """Return the share of Byzantine clients, in [0, 1]; ``None`` if the config does not tell it.
+    """Return the share of Byzantine clients, in [0, 1], or ``None`` if the config lacks it.
 
-    Ids are a share of the number of clients, which only the data may tell.
+    A config that lists the ids of Byzantine clients has a share only if it also has
+    ``data.num_clients``.
     """
-    arguments = dotted(config)
+    arguments = flatten(config)
     fraction, ids = (arguments.get(f"federation.adversary.{name}") for name in ("fraction", "ids"))
     if not {"federation.adversary.fraction", "federation.adversary.ids"} & arguments.keys():
         return None
@@ -119,21 +124,26 @@ def byzantine_share(config: Config) -> float | None:
     return len(ids) / clients if clients else None
 
 
-def differing(configs: Sequence[Config]) -> dict[str, list[Any]]:
-    """Return the keys in which configs differ, each with its values; ``None`` where there is none.
+def find_differences(configs: Sequence[Config]) -> dict[str, list[Any]]:
+    """Return the settings that differ between configs, including seeds.
+
+    Returns:
+        For each differing key, its value in each config; ``None`` for a config without the key.
 
     Example:
-        >>> differing([{"model": {"lam": lam, "mu": 0.5}} for lam in (0.1, 1.0)])
+        >>> find_differences([{"model": {"lam": lam, "mu": 0.5}} for lam in (0.1, 1.0)])
         {'model.lam': [0.1, 1.0]}
     """
-    found = [settings(config, seeds=True) for config in configs]
-    keys = dict.fromkeys(key for each in found for key in each)
-    table = {key: [each.get(key) for each in found] for key in keys}
-    return {key: row for key, row in table.items() if any(value != row[0] for value in row)}
+    rows = [settings(config, seeds=True) for config in configs]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    table = {key: [row.get(key) for row in rows] for key in keys}
+    return {
+        key: values for key, values in table.items() if any(value != values[0] for value in values)
+    }
 
 
-def shown(value: Any) -> str:
-    """Return a value as it is shown: a class by its name, a null as a dash."""
+def format_value(value: Any) -> str:
+    """Return a value as text: a class as its name, ``None`` as a dash."""
     if value is None:
         return "–"
     if isinstance(value, ClassPath):
@@ -143,39 +153,39 @@ def shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def said(config: Config, *keys: str) -> str:
-    """Return what a part of a config says, described in a few words."""
-    given: Any = config
+def describe_at(config: Config, *keys: str) -> str:
+    """Return a description of the part of a config under nested keys."""
+    section: Any = config
     for key in keys:
-        given = given.get(key) if isinstance(given, Mapping) else None
-    return described(given)
+        section = section.get(key) if isinstance(section, Mapping) else None
+    return describe(section)
 
 
-def described(given: Any) -> str:
-    """Return a class with the arguments that it is given, of those that are set.
+def describe(section: Any) -> str:
+    """Return a class with its arguments, except those that are ``None`` or false.
 
     Example:
-        >>> described({"class_path": "pl_fed.partitioners.Shards", "init_args": {"classes": 2}})
+        >>> describe({"class_path": "pl_fed.partitioners.Shards", "init_args": {"classes": 2}})
         'Shards(classes=2)'
     """
-    if isinstance(given, list):
-        return ", ".join(map(described, given)) or "–"
-    if not isinstance(given, Mapping) or "class_path" not in given:
-        return shown(given)
+    if isinstance(section, list):
+        return ", ".join(map(describe, section)) or "–"
+    if not isinstance(section, Mapping) or "class_path" not in section:
+        return format_value(section)
     arguments = [
         f"{name}={_argument(value)}"
-        for name, value in _mapping_at(given, "init_args").items()
+        for name, value in _mapping_at(section, "init_args").items()
         if value is not None and value is not False
     ]
-    name = ClassPath(given["class_path"]).short
+    name = ClassPath(section["class_path"]).short
     return f"{name}({', '.join(arguments)})" if arguments else name
 
 
 def _argument(value: Any) -> str:
-    return f"[{', '.join(map(_argument, value))}]" if isinstance(value, list) else described(value)
+    return f"[{', '.join(map(_argument, value))}]" if isinstance(value, list) else describe(value)
 
 
 def _mapping_at(section: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the mapping under a key; an empty one where a damaged config has something else."""
+    """Return the mapping under a key, or an empty one if a damaged config has something else."""
     value = section.get(key)
     return value if isinstance(value, Mapping) else {}

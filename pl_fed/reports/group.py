@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but the seed: what they have in common, and how far they differ."""
+"""Groups of runs that differ only in the seed: their means, and their spread over runs."""
 
 import math
 import statistics
@@ -8,11 +8,19 @@ from typing import NamedTuple
 
 from pl_fed.reports import configs
 from pl_fed.reports.labels import labels
-from pl_fed.reports.run import Run, in_order
+from pl_fed.reports.run import Run, sort_models
 
 
 class Curve(NamedTuple):
-    """A metric over rounds: the mean over the runs that have it, and their range."""
+    """A metric over rounds: its mean and range over the runs that have a value.
+
+    Attributes:
+        rounds: The rounds with a value.
+        mean: The mean over runs in each round.
+        low: The smallest value in each round.
+        high: The largest value in each round.
+        runs: The number of runs with a value in each round.
+    """
 
     rounds: list[int]
     mean: list[float]
@@ -22,9 +30,14 @@ class Curve(NamedTuple):
 
 
 class Final(NamedTuple):
-    """A metric in the end: the mean over runs, their standard deviation, range, and number.
+    """The last value of a metric: its mean, standard deviation and range over runs.
 
-    The deviation is that of a sample (n − 1); ``None`` for a single run.
+    Attributes:
+        mean: The mean over runs.
+        std: The sample standard deviation (n − 1); ``None`` for a single run.
+        low: The smallest value.
+        high: The largest value.
+        runs: The number of runs.
     """
 
     mean: float
@@ -34,26 +47,26 @@ class Final(NamedTuple):
     runs: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Final":
-        """Return that of the values of one or more runs."""
-        known = len(values) > 1 and all(map(math.isfinite, values))
+    def summarize(cls, values: Sequence[float]) -> "Final":
+        """Return the statistics of the last values of one or more runs."""
+        has_std = len(values) > 1 and all(map(math.isfinite, values))
         low, high = min(values), max(values)
-        mean = min(max(sum(values) / len(values), low), high)  # which rounding may put outside
-        return cls(mean, statistics.stdev(values) if known else None, low, high, len(values))
+        mean = min(max(sum(values) / len(values), low), high)  # rounding may leave the range
+        return cls(mean, statistics.stdev(values) if has_std else None, low, high, len(values))
 
     def __str__(self) -> str:
-        """Four digits, as in the table that a fit ends with."""
+        """Return the mean and deviation with four decimals, as in the summary of a fit."""
         return f"{self.mean:.4f}" + ("" if self.std is None else f" ± {self.std:.4f}")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one config but for the seed.
+    """Runs of one config that differ only in the seed.
 
     Attributes:
-        number: Its number in pictures and tables, from 1.
-        label: Its short name: in what it differs from the others.
-        runs: Its runs.
+        number: The number of the group in pictures and tables, from 1.
+        label: A short name: the algorithm and the differences from the other groups.
+        runs: The runs of the group.
     """
 
     number: int
@@ -62,7 +75,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Number and name."""
+        """The number and the label."""
         return f"{self.number} {self.label}"
 
     @property
@@ -71,128 +84,138 @@ class Group:
         return self.runs[0].config
 
     @property
-    def tested(self) -> list[Run]:
-        """The runs that came to their test."""
-        return [run for run in self.runs if run.tested]
+    def tested_runs(self) -> list[Run]:
+        """The runs with a test."""
+        return [run for run in self.runs if run.has_test]
 
     @property
     def seeds(self) -> str:
-        """Tell of how many seeds, or of how many runs, the group is."""
-        return self.seeds_of(self.runs)
+        """The number of seeds in words, and the number of runs if it differs."""
+        return self.describe_seeds(self.runs)
 
-    def seeds_of(self, some: Sequence[Run]) -> str:
-        """Tell the same of some of its runs."""
-        runs, seeds = len(some), len({configs.seed(run.config) for run in some})
-        if runs == seeds:
-            return f"{runs} seeds" if runs > 1 else "1 seed"
-        return f"{runs} runs of {seeds} seed{'s' if seeds > 1 else ''}"
+    def describe_seeds(self, runs: Sequence[Run]) -> str:
+        """Return in words how many seeds some runs of the group have."""
+        num_runs, num_seeds = len(runs), len({configs.describe_seeds(run.config) for run in runs})
+        if num_runs == num_seeds:
+            return f"{num_runs} seeds" if num_runs > 1 else "1 seed"
+        return f"{num_runs} runs of {num_seeds} seed{'s' if num_seeds > 1 else ''}"
 
     def curve(self, metric: str) -> Curve:
-        """Return a metric over rounds; infinite values are left out."""
-        found: dict[int, list[float]] = {}
+        """Return a metric over rounds, without infinite values."""
+        values_by_round: dict[int, list[float]] = {}
         for run in self.runs:
             for round, value in run.curve(metric).items():
                 if math.isfinite(value):
-                    found.setdefault(round, []).append(value)
-        values = [found[round] for round in sorted(found)]
+                    values_by_round.setdefault(round, []).append(value)
+        rounds = sorted(values_by_round)
+        columns = [values_by_round[round] for round in rounds]
         return Curve(
-            sorted(found),
-            [statistics.fmean(each) for each in values],
-            [min(each) for each in values],
-            [max(each) for each in values],
-            [len(each) for each in values],
+            rounds,
+            [statistics.fmean(values) for values in columns],
+            [min(values) for values in columns],
+            [max(values) for values in columns],
+            [len(values) for values in columns],
         )
 
     def final(self, metric: str) -> Final | None:
-        """Return a metric in the end, if a run has it."""
+        """Return the last value of a metric, or ``None`` if no run has it."""
         values = self.finals(metric)
-        return Final.of(values) if values else None
+        return Final.summarize(values) if values else None
 
     def finals(self, metric: str) -> list[float]:
-        """Return a metric in the end of each run that has it."""
+        """Return the last value of a metric in each run that has it."""
         return [value for run in self.runs if (value := run.final(metric)) is not None]
 
 
-def grouped(runs: Iterable[Run]) -> list[Group]:
-    """Put runs together that differ in nothing but the seed, in the order of the first of each."""
-    found: dict[str, list[Run]] = {}
+def group_runs(runs: Iterable[Run]) -> list[Group]:
+    """Group runs that differ only in the seed; groups keep the order of their first runs.
+
+    A run without a config is a group by itself.
+    """
+    runs_by_key: dict[str, list[Run]] = {}
     for run in runs:
-        keys = [configs.identity(each) for each in (run.config, *run.earlier.values())]
-        key = f"{keys} {list(run.earlier)}" if run.config else str(run.folder.resolve())
-        found.setdefault(key, []).append(run)
-    given = [each for each in found.values() if each[0].config]
-    names = iter(labels([each[0].config for each in given]))
-    called = [
-        next(names) + changed(each[0]) if each[0].config else each[0].name
-        for each in found.values()
+        keys = [configs.identity(config) for config in (run.config, *run.earlier_configs.values())]
+        key = f"{keys} {list(run.earlier_configs)}" if run.config else str(run.folder.resolve())
+        runs_by_key.setdefault(key, []).append(run)
+    members = list(runs_by_key.values())
+    names = iter(labels([runs[0].config for runs in members if runs[0].config]))
+    group_labels = [
+        next(names) + describe_restart(runs[0]) if runs[0].config else runs[0].name
+        for runs in members
     ]
-    numbered = enumerate(zip(called, found.values()), 1)
-    return [Group(number, label, tuple(each)) for number, (label, each) in numbered]
+    numbered = enumerate(zip(group_labels, members), 1)
+    return [Group(number, label, tuple(runs)) for number, (label, runs) in numbered]
 
 
-def changed(run: Run) -> str:
-    """Tell from which rounds on a run had another config, if it had one."""
-    rounds = " and ".join(str(round) for round in sorted(run.earlier))
+def describe_restart(run: Run) -> str:
+    """Return a note on the rounds from which a run had a new config, or an empty string."""
+    rounds = " and ".join(str(round) for round in sorted(run.earlier_configs))
     return f" (from round {rounds} on)" if rounds else ""
 
 
-def models_of(groups: Sequence[Group], part: str) -> list[str]:
-    """Return the models that any run evaluated on ``"val"`` or ``"test"``."""
-    return in_order(model for each in groups for run in each.runs for model in run.models(part))
+def list_models(groups: Sequence[Group], part: str) -> list[str]:
+    """Return the models that any run evaluated on ``"val"`` or ``"test"`` data."""
+    return sort_models(
+        model for group in groups for run in group.runs for model in run.models(part)
+    )
 
 
-def measure_of(groups: Sequence[Group], part: str) -> str:
-    """Return the metric that runs are shown by.
+def main_metric(groups: Sequence[Group], part: str) -> str:
+    """Return the metric that a report shows.
 
-    It is ``federation.monitor`` where all configs name the same; else the accuracy; else the first
-    metric of a task, by the alphabet; else the loss.
+    The candidates are ``federation.monitor`` if it is the same in all configs, accuracy, the
+    metrics of tasks by the alphabet, and loss. The first that any run has is returned.
     """
-    runs = [run for each in groups for run in each.runs]
+    runs = [run for group in groups for run in group.runs]
     names = {
         name.split("/", 2)[2]
         for run in runs
         for name in run.metrics
         if name.startswith(f"{part}/") and name.count("/") == 2
     }
-    monitors = {str(configs.dotted(run.config).get("federation.monitor")) for run in runs}
-    for name in (*(monitors if len(monitors) == 1 else ()), "accuracy", *measures_in(names)):
+    monitors = {str(configs.flatten(run.config).get("federation.monitor")) for run in runs}
+    monitored: set[str] = monitors if len(monitors) == 1 else set()
+    for name in (*monitored, "accuracy", *task_metrics(names)):
         if name in names:
             return name
     return "loss"
 
 
-def measures_in(names: Iterable[str]) -> list[str]:
-    """Return a task's own metrics, which have a mean over the worst clients, in order.
+def task_metrics(names: Iterable[str]) -> list[str]:
+    """Return a task's own metrics in alphabetical order: those with a mean of the worst clients.
 
     Args:
-        names: Metrics, without the part of the data and the model.
+        names: Names of metrics, without the part of the data and the model.
 
     Example:
-        >>> measures_in(["mae_worst10", "mae", "loss_worst10", "accuracy_worst10"])
+        >>> task_metrics(["mae_worst10", "mae", "loss_worst10", "accuracy_worst10"])
         ['mae']
     """
-    found = {name.removesuffix("_worst10") for name in names if name.endswith("_worst10")}
-    return sorted(found - {"accuracy", "loss"})
+    metrics = {name.removesuffix("_worst10") for name in names if name.endswith("_worst10")}
+    return sorted(metrics - {"accuracy", "loss"})
 
 
-def measures_of_run(run: Run) -> list[str]:
-    """Return the metrics of a run's task, in order."""
-    return measures_in(name.split("/", 2)[-1] for name in run.metrics)
+def list_task_metrics(run: Run) -> list[str]:
+    """Return the metrics of a run's task in alphabetical order."""
+    return task_metrics(name.split("/", 2)[-1] for name in run.metrics)
 
 
-def is_lower_better(runs: Iterable[Run], measure: str) -> bool:
-    """Return whether smaller values of a metric are better: those of the best clients are."""
-    if measure in ("accuracy", "loss"):
-        return measure == "loss"
+def is_lower_better(runs: Iterable[Run], metric: str) -> bool:
+    """Return whether smaller values of a metric are better.
+
+    For a task's own metric, the worst and the best 10 % of clients in the runs show it.
+    """
+    if metric in ("accuracy", "loss"):
+        return metric == "loss"
     for run in runs:
         for name in run.metrics:
-            if name.endswith(f"/{measure}_worst10"):
+            if name.endswith(f"/{metric}_worst10"):
                 worst, best = run.final(name), run.final(f"{name.removesuffix('worst10')}best10")
                 if worst is not None and best is not None and worst != best:
                     return worst > best
     return False
 
 
-def with_metric(groups: Iterable[Group], metric: str) -> Iterator[Group]:
-    """Yield the groups of which a run has a metric."""
+def groups_with_metric(groups: Iterable[Group], metric: str) -> Iterator[Group]:
+    """Yield the groups with at least one run that has a metric."""
     return (group for group in groups if any(metric in run.metrics for run in group.runs))

@@ -1,45 +1,53 @@
-"""Short names of runs: their algorithm, and in what they differ from others."""
+"""Short names of runs: the algorithm, and the settings that differ between runs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pl_fed.reports.configs import ClassPath, Config, settings, shown
+from pl_fed.reports.configs import ClassPath, Config, format_value, settings
 
-_LONG = 60  # letters of a name, beyond which it does not say all
-_SECTIONS = "model data federation trainer"  # in the order in which names say what differs
+_LONG = 60  # characters of a name; longer names are reduced to fewer settings
+_SECTIONS = "model data federation trainer"  # the order of settings in a name
 _Kinds = dict[tuple[str, tuple[str, ...]], set[str]]  # values of a key within the same classes
-_Marks = Mapping[str, str]  # what a name may say, by key
+_Marks = Mapping[str, str]  # the parts that a name may have, by key
 
 
 def labels(configs: Sequence[Config]) -> list[str]:
-    """Return a short name for each config: its algorithm, and in what it differs from the others.
+    """Return a short name for each config: its algorithm and its differences from the others.
 
-    Arguments are compared among those that give them to the same class. Where the names would be
-    long, they say what is needed to tell them apart, the most telling first, so that a name that is
-    cut still tells; then what fits, classes first.
+    The values of an argument are compared only between configs that give it to the same class.
+    If a name with all differences were long, names have only the settings needed to tell the
+    configs apart. The most distinctive setting comes first, so that even a truncated name is
+    distinctive. Further settings are added while they fit, classes first.
 
     Example:
         >>> ditto = {"class_path": "pl_fed.clients.Ditto"}
         >>> labels([{"model": {**ditto, "init_args": {"lam": lam}}} for lam in (0.1, 1.0)])
         ['Ditto, lam=0.1', 'Ditto, lam=1']
     """
-    return labels_of([settings(config) for config in configs])
+    return label_settings([settings(config) for config in configs])
 
 
-def labels_of(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a short name for each config, given its settings."""
+def label_settings(flat_configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a short name for each config, see :func:`labels`.
+
+    Args:
+        flat_configs: The :func:`~pl_fed.reports.configs.settings` of each config.
+    """
     kinds: _Kinds = {}
-    keys = list(dict.fromkeys(key for own in found for key in own))
+    keys = list(dict.fromkeys(key for config in flat_configs for key in config))
     for key in keys:
-        for own in found:
-            values = kinds.setdefault((key, _classes_around(key, own)), set())
-            values.add(str(own.get(key)))
-    marks = [dict(_marks(own, kinds)) for own in found]
-    whole = [", ".join(each.values()) for each in marks]
-    if max(map(len, whole), default=0) <= _LONG:
-        return whole
-    chosen = ["model", *_telling(marks)]
-    for key in sorted(keys, key=lambda key: not any(_is_class(own.get(key)) for own in found)):
+        for config in flat_configs:
+            values = kinds.setdefault((key, _enclosing_classes(key, config)), set())
+            values.add(str(config.get(key)))
+    marks = [dict(_marks(config, kinds)) for config in flat_configs]
+    full_names = [", ".join(parts.values()) for parts in marks]
+    if max(map(len, full_names), default=0) <= _LONG:
+        return full_names
+    chosen = ["model", *_distinctive_keys(marks)]
+    classes_first = sorted(
+        keys, key=lambda key: not any(_is_class(config.get(key)) for config in flat_configs)
+    )
+    for key in classes_first:
         if max(map(len, _names(marks, [*chosen, key]))) <= _LONG:
             chosen.append(key)
     return _names(marks, chosen)
@@ -47,29 +55,33 @@ def labels_of(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _names(marks: Sequence[_Marks], chosen: Sequence[str]) -> list[str]:
     keys = dict.fromkeys(chosen)
-    return [", ".join(each[key] for key in keys if key in each) for each in marks]
+    return [", ".join(parts[key] for key in keys if key in parts) for parts in marks]
 
 
-def _marks(own: Mapping[str, Any], kinds: _Kinds) -> Iterator[tuple[str, str]]:
-    """Yield, by key, a config's algorithm and what tells it from the others."""
-    yield "model", shown(own.get("model", "run"))
-    for key in sorted(own, key=lambda key: _SECTIONS.find(key.split(".")[0])):
-        if key != "model" and len(kinds[key, _classes_around(key, own)]) > 1:
-            name = "" if _is_class(own[key]) else f"{_last(key)}="
-            yield key, f"{name}{shown(own[key])}"
+def _marks(config: Mapping[str, Any], kinds: _Kinds) -> Iterator[tuple[str, str]]:
+    """Yield a config's algorithm and its differences from the others, by key."""
+    yield "model", format_value(config.get("model", "run"))
+    for key in sorted(config, key=lambda key: _SECTIONS.find(key.split(".")[0])):
+        if key != "model" and len(kinds[key, _enclosing_classes(key, config)]) > 1:
+            name = "" if _is_class(config[key]) else f"{_short_key(key)}="
+            yield key, f"{name}{format_value(config[key])}"
 
 
-def _telling(marks: Sequence[_Marks]) -> list[str]:
-    """Return few keys that tell apart what all keys do: one after the other, the most telling."""
-    keys = dict.fromkeys(key for each in marks for key in each)
+def _distinctive_keys(marks: Sequence[_Marks]) -> list[str]:
+    """Return few keys that tell apart as many configs as all keys do.
 
-    def kinds(chosen: Iterable[str]) -> int:
+    The selection is greedy: the most distinctive key comes first.
+    """
+    keys = dict.fromkeys(key for parts in marks for key in parts)
+
+    def count_kinds(chosen: Iterable[str]) -> int:
+        """Return the number of configs that these keys tell apart."""
         names = list(chosen)
-        return len({tuple(each.get(key) for key in names) for each in marks})
+        return len({tuple(parts.get(key) for key in names) for parts in marks})
 
     chosen: list[str] = []
-    while kinds(chosen) < kinds(keys):
-        chosen.append(max(keys, key=lambda key: kinds([*chosen, key])))
+    while count_kinds(chosen) < count_kinds(keys):
+        chosen.append(max(keys, key=lambda key: count_kinds([*chosen, key])))
     return chosen
 
 
@@ -77,18 +89,18 @@ def _is_class(value: Any) -> bool:
     return isinstance(value, ClassPath)
 
 
-def _classes_around(key: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the classes that an argument is given to, from the outermost to its own."""
+def _enclosing_classes(key: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the classes around an argument, from the outermost to the one that takes it."""
     parts = key.split(".")
     prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
-    return tuple(config[each] for each in prefixes if _is_class(config.get(each)))
+    return tuple(config[prefix] for prefix in prefixes if _is_class(config.get(prefix)))
 
 
-def _last(key: str) -> str:
-    """Return the end of a key: of an optimizer's argument, with the optimizer.
+def _short_key(key: str) -> str:
+    """Return the last part of a key, and ``optimizer`` before an optimizer's argument.
 
     Example:
-        >>> _last("model.optimizer.lr"), _last("federation.engine.name")
+        >>> _short_key("model.optimizer.lr"), _short_key("federation.engine.name")
         ('optimizer.lr', 'engine')
     """
     parts = key.removesuffix(".name").split(".")

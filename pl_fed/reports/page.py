@@ -1,4 +1,4 @@
-"""One page about runs, which needs nothing but itself: tables, pictures, configs."""
+"""A self-contained page about runs: tables, pictures, configs."""
 
 import base64
 import html
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pl_fed.reports import classes, clients, configs, curves, robustness, spread, tables, times
-from pl_fed.reports.group import Group, grouped, measure_of
-from pl_fed.reports.picture import Picture, as_csv, encoded
+from pl_fed.reports.group import Group, group_runs, main_metric
+from pl_fed.reports.picture import Picture, encode, encode_csv
 from pl_fed.reports.run import Run
 
 _SPREAD, _CLIENTS, _CLASSES = "Mean against spread", "Clients", "Classes"
 _ROBUSTNESS = "Robustness"
 _NOT_PERSONAL = {"global", "lagged_global", "hybrid", "hybrid_by_test_data"}
 _FIGURE = '<figure id="picture-'
-_MOST_NAMES = 6
+_MAX_NAMES = 6
 _STYLE = """
 :root { color-scheme: light; }
 body { margin: 0 auto; max-width: 82rem; padding: 1rem; background: #fff; color: #111;
@@ -54,32 +54,32 @@ _HEAD = (
 def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Path:
     """Write ``report.html``, and beside it each picture as PNG and its numbers as CSV.
 
-    The pictures of a report that was there are removed once those of this one are drawn.
+    It removes the pictures of an earlier report in the folder once the new ones are drawn.
 
     Args:
         runs: The runs, at least one.
-        folder: Where; it is made if need be.
-        skipped: Sentences about what could not be shown.
+        folder: The folder of the report; created if missing.
+        skipped: Sentences about folders that are left out.
 
     Returns:
-        The page.
+        The path of the page.
     """
-    groups = grouped(runs)
-    facts = [tables.facts(group, run) for group in groups for run in group.runs]
-    files = {"runs.csv": as_csv(facts)}
+    groups = group_runs(runs)
+    facts = [tables.describe_run(group, run) for group in groups for run in group.runs]
+    files = {"runs.csv": encode_csv(facts)}
     chapters = {
-        "Runs": tables.of_runs(groups),
-        "Test results": tables.of_results(groups),
-        **{title: _drawn(drawn, files) for title, drawn in _pictures(groups).items()},
-        "What differs between the configs": tables.of_differences(groups),
-        "Configs": tables.of_configs(groups),
+        "Runs": tables.render_runs(groups),
+        "Test results": tables.render_results(groups),
+        **{title: _render(pictures, files) for title, pictures in _pictures(groups).items()},
+        "Differences between the configs": tables.render_differences(groups),
+        "Configs": tables.render_configs(groups),
     }
     for title in (_SPREAD, _CLIENTS):
-        chapters[title] += _without_measure(groups) if chapters[title] else ""
-    chapters[_CLASSES] += _without_classes(groups)
-    if missing := robustness.left_out(groups):
+        chapters[title] += _note_missing_metric(groups) if chapters[title] else ""
+    chapters[_CLASSES] += _note_missing_classes(groups)
+    if missing := robustness.list_missing_groups(groups):
         chapters[_ROBUSTNESS] += _note(f"Not shown here: {missing}.")
-    text = encoded(_page(_title(groups), _notes(groups, skipped), chapters))
+    text = encode(_page(_title(groups), _notes(groups, skipped), chapters))
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "report.html"
     _remove_pictures(page)
@@ -90,23 +90,23 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
 
 def _pictures(groups: Sequence[Group]) -> dict[str, Iterator[Picture]]:
     return {
-        _SPREAD: spread.against_spread(groups),
-        _ROBUSTNESS: robustness.against_fraction(groups),
-        _CLIENTS: clients.distributions(groups),
-        _CLASSES: classes.by_class(groups),
-        "Validation over rounds": curves.validation(groups),
-        "Training loss": curves.training(groups),
-        "Uploads": curves.uploads(groups),
-        "Time": times.of_rounds(groups),
+        _SPREAD: spread.draw_spread(groups),
+        _ROBUSTNESS: robustness.draw_robustness(groups),
+        _CLIENTS: clients.draw_distributions(groups),
+        _CLASSES: classes.draw_class_accuracy(groups),
+        "Validation over rounds": curves.draw_validation(groups),
+        "Training loss": curves.draw_training_loss(groups),
+        "Uploads": curves.draw_uploads(groups),
+        "Time": times.draw_round_times(groups),
     }
 
 
 def _page(title: str, notes: Sequence[str], chapters: Mapping[str, str]) -> str:
-    shown = {name: content for name, content in chapters.items() if content}
-    links = "".join(f'<a href="#{_anchor(name)}">{name}</a>\n' for name in shown)
+    contents = {name: content for name, content in chapters.items() if content}
+    links = "".join(f'<a href="#{_anchor(name)}">{name}</a>\n' for name in contents)
     sections = "".join(
         f'<section id="{_anchor(name)}">\n<h2>{name}</h2>\n{content}</section>\n'
-        for name, content in shown.items()
+        for name, content in contents.items()
     )
     return (
         f"{_HEAD}<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
@@ -126,31 +126,31 @@ def _note(text: str) -> str:
 def _title(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     names = list(dict.fromkeys(configs.algorithm(group.config) for group in groups if group.config))
-    what = ", ".join(names[:_MOST_NAMES]) or runs[0].name
-    more = ", …" if len(names) > _MOST_NAMES else ""
-    return f"{len(runs)} run{'s' if len(runs) > 1 else ''}: {what}{more}"
+    subject = ", ".join(names[:_MAX_NAMES]) or runs[0].name
+    more = ", …" if len(names) > _MAX_NAMES else ""
+    return f"{len(runs)} run{'s' if len(runs) > 1 else ''}: {subject}{more}"
 
 
 def _notes(groups: Sequence[Group], skipped: Sequence[str]) -> list[str]:
-    """Return what is to be known before anything is read."""
+    """Return the notes at the top of the page."""
     notes = []
     if any(len(group.runs) > 1 for group in groups):
         notes.append(
-            "Runs that differ in nothing but the seed are one group: means over its runs, with ±"
-            " one standard deviation over runs (n − 1) in tables, and their range in pictures."
+            "Runs that differ only in the seed are one group. Tables show the mean over its runs"
+            " ± one standard deviation (n − 1); pictures show the mean and the range."
         )
-    unfinished = [run.name for group in groups for run in group.runs if not run.finished]
+    unfinished = [run.name for group in groups for run in group.runs if not run.is_finished]
     if unfinished:
-        notes.append(f"Unfinished, shown with what they have: {', '.join(unfinished)}.")
+        notes.append(f"Unfinished runs, shown with their results so far: {', '.join(unfinished)}.")
     damaged = [run for group in groups for run in group.runs if run.damage]
-    notes += [f"Damaged, and left out: {run.name}: {', '.join(run.damage)}." for run in damaged]
-    notes += _without_training([run for group in groups for run in group.runs])
-    notes += [f"Not shown: {each}" for each in skipped]
-    return [*notes, "Numbers are over benign clients: byzantine ones are left out everywhere."]
+    notes += [f"Damaged data, left out: {run.name}: {', '.join(run.damage)}." for run in damaged]
+    notes += _note_untrained([run for group in groups for run in group.runs])
+    notes += [f"Not shown: {sentence}" for sentence in skipped]
+    return [*notes, "All numbers are over benign clients; Byzantine clients are left out."]
 
 
-def _without_training(runs: Sequence[Run]) -> list[str]:
-    """Return a note on the runs whose personal models are partly of clients never trained."""
+def _note_untrained(runs: Sequence[Run]) -> list[str]:
+    """Return a note on the runs with personal models of clients that never took part."""
     counts = ", ".join(
         f"{run.untrained_clients} of {int(run.benign.sum())} in {run.name}"
         for run in runs
@@ -159,60 +159,63 @@ def _without_training(runs: Sequence[Run]) -> list[str]:
     if not counts:
         return []
     return [
-        f"Benign clients that never took part: {counts}. A personal model that such a client keeps"
-        " was never trained, and counts in the metrics all the same; one that is made from the"
-        " global model before an evaluation is not affected."
+        f"Benign clients that never took part: {counts}. Personal models that they keep between"
+        " rounds were never trained, but count in the metrics. Personal models made from the global"
+        " model before each evaluation are not affected."
     ]
 
 
-def _without_classes(groups: Sequence[Group]) -> str:
-    """Say which runs have no table of classes, though they have classes."""
-    return _without(
+def _note_missing_classes(groups: Sequence[Group]) -> str:
+    """Return a note on tested classification runs without a table of classes."""
+    return _note_missing(
         "per_class.csv",
         (
             run.name
             for group in groups
-            for run in group.tested
+            for run in group.tested_runs
             if not run.classes and any(name.endswith("/accuracy") for name in run.metrics)
         ),
     )
 
 
-def _without_measure(groups: Sequence[Group]) -> str:
-    """Say which finished runs lack what clients' tests are shown by: losses, beside accuracies."""
-    measure = measure_of(groups, "test")
-    return _without(
-        f"test {measure}",
+def _note_missing_metric(groups: Sequence[Group]) -> str:
+    """Return a note on finished runs without the main metric, such as accuracy of a regression."""
+    metric = main_metric(groups, "test")
+    return _note_missing(
+        f"test {metric}",
         (
             run.name
             for group in groups
             for run in group.runs
-            if run.finished
-            and not any(f"test/{model}/{measure}" in run.metrics for model in run.models("test"))
+            if run.is_finished
+            and not any(f"test/{model}/{metric}" in run.metrics for model in run.models("test"))
         ),
     )
 
 
-def _without(what: str, names: Iterable[str]) -> str:
-    found = ", ".join(names)
-    return _note(f"Without {what}, so not shown here: {found}.") if found else ""
+def _note_missing(item: str, names: Iterable[str]) -> str:
+    """Return a note on runs that lack an item, by name, or an empty string."""
+    runs = ", ".join(names)
+    return _note(f"Not shown here, without {item}: {runs}.") if runs else ""
 
 
 # Pictures
 
 
 def _remove_pictures(page: Path) -> None:
-    """Remove the files of the pictures that a page shows."""
+    """Remove the PNG and CSV files of the pictures on a page."""
     text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
     for name in re.findall(f'{_FIGURE}([^"/]+)"', text):
         for suffix in ("png", "csv"):
             (page.parent / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
-def _drawn(pictures: Iterator[Picture], files: dict[str, bytes]) -> str:
-    """Return pictures beside each other, below what their captions have in common.
+def _render(pictures: Iterator[Picture], files: dict[str, bytes]) -> str:
+    """Return the HTML of pictures beside each other, below their captions without repetition.
 
-    They are drawn one after the other, and their files are added to those given.
+    Args:
+        pictures: The pictures, which are drawn one after the other.
+        files: The contents of files by name; the files of the pictures are added.
     """
     captions: dict[str, None] = {}
     figures = []
@@ -220,20 +223,20 @@ def _drawn(pictures: Iterator[Picture], files: dict[str, bytes]) -> str:
         files |= picture.files()
         captions[picture.caption] = None
         figures.append(_figure(picture))
-    notes, shown = "".join(map(_note, captions)), "".join(figures)
-    return f'{notes}<div class="pictures">\n{shown}</div>\n' if figures else ""
+    notes, content = "".join(map(_note, captions)), "".join(figures)
+    return f'{notes}<div class="pictures">\n{content}</div>\n' if figures else ""
 
 
 def _figure(picture: Picture) -> str:
-    """Return a picture with its title and links to its files."""
+    """Return the HTML of a picture with its title and links to its files."""
     source = f"data:image/svg+xml;base64,{base64.b64encode(picture.svg()).decode()}"
     width = picture.width
     title = f"<strong>{html.escape(picture.title)}</strong>"
-    least = min(width, 520)  # a narrower page is scrolled: letters stay readable
+    min_width = min(width, 520)  # narrower pages scroll, so that letters stay readable
     return (
         f'{_FIGURE}{picture.stem}">\n<figcaption>{title}'
         f' <span class="files"><a href="{picture.stem}.png">PNG</a>'
         f' <a href="{picture.stem}.csv">CSV</a></span></figcaption>\n'
         f'<div class="wide"><img alt="{html.escape(picture.alt)}" src="{source}"'
-        f' style="width:{width}px;max-width:max(100%,{least}px)"></div>\n</figure>\n'
+        f' style="width:{width}px;max-width:max(100%,{min_width}px)"></div>\n</figure>\n'
     )

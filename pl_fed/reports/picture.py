@@ -1,4 +1,4 @@
-"""How pictures look, and how they are written: as PNG and SVG, and their numbers as CSV."""
+"""The style of pictures, and their files: PNG, SVG, and their numbers as CSV."""
 
 import csv
 import functools
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, BLACK, GREY = "#56B4E9", "#CC79A7", "#000000", "#666666"
-COLOURS = (
+COLOURS = (  # Okabe and Ito: safe for colour-blind readers
     BLUE,
     VERMILLION,
     GREEN,
@@ -33,13 +33,13 @@ COLOURS = (
     PURPLE,
     SKY,
     BLACK,
-)  # Okabe and Ito's: told apart by all
+)
 MARKERS = "os^DvPX"
 LINES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
-FEW = len(COLOURS)  # lines that a legend is enough for: more have their numbers at their ends
+FEW = len(COLOURS)  # above this number of lines, each has its number at its end
 WIDTH = 6.4
 _DPI = 150
-_LONGEST_NAME = 100  # of a file, without its digest
+_MAX_NAME_LENGTH = 100  # of a file, without its digest
 _PATH, _DIGITS = re.compile(rb' d="[^"]*"'), re.compile(rb"(\.\d\d)\d+")
 _STYLE = {
     "font.size": 9.0,
@@ -51,39 +51,39 @@ _STYLE = {
     "legend.frameon": False,
     "legend.fontsize": 8.0,
     "font.sans-serif": ["DejaVu Sans", "Verdana"],
-    "svg.fonttype": "none",  # letters as such: as paths they would double a page
-    "svg.hashsalt": "pl_fed",  # and is the same whenever it is drawn
+    "svg.fonttype": "none",  # text stays text: as paths it would double the size of a page
+    "svg.hashsalt": "pl_fed",  # the same picture gives the same file
     "text.parse_math": False,  # a config may hold a $
     "axes.formatter.useoffset": False,
     "hatch.linewidth": 0.5,
 }
 
 
-def _styled() -> AbstractContextManager[None]:
+def _style_context() -> AbstractContextManager[None]:
     return matplotlib.rc_context(_STYLE)  # type: ignore[arg-type]
 
 
-def styled(draw: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a function that makes a figure make it in this style, whatever the user's own is."""
+def apply_style(draw: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a function so that it draws in this style, regardless of the user's settings."""
 
     @functools.wraps(draw)
-    def drawn(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with _styled():
+    def draw_in_style(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with _style_context():
             return draw(*args, **kwargs)
 
-    return drawn
+    return draw_in_style
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture, and the numbers that it shows.
+    """A picture with its texts and its numbers.
 
     Attributes:
-        name: Its name, with that of the model that it shows.
-        title: What it shows, in a few words.
-        caption: How to read it.
-        alt: What there is to see, for those who cannot see it.
-        rows: Its numbers, by column.
+        name: The name, which includes the name of the model.
+        title: The title, in a few words.
+        caption: An explanation for readers.
+        alt: A description with numbers, for readers who cannot see the picture.
+        rows: The numbers in the picture, by column.
         figure: The picture.
     """
 
@@ -96,46 +96,49 @@ class Picture:
 
     @property
     def stem(self) -> str:
-        """The name of its files, of letters, digits and underscores: a model's name may be any."""
+        """The name of the picture's files, without suffix: only letters, digits and underscores.
+
+        Names of models may have any characters, so a changed name ends in a digest.
+        """
         safe = re.sub(r"\W", "_", self.name, flags=re.ASCII)
-        if safe == self.name and len(safe) <= _LONGEST_NAME:
+        if safe == self.name and len(safe) <= _MAX_NAME_LENGTH:
             return safe
         digest = hashlib.sha256(self.name.encode(errors="backslashreplace")).hexdigest()
-        return f"{safe[:_LONGEST_NAME]}_{digest[:8]}"  # two names may have the same letters
+        return f"{safe[:_MAX_NAME_LENGTH]}_{digest[:8]}"  # two names may have the same letters
 
     @property
     def width(self) -> int:
-        """Its width on a page, in CSS pixels."""
+        """The width on a page, in CSS pixels."""
         return round(self.figure.get_figwidth() * 96)
 
     def png(self) -> bytes:
         """Return the picture as PNG."""
-        return self._saved(format="png", dpi=_DPI)
+        return self._save(format="png", dpi=_DPI)
 
     def svg(self) -> bytes:
         """Return the picture as SVG, with coordinates to a hundredth of a point."""
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        return _PATH.sub(_shortened, self._saved(format="svg", metadata=nothing))
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        return _PATH.sub(_round_path, self._save(format="svg", metadata=no_metadata))
 
-    @styled
-    def _saved(self, **how: Any) -> bytes:
+    @apply_style
+    def _save(self, **options: Any) -> bytes:
         content = io.BytesIO()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box stands for it
-            self.figure.savefig(content, **how)
+            warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box replaces it
+            self.figure.savefig(content, **options)
         return content.getvalue()
 
     def files(self) -> dict[str, bytes]:
-        """Return PNG and CSV by the names of their files."""
-        return {f"{self.stem}.png": self.png(), f"{self.stem}.csv": as_csv(self.rows)}
+        """Return the contents of the PNG and the CSV by file name."""
+        return {f"{self.stem}.png": self.png(), f"{self.stem}.csv": encode_csv(self.rows)}
 
 
-def _shortened(path: re.Match[bytes]) -> bytes:
+def _round_path(path: re.Match[bytes]) -> bytes:
     return _DIGITS.sub(rb"\1", path[0]).replace(b" \n", b" ")
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return rows, which may have different columns, as a file of CSV."""
+def encode_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return rows as the content of a CSV file; rows may have different columns."""
     file = io.StringIO(newline="")
     columns = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
@@ -144,40 +147,49 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
         {name: csv_cell(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
         for row in rows
     )
-    return encoded(file.getvalue())
+    return encode(file.getvalue())
 
 
-def encoded(text: str) -> bytes:
-    """Return a text in UTF-8; a folder's name may hold bytes that are none."""
+def encode(text: str) -> bytes:
+    """Return a text in UTF-8; bytes of a folder's name that are no text are escaped."""
     return text.encode(errors="backslashreplace")
 
 
-def look(place: int) -> dict[str, Any]:
-    """Return colour, marker and line of the line at a place."""
-    turn = place // FEW
-    marker = MARKERS[(place + 2 * turn) % len(MARKERS)]
-    return {"color": COLOURS[place % FEW], "marker": marker, "ls": LINES[turn % len(LINES)]}
+def line_style(place: int) -> dict[str, Any]:
+    """Return the colour, marker and line style of the line at a place, from 0."""
+    cycle = place // FEW
+    marker = MARKERS[(place + 2 * cycle) % len(MARKERS)]
+    return {"color": COLOURS[place % FEW], "marker": marker, "ls": LINES[cycle % len(LINES)]}
 
 
-def sheet(rows: int, height: float, named: Sequence[Group]) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels below each other, with room for the names of groups."""
-    room = 0.19 * -(-len(named) // _columns(named))
-    figure = Figure(figsize=(WIDTH, rows * height + room + 0.2), layout="constrained")
+def make_panels(rows: int, height: float, named: Sequence[Group]) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels below each other.
+
+    Args:
+        rows: The number of panels.
+        height: The height of a panel, in inches.
+        named: The groups whose names need space below the panels.
+    """
+    legend_height = 0.19 * -(-len(named) // _legend_columns(named))
+    figure = Figure(figsize=(WIDTH, rows * height + legend_height + 0.2), layout="constrained")
     panels = figure.subplots(rows, 1, squeeze=False, sharex=True)[:, 0]
     return figure, list(panels)
 
 
-def tiles(number: int) -> tuple[Figure, int, int, dict[str, float]]:
-    """Return a figure for a panel of each group, two beside each other.
+def make_tiles(number: int) -> tuple[Figure, int, int, dict[str, float]]:
+    """Return an empty figure for one panel per group, two panels in a row.
+
+    Args:
+        number: The number of panels.
 
     Returns:
-        The figure, its lines and columns, and the margins and gaps that leave room for titles.
+        The figure, its numbers of rows and columns, and its margins and gaps.
     """
     columns = min(2, number)
-    lines = -(-number // columns)
-    width, height = 3.7 * columns, 0.75 + 1.55 * lines
-    room = {"left": 0.6 / width, "right": 0.985, "top": 1 - 0.3 / height, "bottom": 0.5 / height}
-    return Figure(figsize=(width, height)), lines, columns, {**room, "hspace": 0.42}
+    rows = -(-number // columns)
+    width, height = 3.7 * columns, 0.75 + 1.55 * rows
+    margins = {"left": 0.6 / width, "right": 0.985, "top": 1 - 0.3 / height, "bottom": 0.5 / height}
+    return Figure(figsize=(width, height)), rows, columns, {**margins, "hspace": 0.42}
 
 
 def name_groups(figure: Figure, groups: Sequence[Group], lines: bool = False) -> None:
@@ -185,36 +197,41 @@ def name_groups(figure: Figure, groups: Sequence[Group], lines: bool = False) ->
 
     Args:
         figure: The figure.
-        groups: The groups; none where the whole report is of one.
-        lines: Whether it shows groups as lines, each with its :func:`look`, or by their numbers.
+        groups: The groups; empty for a report of a single group, which needs no names.
+        lines: Whether groups are lines in their :func:`line_style`, or numbers.
     """
     if not groups:
         return
-    looks = [look(group.number - 1) if lines else {"ls": "none"} for group in groups]
+    styles = [line_style(group.number - 1) if lines else {"ls": "none"} for group in groups]
     figure.legend(
-        [Line2D([], [], lw=1.4, ms=4, **each) for each in looks],
-        [short(group.title, 70) for group in groups],
+        [Line2D([], [], lw=1.4, ms=4, **style) for style in styles],
+        [shorten(group.title, 70) for group in groups],
         loc="outside lower center",
-        ncols=_columns(groups),
+        ncols=_legend_columns(groups),
         columnspacing=1.2,
         handlelength=3 if lines else 0,
     )
 
 
-def _columns(groups: Sequence[Group]) -> int:
-    longest = max((len(short(group.title, 70)) for group in groups), default=0)
+def _legend_columns(groups: Sequence[Group]) -> int:
+    longest = max((len(shorten(group.title, 70)) for group in groups), default=0)
     return max(1, min(3, len(groups), 84 // (longest + 8)))
 
 
-def short(text: str, most: int) -> str:
-    """Return the beginning of a text that is too long."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def shorten(text: str, length: int) -> str:
+    """Return a text, cut to a length and ended with an ellipsis if it is longer."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def draw_curves(axes: Axes, curves: Mapping[int, Curve]) -> None:
-    """Draw a line for each curve, by its group's number, and the range over its runs."""
+    """Draw each curve and the range over its runs.
+
+    Args:
+        axes: The axes.
+        curves: The curves by the number of their group.
+    """
     for number, curve in curves.items():
-        style = look(number - 1)
+        style = line_style(number - 1)
         every = max(1, len(curve.rounds) // 8)
         axes.plot(
             curve.rounds, curve.mean, lw=1.4, ms=4, markevery=(number % every, every), **style
@@ -226,9 +243,13 @@ def draw_curves(axes: Axes, curves: Mapping[int, Curve]) -> None:
 
 
 def number_ends(axes: Axes, curves: Mapping[int, Curve]) -> None:
-    """Write the groups' numbers beside the ends of lines that are too many for a legend alone.
+    """Write the group's number at the end of each line if there are too many for a legend alone.
 
-    The scale and the limits of the axes must be what they will be.
+    Call it last: the scale and the limits of the axes must be final.
+
+    Args:
+        axes: The axes.
+        curves: The curves by the number of their group.
     """
     if len(curves) <= FEW:
         return
@@ -239,9 +260,9 @@ def number_ends(axes: Axes, curves: Mapping[int, Curve]) -> None:
     ends = {number: (curve.rounds[-1], curve.mean[-1]) for number, curve in curves.items()}
     wanted = {number: float(fraction.transform(end)[1]) for number, end in ends.items()}
     order = sorted(wanted, key=lambda number: wanted[number])
-    heights = spaced([wanted[number] for number in order], 0.055 if len(order) < 18 else 0.03)
+    heights = space_out([wanted[number] for number in order], 0.055 if len(order) < 18 else 0.03)
     for place, (number, height) in enumerate(zip(order, heights)):
-        colour = look(number - 1)["color"]
+        colour = line_style(number - 1)["color"]
         axes.annotate(
             str(number), ends[number], (1.02 + 0.05 * (place % 2), height), "data", "axes fraction",
             arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.4}, color=colour, fontsize=7,
@@ -249,42 +270,43 @@ def number_ends(axes: Axes, curves: Mapping[int, Curve]) -> None:
         )  # fmt: skip
 
 
-def spaced(places: Sequence[float], gap: float) -> list[float]:
-    """Return places within [0, 1], near those given, with a gap between them if they have room.
+def space_out(places: Sequence[float], gap: float) -> list[float]:
+    """Return places in [0, 1] near the given ones, at least a gap apart.
 
     Args:
-        places: From the lowest to the highest.
-        gap: Least distance.
+        places: The places, in ascending order.
+        gap: The smallest distance; reduced if the places would not fit.
 
     Example:
-        >>> spaced([0.5, 0.5, 1.0], 0.25)
+        >>> space_out([0.5, 0.5, 1.0], 0.25)
         [0.5, 0.75, 1.0]
     """
     gap = min(gap, 1 / max(1, len(places) - 1))
-    found: list[float] = []
+    spaced: list[float] = []
     for place in places:
-        found.append(max(place, found[-1] + gap if found else 0.0))
+        spaced.append(max(place, spaced[-1] + gap if spaced else 0.0))
     ceiling = 1.0
-    for position in reversed(range(len(found))):
-        found[position] = min(found[position], ceiling)
-        ceiling = found[position] - gap
-    return found
+    for position in reversed(range(len(spaced))):
+        spaced[position] = min(spaced[position], ceiling)
+        ceiling = spaced[position] - gap
+    return spaced
 
 
-def bars(found: Iterable[Final]) -> list[list[float]]:
-    """Return how far bars over runs reach down and up from their means."""
-    finals = list(found)
-    return [[each.mean - each.low for each in finals], [each.high - each.mean for each in finals]]
+def error_bars(finals: Iterable[Final]) -> list[list[float]]:
+    """Return the lengths of the bars below and above the means, [2, results]."""
+    results = list(finals)
+    below = [final.mean - final.low for final in results]
+    return [below, [final.high - final.mean for final in results]]
 
 
 def fit_scale(axes: Axes, values: Iterable[float]) -> None:
-    """Use a logarithmic scale for values of very different size, if all are above 0."""
-    known = list(values)
-    if known and max(known) > 200 * min(known) > 0:
+    """Use a logarithmic scale if all values are positive and differ by a factor above 200."""
+    numbers = list(values)
+    if numbers and max(numbers) > 200 * min(numbers) > 0:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def round_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with numbers of six digits."""
+    """Return a row with its floats rounded to six significant digits."""
     return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}

@@ -1,4 +1,4 @@
-"""What byzantine clients cost: results against their share."""
+"""Robustness: results against the share of Byzantine clients."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -8,9 +8,16 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from pl_fed.reports import configs
-from pl_fed.reports.group import Final, Group, changed, measure_of, models_of
-from pl_fed.reports.labels import labels_of
-from pl_fed.reports.picture import Picture, bars, look, round_numbers, short, styled
+from pl_fed.reports.group import Final, Group, describe_restart, list_models, main_metric
+from pl_fed.reports.labels import label_settings
+from pl_fed.reports.picture import (
+    Picture,
+    apply_style,
+    error_bars,
+    line_style,
+    round_numbers,
+    shorten,
+)
 from pl_fed.reports.run import Run
 
 _EXPECTED = "federation.adversary.expected"
@@ -21,106 +28,125 @@ _ATTACK = tuple(
 
 
 class Line(NamedTuple):
-    """Groups that differ in the share of byzantine clients alone, by that share."""
+    """Groups that differ only in the share of Byzantine clients.
+
+    Attributes:
+        label: The name of the line.
+        groups: The groups by their share of Byzantine clients, in ascending order.
+    """
 
     label: str
     groups: dict[float, Group]
 
 
-def against_fraction(groups: Sequence[Group]) -> Iterator[Picture]:
-    """Yield a picture for each model: its result against the share of byzantine clients.
+def draw_robustness(groups: Sequence[Group]) -> Iterator[Picture]:
+    """Yield a picture for each model: its result against the share of Byzantine clients.
 
-    Groups with one share only are single points. Without any line of several shares there is no
-    picture.
+    A group without a comparable group at another share is a single point. If all groups are single
+    points, there is no picture.
     """
-    lines = lines_of(_comparable(groups))
-    measure = measure_of(groups, "test")
-    for model in models_of(groups, "test"):
-        metric = f"test/{model}/{measure}"
-        found = [(line.label, points) for line in lines if (points := _values(line, metric))]
-        if all(len(points) < 2 for _, points in found):
+    lines = build_lines(_comparable_groups(groups))
+    metric = main_metric(groups, "test")
+    for model in list_models(groups, "test"):
+        name = f"test/{model}/{metric}"
+        curves = [(line.label, points) for line in lines if (points := _points(line, name))]
+        if all(len(points) < 2 for _, points in curves):
             continue
         title = f"Robustness of {model} models"
-        caption = f"Test {measure} of benign clients (mean) against the share of byzantine clients."
-        if any(len(points) == 1 for _, points in found):
-            caption += " A single point is of runs at one share only."
-        if any(value.std is not None for _, points in found for value in points.values()):
+        caption = f"Test {metric} of benign clients (mean) against the share of Byzantine clients."
+        if any(len(points) == 1 for _, points in curves):
+            caption += " Single points are runs at only one share."
+        if any(value.std is not None for _, points in curves for value in points.values()):
             caption += " Bars are the range over runs."
-        said = "; ".join(f"{label}: {_said(points)}" for label, points in found)
+        alt = "; ".join(f"{label}: {_describe(points)}" for label, points in curves)
         yield Picture(
             f"robustness_{model}",
             title,
             caption,
-            f"{title}, by share of byzantine clients. {said}.",
-            [row for label, points in found for row in _rows(label, points, measure)],
-            _drawn(found, measure),
+            f"{title}, by share of Byzantine clients. {alt}.",
+            [row for label, points in curves for row in _rows(label, points, metric)],
+            _draw(curves, metric),
         )
 
 
-def left_out(groups: Sequence[Group]) -> str:
-    """Return the groups that the pictures do not show, with the reasons; empty without an attack.
+def list_missing_groups(groups: Sequence[Group]) -> str:
+    """Return the groups that the pictures do not show, with the reasons.
+
+    The text is empty if no run has Byzantine clients.
 
     Args:
         groups: The groups of the report.
     """
-    shares = {group.number: [run.byzantine_share for run in group.runs] for group in groups}
-    if not any(share for own in shares.values() for share in own):
+    if not any(run.byzantine_share for group in groups for run in group.runs):
         return ""
-    lines = lines_of(_comparable(groups))
-    several = any(len(line.groups) > 1 for line in lines)
-    numbers = {run.folder for line in lines for group in line.groups.values() for run in group.runs}
+    lines = build_lines(_comparable_groups(groups))
+    has_picture = any(len(line.groups) > 1 for line in lines)
+    drawn = {run.folder for line in lines for group in line.groups.values() for run in group.runs}
     reasons: dict[str, list[str]] = {}
     for group in groups:
-        if several and any(run.folder in numbers for run in group.runs):
+        if has_picture and any(run.folder in drawn for run in group.runs):
             continue
         reasons.setdefault(_reason(group), []).append(group.title)
     return "; ".join(f"{', '.join(titles)} ({reason})" for reason, titles in reasons.items())
 
 
-def _comparable(groups: Sequence[Group]) -> list[Group]:
-    return [group for group in groups if group.tested and group.config]
+def _comparable_groups(groups: Sequence[Group]) -> list[Group]:
+    return [group for group in groups if group.tested_runs and group.config]
 
 
 def _reason(group: Group) -> str:
-    """Return why a group is in no picture of robustness."""
-    if not group.tested:
-        return "without a test"
+    """Return the reason why no picture of robustness shows a group."""
+    if not group.tested_runs:
+        return "no test results"
     if not group.config:
-        return "without a config"
-    if group.tested[0].byzantine_share is None:
-        return "its share of byzantine clients is unknown"
-    return "no other run differs from it in byzantine clients alone"
+        return "no config"
+    if group.tested_runs[0].byzantine_share is None:
+        return "unknown share of Byzantine clients"
+    return "no other run differs only in its Byzantine clients"
 
 
-def lines_of(groups: Sequence[Group]) -> list[Line]:
-    """Put groups together that differ in the share of byzantine clients alone.
+def build_lines(groups: Sequence[Group]) -> list[Line]:
+    """Combine groups that differ only in the share of Byzantine clients into lines.
 
-    Groups without an attack begin the lines of all attacks on the same federation.
+    Groups without an attack are the start of the lines of all attacks on the same federation.
+    Groups that expect different numbers of Byzantine uploads at one share are separate lines.
     """
-    found = [each for group in groups if (each := _placed(group)) is not None]
-    expecting: dict[tuple[str, str, float], set[Any]] = {}
-    for one in found:
-        expecting.setdefault((one.family, one.attack, one.share), set()).add(one.expected)
-    several = {key[:2] for key, numbers in expecting.items() if len(numbers) > 1}
-    lines: dict[tuple[str, str, Any], list[_Placed]] = {}
-    for one in found:
-        if one.share:
-            told = one.expected if (one.family, one.attack) in several else None
-            lines.setdefault((one.family, one.attack, told), []).append(one)
-    names = labels_of(
+    candidates = [item for group in groups if (item := _classify(group)) is not None]
+    expectations: dict[tuple[str, str, float], set[Any]] = {}
+    for item in candidates:
+        expectations.setdefault((item.family, item.attack, item.share), set()).add(item.expected)
+    ambiguous = {key[:2] for key, numbers in expectations.items() if len(numbers) > 1}
+    members: dict[tuple[str, str, Any], list[_Candidate]] = {}
+    for item in candidates:
+        if item.share:
+            expected = item.expected if (item.family, item.attack) in ambiguous else None
+            members.setdefault((item.family, item.attack, expected), []).append(item)
+    labels = label_settings(
         [
-            {**own[0].settings, **({} if told is None else {_EXPECTED: told})}
-            for (_, _, told), own in lines.items()
+            {**attacked[0].settings, **({} if expected is None else {_EXPECTED: expected})}
+            for (_, _, expected), attacked in members.items()
         ]
     )
     return [
-        Line(name + changed(own[0].group.runs[0]), _joined(_begun(found, key), own))
-        for name, (key, own) in zip(names, lines.items())
+        Line(
+            label + describe_restart(attacked[0].group.runs[0]),
+            _merge_by_share([*_clean_candidates(candidates, family, expected), *attacked]),
+        )
+        for label, ((family, _, expected), attacked) in zip(labels, members.items())
     ]
 
 
-class _Placed(NamedTuple):
-    """A group, and what tells it from others: all but the number of byzantine clients."""
+class _Candidate(NamedTuple):
+    """A group that may be a point of a line.
+
+    Attributes:
+        family: All settings but those of Byzantine clients, as text: equal within a line.
+        attack: The settings of the attack, as text; empty if no client is Byzantine.
+        share: The share of Byzantine clients.
+        expected: The number of Byzantine uploads that the aggregator assumes, if it is set.
+        settings: The settings of the family and the attack.
+        group: The group.
+    """
 
     family: str
     attack: str
@@ -130,89 +156,103 @@ class _Placed(NamedTuple):
     group: Group
 
 
-def _placed(group: Group) -> _Placed | None:
+def _classify(group: Group) -> _Candidate | None:
+    """Return a group as a candidate, or ``None`` if its share of Byzantine clients is unknown."""
     settings = configs.settings(group.config)
-    attack = {k: settings.pop(k) for k in list(settings) if _is_of(k, _ATTACK)}
+    attack = {key: settings.pop(key) for key in list(settings) if _is_within(key, _ATTACK)}
     expected = settings.get(_EXPECTED)
-    settings = {k: v for k, v in settings.items() if not _is_of(k, _COUNTS)}
-    run = group.tested[0]
+    settings = {key: value for key, value in settings.items() if not _is_within(key, _COUNTS)}
+    run = group.tested_runs[0]
     share = run.byzantine_share
     if share is None:
         return None
-    earlier = [(round, configs.identity(each)) for round, each in run.earlier.items()]
-    family, how = str((sorted(settings.items()), earlier)), str(sorted(attack.items()))
-    return _Placed(family, how if share else "", share, expected, {**settings, **attack}, group)
+    earlier = [(round, configs.identity(c)) for round, c in run.earlier_configs.items()]
+    return _Candidate(
+        family=str((sorted(settings.items()), earlier)),
+        attack=str(sorted(attack.items())) if share else "",
+        share=share,
+        expected=expected,
+        settings={**settings, **attack},
+        group=group,
+    )
 
 
-def _begun(found: Sequence[_Placed], key: tuple[str, str, Any]) -> list[_Placed]:
-    """Return a line's groups without an attack: those that expect as many attackers, if any do."""
-    family, _, told = key
-    clean = [one for one in found if one.family == family and not one.share]
-    return [one for one in clean if told is not None and one.expected == told] or clean
+def _clean_candidates(
+    candidates: Sequence[_Candidate], family: str, expected: Any
+) -> list[_Candidate]:
+    """Return the groups of a family without Byzantine clients.
 
-
-def _joined(*parts: Sequence[_Placed]) -> dict[float, Group]:
-    """Return groups by share; several at a share become one of all their runs.
-
-    Without byzantine clients runs with and without an attack are the same: those of one seed that
-    came to the same end count once.
+    If some of them expect as many Byzantine uploads as the line does, only those are returned.
     """
-    ordered = sorted((one for part in parts for one in part), key=lambda one: one.share)
-    found = {}
-    for share, own in groupby(ordered, key=lambda one: one.share):
-        same = [one.group for one in own]
-        runs = [run for group in same for run in group.runs]
+    clean = [item for item in candidates if item.family == family and not item.share]
+    if expected is None:
+        return clean
+    return [item for item in clean if item.expected == expected] or clean
+
+
+def _merge_by_share(candidates: Sequence[_Candidate]) -> dict[float, Group]:
+    """Return one group for each share of Byzantine clients, with the runs of all its candidates.
+
+    Without Byzantine clients, a run with an attack equals a run without one. Such runs with the
+    same seed and the same test results count once.
+    """
+    ordered = sorted(candidates, key=lambda item: item.share)
+    merged = {}
+    for share, items in groupby(ordered, key=lambda item: item.share):
+        groups = [item.group for item in items]
+        runs = [run for group in groups for run in group.runs]
         if not share:
-            runs = list({_end(run): run for run in reversed(runs)}.values())[::-1]
-        found[share] = replace(same[0], runs=tuple(runs))
-    return found
+            runs = list({_outcome(run): run for run in reversed(runs)}.values())[::-1]
+        merged[share] = replace(groups[0], runs=tuple(runs))
+    return merged
 
 
-def _end(run: Run) -> tuple[Any, ...]:
-    """Return what is the same of runs that are the same."""
+def _outcome(run: Run) -> tuple[Any, ...]:
+    """Return the seeds and the test results of a run."""
     tests = sorted(name for name in run.metrics if name.startswith("test/"))
-    return configs.seed(run.config), *((name, run.final(name)) for name in tests)
+    return configs.describe_seeds(run.config), *((name, run.final(name)) for name in tests)
 
 
-def _is_of(key: str, names: Sequence[str]) -> bool:
+def _is_within(key: str, names: Sequence[str]) -> bool:
+    """Return whether a key is one of some names or lies below one."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _values(line: Line, metric: str) -> dict[float, Final]:
-    found = {share: group.final(metric) for share, group in line.groups.items()}
-    return {share: value for share, value in found.items() if value is not None}
+def _points(line: Line, metric: str) -> dict[float, Final]:
+    finals = {share: group.final(metric) for share, group in line.groups.items()}
+    return {share: value for share, value in finals.items() if value is not None}
 
 
-@styled
-def _drawn(found: Sequence[tuple[str, dict[float, Final]]], measure: str) -> Figure:
-    figure = Figure(figsize=(6.4, 3.0 + 0.19 * len(found)), layout="constrained")
+@apply_style
+def _draw(curves: Sequence[tuple[str, dict[float, Final]]], metric: str) -> Figure:
+    figure = Figure(figsize=(6.4, 3.0 + 0.19 * len(curves)), layout="constrained")
     axes = figure.subplots()
-    for place, (label, values) in enumerate(found):
-        style = look(place)
-        means = [value.mean for value in values.values()]
-        reach = bars(values.values())
+    for place, (label, points) in enumerate(curves):
+        style = line_style(place)
+        means = [value.mean for value in points.values()]
+        bars = error_bars(points.values())
         axes.errorbar(
-            list(values), means, reach if any(map(any, reach)) else None,
-            lw=1.4, ms=5, elinewidth=0.8, capsize=2, label=short(label, 80), **style,
+            list(points), means, bars if any(map(any, bars)) else None,
+            lw=1.4, ms=5, elinewidth=0.8, capsize=2, label=shorten(label, 80), **style,
         )  # fmt: skip
-    axes.set(xlabel="share of byzantine clients", ylabel=f"mean test {measure}")
-    if measure == "accuracy":
+    axes.set(xlabel="share of Byzantine clients", ylabel=f"mean test {metric}")
+    if metric == "accuracy":
         axes.set_ylim(-0.02, 1.02)
     figure.legend(loc="outside lower center", ncols=1, handlelength=3)
     return figure
 
 
-def _said(values: dict[float, Final]) -> str:
-    return ", ".join(f"{value.mean:.4g} at {share:g}" for share, value in values.items())
+def _describe(points: dict[float, Final]) -> str:
+    return ", ".join(f"{value.mean:.4g} at {share:g}" for share, value in points.items())
 
 
-def _rows(label: str, values: dict[float, Final], measure: str) -> Iterator[dict[str, Any]]:
-    for share, value in values.items():
+def _rows(label: str, points: dict[float, Final], metric: str) -> Iterator[dict[str, Any]]:
+    for share, value in points.items():
         yield round_numbers(
             {
                 "label": label,
                 "byzantine": share,
-                measure: value.mean,
+                metric: value.mean,
                 "min": value.low,
                 "max": value.high,
                 "runs": value.runs,

@@ -1,4 +1,4 @@
-"""What a run left in its folder."""
+"""Runs, read from the files in their folders."""
 
 import csv
 import json
@@ -18,46 +18,46 @@ from pl_fed.reports import configs
 
 Columns = Mapping[str, NDArray[np.float64]]
 
-csv.field_size_limit(2**31 - 1)  # a client's cell of owners may be long
+csv.field_size_limit(2**31 - 1)  # a client may have many owners in one cell
 
-_MEASURES = (["accuracy"], ["loss"])  # every model has one of them
+_MAIN_METRICS = (["accuracy"], ["loss"])  # every model has one of them
 _OWNER = "owner"  # the only column of text
-_FIRST = ("personal", "global", "hybrid")  # the order in which models are shown
+_FIRST = ("personal", "global", "hybrid")  # models that come first in pictures and tables
 
 
 class NoFitError(ValueError):
-    """Raised where a folder holds no fit that can be shown.
+    """Raised for a folder without a fit that a report can show.
 
     Args:
         folder: The folder.
-        why: What is wrong with it.
+        reason: The reason, as the end of a sentence.
 
     Attributes:
-        note: The same in short.
+        note: The folder and the reason.
     """
 
-    def __init__(self, folder: Path, why: str) -> None:
-        self.note = f"{folder}: {why}."
+    def __init__(self, folder: Path, reason: str) -> None:
+        self.note = f"{folder}: {reason}."
         super().__init__(f"Expected argument `runs` to hold fits but got {self.note}")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, by its files.
+    """A run, as its files describe it.
 
     Attributes:
-        folder: Where they are.
-        name: What it is called among others.
-        config: ``config.yaml``, or of a run from Python ``python_config.yaml``; empty without any.
-        rows: ``metrics.csv``: the numbers of each round, by round.
-        clients: ``per_client.csv`` by column, each [clients]; empty before a test.
-        benign: Which clients are not byzantine, [clients], by ``per_client.csv``, or before a test
-            by ``per_client_validation.csv``; empty if there is neither.
-        classes: ``per_class.csv`` by column, each [rows]; empty if there is none.
-        engine: The engine that ran the clients, if one did.
-        earlier: The configs that it went on from with another, by the round up to which it had
-            each: ``config_to_round_<n>.yaml``.
-        damage: What of its files is damaged or missing, and left out.
+        folder: The run's folder.
+        name: A name that differs from those of other runs.
+        config: ``config.yaml``, or ``python_config.yaml`` of a run from Python; empty without any.
+        rows: The numbers in ``metrics.csv``, by round and metric.
+        clients: The columns of ``per_client.csv``, each [clients]; empty before a test.
+        benign: Whether each client is benign, bool [clients]. Read from ``per_client.csv``, or
+            before a test from ``per_client_validation.csv``; empty without both.
+        classes: The columns of ``per_class.csv``, each [rows]; empty without the file.
+        engine: The engine that ran the clients, or ``None``.
+        earlier_configs: The configs before a resume with a changed config, by the round up to
+            which the run had them: ``config_to_round_<n>.yaml``.
+        damage: Descriptions of damaged or missing data, which are left out.
     """
 
     folder: Path
@@ -68,15 +68,15 @@ class Run:
     benign: NDArray[np.bool_]
     classes: Columns
     engine: str | None
-    earlier: Mapping[int, configs.Config] = field(default_factory=dict)
+    earlier_configs: Mapping[int, configs.Config] = field(default_factory=dict)
     damage: tuple[str, ...] = ()
 
     def curve(self, metric: str) -> dict[int, float]:
-        """Return a metric by round, of the rounds that have it."""
+        """Return a metric by round, without rounds that lack it."""
         return {round: row[metric] for round, row in self.rows.items() if metric in row}
 
     def final(self, metric: str) -> float | None:
-        """Return a metric of the last round that has it."""
+        """Return the value of a metric in the last round that has it, or ``None``."""
         return next(reversed(self.curve(metric).values()), None)
 
     @cached_property
@@ -85,134 +85,147 @@ class Run:
         return {name for row in self.rows.values() for name in row}
 
     def models(self, part: str) -> list[str]:
-        """Return the models that were evaluated on ``"val"`` or ``"test"``."""
+        """Return the models that were evaluated on ``"val"`` or ``"test"`` data."""
         names = (name.split("/") for name in self.metrics)
-        measured = [name for name in names if name[0] == part and name[2:] in _MEASURES]
-        return in_order(name[1] for name in measured)
+        evaluated = [name for name in names if name[0] == part and name[2:] in _MAIN_METRICS]
+        return sort_models(name[1] for name in evaluated)
 
     @property
-    def tested(self) -> bool:
-        """Whether the run came to its test."""
-        return _tested(self.rows)
+    def has_test(self) -> bool:
+        """Whether the run has been tested."""
+        return _has_test(self.rows)
 
     @property
-    def rounds(self) -> int:
-        """How many rounds were run: the row of an evaluation after them has that number."""
-        ran = (n for n, row in self.rows.items() if "time/round" in row or "train/loss" in row)
-        usual = max(self.rows, default=-1) + (0 if self.tested else 1)
-        return max((n + 1 for n in ran), default=usual)
+    def num_rounds(self) -> int:
+        """The number of completed rounds.
 
-    @property
-    def planned(self) -> int | None:
-        """How many rounds the config allows; ``None`` if it sets no limit."""
-        found = configs.dotted(self.config)
-        limits = [found.get(f"trainer.{name}") for name in ("max_epochs", "max_steps")]
-        return min((each for each in limits if isinstance(each, int) and each >= 0), default=None)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run came to its end: to its test, if need be early, or to its last round.
-
-        Of a run without a config nothing says that it did not.
+        An evaluation after the last round has this number as its round.
         """
-        return self.tested or not self.config or self.rounds == self.planned
+        trained = (n for n, row in self.rows.items() if "time/round" in row or "train/loss" in row)
+        default = max(self.rows, default=-1) + (0 if self.has_test else 1)
+        return max((n + 1 for n in trained), default=default)
+
+    @property
+    def planned_rounds(self) -> int | None:
+        """The number of rounds that the config allows; ``None`` without a limit."""
+        settings = configs.flatten(self.config)
+        limits = [settings.get(f"trainer.{name}") for name in ("max_epochs", "max_steps")]
+        return min(
+            (limit for limit in limits if isinstance(limit, int) and limit >= 0), default=None
+        )
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has a test, which may follow an early stop, or all planned rounds.
+
+        A run without a config counts as finished.
+        """
+        return self.has_test or not self.config or self.num_rounds == self.planned_rounds
 
     @property
     def num_clients(self) -> int | None:
-        """How many clients there are, if anything tells it."""
-        return len(self.benign) or configs.dotted(self.config).get("data.num_clients")
+        """The number of clients, or ``None`` if neither the files nor the config have it."""
+        return len(self.benign) or configs.flatten(self.config).get("data.num_clients")
 
     @property
     def untrained_clients(self) -> int:
-        """How many benign clients took part in no round, by ``per_client.csv``; 0 if unknown."""
+        """The number of benign clients without a round in ``per_client.csv``; 0 if unknown."""
         rounds = self.clients.get("rounds", np.empty(0))
         return int((self.benign[: len(rounds)] & (rounds == 0)).sum())
 
     @property
     def byzantine_share(self) -> float | None:
-        """The share of byzantine clients, in [0, 1]: of those that there are, or as configured."""
+        """The share of Byzantine clients, in [0, 1], or ``None`` if it is unknown.
+
+        It is counted in the files of clients, or else read from the config.
+        """
         if len(self.benign):
             return float(np.mean(~self.benign))
         return configs.byzantine_share(self.config)
 
 
-def in_order(models: Iterable[str]) -> list[str]:
-    """Return models in the order in which they are shown."""
-    return sorted(set(models), key=lambda model: (*(model != each for each in _FIRST), model))
+def sort_models(models: Iterable[str]) -> list[str]:
+    """Return models without repetition: personal, global, hybrid, then by the alphabet."""
+    return sorted(set(models), key=lambda model: (*(model != first for first in _FIRST), model))
 
 
 def find_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
-    """Read runs, given their folders, or folders that hold several.
+    """Read the runs in some folders.
+
+    Args:
+        paths: Folders of runs, or folders with runs anywhere below them.
 
     Returns:
-        The runs, and a sentence for each folder within those given that holds no fit.
+        The runs, and a sentence for each folder below ``paths`` that is left out.
 
     Raises:
-        FileNotFoundError: If there is no such folder, or no run in it.
-        NoFitError: If a given folder holds only runs that did not begin, are broken, or no fits.
+        FileNotFoundError: If a folder does not exist or has no run in it.
+        NoFitError: If a folder has only runs without a round, damaged runs, or runs that are no
+            fits.
     """
-    found: dict[Path, Run] = {}  # by where they are, so that none is read twice
+    runs: dict[Path, Run] = {}  # by resolved folder, so that no run is read twice
     skipped: list[str] = []
     for path in map(Path, paths):
         if not path.is_dir():
             raise FileNotFoundError(f"Expected argument `runs` to be folders but got {path}.")
-        within = _run_folders(path)
-        if not within:
+        folders = _run_folders(path)
+        if not folders:
             raise FileNotFoundError(
-                "Expected argument `runs` to be folders of runs, which hold metrics.csv, or folders"
-                f" of such, but got {path}."
+                "Expected argument `runs` to be folders of runs, with a metrics.csv, or folders"
+                f" with runs below them, but got {path}."
             )
-        told = []
-        for folder in within:
+        errors = []
+        for folder in folders:
             place = folder.resolve()
             try:
-                found[place] = found.get(place) or _read_fit(folder)
+                runs[place] = runs.get(place) or _read_fit(folder)
             except NoFitError as error:
-                told.append(error)
-        if len(told) == len(within):
-            raise told[0]
-        skipped += [error.note for error in told]
-    names = _names(list(found))
-    return [replace(run, name=name) for run, name in zip(found.values(), names)], skipped
+                errors.append(error)
+        if len(errors) == len(folders):
+            raise errors[0]
+        skipped += [error.note for error in errors]
+    names = _unique_names(list(runs))
+    return [replace(run, name=name) for run, name in zip(runs.values(), names)], skipped
 
 
-def _run_folders(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
-    """Return a folder if it is that of a run, else those of the runs anywhere in it.
+def _run_folders(path: Path, parents: tuple[Path, ...] = ()) -> list[Path]:
+    """Return a folder if it is a run's, otherwise the folders of all runs below it.
 
-    A config beside folders of runs is not one that was begun. Links are followed, but not to a
-    folder that they lie in.
+    A folder with a config but without metrics is a run only if there is no run below it. Links are
+    followed, except links to a parent.
 
     Args:
         path: The folder.
-        above: Those that it lies in, or that links to it lie in.
+        parents: The folders, or links to folders, that lead to it.
     """
-    if path.resolve() in above:
+    if path.resolve() in parents:
         return []
     try:
         if (path / "metrics.csv").is_file():
             return [path]
-        within = [each for each in sorted(path.iterdir()) if each.is_dir()]
-        found = [each for one in within for each in _run_folders(one, (*above, path.resolve()))]
-        return found or ([path] if (path / "config.yaml").is_file() else [])
+        children = [child for child in sorted(path.iterdir()) if child.is_dir()]
+        lineage = (*parents, path.resolve())
+        folders = [folder for child in children for folder in _run_folders(child, lineage)]
+        return folders or ([path] if (path / "config.yaml").is_file() else [])
     except PermissionError:
-        return [path]  # what can be said of it is said when it is read
+        return [path]  # reading it reports the error
 
 
 def _read_fit(folder: Path) -> Run:
     try:
-        if why := _unusable(folder):
-            raise NoFitError(folder, why)
+        if reason := _reason_unusable(folder):
+            raise NoFitError(folder, reason)
         return read_run(folder)
     except OSError as error:
         raise NoFitError(folder, f"cannot be read ({error.strerror})") from error
 
 
-def _unusable(folder: Path) -> str:
-    """Return why there is nothing to show of a run, if that is so."""
+def _reason_unusable(folder: Path) -> str:
+    """Return the reason why a report cannot show a run, or an empty string if it can."""
     if not (folder / "metrics.csv").is_file():
-        predicted = (folder / "predictions.csv").is_file()
-        return "only predictions" if predicted else "no metrics.csv, so no round was run"
-    names = _header(folder / "metrics.csv")
+        has_predictions = (folder / "predictions.csv").is_file()
+        return "only predictions" if has_predictions else "no metrics.csv, so no round was run"
+    names = _read_header(folder / "metrics.csv")
     if not any(name.startswith(("train/", "val/", "test/")) for name in names):
         return "no numbers in metrics.csv, so no round was run"
     if "time/round" not in names and not (folder / "engine.json").is_file():
@@ -220,72 +233,82 @@ def _unusable(folder: Path) -> str:
     return ""
 
 
-def _header(path: Path) -> list[str]:
-    with _read(path) as file:
+def _read_header(path: Path) -> list[str]:
+    with _open_csv(path) as file:
         return next(csv.reader(file), [])
 
 
-def _names(folders: list[Path]) -> list[str]:
-    """Return a name for each folder: the shortest end of its path that no other has."""
+def _unique_names(folders: list[Path]) -> list[str]:
+    """Return a name for each folder: the shortest end of its path that no other folder has."""
     names = []
     for folder in folders:
         ends = ["/".join(folder.parts[-length:]) for length in range(1, len(folder.parts) + 1)]
-        others = [other.parts for other in folders if other != folder]
-        own = (
+        other_parts = [other.parts for other in folders if other != folder]
+        unique_ends = (
             end
             for length, end in enumerate(ends, 1)
-            if all(parts[-length:] != folder.parts[-length:] for parts in others)
+            if all(parts[-length:] != folder.parts[-length:] for parts in other_parts)
         )
-        names.append(next(own, str(folder)))
+        names.append(next(unique_ends, str(folder)))
     return names
 
 
 def read_run(folder: Path, name: str | None = None) -> Run:
-    """Read a run's folder.
+    """Read the run in a folder.
+
+    Files of an earlier test are ignored if the run went on after it.
+
+    Args:
+        folder: The run's folder.
+        name: The name of the run; ``None`` takes the folder's.
 
     Raises:
-        NoFitError: If a file is not what a fit writes.
+        NoFitError: If a fit cannot have written a file.
     """
     damage: list[str] = []
-    rows = _rounds(folder / "metrics.csv", damage)
-    tested = _tested(rows)
-    config = _config(folder / "config.yaml") or _config(folder / configs.PYTHON_CONFIG)
-    clients = _columns(folder / "per_client.csv", damage, "byzantine") if tested else {}
-    if tested:
-        damage += _missing_clients(clients, config)
-    found = clients or _columns(folder / "per_client_validation.csv", damage, "byzantine")
+    rows = _read_rounds(folder / "metrics.csv", damage)
+    clients: Columns = {}
+    classes: Columns = {}
+    config = _read_config(folder / "config.yaml") or _read_config(folder / configs.PYTHON_CONFIG)
+    has_test = _has_test(rows)
+    if has_test:
+        clients = _read_columns(folder / "per_client.csv", damage, "byzantine")
+        damage += _describe_missing_clients(clients, config)
+    validated = clients or _read_columns(folder / "per_client_validation.csv", damage, "byzantine")
+    if has_test:
+        classes = _read_columns(folder / "per_class.csv", damage, "byzantine", "class")
     return Run(
         folder=folder,
         name=name or folder.name,
         config=config,
-        rows=rows,  # what an earlier test left is not that of a run that goes on
+        rows=rows,
         clients=clients,
-        benign=found.get("byzantine", np.empty(0)) == 0,
-        classes=_columns(folder / "per_class.csv", damage, "byzantine", "class") if tested else {},
-        engine=_engine(folder, damage),
-        earlier=dict(_earlier(folder)),
+        benign=validated.get("byzantine", np.empty(0)) == 0,
+        classes=classes,
+        engine=_read_engine(folder, damage),
+        earlier_configs=dict(_read_earlier_configs(folder)),
         damage=tuple(damage),
     )
 
 
-def _missing_clients(clients: Columns, config: configs.Config) -> list[str]:
-    """Return what is missing of the clients of a run that was tested."""
+def _describe_missing_clients(clients: Columns, config: configs.Config) -> list[str]:
+    """Return a description of the clients that are missing in the files of a tested run."""
     if not clients:
         return ["per_client.csv is missing or empty"]
-    number = configs.dotted(config).get("data.num_clients")
+    number = configs.flatten(config).get("data.num_clients")
     rows = len(clients["byzantine"])
     if isinstance(number, int) and rows < number:
         return [f"per_client.csv has {rows} of {number} clients"]
     return []
 
 
-def _earlier(folder: Path) -> Iterator[tuple[int, configs.Config]]:
+def _read_earlier_configs(folder: Path) -> Iterator[tuple[int, configs.Config]]:
     for path in sorted(folder.glob("config_to_round_*.yaml")):
         if (round := path.stem.rpartition("_")[2]).isdecimal():
-            yield int(round), _config(path)
+            yield int(round), _read_config(path)
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
@@ -297,33 +320,38 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _rounds(path: Path, damage: list[str]) -> dict[int, dict[str, float]]:
-    """Return the numbers of each round, and add what is damaged to a list."""
+def _read_rounds(path: Path, damage: list[str]) -> dict[int, dict[str, float]]:
+    """Return the numbers of each round, by round and metric.
+
+    Args:
+        path: The path of ``metrics.csv``.
+        damage: A list that a description of damaged rows and cells is added to.
+    """
     rows: dict[int, dict[str, float]] = {}
-    broken_rows = broken_cells = 0
-    with _read(path) as file:
+    damaged_rows = damaged_cells = 0
+    with _open_csv(path) as file:
         for row in csv.DictReader(file):
-            broken_cells += sum(_is_broken(text) for name, text in row.items() if name)
-            numbers = {name: _number(text) for name, text in row.items() if name}
+            damaged_cells += sum(_is_damaged(text) for name, text in row.items() if name)
+            numbers = {name: _parse_number(text) for name, text in row.items() if name}
             round = numbers.pop("round", math.nan)
-            known = {name: value for name, value in numbers.items() if not math.isnan(value)}
+            values = {name: value for name, value in numbers.items() if not math.isnan(value)}
             if math.isfinite(round):
-                rows.setdefault(int(round), {}).update(known)
+                rows.setdefault(int(round), {}).update(values)
             else:
-                broken_rows += 1
-    damage += _told(path, broken_rows, broken_cells)
+                damaged_rows += 1
+    damage += _describe_damage(path, damaged_rows, damaged_cells)
     return dict(sorted(rows.items()))
 
 
-def _told(path: Path, rows: int, cells: int) -> list[str]:
-    """Return what is said of damaged rows and cells of a file; nothing if there are none."""
+def _describe_damage(path: Path, rows: int, cells: int) -> list[str]:
+    """Return a description of the damaged rows and cells of a file, if there are any."""
     counts = {"row": rows, "cell": cells}
-    parts = [f"{n} damaged {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
+    parts = [f"{n} damaged {unit}{'s' if n > 1 else ''}" for unit, n in counts.items() if n]
     return [f"{path.name} has {' and '.join(parts)}"] if parts else []
 
 
-def _is_broken(text: object) -> bool:
-    """Whether a cell holds something that is no number."""
+def _is_damaged(text: object) -> bool:
+    """Return whether a cell holds text that is not a number."""
     if not isinstance(text, str) or not text:
         return False
     try:
@@ -334,7 +362,8 @@ def _is_broken(text: object) -> bool:
 
 
 @contextmanager
-def _read(path: Path) -> Iterator[TextIO]:
+def _open_csv(path: Path) -> Iterator[TextIO]:
+    """Open a CSV file; text that cannot be decoded or parsed raises a :class:`NoFitError`."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             yield file
@@ -342,22 +371,28 @@ def _read(path: Path) -> Iterator[TextIO]:
         raise NoFitError(path.parent, f"{path.name} is not readable CSV") from None
 
 
-def _tested(rows: Mapping[int, Mapping[str, float]]) -> bool:
-    """Whether rows end with that of a test; it is empty if no benign client has test samples."""
+def _has_test(rows: Mapping[int, Mapping[str, float]]) -> bool:
+    """Return whether the last row is a test; it is empty if no benign client has test samples."""
     if not rows:
         return False
     last = rows[max(rows)]
     return not last or any(name.startswith("test/") for name in last)
 
 
-def _columns(path: Path, damage: list[str], *known: str) -> dict[str, NDArray[np.float64]]:
-    """Return a table by column, of which some are to be known throughout; nothing without it.
+def _read_columns(path: Path, damage: list[str], *required: str) -> dict[str, NDArray[np.float64]]:
+    """Return the columns of a table, or an empty dictionary if there is no file.
 
-    What is damaged is added to a list.
+    Args:
+        path: The path of a CSV file.
+        damage: A list that a description of damaged rows and cells is added to.
+        *required: Columns that must have a finite number in each row.
+
+    Raises:
+        NoFitError: If the file was cut off or lacks a required number.
     """
     if not path.is_file():
         return {}
-    with _read(path) as file:
+    with _open_csv(path) as file:
         lines = file.readlines()
         if lines and not lines[-1].endswith("\n"):
             raise NoFitError(path.parent, f"{path.name} was cut off")
@@ -366,26 +401,26 @@ def _columns(path: Path, damage: list[str], *known: str) -> dict[str, NDArray[np
         rows = list(reader)
     complete = [row for row in rows if len(row) == len(names)]
     pairs = (pair for row in complete for pair in zip(names, row))
-    cells = sum(_is_broken(text) for name, text in pairs if name != _OWNER)
-    damage += _told(path, len(rows) - len(complete), cells)
-    whole = [[_number(text) for text in row] for row in complete]
-    table = np.array(whole, dtype=np.float64).reshape(len(whole), len(names))
+    cells = sum(_is_damaged(text) for name, text in pairs if name != _OWNER)
+    damage += _describe_damage(path, len(rows) - len(complete), cells)
+    numbers = [[_parse_number(text) for text in row] for row in complete]
+    table = np.array(numbers, dtype=np.float64).reshape(len(numbers), len(names))
     columns = {name: table[:, place] for place, name in enumerate(names)}
-    for name in known:
+    for name in required:
         if columns and not (name in columns and np.isfinite(columns[name]).all()):
-            raise NoFitError(path.parent, f"{path.name} does not say `{name}` of each of its rows")
+            raise NoFitError(path.parent, f"{path.name} lacks a number in its column `{name}`")
     return columns
 
 
-def _number(text: str | None) -> float:
-    """Return a number; NaN where there is none."""
+def _parse_number(text: str | None) -> float:
+    """Return the number in a cell, or NaN if it has none."""
     try:
         return float(text or "nan")
     except (TypeError, ValueError):
         return math.nan
 
 
-def _engine(folder: Path, damage: list[str]) -> str | None:
+def _read_engine(folder: Path, damage: list[str]) -> str | None:
     path = folder / "engine.json"
     if not path.is_file():
         return None

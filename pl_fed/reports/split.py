@@ -1,4 +1,4 @@
-"""How samples are shared out: numbers, a table and a picture."""
+"""The data split: numbers, a table and a picture."""
 
 import csv
 from pathlib import Path
@@ -17,25 +17,26 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.text import csv_cell, printable
 
 _PARTS = ("train", "val", "test")
-_MOST_ROWS = 30  # of the printed table
-_LONGEST = 20  # text in a cell of it
-_MOST_BUBBLES = 60  # clients that are drawn one by one
-_BLUE, _ORANGE, _GREEN = "#0072B2", "#E69F00", "#009E73"  # Okabe and Ito's: told apart by all
+_MAX_ROWS = 30  # of the printed table of clients
+_MAX_TEXT = 20  # characters in a cell of it
+_MAX_BUBBLES = 60  # clients drawn as bubbles; more are drawn as an image
+_BLUE, _ORANGE, _GREEN = "#0072B2", "#E69F00", "#009E73"  # Okabe and Ito: colour-blind safe
 
 
 class Split:
-    """Who has how many samples, of which classes.
+    """Data split: the samples of each client by part, class and owner.
 
     Args:
         data: The data of a federation.
 
     Attributes:
-        sizes: Samples of each client by part, each int64 [clients].
-        counts: Training samples of each client and class, int64 [clients, classes]; no classes
-            where targets are real values.
-        distances: Total variation distance of each client's mix of classes from that of all
-            training samples, ½ Σ_c |p_kc − p_c|, in [0, 1], [clients].
-        owners: Whose samples each client has, one or more; empty if labels were shared out.
+        sizes: The samples of each client by part (train, val, test), each int64 [clients].
+        counts: The training samples of each client and class, int64 [clients, classes]; with
+            real-valued targets, there are no classes.
+        distances: The total variation distance of each client's class distribution from the
+            overall distribution of training samples, ½ Σ_c |p_kc − p_c|, in [0, 1], [clients].
+        owners: The owners of each client's samples, one or more; empty if a partitioner
+            distributed the samples by their labels.
     """
 
     def __init__(self, data: ClientData) -> None:
@@ -52,27 +53,27 @@ class Split:
         self.distances = (shares - overall).abs().sum(1) / 2
 
     @property
-    def held(self) -> Tensor:
-        """How many classes each client holds, int64 [clients]."""
+    def classes_per_client(self) -> Tensor:
+        """The number of classes in each client's training samples, int64 [clients]."""
         return (self.counts > 0).sum(1)
 
     def rows(self) -> list[dict[str, int | float | str]]:
-        """Return one row for each client; nothing of classes where targets are real values."""
+        """Return one row for each client; with real-valued targets, without columns of classes."""
         table: list[dict[str, int | float | str]] = []
-        held = self.held.tolist()
+        classes_per_client = self.classes_per_client.tolist()
         for client in range(len(self.counts)):
             row: dict[str, int | float | str] = {"client": client}
             row |= {"owner": ", ".join(self.owners[client])} if self.owners else {}
             row |= {part: int(sizes[client]) for part, sizes in self.sizes.items()}
             if self.counts.shape[1]:
-                row |= {"classes": held[client]}
+                row |= {"classes": classes_per_client[client]}
                 row |= {"distance": round(float(self.distances[client]), 6)}
                 row |= {f"class_{c}": int(n) for c, n in enumerate(self.counts[client])}
             table.append(row)
         return table
 
     def write(self, path: Path) -> None:
-        """Write the rows as CSV."""
+        """Write the rows as a CSV file."""
         rows = self.rows()
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
@@ -83,43 +84,45 @@ class Split:
             )
 
     def show(self, console: Console | None = None) -> None:
-        """Print what clients have in all, and each by itself if they are few."""
+        """Print a summary of all clients, and a table with one row per client if there are few."""
         console = console or Console()
         console.print(self._overview())
-        if len(self.counts) <= _MOST_ROWS:
-            console.print(self._each(console.encoding))
+        if len(self.counts) <= _MAX_ROWS:
+            console.print(self._client_table(console.encoding))
 
     def _overview(self) -> Table:
         clients = len(self.counts)
         title = f"{clients} client{'s' if clients > 1 else ''}"
         table = Table(title=title, title_justify="left")
-        for name in ("", "in all", "fewest", "median", "most"):
+        for name in ("", "total", "fewest", "median", "most"):
             table.add_column(name, justify="left" if not name else "right")
         for part, sizes in self.sizes.items():
-            table.add_row(f"{part} samples", str(int(sizes.sum())), *map(_plain, _spanned(sizes)))
+            spread = map(_format_count, _min_median_max(sizes))
+            table.add_row(f"{part} samples", str(int(sizes.sum())), *spread)
         if self.counts.shape[1]:
-            table.add_row("classes", str(self.counts.shape[1]), *map(_plain, _spanned(self.held)))
-            spread = [f"{distance:.3f}" for distance in _spanned(self.distances)]
-            table.add_row("distance from the mix of all", "", *spread)
+            spread = map(_format_count, _min_median_max(self.classes_per_client))
+            table.add_row("classes", str(self.counts.shape[1]), *spread)
+            distances = [f"{distance:.3f}" for distance in _min_median_max(self.distances)]
+            table.add_row("distance from overall distribution", "", *distances)
         return table
 
-    def _each(self, encoding: str) -> Table:
+    def _client_table(self, encoding: str) -> Table:
         table = Table()
-        of_classes = ("distance", "training samples by class") if self.counts.shape[1] else ()
-        of_owners = ("owner",) if self.owners else ()
-        for name in ("client", *of_owners, *_PARTS, *of_classes):
+        class_columns = ("distance", "training samples by class") if self.counts.shape[1] else ()
+        owner_columns = ("owner",) if self.owners else ()
+        for name in ("client", *owner_columns, *_PARTS, *class_columns):
             table.add_column(name, justify="left" if " " in name else "right")
         for row, counts in zip(self.rows(), self.counts.tolist()):
-            names = ("client", *of_owners, *_PARTS)
-            cells = [escape(_shortened(printable(str(row[name]), encoding))) for name in names]
-            if of_classes:
-                held = " ".join(f"{c}:{n}" for c, n in enumerate(counts) if n)
-                cells += [f"{row['distance']:.3f}", held]
+            names = ("client", *owner_columns, *_PARTS)
+            cells = [escape(_shorten(printable(str(row[name]), encoding))) for name in names]
+            if class_columns:
+                samples = " ".join(f"{c}:{n}" for c, n in enumerate(counts) if n)
+                cells += [f"{row['distance']:.3f}", samples]
             table.add_row(*cells)
         return table
 
     def draw(self, path: Path) -> None:
-        """Draw classes by client, sizes, and distances from the mix of all, as PNG."""
+        """Draw classes, sizes and distances from the overall distribution by client, as PNG."""
         classes = self.counts.shape[1]
         figure = Figure(figsize=(9, 8.5 if classes else 3.5), layout="constrained")
         if classes:
@@ -133,62 +136,62 @@ class Split:
 
     def _draw_classes(self, axes: Axes) -> None:
         clients, classes = self.counts.shape
-        if clients > _MOST_BUBBLES:
+        if clients > _MAX_BUBBLES:
             image = axes.imshow(
                 self.counts.T.log1p(), aspect="auto", cmap="cividis", origin="lower",
                 interpolation="nearest",
             )  # fmt: skip
-            most = int(self.counts.max())
-            ticks = [0, *(10**n for n in range(9) if 10**n < most), most]
+            largest = int(self.counts.max())
+            ticks = [0, *(10**n for n in range(9) if 10**n < largest), largest]
             bar = axes.figure.colorbar(image, ax=axes, ticks=torch.tensor(ticks).log1p().tolist())
             bar.set_ticklabels([str(tick) for tick in ticks])
             bar.set_label("training samples")
         else:
-            who, what = self.counts.nonzero(as_tuple=True)
-            area = self.counts[who, what] / self.counts.max() * (2500 / max(10, clients, classes))
-            axes.scatter(who, what, s=area * 6, color=_BLUE, alpha=0.8, linewidths=0)
+            x, y = self.counts.nonzero(as_tuple=True)
+            area = self.counts[x, y] / self.counts.max() * (2500 / max(10, clients, classes))
+            axes.scatter(x, y, s=area * 6, color=_BLUE, alpha=0.8, linewidths=0)
             axes.set_xlim(-0.8, clients - 0.2)
             axes.set_ylim(-0.8, classes - 0.2)
             axes.set_title("area: training samples", loc="right", fontsize="small")
         if classes <= 20:
             axes.set_yticks(range(classes))
-        _over_clients(axes, "class")
+        _label_axes(axes, "class")
 
     def _draw_sizes(self, axes: Axes) -> None:
-        begin = np.zeros(len(self.counts))
-        edges = np.arange(len(begin) + 1) - 0.5
+        bottom = np.zeros(len(self.counts))
+        edges = np.arange(len(bottom) + 1) - 0.5
         for (part, sizes), color in zip(self.sizes.items(), (_BLUE, _ORANGE, _GREEN)):
-            end = begin + sizes.numpy()
-            axes.stairs(end, edges, baseline=begin, fill=True, color=color, label=part)
-            begin = end
-        _over_clients(axes, "samples")
+            top = bottom + sizes.numpy()
+            axes.stairs(top, edges, baseline=bottom, fill=True, color=color, label=part)
+            bottom = top
+        _label_axes(axes, "samples")
         axes.margins(x=0.01)
         axes.legend(ncols=3, frameon=False, fontsize="small", loc="upper right")
-        axes.set_ylim(top=float(begin.max()) * 1.25)
+        axes.set_ylim(top=float(bottom.max()) * 1.25)
 
     def _draw_distances(self, axes: Axes) -> None:
         edges = np.arange(len(self.distances) + 1) - 0.5
         axes.stairs(self.distances.numpy(), edges, fill=True, color=_BLUE)
-        _over_clients(axes, "distance from\nthe mix of all")
+        _label_axes(axes, "distance from\noverall distribution")
         axes.set_ylim(0, 1)
         axes.margins(x=0.01)
 
 
-def _over_clients(axes: Axes, what: str) -> None:
-    axes.set(ylabel=what, xlabel="client")
+def _label_axes(axes: Axes, quantity: str) -> None:
+    axes.set(ylabel=quantity, xlabel="client")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _spanned(values: Tensor) -> tuple[float, float, float]:
-    """Return the smallest value, the median, and the largest."""
+def _min_median_max(values: Tensor) -> tuple[float, float, float]:
+    """Return the smallest value, the median and the largest value."""
     return float(values.min()), float(np.median(values)), float(values.max())
 
 
-def _plain(number: float) -> str:
-    """Return a count, or what lies halfway between two."""
+def _format_count(number: float) -> str:
+    """Return a count as text; a median may lie halfway between two counts."""
     return f"{number:.1f}".removesuffix(".0")
 
 
-def _shortened(text: str) -> str:
-    """Return a cell as it is printed: of many owners the first ones."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+def _shorten(text: str) -> str:
+    """Return a text, cut and ended with an ellipsis if it is too long for a cell."""
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"

@@ -1,4 +1,4 @@
-"""How much clients get, against how evenly they get it."""
+"""The mean of a test metric over clients, against its spread over clients."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pl_fed.reports.group import Final, Group, is_lower_better, measure_of, models_of
+from pl_fed.reports.group import Final, Group, is_lower_better, list_models, main_metric
 from pl_fed.reports.picture import (
     Picture,
-    bars,
-    look,
+    apply_style,
+    error_bars,
+    line_style,
+    make_panels,
     name_groups,
     round_numbers,
-    sheet,
-    styled,
 )
 
-_AROUND = [  # where a number may stand, in units of its distance from the point
+_OFFSETS = [  # candidate positions of a number around its point, in units of _REACH
     *((1, 0), (-1, 0), (0, 1), (0, -1), (0.8, 0.8), (-0.8, 0.8), (0.8, -0.8), (-0.8, -0.8)),
     *((1.9, 0), (-1.9, 0), (0, 1.9), (0, -1.9), (1.5, 1.5), (-1.5, 1.5), (1.5, -1.5), (-1.5, -1.5)),
 ]
@@ -26,7 +26,14 @@ _REACH = 8.0  # points between a point and its number
 
 
 class Point(NamedTuple):
-    """A group's models: their mean over clients, and the spread over clients."""
+    """The result of a group's models.
+
+    Attributes:
+        group: The group.
+        model: The name of the model.
+        mean: The mean over clients.
+        spread: The standard deviation over clients.
+    """
 
     group: Group
     model: str
@@ -34,116 +41,126 @@ class Point(NamedTuple):
     spread: Final
 
 
-def against_spread(groups: Sequence[Group]) -> Iterator[Picture]:
-    """Yield the picture of accuracy against its spread over clients: a point a group and model."""
-    measure = measure_of(groups, "test")
-    points = list(_points(groups, measure))
+def draw_spread(groups: Sequence[Group]) -> Iterator[Picture]:
+    """Yield the picture of the main metric against its spread over clients.
+
+    It has a point for each group and model.
+    """
+    metric = main_metric(groups, "test")
+    points = list(_points(groups, metric))
     if not points:
         return
-    title = f"Test {measure} against its spread over clients"
-    lower = is_lower_better((run for each in groups for run in each.runs), measure)
+    title = f"Test {metric} against its spread over clients"
+    lower = is_lower_better((run for group in groups for run in group.runs), metric)
     better = "left" if lower else "right"
     caption = (
-        f"Benign clients: mean, and standard deviation over them. Further down is fairer, further"
-        f" {better} is better."
+        "Mean and standard deviation over benign clients. Lower points are fairer; points further"
+        f" {better} are better."
     )
-    shown = {point.group.number for point in points}
-    named = [each for each in groups if each.number in shown] if len(groups) > 1 else []
+    numbers = {point.group.number for point in points}
+    named = [group for group in groups if group.number in numbers] if len(groups) > 1 else []
     if named:
-        caption += " Numbers are those of the runs' table."
+        caption += " Numbers refer to the table of runs."
     if any(point.mean.std is not None for point in points):
         caption += " Bars are the range over runs."
-    said = (f"{p.group.title}, {p.model} {p.mean.mean:.4g} ± {p.spread.mean:.4g}" for p in points)
-    rows = [_row(point, measure) for point in points]
-    alt = f"{title}. {'; '.join(said)}."
-    yield Picture(f"{measure}_spread", title, caption, alt, rows, _drawn(points, measure, named))
+    results = (
+        f"{p.group.title}, {p.model} {p.mean.mean:.4g} ± {p.spread.mean:.4g}" for p in points
+    )
+    rows = [_row(point, metric) for point in points]
+    alt = f"{title}. {'; '.join(results)}."
+    yield Picture(f"{metric}_spread", title, caption, alt, rows, _draw(points, metric, named))
 
 
-def _points(groups: Sequence[Group], measure: str) -> Iterator[Point]:
-    for model in models_of(groups, "test"):
+def _points(groups: Sequence[Group], metric: str) -> Iterator[Point]:
+    for model in list_models(groups, "test"):
         for group in groups:
-            mean = group.final(f"test/{model}/{measure}")
-            spread = group.final(f"test/{model}/{measure}_std")
-            if variances := group.finals(f"test/{model}/{measure}_var"):
-                spread = spread or Final.of([math.sqrt(value) for value in variances])
+            mean = group.final(f"test/{model}/{metric}")
+            spread = group.final(f"test/{model}/{metric}_std")
+            if variances := group.finals(f"test/{model}/{metric}_var"):
+                spread = spread or Final.summarize([math.sqrt(value) for value in variances])
             if mean and spread and math.isfinite(mean.mean) and math.isfinite(spread.mean):
                 yield Point(group, model, mean, spread)
 
 
-@styled
-def _drawn(points: Sequence[Point], measure: str, named: Sequence[Group]) -> Figure:
-    figure, (axes,) = sheet(1, 3.6 if len(named) < 10 else 5.0, named)
+@apply_style
+def _draw(points: Sequence[Point], metric: str, named: Sequence[Group]) -> Figure:
+    figure, (axes,) = make_panels(1, 3.6 if len(named) < 10 else 5.0, named)
     models = list(dict.fromkeys(point.model for point in points))
     for place, model in enumerate(models):
-        own = [point for point in points if point.model == model]
-        style = look(place)
-        x, y = [p.mean.mean for p in own], [p.spread.mean for p in own]
-        across, along = bars([p.mean for p in own]), bars([p.spread for p in own])
+        members = [point for point in points if point.model == model]
+        style = line_style(place)
+        means, spreads = [point.mean for point in members], [point.spread for point in members]
+        x, y = [final.mean for final in means], [final.mean for final in spreads]
+        x_bars, y_bars = error_bars(means), error_bars(spreads)
         axes.errorbar(
-            x, y, along, across, fmt=style["marker"], color=style["color"], ms=5, alpha=0.85,
+            x, y, y_bars, x_bars, fmt=style["marker"], color=style["color"], ms=5, alpha=0.85,
             elinewidth=0.7, label=f"{model} models",
         )  # fmt: skip
-    axes.set(xlabel=f"mean test {measure}", ylabel=f"spread of {measure} (std)")
+    axes.set(xlabel=f"mean test {metric}", ylabel=f"spread of {metric} (std)")
     axes.margins(0.08)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0)
     name_groups(figure, named)
     if named:
-        _number(figure, axes, points, models)
+        _number_points(figure, axes, points, models)
     return figure
 
 
-def _number(figure: Figure, axes: Axes, points: Sequence[Point], models: Sequence[str]) -> None:
-    """Write each point's number beside it, where the least is in its way."""
-    figure.draw_without_rendering()  # which says where points lie
-    data = [(point.mean.mean, point.spread.mean) for point in points]
+def _number_points(
+    figure: Figure, axes: Axes, points: Sequence[Point], models: Sequence[str]
+) -> None:
+    """Write the number of each group beside its points, with little overlap."""
+    figure.draw_without_rendering()  # fixes the positions of the points
+    positions = [(point.mean.mean, point.spread.mean) for point in points]
     scale = 72 / figure.dpi
-    places = [tuple(scale * z for z in axes.transData.transform(each)) for each in data]
-    for point, where, (dx, dy) in zip(points, data, label_places(places)):
+    places = [tuple(scale * z for z in axes.transData.transform(xy)) for xy in positions]
+    for point, position, (dx, dy) in zip(points, positions, place_labels(places)):
         axes.annotate(
-            str(point.group.number), where, (dx, dy), textcoords="offset points", fontsize=7,
-            ha="center", va="center", color=look(models.index(point.model))["color"],
+            str(point.group.number), position, (dx, dy), textcoords="offset points", fontsize=7,
+            ha="center", va="center", color=line_style(models.index(point.model))["color"],
         )  # fmt: skip
 
 
-def label_places(points: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
-    """Return for each point where its number is to stand, so that few numbers overlap.
+def place_labels(points: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """Return an offset for the number of each point, so that few numbers overlap.
 
-    Each takes the place around its point that is furthest from other points and from the numbers
-    that have a place, as far as that matters; near places are tried first.
+    A number takes the candidate position furthest from other points and from numbers already
+    placed. Distances above 1.2 times ``_REACH`` count as equal; ties go to the nearest position.
 
     Args:
         points: Positions, in points of 1/72 inch.
 
     Returns:
-        The offset of each number from its point.
+        The offset of each number from its point, in points of 1/72 inch.
 
     Example:
-        >>> label_places([(0, 0), (8, 0)])  # the first may not stand where the second is
+        >>> place_labels([(0, 0), (8, 0)])  # the first number avoids the second point
         [(-8.0, 0.0), (8.0, 0.0)]
     """
     taken = [(float(x), float(y)) for x, y in points]
     offsets = []
     for x, y in list(taken):
-        choices = [(_REACH * dx, _REACH * dy) for dx, dy in _AROUND]
+        choices = [(_REACH * dx, _REACH * dy) for dx, dy in _OFFSETS]
 
-        def room(offset: tuple[float, float], x: float = x, y: float = y) -> float:
-            here = (x + offset[0], y + offset[1])
-            return min((math.dist(here, each) for each in taken if each != (x, y)), default=99.0)
+        def clearance(offset: tuple[float, float], x: float = x, y: float = y) -> float:
+            """Return the distance of a number from other points and numbers."""
+            position = (x + offset[0], y + offset[1])
+            occupied = (place for place in taken if place != (x, y))
+            return min((math.dist(position, place) for place in occupied), default=99.0)
 
-        dx, dy = max(choices, key=lambda offset: min(room(offset), 1.2 * _REACH))
+        dx, dy = max(choices, key=lambda offset: min(clearance(offset), 1.2 * _REACH))
         taken.append((x + dx, y + dy))
         offsets.append((dx, dy))
     return offsets
 
 
-def _row(point: Point, measure: str) -> dict[str, Any]:
+def _row(point: Point, metric: str) -> dict[str, Any]:
     return round_numbers(
         {
             "group": point.group.number,
             "label": point.group.label,
             "model": point.model,
-            measure: point.mean.mean,
+            metric: point.mean.mean,
             "spread": point.spread.mean,
-            "runs": len(point.group.tested),
+            "runs": len(point.group.tested_runs),
         }
     )

@@ -20,21 +20,21 @@ class Adversary:
     """Adversary: the Byzantine clients and their attack.
 
     Args:
-        attack: What Byzantine clients do to their data or uploads.
-        fraction: Share of the clients that is Byzantine, in [0, 1]: rounded down to a number of
-            clients, which the seed draws.
+        attack: The attack of the Byzantine clients, on their data or their uploads.
+        fraction: Fraction of the clients that is Byzantine, in [0, 1]. The number of clients is
+            rounded down, and the seed draws the clients.
         ids: Ids of the Byzantine clients, instead of ``fraction``.
-        redraw: Whether each round draws other Byzantine clients, by ``fraction``. Metrics are then
-            over the clients that are benign in the round before the evaluation.
-        start_round: First round of the attack. Byzantine clients are honest before it, and still in
-            no metric.
-        knowledge: Which honest uploads of a round the Byzantine clients know: ``"all"``, or only
+        redraw: Whether each round draws its own Byzantine clients, by ``fraction``. Metrics are
+            then over the clients that are benign in the round before the evaluation.
+        start_round: First round of the attack. Byzantine clients are honest before it, but metrics
+            leave them out in every round.
+        knowledge: The honest uploads of a round that the Byzantine clients know: ``"all"``, or only
             their ``"own"``, the uploads that they would send if they were honest.
         expected: Number of Byzantine uploads that the aggregator assumes in a round. ``None``
-            takes the share of all clients that is Byzantine, times the cohort, rounded down, as in
-            Ditto. Broken uploads, which are left out, are subtracted.
-        corruption: Attack on the training data of all clients, Byzantine or not, such as outliers
-            (FedTilt, section IV).
+            multiplies the fraction of Byzantine clients by the number of uploads, and rounds down,
+            as in Ditto. A given number is reduced by the number of broken uploads.
+        corruption: Attack on the training data of all clients, benign and Byzantine, such as
+            outliers (FedTilt, section IV).
 
     Raises:
         TypeError: If an argument is of a wrong type.
@@ -66,7 +66,7 @@ class Adversary:
         self._check_attacks()
 
     def _check_clients(self) -> None:
-        """Check which clients are Byzantine."""
+        """Check the arguments that select the Byzantine clients."""
         if self.fraction is not None and self.ids is not None:
             raise ValueError(
                 f"Expected only one of `{_PATH}.fraction` and `{_PATH}.ids` to be given but got"
@@ -75,7 +75,7 @@ class Adversary:
         if self.fraction is not None:
             _check_fraction(self.fraction)
         if self.ids is not None:
-            object.__setattr__(self, "ids", _checked_ids(self.ids))
+            object.__setattr__(self, "ids", _convert_ids(self.ids))
         if self.redraw and self.ids is not None:
             raise ValueError(
                 f"Expected argument `{_PATH}.fraction` to be given with `{_PATH}.redraw` but got"
@@ -94,28 +94,28 @@ class Adversary:
         if self.knowledge == "own" and self.attack is not None and self.attack.needs_merged:
             raise ValueError(
                 f'Expected argument `{_PATH}.knowledge` to be "all" for'
-                f" {type(self.attack).__name__}, which tries its factor out against the defence,"
+                f" {type(self.attack).__name__}, because it tries its factor against the defence,"
                 ' but got "own".'
             )
         if self.corruption is not None and self.corruption.forges:
             raise ValueError(
                 f"Expected argument `{_PATH}.corruption` to change data only but got"
-                f" {type(self.corruption).__name__}, which forges uploads: give it as"
+                f" {type(self.corruption).__name__}, which forges uploads: set it as"
                 f" `{_PATH}.attack`."
             )
 
 
 def _check_fraction(fraction: Any) -> None:
-    """Refuse a fraction that is no number in [0, 1]."""
+    """Refuse a fraction that is not a number in [0, 1]."""
     expected = f"Expected argument `{_PATH}.fraction` to be a number in [0, 1] but got {fraction!r}"
     if isinstance(fraction, bool) or not isinstance(fraction, int | float):
-        raise TypeError(f"{expected}: clients by their ids are given as `{_PATH}.ids`.")
+        raise TypeError(f"{expected}: to select clients by id, set `{_PATH}.ids`.")
     if not 0 <= fraction <= 1:
-        raise ValueError(f"{expected}: 0.2 is a fifth of all clients.")
+        raise ValueError(f"{expected}: set, for example, 0.2 for a fifth of all clients.")
 
 
-def _checked_ids(ids: Any) -> list[int]:
-    """Return client ids as a list, if they are integers, all different."""
+def _convert_ids(ids: Any) -> list[int]:
+    """Return client ids as a list; refuse ids that are not different integers."""
     if isinstance(ids, Tensor | np.ndarray):
         ids = ids.tolist()
     is_list = isinstance(ids, Collection) and not isinstance(ids, str | Mapping)

@@ -1,4 +1,4 @@
-"""The Byzantine clients of a federation: which, when, what they know, and what they do."""
+"""The Byzantine clients of a federation, and their attacks on data and uploads."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pl_fed.attacks import Attack
-from pl_fed.attacks.base import poisoned
+from pl_fed.attacks.base import apply_attacks
 from pl_fed.nets.rows import finite_rows, usable_rows
 from pl_fed.random import generator
 from pl_fed.rounds.adversary import Adversary
@@ -19,13 +19,13 @@ from pl_fed.types import Batch, ClientContext, RoundContext
 
 
 class ByzantineClients:
-    """Byzantine clients: draws them, and lets them poison their data and forge their uploads.
+    """Byzantine clients: drawn by the seed, they poison their data and forge their uploads.
 
     Args:
         adversary: The settings of the attack.
 
     Attributes:
-        is_byzantine: Which clients are Byzantine in the present round, bool [clients].
+        is_byzantine: A mask of the Byzantine clients in the current round, bool [clients].
     """
 
     def __init__(self, adversary: Adversary) -> None:
@@ -40,7 +40,7 @@ class ByzantineClients:
         """Draw the Byzantine clients.
 
         Raises:
-            ValueError: If an id is not a client's.
+            ValueError: If an id is not the id of a client.
         """
         self.seed, self.num_classes = seed, num_classes
         if self.adversary.ids is not None:
@@ -48,17 +48,17 @@ class ByzantineClients:
         else:
             self.is_byzantine = draw_byzantine(self.adversary.fraction or 0.0, num_clients, seed)
         if not self.is_byzantine.any():
-            self._warn_of_none(num_clients)
+            self._warn_no_byzantine(num_clients)
         if self.is_byzantine.all():
             rank_zero_warn("All clients are Byzantine, so there are no metrics of benign clients.")
 
-    def _warn_of_none(self, num_clients: int) -> None:
-        """Warn if no client is Byzantine though an attack or a fraction is given."""
+    def _warn_no_byzantine(self, num_clients: int) -> None:
+        """Warn that no client is Byzantine although an attack or a fraction is set."""
         if self.adversary.fraction:
             rank_zero_warn(
                 "No client is Byzantine: `federation.adversary.fraction` ="
-                f" {self.adversary.fraction} of {num_clients} clients is less than one, and is"
-                " rounded down."
+                f" {self.adversary.fraction} of {num_clients} clients is less than one client, and"
+                " is rounded down."
             )
         elif self.attack is not None:
             rank_zero_warn(
@@ -67,7 +67,7 @@ class ByzantineClients:
             )
 
     def begin(self, round: int) -> None:
-        """Begin a round: draw its Byzantine clients if each round draws others."""
+        """Begin a round: draw its Byzantine clients if ``redraw`` is set."""
         if self.adversary.redraw:
             self.is_byzantine = draw_byzantine(
                 self.adversary.fraction or 0.0, len(self.is_byzantine), self.seed, round
@@ -75,47 +75,52 @@ class ByzantineClients:
 
     @property
     def triggers(self) -> bool:
-        """Whether byzantine clients hide a trigger in models."""
+        """Whether the attack hides a backdoor trigger in models."""
         return self.attack is not None and self.attack.triggers
 
     @property
-    def share(self) -> float:
-        """Which share of all clients is byzantine."""
+    def fraction(self) -> float:
+        """The fraction of all clients that is Byzantine."""
         return int(self.is_byzantine.count_nonzero()) / len(self.is_byzantine)
 
     @property
     def attacks_on_data(self) -> list[Attack]:
-        """The attack and the corruption, as far as there are any."""
+        """The attack and the corruption, without ``None``."""
         return [attack for attack in (self.attack, self.corruption) if attack is not None]
 
-    def expect(self, context: RoundContext, num_broken: int = 0) -> RoundContext:
-        """Return the round with the number of Byzantine uploads that the aggregator assumes.
+    def assume_byzantine(self, context: RoundContext, num_broken: int = 0) -> RoundContext:
+        """Return a context with the number of Byzantine uploads that the aggregator should assume.
 
         Args:
-            context: The round, without the broken uploads.
-            num_broken: How many uploads were left out as broken.
+            context: The context of the round, without broken uploads.
+            num_broken: Number of uploads that were left out as broken.
         """
         expected = self.expected_byzantine(len(context.clients), num_broken)
         return replace(context, num_byzantine=expected)
 
     def expected_byzantine(self, num_uploads: int, num_broken: int = 0) -> int:
-        """Return how many Byzantine uploads the aggregator assumes.
+        """Return the number of Byzantine uploads that the aggregator should assume.
 
         Args:
-            num_uploads: How many uploads it merges.
-            num_broken: How many more were left out as broken.
+            num_uploads: Number of uploads that the aggregator merges.
+            num_broken: Number of other uploads that were left out as broken.
         """
         if self.adversary.expected is None:
-            return math.floor(self.share * num_uploads + 1e-9)
+            return math.floor(self.fraction * num_uploads + 1e-9)
         return max(0, self.adversary.expected - num_broken)
 
-    def attacks(self, clients: Tensor, round: int) -> Tensor:
-        """Return which of some clients attack in a round, bool [clients]."""
-        acting = self.is_byzantine[clients]
-        return acting if round >= self.adversary.start_round else torch.zeros_like(acting)
+    def mark_attackers(self, clients: Tensor, round: int) -> Tensor:
+        """Return a mask of the clients that attack in a round, bool [clients].
+
+        Args:
+            clients: Client ids, int64 [clients].
+            round: The round, from 0.
+        """
+        byzantine = self.is_byzantine[clients]
+        return byzantine if round >= self.adversary.start_round else torch.zeros_like(byzantine)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what attack and corruption keep between rounds, for a checkpoint."""
+        """Return the states of the attack and the corruption, for a checkpoint."""
         return {
             name: attack.state_dict()
             for name, attack in (("attack", self.attack), ("corruption", self.corruption))
@@ -123,90 +128,101 @@ class ByzantineClients:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+        """Restore the states that :meth:`state_dict` returned.
 
         Raises:
-            ValueError: If it is of another attack.
+            ValueError: If the states belong to another attack.
         """
         for name, attack in (("attack", self.attack), ("corruption", self.corruption)):
             if attack is not None:
                 attack.load_state_dict(state.get(name, {}))
 
     def poison(self, clients: Tensor, round: int) -> dict[int, Callable[[Batch], Batch]]:
-        """Return, by id, what happens to the training data of some clients."""
-        attacks = self.attacks(clients, round).tolist()
-        if self.corruption is None and not any(attacks):
+        """Return the functions that change the training batches of clients, by client id.
+
+        Clients without an attack on their data are left out.
+
+        Args:
+            clients: Client ids, int64 [clients].
+            round: The round, from 0.
+        """
+        is_attacker = self.mark_attackers(clients, round).tolist()
+        if self.corruption is None and not any(is_attacker):
             return {}
-        found: dict[int, Callable[[Batch], Batch]] = {}
-        for one, hostile in zip(clients.tolist(), attacks):
-            context = ClientContext(self.seed, round, one, self.num_classes)
-            steps = [self.corruption, self.attack if hostile else None]
-            poisoning = [each for each in steps if each and each.poisons]
-            if poisoning:
-                found[one] = partial(poisoned, attacks=poisoning, context=context)
-        return found
+        poison: dict[int, Callable[[Batch], Batch]] = {}
+        for client, attacks in zip(clients.tolist(), is_attacker):
+            context = ClientContext(self.seed, round, client, self.num_classes)
+            candidates = [self.corruption, self.attack if attacks else None]
+            data_attacks = [attack for attack in candidates if attack and attack.poisons]
+            if data_attacks:
+                poison[client] = partial(apply_attacks, attacks=data_attacks, context=context)
+        return poison
 
     def forges(self, cohort: Tensor, round: int) -> bool:
-        """Whether byzantine clients of a cohort replace their uploads."""
+        """Return whether Byzantine clients of a cohort replace their uploads."""
         forges = self.attack is not None and self.attack.forges
-        return forges and bool(self.attacks(cohort, round).any())
+        return forges and bool(self.mark_attackers(cohort, round).any())
 
     def forge(
         self,
-        sent: Tensor,
-        finite: Tensor,
+        uploads: Tensor,
+        valid: Tensor,
         context: RoundContext,
-        merge: Callable[[Tensor, Tensor], Tensor],
+        simulate_merge: Callable[[Tensor, Tensor], Tensor],
         net: Callable[[], nn.Module] | None = None,
         samples: Callable[[int], Batch] | None = None,
     ) -> Tensor:
-        """Let the byzantine clients of a cohort replace their uploads.
+        """Let the attackers of a cohort replace their uploads, in place.
 
         Args:
-            sent: What all would send [cohort, numel]; theirs are changed.
-            finite: Which of these uploads are whole, bool [cohort].
-            context: The round.
-            merge: Gives what the server would make of uploads [cohort, numel] of which some are
-                whole, bool [cohort]; it remembers nothing of that.
-            net: Returns a copy of the global model, for attackers that train.
-            samples: Returns the training samples of a client, likewise.
+            uploads: The honest uploads of all clients, [cohort, numel]; the attackers' rows are
+                replaced.
+            valid: A mask of the valid uploads, bool [cohort].
+            context: The context of the round.
+            simulate_merge: Returns the update that the server would merge from uploads
+                [cohort, numel] and their mask of valid uploads, bool [cohort]. The server's memory
+                does not change.
+            net: Returns a copy of the global model, for attackers that train it.
+            samples: Returns the training samples of a client by id, for attackers that train.
 
         Returns:
-            ``sent``.
+            ``uploads``.
 
         Raises:
-            ValueError: If the attack gives anything but rows of real numbers of that shape.
+            ValueError: If the attack does not return rows of real numbers of the required shape.
         """
         if self.attack is None:
-            return sent
-        byzantine = self.attacks(context.clients, context.round).to(sent.device)
-        known = finite & (byzantine if self.adversary.knowledge == "own" else ~byzantine)
-        ids, own = context.clients, sent[byzantine]
+            return uploads
+        is_attacker = self.mark_attackers(context.clients, context.round).to(uploads.device)
+        knows_own = self.adversary.knowledge == "own"
+        visible = valid & (is_attacker if knows_own else ~is_attacker)
+        ids, own = context.clients, uploads[is_attacker]
         context = replace(
             context,
-            attackers=ids[byzantine.cpu()],
-            known=ids[known.cpu()],
+            attackers=ids[is_attacker.cpu()],
+            known=ids[visible.cpu()],
             net=net,
             samples=samples,
         )
-        if self.adversary.knowledge == "own":
-            none = sent.new_empty(0)
-            context = replace(context, losses=none, start_losses=none, root=none)
+        if knows_own:
+            empty = uploads.new_empty(0)
+            context = replace(context, losses=empty, start_losses=empty, root=empty)
         else:
-            context = replace(context, merged=_Trials(sent, byzantine, finite, merge))
-        forged = self.attack.forge(sent[known], own, context)
+            simulation = _MergeSimulation(uploads, is_attacker, valid, simulate_merge)
+            context = replace(context, merged=simulation)
+        forged = self.attack.forge(uploads[visible], own, context)
         rows = usable_rows(forged, (len(own), own.shape[1]), own)
         if rows is None:
             raise ValueError(
                 f"Expected `forge` of {type(self.attack).__name__} to give uploads of shape"
-                f" {list(own.shape)} but got {_described(forged, own)}."
+                f" {list(own.shape)} but got {_describe_forged(forged, own)}."
             )
-        sent[byzantine] = rows
-        return sent
+        uploads[is_attacker] = rows
+        return uploads
 
 
-def _described(forged: object, own: Tensor) -> str:
-    """Return what an attack forged that are no uploads."""
+def _describe_forged(forged: object, own: Tensor) -> str:
+    """Return a description of unusable forged uploads, for an error message."""
     if not isinstance(forged, Tensor):
         return type(forged).__name__
     if forged.is_nested or forged.shape == own.shape:
@@ -215,26 +231,36 @@ def _described(forged: object, own: Tensor) -> str:
     return str(list(forged.shape))
 
 
-class _Trials:
-    """What the server would make of a round, whatever rows the attackers uploaded."""
+class _MergeSimulation:
+    """Merge simulation: returns the update that the server would merge for forged uploads.
+
+    Args:
+        uploads: The honest uploads, [cohort, numel].
+        is_attacker: A mask of the attackers, bool [cohort].
+        valid: A mask of the valid uploads, bool [cohort].
+        simulate_merge: Merges the valid uploads: see :meth:`ByzantineClients.forge`.
+    """
 
     def __init__(
         self,
-        sent: Tensor,
-        byzantine: Tensor,
-        finite: Tensor,
-        merge: Callable[[Tensor, Tensor], Tensor],
+        uploads: Tensor,
+        is_attacker: Tensor,
+        valid: Tensor,
+        simulate_merge: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
-        self.sent, self.byzantine, self.finite, self.merge = sent, byzantine, finite, merge
-        self.rows: Tensor | None = None  # one copy for all trials
+        self.uploads = uploads
+        self.is_attacker = is_attacker
+        self.valid = valid
+        self.simulate_merge = simulate_merge
+        self.rows: Tensor | None = None  # one copy of the uploads for all simulations
 
-    def __call__(self, rows: Tensor) -> Tensor:
+    def __call__(self, forged: Tensor) -> Tensor:
         if self.rows is None:
-            self.rows = self.sent.clone()
-        self.rows[self.byzantine] = rows.to(self.rows)
-        whole = self.finite.clone()
-        whole[self.byzantine] = finite_rows(self.rows[self.byzantine])
-        return self.merge(self.rows, whole)
+            self.rows = self.uploads.clone()
+        self.rows[self.is_attacker] = forged.to(self.rows)
+        valid = self.valid.clone()
+        valid[self.is_attacker] = finite_rows(self.rows[self.is_attacker])
+        return self.simulate_merge(self.rows, valid)
 
 
 def draw_byzantine(
@@ -243,32 +269,32 @@ def draw_byzantine(
     """Draw Byzantine clients.
 
     Args:
-        fraction: Share of the clients, rounded down.
+        fraction: Fraction of the clients, in [0, 1]; the number of clients is rounded down.
         num_clients: Number of clients.
         seed: The seed of the federation.
-        round: The round that they are drawn for, if each round draws others.
+        round: The round, if each round draws its own Byzantine clients.
 
     Returns:
-        Which clients are Byzantine, bool [clients].
+        A mask of the Byzantine clients, bool [clients].
 
     Example:
         >>> int(draw_byzantine(0.5, num_clients=5, seed=0).sum())
         2
     """
-    drawn = torch.zeros(num_clients, dtype=torch.bool)
+    byzantine = torch.zeros(num_clients, dtype=torch.bool)
     count = math.floor(fraction * num_clients + 1e-9)
     if count:
         key = () if round is None else (round,)
-        generated = generator(seed, "byzantine", *key)
-        drawn[torch.randperm(num_clients, generator=generated)[:count]] = True
-    return drawn
+        draw = generator(seed, "byzantine", *key)
+        byzantine[torch.randperm(num_clients, generator=draw)[:count]] = True
+    return byzantine
 
 
 def mark_byzantine(ids: list[int], num_clients: int) -> Tensor:
-    """Return which clients have one of some ids, bool [clients].
+    """Return a mask of the clients with the given ids, bool [clients].
 
     Raises:
-        ValueError: If an id is not a client's.
+        ValueError: If an id is not the id of a client.
 
     Example:
         >>> mark_byzantine([1], num_clients=3)

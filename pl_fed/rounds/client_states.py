@@ -1,4 +1,4 @@
-"""What the clients hold: their data, what they keep between rounds, and their models' rows."""
+"""The clients' data, and the states that they keep between rounds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +12,8 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.client_data import ClientData
 from pl_fed.distributed.processes import Processes
 from pl_fed.distributed.work_share import RemoteRows
-from pl_fed.rounds.features import moved
-from pl_fed.rounds.identity import kind_of
+from pl_fed.rounds.features import place_data
+from pl_fed.rounds.identity import states_identity
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.rounds.storage import StorageOptions
@@ -22,19 +22,21 @@ from pl_fed.trees import tree_map
 
 
 class ClientStates:
-    """Clients' data and states, where the client's models are; made when first asked for.
+    """Client states: the clients' data and states, on the device of the models.
+
+    Data and states are created at their first use.
 
     Args:
         client: The algorithm.
-        data: The clients' data, as they were loaded.
-        server: The server, which keeps states too.
-        settings: The trainer's settings: precision, in which a frozen body computes features, and
-            processes.
-        storage: Where the clients' states are kept.
+        data: The clients' data, as loaded.
+        server: The server, which has states too.
+        settings: The trainer's settings. Their precision is the precision in which a frozen body
+            computes features.
+        storage: The storage options of the clients' states.
 
     Attributes:
-        participation: The number of rounds in which each client's work counted, int32 [clients];
-            ``None`` after a checkpoint that does not tell it.
+        participation: The number of rounds with a valid result of each client, int32 [clients];
+            ``None`` after a checkpoint without these numbers.
     """
 
     participation: Tensor | None
@@ -52,9 +54,9 @@ class ClientStates:
         self._server = server
         self.settings = settings
         self._storage = storage
-        self._moved: ClientData | None = None
-        self._place: tuple[torch.device, torch.dtype, bool] | None = None  # of what is moved
-        self._triggered: dict[str, ClientData] = {}  # by part, of what is moved
+        self._data: ClientData | None = None
+        self._data_format: tuple[torch.device, torch.dtype, bool] | None = None
+        self._trigger_data: dict[str, ClientData] = {}  # by part
         self._store: ClientStore | None = None
         self._saved: Mapping[str, Any] | None = None
         with torch.inference_mode(False):
@@ -62,32 +64,32 @@ class ClientStates:
 
     @property
     def data(self) -> ClientData:
-        """The clients' data, where the client's models are, in their precision.
+        """The clients' data, on the device of the models and in their precision.
 
-        If the net keeps features, they stand for the inputs: computed when first asked for, by the
-        body of the checkpoint if there is one.
+        If the net keeps features, features replace the inputs. The body computes them at the first
+        use, after a checkpoint is loaded.
         """
-        example, data = self.client.row("global").example, self._moved
-        place = (example.device, example.dtype, self.client.takes_integers)
-        if data is None or self._place != place:
+        example, data = self.client.row("global").example, self._data
+        data_format = (example.device, example.dtype, self.client.takes_integers)
+        if data is None or self._data_format != data_format:
             with torch.inference_mode(False), self.settings.autocast():
-                data = self._moved = moved(self.client, self.loaded)
-                self._place, self._triggered = place, {}
+                data = self._data = place_data(self.client, self.loaded)
+                self._data_format, self._trigger_data = data_format, {}
         return data
 
-    def shown(self, part: str, attack: Attack | None) -> ClientData | None:
-        """Return a part's samples as the attacker shows them to models, if it does."""
+    def apply_trigger(self, part: str, attack: Attack | None) -> ClientData | None:
+        """Return the samples of a part with the attack's trigger; ``None`` without a trigger."""
         data = self.data
         if attack is None or not attack.triggers:
             return None
-        if part not in self._triggered:
+        if part not in self._trigger_data:
             with torch.inference_mode(False):
-                self._triggered[part] = data.shown(part, attack.trigger)
-        return self._triggered[part]
+                self._trigger_data[part] = data.change_part(part, attack.trigger)
+        return self._trigger_data[part]
 
     @property
     def server_states(self) -> dict[str, Tensor]:
-        """What the server keeps beside the global model, where that is."""
+        """The server's states by name, on the device of the global model."""
         server = self._server
         if not self.client.has_server_states:
             return server.states
@@ -101,7 +103,7 @@ class ClientStates:
 
     @property
     def store(self) -> ClientStore:
-        """What the clients keep between rounds."""
+        """The store of the states that the clients keep between rounds."""
         if self._store is None:
             states = self.client.state_defaults()
             with torch.inference_mode(False):
@@ -110,28 +112,33 @@ class ClientStates:
                     states,
                     self._storage.folder,
                     self._storage.memory,
-                    self.processes.here,
+                    self.processes.local_size,
                 )
             if self._saved is not None:
                 self._store.load_state_dict(self._saved)
                 self._saved = None
         return self._store
 
-    def are_of(self, client: Client, data: ClientData, seed: int) -> bool:
-        """Return whether a client and data are these, the data perhaps made anew."""
+    def belong_to(self, client: Client, data: ClientData, seed: int) -> bool:
+        """Return whether the states belong to a client and data; the data may be loaded again."""
         if client is not self.client:
             return False
-        one, other = (kind_of(client, each, seed) for each in (data, self.loaded))
-        return data is self.loaded or one == other
+        if data is self.loaded:
+            return True
+        return states_identity(client, data, seed) == states_identity(client, self.loaded, seed)
 
-    def check_none_lost(self, client: Client) -> None:
-        """Raise ``ValueError`` if an evaluation on others' data would lose clients' own models."""
-        held = self._saved is not None or not (self._store is None or self._store.is_empty)
-        if held and client is self.client:
+    def check_replaceable(self, client: Client) -> None:
+        """Refuse to evaluate an algorithm on other data if this would discard its clients' states.
+
+        Raises:
+            ValueError: If this algorithm's clients have states.
+        """
+        has_states = self._saved is not None or not (self._store is None or self._store.is_empty)
+        if has_states and client is self.client:
             raise ValueError(
-                f"Expected the data on which {type(client).__name__} was fitted, whose clients have"
-                f" models of their own, but got others to evaluate it on: take another Federation"
-                " for them, or give `ckpt_path`."
+                f"Expected the data on which {type(client).__name__} was fitted, because its"
+                " clients have their own models, but got other data to evaluate: use another"
+                " Federation for these data, or set `ckpt_path`."
             )
 
     @property
@@ -140,40 +147,41 @@ class ClientStates:
         return self.settings.processes
 
     def renew(self, data: ClientData, settings: RunSettings) -> None:
-        """Go on in another stage, with data of the same clients, perhaps loaded once more."""
+        """Continue in another stage; the data of the same clients may be loaded again."""
         self.settings = settings
         if data is not self.loaded:
-            self.loaded, self._moved = data, None
+            self.loaded, self._data = data, None
 
     def count_round(self, clients: Tensor) -> None:
-        """Count a round for the clients whose work counted in it, int64 [clients]."""
+        """Count a round for the clients with a valid result, by their ids, int64 [clients]."""
         if self.participation is not None:
-            one = self.participation.new_ones(len(clients))
-            self.participation.index_add_(0, clients, one)
+            ones = self.participation.new_ones(len(clients))
+            self.participation.index_add_(0, clients, ones)
 
     @property
     def keeps_models(self) -> bool:
-        """Whether each client has a model of its own, which only its own rounds train."""
+        """Whether each client keeps its own model, which only its own rounds train."""
         return bool(self.client.state_defaults()) and self.client.evaluated[-1] != "global"
 
     def restore(self, saved: Mapping[str, Any], participation: Tensor | None) -> None:
-        """Take over what a store gave for a checkpoint, when the models are where they will be.
+        """Restore the clients' states from a checkpoint, at their first use.
 
         Args:
-            saved: The clients' states.
+            saved: The ``state_dict`` of the store.
             participation: See the attribute.
 
         Raises:
-            ValueError: If it is of other clients, or of other states; nothing is changed then.
+            ValueError: If the states belong to other clients or another algorithm. Then nothing
+                changes.
         """
         clients = self.loaded.num_clients
         check_states(saved, clients, self.client.state_defaults())
         if participation is not None:
             _check_participation(participation, clients)
-        with torch.inference_mode(False):  # rounds that follow count in place
+        with torch.inference_mode(False):  # later rounds count in place
             self.participation = None if participation is None else participation.clone()
         self._store, self._saved = None, saved
-        self._moved = None  # and features by the body that will be loaded
+        self._data = None  # the loaded body computes other features
 
     def begin(
         self,
@@ -183,14 +191,15 @@ class ClientStates:
         steps: Mapping[str, Tensor] | None = None,
         lr: Mapping[str, Tensor] | None = None,
     ) -> ClientRound:
-        """Begin a round, or an evaluation, of some clients: see :meth:`Client.run_begin`.
+        """Begin a round, or an evaluation, of clients: see :meth:`Client.run_begin`.
 
         Args:
-            clients: Their ids, int64 [clients].
-            broadcast: The global model; as it is now by default.
-            remote: Rows of clients whose home is another process.
-            steps: For each trained model, how many steps each client takes, [clients, 1].
-            lr: For each trained model, its learning rate, [1].
+            clients: Client ids, int64 [clients].
+            broadcast: The global model; its current state by default.
+            remote: Rows of clients with another home process.
+            steps: Number of steps of each client, by trained model, [clients, 1] each; ``None`` for
+                an evaluation.
+            lr: Learning rate, by trained model, [1] each.
         """
         client, store, remote = self.client, self.store, remote or RemoteRows()
         if broadcast is None:
@@ -207,19 +216,19 @@ class ClientStates:
             lr=dict(lr or {}),
         )
         if client.reads_validation and steps:
-            inputs, targets = self.data.padded("val", clients)
+            inputs, targets = self.data.pad_part("val", clients)
             start.validation_inputs = tree_map(lambda leaf: leaf.flatten(1), inputs)
             start.validation_targets = tree_map(lambda leaf: leaf.flatten(1), targets)
         return client.run_begin(start)
 
 
 def _check_participation(participation: object, clients: int) -> None:
-    """Raise ``ValueError`` if something is not a number of rounds for each client."""
+    """Raise ``ValueError`` if the participation is not a tensor [clients]."""
     got = type(participation).__name__
     if isinstance(participation, Tensor):
         if participation.shape == (clients,):
             return
         got = f"shape {list(participation.shape)}"
     raise ValueError(
-        f"Expected a checkpoint whose participation is of {clients} clients but got one of {got}."
+        f"Expected a checkpoint with the participation of {clients} clients but got one of {got}."
     )

@@ -1,8 +1,8 @@
-"""The features of a frozen body: computed once, and trained on in place of the inputs.
+"""The features of a frozen body: computed once, they replace the inputs in training.
 
-A net asks for it by three names: ``keep_features``, which is true; ``features(x)``, which turns
-inputs into features by what is frozen alone; and ``forward``, which takes features as well as
-inputs. So does :class:`~pl_fed.models.FrozenBody`, and so may any net.
+A net opts in by three members: ``keep_features`` is true, ``features(x)`` computes features of
+inputs by frozen layers only, and ``forward`` takes features as well as inputs.
+:class:`~pl_fed.models.FrozenBody` is such a net.
 """
 
 from collections.abc import Callable
@@ -13,26 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.clients.base import Client
-from pl_fed.data.client_data import ClientData, scaled, with_floats
+from pl_fed.data.client_data import ClientData, integers_to_floats, scale_images
 from pl_fed.nets.modes import evaluation_mode
 
-_BATCH = 128  # samples that a body sees at once: a pretrained one has large images
+_BATCH = 128  # samples of one call of the body, because a pretrained body has large images
 
 
 def keeps_features(net: nn.Module) -> bool:
-    """Return whether a net wants its features to be computed once."""
+    """Return whether a federation should compute the features of a net once."""
     return bool(getattr(net, "keep_features", False))
 
 
-def features_of(net: nn.Module, x: Tensor) -> Tensor:
-    """Return what a net that keeps features makes of inputs."""
+def compute_features(net: nn.Module, x: Tensor) -> Tensor:
+    """Return the features of inputs, by a net that keeps features."""
     return cast(Callable[[Tensor], Tensor], net.features)(x)
 
 
-def moved(client: Client, data: ClientData) -> ClientData:
-    """Return the data where the client's models are, in their precision.
+def place_data(client: Client, data: ClientData) -> ClientData:
+    """Return the data on the device of the client's models, in their precision.
 
-    If the net keeps features, they take the place of the inputs, which stay where they were.
+    If the net keeps features, features replace the inputs, and the inputs are not moved.
 
     Args:
         client: The algorithm.
@@ -42,10 +42,10 @@ def moved(client: Client, data: ClientData) -> ClientData:
     if keeps_features(net):
         with torch.no_grad(), evaluation_mode(client):
             pieces = [
-                features_of(net, scaled(x, torch.float32).to(row.device, row.dtype))
+                compute_features(net, scale_images(x, torch.float32).to(row.device, row.dtype))
                 for x in data.inputs.split(_BATCH)
             ]
         data = replace(data, inputs=torch.cat(pieces))
     elif not client.takes_integers:
-        data = replace(data, inputs=with_floats(data.inputs))
+        data = replace(data, inputs=integers_to_floats(data.inputs))
     return data.to(row.device, row.dtype)

@@ -11,7 +11,7 @@ from pl_fed.data.batches import BatchRule
 from pl_fed.engine import EngineChoice
 from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.evaluator import Evaluator
-from pl_fed.evaluation.monitor import Monitor, directions
+from pl_fed.evaluation.monitor import Monitor, metric_directions
 from pl_fed.metrics import ClientMetrics
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.client_states import ClientStates
@@ -21,20 +21,19 @@ ModelSelection = Literal["validation", "test"] | None
 
 
 class FederatedEvaluation:
-    """Evaluates the global model and the clients' own models on the clients' data.
+    """Federated evaluation: evaluates global and personal models on the clients' data.
 
     Args:
         states: The clients' data and states.
-        engine: Runs the local steps of an adaptation, where the algorithm has one.
-        byzantine_clients: The Byzantine clients, who are in no metric.
+        engine: Runs the local steps of an adaptation.
+        byzantine_clients: The Byzantine clients; metrics leave them out.
         settings: The trainer's settings.
         batch_rule: How samples become minibatches of an adaptation.
-        adaptation: Trains personal models before they are evaluated; or ``None``.
-        model_selection: By which data a client's hybrid model is chosen: see
+        adaptation: Trains personal models before each evaluation; ``None`` for no adaptation.
+        model_selection: The data that selects a client's hybrid model: see
             :class:`pl_fed.Federation`.
-        monitor: The metric by which it is chosen; ``None`` for the accuracy, or the task's first.
-        before: The evaluation that this one follows, of the same clients, whose results stay
-            readable; or ``None``.
+        monitor: The metric that selects it; ``None`` for the accuracy, or the task's first metric.
+        before: The previous evaluation of the same clients, or ``None``. Its results stay readable.
     """
 
     def __init__(
@@ -66,8 +65,8 @@ class FederatedEvaluation:
     def metrics(self, part: str) -> Mapping[str, ClientMetrics]:
         """Return the metrics of ``"val"`` or ``"test"``, by model.
 
-        They hold the last evaluation's results, also for each client
-        (:meth:`~pl_fed.metrics.ClientMetrics.per_client`), until the next one begins.
+        Until the next evaluation they contain the results of the last one, also for each client
+        (:meth:`~pl_fed.metrics.ClientMetrics.per_client`).
         """
         if part not in self._metrics:
             data, benign = self.states.loaded, ~self.byzantine_clients.is_byzantine
@@ -79,14 +78,14 @@ class FederatedEvaluation:
                         classes,
                         benign,
                         self.byzantine_clients.triggers,
-                        directions(self.client.task),
+                        metric_directions(self.client.task),
                     )
-                    for model in (*self.client.evaluated, *self._hybrid(part))
+                    for model in (*self.client.evaluated, *self._hybrid_models(part))
                 }
         return self._metrics[part]
 
     def validated_names(self) -> list[str]:
-        """Return the names that a validation logs; none without validation data."""
+        """Return the names of the metrics that a validation logs; none without validation data."""
         if not int(self.states.loaded.val.sizes.sum()):
             return []
         return [
@@ -97,11 +96,11 @@ class FederatedEvaluation:
 
     @property
     def monitor(self) -> Monitor:
-        """The metric by which models are chosen."""
+        """The metric that selects models."""
         return self.evaluator.monitor(self.states.loaded)
 
-    def _hybrid(self, part: str) -> dict[str, str]:
-        """Return the part of the data by which hybrid models are chosen, by their name."""
+    def _hybrid_models(self, part: str) -> dict[str, str]:
+        """Return the part of the data that selects each hybrid model, by the model's name."""
         models, data = self.client.evaluated, self.states.loaded
         if len(models) < 2 or "global" not in models:
             return {}
@@ -114,20 +113,22 @@ class FederatedEvaluation:
     def evaluate(self, part: str, clients: Tensor) -> None:
         """Add clients to the metrics of a part of the data, for each evaluated model.
 
-        Each process adds the clients whose home it is.
+        Each process adds the clients at home in it.
         """
-        clients = clients[self.states.processes.at_home(clients)]
+        clients = clients[self.states.processes.is_home(clients)]
         self.states.store.prefetch(clients)
         metrics, data = self.metrics(part), self.states.data
         for metric in metrics.values():
             metric.to(data.device)
             metric.benign.copy_(~self.byzantine_clients.is_byzantine)
-        triggered = self.states.shown(part, self.byzantine_clients.attack)
+        triggered = self.states.apply_trigger(part, self.byzantine_clients.attack)
         with self.settings.autocast():
-            self.evaluator.evaluate(data, part, clients, metrics, self._hybrid(part), triggered)
+            self.evaluator.evaluate(
+                data, part, clients, metrics, self._hybrid_models(part), triggered
+            )
 
     def _begin(self, clients: Tensor) -> ClientRound:
-        """Begin an evaluation of some clients, whose personal models may be adapted first."""
+        """Begin an evaluation of clients, after the adaptation of their personal models."""
         if self.adaptation is None:
             return self.states.begin(clients)
         with torch.inference_mode(False):
@@ -138,17 +139,21 @@ class FederatedEvaluation:
         return start
 
     def predict(self, clients: Tensor) -> list[dict[str, Any]]:
-        """Return each client's predictions on its test data, by the last evaluated model."""
+        """Return the predictions of each client's last evaluated model on its test data."""
         processes = self.states.processes
-        home = clients[processes.at_home(clients)]
+        home_clients = clients[processes.is_home(clients)]
         with self.settings.autocast():
-            tables = self.evaluator.predict(self.states.data, home, self.client.evaluated[-1])
+            tables = self.evaluator.predict(
+                self.states.data, home_clients, self.client.evaluated[-1]
+            )
         if processes.size == 1:
             return tables
-        by_client = {
-            table["client"]: table for process in processes.everyones(tables) for table in process
+        all_tables = {
+            table["client"]: table
+            for process_tables in processes.gather_objects(tables)
+            for table in process_tables
         }
-        return [by_client[client] for client in clients.tolist()]
+        return [all_tables[client] for client in clients.tolist()]
 
     def models_of(self, clients: Tensor, model: str | None) -> Iterator[nn.Module]:
         """Yield each client's model: see :meth:`pl_fed.Federation.models_of`."""

@@ -1,4 +1,4 @@
-"""What must be the same for a checkpoint to fit."""
+"""The identity of a federation: a checkpoint fits if its identity is equal."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,31 +8,31 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.data.fingerprint import digest_of, same_inputs
 
 CHECKPOINT_FORMAT = 2
-"""The number of the format in which a federation is saved; it counts up when that changes."""
+"""The version of the checkpoint format of a federation; each change of the format increases it."""
 
 _SIZES = "clients' numbers of training samples"
-_OTHER_SPLIT = "data.dataset, data.partitioner, the fractions or the seed are others"
-_OTHER_DATA = "data.dataset holds other samples than when the checkpoint was written"
+_OTHER_SPLIT = "data.dataset, data.partitioner, the fractions or the seed differ"
+_OTHER_DATA = "data.dataset has other samples than the run that wrote the checkpoint"
 _DATA = {
     "samples": ("assignment of samples to clients", _OTHER_SPLIT),
     "labels": ("labels", _OTHER_DATA),
     "owners": ("owners of the samples", _OTHER_DATA),
     "inputs": ("inputs", _OTHER_DATA),
 }
-"""The parts of an identity that have no words of their own: their names, and why they differ."""
+"""Digests in an identity: the name of each in messages, and the reason of a difference."""
 
 
-def identity_of(client: Client, data: ClientData, seed: int) -> dict[str, Any]:
-    """Return what must be the same for a checkpoint to fit, by what it is called."""
+def federation_identity(client: Client, data: ClientData, seed: int) -> dict[str, Any]:
+    """Return the identity of a federation by name: a checkpoint must have an equal one."""
     return {
-        **kind_of(client, data, seed),
+        **states_identity(client, data, seed),
         **data.digests,
         "inputs": data.fingerprint,
     }
 
 
-def kind_of(client: Client, data: ClientData, seed: int) -> dict[str, Any]:
-    """Return what must be the same for clients' states to be of these clients."""
+def states_identity(client: Client, data: ClientData, seed: int) -> dict[str, Any]:
+    """Return the identity of the clients' states by name: states fit clients with an equal one."""
     layout = client.row("global").layout
     shapes = zip(layout.names, layout.shapes)
     sizes = data.train.sizes
@@ -46,10 +46,15 @@ def kind_of(client: Client, data: ClientData, seed: int) -> dict[str, Any]:
 
 
 def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` if what a checkpoint holds is not what it has to be."""
+    """Raise ``ValueError`` if a checkpoint has another identity.
+
+    Args:
+        saved: The identity in the checkpoint.
+        identity: The required identity.
+    """
     for name, expected in identity.items():
         got = saved.get(name)
-        if _agree(expected, got):
+        if _is_equal(expected, got):
             continue
         if name in _DATA:
             words, hint = _DATA[name]
@@ -59,17 +64,17 @@ def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
             )
         hint = f": {_OTHER_SPLIT}" if name == _SIZES else ""
         raise ValueError(
-            f"Expected a checkpoint whose {name} is {_short(expected)} but got one with"
-            f" {_short(got)}{hint}."
+            f"Expected a checkpoint with the {name} {_shorten(expected)} but got one with"
+            f" {_shorten(got)}{hint}."
         )
 
 
-def _agree(expected: Any, got: Any) -> bool:
+def _is_equal(expected: Any, got: Any) -> bool:
     if isinstance(expected, Mapping) and isinstance(got, Mapping):
         return same_inputs(expected, got)
     return type(expected) is type(got) and bool(expected == got)
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     text = str(value)
     return text if len(text) <= 200 else f"{text[:200]}…"

@@ -1,4 +1,4 @@
-"""The local work of a round: the clients of a cohort are trained, in chunks."""
+"""The local training of a round: trains the clients of a cohort, chunk by chunk."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -29,17 +29,17 @@ from pl_fed.rounds.trained_cohort import (
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What a round's local work depends on.
+    """Round plan: the cohort of a round and the settings of its local training.
 
     Attributes:
         round: The round, from 0.
         cohort: The clients that take part, int64 [cohort].
-        next_cohort: Those of the next round, whose rows are fetched ahead; may be empty.
+        next_cohort: The clients of the next round, whose rows are prefetched; may be empty.
         optimizer: The local optimizer, with this round's learning rates.
         rule: How samples become minibatches.
-        rounds_left: How many rounds are to be run, with this one.
-        seconds_left: How long they may take.
-        measures_start_losses: Whether the loss of w^t over all training data is needed.
+        rounds_left: Number of rounds left in the run, with this one.
+        seconds_left: Time limit for these rounds, in seconds.
+        measures_start_losses: Whether to measure the loss of w^t over each client's training data.
         on_clients_done: Called with the number of clients that are done.
     """
 
@@ -60,10 +60,10 @@ class LocalTraining:
     Args:
         states: The clients' data and states.
         engine: Runs the local steps.
-        evaluator: Measures the losses that the algorithm asks for.
-        byzantine_clients: The Byzantine clients, who poison data.
+        evaluator: Measures the losses that an algorithm or an aggregator needs.
+        byzantine_clients: The Byzantine clients, which may poison their data.
         augment: Applied to the inputs of each minibatch.
-        settings: How every local step is computed.
+        settings: Precision and gradient clipping of the local steps.
         seed: The seed of the federation.
     """
 
@@ -88,16 +88,16 @@ class LocalTraining:
         self._upload_buffer: Tensor | None = None
 
     def run(self, plan: RoundPlan) -> TrainedCohort:
-        """Train a cohort, shared out over the processes.
+        """Train a cohort, each process a share of its clients.
 
         Returns:
-            The results of the whole cohort, in every process.
+            The results of the cohort, the same in every process.
         """
-        share, client = self._share(plan), self.client
+        share, client = self._share_work(plan), self.client
         own = CohortResults(len(share.clients), self._upload_buffer)
         if plan.measures_start_losses and len(share.clients):
             own.start_losses = self._start_losses(share.clients, plan.round)
-        remote = share.fetch(self.states.store)
+        remote = share.fetch_states(self.states.store)
         with ModelGuard(client, {"global", *client.trained}) as before:
             broadcast = ModelRows(before.rows["global"], before.statistics["global"])
             self._run_chunks(plan, share, broadcast, remote, own)
@@ -106,17 +106,17 @@ class LocalTraining:
         self._upload_buffer = own.buffer
         return TrainedCohort.join(share, own, broadcast.parameters, client.trained)
 
-    def _share(self, plan: RoundPlan) -> WorkShare:
-        """Share the cohort out over the processes, by the steps that its clients take."""
+    def _share_work(self, plan: RoundPlan) -> WorkShare:
+        """Divide the cohort among the processes by the clients' numbers of local steps."""
         processes = self.states.processes
         if processes.size == 1:
-            return WorkShare.alone(plan.cohort)
+            return WorkShare.single_process(plan.cohort)
         steps = self.count_steps(plan.cohort, plan.rule)
         work = torch.tensor(list(steps.values()), dtype=torch.float64).sum(0)
-        return WorkShare.by_work(processes, plan.cohort, work)
+        return WorkShare.balance(processes, plan.cohort, work)
 
     def count_steps(self, clients: Tensor, rule: BatchRule) -> dict[str, list[int]]:
-        """Return how many steps each client takes on each trained model."""
+        """Return the number of local steps of each client, for each trained model."""
         sizes = self.states.loaded.train.sizes[clients].tolist()
         objective = self.client.objective
         return {
@@ -135,10 +135,10 @@ class LocalTraining:
         """Train this process's clients chunk by chunk, and collect their results."""
         cohort, store = share.clients, self.states.store
 
-        def load(clients: Tensor) -> Chunk:
-            return self._load(plan, clients, broadcast, remote)
+        def load_chunk(clients: Tensor) -> Chunk:
+            return self._load_chunk(plan, clients, broadcast, remote)
 
-        def steps(clients: Tensor) -> dict[str, list[int]]:
+        def count_steps(clients: Tensor) -> dict[str, list[int]]:
             return self.count_steps(clients, plan.rule)
 
         self.engine.settle(
@@ -146,55 +146,56 @@ class LocalTraining:
                 client=self.client,
                 optimizer=plan.optimizer,
                 cohort=cohort,
-                load=load,
+                load=load_chunk,
                 rounds=plan.rounds_left,
                 seconds=plan.seconds_left,
-                steps=steps,
+                steps=count_steps,
                 settings=self.settings,
-                agree=self.states.processes.first,
+                agree=self.states.processes.select_first,
             )
         )
-        chunks = self._split(cohort, plan.rule)
+        chunks = self._split_cohort(cohort, plan.rule)
         prefetched = [cohort[positions] for positions in chunks[1:]]
-        next_chunks = self._split(plan.next_cohort, plan.rule)[:1]
+        next_chunks = self._split_cohort(plan.next_cohort, plan.rule)[:1]
         prefetched += [plan.next_cohort[positions] for positions in next_chunks]
         prefetched += [plan.next_cohort[:0]]
-        done = 0
-        for positions, clients_ahead in zip(chunks, prefetched):
-            store.prefetch(clients_ahead)
-            chunk = load(cohort[positions])
-            others = len(share.cohort) / len(cohort)
-            chunk.on_done = _count_cohort(done, plan.on_clients_done, others)
+        num_done = 0
+        for positions, next_clients in zip(chunks, prefetched):
+            store.prefetch(next_clients)
+            chunk = load_chunk(cohort[positions])
+            scale = len(share.cohort) / len(cohort)
+            chunk.on_done = _scale_progress(num_done, plan.on_clients_done, scale)
             metrics = self.engine.run(self.client, plan.optimizer, chunk)
-            own.add(self._close(chunk, positions, metrics))
-            done += len(positions)
+            own.add(self._end_chunk(chunk, positions, metrics))
+            num_done += len(positions)
 
-    def _split(self, cohort: Tensor, rule: BatchRule) -> tuple[Tensor, ...]:
-        """Split a cohort into chunks, by positions.
+    def _split_cohort(self, cohort: Tensor, rule: BatchRule) -> tuple[Tensor, ...]:
+        """Split a cohort into chunks, and return the clients' positions in the cohort.
 
-        Stacked clients wait for the one with most steps, so clients with similar work go together.
+        Stacked clients wait for the client with the most steps. Therefore a chunk of stacked
+        clients has clients with similar numbers of steps.
         """
         if not len(cohort):
             return ()
         positions = torch.arange(len(cohort))
         if self.engine.stacks:
             steps = self.count_steps(cohort, rule).values()
-            most = [max(counts) for counts in zip(*steps)]
-            if len(set(most)) > 1:
-                positions = torch.tensor(most).argsort(descending=True, stable=True)
+            max_steps = [max(counts) for counts in zip(*steps)]
+            if len(set(max_steps)) > 1:
+                positions = torch.tensor(max_steps).argsort(descending=True, stable=True)
         chunks: tuple[Tensor, ...] = positions.split(self.engine.size or len(cohort))
         return chunks
 
-    def _load(
+    def _load_chunk(
         self, plan: RoundPlan, clients: Tensor, broadcast: ModelRows, remote: RemoteRows
     ) -> Chunk:
-        """Return a chunk of clients, ready to be trained.
+        """Return a chunk of clients at the start of their round.
 
         Args:
             plan: The round.
-            clients: Their ids, int64 [clients].
-            broadcast: The global model that the round began with.
-            remote: Rows of clients whose home is another process.
+            clients: Ids of the clients, int64 [clients].
+            broadcast: The global model w^t at the start of the round.
+            remote: Rows of clients with another home process.
         """
         client, steps = self.client, self.count_steps(clients, plan.rule)
         batches = Batches(
@@ -216,50 +217,55 @@ class LocalTraining:
             group["name"]: broadcast.parameters.new_tensor([float(group.get("lr", math.nan))])
             for group in plan.optimizer.param_groups
         }
-        with _noting(plan.round, clients, "begin"):
+        with _note_errors(plan.round, clients, "begin"):
             start = self.states.begin(clients, broadcast, remote, step_rows, lr)
         return Chunk(clients, client.objective, batches, steps, start)
 
-    def _close(self, chunk: Chunk, positions: Tensor, metrics: dict[str, Tensor]) -> ChunkResults:
-        """Close the round of a chunk of clients, and check what it gives.
+    def _end_chunk(
+        self, chunk: Chunk, positions: Tensor, metrics: dict[str, Tensor]
+    ) -> ChunkResults:
+        """End the round of a chunk of clients, and check their uploads, proposals and states.
 
         Args:
             chunk: The clients, after their local steps.
-            positions: Their positions in this process's part of the cohort.
-            metrics: Means over the local steps of what ``training_step`` returned.
+            positions: Their positions in this process's part of the cohort, int64 [clients].
+            metrics: Means over the local steps of the values that ``training_step`` returned,
+                [clients] each.
         """
         client, end, numel = self.client, chunk.round, self.client.row("global").layout.numel
         finite = metrics["loss"].abs() < math.inf
         for model in client.validated:
-            rows = end.models[model]
-            losses = self.evaluator.losses(self.states.data, "val", chunk.clients, model, rows)
-            end.validation_losses[model] = losses.to(rows.parameters)
+            models = end.models[model]
+            losses = self.evaluator.losses(self.states.data, "val", chunk.clients, model, models)
+            end.validation_losses[model] = losses.to(models.parameters)
             if self.evaluator.is_monitoring:
-                scores = self.evaluator.scores(self.states.data, "val", chunk.clients, model, rows)
-                end.validation_scores[model] = scores.to(rows.parameters)
+                scores = self.evaluator.scores(
+                    self.states.data, "val", chunk.clients, model, models
+                )
+                end.validation_scores[model] = scores.to(models.parameters)
         end.step_means = dict(metrics)
-        with _noting(chunk.batches.round, chunk.clients, "end_round"):
-            uploads, kept = client.run_end_round(end)
+        with _note_errors(chunk.batches.round, chunk.clients, "end_round"):
+            uploads, new_states = client.run_end_round(end)
         usable = _UsableRows(len(chunk.clients), end.broadcast.parameters)
         states = {
-            name: usable.check(kept.get(name), default.numel(), default)
+            name: usable.check(new_states.get(name), default.numel(), default)
             for name, default in self.states.store.defaults.items()
         }
         for model in client.trained:
             if model != "global":
                 finite &= finite_rows(usable.check(end.models[model].parameters, numel))
-        proposals = self._proposals(end, usable)
+        proposals = self._check_proposals(end, usable)
         if uploads is not None:
             uploads = usable.check(uploads, numel)
-            for sent in (uploads, *proposals.values()):
-                finite &= finite_rows(sent)
+            for rows in (uploads, *proposals.values()):
+                finite &= finite_rows(rows)
         status = torch.full_like(finite, UploadStatus.MALFORMED, dtype=torch.int8)
         if usable.all_usable:
             status.fill_(UploadStatus.NOT_FINITE).masked_fill_(finite, UploadStatus.VALID)
         return ChunkResults(positions, chunk.clients, metrics, status, uploads, proposals, states)
 
-    def _proposals(self, end: ClientRound, usable: "_UsableRows") -> dict[str, Tensor]:
-        """Return what clients propose that the server's states become, each [clients, length]."""
+    def _check_proposals(self, end: ClientRound, usable: "_UsableRows") -> dict[str, Tensor]:
+        """Return the clients' proposals of new server states by name, [clients, length] each."""
         proposals = {
             name: usable.check(rows, len(self.states.server_states[name]))
             for name, rows in end.proposals.items()
@@ -270,15 +276,15 @@ class LocalTraining:
         return proposals
 
     def _start_losses(self, clients: Tensor, round: int) -> Tensor:
-        """Return the loss of w^t over all training data of each client."""
+        """Return the mean loss of w^t over all training data of each client, [clients]."""
         with self.settings.autocast():
             poison = self.byzantine_clients.poison(clients, round)
             return self.evaluator.start_losses(self.states.data, clients, poison)
 
 
 @contextmanager
-def _noting(round: int, clients: Tensor, hook: str) -> Iterator[None]:
-    """Note on an error the round, the clients and the hook that it comes from."""
+def _note_errors(round: int, clients: Tensor, hook: str) -> Iterator[None]:
+    """Add a note with the round, the clients and the hook to an error."""
     try:
         yield
     except Exception as error:
@@ -287,46 +293,47 @@ def _noting(round: int, clients: Tensor, hook: str) -> Iterator[None]:
 
 
 class _UsableRows:
-    """Checks the rows that a chunk of clients gives.
+    """Usable rows: checks the rows that an algorithm returns for a chunk of clients.
 
     Args:
-        num_clients: How many clients there are.
-        like: A tensor of the models' dtype and device.
+        num_clients: Number of clients in the chunk.
+        example: A tensor with the models' dtype and device.
 
     Attributes:
-        all_usable: Whether all rows so far could be used. If not, the chunk's clients are broken.
+        all_usable: Whether all checked rows are usable. If not, the chunk's clients are broken.
     """
 
-    def __init__(self, num_clients: int, like: Tensor) -> None:
+    def __init__(self, num_clients: int, example: Tensor) -> None:
         self.num_clients = num_clients
-        self.like = like
+        self.example = example
         self.all_usable = True
 
-    def check(self, rows: object, length: int, like: Tensor | None = None) -> Tensor:
-        """Return usable rows as they are, and rows of NaN in place of unusable ones.
+    def check(self, rows: object, length: int, example: Tensor | None = None) -> Tensor:
+        """Return usable rows unchanged, and a tensor of NaN (of 0 for integers) for unusable ones.
 
         Args:
-            rows: What an algorithm gave: anything.
-            length: The length that each row must have.
-            like: A tensor of the dtype that they must have; that of the models by default.
+            rows: The value that an algorithm returned; may have any type.
+            length: The required length of each row.
+            example: A tensor with the required dtype and device; the models' by default.
         """
-        like, shape = self.like if like is None else like, (self.num_clients, length)
-        usable = usable_rows(rows, shape, like)
+        example = self.example if example is None else example
+        shape = (self.num_clients, length)
+        usable = usable_rows(rows, shape, example)
         if usable is None:
             self.all_usable = False
-            usable = like.new_full(shape, math.nan if like.is_floating_point() else 0)
+            usable = example.new_full(shape, math.nan if example.is_floating_point() else 0)
         return usable
 
 
-def _count_cohort(
-    done: int, on_clients_done: Callable[[int], None], clients_per_own: float
+def _scale_progress(
+    num_done: int, on_clients_done: Callable[[int], None], scale: float
 ) -> Callable[[int], None]:
-    """Return a function that reports the cohort's clients done, from those of a chunk.
+    """Return a callback of a chunk that reports the progress of the whole cohort.
 
     Args:
-        done: Clients of this process that were done before the chunk.
-        on_clients_done: Called with the number of clients of the cohort.
-        clients_per_own: Clients of all processes for each of this one, which are assumed to be as
-            fast.
+        num_done: Number of this process's clients that were done before the chunk.
+        on_clients_done: Called with the number of the cohort's clients that are done.
+        scale: Clients of the cohort divided by clients of this process. All processes are assumed
+            to be equally fast.
     """
-    return lambda of_chunk: on_clients_done(round((done + of_chunk) * clients_per_own))
+    return lambda num_in_chunk: on_clients_done(round((num_done + num_in_chunk) * scale))

@@ -1,4 +1,4 @@
-"""What the server's own data makes of the global model: the root update of FLTrust."""
+"""The root update of FLTrust: the server trains the global model on its own data."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,12 +18,13 @@ from pl_fed.types import Batch
 
 
 class RootTraining:
-    """Trains the global model on the server's own data as FedAvg's clients would on theirs.
+    """Root training: trains the global model on the server's own data like a client of FedAvg.
 
-    X. Cao, M. Fang, J. Liu and N. Z. Gong. "FLTrust: Byzantine-robust federated learning via trust
-    bootstrapping". NDSS 2021. arXiv 2012.13995, Algorithm 2. The objective is the plain loss of the
-    global model, whatever the algorithm; local steps, optimizer and its options of the round are
-    the clients'.
+    For every algorithm, the objective is the plain loss of the global model. Local steps, optimizer
+    and the round's optimizer options are the clients'.
+
+    Source: X. Cao, M. Fang, J. Liu and N. Z. Gong, "FLTrust: Byzantine-robust Federated Learning
+    via Trust Bootstrapping", NDSS 2021, arXiv 2012.13995, Algorithm 2.
 
     Args:
         client: The algorithm.
@@ -52,34 +53,34 @@ class RootTraining:
         optimizer: torch.optim.Optimizer,
         settings: LocalSettings,
     ) -> Tensor:
-        """Return by how much the local steps move the global model, [numel].
+        """Return the change of the global model by the local steps, [numel].
 
         Args:
-            data: The data of the federation; ``data.root`` is the server's.
+            data: The data of the federation; ``data.root`` is the server's data.
             rule: How samples become minibatches.
             round: The round, from 0.
             optimizer: The clients' optimizer, with this round's options.
-            settings: How every local step is computed.
+            settings: Precision and gradient clipping of the local steps.
         """
-        client, mine = self.client, replace(data, train=Part.of([data.root]))
+        client, root_data = self.client, replace(data, train=Part.from_pieces([data.root]))
         steps = rule.count(self.objective.work("global"), len(data.root))
-        alone = torch.tensor([0])
-        batches = Batches(mine, alone, [steps], rule, self.seed, round, None, self.augment)
+        server = torch.tensor([0])  # the server is the only client of the root data
+        batches = Batches(root_data, server, [steps], rule, self.seed, round, None, self.augment)
         broadcast = ModelRows(client.row("global").data, client.statistics("global").data).clone()
         size = broadcast.parameters.new_tensor([[len(data.root)]])
-        start = ClientRound(alone.to(size.device), size, torch.zeros_like(size), broadcast)
+        start = ClientRound(server.to(size.device), size, torch.zeros_like(size), broadcast)
         start.models["global"] = broadcast.expand(1)
         place = "round {round}, the server's training on its root data"
-        chunk = Chunk(alone, self.objective, batches, {"global": [steps]}, start, place=place)
+        chunk = Chunk(server, self.objective, batches, {"global": [steps]}, start, place=place)
         with ModelGuard(client, ["global"]):
-            OneByOne(settings).run(client, self._options(optimizer), chunk)
+            OneByOne(settings).run(client, self._build_optimizer(optimizer), chunk)
         return start.models["global"].parameters[0] - broadcast.parameters
 
-    def _options(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Return an optimizer of one group, with the options of the model that is trained."""
+    def _build_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return an optimizer of one group, with the options of the clients' trained model."""
         parameters = {"global": list(self.client.row("global").tensors.values())}
-        own = self.objective.build_optimizer(parameters)
+        root_optimizer = self.objective.build_optimizer(parameters)
         (group,) = (group for group in optimizer.param_groups if group["name"] == self._model)
         options = {name: value for name, value in group.items() if name not in ("params", "name")}
-        own.param_groups[0].update(options)
-        return own
+        root_optimizer.param_groups[0].update(options)
+        return root_optimizer

@@ -1,8 +1,8 @@
-"""A communication round: clients train, uploads are merged, and the global model moves."""
+"""A communication round: clients train, the server merges their uploads and moves the model."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -16,7 +16,7 @@ from pl_fed.engine.base import ROUND_NUMBERS
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.random import generator
 from pl_fed.rounds.byzantine_clients import ByzantineClients
-from pl_fed.rounds.checks import check_broken
+from pl_fed.rounds.checks import check_broken_share
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.local_training import LocalTraining, RoundPlan
 from pl_fed.rounds.root_training import RootTraining
@@ -28,16 +28,17 @@ from pl_fed.samplers import Sampler
 from pl_fed.types import RoundContext
 
 Report = dict[str, Tensor | float]
-"""Numbers of a round, by the names under which they are logged."""
+"""Numbers of a round by the names in the log, such as ``train/loss``."""
 
 
 @dataclass(frozen=True)
 class RoundHooks:
-    """Functions that are called within a round.
+    """Round hooks: functions that a round calls.
 
     Attributes:
-        on_server_step: Called with the server's optimizer before it steps, its gradients being set.
-        on_clients_done: Called with the number of clients that are done.
+        on_server_step: Called before the server's step with the server's optimizer, after the
+            gradient is set.
+        on_clients_done: Called during local training with the number of clients that are done.
     """
 
     on_server_step: Callable[[torch.optim.Optimizer], None] = lambda _: None
@@ -45,19 +46,19 @@ class RoundHooks:
 
 
 class RoundRunner:
-    """Runs the communication rounds of a federation that is set up.
+    """Runs the communication rounds of a federation.
 
     Args:
         states: The clients' data and states.
         datamodule: The data of the federation.
         sampler: Draws the cohorts.
-        server: Merges the uploads, and moves the global model.
+        server: Merges the uploads and moves the global model.
         byzantine_clients: The Byzantine clients and their attack.
         engine: Runs the local steps.
-        evaluator: Measures the losses that the algorithm asks for.
+        evaluator: Measures the losses that an algorithm or an aggregator needs.
         settings: The trainer's settings.
         batch_rule: How samples become minibatches.
-        max_rejected: The largest share of a round's benign clients that may be broken.
+        max_rejected: The largest share of a round's benign clients that may be broken, in [0, 1].
         seed: The seed of the federation.
     """
 
@@ -92,8 +93,8 @@ class RoundRunner:
             states, engine, evaluator, byzantine_clients, datamodule.augment, settings.local, seed
         )
         self.root_training = RootTraining(client, seed, datamodule.augment)
-        self._drawn: dict[int, Tensor] = {}  # the last cohort: loop and round ask for it
-        self._warned_of_broken = False
+        self._cohorts: dict[int, Tensor] = {}  # the last cohort: the loop and the round draw it
+        self._has_warned = False
 
     def run(
         self, round: int, optimizer: torch.optim.Optimizer, hooks: RoundHooks = RoundHooks()
@@ -106,53 +107,48 @@ class RoundRunner:
             hooks: Functions that are called within the round.
 
         Returns:
-            What is logged of the round under ``train/`` and ``time/``.
+            The numbers of the round for the log, under ``train/`` and ``time/``.
 
         Raises:
             NonFiniteLossError: If too many benign clients are broken.
-            ValueError: If too few valid uploads are left to be merged.
+            ValueError: If the aggregator needs more valid uploads than the round has.
         """
         started = time.perf_counter()
         self.client.renew_rows()
         self.byzantine_clients.begin(round)
+        notes = _Notes()
         # 1. The clients train.
         trained = self.local_training.run(self._plan(round, optimizer, hooks))
-        report, notes = self._report(trained), _Notes()
-        # 2. The run stops if too many of them are broken.
-        self._check_broken(trained, round)
-        if trained.sends:
-            context = self._describe(trained, round, optimizer, notes)
-            uploads = Uploads(
-                trained, context, self.datamodule.clients.train.sizes, self.byzantine_clients
-            )
-            # 3. Attackers replace their uploads.
-            self._forge(uploads, round, notes)
+        report = self._report_training(trained)
+        # 2. The run stops if too many benign clients are broken.
+        self._check_broken_share(trained, round)
+        if trained.has_uploads:
+            uploads = self._collect_uploads(trained, round, optimizer, notes)
+            # 3. The attackers replace their uploads.
+            self._forge(uploads, notes)
             # 4. Broken uploads are left out.
             notes("rejected", float(uploads.leave_out_broken(self.client)))
-            # 5. The server merges the others, and the global model moves.
+            # 5. The server merges the valid uploads and moves the global model.
             report |= self._merge(uploads, trained.proposed, hooks, notes)
-        # 6. The clients' states are kept: all of a round, or nothing.
-        share, states = trained.valid_states()
-        share.keep(self.states.store, states)
-        self.states.count_round(share.cohort)
+        # 6. The states of all valid clients are stored: those of the whole round, or none.
+        self._store_states(trained)
         return {**report, **notes.report, "time/round": time.perf_counter() - started}
 
     def draw_cohort(self, round: int) -> Tensor:
-        """Return the ids of the clients that take part in a round."""
-        if round not in self._drawn:
+        """Return the ids of the clients that take part in a round, int64 [cohort]."""
+        if round not in self._cohorts:
             sizes = self.datamodule.clients.train.sizes
             draw = generator(self.seed, "cohort", round)
-            self._drawn = {round: self.sampler.draw(len(sizes), sizes, draw)}
-        return self._drawn[round].clone()
+            self._cohorts = {round: self.sampler.draw(len(sizes), sizes, draw)}
+        return self._cohorts[round].clone()
 
     def _plan(self, round: int, optimizer: torch.optim.Optimizer, hooks: RoundHooks) -> RoundPlan:
-        """Draw the cohort, and return what its local work depends on."""
+        """Draw the cohort, and return the plan of its local work."""
         cohort = self.draw_cohort(round)
-        prefetches = self.states.store.on_disk
         return RoundPlan(
             round=round,
             cohort=cohort,
-            next_cohort=self.draw_cohort(round + 1) if prefetches else cohort[:0],
+            next_cohort=self.draw_cohort(round + 1) if self.states.store.on_disk else cohort[:0],
             optimizer=optimizer,
             rule=self.batch_rule,
             rounds_left=self.settings.rounds - round,
@@ -161,56 +157,76 @@ class RoundRunner:
             on_clients_done=hooks.on_clients_done,
         )
 
-    def _check_broken(self, trained: TrainedCohort, round: int) -> None:
-        """Stop if too many benign clients are broken, and warn once if some are."""
+    def _report_training(self, trained: TrainedCohort) -> Report:
+        """Return the means of the benign clients' metrics, and the counts of the round."""
+        byzantine, metrics = self.byzantine_clients.is_byzantine[trained.clients], trained.metrics
+        numbers = dict.fromkeys(ROUND_NUMBERS, 0) | {
+            "cohort": len(byzantine),
+            "byzantine": int(byzantine.count_nonzero()),
+            "rejected": trained.num_broken,
+        }
+        if numbers["byzantine"] or numbers["rejected"]:
+            counted = trained.valid & ~byzantine.to(trained.valid.device)
+            metrics = {name: values[counted] for name, values in metrics.items()}
+        report: Report = {}
+        if len(metrics["loss"]):
+            report = {f"train/{name}": values.mean() for name, values in metrics.items()}
+        return report | {f"train/{name}": float(number) for name, number in numbers.items()}
+
+    def _check_broken_share(self, trained: TrainedCohort, round: int) -> None:
+        """Stop the run if too many benign clients are broken; warn once if any is broken."""
         if not trained.num_broken:
             return
         benign = ~self.byzantine_clients.is_byzantine[trained.clients]
-        number = check_broken(
+        num_broken = check_broken_share(
             trained.status, benign, trained.losses, trained.clients, round, self.max_rejected
         )
-        if number and not self._warned_of_broken:
-            self._warned_of_broken = True
+        if num_broken and not self._has_warned:
+            self._has_warned = True
             broken = ~trained.valid.cpu() & benign
             rank_zero_warn(
-                f"In round {round} the uploads of clients {trained.clients[broken].tolist()} were"
-                " left out, which hold NaN or infinity, are of a wrong length, or are no real"
-                " numbers: the round goes on without them. This is said once; `train/rejected`"
-                " counts them in every round."
+                f"pl_fed left out the uploads of clients {trained.clients[broken].tolist()} in"
+                f" round {round}, because they contain NaN or infinity, have a wrong length, or are"
+                " not real numbers. This warning appears once; `train/rejected` counts the broken"
+                " uploads of every round."
             )
 
-    def context(self, cohort: Tensor, losses: Tensor, round: int) -> RoundContext:
-        """Return what aggregators and attacks may know of a round."""
-        context = RoundContext(self.seed, round, clients=cohort, losses=losses)
-        return self.byzantine_clients.expect(context)
-
-    def _describe(
+    def _collect_uploads(
         self,
         trained: TrainedCohort,
         round: int,
         optimizer: torch.optim.Optimizer,
         note: Callable[[str, float | Tensor], None],
-    ) -> RoundContext:
-        """Return what aggregators and attacks may know of a round whose clients have trained."""
+    ) -> Uploads:
+        """Return the cohort's uploads, with the context for aggregators and attacks."""
         root = trained.broadcast[:0]
         if self.server.aggregator.needs_root:
             root = self.root_update(round, optimizer)
-        return RoundContext(
-            self.seed,
-            round,
-            num_byzantine=self.byzantine_clients.expected_byzantine(len(trained.clients)),
-            clients=trained.clients,
-            losses=trained.losses,
+        context = replace(
+            self.build_context(trained.clients, trained.losses, round),
             start_losses=trained.start_losses,
             broadcast=trained.broadcast,
             root=root,
             note=note,
         )
+        sizes = self.datamodule.clients.train.sizes
+        return Uploads(trained, context, sizes, self.byzantine_clients)
+
+    def build_context(self, cohort: Tensor, losses: Tensor, round: int) -> RoundContext:
+        """Return the context of a round for its aggregator and attack.
+
+        Args:
+            cohort: The ids of the cohort, int64 [cohort].
+            losses: Mean training loss of each client, [cohort]; or empty.
+            round: The round, from 0.
+        """
+        num_byzantine = self.byzantine_clients.expected_byzantine(len(cohort))
+        return RoundContext(self.seed, round, num_byzantine, clients=cohort, losses=losses)
 
     def root_update(self, round: int, optimizer: torch.optim.Optimizer) -> Tensor:
-        """Return what the server's own data adds to the global model, [numel].
+        """Return the update of the global model on the server's own root data, [numel].
 
-        It is the same in every process.
+        Every process computes the same update.
         """
         return self.root_training.run(
             self.states.data, self.batch_rule, round, optimizer, self.settings.local
@@ -222,11 +238,11 @@ class RoundRunner:
         statistics = self.client.statistics("global").data
         return {GLOBAL_STATISTICS: statistics, **self.states.server_states}
 
-    def _forge(self, uploads: Uploads, round: int, note: Callable[[str, float], None]) -> None:
+    def _forge(self, uploads: Uploads, notes: "_Notes") -> None:
         """Let the attackers of the cohort replace their uploads."""
-        cohort = uploads.share.cohort
+        cohort, round = uploads.share.cohort, uploads.context.round
         if self.byzantine_clients.forges(cohort, round):
-            note("forged", float(self.byzantine_clients.attacks(cohort, round).sum()))
+            notes("forged", float(self.byzantine_clients.mark_attackers(cohort, round).sum()))
             uploads.forge(
                 self.server,
                 self._server_states,
@@ -241,7 +257,7 @@ class RoundRunner:
         hooks: RoundHooks,
         notes: "_Notes",
     ) -> Report:
-        """Let the server merge the valid uploads, and move the global model and its own states."""
+        """Merge the valid uploads, and move the global model and the server's states."""
         server, share = self.server, uploads.share
         if not len(share.cohort):
             return {}
@@ -259,9 +275,8 @@ class RoundRunner:
             if not rejected:
                 raise
             raise ValueError(
-                f"{str(error).rstrip('.')}; of the uploads, {rejected} of"
-                f" {len(share.cohort) + rejected} were left out of round {uploads.context.round}"
-                " as broken."
+                f"{str(error).rstrip('.')}; {rejected} of {len(share.cohort) + rejected} uploads of"
+                f" round {uploads.context.round} were left out as broken."
             ) from error
         benign = ~self.byzantine_clients.is_byzantine[share.cohort]
         distance = uploads.distance_to_benign_mean(update, benign, server.aggregator)
@@ -269,25 +284,15 @@ class RoundRunner:
         uploads.update_server_states(self.client, self._server_states, proposed, server.aggregator)
         return {"train/update_norm": torch.linalg.vector_norm(update)}
 
-    def _report(self, trained: TrainedCohort) -> Report:
-        """Return means of the metrics over the cohort's benign clients, and the round's counts."""
-        byzantine, metrics = self.byzantine_clients.is_byzantine[trained.clients], trained.metrics
-        numbers = dict.fromkeys(ROUND_NUMBERS, 0) | {
-            "cohort": len(byzantine),
-            "byzantine": int(byzantine.count_nonzero()),
-            "rejected": trained.num_broken,
-        }
-        if numbers["byzantine"] or numbers["rejected"]:
-            counts = trained.valid & ~byzantine.to(trained.valid.device)
-            metrics = {name: values[counts] for name, values in metrics.items()}
-        report: Report = {}
-        if len(metrics["loss"]):
-            report = {f"train/{name}": values.mean() for name, values in metrics.items()}
-        return report | {f"train/{name}": float(number) for name, number in numbers.items()}
+    def _store_states(self, trained: TrainedCohort) -> None:
+        """Store the states of the valid clients, and count the round for these clients."""
+        share, states = trained.valid_states()
+        share.store_states(self.states.store, states)
+        self.states.count_round(share.cohort)
 
 
 class _Notes:
-    """Numbers that are noted in a round: those of one name add up."""
+    """Notes of a round: named numbers for the log. Numbers with the same name are added up."""
 
     def __init__(self) -> None:
         self.report: Report = {}

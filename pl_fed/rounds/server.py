@@ -1,4 +1,4 @@
-"""The server: uploads are merged, and the global model moves."""
+"""The server: merges uploads and moves the global model."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -16,19 +16,28 @@ from pl_fed.types import RoundContext
 Merge = Callable[[Aggregator, Tensor, Tensor, RoundContext], Tensor]
 
 
-class Server:
-    """Merges uploads by an aggregator and takes them for a negative gradient.
+def _merge_in_process(
+    aggregator: Aggregator, uploads: Tensor, weights: Tensor, context: RoundContext
+) -> Tensor:
+    """Merge uploads that are all in this process."""
+    merged: Tensor = aggregator(uploads, weights, context)
+    return merged
 
-    S. Reddi et al. "Adaptive federated optimization". ICLR 2021. arXiv 2003.00295. SGD with
-    learning rate 1 is FedAvg.
+
+class Server:
+    """Server: an aggregator merges the uploads, and an optimizer steps along the merged update.
+
+    The gradient is the negative merged update. SGD with learning rate 1 is FedAvg.
+
+    Source: S. Reddi et al., "Adaptive Federated Optimization", ICLR 2021, arXiv 2003.00295.
 
     Args:
         aggregator: Merges the uploads.
         optimizer: Builds the optimizer of the global model's flat row.
 
     Attributes:
-        states: What the algorithm has the server keep, by name: see :meth:`Client.server_states`.
-        adds: Whether a step adds what was merged to the model, and does nothing else.
+        states: The server's states of the algorithm by name: see :meth:`Client.server_states`.
+        only_adds: Whether a step only adds the merged update to the global model.
 
     Raises:
         ValueError: If the optimizer cannot be built, or needs a closure.
@@ -38,13 +47,13 @@ class Server:
         self.aggregator = aggregator
         self._new_aggregator = copy.deepcopy(aggregator)
         self._build = optimizer
-        example = self._example()
+        example = self._build_example()
         check_optimizers(server_optimizer=example)
         check_finite_options(server_optimizer=example)
         check_not_differentiable(server_optimizer=example)
         options = example.param_groups[0]
         self._optimizer_class = type(example).__name__
-        self.adds = (
+        self.only_adds = (
             type(example) is torch.optim.SGD
             and options["lr"] == 1
             and not any(options[name] for name in ("momentum", "weight_decay", "maximize"))
@@ -54,11 +63,11 @@ class Server:
         self.states: dict[str, Tensor] = {}
 
     def new_aggregator(self) -> Aggregator:
-        """Return the aggregator as it was given, remembering nothing."""
+        """Return a copy of the aggregator without memory of any round."""
         return copy.deepcopy(self._new_aggregator)
 
     def reset(self) -> None:
-        """Forget what the aggregator and the optimizer remember, and the states."""
+        """Reset the memory of the aggregator and the optimizer, and the states."""
         self.aggregator = self.new_aggregator()
         self.states = {}
         self._optimizer = None
@@ -82,20 +91,20 @@ class Server:
         weights: Tensor,
         context: RoundContext,
         before_step: Callable[[torch.optim.Optimizer], None] = lambda _: None,
-        merge: Merge = lambda aggregator, *what: aggregator(*what),
+        merge: Merge = _merge_in_process,
     ) -> Tensor:
-        """Merge the uploads, and move the global model along them.
+        """Merge the uploads, and move the global model along the merged update.
 
         Args:
-            row: The global model [numel]; changed in place.
-            uploads: Finite rows [n, numel].
-            weights: Training samples of each [n].
-            context: The round.
-            before_step: Called when the gradient is set, before the step.
-            merge: How the aggregator is called, where the uploads lie in several processes.
+            row: The global model, [numel]; changed in place.
+            uploads: The uploads, finite rows, [n, numel].
+            weights: Number of training samples of each client, [n].
+            context: The context of the round.
+            before_step: Called with the optimizer after the gradient is set, before the step.
+            merge: Calls the aggregator, also for uploads in several processes.
 
         Returns:
-            The merged update [numel].
+            The merged update, [numel].
         """
         optimizer = self.optimizer(row)
         update = merge(self.aggregator, uploads, weights, context)
@@ -108,8 +117,8 @@ class Server:
         row.copy_(copy.data)
         return update
 
-    def simulate(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
-        """Return the update that the aggregator would give, without changing its memory."""
+    def simulate_merge(self, uploads: Tensor, weights: Tensor, context: RoundContext) -> Tensor:
+        """Return the update that the aggregator would merge, without a change of its memory."""
         aggregator = copy.deepcopy(self.aggregator).to(uploads.device)
         merged: Tensor = aggregator(uploads, weights, replace(context, note=lambda *_: None))
         return merged
@@ -125,30 +134,31 @@ class Server:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them over.
+        """Restore the states of the optimizer and of the aggregator.
 
-        An aggregator of another class will do if neither remembers anything.
+        The class of the aggregator may differ if neither aggregator has a memory.
 
         Raises:
-            ValueError: If they are those of another optimizer or aggregator.
+            ValueError: If the states belong to another optimizer or aggregator.
         """
         if self._optimizer_class != state["optimizer class"]:
             raise ValueError(
-                f"Expected a checkpoint whose server optimizer is {self._optimizer_class} but got"
+                f"Expected a checkpoint with the server optimizer {self._optimizer_class} but got"
                 f" one with {state['optimizer class']}."
             )
         try:
             self.aggregator.load_state_dict(state["aggregator"])
         except RuntimeError as error:
             raise ValueError(
-                f"Expected a checkpoint whose aggregator is {type(self.aggregator).__name__} but"
+                f"Expected a checkpoint with the aggregator {type(self.aggregator).__name__} but"
                 f" got one with {state['aggregator class']} and its memory."
             ) from error
         self._optimizer = None
         self._pending = state["optimizer"]
         self.states = dict(state["states"])
 
-    def _example(self) -> torch.optim.Optimizer:
+    def _build_example(self) -> torch.optim.Optimizer:
+        """Return the optimizer of one number, to check its options."""
         try:
             return self._build([torch.nn.Parameter(torch.zeros(1))])
         except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A federation that is set up with an algorithm and data."""
+"""The parts of a federation after its setup with an algorithm and data."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from pl_fed.rounds.round import RoundRunner
 
 @dataclass(frozen=True)
 class Session:
-    """A federation that is set up with an algorithm and data.
+    """Session: the parts of a federation after its setup with an algorithm and data.
 
     Attributes:
         client: The algorithm.
-        datamodule: The data.
+        datamodule: The data of the federation.
         states: The clients' data and states.
-        evaluation: Metrics and predictions.
+        evaluation: Computes metrics and predictions.
         rounds: Runs the rounds.
     """
 

@@ -1,4 +1,4 @@
-"""The settings of a run that its trainer decides."""
+"""The settings of a run that its trainer sets."""
 
 import math
 from collections.abc import Callable
@@ -12,15 +12,16 @@ from pl_fed.engine import LocalSettings
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The settings of a run that its trainer decides.
+    """Run settings: the settings of a run that its trainer sets.
 
     Attributes:
         local: Precision and gradient clipping of the local steps.
-        limit_local_steps: Most local steps of a round: a number, a fraction, or ``None``.
-        shuffle: Whether each pass over a client's data has an order of its own.
-        rounds: How many rounds the run has; may be infinite.
-        seconds_left: Returns how long it may still take.
-        processes: The processes that share the clients.
+        limit_local_steps: Limit of a client's local steps in a round: a number (int) or a fraction
+            (float); ``None`` sets no limit.
+        shuffle: Whether each pass over a client's data has its own order.
+        rounds: Number of rounds of the run; may be infinite.
+        seconds_left: Returns the time left for the run, in seconds.
+        processes: The processes that divide the clients among them.
     """
 
     local: LocalSettings = field(default_factory=LocalSettings)
@@ -31,5 +32,5 @@ class RunSettings:
     processes: Processes = field(default_factory=Processes)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context in which models run: mixed precision, or none."""
+        """Return the context in which models run, for example of mixed precision."""
         return self.local.autocast()

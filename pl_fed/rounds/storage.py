@@ -1,4 +1,4 @@
-"""The section ``federation.storage``: where the clients' states are kept between rounds."""
+"""The section ``federation.storage``: the storage of the clients' states between rounds."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ _PATH = "federation.storage"
 
 @dataclass(frozen=True)
 class StorageOptions:
-    """Storage: where the clients' states are kept between rounds.
+    """Storage: the memory or folder of the clients' states between rounds.
 
     Args:
         folder: Folder for the clients' states, on disk. ``None`` keeps them in memory, and puts

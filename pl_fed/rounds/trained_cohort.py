@@ -15,7 +15,7 @@ GLOBAL_STATISTICS = "global.statistics"
 
 
 class UploadStatus(IntEnum):
-    """Whether the server can use what a client computed in a round."""
+    """Upload status: whether the server can use a client's results of a round."""
 
     VALID = 0
     NOT_FINITE = 1
@@ -24,16 +24,17 @@ class UploadStatus(IntEnum):
 
 @dataclass
 class ChunkResults:
-    """What a chunk of clients computed in its local work. All rows are usable.
+    """Chunk results: the results of local training for a chunk of clients. All rows are usable.
 
     Attributes:
         positions: The clients' positions in this process's part of the cohort, int64 [clients].
-        clients: Their ids, int64 [clients].
-        metrics: Means over the local steps of what ``training_step`` returned, [clients] each.
-        status: An :class:`UploadStatus` for each, int8 [clients].
-        uploads: [clients, numel]; ``None`` if they send nothing.
-        proposals: What they propose that server states become, by name [clients, length].
-        states: What they keep, by name [clients, length].
+        clients: The clients' ids, int64 [clients].
+        metrics: Means over the local steps of the values that ``training_step`` returned,
+            [clients] each.
+        status: The :class:`UploadStatus` of each client, int8 [clients].
+        uploads: The uploads, [clients, numel]; ``None`` if the clients send nothing.
+        proposals: Proposals of new server states by name, [clients, length] each.
+        states: The clients' new states by name, [clients, length] each.
     """
 
     positions: Tensor
@@ -46,22 +47,24 @@ class ChunkResults:
 
 
 class CohortResults:
-    """The results of this process's clients of a cohort, collected from chunks.
+    """Cohort results: the results of this process's clients in a round, collected from chunks.
 
     Args:
-        num_clients: The number of clients.
-        buffer: Memory in which uploads were collected in the round before. It is used again, as
-            the system would give new memory of that size page by page.
+        num_clients: The number of this process's clients in the cohort.
+        buffer: The upload buffer of the previous round, or ``None``. It is reused, because the
+            system provides new memory of this size page by page.
 
     Attributes:
-        buffer: Memory in which the uploads are collected; ``None`` if one chunk gave them all.
-        metrics: See :class:`ChunkResults`, as for the rest; of all clients.
-        status: int8 [clients]; ``None`` if there are no clients.
-        sends: Which clients send an upload, bool [clients].
-        uploads: [clients, numel]; ``None`` if no client sends anything.
-        proposals: By name, [clients, length].
-        start_losses: The loss of w^t over all training data of each, [clients]; or ``None``.
-        states: For each chunk its clients' ids and states.
+        buffer: The upload buffer of this round; ``None`` if one chunk contains all uploads.
+        metrics: Means over the local steps of the values that ``training_step`` returned,
+            [clients] each.
+        status: The :class:`UploadStatus` of each client, int8 [clients]; ``None`` without clients.
+        has_upload: A mask of the clients that send an upload, bool [clients].
+        uploads: The uploads, [clients, numel]; ``None`` if no client sends one.
+        proposals: Proposals of new server states by name, [clients, length] each.
+        start_losses: The mean loss of w^t over all training data of each client, [clients]; or
+            ``None``.
+        states: The clients' ids and new states, for each chunk.
     """
 
     def __init__(self, num_clients: int, buffer: Tensor | None) -> None:
@@ -69,7 +72,7 @@ class CohortResults:
         self.buffer = buffer
         self.metrics: dict[str, Tensor] = {}
         self.status: Tensor | None = None
-        self.sends = torch.zeros(num_clients, dtype=torch.bool)
+        self.has_upload = torch.zeros(num_clients, dtype=torch.bool)
         self.uploads: Tensor | None = None
         self.proposals: dict[str, Tensor] = {}
         self.start_losses: Tensor | None = None
@@ -78,44 +81,46 @@ class CohortResults:
 
     def add(self, chunk: ChunkResults) -> None:
         """Add the results of a chunk."""
-        places = _as_range(chunk.positions)
+        positions = _as_slice(chunk.positions)
         for name, values in chunk.metrics.items():
-            self.metrics[name] = self._insert(self.metrics.get(name), places, values)
-        self.status = self._insert(self.status, places, chunk.status)
+            self.metrics[name] = self._insert(self.metrics.get(name), positions, values)
+        self.status = self._insert(self.status, positions, chunk.status)
         self.states.append((chunk.clients, chunk.states))
         if chunk.uploads is None:
             return
-        self.sends[places] = True
+        self.has_upload[positions] = True
         collected = self._reuse_buffer(chunk.uploads) if self.uploads is None else self.uploads
-        self.uploads = self._insert(collected, places, chunk.uploads)
+        self.uploads = self._insert(collected, positions, chunk.uploads)
         self.buffer = None if self.uploads is chunk.uploads else self.uploads
         for name, rows in chunk.proposals.items():
-            self.proposals[name] = self._insert(self.proposals.get(name), places, rows)
+            self.proposals[name] = self._insert(self.proposals.get(name), positions, rows)
             self._proposers.setdefault(name, []).append(chunk.positions)
 
     def complete_proposals(self, current: Mapping[str, Tensor]) -> None:
-        """Let clients that propose nothing, where others do, propose the server's current state.
+        """Add the server's current state as the proposal of clients without a proposal.
+
+        A state without any proposal stays out.
 
         Args:
-            current: The server's states by name, [length] each.
+            current: The server's current states by name, [length] each.
         """
         for name, proposers in self._proposers.items():
             if sum(map(len, proposers)) < self.num_clients:
-                silent = torch.ones(self.num_clients, dtype=torch.bool)
-                silent[torch.cat(proposers)] = False
-                self.proposals[name][silent.to(current[name].device)] = current[name]
+                missing = torch.ones(self.num_clients, dtype=torch.bool)
+                missing[torch.cat(proposers)] = False
+                self.proposals[name][missing.to(current[name].device)] = current[name]
 
-    def _insert(self, rows: Tensor | None, places: slice | Tensor, values: Tensor) -> Tensor:
-        """Return the rows of all clients with those of some written into their places."""
+    def _insert(self, rows: Tensor | None, positions: slice | Tensor, values: Tensor) -> Tensor:
+        """Write the values of a chunk into the rows of all clients, and return these rows."""
         if rows is None:
-            if isinstance(places, slice) and len(values) == self.num_clients:
+            if isinstance(positions, slice) and len(values) == self.num_clients:
                 return values
             rows = values.new_empty(self.num_clients, *values.shape[1:])
-        rows[places if isinstance(places, slice) else places.to(rows.device)] = values
+        rows[positions if isinstance(positions, slice) else positions.to(rows.device)] = values
         return rows
 
     def _reuse_buffer(self, uploads: Tensor) -> Tensor | None:
-        """Return the buffer of the round before, if it is needed and fits."""
+        """Return the upload buffer of the previous round if it is needed and fits, or ``None``."""
         buffer, shape = self.buffer, (self.num_clients, *uploads.shape[1:])
         if buffer is None or len(uploads) == self.num_clients or buffer.shape != shape:
             return None
@@ -123,8 +128,8 @@ class CohortResults:
         return buffer if fits else None
 
 
-def _as_range(positions: Tensor) -> slice | Tensor:
-    """Return positions as a slice if they are consecutive, or else as they are."""
+def _as_slice(positions: Tensor) -> slice | Tensor:
+    """Return consecutive positions as a slice, and other positions unchanged."""
     numbers = positions.tolist()
     consecutive = range(numbers[0], numbers[0] + len(numbers))
     return slice(consecutive.start, consecutive.stop) if numbers == [*consecutive] else positions
@@ -132,16 +137,18 @@ def _as_range(positions: Tensor) -> slice | Tensor:
 
 @dataclass(frozen=True)
 class TrainedCohort:
-    """The results of the local work of a whole cohort.
+    """Trained cohort: the results of local training for the whole cohort.
 
     Attributes:
-        share: Which process trained which client.
-        broadcast: The global model w^t that the round began with, [numel].
-        metrics: Means over the local steps of what ``training_step`` returned, [cohort] each.
-        status: An :class:`UploadStatus` for each client, int8 [cohort].
-        sends: Whether any client sends an upload.
-        start_losses: The loss of w^t over all training data of each client, [cohort]; or empty.
-        proposed: Names of the server states of which any client proposes a change.
+        share: The distribution of the clients over the processes.
+        broadcast: The global model w^t at the start of the round, [numel].
+        metrics: Means over the local steps of the values that ``training_step`` returned,
+            [cohort] each.
+        status: The :class:`UploadStatus` of each client, int8 [cohort].
+        has_uploads: Whether any client sends an upload.
+        start_losses: The mean loss of w^t over all training data of each client, [cohort]; or
+            empty.
+        proposed: Names of the server states with a proposal of any client.
         own: The results of this process's clients, with their uploads.
     """
 
@@ -149,7 +156,7 @@ class TrainedCohort:
     broadcast: Tensor
     metrics: dict[str, Tensor]
     status: Tensor
-    sends: bool
+    has_uploads: bool
     start_losses: Tensor
     proposed: list[str]
     own: CohortResults
@@ -158,35 +165,36 @@ class TrainedCohort:
     def join(
         cls, share: WorkShare, own: CohortResults, broadcast: Tensor, trained: tuple[str, ...]
     ) -> "TrainedCohort":
-        """Join the results of all processes; in each of them the same.
+        """Join the results of all processes; every process gets the same results.
 
-        A client that sends nothing, where others do or the global model is trained, is broken.
+        A client without an upload is broken if other clients send one or if the global model is
+        trained.
 
         Args:
-            share: Which process trained which client.
+            share: The distribution of the clients over the processes.
             own: The results of this process's clients.
-            broadcast: The global model w^t that the round began with, [numel].
-            trained: The models that are trained.
+            broadcast: The global model w^t at the start of the round, [numel].
+            trained: Names of the trained models.
         """
         device = broadcast.device
         tables = {("metrics", name): values for name, values in own.metrics.items()}
         if own.status is not None:
-            tables["status", ""], tables["sends", ""] = own.status, own.sends
+            tables["status", ""], tables["has_upload", ""] = own.status, own.has_upload
         if own.start_losses is not None:
             tables["start_losses", ""] = own.start_losses
-        tables |= {("proposals", name): own.sends for name in own.proposals}
-        joined = share.join(tables, device)
+        tables |= {("proposals", name): own.has_upload for name in own.proposals}
+        joined = share.join_tables(tables, device)
         metrics = {name: values for (kind, name), values in joined.items() if kind == "metrics"}
-        status, sends = joined["status", ""], joined["sends", ""].to(device)
-        num_senders = int(sends.count_nonzero())
-        if num_senders < len(sends) and (num_senders or "global" in trained):
-            status = torch.where(sends, status, UploadStatus.MALFORMED)
+        status, has_upload = joined["status", ""], joined["has_upload", ""].to(device)
+        num_uploads = int(has_upload.count_nonzero())
+        if num_uploads < len(has_upload) and (num_uploads or "global" in trained):
+            status = torch.where(has_upload, status, UploadStatus.MALFORMED)
         return cls(
             share=share,
             broadcast=broadcast,
             metrics=metrics,
             status=status,
-            sends=num_senders > 0,
+            has_uploads=num_uploads > 0,
             start_losses=joined.get(("start_losses", ""), metrics["loss"][:0]),
             proposed=[name for kind, name in joined if kind == "proposals"],
             own=own,
@@ -204,19 +212,20 @@ class TrainedCohort:
 
     @cached_property
     def valid(self) -> Tensor:
-        """Which clients' results can be used, bool [cohort]."""
+        """A mask of the clients with usable results, bool [cohort]."""
         return self.status == UploadStatus.VALID
 
     @cached_property
     def num_broken(self) -> int:
-        """The number of clients whose results cannot be used."""
+        """The number of broken clients: their results are unusable."""
         return len(self.valid) - int(self.valid.count_nonzero())
 
     def valid_states(self) -> tuple[WorkShare, list[tuple[Tensor, dict[str, Tensor]]]]:
-        """Return what this process's valid clients keep: ids and states, chunk by chunk.
+        """Return the valid clients' work share, and the new states of this process's clients.
 
         Returns:
-            The share of the valid clients of the cohort, and the states.
+            The distribution of the cohort's valid clients over the processes; and the ids and new
+            states of this process's valid clients, for each chunk.
         """
         if not self.num_broken:
             return self.share, self.own.states

@@ -13,31 +13,32 @@ from pl_fed.data.client_data import ClientData
 from pl_fed.engine.base import as_outputs
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.checks import explain_log, place_batch
-from pl_fed.rounds.features import features_of, keeps_features
+from pl_fed.rounds.features import compute_features, keeps_features
 from pl_fed.trees import select, tree_map
 from pl_fed.types import Batch
 
-_SAMPLES = 2
+_NUM_SAMPLES = 2
 
 
 def try_client(
     client: Client, data: ClientData, augment: Callable[[Tensor], Tensor] | None = None
 ) -> None:
-    """Run an algorithm's part of a round on one client, so that its mistakes show before training.
+    """Try an algorithm's part of a round on one client, to find errors before training.
 
-    It runs ``begin``, ``training_step`` in evaluation mode, and ``end_round`` on a copy of the
-    client: no parameter, buffer, attribute or random generator of the client changes. Mistakes
-    against the contract, which pl_fed words itself, are raised. Other errors of the algorithm are
-    not: it may need what only a fit gives it. If they are real, the first round raises them.
+    The trial runs ``begin``, ``training_step`` in evaluation mode, and ``end_round`` on a copy of
+    the algorithm. No parameter, buffer, attribute or random generator of the algorithm changes. It
+    raises pl_fed's own errors about the algorithm's contract only. Other errors may come from a
+    state that only a fit provides; real ones appear again in the first round.
 
     Args:
-        client: The algorithm, after :meth:`Client.check`. Nothing is tried if it cannot be copied.
+        client: The algorithm, after :meth:`Client.check`. There is no trial if Python cannot copy
+            it.
         data: The clients' data.
         augment: Changes the inputs of each minibatch.
 
     Raises:
-        TypeError: If ``training_step`` or ``end_round`` returns something of another type.
-        ValueError: If a row that is read, an upload, a state or a proposal does not fit.
+        TypeError: If ``training_step`` or ``end_round`` returns a value of another type.
+        ValueError: If a row, an upload, a state or a proposal does not fit.
     """
     sizes = data.train.sizes
     if not int(sizes.sum()):
@@ -45,57 +46,57 @@ def try_client(
     trial = _copy(client)
     if trial is None:
         return
-    one = int(sizes.gt(0).nonzero()[0])
+    client_id = int(sizes.gt(0).nonzero()[0])
     with fork_torch_rng(client.device), torch.inference_mode(False), torch.enable_grad():
         trial.eval()
         try:
-            _run(trial, data, one, augment)
+            _run(trial, data, client_id, augment)
         except (TypeError, ValueError) as error:
             if str(error).startswith("Expected "):
                 raise
-        except Exception:  # the algorithm may need what only a fit gives it
+        except Exception:  # the algorithm may need a state that only a fit provides
             return
 
 
 def _copy(client: Client) -> Client | None:
-    """Return a copy that belongs to the same trainer, or ``None`` if Python cannot copy it."""
+    """Return a copy with the same trainer, or ``None`` if Python cannot copy the algorithm."""
     try:
         trial = copy.deepcopy(client)
-    except Exception:  # a lock or an open file among its attributes, say
+    except Exception:  # for example an attribute with a lock or an open file
         return None
     trial.renew_rows()
-    with suppress(RuntimeError):  # the client belongs to no trainer
+    with suppress(RuntimeError):  # the client has no trainer
         trial.trainer = client.trainer
     return trial
 
 
 def _run(
-    trial: Client, data: ClientData, one: int, augment: Callable[[Tensor], Tensor] | None
+    trial: Client, data: ClientData, client_id: int, augment: Callable[[Tensor], Tensor] | None
 ) -> None:
-    """Run the trial of one client, by its id."""
-    batch = _batch(trial, data, one)
+    """Run a round of one client, and check its results."""
+    batch = _first_batch(trial, data, client_id)
     if augment is not None:
         batch = batch._replace(inputs=augment(batch.inputs))
     lengths = {name: len(row) for name, row in trial.state_defaults().items()}
-    with _noting(one, "begin"):
-        round = trial.run_begin(_new_round(trial, data, one))
+    with _note_errors(client_id, "begin"):
+        round = trial.run_begin(_new_round(trial, data, client_id))
         _check_names("begin", trial, round)
         for name, model in round.models.items():
             numel = trial.row("global").layout.numel
             _check_row("begin", f"the parameters of model `{name}`", model.parameters, numel)
-    with _noting(one, "training_step"), explain_log(), trial.reading(round.of_one(0)):
+    with _note_errors(client_id, "training_step"), explain_log(), trial.reading(round.of_one(0)):
         outputs = as_outputs(trial.objective.step(batch, 0))
     for name in trial.trained:
         round.models[name] = round.models[name].clone()
-    like = round.broadcast.parameters
-    round.step_means = {n: value.detach().reshape(1).to(like) for n, value in outputs.items()}
-    round.validation_losses = {name: like.new_zeros(1) for name in trial.validated}
-    with _noting(one, "end_round"):
-        upload, kept = trial.run_end_round(round)
+    example = round.broadcast.parameters
+    round.step_means = {name: out.detach().reshape(1).to(example) for name, out in outputs.items()}
+    round.validation_losses = {name: example.new_zeros(1) for name in trial.validated}
+    with _note_errors(client_id, "end_round"):
+        upload, states = trial.run_end_round(round)
         _check_names("end_round", trial, round)
         _check_upload(trial, upload)
         for name, length in lengths.items():
-            _check_row("end_round", f"state `{name}`", kept[name], length)
+            _check_row("end_round", f"state `{name}`", states[name], length)
         for name, proposal in round.proposals.items():
             if name not in round.server_states:
                 names = ", ".join(round.server_states) or "none"
@@ -107,38 +108,38 @@ def _run(
             _check_row("end_round", f"the proposal of `{name}`", proposal, length)
 
 
-def _new_round(trial: Client, data: ClientData, one: int) -> ClientRound:
+def _new_round(trial: Client, data: ClientData, client_id: int) -> ClientRound:
     """Return the client's first round, of one local step."""
-    round = trial.new_round(samples=int(data.train.sizes[one]))
-    round.ids = round.ids.new_tensor([one])
-    round.validation_samples.fill_(int(data.val.sizes[one]))
+    round = trial.new_round(samples=int(data.train.sizes[client_id]))
+    round.ids = round.ids.new_tensor([client_id])
+    round.validation_samples.fill_(int(data.val.sizes[client_id]))
     if trial.reads_validation:
-        inputs, targets = (select(tree, 0) for tree in data.padded("val", torch.tensor([one])))
-        batch = as_trained_on(trial, Batch(inputs, targets))
+        inputs, targets = (select(tree, 0) for tree in data.pad_part("val", round.ids.cpu()))
+        batch = _prepare_batch(trial, Batch(inputs, targets))
         round.validation_inputs = tree_map(lambda leaf: leaf.flatten()[None], batch.inputs)
         round.validation_targets = tree_map(lambda leaf: leaf.flatten()[None], batch.targets)
     return round
 
 
-def _batch(trial: Client, data: ClientData, one: int) -> Batch:
+def _first_batch(trial: Client, data: ClientData, client_id: int) -> Batch:
     """Return the client's first two samples."""
-    index = data.train.samples(one)[:_SAMPLES]
-    batch = as_trained_on(trial, data.batch(index))
+    index = data.train.samples(client_id)[:_NUM_SAMPLES]
+    batch = _prepare_batch(trial, data.batch(index))
     index = index.to(batch.device)
     return batch._replace(samples=index, visits=torch.zeros_like(index))
 
 
-def as_trained_on(trial: Client, batch: Batch) -> Batch:
-    """Return samples as the local steps get them, features for the inputs that have some."""
+def _prepare_batch(trial: Client, batch: Batch) -> Batch:
+    """Return a batch as in the local steps: placed, and with features if the net keeps them."""
     net, batch = trial.global_model, place_batch(trial, batch)
     if keeps_features(net) and batch.size:
         with torch.no_grad():
-            batch = batch._replace(inputs=features_of(net, batch.inputs))
+            batch = batch._replace(inputs=compute_features(net, batch.inputs))
     return batch
 
 
 def _check_names(hook: str, trial: Client, round: ClientRound) -> None:
-    """Refuse states and models that are not declared, and extra rows that hide others."""
+    """Refuse undeclared states and models, and extra rows with a reserved name."""
     models = ("global", *trial.trained, *trial.evaluated)
     states = [name for name in trial.state_defaults() if name.isidentifier() and name not in models]
     _check_declared(hook, "states", round.states, states, "add_state")
@@ -147,30 +148,30 @@ def _check_names(hook: str, trial: Client, round: ClientRound) -> None:
     for name in round.extra:
         if name in taken:
             raise ValueError(
-                f"Expected `{hook}` to add extra rows under names other than those that a round has"
+                f"Expected `{hook}` to add extra rows under names other than the reserved ones"
                 f" ({', '.join(taken)}) but got {name!r}: choose another name."
             )
 
 
 def _check_declared(
-    hook: str, kind: str, names: Iterable[str], declared: Iterable[str], by: str
+    hook: str, kind: str, names: Iterable[str], declared: Iterable[str], declaration: str
 ) -> None:
-    """Refuse names of states or models that no client keeps and no engine trains.
+    """Refuse names of undeclared states or models: no client keeps them and no engine trains them.
 
     Args:
-        hook: The method that wrote them.
+        hook: The method that wrote the states or models.
         kind: ``"states"`` or ``"models"``.
-        names: The names that are written.
-        declared: The names that are declared.
-        by: How an algorithm declares another one.
+        names: The written names.
+        declared: The declared names.
+        declaration: The code that declares a name, for the error message.
     """
     declared = tuple(dict.fromkeys(declared))
     for name in names:
         if name not in declared:
             raise ValueError(
                 f"Expected `{hook}` to write {kind} that are declared"
-                f" ({', '.join(declared) or 'none'}) but got {name!r}: declare it by {by}, or write"
-                " client.extra."
+                f" ({', '.join(declared) or 'none'}) but got {name!r}: declare it by {declaration},"
+                " or write client.extra."
             )
 
 
@@ -180,14 +181,14 @@ def _check_upload(trial: Client, upload: object) -> None:
     if not isinstance(upload, Tensor):
         raise TypeError(
             "Expected `end_round` to return uploads, a tensor [clients, numel], but got"
-            f" {type(upload).__name__}: return super().end_round(client) sends what the local steps"
-            " changed."
+            f" {type(upload).__name__}: return super().end_round(client) to send the change by the"
+            " local steps."
         )
     _check_row("end_round", "uploads", upload, trial.row("global").layout.numel)
 
 
 def _check_row(hook: str, name: str, row: object, length: int) -> None:
-    """Refuse what is no row of one client, [1, length]."""
+    """Refuse a value that is not a row of one client, [1, length]."""
     if not isinstance(row, Tensor) or list(row.shape) != [1, length]:
         got = f"shape {list(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
         raise ValueError(
@@ -197,10 +198,10 @@ def _check_row(hook: str, name: str, row: object, length: int) -> None:
 
 
 @contextmanager
-def _noting(one: int, hook: str) -> Iterator[None]:
-    """Note on an error that it comes from the trial, with the client and the method."""
+def _note_errors(client_id: int, hook: str) -> Iterator[None]:
+    """Add a note with the trial, the client and the method to an error."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"In the trial before the first round, client {one}, `{hook}`.")
+        error.add_note(f"In the trial before the first round, client {client_id}, `{hook}`.")
         raise

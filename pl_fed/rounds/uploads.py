@@ -1,4 +1,4 @@
-"""The uploads of a round on their way to the server: forged by attackers, left out if broken."""
+"""The uploads of a round: attackers forge them, and broken uploads are left out."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -17,18 +17,19 @@ from pl_fed.types import Batch, RoundContext
 
 
 class Uploads:
-    """The uploads of a cohort, with what its clients propose for the server's states.
+    """Uploads: the uploads of a cohort, with its proposals of new server states.
 
     Args:
-        trained: The cohort after its local work.
-        context: What aggregators and attacks know of the round.
-        sizes: Training samples of all clients, int64 [clients].
-        byzantine_clients: The Byzantine clients, of which it says how many to expect.
+        trained: The cohort after local training.
+        context: The context of the round for aggregators and attacks.
+        sizes: Numbers of training samples of all clients, int64 [all clients].
+        byzantine_clients: The Byzantine clients and their attack.
 
     Attributes:
-        share: Which process holds which upload, of the clients that are not left out.
-        rows: This process's uploads [clients, numel]; all uploads, once they are forged.
-        context: The round, of the clients that are not left out.
+        share: The distribution of the uploads over the processes, without left-out clients.
+        rows: This process's uploads, [clients, numel]; after an attack all uploads, [cohort,
+            numel].
+        context: The context of the round, without left-out clients.
     """
 
     def __init__(
@@ -52,16 +53,16 @@ class Uploads:
         self._byzantine_clients = byzantine_clients
         self._training_share = trained.share
         self._cohort_size = len(self.share.cohort)
-        self._factor = 1.0  # of the rows in a mean
+        self._factor = 1.0  # factor of the rows in the server's mean
 
     @property
     def weights(self) -> Tensor:
-        """Training samples of each client that is not left out, of all processes, [clients]."""
+        """Numbers of training samples of the cohort, without left-out clients, [cohort]."""
         return self._sizes[self.share.cohort].to(self.rows.device)
 
     @property
     def contributions(self) -> Tensor:
-        """The rows as they count in the server's mean: see :meth:`leave_out_broken`."""
+        """The uploads times their factor in the server's mean: see :meth:`leave_out_broken`."""
         return self.rows if self._factor == 1 else self.rows * self._factor
 
     def forge(
@@ -71,61 +72,75 @@ class Uploads:
         net: Callable[[], nn.Module],
         samples: Callable[[int], Batch],
     ) -> None:
-        """Let the attackers replace their uploads: in every process alike.
+        """Let the attackers replace their uploads, equally in every process.
+
+        An attacker whose own upload is broken may forge a valid upload. It then proposes the
+        server's current states.
 
         Args:
-            server: The server, whose aggregator attackers may try.
-            server_states: The server's current states. A broken client, whose forged upload may be
-                valid, proposes no change of them.
-            net: Returns a copy of the global model, for attackers that train in their own way.
-            samples: Returns the training samples of a client, likewise.
+            server: The server. Attackers may simulate a merge by its aggregator.
+            server_states: The server's current states by name, [length] each.
+            net: Returns a copy of the global model, for attackers that train it.
+            samples: Returns the training samples of a client by id, for attackers that train.
         """
         context, valid = self.context, self._valid
 
         def simulate_merge(rows: Tensor, valid: Tensor) -> Tensor:
-            """Return what the server would make of the valid ones of some uploads."""
-            merged = self._select_context(context, valid)
-            weights = self._sizes[merged.clients].to(rows.device)
-            return server.simulate(rows if valid.all() else rows[valid], weights, merged)
+            """Return the update that the server would merge from the valid uploads."""
+            valid_context = self._select_context(context, valid)
+            weights = self._sizes[valid_context.clients].to(rows.device)
+            rows = rows if valid.all() else rows[valid]
+            return server.simulate_merge(rows, weights, valid_context)
 
         rows = self.share.gather(self.rows if self._owns_rows else self.rows.clone())
         self.rows = self._byzantine_clients.forge(
             rows, valid, context, simulate_merge, net, samples
         )
         if not valid.all():
-            valid_here = valid[self._training_share.mine.to(valid.device), None]
+            own_valid = self._select_own(valid)[:, None]
             self._proposals = {
-                name: proposal.where(valid_here, server_states[name])
+                name: proposal.where(own_valid, server_states[name])
                 for name, proposal in self._proposals.items()
             }
-        forged = self._byzantine_clients.attacks(context.clients, context.round).to(valid.device)
-        self._valid = finite_rows(self.rows) & (valid | forged)  # a forged one counts by itself
-        self.share = WorkShare.alone(self.share.cohort)
+        attackers = self._byzantine_clients.mark_attackers(context.clients, context.round)
+        # a finite forged upload is valid even if the attacker's own upload is broken
+        self._valid = finite_rows(self.rows) & (valid | attackers.to(valid.device))
+        self.share = WorkShare.single_process(self.share.cohort)
 
     def leave_out_broken(self, client: Client) -> int:
-        """Leave out broken uploads with their proposals, and return their number.
+        """Leave out broken uploads and their clients' proposals, and return the number of them.
 
-        Where uploads are changes of a mean over all clients, the valid ones count as parts of the
-        whole cohort: a client that is left out changes nothing.
+        If uploads are changes of a mean over all clients, the valid uploads are scaled by valid
+        clients / cohort. Then a left-out client does not change the mean.
         """
         valid = self._valid
         if valid.all():
             return 0
-        rejected = int((~valid).sum())
-        self.rows = self.rows[valid[self.share.mine.to(valid.device)]]
-        valid_here = valid[self._training_share.mine.to(valid.device)]
-        self._proposals = {name: rows[valid_here] for name, rows in self._proposals.items()}
-        self._proposers = self._proposers[valid_here.cpu()]
+        num_broken = int((~valid).sum())
+        self.rows = self.rows[valid[self.share.is_worker.to(valid.device)]]
+        own_valid = self._select_own(valid)
+        self._proposals = {name: rows[own_valid] for name, rows in self._proposals.items()}
+        self._proposers = self._proposers[own_valid.cpu()]
         self.context = self._select_context(self.context, valid)
         self.share = self.share.select(valid.cpu())
         partial = client.population.cohort < client.population.clients
         if client.mean_of == "clients" and (client.uploads_changes or partial):
             self._factor = len(self.share.cohort) / self._cohort_size
-        return rejected
+        return num_broken
+
+    def _select_own(self, mask: Tensor) -> Tensor:
+        """Return a mask [cohort] for the clients that this process trained, [clients]."""
+        return mask[self._training_share.is_worker.to(mask.device)]
 
     def _select_context(self, context: RoundContext, valid: Tensor) -> RoundContext:
-        """Return the round of the clients whose uploads are valid, bool [cohort]."""
-        return self._byzantine_clients.expect(context.of(valid), int((~valid).sum()))
+        """Return the context without the clients whose uploads are broken.
+
+        Args:
+            context: The context of the cohort.
+            valid: A mask of the valid uploads, bool [cohort].
+        """
+        num_broken = int((~valid).sum())
+        return self._byzantine_clients.assume_byzantine(context.of(valid), num_broken)
 
     def distance_to_benign_mean(
         self, update: Tensor, benign: Tensor, aggregator: Aggregator
@@ -134,16 +149,16 @@ class Uploads:
 
         Args:
             update: The merged update, [numel].
-            benign: Which of the clients that are not left out are benign, bool [clients].
-            aggregator: The aggregator that merged them.
+            benign: A mask of the benign clients, without left-out clients, bool [cohort].
+            aggregator: The aggregator that merged the uploads.
         """
-        number = int(benign.count_nonzero())
-        if not number:
+        num_benign = int(benign.count_nonzero())
+        if not num_benign:
             return math.nan
-        all_benign = number == len(benign)
-        if all_benign and type(aggregator) is Mean and aggregator.mass(self.weights) == number:
-            return 0.0  # the update is that mean
-        shares = benign[self.share.mine].to(self.rows.device) / number
+        all_benign = num_benign == len(benign)
+        if all_benign and type(aggregator) is Mean and aggregator.mass(self.weights) == num_benign:
+            return 0.0  # the update is the mean of the benign uploads
+        shares = benign[self.share.is_worker].to(self.rows.device) / num_benign
         mean = self.share.processes.sum(weighted_sum(self.contributions, shares))
         distance: Tensor = (update - mean).norm()
         return distance
@@ -155,24 +170,25 @@ class Uploads:
         proposed: Iterable[str],
         aggregator: Aggregator,
     ) -> None:
-        """Move the server's states, in place: to the means of proposals, and by the uploads.
+        """Change the server's states in place: to the means of proposals, and by the uploads.
+
+        If the aggregator weights clients by samples, the mean of running statistics does too.
 
         Args:
-            client: The algorithm.
+            client: The algorithm; its ``receive`` returns the changes by the uploads.
             server_states: The states by name, [length] each.
-            proposed: Names of the states of which a client of any process proposes a change. The
-                others stay as they are, bit for bit.
-            aggregator: The aggregator: where it is a mean weighted by samples, so is that of
-                running statistics.
+            proposed: Names of the states with a proposal in any process. The means leave all other
+                states bit-equal.
+            aggregator: The aggregator of the uploads.
         """
         for name in proposed:
             current = server_states[name]
             change = self._proposals.get(name, current.expand(0, -1)) - current
-            mean_of_all = name in client.state_means.values()
-            number = float(self._cohort_size if mean_of_all else len(self.share.cohort))
+            is_population_mean = name in client.state_means.values()
+            divisor = float(self._cohort_size if is_population_mean else len(self.share.cohort))
             if name == GLOBAL_STATISTICS and weights_by_samples(aggregator):
                 change = change * self._sizes[self._proposers[: len(change)], None].to(change)
-                number = float(self.weights.sum())
-            current += self._training_share.processes.sum(change.sum(0)) / number
+                divisor = float(self.weights.sum())
+            current += self._training_share.processes.sum(change.sum(0)) / divisor
         for name, change in client.receive(self.share.clients, self.rows).items():
             server_states[name].add_(self.share.processes.sum(change))

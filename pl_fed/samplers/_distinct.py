@@ -1,4 +1,4 @@
-"""Draws without replacement in a time that does not depend on the number of clients."""
+"""Draws without replacement, in a time independent of the number of clients."""
 
 import itertools
 from collections.abc import Callable
@@ -10,10 +10,10 @@ _LARGE_FEDERATION = 10_000  # clients
 
 
 def is_sparse_cohort(cohort_size: int, num_clients: int) -> bool:
-    """Return whether a cohort is small enough to be drawn client by client, which is faster.
+    """Return whether a cohort is so small that draws of single clients are faster.
 
-    Other cohorts are drawn by an operation on all clients. The choice changes the drawn clients, so
-    it is part of the meaning of a seed.
+    Other cohorts need an operation on all clients. The choice changes the drawn clients, so it is
+    part of the meaning of a seed.
     """
     return num_clients > _LARGE_FEDERATION and cohort_size <= num_clients // 10
 

@@ -9,11 +9,11 @@ from pl_fed.configurable import Configurable
 
 
 class Sampler(Configurable, ABC):
-    """Base class of the samplers: a sampler draws the cohort of a round.
+    """Sampler: draws the cohort of a round, the clients that take part.
 
-    The cohort is the set of clients that take part. All randomness comes from the generator in the
-    arguments, which the federation keys by (seed, round). Therefore a cohort does not depend on
-    earlier rounds, on the engine, or on the number of processes.
+    All randomness comes from the ``generator`` argument. The federation keys it by (seed, round).
+    Therefore a cohort does not depend on earlier rounds, on the engine, or on the number of
+    processes.
 
     Example:
         >>> class FirstOnly(Sampler):

@@ -4,13 +4,13 @@ T. Li, S. Hu, A. Beirami and V. Smith, "Ditto: Fair and Robust Federated Learnin
 Personalization", ICML 2021, arXiv 2012.04221. The paper says "randomly selects". The reference code
 draws by size, and averages the updates without weights.
 
-Clients are drawn one after the other. Every draw is in proportion to the number of training samples
-among the remaining clients: the law of ``numpy.random.Generator.choice(..., replace=False,
-p=...)``. Therefore, in a cohort of two or more, the probability of a client is not exactly
-proportional to its size.
+The sampler draws clients one after the other. Every draw is in proportion to the number of training
+samples among the remaining clients: the distribution of
+``numpy.random.Generator.choice(..., replace=False, p=...)``. Therefore, in a cohort of two or more,
+the probability of a client is not exactly proportional to its size.
 
-Departs from the reference code, which seeds the draw with the round alone, so that every seed has
-equal cohorts. Here the generator also depends on the seed of the federation.
+Departs from the reference code: there only the round seeds the draw, so that every seed has equal
+cohorts. Here the generator also depends on the seed of the federation.
 """
 
 import torch
@@ -23,10 +23,10 @@ from pl_fed.samplers.fixed_cohort import FixedCohort
 class BySize(FixedCohort):
     """Sampling by size: draws distinct clients in proportion to their numbers of training samples.
 
-    Source: the reference code of Ditto (Li et al., ICML 2021). A cohort of at most a tenth of more
-    than 10,000 clients is drawn training sample by training sample. The
-    distribution is unchanged, and a draw needs no pass over all clients. Do not change ``sizes`` in
-    place between rounds.
+    Source: the reference code of Ditto (Li et al., ICML 2021). With more than 10,000 clients and a
+    cohort of at most a tenth, the sampler draws single training samples, and takes their clients.
+    The distribution is unchanged, and a draw needs no pass over all clients. Do not change
+    ``sizes`` in place between rounds.
 
     Args:
         cohort_size: Clients per round, at least 1 and at most the number of clients with samples.
@@ -35,7 +35,7 @@ class BySize(FixedCohort):
         sizes [num_clients] → int64 [cohort_size].
 
     Raises:
-        TypeError: If ``cohort_size`` is no integer.
+        TypeError: If ``cohort_size`` is not an integer.
         ValueError: If ``cohort_size`` is below 1. The methods raise it if ``cohort_size`` is above
             the number of clients, or of clients with samples, or if ``sizes`` is not of shape
             [num_clients].

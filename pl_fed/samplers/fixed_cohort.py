@@ -13,7 +13,7 @@ class FixedCohort(Sampler):
         cohort_size: Clients per round, at least 1 and at most the number of clients.
 
     Raises:
-        TypeError: If ``cohort_size`` is no integer.
+        TypeError: If ``cohort_size`` is not an integer.
         ValueError: If ``cohort_size`` is below 1. The methods raise it if ``cohort_size`` is above
             the number of clients.
 

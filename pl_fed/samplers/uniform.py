@@ -25,7 +25,7 @@ class Uniform(FixedCohort):
         sizes [num_clients] (unused) → int64 [cohort_size].
 
     Raises:
-        TypeError: If ``cohort_size`` is no integer.
+        TypeError: If ``cohort_size`` is not an integer.
         ValueError: If ``cohort_size`` is below 1. The methods raise it if ``cohort_size`` is above
             the number of clients.
 

@@ -1,4 +1,4 @@
-"""Feature skew: what makes one client's inputs look unlike another's."""
+"""Feature skew: a different change of the inputs on each client."""
 
 from pl_fed.skews.base import Skew as Skew
 from pl_fed.skews.colors import Colors as Colors

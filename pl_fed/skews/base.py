@@ -1,4 +1,4 @@
-"""What every skew keeps to."""
+"""The contract of a skew."""
 
 from abc import ABC, abstractmethod
 
@@ -8,13 +8,14 @@ from pl_fed.configurable import Configurable
 
 
 class Skew(Configurable, ABC):
-    """Change the inputs of each client in a way of its own, once, before training.
+    """Skew: a change of the inputs that depends on the client, made once before training.
 
-    All parts are changed alike, train, validation and test: it is how the client's data are. All
-    that is drawn is keyed by the seed, the client and the sample's place among the client's.
+    A skew changes training, validation and test samples in the same way, because it is a property
+    of the client's data. Seed, client and the position of a sample in the client's data key all
+    draws.
 
     Attributes:
-        after_normalizing: Whether inputs are normalised before they are changed.
+        after_normalizing: Whether pl_fed normalises inputs before the change.
 
     Example:
         >>> import torch
@@ -29,24 +30,24 @@ class Skew(Configurable, ABC):
 
     @abstractmethod
     def change(self, x: Tensor, client: int, num_clients: int, seed: int) -> Tensor:
-        """Return a client's inputs as they are with it.
+        """Return the changed inputs of a client.
 
         Args:
             x: Inputs of the client, [samples, ...]; not changed.
-            client: Its id, from 0.
+            client: Id of the client, from 0.
             num_clients: Number of clients.
             seed: The seed of the data.
 
         Returns:
-            Of the shape of ``x``.
+            A tensor of the shape of ``x``.
         """
 
 
 def require_images(x: Tensor, skew: Skew, channels: int | None = None) -> None:
     """Raise ``ValueError`` unless inputs are images [samples, channels, height, width]."""
     if x.ndim != 4 or channels not in (None, x.shape[1]):
-        wanted = "channels" if channels is None else str(channels)
+        expected = "channels" if channels is None else str(channels)
         raise ValueError(
-            f"Expected inputs of shape [samples, {wanted}, height, width] for"
+            f"Expected inputs of shape [samples, {expected}, height, width] for"
             f" {type(skew).__name__} but got {list(x.shape)}."
         )

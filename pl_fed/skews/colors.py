@@ -1,7 +1,7 @@
-"""Clients that see colours in their own way.
+"""Colour skew: a different tint of the images on each client.
 
 As in coloured MNIST (M. Arjovsky, L. Bottou, I. Gulrajani and D. Lopez-Paz, "Invariant risk
-minimization", arXiv 1907.02893, section 5), but the colour belongs to the client, not to the label.
+minimization", arXiv 1907.02893, section 5), but the colour depends on the client, not on the label.
 """
 
 import torch
@@ -13,19 +13,19 @@ from pl_fed.skews.base import Skew, require_images
 
 
 class Colors(Skew):
-    """Multiply each colour channel of a client's images by a number of its own.
+    """Colour skew: each client multiplies each colour channel of its images by a random number.
 
-    Images of one channel become darker or less dark; ``torchvision.transforms.v2.Grayscale(3)``
-    among the data's ``transforms`` gives them three channels before.
+    Images of one channel only become darker. To give them three channels first, add
+    ``torchvision.transforms.v2.Grayscale(3)`` to ``data.transforms``.
 
     Args:
-        strength: In [0, 1]: the numbers are uniform on [1 − strength, 1].
+        strength: Strength of the skew, in [0, 1]. The numbers are uniform on [1 − strength, 1].
 
     Shape:
         inputs [samples, channels, height, width].
 
     Raises:
-        ValueError: If ``strength`` is out of range, or inputs are no images.
+        ValueError: If ``strength`` is out of range, or inputs are not images.
 
     Example:
         >>> Colors(0.5).change(torch.ones(1, 3, 1, 1), client=2, num_clients=4, seed=0).flatten()

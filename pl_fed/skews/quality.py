@@ -1,13 +1,12 @@
-"""Quality skew: the further down the list a client stands, the noisier its inputs.
+"""Quality skew: noise in the inputs that grows with the client's id.
 
 S. Zhu et al. "On ADMM in heterogeneous federated learning: Personalization, robustness, and
 fairness" (FLAME). arXiv 2407.16397, section VI, "quality skew"::
 
     x ← x + N(0, σ i / m)   for client i = 0, ..., m − 1     (variance σ i / m)
 
-Departs from FLAME's code, which takes σ i / m for the standard deviation (``of: "std"``), and draws
-the noise anew at every access to a sample: here a sample keeps its noise, as a bad camera's picture
-does.
+Departs from FLAME's code. There σ i / m is the standard deviation (here ``of: "std"``), and every
+access to a sample draws new noise. Here a sample keeps its noise, like a picture from a bad camera.
 """
 
 from typing import Literal
@@ -21,11 +20,11 @@ from pl_fed.skews.base import Skew
 
 
 class Quality(Skew):
-    """Add Gaussian noise that grows with the client's id, after inputs are normalised.
+    """Quality skew: Gaussian noise that grows with the client's id, added to normalised inputs.
 
     Args:
-        sigma: σ >= 0.
-        of: What grows up to σ: the ``"variance"`` or the ``"std"``.
+        sigma: σ >= 0, the limit of the noise for the largest client ids.
+        of: The quantity that grows up to σ: the ``"variance"`` or the ``"std"``.
 
     Shape:
         inputs [samples, ...].
@@ -48,7 +47,7 @@ class Quality(Skew):
         self.of = of
 
     def change(self, x: Tensor, client: int, num_clients: int, seed: int) -> Tensor:
-        """Return noisier inputs."""
+        """Return the noisy inputs."""
         level = self.sigma * client / num_clients
         std = level if self.of == "std" else level**0.5
         noise = torch.randn(x.shape, generator=generator(seed, "quality", client), dtype=x.dtype)

@@ -1,7 +1,7 @@
-"""Rotated clients.
+"""Rotation skew: a different angle of the images on each client.
 
 A. Ghosh, J. Chung, D. Yin and K. Ramchandran. "An efficient framework for clustered federated
-learning". NeurIPS 2020. arXiv 2006.04088: rotated MNIST, with turns of 0, 90, 180 and 270 degrees.
+learning". NeurIPS 2020. arXiv 2006.04088: rotated MNIST, with angles of 0, 90, 180 and 270 degrees.
 """
 
 import torch
@@ -13,19 +13,21 @@ from pl_fed.skews.base import Skew, require_images
 
 
 class Rotations(Skew):
-    """Turn all images of a client by one angle; the angles go round among the clients.
+    """Rotation skew: all images of a client are rotated by the same angle.
 
-    Quarter turns of square images are exact; others are bilinear, and what comes in from outside is
-    0, so that it is done before inputs are normalised.
+    Rotations of square images by multiples of 90 degrees are exact. Other rotations interpolate
+    bilinearly, and fill pixels from outside the image with 0. The rotation therefore precedes the
+    normalisation.
 
     Args:
-        degrees: The angles, counter-clockwise: client i has the (i mod number)-th.
+        degrees: The angles, counter-clockwise; client i has ``degrees[i % len(degrees)]``.
+            ``None`` for 0, 90, 180 and 270.
 
     Shape:
         inputs [samples, channels, height, width].
 
     Raises:
-        ValueError: If there is no angle, one is not finite, or inputs are no images.
+        ValueError: If ``degrees`` is empty or not finite, or inputs are not images.
 
     Example:
         >>> x = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
@@ -41,12 +43,12 @@ class Rotations(Skew):
         check_finite(**{f"degrees[{i}]": angle for i, angle in enumerate(self.degrees)})
 
     def change(self, x: Tensor, client: int, num_clients: int, seed: int) -> Tensor:
-        """Return the turned images."""
+        """Return the rotated images."""
         require_images(x, self)
         angle = self.degrees[client % len(self.degrees)]
-        quarters = angle % 360 / 90
-        if quarters == int(quarters) and x.shape[2] == x.shape[3]:
-            return torch.rot90(x, int(quarters), (2, 3))
+        quarter_turns = angle % 360 / 90
+        if quarter_turns == int(quarter_turns) and x.shape[2] == x.shape[3]:
+            return torch.rot90(x, int(quarter_turns), (2, 3))
         bilinear = images.InterpolationMode.BILINEAR
-        turned: Tensor = images.rotate(x, angle, interpolation=bilinear)
-        return turned
+        rotated: Tensor = images.rotate(x, angle, interpolation=bilinear)
+        return rotated

@@ -1,4 +1,4 @@
-"""Rows in an anonymous file, which are read and written row by row and use no memory."""
+"""Rows in an anonymous file, read and written row by row without use of memory."""
 
 import errno
 import mmap
@@ -16,9 +16,10 @@ _READ_AHEAD = 1 << 20  # bytes of one request: the system truncates longer reque
 
 
 class DiskRows:
-    """Rows in an anonymous file, which the system deletes when the process ends, however it ends.
+    """Disk rows: rows in an anonymous file, deleted by the system even after a crash or a kill.
 
-    Rows pass through the file cache of the system, which gives way to the memory of programs.
+    Rows pass through the file cache of the system. The system shrinks this cache when programs need
+    memory.
 
     Args:
         row: A row with the dtype and shape [numel] of all rows.
@@ -41,7 +42,7 @@ class DiskRows:
         )
 
     def read(self, positions: list[int]) -> Tensor:
-        """Return the rows at some positions, shape [positions, numel], on the CPU."""
+        """Return the rows at ``positions``, shape [positions, numel], on the CPU."""
         rows = torch.empty(len(positions), self.numel, dtype=self.dtype)
         for position, row in zip(positions, _row_bytes(rows)):
             done = 0
@@ -54,7 +55,7 @@ class DiskRows:
         return rows
 
     def write(self, positions: list[int], rows: Tensor) -> None:
-        """Write rows, shape [positions, numel], at some positions.
+        """Write rows, shape [positions, numel], at ``positions``.
 
         Raises:
             OSError: If the disk is full.
@@ -71,11 +72,11 @@ class DiskRows:
             raise OSError(
                 f"Expected the disk of the clients' states ({self.folder}) to have room for"
                 f" {len(positions)} rows of {self.row_bytes / 2**20:.1f} MiB but it is full: set"
-                " `store` to a folder on a larger one."
+                " `federation.storage.folder` to a folder on a larger disk."
             ) from error
 
     def prefetch(self, positions: list[int]) -> None:
-        """Let the system read the rows at some positions in the background."""
+        """Let the system read the rows at ``positions`` in the background."""
         if not hasattr(os, "posix_fadvise"):
             return
         for position in positions:

@@ -32,7 +32,7 @@ def _machine_memory() -> int:
 def control_group_memory(
     own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[int]:
-    """Yield the free bytes of the process's Linux control groups, which limit containers and jobs.
+    """Yield the free bytes of the process's Linux control groups (limits of containers and jobs).
 
     Args:
         own: The file with the control groups of the process.
@@ -60,7 +60,7 @@ def _group_memory(group: Path, limit: str, usage: str, cache: str) -> int | None
     try:
         maximum, used = (int((group / name).read_text()) for name in (limit, usage))
         words = (group / "memory.stat").read_text().split()
-    except (OSError, ValueError):  # outside the container, or "max", which means no limit
+    except (OSError, ValueError):  # outside the container, or "max" for no limit
         return None
     dropped = dict(zip(words[::2], words[1::2])).get(cache, 0)
     return max(maximum - used + int(dropped), 0)

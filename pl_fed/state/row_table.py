@@ -1,4 +1,4 @@
-"""Rows by client id: in blocks of memory, and beyond them in a file."""
+"""Rows by client id: first in blocks of memory, then in a file."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +12,10 @@ _BLOCK_BYTES = 1 << 26
 
 
 class RowTable:
-    """Table of rows by client id; a client takes the next free slot at its first write.
+    """Row table: rows by client id; a client takes the next free slot at its first write.
 
-    Therefore memory, disk and checkpoints contain only the written rows, one behind the other, for
-    any number of clients.
+    Therefore memory, disk and checkpoints contain only the written rows, without gaps, for any
+    number of clients.
 
     Args:
         num_clients: Number of clients.

@@ -15,9 +15,9 @@ from pl_fed.state.row_table import RowTable
 
 
 class ClientStore:
-    """Store of rows by client id and state name: in memory, and on disk beyond a budget.
+    """Client store: rows by client id and state name, in memory, and on disk beyond a budget.
 
-    A client without a written row has the default row, and costs nothing.
+    A client without a written row has the default row, and uses no memory.
 
     Args:
         num_clients: Number of clients.
@@ -27,9 +27,10 @@ class ClientStore:
             the CPU. Further rows go to the folder for temporary files (``TMPDIR``, or
             ``/var/tmp``).
         memory: The budget on each device: a share of the memory that is free now, in (0, 1]
-            (float), or a number of bytes (int). It is used in blocks of rows of at most 64 MiB.
-        sharers: Number of processes with such a store on this machine, which share the free memory
-            of the CPU.
+            (float), or a number of bytes (int). The store allocates blocks of rows of at most
+            64 MiB.
+        sharers: Number of processes with a store on this machine. They share the free memory of
+            the CPU.
 
     Example:
         >>> store = ClientStore(3, {"personal": torch.zeros(2)})
@@ -250,6 +251,6 @@ def _own_share(device: torch.device, sharers: int) -> float:
 
 
 def _temporary_folder() -> Path:
-    """Return a folder for large files; not ``/tmp``, which lies in memory on many systems."""
+    """Return a folder for large files; not ``/tmp``, because many systems keep it in memory."""
     folder = os.environ.get("TMPDIR", "/var/tmp")
     return Path(folder if os.access(folder, os.W_OK) else tempfile.gettempdir())

@@ -1,7 +1,7 @@
-"""Kinds of learning problems: how a net turns a batch into a loss, predictions and metrics."""
+"""Tasks: kinds of learning problems, with their losses, predictions and metrics."""
 
 from pl_fed.tasks.base import Task as Task
-from pl_fed.tasks.choice import task_of as task_of
+from pl_fed.tasks.choice import choose_task as choose_task
 from pl_fed.tasks.classification import Classification as Classification
 from pl_fed.tasks.criterion import CriterionTask as CriterionTask
 from pl_fed.tasks.multi_label import MultiLabel as MultiLabel

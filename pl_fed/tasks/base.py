@@ -1,4 +1,4 @@
-"""What every task keeps to."""
+"""The contract of a task."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,16 +15,16 @@ from pl_fed.types import Batch
 
 
 class Task(Configurable, ABC):
-    """What a net is trained for: how it turns a batch into a loss, predictions and metrics.
+    """Task: a kind of learning problem, with its loss, predictions and metrics.
 
-    A task sees the samples of one client and knows nothing of federated learning. A new one is a
-    class in a file of its own, named in the config by its path. It defines :meth:`losses`; or, for
-    a loss that is only known for a batch as a whole, :meth:`batch_loss` as well.
+    A task sees the samples of one client and knows nothing of federated learning. A subclass
+    defines :meth:`losses`. If its loss exists only for a whole batch, it also defines
+    :meth:`batch_loss`. The config names the class by its path.
 
     Attributes:
         averages_samples: Whether the loss of a batch is the mean of the losses of its samples.
-            pl_fed finds out on the clients' data before training. Where it is not,
-            :meth:`batch_loss` is called on batches without padding.
+            pl_fed tests it on the clients' data before training. If it is not, pl_fed calls
+            :meth:`batch_loss` on batches without padding.
 
     Example:
         >>> class Distance(Task):
@@ -39,7 +39,7 @@ class Task(Configurable, ABC):
 
     @property
     def name(self) -> str:
-        """What messages call the task's loss."""
+        """The name of the task's loss in messages."""
         return type(self).__name__
 
     def predict(self, net: Callable[..., Any], inputs: Tree) -> Tree:
@@ -47,10 +47,10 @@ class Task(Configurable, ABC):
 
         Args:
             net: The net.
-            inputs: A tensor [batch, ...], or a tuple or dict of such.
+            inputs: A tensor [batch, ...], or a tuple or dict of tensors.
 
         Returns:
-            A tensor [batch, ...], or a tuple or dict of such.
+            A tensor [batch, ...], or a tuple or dict of tensors.
         """
         if isinstance(inputs, dict):
             return net(**inputs)
@@ -60,28 +60,28 @@ class Task(Configurable, ABC):
 
     @abstractmethod
     def losses(self, outputs: Tree, targets: Tree) -> Tensor:
-        """Return the loss of each sample, [batch]; times its weight, where there are weights.
+        """Return the loss of each sample, [batch], times its weight if samples have weights.
 
-        Algorithms call it under ``torch.vmap``, and on samples that are padding.
+        Algorithms call it under ``torch.vmap``, also on samples that are padding.
 
         Raises:
-            ValueError: If the loss is only known for a batch as a whole.
+            ValueError: If the loss exists only for a whole batch.
         """
 
     def weights(self, targets: Tree) -> Tensor | None:
-        """Return how much each sample counts in the mean, [batch]; ``None`` if all count once."""
+        """Return the weight of each sample in the mean, [batch]; ``None`` if all weights are 1."""
         return None
 
     def batch_loss(self, outputs: Tree, targets: Tree) -> Tensor:
-        """Return the loss of samples none of which is padding: what is minimised and logged."""
+        """Return the loss of a batch without padding; training minimises and logs this loss."""
         return masked_mean(self.losses(outputs, targets), None, self.weights(targets))
 
     def loss(self, net: Callable[..., Any], batch: Batch) -> Tensor:
-        """Return the loss of a net over the samples of a batch that count."""
+        """Return the loss of a net on a batch, without the samples that ``batch.mask`` excludes."""
         return self.mean_loss(self.predict(net, batch.inputs), batch)
 
     def mean_loss(self, outputs: Tree, batch: Batch) -> Tensor:
-        """Return the loss of outputs over the samples of a batch that count."""
+        """Return the loss of outputs, without the samples that ``batch.mask`` excludes."""
         if not self.averages_samples:
             return self._unpadded_loss(outputs, batch)
         weights = self.weights(batch.targets)
@@ -90,81 +90,82 @@ class Task(Configurable, ABC):
         return masked_mean(self.losses(outputs, batch.targets), batch.mask, weights)
 
     def _unpadded_loss(self, outputs: Tree, batch: Batch) -> Tensor:
-        """Return the loss of the samples that count, taken alone; 0 without any."""
+        """Return the loss of the samples that the mask selects; 0 if it selects none."""
         targets = batch.targets
         if batch.mask is not None:
-            counting = batch.mask.nonzero().flatten()
-            if not len(counting):
+            selected = batch.mask.nonzero().flatten()
+            if not len(selected):
                 return 0 * leaves(outputs)[0].sum()
-            outputs, targets = select(outputs, counting), select(targets, counting)
+            outputs, targets = select(outputs, selected), select(targets, selected)
         return self.batch_loss(outputs, targets)
 
     def agrees(self, outputs: Tree, targets: Tree) -> bool:
-        """Return whether the loss of samples is the mean of their losses, also beside padding."""
+        """Return whether the batch loss is the mean of the samples' losses, also with padding."""
         return averages_samples(self.batch_loss, self.losses, outputs, targets, self.weights)
 
-    # What is measured
+    # Evaluation
 
     def metrics(self) -> MetricCollection | dict[str, Any]:
-        """Return what is measured beside the loss, by name: computed for each client by itself.
+        """Return the task's metrics besides the loss, by name; none by default.
 
-        Each metric is updated by :meth:`measured`. By default there is none.
+        pl_fed computes each metric for every client, and updates it with the result of
+        :meth:`measured`.
         """
         return {}
 
     def measured(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
-        """Return predictions and targets as the metrics take them."""
+        """Return the arguments of a metric's ``update``: predictions and targets."""
         return outputs, targets
 
     def predictions(self, outputs: Tree) -> dict[str, Tensor]:
-        """Return what ``predict`` gives of a client's samples: columns [samples, ...] by name.
+        """Return the predictions for a client's samples: columns [samples, ...] by name.
 
-        One is called ``prediction``. By default these are the outputs.
+        One column is ``prediction``, by default the outputs.
         """
         return {"prediction": outputs}
 
     def num_classes(self, data_classes: int) -> int:
-        """Return of how many classes a sample has one; 0 where it has none, or several.
+        """Return the number of classes if each sample has exactly one class, and 0 otherwise.
 
         Args:
-            data_classes: What the data say: 0 unless each target is a class id.
+            data_classes: Number of classes of the data; 0 unless each target is a class id.
         """
         return 0
 
-    # What is checked before training
+    # Checks before training
 
     def check_targets(self, targets: Tree, data_classes: int) -> None:
-        """Refuse data that the task does not fit.
+        """Refuse data that do not fit the task.
 
         Args:
             targets: All targets.
-            data_classes: See :meth:`num_classes`.
+            data_classes: Number of classes of the data; 0 unless each target is a class id.
 
         Raises:
-            ValueError: If they do not fit.
+            ValueError: If the targets do not fit.
         """
 
     def check_outputs(self, outputs: Tree, targets: Tree, data_classes: int) -> None:
-        """Refuse a net that the task does not fit.
+        """Refuse a net that does not fit the task.
 
         Args:
-            outputs: What the net gives for a few samples.
-            targets: Their targets.
-            data_classes: See :meth:`num_classes`.
+            outputs: The net's outputs for a few samples.
+            targets: The targets of these samples.
+            data_classes: Number of classes of the data; 0 unless each target is a class id.
 
         Raises:
-            ValueError: If they do not fit.
+            ValueError: If the outputs do not fit.
         """
 
 
 def check_tensor(outputs: object) -> None:
-    """Raise ``ValueError`` unless a net gives a tensor."""
+    """Raise ``ValueError`` unless a net's outputs are a tensor."""
     if not isinstance(outputs, Tensor):
         raise ValueError(
-            f"Expected argument `net` to give a tensor but got {type(outputs).__name__}."
+            f"Expected argument `net` to return a tensor but got {type(outputs).__name__}."
         )
 
 
 def as_floats(outputs: Tensor) -> Tensor:
-    """Return outputs in float32 at least."""
+    """Return outputs in float32 or wider."""
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""The task of a criterion and of data, where none is given."""
+"""The default task for a criterion and data."""
 
 from torch import Tensor, nn
 
@@ -9,33 +9,37 @@ from pl_fed.tasks.multi_label import MultiLabel
 from pl_fed.tasks.regression import Regression
 from pl_fed.trees import Tree
 
-_OF_LABELS = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
-_OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+_MULTI_LABEL_LOSSES = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
+_REGRESSION_LOSSES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
 
-def task_of(criterion: nn.Module, targets: Tree, data_classes: int) -> Task:
-    """Return the task that a criterion and the data tell.
+def choose_task(criterion: nn.Module, targets: Tree, data_classes: int) -> Task:
+    """Return the default task for a criterion and data.
 
     Args:
         criterion: The loss.
         targets: All targets.
-        data_classes: Number of classes, if each target is a class id; else 0.
+        data_classes: Number of classes; 0 unless each target is a class id.
 
     Returns:
-        Classification of class ids; MultiLabel of zeros and ones with a binary cross entropy;
-        Regression of real values with a loss of ``torch.nn`` for such; else a task whose only
-        metric is the loss.
+        ``Classification`` for class ids; ``MultiLabel`` for zeros and ones with a multi-label loss
+        of ``torch.nn``; ``Regression`` for real values with a regression loss of ``torch.nn``;
+        otherwise ``CriterionTask``, with the loss as its only metric.
 
     Example:
         >>> import torch
-        >>> type(task_of(nn.L1Loss(), torch.zeros(3, 1), 0)).__name__
+        >>> type(choose_task(nn.L1Loss(), torch.zeros(3, 1), 0)).__name__
         'Regression'
     """
     if data_classes:
         return Classification(criterion)
     if isinstance(targets, Tensor) and targets.is_floating_point():
-        if isinstance(criterion, _OF_LABELS) and bool(((targets == 0) | (targets == 1)).all()):
+        if isinstance(criterion, _MULTI_LABEL_LOSSES) and _is_binary(targets):
             return MultiLabel(criterion)
-        if isinstance(criterion, _OF_NUMBERS):
+        if isinstance(criterion, _REGRESSION_LOSSES):
             return Regression(criterion)
     return CriterionTask(criterion)
+
+
+def _is_binary(targets: Tensor) -> bool:
+    return bool(((targets == 0) | (targets == 1)).all())

@@ -1,4 +1,4 @@
-"""Classification: each sample is of one class."""
+"""Classification: each sample has one class."""
 
 from torch import Tensor, nn
 
@@ -8,16 +8,16 @@ from pl_fed.trees import Tree
 
 
 class Classification(CriterionTask):
-    """Predict the class of each sample.
+    """Classification: the net predicts the class of each sample.
 
-    Accuracy, its fairness over clients and that over classes are measured without a metric of its
-    own: :class:`pl_fed.metrics.ClientMetrics` counts correct samples by class.
+    The task has no metric of its own. :class:`pl_fed.metrics.ClientMetrics` counts correct samples
+    by class. From these, it computes accuracy and its fairness over clients and over classes.
 
     Args:
         criterion: The loss; cross entropy by default. See :class:`CriterionTask`.
 
     Shape:
-        - outputs: logits [batch, classes]; the largest is the predicted class.
+        - outputs: logits [batch, classes]; the predicted class has the largest logit.
         - targets: class ids, int64 [batch].
 
     Example:
@@ -44,16 +44,16 @@ class Classification(CriterionTask):
             raise ValueError(
                 "Expected the data to have a class id for each sample for the task Classification"
                 " but got none: set `model.init_args.task` to pl_fed.tasks.Regression or"
-                " pl_fed.tasks.MultiLabel, or give a `criterion` of your own."
+                " pl_fed.tasks.MultiLabel, or set `model.init_args.criterion`."
             )
 
     def check_outputs(self, outputs: Tree, targets: Tree, data_classes: int) -> None:
-        """Refuse a net whose outputs are not one number for each class."""
+        """Refuse a net unless it returns one number for each class."""
         check_tensor(outputs)
         samples = len(targets)
         if list(outputs.shape) != [samples, data_classes]:
             raise ValueError(
-                f"Expected argument `net` to give one number for each of the {data_classes}"
+                f"Expected argument `net` to return one number for each of the {data_classes}"
                 f" classes, shape [batch, {data_classes}], but got {list(outputs.shape)} for"
                 f" {samples} samples: the data's labels go up to {data_classes - 1}."
             )

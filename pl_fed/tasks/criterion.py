@@ -1,4 +1,4 @@
-"""A task that is known by its criterion: the module that gives its loss."""
+"""The task of a criterion: a module that computes the loss."""
 
 import copy
 import warnings
@@ -12,12 +12,13 @@ from pl_fed.trees import Tree, rows_of
 
 
 class CriterionTask(Task):
-    """Any task, by its criterion; the only metric is the loss.
+    """Criterion task: any learning problem with a criterion; its only metric is the loss.
 
     Args:
-        criterion: Turns outputs and targets into a mean loss: a module with ``reduction``, as
-            those of ``torch.nn``. Where it is not the mean of one loss for each sample, as
-            ``reduction="none"`` gives them, it is called on batches without padding.
+        criterion: Computes the mean loss from outputs and targets: a module with ``reduction``,
+            like the losses of ``torch.nn``. With ``reduction="none"`` it should return one loss per
+            sample. If the mean loss is not the mean of these, pl_fed calls the criterion on batches
+            without padding.
 
     Raises:
         ValueError: If the criterion's ``reduction`` is not ``"mean"``.
@@ -31,7 +32,7 @@ class CriterionTask(Task):
     def __init__(self, criterion: nn.Module) -> None:
         if getattr(criterion, "reduction", None) != "mean":
             raise ValueError(
-                'Expected argument `criterion` to be a loss with `reduction="mean"`, as'
+                'Expected argument `criterion` to be a loss with `reduction="mean"`, as in'
                 f" torch.nn.CrossEntropyLoss(), but got {type(criterion).__name__} with"
                 f" {getattr(criterion, 'reduction', 'no reduction')!r}."
             )
@@ -48,61 +49,61 @@ class CriterionTask(Task):
         """Return the loss of each sample, [batch].
 
         Raises:
-            ValueError: If the criterion has none.
+            ValueError: If the criterion does not return one loss per sample.
         """
         losses: Tensor = self.sample_criterion(outputs, targets)
         if losses.shape[:1] != (rows_of(targets),):
             raise ValueError(
-                f'Expected {self.name} with reduction="none" to give a loss for each of'
+                f'Expected {self.name} with reduction="none" to return a loss for each of'
                 f" {rows_of(targets)} samples but got shape {list(losses.shape)}."
             )
         return sample_means(losses)
 
     def weights(self, targets: Tree) -> Tensor | None:
-        """Return the weights of samples in a cross entropy, by their classes."""
+        """Return the samples' class weights in a cross entropy."""
         return sample_weights(self.criterion, targets)
 
     def batch_loss(self, outputs: Tree, targets: Tree) -> Tensor:
-        """Return what the criterion gives."""
+        """Return the criterion's value."""
         value: Tensor = self.criterion(outputs, targets)
         return value
 
     def check_targets(self, targets: Tree, data_classes: int) -> None:
-        """Refuse real-valued targets of a cross entropy that are no probabilities of classes."""
+        """Refuse real-valued targets of a cross entropy unless they are class probabilities."""
         if not isinstance(self.criterion, nn.CrossEntropyLoss):
             return
         if not isinstance(targets, Tensor) or not targets.is_floating_point():
             return
-        if targets.dim() == 1:  # which it does not take
+        if targets.dim() == 1:  # torch raises its own error
             return
         if targets.shape[1] > 1:
-            total = targets.sum(1)
-            ones = torch.allclose(total, torch.ones_like(total), atol=1e-3)
-            if ones and bool((targets >= 0).all()):
+            sums = targets.sum(1)
+            sums_are_one = torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+            if sums_are_one and bool((targets >= 0).all()):
                 return
         raise ValueError(
             "Expected argument `criterion` to be a loss of real-valued targets, as"
             " torch.nn.MSELoss or torch.nn.BCEWithLogitsLoss, but got CrossEntropyLoss, and targets"
-            " that are no probabilities of classes."
+            " that are not class probabilities."
         )
 
     def check_outputs(self, outputs: Tree, targets: Tree, data_classes: int) -> None:
-        """Refuse a criterion that compares what a sample gives with the targets of others."""
+        """Refuse shapes that make the criterion compare a sample's output with other targets."""
         if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
             return
         if outputs.dim() == targets.dim() or not targets.is_floating_point():
             return
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says so in other words
+            warnings.simplefilter("ignore")  # torch warns of the same mistake
             try:
                 losses = self.sample_criterion(outputs, targets)
-                aligned = torch.broadcast_shapes(outputs.shape, targets.shape)
+                broadcast_shape = torch.broadcast_shapes(outputs.shape, targets.shape)
             except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
-                return  # what the criterion gives for a batch counts
-        if isinstance(losses, Tensor) and losses.dim() > 1 and losses.shape == aligned:
+                return  # only the criterion's value for a batch matters
+        if isinstance(losses, Tensor) and losses.dim() > 1 and losses.shape == broadcast_shape:
             raise ValueError(
-                "Expected argument `net` to give outputs of the targets' shape"
-                f" {list(targets.shape)} but got {list(outputs.shape)}, of which {self.name} would"
-                " compare each with all targets: give the targets as many dimensions, [samples, 1]"
-                " for one number each."
+                "Expected argument `net` to return outputs of the targets' shape"
+                f" {list(targets.shape)} but got {list(outputs.shape)}, and {self.name} would"
+                " compare each output with all targets: give the targets the same number of"
+                " dimensions, [samples, 1] for one number each."
             )

@@ -1,4 +1,4 @@
-"""Multi-label classification: a sample has some of several labels, or none."""
+"""Multi-label classification: each sample has any number of labels."""
 
 from typing import Any
 
@@ -12,15 +12,15 @@ from pl_fed.trees import Tree, describe
 
 
 class MultiLabel(CriterionTask):
-    """Predict which labels a sample has.
+    """Multi-label classification: the net predicts the set of labels of each sample.
 
-    Metrics, for each client, over all pairs of a sample and a label: ``f1``, the harmonic mean of
-    precision and recall; ``recall``, the share of the labels that are found; and
-    ``label_accuracy``, the share of the pairs that are right.
+    The metrics of a client are over all pairs of a sample and a label: ``f1``, the harmonic mean of
+    precision and recall; ``recall``, the share of true labels that the net predicts; and
+    ``label_accuracy``, the share of correct pairs.
 
     Args:
         criterion: The loss; the binary cross entropy by default. See :class:`CriterionTask`.
-        threshold: The probability above which a label is predicted, in (0, 1).
+        threshold: Threshold of the probability, in (0, 1). The net predicts labels above it.
 
     Shape:
         - outputs: logits [batch, labels].
@@ -51,11 +51,11 @@ class MultiLabel(CriterionTask):
         )
 
     def measured(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
-        """Return the probability of each label of each sample, and whether it is one."""
+        """Return the probability and the truth of each pair of a sample and a label."""
         return as_floats(outputs).sigmoid().flatten(), targets.flatten().long()
 
     def predictions(self, outputs: Tree) -> dict[str, Tensor]:
-        """Return which labels are predicted, bool [samples, labels]."""
+        """Return the predicted labels, bool [samples, labels]."""
         return {"prediction": as_floats(outputs).sigmoid() > self.threshold}
 
     def check_targets(self, targets: Tree, data_classes: int) -> None:
@@ -63,20 +63,20 @@ class MultiLabel(CriterionTask):
         if isinstance(targets, Tensor) and targets.is_floating_point():
             if bool(((targets == 0) | (targets == 1)).all()):
                 return
-            found = str(targets[(targets != 0) & (targets != 1)][0].item())
+            wrong = str(targets[(targets != 0) & (targets != 1)][0].item())
         else:
-            found = describe(targets)
+            wrong = describe(targets)
         raise ValueError(
             "Expected the data to have targets of 0 and 1, floating-point [samples, labels], for"
-            f" the task MultiLabel but got {found}."
+            f" the task MultiLabel but got {wrong}."
         )
 
     def check_outputs(self, outputs: Tree, targets: Tree, data_classes: int) -> None:
-        """Refuse a net whose outputs are not one number for each label."""
+        """Refuse a net unless it returns one number for each label."""
         check_tensor(outputs)
         super().check_outputs(outputs, targets, data_classes)
         if outputs.shape != targets.shape:
             raise ValueError(
-                f"Expected argument `net` to give a number for each label, shape"
+                f"Expected argument `net` to return a number for each label, shape"
                 f" {list(targets.shape)}, but got {list(outputs.shape)}."
             )

@@ -1,4 +1,4 @@
-"""Regression: each sample has one or several real numbers."""
+"""Regression: each sample has one or several real numbers as its target."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from pl_fed.trees import Tree, describe
 
 
 class Regression(CriterionTask):
-    """Predict real numbers.
+    """Regression: the net predicts real numbers.
 
-    Metrics, for each client: ``mae``, the mean absolute error; ``rmse``, the root of the mean
-    squared error; and ``r2``, the share of the variance that is explained, which is no number for
-    a client with fewer than two samples.
+    The metrics of a client are ``mae``, the mean absolute error; ``rmse``, the root of the mean
+    squared error; and ``r2``, the share of explained variance. ``r2`` is NaN for a client with
+    fewer than two samples.
 
     Args:
         criterion: The loss; the mean squared error by default. See :class:`CriterionTask`.
 
     Shape:
-        - outputs, targets: real numbers, [batch, ...], as many for each sample.
+        - outputs, targets: real numbers, [batch, ...], equally many of both for each sample.
 
     Example:
         >>> import torch
@@ -52,7 +52,7 @@ class Regression(CriterionTask):
         return {"prediction": as_floats(outputs)}
 
     def check_targets(self, targets: Tree, data_classes: int) -> None:
-        """Refuse targets that are no real numbers."""
+        """Refuse targets that are not real numbers."""
         if not isinstance(targets, Tensor) or not targets.is_floating_point():
             raise ValueError(
                 f"Expected the data to have real-valued targets for the task Regression but got"
@@ -60,11 +60,11 @@ class Regression(CriterionTask):
             )
 
     def check_outputs(self, outputs: Tree, targets: Tree, data_classes: int) -> None:
-        """Refuse a net that does not give as many numbers as there are targets."""
+        """Refuse a net unless it returns as many numbers as there are targets."""
         check_tensor(outputs)
         super().check_outputs(outputs, targets, data_classes)
         if outputs.numel() != targets.numel():
             raise ValueError(
-                "Expected argument `net` to give as many numbers as there are targets, shape"
+                "Expected argument `net` to return as many numbers as there are targets, shape"
                 f" {list(targets.shape)}, but got {list(outputs.shape)}."
             )

@@ -48,6 +48,7 @@ PAIRS = {  # name -> ours and theirs, given n and f
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "f"), [(5, 1), (10, 2), (11, 4)])
 @pytest.mark.parametrize("name", PAIRS)

@@ -166,6 +166,7 @@ def test_the_walk_finds_the_aggregators():
     assert {param.values[0].__name__ for param in ALL} >= {"Mean", "Median"}
 
 
+@pytest.mark.slow
 @lawful("permutation")
 @quick
 @given(uploads=rows(), seed=st.integers(0, 1000))
@@ -183,6 +184,7 @@ def test_the_order_of_the_uploads_does_not_matter(kind, arguments, uploads, seed
     )
 
 
+@pytest.mark.slow
 @lawful("translation")
 @quick
 @given(uploads=rows(), shift=st.floats(-100, 100))
@@ -197,6 +199,7 @@ def test_a_shift_of_all_uploads_shifts_the_result(kind, arguments, uploads, shif
     )
 
 
+@pytest.mark.slow
 @lawful("scaling")
 @quick
 @given(uploads=rows(), factor=st.floats(-100, 100))
@@ -218,6 +221,7 @@ def test_equal_uploads_give_that_upload(kind, arguments):
         torch.testing.assert_close(merge(make(kind, arguments), uploads), row, rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 @lawful("range")
 @quick
 @given(uploads=rows(np.float32), data=st.data())
@@ -271,6 +275,7 @@ ATTACKS = {  # what adversarial rows may hold, given honest ones and random numb
 }
 
 
+@pytest.mark.slow
 @every
 def test_adversarial_uploads_within_the_breakdown_are_held_within_bounds(kind, arguments):
     smallest = SMALLEST.get(kind.__name__, 1)
@@ -297,6 +302,7 @@ def test_the_breakdown_point_is_below_one_half(kind, arguments):
         assert 0 <= make(kind, arguments).max_byzantine(n) <= max(0, (n - 1) // 2), n
 
 
+@pytest.mark.slow
 @every
 @quick
 @given(uploads=rows())
@@ -390,6 +396,7 @@ def test_slices_of_the_coordinates_are_merged_alike(kind, arguments):
         torch.testing.assert_close(merged, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @every
 @quick
 @given(uploads=rows(), cut=st.integers(1, 8))

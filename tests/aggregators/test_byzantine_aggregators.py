@@ -137,6 +137,7 @@ ORACLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "f"), [(7, 0), (7, 1), (12, 2), (15, 3)])
 @pytest.mark.parametrize("name", ORACLES)

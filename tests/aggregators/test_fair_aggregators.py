@@ -356,6 +356,7 @@ def test_one_step_of_term_is_one_of_gradient_descent_on_the_tilted_loss():
     assert_close(outcome.w, expected.detach(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregator", [Term(20.0), QFFL(5.0, lipschitz=5.0), FedMGDA(1.0)])
 def test_they_are_fairer_than_the_mean(aggregator):
     """A client whose labels contradict those of the other three is served better."""

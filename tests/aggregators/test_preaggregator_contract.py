@@ -296,6 +296,7 @@ def test_no_chain_gives_nan_or_infinity(kind, arguments):
             assert merged.isfinite().all(), (then, bad, place)
 
 
+@pytest.mark.slow
 @every
 def test_any_chain_is_finite_and_bounded_if_it_says_so(kind, arguments):
     """One upload of 1e30; or as many as the chain stands, and it is told how many they are."""

@@ -82,6 +82,7 @@ def by_paper(rows, coordinates, lower=0.1, upper=3.0, similarity=False):
 ATTACKS = ["none", "opposite", "a little is enough", "far", "short", "noise"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("similarity", [False, True])
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
@@ -170,6 +171,7 @@ def test_clusters_against_a_mean_shift_of_ones_own(n, seed):
     assert largest_cluster(np.zeros((n, 3))).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", range(2, 30))
 def test_uploads_whose_signs_agree_are_one_cluster(n):
     """Shares of signs that are no round numbers: their distances are rounding, and not quite 0."""

@@ -111,6 +111,7 @@ def test_the_walk_finds_the_attacks():
     assert {param.values[0].__name__ for param in ALL} >= {"RandomLabels", "Fang"}
 
 
+@pytest.mark.slow
 @every
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(cuts=st.lists(st.integers(0, 40), max_size=4), seed=st.integers(0, 100))
@@ -198,6 +199,7 @@ def test_half_precision_is_computed_in_float32(kind, arguments):
         torch.testing.assert_close(narrow, wide.to(torch.bfloat16), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 @every
 @settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 1000), know_all=st.booleans())

@@ -94,6 +94,7 @@ def test_sign_flipping_of_update_model_and_broadcast():
     assert model.tolist() == [[-2, -2]], "−2 w"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "std"), [({}, 0.1**0.5), ({"std": 1.0}, 1.0)])
 def test_sign_flipping_draws_a_factor_for_each_attacker(how, std):
     many = torch.arange(4000)
@@ -534,6 +535,7 @@ def test_draws_are_new_in_each_round_and_for_each_seed():
         assert (other != first).float().mean() > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "std"), [({}, 0.1**0.5), ({"std": 0.01}, 0.01)])
 def test_the_same_value_is_drawn_for_each_attacker(how, std):
     sent = draws_of(SameValue(**how), list(range(4000)), 3).numpy() + 1  # w is 1

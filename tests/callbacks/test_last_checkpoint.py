@@ -47,6 +47,7 @@ def run(folder, average, rounds, *others, **kwargs):
 AVERAGES = {"EMA": lambda: EMAWeightAveraging(decay=0.5), "mean": WeightAveraging}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("average", AVERAGES.values(), ids=AVERAGES)
 @pytest.mark.parametrize("stopped", ["after a round", "in a validation"])
 @pytest.mark.filterwarnings("ignore:.*there is no last checkpoint")
@@ -60,6 +61,7 @@ def test_a_run_that_averages_goes_on_as_if_it_had_not_stopped(tmp_path, average,
     assert torch.equal(run(tmp_path / "parts", average, 5, ckpt_path="last"), whole)
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_is_of_the_last_round_also_beside_the_best(tmp_path):
     """Lightning's own is of the last round that was among the best: here the first."""
     best = ModelCheckpoint(monitor="round", mode="min", save_last=True, filename="best")

@@ -59,6 +59,7 @@ def test_a_row_for_each_client_and_class_that_it_has_test_samples_of(tmp_path):
         assert row["byzantine"] == str(int(row["client"] == "2"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["global", "personal", "hybrid"])
 def test_classes_add_up_to_clients(tmp_path, model):
     trained(tmp_path, classes(SIZES), 3)

@@ -12,7 +12,7 @@ import pl_fed
 from pl_fed.clients import FLAME, Ditto, FedAvg
 from pl_fed.command.main import main
 from pl_fed.data import FederatedData
-from pl_fed.reports.group import grouped
+from pl_fed.reports.group import group_runs
 from pl_fed.reports.run import find_runs
 from pl_fed.samplers import All
 
@@ -38,13 +38,14 @@ def run(folder, kind=Ditto, seed=0, rounds=1, ckpt_path=None, fast_dev_run=False
     return folder
 
 
+@pytest.mark.slow
 def test_reports_tell_algorithms_apart_and_group_seeds(tmp_path):
     kinds = {"a": Ditto, "b": FLAME, "c": FedAvg}
     for name, kind in kinds.items():
         run(tmp_path / name, kind)
     run(tmp_path / "d", Ditto, seed=1)
     run(tmp_path / "e", Ditto, lam=0.5)
-    groups = grouped(find_runs([tmp_path])[0])
+    groups = group_runs(find_runs([tmp_path])[0])
     assert [group.label for group in groups] == [
         "Ditto, lam=1",
         "FLAME",
@@ -52,7 +53,7 @@ def test_reports_tell_algorithms_apart_and_group_seeds(tmp_path):
         "Ditto, lam=0.5",
     ]
     assert groups[0].seeds == "2 seeds"
-    assert groups[0].runs[0].planned == 1
+    assert groups[0].runs[0].planned_rounds == 1
 
 
 def test_what_is_described(tmp_path):

@@ -39,7 +39,7 @@ def test_nobody_has_an_empty_row(capsys, success):
     assert lines[0] == "test results of benign clients"
     assert not any("mean over clients" in line for line in lines)
     assert sum("0.5000" in line for line in lines) == 1
-    assert sum("taken for the backdoor" in line for line in lines) == len(success)
+    assert sum("backdoor success rate" in line for line in lines) == len(success)
 
 
 def test_without_any_data_there_is_no_table(capsys):

@@ -40,6 +40,7 @@ def by_hand(alpha, rounds, steps=2, lr=0.25, alpha_lr=0.0, start=2.0):
     return w, v, alphas, [a * each + (1 - a) * w for a, each in zip(alphas, v)]
 
 
+@pytest.mark.slow
 @each_engine
 @pytest.mark.parametrize("alpha_lr", [0.0, 0.3, 50.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
@@ -99,6 +100,7 @@ def test_a_client_that_is_not_drawn_mixes_its_old_model_with_the_new_global_one(
     torch.testing.assert_close(personal.parameters[0], 0.4 * first + 0.6 * found.w)
 
 
+@pytest.mark.slow
 def test_a_client_learns_how_far_the_others_help():
     """Where all clients have the same data, and where one has data of its own."""
     arrays = classes([40, 40, 40], seed=1)

@@ -212,6 +212,7 @@ def test_the_gradient_falls_on_what_it_trains(kind, arguments):
             assert gradient is None or gradient.any(), name
 
 
+@pytest.mark.slow
 @every
 def test_the_gradient_is_that_of_finite_differences(kind, arguments):
     if kind.__name__ in BY_HAND:
@@ -265,6 +266,7 @@ def test_training_step_is_pure(kind, arguments):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 @every
 def test_padding_behind_the_mask_changes_nothing(kind, arguments):
     for garbage in (0.0, -1e3, 1e6):
@@ -316,6 +318,7 @@ def test_a_client_with_nothing_left_has_a_finite_loss(kind, arguments):
     assert all(g is None or g.isfinite().all() for g in gradients.values())
 
 
+@pytest.mark.slow
 @every
 @each_engine
 def test_it_trains_and_uploads_finite_numbers(kind, arguments, engine):
@@ -335,6 +338,7 @@ def test_it_trains_and_uploads_finite_numbers(kind, arguments, engine):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [each for each in ALL if "global" in make(*each.values).evaluated],
@@ -356,6 +360,7 @@ def test_a_global_model_that_is_evaluated_has_statistics_of_the_data(kind, argum
     assert (found - there).norm() < 0.8 * (start - there).norm()
 
 
+@pytest.mark.slow
 @every
 def test_the_engines_agree(kind, arguments):
     client, data = make(kind, arguments), shared_out(classes(SIZES))
@@ -406,6 +411,7 @@ def test_states_are_rows_and_the_same_at_every_call(kind, arguments):
         assert torch.equal(row, second[name])
 
 
+@pytest.mark.slow
 @every
 def test_states_survive_a_stop(kind, arguments, tmp_path):
     """Three rounds are one round, a checkpoint taken into a new federation, and two rounds."""
@@ -441,6 +447,7 @@ def test_states_survive_a_stop(kind, arguments, tmp_path):
         assert torch.equal(found, wanted)
 
 
+@pytest.mark.slow
 @every
 def test_a_client_does_not_depend_on_those_beside_it(kind, arguments):
     """What client 0 keeps after a round is the same, whoever else takes part."""
@@ -457,6 +464,7 @@ def test_a_client_does_not_depend_on_those_beside_it(kind, arguments):
     assert any(not together.states[n][1].equal(apart.states[n][1]) for n in names)
 
 
+@pytest.mark.slow
 @every
 @each_engine
 def test_a_client_that_takes_no_part_keeps_what_it_has(kind, arguments, engine):
@@ -473,6 +481,7 @@ def test_a_client_that_takes_no_part_keeps_what_it_has(kind, arguments, engine):
         assert any(not before.states[n][k].equal(after.states[n][k]) for n in names)
 
 
+@pytest.mark.slow
 @every
 def test_the_order_of_the_clients_does_not_matter(kind, arguments):
     """Ids and data permuted together permute the results; of full batches, as draws go by id."""
@@ -554,6 +563,7 @@ class Forged(RandomLabels):
         return -10 * own
 
 
+@pytest.mark.slow
 @every
 def test_it_goes_with_any_aggregator_under_attack(kind, arguments):
     client = make(kind, arguments)

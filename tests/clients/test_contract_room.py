@@ -241,6 +241,7 @@ def largest_difference(one, other):
     return max(float((one[k] - other[k]).abs().max()) if one[k].numel() else 0.0 for k in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
 def test_one_by_one_and_stacked_in_any_chunks_agree(kind):
     client = kind(seeded(mlp), optimizer=sgd(0.1, momentum=0.5), local_epochs=2)
@@ -253,6 +254,7 @@ def test_one_by_one_and_stacked_in_any_chunks_agree(kind):
     assert largest_difference(first, run(client, data, rounds=2, sampler=Uniform(3))) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
 def test_a_trainer_fits_stops_resumes_and_tests_it(kind, tmp_path):
     """And what it gives does not depend on the stop."""
@@ -538,6 +540,7 @@ class Counted(Client):
         return way + self.loss("global", batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "stacked_compiled"])
 def test_a_client_knows_its_id_its_steps_and_its_learning_rate(uncompiled, engine):
     """Of both rounds: the rate is halved in the second, and the rows follow it."""

@@ -37,6 +37,7 @@ def validation_losses(rows, data):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("enough", [1, 4, 6])
 def test_who_has_enough_validation_data_takes_what_validates_best(engine, enough):
@@ -54,6 +55,7 @@ def test_who_has_enough_validation_data_takes_what_validates_best(engine, enough
     torch.testing.assert_close(measured, chosen[sizes > 0])
 
 
+@pytest.mark.slow
 def test_each_candidate_is_ditto_with_its_lambda():
     found = trained(choosing(personal_lr=0.1, personal_steps=3), data_of())
     for i, lam in enumerate(LAMS):

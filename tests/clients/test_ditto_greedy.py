@@ -62,6 +62,7 @@ def by_hand(data, steps, enough, lr=0.3, personal_lr=0.2, fixed=0.7, rounds=2):
     return w, torch.stack(v), taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "stacked_compiled"])
 @pytest.mark.parametrize("enough", [1, 4])
 def test_each_step_takes_the_lambda_that_validates_best_after_it(uncompiled, engine, enough):

@@ -14,6 +14,8 @@ from pl_fed.clients import FedADMM
 from pl_fed.samplers import All, Uniform
 from pl_fed.types import Batch
 
+pytestmark = pytest.mark.slow
+
 PROBLEM = LeastSquares.drawn([8, 3, 12, 5, 7])
 DATA = shared_out(PROBLEM.arrays, batch_size=100)
 

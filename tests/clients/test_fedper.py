@@ -47,6 +47,7 @@ def simulated(net, own, rounds, cohort=EVERYONE, momentum=0.0):
     return [by_hand.mixed(server, state, is_own) for state in kept], server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("own", "momentum"), [(["2"], 0.0), (["0.weight", "2.bias"], 0.0), (["2"], 0.9)]

@@ -43,6 +43,7 @@ def simulated(own, rounds, head, body, optimizer, cohort):
     return [by_hand.mixed(server, state, is_own) for state in kept], server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(

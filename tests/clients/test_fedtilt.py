@@ -96,6 +96,7 @@ def by_hand(arrays, tau, lam, mu, rounds, lr=0.1, personal_lr=0.1, steps=2):
     return row_of(w), torch.stack([row_of(each) for each in v])
 
 
+@pytest.mark.slow
 @each_engine
 @pytest.mark.parametrize(
     ("tau", "lam"), [(0.0, 0.0), (1.0, 2.0), (-1.5, 3.0), (2.0, -4.0), (0.0, -1.0), (5.0, 0.0)]
@@ -109,6 +110,7 @@ def test_rounds_are_those_of_a_plain_loop(uncompiled, engine, tau, lam):
     torch.testing.assert_close(outcome.v, v, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @each_engine
 @pytest.mark.parametrize("tau", [50.0, -math.inf])
 def test_engines_agree_on_large_tilts_and_parts_of_batches(uncompiled, engine, tau):
@@ -125,6 +127,7 @@ def test_engines_agree_on_large_tilts_and_parts_of_batches(uncompiled, engine, t
 DITTO_DATA = {"batch_size": 4}  # with parts of batches, and one sample by itself
 
 
+@pytest.mark.slow
 @each_engine
 def test_without_tilts_it_is_ditto(uncompiled, engine):
     """Proposition 3, by the server's tilted mean."""

@@ -77,6 +77,7 @@ def test_epochs_and_steps_count_the_same_work_and_one_epoch_is_the_default(epoch
     assert torch.equal(one["personal"]["loss"], other["personal"]["loss"])
 
 
+@pytest.mark.slow
 def test_both_of_dittos_solvers_find_the_same_solution():
     """Section 3.2: v_k* = (ȳ_k + λ w*) / (1 + λ), where w* is the mean of the ȳ_k."""
     means = [sum(own) / len(own) for own in OBSERVED]
@@ -100,6 +101,7 @@ def test_what_makes_no_sense_is_refused(wrong, match):
         Finetuning(Point(), **wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["stacked", "stacked_compiled", "one_by_one_compiled"])
 @pytest.mark.parametrize("regularizer", ["fisher", "kl"])
 def test_engines_and_chunks_agree(uncompiled, engine, regularizer):

@@ -73,6 +73,7 @@ def is_algorithm_1(sampler, rounds, engine="stacked", lam=1.3, rho=0.4, **option
         close(here["w"], there.w)
 
 
+@pytest.mark.slow
 @each_engine
 @pytest.mark.parametrize("pull_to", ["own", "broadcast"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
@@ -82,6 +83,7 @@ def test_it_is_algorithm_1(engine, pull_to, weights, sampler):
     is_algorithm_1(sampler, 6, engine, pull_to=pull_to, weights=weights)
 
 
+@pytest.mark.slow
 @given(
     st.floats(0.01, 3),
     st.floats(0.01, 3),
@@ -127,6 +129,7 @@ def alphas(weights, sizes):
     return sizes / sizes.sum() if weights == "samples" else torch.full_like(sizes, 1 / len(sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("cohort_size", [4, 2])
 def test_lemma_3_and_the_mean_of_all_messages(options, cohort_size):
@@ -144,6 +147,7 @@ def test_lemma_3_and_the_mean_of_all_messages(options, cohort_size):
     assert dual.abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pull_to", ["own", "broadcast"])
 @pytest.mark.parametrize("cohort_size", [4, 2])
 def test_messages_are_personal_models_where_rho_is_lam_alpha(pull_to, cohort_size):
@@ -221,6 +225,7 @@ def full_gradient(i, theta, local, lam):
     return PROBLEM.gradient(i, theta) + lam * (theta - local)
 
 
+@pytest.mark.slow
 @each_engine
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_a_tolerance_is_reached_and_no_step_is_taken_after_that(engine, weights):
@@ -387,6 +392,7 @@ def test_a_mean_by_samples_is_refused():
 EVERYTHING = {"weights": "samples", "lagged_global": True, "tolerance": 0.01, "rho": 0.2}
 
 
+@pytest.mark.slow
 def test_engines_and_chunks_agree_on_all_states(uncompiled):
     data = shared_out(classes([9, 5, 12, 4]))
     client = FLAME(seeded(mlp), optimizer=sgd(0.3), local_epochs=3, **EVERYTHING)
@@ -395,6 +401,7 @@ def test_engines_and_chunks_agree_on_all_states(uncompiled):
     assert {"local", "dual", "tolerance", "lagged"} <= set(first)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 def test_a_trainer_that_stops_and_resumes_ends_the_same(tmp_path):
     data = shared_out(classes([12, 9, 15, 11]), val_fraction=0.3, test_fraction=0.3)

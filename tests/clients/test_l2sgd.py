@@ -28,6 +28,7 @@ def halved(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("lam", [0.0, 0.7, 5.0])
 def test_against_a_dense_simulation(uncompiled, engine, lam):
@@ -71,6 +72,7 @@ def test_a_model_that_is_sent_counts_once_where_all_take_part():
     torch.testing.assert_close(found.w[0], expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lam", [0.5, 2.0])
 def test_it_ends_between_ones_own_and_the_mean(lam):
     """K = 1: x_i − ȳ = (1 − η)(1 − ηλ)(x_i − ȳ) + η (y_i − ȳ), so (y_i − ȳ) / (1 + λ − ηλ):

@@ -39,6 +39,7 @@ def matrix(short, seed=0):
     return SparseProjection(D, short, seed).double()(torch.eye(D, dtype=torch.float64)).T.numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("sampler", [All(), Uniform(2), Only(1, 3, 4)], ids=["all", "2", "same 3"])
@@ -98,6 +99,7 @@ def test_the_pull_acts_in_the_span_of_the_rows_only():
     close(p @ after_step, torch.zeros(3))
 
 
+@pytest.mark.slow
 def test_engines_and_chunks_agree_on_all_states(uncompiled):
     data = shared_out(classes([9, 5, 12, 4]))
     client = LpProj(seeded(mlp), dimensions=6, optimizer=sgd(0.3, momentum=0.5), local_epochs=2)

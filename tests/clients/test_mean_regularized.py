@@ -24,6 +24,7 @@ DATA = shared_out(points(*[[float(y)] for y in Y]))
 ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("mean", ["clients", "cohort"])
 def test_against_a_dense_simulation(uncompiled, engine, mean):
@@ -43,6 +44,7 @@ def test_against_a_dense_simulation(uncompiled, engine, mean):
     torch.testing.assert_close(found.w[0], w, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_it_ends_between_ones_own_and_the_mean():
     """At (y_i + λȳ) / (1 + λ), whatever the number of local steps."""
     client = MeanRegularized(
@@ -97,6 +99,7 @@ def test_what_makes_no_sense_is_refused(wrong, match):
         MeanRegularized(seeded(mlp), **wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", [SameValue(value=100.0), SignFlipping(of="model")])
 def test_a_model_that_is_sent_counts_once_where_all_take_part(attack):
     """As in FLAME, where ρ is λα: the forged models of many rounds do not add up."""

@@ -98,6 +98,7 @@ def test_who_is_alike_is_pulled_together_and_who_is_opposite_apart():
     assert torch.equal(relations(torch.zeros(3, 2), 0.1), 3 * torch.eye(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("decay", "sigma"), [(0.0, 1.0), (0.3, 2.0)])
 def test_against_a_dense_simulation(uncompiled, engine, decay, sigma):
@@ -129,6 +130,7 @@ def test_against_a_dense_simulation(uncompiled, engine, decay, sigma):
     assert torch.equal(kept, found.v)
 
 
+@pytest.mark.slow
 def test_it_ends_at_the_minimum_of_its_objective():
     """Σ F_k + λ₁/2 (tr (WᵀW + εI)^½)² + λ₂/2 ‖W‖²: what is left of (1) at the best Ω."""
     data, lam, decay, epsilon = shared_out(regressions(SLOPES), batch_size=10), 0.1, 0.05, 0.1
@@ -151,6 +153,7 @@ def test_it_ends_at_the_minimum_of_its_objective():
     np.testing.assert_allclose(found.flatten(), best.x, rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_few_samples_are_helped_by_clients_that_are_alike():
     """Client 1, with four noisy samples, is like client 0, which has many: over three draws."""
     slopes, sizes = [[1.0, 2.0, -1.0], [1.0, 2.0, -1.0], [-2.0, 1.0, 0.0]], [60, 4, 60]

@@ -178,6 +178,7 @@ def test_parts_without_a_sample_are_not_run():
     assert found[0].distance(found[1]) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_differences_are_taken_in_full_precision(engine):
     """Between points that bfloat16 does not tell apart: much nearer than without the product."""

@@ -41,6 +41,7 @@ def close(found, expected, tolerance=1e-12):
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @each_engine
 @each_sampler
 @pytest.mark.parametrize("beta", [1.0, 0.5, 2.0])
@@ -108,6 +109,7 @@ def test_momentum_is_that_of_w_and_weight_decay_that_of_f(engine):
     close(found["w"], np.mean(sent, axis=0))
 
 
+@pytest.mark.slow
 def test_it_goes_to_the_minimiser_of_the_moreau_envelopes():
     """Theorem 1 of its paper: with K large, w is that of (135), which FLAME finds too."""
     lam = 2.0
@@ -116,6 +118,7 @@ def test_it_goes_to_the_minimiser_of_the_moreau_envelopes():
     close(found["w"], PROBLEM.solution(lam)[0], 1e-7)
 
 
+@pytest.mark.slow
 def test_engines_and_chunks_agree(uncompiled):
     data = shared_out(classes([9, 5, 12, 4]))
     client = PFedMe(seeded(mlp), lam=2.0, personal_lr=0.1, optimizer=sgd(0.1), local_epochs=2)
@@ -171,6 +174,7 @@ def test_epochs_refuse_what_makes_no_sense(wrong):
         PFedMeEpochs(Point(), **wrong)
 
 
+@pytest.mark.slow
 @each_engine
 def test_weight_decay_is_a_part_of_f(engine):
     """The least of (w − 8)²/2 + w²/2 is at 4: for θ and w alike."""

@@ -103,6 +103,7 @@ def test_the_centre_drops_nothing_out_and_is_left_in_training_mode(regularizer):
         assert torch.equal(*found)
 
 
+@pytest.mark.slow
 def test_a_larger_lambda_leaves_predictions_nearer_to_the_global_models():
     data = shared_out(classes([12, 9, 15]), batch_size=16)
     x = data.clients.inputs.double()
@@ -129,6 +130,7 @@ def test_an_unknown_regularizer_is_refused(kind):
         kind(mlp(), lam=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "one_by_one_compiled"])
 @pytest.mark.parametrize("regularizer", ["l2", "fisher", "kl"])
 def test_the_centre_stands_still_with_its_statistics(uncompiled, engine, regularizer):

@@ -84,6 +84,7 @@ def halved(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 
 
+@pytest.mark.slow
 @each_control
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("server_lr", "decay"), [(1.0, 0.0), (0.7, 0.1)])
@@ -109,6 +110,7 @@ def test_against_algorithm_1(uncompiled, control, engine, server_lr, decay):
     np.testing.assert_allclose(c, c_i.mean(0), rtol=1e-10)  # as the paper remarks
 
 
+@pytest.mark.slow
 @each_control
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_the_first_round_is_fedavg(control, engine):
@@ -125,6 +127,7 @@ def test_the_first_round_is_fedavg(control, engine):
     assert (second.w - run_rounds(FedAvg(seeded(mlp), **settings), data, 2).w).abs().max() > 1e-4
 
 
+@pytest.mark.slow
 @each_control
 def test_it_converges_where_fedavg_stalls(control):
     """Many local steps on unlike quadratics: FedAvg's fixed point is not the minimum."""
@@ -144,6 +147,7 @@ def test_it_converges_where_fedavg_stalls(control):
     assert left[1] > 0.05
 
 
+@pytest.mark.slow
 @each_control
 def test_the_controls_are_the_gradients_at_the_minimum_in_the_end(control):
     """Of ½ (w − y)², with a cohort of two of three: w = mean y, c_i = w − y_i, c = 0."""

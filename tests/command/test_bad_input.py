@@ -16,7 +16,7 @@ from pl_fed import Adversary, Federation, StorageOptions, Trainer
 from pl_fed.aggregators import Clipping, Median
 from pl_fed.clients import FedAvg
 from pl_fed.command.main import main
-from pl_fed.command.messages import _MOVED, sentence
+from pl_fed.command.messages import _NEW_PATHS, summarize
 from pl_fed.data import Digits, FederatedData
 from pl_fed.models import MLP
 from pl_fed.partitioners import IID
@@ -104,7 +104,8 @@ def the_sentence(err):
     assert "Traceback" not in err
     assert "usage:" not in err
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert err.rstrip().endswith(line), "it is the last that is read"
+    hints = [line for line in err.splitlines() if line.startswith("hint: ")]
+    assert err.rstrip().endswith("\n".join([line, *hints])), "the user reads it last"
     return line.removeprefix("error: ")
 
 
@@ -294,11 +295,11 @@ REFUSED = {
     ),
     "differentiable steps": (
         [f"{MODEL}.optimizer.init_args.differentiable=true"],
-        "`optimizer` to build an optimizer whose steps are not differentiated but got",
+        "`optimizer` to build an optimizer without differentiable steps but got",
     ),
     "differentiable steps of the server": (
         ["--federation.server_optimizer=Adam", "--federation.server_optimizer.differentiable=true"],
-        "`server_optimizer` to build an optimizer whose steps are not differentiated but got",
+        "`server_optimizer` to build an optimizer without differentiable steps but got",
     ),
     "negative learning rate": (
         [f"{MODEL}.optimizer.init_args.lr=-1"],
@@ -367,7 +368,7 @@ REFUSED = {
     ),
     "no training data": (
         ["--data.partitioner=IID", "--data.num_clients=1797", "--data.val_fraction=0.5"],
-        "every client to have training data but got none for 1797 of 1797 clients",
+        "every client to have training samples but got none for 1797 of 1797 clients",
     ),
     "cohort": (
         ["--federation.sampler.init_args.cohort_size=7"],
@@ -375,7 +376,7 @@ REFUSED = {
     ),
     "outputs": (
         [f"{NET}.num_classes=9"],
-        "`net` to give one number for each of the 10 classes, shape [batch, 10], but got [2, 9]",
+        "`net` to return one number for each of the 10 classes, shape [batch, 10], but got [2, 9]",
     ),
     "inputs": (
         [f"{NET}.in_features=63"],
@@ -411,7 +412,7 @@ REFUSED = {
     ),
     "a run's folder": (
         ["--ckpt_path=."],
-        "but got .: a folder: those of a run are in its folder `checkpoints`",
+        "but got .: a folder; checkpoints of a run are in its folder `checkpoints`",
     ),
     "seed": (
         ["--seed_everything=-1"],
@@ -421,6 +422,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", REFUSED)
 def test_mistake(refused, mistake):
     arguments, words = REFUSED[mistake]
@@ -429,13 +431,15 @@ def test_mistake(refused, mistake):
     assert words in found
 
 
+@pytest.mark.slow
 def test_a_moved_argument_is_found_again(refused):
-    for old, new in _MOVED.items():
+    for old, new in _NEW_PATHS.items():
         if old != "engine":
             expected = f"but got --federation.{old}=1 (did you mean federation.{new}?)."
             assert refused(f"--federation.{old}=1").endswith(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
@@ -463,6 +467,7 @@ def test_the_good_config_is_good(here):
     assert (folder / "per_client.csv").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", ["model", "data.dataset", "model.init_args.net"])
 def test_something_is_missing(here, refused, section):
     config = yaml.safe_load(yaml.safe_dump(CONFIG))
@@ -472,12 +477,28 @@ def test_something_is_missing(here, refused, section):
         inner = inner[name]
     del inner[last]
     (here / "tiny.yaml").write_text(yaml.safe_dump(config))
-    assert refused() == f"Expected argument `{section}` to be given but got none."
+    assert refused() == f"Expected argument `{section}` to be set but got none."
 
 
 def test_all_that_is_missing_is_named(here, refused):
     (here / "tiny.yaml").write_text("{}")
-    assert refused() == "Expected argument `data.dataset` and `model` to be given but got none."
+    assert refused() == "Expected argument `data.dataset` and `model` to be set but got none."
+
+
+NET_ARGUMENTS = ["--model.net=torch.nn.Linear", "--model.net.in_features=1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments", [[], ["--model=FedAvg", *NET_ARGUMENTS, "--model.net.out_features=1"]]
+)
+def test_a_missing_data_set_has_a_hint(here, capsys, arguments):
+    with pytest.raises(SystemExit):
+        main(["fit", *arguments])
+    error, hint = capsys.readouterr().err.splitlines()[-2:]
+    assert error.startswith("error: Expected argument `data.dataset` ")
+    assert hint.startswith("hint: ")
+    assert hint.endswith("--config configs/quickstart.yaml")
 
 
 def test_a_further_config_is_nothing_but_an_empty_model(here, refused):
@@ -488,6 +509,7 @@ def test_a_further_config_is_nothing_but_an_empty_model(here, refused):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "wrong"),
     [
@@ -515,6 +537,7 @@ def test_a_config_with_a_byte_order_mark(here):
     run("--trainer.fast_dev_run=true")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("empty", ["data:", "federation:", "trainer:", "federation: {}"])
 def test_an_empty_section_takes_its_defaults(here, empty):
     (here / "more.yaml").write_text(f"{empty}  # all is commented out\nseed_everything: 3")
@@ -534,7 +557,7 @@ def write_changed(here, path, value):
 
 def test_only_empty_sections_are_filled(here, refused):
     write_changed(here, "model", None)
-    assert refused() == "Expected argument `model` to be given but got none."
+    assert refused() == "Expected argument `model` to be set but got none."
 
 
 OPTIMIZER, SCHEDULE = "model.init_args.optimizer", "model.init_args.lr_scheduler"
@@ -542,6 +565,7 @@ ATTACK = {"class_path": "pl_fed.attacks.SameValue"}
 A_CLASS = "to name a class by its `class_path` but got"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
@@ -551,7 +575,7 @@ A_CLASS = "to name a class by its `class_path` but got"
         ("federation", [1], "the section `federation` should hold arguments by name (line"),
         ("trainer", 3, "the section `trainer` should hold arguments by name (line"),
         ("federation", "x", "`federation` to be a mapping of arguments, or a YAML file"),
-        ("federation", {"federation": {}}, "the section `federation` stands within itself"),
+        ("federation", {"federation": {}}, "the section `federation` contains itself"),
         ("data.dataset", 1, "`data.dataset` to name a subclass of DataSource by its `class_path`"),
         ("data.dataset", {"class_path": None}, f"`data.dataset` {A_CLASS} a class_path of type"),
         ("data.dataset", {"class_path": {}}, f"`data.dataset` {A_CLASS} a class_path of type dict"),
@@ -629,12 +653,13 @@ def test_a_config_with_a_wrong_value(here, refused, path, value, words):
     assert said.startswith("Expected ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", ["data", "model"])
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"batch_size: 1\nbatch_size: 2", "`batch_size` stands twice in one section (lines 1"),
-        (b"batch_size: &a [*a]", "its anchor stands within what it names (line 1)"),
+        (b"batch_size: 1\nbatch_size: 2", "`batch_size` appears twice in one section (lines 1"),
+        (b"batch_size: &a [*a]", "an anchor contains itself (line 1)"),
         (b"batch_size: \xff", "UTF-8"),
     ],
 )
@@ -655,6 +680,7 @@ def test_subcommands(capsys, arguments, words):
     assert words in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
@@ -701,22 +727,24 @@ def checkpoint(here, good_checkpoint):
     return "--ckpt_path=good.ckpt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subcommand", ["fit", "predict"])
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([f"{NET}.hidden=[5]"], "net is layers.1.weight [5, 64]; "),
-        (["--model.class_path=pl_fed.clients.FedAvg"], "algorithm is FedAvg but got one with Dit"),
-        (["--data.num_clients=7"], "number of clients is 7 but got one with 6"),
-        (["--data.val_fraction=0.3"], "the fractions or the seed are others"),
+        ([f"{NET}.hidden=[5]"], "the net layers.1.weight [5, 64]; "),
+        (["--model.class_path=pl_fed.clients.FedAvg"], "algorithm FedAvg but got one with Dit"),
+        (["--data.num_clients=7"], "number of clients 7 but got one with 6"),
+        (["--data.val_fraction=0.3"], "the fractions or the seed differ"),
     ],
 )
 def test_a_checkpoint_of_something_else(checkpoint, refused, subcommand, arguments, words):
     found = refused(checkpoint, *arguments, subcommand=subcommand)
-    assert found.startswith("Expected a checkpoint whose ")
+    assert found.startswith("Expected a checkpoint with ")
     assert words in found
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_models_alone(here, refused):
     run("--trainer.callbacks.save_weights_only=true")
     (path,) = here.glob("runs/*/checkpoints/last.ckpt")
@@ -729,7 +757,7 @@ def test_a_checkpoint_of_models_alone(here, refused):
 
 def test_a_checkpoint_of_another_server(checkpoint, refused):
     found = refused(checkpoint, "--federation.server_optimizer.class_path=torch.optim.Adam")
-    assert "whose server optimizer is Adam but got one with SGD" in found
+    assert "with the server optimizer Adam but got one with SGD" in found
 
 
 def test_a_broken_checkpoint(checkpoint, here, refused):
@@ -739,6 +767,7 @@ def test_a_broken_checkpoint(checkpoint, here, refused):
         assert f"but got {name}: broken" in refused(f"--ckpt_path={name}")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 @pytest.mark.parametrize("how", ["empty", "half", "other bytes"])
 def test_a_last_checkpoint_that_broke_on_the_disk(here, capsys, how):
@@ -759,7 +788,7 @@ def test_a_last_checkpoint_that_broke_on_the_disk(here, capsys, how):
     for subcommand in ("test", "fit"):
         with pytest.raises(SystemExit):
             run("--ckpt_path=last", "--trainer.max_epochs=3", subcommand=subcommand)
-        assert "`ckpt_path` to be a whole checkpoint" in the_sentence(capsys.readouterr().err)
+        assert "`ckpt_path` to be a complete checkpoint" in the_sentence(capsys.readouterr().err)
     assert {file: file.read_bytes() for file in before} == before
 
 
@@ -788,6 +817,7 @@ class Untyped(torch.nn.Sequential):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(inputs, classes))
 
 
+@pytest.mark.slow
 def test_an_argument_without_a_type_that_was_not_given_is_named(refused):
     found = refused(f"--model.init_args.net={__name__}.Untyped")
     assert "got TypeError" in found
@@ -795,18 +825,20 @@ def test_an_argument_without_a_type_that_was_not_given_is_named(refused):
     run(f"--model.init_args.net={__name__}.Untyped", "--model.init_args.net.inputs=64")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["Lightning", "torch"])
 def test_a_checkpoint_that_pl_fed_did_not_write(checkpoint, here, refused, of):
     state = torch.load(here / "good.ckpt", weights_only=True)
     del state["federation"]
     torch.save(state if of == "Lightning" else state["state_dict"], here / "other.ckpt")
     found = refused("--ckpt_path=other.ckpt")
-    assert "to be a checkpoint of pl_fed but got other.ckpt, which holds no federation" in found
+    assert "to be a checkpoint of pl_fed but got other.ckpt, which contains no federation" in found
 
 
 # In the middle of a run
 
 
+@pytest.mark.slow
 def test_a_loss_of_nan_names_round_client_and_cause(here, capsys):
     with pytest.raises(SystemExit) as stopped:
         run(f"{MODEL}.optimizer.init_args.lr=1e20", "--trainer.max_epochs=9")
@@ -821,6 +853,7 @@ def test_a_loss_of_nan_names_round_client_and_cause(here, capsys):
     run("--ckpt_path=last", subcommand="validate")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 def test_a_run_that_had_begun_keeps_its_folder(here):
     """Also where the mistake shows in a later round only."""
@@ -903,6 +936,7 @@ def program(here, *arguments):
     return subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mistake", "code"), [("net", 2), ("classes per client", 1)])
 def test_mistake_at_the_command_line(here, mistake, code):
     arguments, words = REFUSED[mistake]
@@ -914,7 +948,7 @@ def test_mistake_at_the_command_line(here, mistake, code):
 
 
 def test_a_foreign_message_is_one_line():
-    assert sentence("something\n  else  went\nwrong") == "something else went wrong"
+    assert summarize("something\n  else  went\nwrong") == "something else went wrong"
 
 
 @pytest.mark.parametrize(
@@ -936,7 +970,7 @@ def test_a_foreign_message_is_one_line():
     ],
 )
 def test_nothing_of_jsonargparses_own_is_shown(message, said):
-    assert sentence(message) == said
+    assert summarize(message) == said
 
 
 def test_pl_feds_own_sentence_is_found_in_the_tree():
@@ -949,4 +983,4 @@ def test_pl_feds_own_sentence_is_found_in_the_tree():
         "Given value type: <class 'jsonargparse._namespace.Namespace'>\n"
         "Given value: Namespace(class_path='pl_fed.clients.Ditto')"
     )
-    assert sentence(message) == "Expected argument `lam` to be at least 0 but got -1.0."
+    assert summarize(message) == "Expected argument `lam` to be at least 0 but got -1.0."

@@ -20,7 +20,9 @@ from pl_fed.command.main import main
 from pl_fed.federation import Federation
 from pl_fed.lightning.trainer import Trainer
 from pl_fed.loggers import RunCSV
-from pl_fed.run_folder import alone_in, locked
+from pl_fed.run_folder import lock_run, try_lock
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent.parent
 QUICKSTART = ["--config", str(ROOT / "configs" / "quickstart.yaml")]
@@ -98,7 +100,7 @@ def test_fast_dev_run_leaves_no_folder_and_names_none(tmp_path, capsys):
 
 
 def test_models_that_nobody_trained_are_named_so(tmp_path):
-    with pytest.warns(UserWarning, match="so predict takes models that were not trained"):
+    with pytest.warns(UserWarning, match="predict uses untrained models, because"):
         main(["predict", *QUICKSTART, *short(tmp_path)])
 
 
@@ -109,7 +111,7 @@ def test_a_resume_that_is_refused_changes_no_file(tmp_path, capsys):
     for other in (["--model.net.hidden", "[16]"], ["--model", "FedAvg"]):
         with pytest.raises(SystemExit):
             main(["fit", *QUICKSTART, *short(tmp_path), *other, *more])
-        assert "Expected a checkpoint whose" in capsys.readouterr().err
+        assert "Expected a checkpoint with the" in capsys.readouterr().err
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -134,7 +136,7 @@ def test_a_resume_that_is_refused_begins_no_run_of_wandb(tmp_path, capsys, begun
                 "last",
             ]
         )
-    assert "Expected a checkpoint whose seed is 5 but got one with 0" in capsys.readouterr().err
+    assert "Expected a checkpoint with the seed 5 but got one with 0" in capsys.readouterr().err
     assert {*run.rglob("*")} == before
 
 
@@ -195,7 +197,7 @@ def test_a_run_that_another_process_is_at_is_left_alone(tmp_path, capsys, begun)
         unbegun(run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     arguments = ["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"]
-    with alone_in(run), pytest.raises(SystemExit):
+    with lock_run(run), pytest.raises(SystemExit):
         main(arguments)
     said = capsys.readouterr().err
     assert "Expected the folder of a run that no other process writes into but got" in said
@@ -216,13 +218,13 @@ def test_a_run_that_goes_on_with_another_config_says_so_and_keeps_both(tmp_path)
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["lam"] == 3
     before = (run / "config.yaml").read_text()
     more[3] = "5"
-    said = r"The run was whole, so that nothing is trained by this config \(model\.lam 3 → 5\)"
+    said = r"The run was already finished, so this config \(model\.lam 3 → 5\)"
     with pytest.warns(UserWarning, match=said):
         main(["fit", *QUICKSTART, *short(tmp_path), *more])
     assert (run / "config.yaml").read_text() == before
     more[3] = "3"
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*The run was whole.*")
+        warnings.filterwarnings("error", message=".*The run was already finished.*")
         main(["fit", *QUICKSTART, *short(tmp_path), *more])
 
 
@@ -232,12 +234,22 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew_in_its_f
     expected = (newer / "per_client.csv").read_text()
     unbegun(newer)
     before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
-    with pytest.warns(UserWarning, match="was stopped before its first checkpoint: it begins anew"):
+    with pytest.warns(UserWarning, match="was stopped before its first checkpoint, so it restarts"):
         main(["fit", *QUICKSTART, *short(tmp_path), *given, "--ckpt_path", "last"])
     assert {*tmp_path.iterdir()} == {older, newer}
     assert (newer / "per_client.csv").read_text() == expected
     assert [row["round"] for row in rows(newer / "metrics.csv")] == ["0", "1", "2"]
     assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_without_a_checkpoint_is_restarted_by_another_number_of_processes(tmp_path):
+    run = unbegun(fit(tmp_path))
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    saved["trainer"] |= {"devices": 2, "strategy": "ddp", "num_nodes": 2}
+    (run / "config.yaml").write_text(yaml.safe_dump(saved))
+    with pytest.warns(UserWarning, match="was stopped before its first checkpoint"):
+        main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"])
+    assert [*tmp_path.iterdir()] == [run]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -266,7 +278,7 @@ def test_so_does_one_that_was_stopped_before_its_own_checkpoint_callback_saved(
         with pytest.raises(SystemExit):
             main(["fit", *given, "--ckpt_path", "last"])
         return
-    with pytest.warns(UserWarning, match="was stopped before its first checkpoint: it begins anew"):
+    with pytest.warns(UserWarning, match="was stopped before its first checkpoint, so it restarts"):
         main(["fit", *given, "--ckpt_path", "last"])
     assert [*(tmp_path / "runs").iterdir()] == [run]
     assert (run / "per_client.csv").is_file()
@@ -296,7 +308,7 @@ def test_a_run_is_left_alone_until_its_last_file_is_written(tmp_path, monkeypatc
         write = getattr(PerClient, hook)
 
         def look_and_write(self, *arguments, write=write):
-            with locked(self.folder) as alone:
+            with try_lock(self.folder) as alone:
                 held.append(not alone)
             write(self, *arguments)
 
@@ -305,7 +317,7 @@ def test_a_run_is_left_alone_until_its_last_file_is_written(tmp_path, monkeypatc
     assert held
     assert all(held)
     (run,) = tmp_path.iterdir()
-    with locked(run) as alone:
+    with try_lock(run) as alone:
         assert alone, "and no longer"
 
 
@@ -337,8 +349,8 @@ def test_an_interrupted_run_says_how_it_goes_on(tmp_path, monkeypatch, capsys, n
     assert ended.value.code == code
     (run,) = tmp_path.iterdir()
     *_, said, command = capsys.readouterr().err.splitlines()
-    begins = "" if rounds else " (from its first round, as no checkpoint is saved yet)"
-    assert said == (f"Stopped by {name}. The run's folder is {run}. This goes on with it{begins}:")
+    begins = "" if rounds else " from round 0, because it has no checkpoint yet"
+    assert said == (f"Stopped by {name}. The run's folder is {run}. Resume the run{begins}:")
     assert command.split()[:3] == ["python", "-m", "pl_fed"]
     main(shlex.split(command)[3:])
     assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2"]
@@ -367,7 +379,7 @@ def test_a_run_that_is_stopped_before_it_began_says_so(tmp_path, monkeypatch, ca
     with pytest.raises(SystemExit) as ended:
         main(["fit", *QUICKSTART, *short(tmp_path)])
     assert ended.value.code == code
-    assert capsys.readouterr().err == f"Stopped by {name} before a run began.\n"
+    assert capsys.readouterr().err == f"Stopped by {name} before a run started.\n"
     assert not [*tmp_path.iterdir()]
 
 
@@ -391,8 +403,8 @@ def test_a_full_disk_names_the_folder(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path=last", "--trainer.max_epochs=3"])
     said = capsys.readouterr().err
-    assert f"Expected room for the files of the run in {run} but got: No space left" in said
-    assert "Its last checkpoint is kept: make room, and go on by --ckpt_path last." in said
+    assert f"Expected disk space for the files of the run in {run} but got: No space left" in said
+    assert "free disk space and resume from its last checkpoint: --ckpt_path last." in said
 
 
 def test_a_run_in_a_folder_that_cannot_be_written_says_so(tmp_path, monkeypatch, capsys):
@@ -492,7 +504,7 @@ def test_help_is_readable(capsys):
     assert stopped.value.code == 0
     for option in ("adversary.fraction", "adversary.attack", "engine.name", "storage.folder"):
         assert f"  --federation.{option} " in text
-    for group in ("The Byzantine clients and", "How the local steps", "Where the clients' states"):
+    for group in ("The Byzantine clients and", "Options of the engine", "Options for the clients"):
         assert f"\n{group}" in text
     assert "known subclasses: pl_fed.samplers.All" in text
     assert text.count("\n") < 900, "hundreds of nn.Module classes must not be listed"

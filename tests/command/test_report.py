@@ -10,6 +10,8 @@ from run_folders import write_run
 
 from pl_fed.command.main import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 FIT = [
     *("fit", "--config", str(ROOT / "configs" / "quickstart.yaml")),
@@ -88,13 +90,13 @@ def test_unfinished_runs_are_shown_and_said(tmp_path):
     [
         (["nowhere"], "Expected argument `runs` to be folders but got nowhere."),
         (["file"], "Expected argument `runs` to be folders but got file."),
-        (["empty"], "Expected argument `runs` to be folders of runs, which hold metrics.csv,"),
+        (["empty"], "Expected argument `runs` to be folders of runs, with a metrics.csv,"),
         (["begun"], "Expected argument `runs` to hold fits but got begun: no metrics.csv"),
         (["a", "begun"], "Expected argument `runs` to hold fits but got begun: no metrics.csv"),
         (["a", "--out", "file"], f"{UNWRITABLE} file: Not a directory."),
         (["a", "--out", "file/x/y"], f"{UNWRITABLE} file/x/y: Not a directory."),
         (["a", "--out", "/proc/x"], f"{UNWRITABLE} /proc/x: "),
-        ([], "Expected argument `runs` to be given but got none."),
+        ([], "Expected argument `runs` to be set but got none."),
         (["a", "--to", "b"], "Expected only options that --help lists but got --to"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",

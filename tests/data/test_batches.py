@@ -18,7 +18,7 @@ def federation(sizes):
     total = sum(sizes)
     ids = torch.randperm(total, generator=torch.Generator().manual_seed(1))
     x = torch.stack([torch.arange(total), 10 * torch.arange(total)], dim=1).float()
-    part = Part.of(list(ids.split(sizes)))
+    part = Part.from_pieces(list(ids.split(sizes)))
     return ClientData(x, torch.arange(total), part, part, part, num_classes=total)
 
 
@@ -31,7 +31,7 @@ def batches(sizes, steps, rule=None, clients=None, seed=0, round=0, **kwargs):
 
 def ids(batches, position):
     """The sample ids of each step of a client."""
-    return [batch.samples.tolist() for batch in batches.of(position)]
+    return [batch.samples.tolist() for batch in batches.iterate_client(position)]
 
 
 def joined(lists):
@@ -53,7 +53,7 @@ class Adding(nn.Module):
     [(12, False, 3), (13, False, 4), (13, True, 3), (3, False, 1), (3, True, 1), (1, True, 1)],
 )
 def test_minibatches_of_a_pass(size, drop_last, expected):
-    assert BatchRule(batch_size=4, drop_last=drop_last).per_pass(size) == expected
+    assert BatchRule(batch_size=4, drop_last=drop_last).batches_per_pass(size) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_steps_of_a_client_of_nine(work, limit, expected):
 )
 def test_every_pass_takes_every_sample_once(sizes, batch_size, passes, shuffle):
     rule = BatchRule(batch_size, shuffle=shuffle)
-    steps = [passes * rule.per_pass(size) for size in sizes]
+    steps = [passes * rule.batches_per_pass(size) for size in sizes]
     made = batches(sizes, steps, rule)
     for position, size in enumerate(sizes):
         owned = made.data.train.samples(position).tolist()
-        per_pass = rule.per_pass(size)
+        per_pass = rule.batches_per_pass(size)
         found = ids(made, position)
         assert len(found) == steps[position]
         for begin in range(0, len(found), per_pass):
@@ -114,10 +114,10 @@ def test_stacked_minibatches_are_those_of_one_by_one(
     rule = BatchRule(batch_size, drop_last, shuffle)
     steps = steps[: len(sizes)]
     made = batches(sizes, steps, rule, augment=augment, poison=poison)
-    singles = [list(made.of(position)) for position in range(len(sizes))]
+    singles = [list(made.iterate_client(position)) for position in range(len(sizes))]
     assert made.max_steps == max(steps)
     for step in range(max(steps)):
-        stacked = made.at(step)
+        stacked = made.stack_step(step)
         assert stacked.inputs.shape[:2] == stacked.targets.shape == stacked.mask.shape
         for position, own in enumerate(singles):
             count = int(stacked.mask[position].sum())
@@ -134,7 +134,7 @@ def poisoned(batch):
 
 
 def test_samples_and_targets_belong_together():
-    for batch in batches([9, 3], 5).of(0):
+    for batch in batches([9, 3], 5).iterate_client(0):
         assert torch.equal(batch.inputs[:, 0].long(), batch.samples)
         assert torch.equal(batch.targets, batch.samples)
         assert batch.mask is None
@@ -163,7 +163,7 @@ def test_without_shuffling_the_order_is_the_clients_own():
 
 def test_a_client_that_has_done_its_steps_gets_an_empty_mask():
     made = batches([9, 9], [3, 1])
-    assert made.at(1).mask.sum(dim=1).tolist() == [4, 0]
+    assert made.stack_step(1).mask.sum(dim=1).tolist() == [4, 0]
     assert len(ids(made, 1)) == 1
 
 
@@ -202,7 +202,7 @@ def test_a_client_gets_the_same_in_whatever_chunk(order, length):
     chunk = order[:length]
     part = batches(sizes, [steps[k] for k in chunk], clients=chunk, augment=Adding())
     for position, client in enumerate(chunk):
-        pairs = zip(part.of(position), whole.of(client), strict=True)
+        pairs = zip(part.iterate_client(position), whole.iterate_client(client), strict=True)
         for found, expected in pairs:
             assert torch.equal(found.inputs, expected.inputs)
             assert torch.equal(found.samples, expected.samples)
@@ -219,13 +219,15 @@ def test_more_steps_begin_with_the_same_ones():
 def test_only_the_poisoned_client_is_changed():
     made = batches([5, 5], 2, poison={1: poisoned})
     for position in range(2):
-        for batch in made.of(position):
+        for batch in made.iterate_client(position):
             assert torch.equal(batch.targets, batch.samples + 1000 * position)
 
 
 def test_poison_is_called_by_the_id_and_not_by_the_place():
     made = batches([5, 5, 5], 1, clients=[2, 0], poison={0: poisoned})
-    assert [int(batch.targets.min()) >= 1000 for p in range(2) for batch in made.of(p)] == [
+    assert [
+        int(batch.targets.min()) >= 1000 for p in range(2) for batch in made.iterate_client(p)
+    ] == [
         False,
         True,
     ]
@@ -233,14 +235,14 @@ def test_poison_is_called_by_the_id_and_not_by_the_place():
 
 def test_poisoning_changes_no_data():
     made = batches([5], 3, poison={0: lambda batch: batch._replace(targets=batch.targets.zero_())})
-    list(made.of(0)), made.at(0)
+    list(made.iterate_client(0)), made.stack_step(0)
     assert torch.equal(made.data.targets, torch.arange(5))
 
 
 def test_large_samples_are_gathered_step_by_step_and_are_the_same(monkeypatch):
-    whole = [list(batches([9, 5], 5, poison={0: poisoned}).of(k)) for k in range(2)]
+    whole = [list(batches([9, 5], 5, poison={0: poisoned}).iterate_client(k)) for k in range(2)]
     monkeypatch.setattr("pl_fed.data.batches._GATHER_BYTES", 0)
-    steps = [list(batches([9, 5], 5, poison={0: poisoned}).of(k)) for k in range(2)]
+    steps = [list(batches([9, 5], 5, poison={0: poisoned}).iterate_client(k)) for k in range(2)]
     for one, other in zip(joined(whole), joined(steps), strict=True):
         assert all(torch.equal(one[i], other[i]) for i in (0, 1, 3))
 
@@ -273,10 +275,10 @@ def test_attacks_are_told_how_often_a_round_had_come_to_a_sample(monkeypatch, ga
     for position, passes in enumerate(([0, 0, 1, 1, 2] if drop_last else [0, 0, 0, 1, 1], [0, 1])):
         for step, visit in enumerate(passes):
             if gathers.startswith("stacked"):
-                batch = made.at(step)
+                batch = made.stack_step(step)
                 batch = Batch(*(None if each is None else each[position] for each in batch))
             else:
-                batch = list(made.of(position))[step]
+                batch = list(made.iterate_client(position))[step]
             mask = slice(None) if batch.mask is None else batch.mask
             expected = batch.samples[mask] + 1000 * (1 + visit)
             assert torch.equal(batch.targets[mask], expected)
@@ -288,7 +290,7 @@ def test_augmentation_draws_anew_in_every_step_round_and_client():
         float((batch.inputs[:, 0] - batch.samples)[0])
         for number in range(2)
         for client in range(2)
-        for batch in batches([9, 9], 3, round=number, augment=Adding()).of(client)
+        for batch in batches([9, 9], 3, round=number, augment=Adding()).iterate_client(client)
     ]
     assert len({round(shift, 4) for shift in shifts}) == len(shifts) == 12
 
@@ -297,5 +299,5 @@ def test_augmentation_leaves_torchs_generator_alone():
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    list(batches([9], 3, augment=Adding()).of(0))
+    list(batches([9], 3, augment=Adding()).iterate_client(0))
     assert torch.equal(torch.rand(1), expected)

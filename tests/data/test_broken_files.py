@@ -67,7 +67,7 @@ def test_a_writer_that_leaf_has_twice(tmp_path, again):
         (folder / "a.json").write_text(leaf(WRITER))
     (folder / "b.json").write_text(json.dumps(twice))
     (folder / "all_data_0_test.json").unlink()
-    refused(FEMNIST(root=str(tmp_path)), folder / "b.json", "that no file of this part had before")
+    refused(FEMNIST(root=str(tmp_path)), folder / "b.json", "that no other file of this part lists")
 
 
 def test_classes_that_femnist_does_not_have(tmp_path):
@@ -139,7 +139,8 @@ def test_which_of_celebas_files_are_broken(celeba):
     assert str(failed.value).startswith(
         f"Expected argument `root` to be a folder with CelebA but got {celeba} (Dataset not found"
         " or corrupted: identity_CelebA.txt differs from the original, list_bbox_celeba.txt is"
-        " missing): set `download: true` to fetch it, or put torchvision's files under celeba there"
+        " missing): set `data.dataset.download: true` to fetch it, or put torchvision's files under"
+        " celeba there"
     )
 
 

@@ -34,7 +34,7 @@ def test_copies_know_of_which_samples_they_are():
 def test_samples_of_some_clients_are_padded_to_the_largest_of_all(part):
     data = shared_out(classes([30, 24, 4, 40]), val_fraction=0.25, test_fraction=0.25).clients
     clients = torch.tensor([3, 0, 2])
-    x, y = data.padded(part, clients)
+    x, y = data.pad_part(part, clients)
     largest = int(data.part(part).sizes.max())
     assert x.shape == (3, largest, 4)
     assert y.shape == (3, largest)
@@ -46,7 +46,7 @@ def test_samples_of_some_clients_are_padded_to_the_largest_of_all(part):
 
 def test_where_nobody_has_any_the_table_is_empty():
     data = shared_out(classes([3, 4])).clients
-    x, y = data.padded("val", torch.tensor([1, 0]))
+    x, y = data.pad_part("val", torch.tensor([1, 0]))
     assert x.shape == (2, 0, 4)
     assert y.shape == (2, 0)
 
@@ -56,13 +56,13 @@ def test_where_nobody_has_any_the_table_is_empty():
     [
         (
             (np.zeros((2, 3)), torch.zeros(2)),
-            "`inputs` to be a tensor, as torch.as_tensor makes of an",
+            "`inputs` to be a tensor but got ndarray: convert an array by",
         ),
         (
             (torch.zeros(2, 3), [0, 1]),
-            "`targets` to be a tensor, as torch.as_tensor makes of an array, b",
+            "`targets` to be a tensor but got int",
         ),
-        ((torch.zeros(2, 3), torch.zeros(2), [0, 1]), "`client` to be a tensor, as torch.as_ten"),
+        ((torch.zeros(2, 3), torch.zeros(2), [0, 1]), "`client` to be a tensor but got list"),
     ],
 )
 def test_what_are_no_tensors(given, words):
@@ -71,9 +71,7 @@ def test_what_are_no_tensors(given, words):
 
 
 def test_class_ids_want_to_know_how_many_there_are():
-    with pytest.raises(
-        ValueError, match="`num_classes` to be given for targets that are class ids"
-    ):
+    with pytest.raises(ValueError, match="`num_classes` to be the largest class id plus 1"):
         Arrays(torch.zeros(2, 3), torch.tensor([0, 1]))
 
 

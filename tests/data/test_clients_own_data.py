@@ -98,7 +98,9 @@ def test_a_writer_of_test_images_only_has_no_training_data(idx_root):  # noqa: F
     root, _ = idx_root
     write_writers(root)
     data = FederatedData(MNISTWriters(root=str(root)), split="official")
-    with pytest.raises(ValueError, match=r"\(id 7 .*: use `split: own`, or the partitioner By"):
+    with pytest.raises(
+        ValueError, match=r"\(id 7 .*: set `data.split: own`, or use the partitioner By"
+    ):
         _ = data.clients
 
 
@@ -185,7 +187,7 @@ def test_parquet_files_need_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "femnist").mkdir()
     (tmp_path / "femnist" / "a.parquet").touch()
-    with pytest.raises(ModuleNotFoundError, match="pip install pyarrow, or use LEAF's json files"):
+    with pytest.raises(ModuleNotFoundError, match="pip install pyarrow`, or use LEAF's json files"):
         FEMNIST(root=str(tmp_path)).load()
 
 
@@ -242,7 +244,7 @@ def test_images_in_folders(tmp_path):
 
 def test_images_of_several_sizes_need_one(tmp_path):
     write_images(tmp_path, sizes=((4, 6), (5, 6), (4, 6)))
-    with pytest.raises(ValueError, match="`size` to be given for images of several sizes"):
+    with pytest.raises(ValueError, match="`size` to be set for images of several sizes"):
         ImageFolder("scans", root=str(tmp_path)).load()
     assert ImageFolder("scans", root=str(tmp_path), size=8).load().inputs.shape == (3, 1, 8, 8)
 

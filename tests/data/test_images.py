@@ -120,7 +120,7 @@ def test_a_root_without_the_data_says_how_to_get_it(tmp_path, kind, files):
     assert sentence.startswith(
         f"Expected argument `root` to be a folder with {kind.__name__} but got {tmp_path} ("
     )
-    for way in ("`download: true`", f"put {files} there", "set PL_FED_DATA"):
+    for way in ("`data.dataset.download: true`", f"put {files} there", "set PL_FED_DATA"):
         assert way in sentence
     assert "\n" not in sentence
 
@@ -165,6 +165,7 @@ def real(real_data):
     return load
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
 def test_real_images(real, kind):
     arrays = real(kind).load()
@@ -183,6 +184,7 @@ def test_real_images(real, kind):
         assert arrays.targets[:6].tolist() == [9, 0, 0, 3, 0, 2]
 
 
+@pytest.mark.slow
 def test_real_fashion_mnist_shared_out(real):
     module = FederatedData(
         real(FashionMNIST), Shards(2), 100, split="official", normalize="channel", seed=0

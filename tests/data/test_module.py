@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from pl_fed.data import Arrays, DataSource, Digits, FederatedData
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.module import ClientBatches
-from pl_fed.data.source import classes_of
+from pl_fed.data.source import count_classes
 from pl_fed.partitioners import IID, Dirichlet, Shards
 
 
@@ -218,8 +218,8 @@ def test_an_official_split_is_used_by_default_and_this_is_said_once(caplog):
     assert flat(data.clients, "test") == list(range(60, 90))
     (said,) = [text for text in caplog.messages if "official" in text]
     assert said == (
-        "The official split of Made is used (50 train, 10 val and 30 test samples), and"
-        " `test_fraction` is not: `data.split: own` would pool all samples and cut each client's."
+        "pl_fed uses the official split of Made (50 train, 10 val and 30 test samples) and ignores"
+        " `test_fraction`: set `data.split: own` to pool all samples and cut each client's."
     )
 
 
@@ -232,7 +232,7 @@ def test_an_official_split_is_pooled_where_that_is_asked_for(caplog):
 
 @pytest.mark.parametrize("parts", [(90, 0, 0), (60, 30, 0), (0, 0, 90)])
 def test_official_parts_without_train_or_test_are_not_used_by_default(parts):
-    with pytest.warns(UserWarning, match="of Made is not used, as it lacks a part"):
+    with pytest.warns(UserWarning, match="ignores the official split of Made, because it lacks"):
         clients = shared_out(numbered(90, split=official(*parts)), num_clients=5)
     without = shared_out(numbered(90), num_clients=5)
     assert all(ids(clients, part) == ids(without, part) for part in PARTS)
@@ -253,8 +253,8 @@ def test_a_partitioner_that_needs_official_parts_refuses_data_without_any():
     ("parts", "words"),
     [
         (None, "official parts for `split: official` but got Made without any"),
-        (official(90, 0, 0), "90 samples to train on and 0 to test on"),
-        (official(0, 0, 90), "0 samples to train on and 90 to test on"),
+        (official(90, 0, 0), "90 training and 0 test samples"),
+        (official(0, 0, 90), "0 training and 90 test samples"),
     ],
 )
 def test_official_parts_that_are_not_there(parts, words):
@@ -309,7 +309,7 @@ def test_the_number_of_ids_must_be_right_or_left_out():
         ({"num_clients": 0, "partitioner": IID()}, "`num_clients` to be at least 1 but got 0"),
         ({"num_clients": 30, "val_fraction": 0.5}, "none for 30 of 30 clients.* client 0:"),
         ({"num_clients": 5, "partitioner": Shards(3)}, r"number of classes \(2\) but got 3"),
-        ({"num_clients": None}, "as Made does not say"),
+        ({"num_clients": None}, "as Made records no owners"),
     ],
 )
 def test_clients_that_cannot_be_formed(arguments, words):
@@ -322,11 +322,11 @@ def test_clients_that_cannot_be_formed(arguments, words):
     [
         ({"batch_size": 0}, "`batch_size` to be at least 1 but got 0"),
         ({"clients_per_eval_batch": 0}, "`clients_per_eval_batch` to be at least 1"),
-        ({"val_fraction": 1.0}, r"`val_fraction` to lie in \[0, 1\) but got 1.0"),
-        ({"test_fraction": -0.1}, r"`test_fraction` to lie in \[0, 1\) but got -0.1"),
-        ({"test_fraction": math.nan}, r"`test_fraction` to lie in \[0, 1\) but got nan"),
-        ({"val_fraction": 0.5, "test_fraction": 0.5}, "below 1 but got 1.0: nothing"),
-        ({"num_clients": None}, "`num_clients` to be given with a `partitioner` but got None"),
+        ({"val_fraction": 1.0}, r"`val_fraction` to be in \[0, 1\) but got 1.0"),
+        ({"test_fraction": -0.1}, r"`test_fraction` to be in \[0, 1\) but got -0.1"),
+        ({"test_fraction": math.nan}, r"`test_fraction` to be in \[0, 1\) but got nan"),
+        ({"val_fraction": 0.5, "test_fraction": 0.5}, "below 1 but got 1.0: no training"),
+        ({"num_clients": None}, "`num_clients` to be set with a partitioner but got None"),
         ({"split": "offical"}, "`split` to be 'own' or 'official' but got 'offical'"),
         (
             {"partitioner": Shards(2, whole_test_classes=True), "split": "own"},
@@ -526,7 +526,7 @@ def test_normalize_by_a_pair(pair, mean, std):
 def test_ids_of_any_type_of_integers(type):
     ids = (torch.arange(20) % 2).to(type)
     made = Made(torch.rand(20, 2), ids, client=ids, num_classes=2)
-    assert classes_of(ids) == 2
+    assert count_classes(ids) == 2
     for how in ({}, {"partitioner": Shards(1), "num_clients": 2}):
         clients = shared_out(made, **how)
         assert clients.targets.tolist() == ids.to(torch.int64).tolist()
@@ -622,7 +622,7 @@ def test_augment_changes_training_batches_and_nothing_else():
     assert torch.equal(data.inputs, Digits().load().inputs)
     rule = BatchRule(batch_size=8, shuffle=False)
     batches = Batches(data, torch.tensor([1]), [1], rule, 0, 0, augment=module.augment)
-    (batch,) = batches.of(0)
+    (batch,) = batches.iterate_client(0)
     samples = data.train.samples(1)[:8]
     assert torch.equal(batch.inputs, data.inputs[samples].flip(-1))
 
@@ -705,7 +705,7 @@ GOOD = {"inputs": torch.zeros(4, 2), "targets": torch.tensor([0, 1, 1, 0]), "num
             {"targets": torch.zeros(4, 1, dtype=torch.int64)},
             r"of shape \[samples\] but got \[4, 1\]",
         ),
-        ({"num_classes": 0}, "`num_classes` to be given for targets that are class ids, .* got 0"),
+        ({"num_classes": 0}, "`num_classes` to be the largest class id plus 1 .* got 0"),
         ({"targets": torch.zeros(4)}, r"`num_classes` to be left out .* but got 2"),
         (
             {"inputs": torch.tensor([[0, 1], [0, math.nan], [0, 1], [math.inf, 1]])},

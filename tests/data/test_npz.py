@@ -42,13 +42,13 @@ def test_everything_is_read(written):
 
 def test_clients_may_have_names(written):
     arrays = Npz(written(client=np.array(["zoe", "ann", "zoe", "bob"]))).load()
-    assert [arrays.called(int(id)) for id in arrays.client] == ["zoe", "ann", "zoe", "bob"]
+    assert [arrays.owner_name(int(id)) for id in arrays.client] == ["zoe", "ann", "zoe", "bob"]
     assert arrays.client.tolist() == [2, 0, 2, 1]
 
 
 def test_a_name_that_no_file_can_hold_is_refused_when_it_is_loaded(written):
     path = written(client=np.array(["ann", "a\udc80", "ann", "bob"]))
-    words = r"names of clients to be text in UTF-8 but got 'a\\udc80', at place 1: rename .* in "
+    words = r"names of clients to be text in UTF-8 but got 'a\\udc80' at position 1: rename .* in "
     with pytest.raises(ValueError, match=words):
         Npz(path).load()
 
@@ -152,7 +152,7 @@ WITH_A_NAN[2, 1] = math.nan
         ({"y": np.array([0, -1, 1, 1])}, r"class ids from 0 to below `num_classes` .* got -1"),
         (
             {"y": np.zeros((4, 1), int)},
-            r"`y`, .* of shape \[samples\] but got \[4, 1\]: .* floating point",
+            r"of `y` to be of shape \[samples\] but got \[4, 1\]: .* floating point",
         ),
         ({"client": np.zeros(4)}, "`client` to be integers but got torch.float64"),
         ({"client": np.array(["a", "b"])}, r"`client` to have 4 rows, .* got shape \[2\]"),
@@ -191,7 +191,7 @@ def test_targets_that_do_not_fit_num_classes(written, y, words):
 
 
 def test_no_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none at .*no.npz: write one with numpy.savez"):
+    with pytest.raises(FileNotFoundError, match=r"none at .*no.npz: write it with numpy.savez"):
         Npz(str(tmp_path / "no.npz")).load()
     with pytest.raises(FileNotFoundError, match="found none at"):
         Npz(str(tmp_path)).load()

@@ -79,6 +79,7 @@ def settled(client=None, rounds=1000.0, name="auto", **settings):
     return federation.engine_choice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fastest", ALL_ENGINES)
 def test_the_fastest_is_chosen(clock, fastest):
     clock.seconds[fastest] = 0.5
@@ -94,6 +95,7 @@ def test_what_takes_long_to_begin_has_to_pay_off():
     assert slow.total(float("inf")) > quick.total(float("inf"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "timed"),
     [
@@ -122,11 +124,13 @@ def test_without_an_end_in_sight_nothing_is_timed(clock):
     assert clock.timed == []
 
 
+@pytest.mark.slow
 def test_endless_rounds_are_worth_measuring(clock):
     clock.seconds["stacked_compiled"] = 0.5
     assert settled(rounds=float("inf")).current == "stacked_compiled"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_is_left_out_and_said_once(clock, monkeypatch):
     def none(*_, **__):
         raise RuntimeError("No working C++ compiler found")
@@ -165,6 +169,7 @@ def test_what_cannot_be_stacked_is_left_out(clock, recwarn):
     assert not [each for each in recwarn if "Clients are run" in str(each.message)]
 
 
+@pytest.mark.slow
 def test_a_second_run_measures_afresh(clock):
     """Nothing outside a run decides its last digits."""
     clock.seconds["stacked"] = 0.5
@@ -175,6 +180,7 @@ def test_a_second_run_measures_afresh(clock):
     assert len(clock.timed) == 2 * timed
 
 
+@pytest.mark.slow
 def test_a_run_writes_nothing_outside_its_folder(clock, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settled()
@@ -218,6 +224,7 @@ def dropout_net():
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.4), nn.Linear(6, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fastest", ALL_ENGINES)
 def test_results_are_equal_whatever_is_chosen(clock, monkeypatch, fastest):
     clock.seconds[fastest] = 0.5
@@ -232,6 +239,7 @@ def test_results_are_equal_whatever_is_chosen(clock, monkeypatch, fastest):
     assert set(clock.timed) == set(ALL_ENGINES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", [net_with_batch_norm, dropout_net])
 def test_measuring_changes_nothing(clock, net):
     client = client_of(net=net).double().train()
@@ -329,6 +337,7 @@ def fit(folder, rounds, engine="auto", resume=False, chunk_size=None):
     return trainer.federation.engine_choice, client.row("global").data.clone(), rows
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_engine_bit_for_bit(clock, tmp_path):
     clock.seconds = {**dict.fromkeys(ALL_ENGINES, 100.0), "stacked_compiled": 50.0}
     engine, *whole = fit(tmp_path / "whole", 4)
@@ -343,6 +352,7 @@ def test_a_resumed_run_goes_on_with_its_engine_bit_for_bit(clock, tmp_path):
     assert other.current == "one_by_one"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_at_its_end_keeps_its_engine(clock, tmp_path):
     clock.seconds = {**dict.fromkeys(ALL_ENGINES, 100.0), "stacked": 50.0}
     fit(tmp_path, 2)
@@ -353,15 +363,16 @@ def test_a_run_that_is_resumed_at_its_end_keeps_its_engine(clock, tmp_path):
     assert saved == {"asked": "auto", "engine": "stacked", "size": 3}
 
 
+@pytest.mark.slow
 def test_the_cohorts_rows_are_not_loaded_to_count_its_steps(clock, monkeypatch):
     """A cohort may be larger than memory; a chunk is not."""
     read = []
-    original = LocalTraining._load
+    original = LocalTraining._load_chunk
 
     def load(self, plan, clients, *args, **kwargs):
         read.append(len(clients))
         return original(self, plan, clients, *args, **kwargs)
 
-    monkeypatch.setattr(LocalTraining, "_load", load)
+    monkeypatch.setattr(LocalTraining, "_load_chunk", load)
     settled(chunk_size=2)
     assert max(read) == 2

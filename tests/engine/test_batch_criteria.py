@@ -129,6 +129,7 @@ def engine_options(engine):
 ENGINES = ["one_by_one_compiled", "stacked", "stacked_compiled", "auto"]
 
 
+@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engines_agree_where_all_minibatches_are_full(kind, engine):
@@ -139,6 +140,7 @@ def test_engines_agree_where_all_minibatches_are_full(kind, engine):
     assert one.distance(other) < 1e-10
 
 
+@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "auto"])
 def test_engines_agree_where_minibatches_are_of_several_sizes(kind, engine):
@@ -148,6 +150,7 @@ def test_engines_agree_where_minibatches_are_of_several_sizes(kind, engine):
     assert one.distance(other) < 1e-10
 
 
+@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("engine", ["stacked", "stacked_compiled"])
 def test_stacking_is_refused_where_minibatches_are_of_several_sizes(kind, engine):
@@ -201,6 +204,7 @@ def test_logged_losses_are_the_criterion_by_hand(kind, algorithm):
         assert float(logged.compute()["loss"]) == pytest.approx(sum(expected) / 4, abs=1e-10)
 
 
+@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("algorithm", [PerFedAvg, DittoGreedy, DittoChoice])
 def test_parts_of_batches_and_validation_data_are_judged_by_the_criterion(kind, algorithm):

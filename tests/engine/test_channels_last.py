@@ -144,6 +144,7 @@ def outcome(engine):
     return run_rounds(client, data, engine=engine, dtype=torch.float32)
 
 
+@pytest.mark.slow
 @needs_a_compiler
 @pytest.mark.parametrize("engine", COMPILED)
 def test_compiled_steps_give_the_same_numbers_a_view_or_not(engine):
@@ -180,12 +181,12 @@ def test_models_are_evaluated_with_channels_last_if_they_convolve(net, turned, m
         return results, found.results.keys()
 
     sizes = []
-    monkeypatch.setattr(evaluation, "_IMAGES", 3)
+    monkeypatch.setattr(evaluation, "_CONVOLUTION_BATCH", 3)
     results, names = tables()
     assert sizes == ([3, 3, 2] if turned else [8])
     assert ("pl_fed.max_pool2d.default" in names) == turned
     monkeypatch.setattr(evaluation, "ChannelsLast", nullcontext)
-    monkeypatch.setattr(evaluation, "_IMAGES", 1024)
+    monkeypatch.setattr(evaluation, "_CONVOLUTION_BATCH", 1024)
     others, names = tables()
     assert "pl_fed.max_pool2d.default" not in names
     for model in results:

@@ -52,7 +52,7 @@ def task_of(client, cohort, data=None):
     rounds = federation.session.rounds
     work, plan = rounds.local_training, rounds._plan(0, optimizer, RoundHooks())
     broadcast = ModelRows(client.row("global").data, client.statistics("global").data)
-    chunk = work._load(plan, torch.zeros(1, dtype=torch.int64), broadcast, RemoteRows())
+    chunk = work._load_chunk(plan, torch.zeros(1, dtype=torch.int64), broadcast, RemoteRows())
     steps = partial(work.count_steps, rule=plan.rule)
     return Workload(client, optimizer, cohort, lambda _: chunk, 0, math.inf, steps)
 

@@ -22,6 +22,8 @@ from pl_fed.models import DittoCelebaCNN
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Uniform
 
+pytestmark = pytest.mark.slow
+
 SAYING = "Local steps run eagerly, as they cannot be compiled"
 SIZES = [7, 3, 10, 1]  # with batches of 4, the first client has a whole one
 needs_a_compiler = pytest.mark.skipif(

@@ -20,6 +20,8 @@ from pl_fed.engine import Clipping
 from pl_fed.engine.choice import COMPILED, EAGER
 from pl_fed.samplers import All, Uniform
 
+pytestmark = pytest.mark.slow
+
 SIZES = [7, 3, 10, 1]  # batches of 4: a partial last one, fewer than one, three, a single sample
 IMAGES = (2, 4, 4)
 

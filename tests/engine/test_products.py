@@ -85,6 +85,7 @@ def faster(monkeypatch):
     monkeypatch.setattr(compiled, "mkl_held_back", lambda: True)
 
 
+@pytest.mark.slow
 @needs_onednn
 def test_steps_have_them_where_mkl_is_held_back(faster, monkeypatch, uncompiled):
     eager, changed = outcome("one_by_one"), outcome("one_by_one_compiled")
@@ -112,6 +113,7 @@ def test_evaluations_have_them_where_mkl_is_held_back(monkeypatch):
     torch.testing.assert_close(*losses)
 
 
+@pytest.mark.slow
 @needs_onednn
 @needs_a_compiler
 def test_compiled_steps_give_the_same_numbers(faster):

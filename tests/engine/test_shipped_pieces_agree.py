@@ -69,6 +69,7 @@ def agree(client, data, mixing=False):
     return first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", walk(pl_fed.models, nn.Module))
 def test_every_net(uncompiled, kind):
     arguments, shape = SMALLEST[kind.__name__]
@@ -80,6 +81,7 @@ def test_every_net(uncompiled, kind):
     assert outcome.distance(run_rounds(client, data, rounds=1)) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [

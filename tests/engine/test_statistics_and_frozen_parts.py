@@ -177,6 +177,7 @@ def test_the_frozen_tensors_are_the_same_objects(resnet):
     assert w.fc is not v.fc
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_a_frozen_resnet_never_moves(resnet, engine):
     client = Ditto(copy.deepcopy(resnet), optimizer=sgd(0.1), local_steps=2)
@@ -192,6 +193,7 @@ def test_a_frozen_resnet_never_moves(resnet, engine):
     assert moved == {"global_model.fc.weight", "global_model.fc.bias"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
 def test_both_engines_agree_on_a_frozen_resnet(resnet, kind):
     client = kind(copy.deepcopy(resnet), optimizer=sgd(0.1), local_steps=2)
@@ -248,7 +250,7 @@ def test_those_of_a_rejected_client_are_in_no_mean_by_samples():
     arrays = classes([5, 3, 8])
     client = Diverging(with_batch_norm(), optimizer=sgd(), local_steps=1)
     how = {"aggregator": Mean("samples"), "max_rejected": 1.0, "chunk_size": 2}
-    with pytest.warns(UserWarning, match="were left out"):
+    with pytest.warns(UserWarning, match="left out"):
         outcome = run_rounds(client, shared_out(arrays, batch_size=8), rounds=1, **how)
     rows = [0.9 * START + 0.1 * of_batch(arrays.inputs[arrays.client == k]) for k in (0, 2)]
     torch.testing.assert_close(outcome.w_statistics, (5 * rows[0] + 8 * rows[1]) / 13)

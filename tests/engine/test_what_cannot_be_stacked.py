@@ -128,6 +128,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_said_once_and_right(case):
     make, reason = CASES[case]

@@ -90,6 +90,7 @@ def net():
     return nn.Sequential(nn.Dropout(0.3), *mlp())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["stacked", "stacked_compiled", "one_by_one_compiled"])
 @pytest.mark.parametrize("chunk_size", [None, 1, 3])
 def test_engines_and_chunks_agree(uncompiled, engine, chunk_size):

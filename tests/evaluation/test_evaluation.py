@@ -16,7 +16,8 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data import FederatedData
 from pl_fed.data.client_data import Part
-from pl_fed.evaluation.evaluator import Evaluator, better, trains_convolutions
+from pl_fed.evaluation.evaluator import Evaluator, trains_convolutions
+from pl_fed.evaluation.monitor import Tables, prefer_second
 from pl_fed.metrics import ClientMetrics
 from pl_fed.state import ClientStore
 
@@ -194,10 +195,10 @@ def test_predictions_are_each_clients_own_in_its_order(model):
 
 def test_predictions_name_the_data_sets_samples_where_clients_have_copies():
     data, client = doubled(data_of()), Ditto(seeded(mlp))
-    shared = replace(data, test=Part.of([data.test.samples(1)] * data.num_clients))
+    shared = replace(data, test=Part.from_pieces([data.test.samples(1)] * data.num_clients))
     with torch.no_grad():
         tables = evaluator_of(client, store_of(client)).predict(
-            shared.owned_once(), torch.tensor([2, 0]), "global"
+            shared.copy_shared_samples(), torch.tensor([2, 0]), "global"
         )
     for table in tables:
         assert torch.equal(table["sample"], data.test.samples(1))
@@ -242,6 +243,7 @@ def test_one_real_valued_output_is_a_number_for_each_sample():
 # Within a fit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedAvg, Ditto, Local])
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
 def test_what_a_fit_logs_is_what_its_models_do(tmp_path, kind, precision):
@@ -416,9 +418,10 @@ def test_losses_are_means_and_leave_the_client_in_training():
 def test_a_loss_that_is_nan_is_worse_than_any():
     nan = math.nan
     none, right = torch.zeros(4, 1), torch.tensor([[1], [1], [1], [2]])
-    one = (right, none, torch.tensor([nan, 1.0, nan, nan]))
-    other = (torch.ones(4, 1), none, torch.tensor([2.0, nan, nan, 0.0]))
-    assert better(one, other).tolist() == [True, False, True, False]
+    one = Tables(right, none, torch.tensor([nan, 1.0, nan, nan]), torch.empty(4, 0))
+    losses = torch.tensor([2.0, nan, nan, 0.0])
+    other = Tables(torch.ones(4, 1), none, losses, torch.empty(4, 0))
+    assert prefer_second(one, other).tolist() == [True, False, True, False]
 
 
 def hybrid_of(client, data, store, part, judge):

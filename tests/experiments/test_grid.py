@@ -7,24 +7,36 @@ import os
 import pytest
 
 from experiments import grid
-from experiments.grid import Fitted, Job, append, fit, grouped, made, merged, read, work
+from experiments.grid import (
+    FitResult,
+    Job,
+    append,
+    fit,
+    group_rows,
+    merge_configs,
+    read,
+    spec,
+    work,
+)
 from experiments.tables import Comparison, markdown, measured
+
+pytestmark = pytest.mark.slow
 
 TINY = {
     "seed_everything": 3,
-    "model": made(
+    "model": spec(
         "pl_fed.clients.Ditto",
-        net=made("pl_fed.models.MLP", in_features=64, hidden=[8], num_classes=10),
+        net=spec("pl_fed.models.MLP", in_features=64, hidden=[8], num_classes=10),
         lam=0.1,
     ),
     "data": {
-        "dataset": made("pl_fed.data.Digits"),
-        "partitioner": made("pl_fed.partitioners.Shards", classes_per_client=2),
+        "dataset": spec("pl_fed.data.Digits"),
+        "partitioner": spec("pl_fed.partitioners.Shards", classes_per_client=2),
         "num_clients": 10,
         "batch_size": 50,
     },
     "federation": {
-        "sampler": made("pl_fed.samplers.Uniform", cohort_size=4),
+        "sampler": spec("pl_fed.samplers.Uniform", cohort_size=4),
         "engine": {"name": "one_by_one"},
     },
     "trainer": {
@@ -39,11 +51,14 @@ TINY = {
 
 
 def test_later_configs_count_and_classes_do_so_as_a_whole():
-    first = {"a": {"x": 1, "y": 2}, "net": made("One", width=3)}
-    second = {"a": {"y": 5}, "net": made("Two", depth=1)}
-    assert merged(first, second) == {"a": {"x": 1, "y": 5}, "net": made("Two", depth=1)}
+    first = {"a": {"x": 1, "y": 2}, "net": spec("One", width=3)}
+    second = {"a": {"y": 5}, "net": spec("Two", depth=1)}
+    assert merge_configs(first, second) == {
+        "a": {"x": 1, "y": 5},
+        "net": spec("Two", depth=1),
+    }
     assert first["a"] == {"x": 1, "y": 2}
-    assert made("path.Class", path="a file") == {
+    assert spec("path.Class", path="a file") == {
         "class_path": "path.Class",
         "init_args": {"path": "a file"},
     }
@@ -53,7 +68,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
     whole = fit(TINY, tmp_path / "whole")
     assert [row["round"] for row in whole.rounds] == ["0", "1", "2", "3", "4"]
     assert len(whole.clients) == 10
-    fit(merged(TINY, {"trainer": {"max_epochs": 2}}), tmp_path / "killed")
+    fit(merge_configs(TINY, {"trainer": {"max_epochs": 2}}), tmp_path / "killed")
     config = tmp_path / "killed" / "config.yaml"
     config.write_text(config.read_text().replace("max_epochs: 2", "max_epochs: 4"))
     marker = tmp_path / "killed" / "marker"
@@ -72,8 +87,8 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
 
 
 def test_what_another_config_left_is_not_gone_on_with(tmp_path):
-    fit(merged(TINY, {"trainer": {"max_epochs": 2}}), tmp_path / "run")
-    other = merged(TINY, {"data": {"batch_size": 20}})
+    fit(merge_configs(TINY, {"trainer": {"max_epochs": 2}}), tmp_path / "run")
+    other = merge_configs(TINY, {"data": {"batch_size": 20}})
     assert fit(other, tmp_path / "run").last == fit(other, tmp_path / "afresh").last
 
 
@@ -88,14 +103,14 @@ def test_a_run_whose_checkpoint_was_cut_off_begins_anew(tmp_path):
     assert len(list(tmp_path.glob("*/checkpoints"))) == 1
 
 
-def rows_of(fitted: Fitted):
+def rows_of(fitted: FitResult):
     return {"results.csv": [{"accuracy": fitted.last["test/personal/accuracy"]}]}
 
 
 def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "ROOT", tmp_path)
     results = tmp_path / "table" / "results.csv"
-    short = merged(TINY, {"trainer": {"max_epochs": 1}})
+    short = merge_configs(TINY, {"trainer": {"max_epochs": 1}})
     both = [Job(("a", "1"), short), Job(("b", "1"), short)]
     results.parent.mkdir()
     append(results, ("name", "seed"), ("a", "1"), [{"name": "a", "seed": "1", "accuracy": "0.5"}])
@@ -113,10 +128,10 @@ def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
 
 
 def test_a_row_says_how_long_a_run_took_before_it_was_killed_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(grid, "fit", lambda *_: Fitted({}, {}, [], [], [], before=1000.0))
+    monkeypatch.setattr(grid, "fit", lambda *_: FitResult({}, {}, [], [], [], before=1000.0))
     kept = {"results.csv": [{"accuracy": "0.5"}]}
-    run = functools.partial(grid._fitted, results=tmp_path / "results.csv", rows_of=lambda _: kept)
-    (row,) = grid._done(Job(("a",)), run, "results.csv")["results.csv"]
+    run = functools.partial(grid._fit_job, results=tmp_path / "results.csv", rows_of=lambda _: kept)
+    (row,) = grid._run_job(Job(("a",)), run, "results.csv")["results.csv"]
     assert row["accuracy"] == "0.5"
     assert 1000 <= float(row["seconds"]) < 1100
 
@@ -126,9 +141,9 @@ def squared(job: Job):
 
 
 def test_workers_are_replaced_and_all_is_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(grid, "_RUNS_OF_A_WORKER", 1)
+    monkeypatch.setattr(grid, "_RUNS_PER_WORKER", 1)
     jobs = [Job((str(number),)) for number in range(5)]
-    grid.each_once(jobs, tmp_path / "results.csv", ("number",), squared, workers=2)
+    grid.run_missing(jobs, tmp_path / "results.csv", ("number",), squared, workers=2)
     found = {row["number"]: row["square"] for row in read(tmp_path / "results.csv")}
     assert found == {"0": "0", "1": "1", "2": "4", "3": "9", "4": "16"}
 
@@ -136,15 +151,15 @@ def test_workers_are_replaced_and_all_is_done(tmp_path, monkeypatch):
 def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "ROOT", tmp_path)
     results = tmp_path / "table" / "results.csv"
-    short = merged(TINY, {"trainer": {"max_epochs": 1}})
-    broken = merged(short, {"data": {"num_clients": 100_000}})
-    with pytest.raises(SystemExit, match=r"1 failed, as .*results\.csv says"):
+    short = merge_configs(TINY, {"trainer": {"max_epochs": 1}})
+    broken = merge_configs(short, {"data": {"num_clients": 100_000}})
+    with pytest.raises(SystemExit, match=r"Failed runs: 1, with their errors in .*results\.csv"):
         work([Job(("broken",), broken), Job(("whole",), short)], results, ("name",), rows_of, 1)
     rows = {row["name"]: row for row in read(results)}
     assert rows["broken"]["failed"].startswith("ValueError: Expected argument")
     assert rows["broken"]["accuracy"] == ""
     assert float(rows["whole"]["accuracy"]) > 0
-    assert [row["name"] for row in grid.finished(results)] == ["whole"]
+    assert [row["name"] for row in grid.finished_rows(results)] == ["whole"]
     work([Job(("broken",), short), Job(("whole",), broken)], results, ("name",), rows_of, 1)
     rows = {row["name"]: row for row in read(results)}
     assert float(rows["broken"]["accuracy"]) > 0, "tried again, mended"
@@ -159,21 +174,21 @@ def broken_off(job: Job):
 
 def test_whatever_a_run_fails_with_the_others_are_kept(tmp_path):
     jobs = [Job((str(number),)) for number in range(3)]
-    with pytest.raises(SystemExit, match="1 failed"):
-        grid.each_once(jobs, tmp_path / "results.csv", ("number",), broken_off, workers=1)
+    with pytest.raises(SystemExit, match="Failed runs: 1"):
+        grid.run_missing(jobs, tmp_path / "results.csv", ("number",), broken_off, workers=1)
     found = {row["number"]: row["failed"] for row in read(tmp_path / "results.csv")}
     assert found == {"0": "", "1": "KeyError: 'column'", "2": ""}
     others = [job for job in jobs if job.key != ("1",)]
-    grid.each_once(others, tmp_path / "results.csv", ("number",), broken_off, workers=1)
+    grid.run_missing(others, tmp_path / "results.csv", ("number",), broken_off, workers=1)
 
 
 def test_rows_that_nobody_asked_for_stay_where_they_are(tmp_path):
     results = tmp_path / "results.csv"
     jobs = [Job((str(number),)) for number in range(4)]
-    grid.each_once([jobs[2], jobs[0]], results, ("number",), squared, workers=1)
-    grid.each_once([jobs[3]], results, ("number",), squared, workers=1)
+    grid.run_missing([jobs[2], jobs[0]], results, ("number",), squared, workers=1)
+    grid.run_missing([jobs[3]], results, ("number",), squared, workers=1)
     assert [row["number"] for row in read(results)] == ["2", "0", "3"]
-    grid.each_once(jobs, results, ("number",), squared, workers=1)
+    grid.run_missing(jobs, results, ("number",), squared, workers=1)
     assert [row["number"] for row in read(results)] == ["0", "1", "2", "3"]
 
 
@@ -181,9 +196,9 @@ def test_two_commands_do_not_write_to_one_folder(tmp_path):
     held = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     with pytest.raises(SystemExit, match=r"no other command to be writing to .* but one is"):
-        grid.each_once([], tmp_path / "results.csv", ("number",), squared)
+        grid.run_missing([], tmp_path / "results.csv", ("number",), squared)
     os.close(held)
-    grid.each_once([], tmp_path / "results.csv", ("number",), squared)
+    grid.run_missing([], tmp_path / "results.csv", ("number",), squared)
 
 
 def test_rows_take_the_place_of_what_a_kill_left(tmp_path):
@@ -195,7 +210,7 @@ def test_rows_take_the_place_of_what_a_kill_left(tmp_path):
         ("b", "0", "x"),
         ("a", "0", ""),
     ]
-    groups = dict(grouped(read(path), "run"))
+    groups = dict(group_rows(read(path), "run"))
     assert list(groups) == [("b",), ("a",)]
 
 

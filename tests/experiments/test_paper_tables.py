@@ -21,7 +21,7 @@ from experiments.fedtilt.data import Unbalanced
 from experiments.flame import figures, report
 from experiments.flame import run as flame
 from experiments.flame.reference import UnsynchronizedDitto
-from experiments.grid import QUIET, fit, made, merged
+from experiments.grid import QUIET, fit, merge_configs, spec
 from pl_fed.command.fit import FederatedCLI
 from pl_fed.data import Arrays
 from pl_fed.types import RoundContext
@@ -45,6 +45,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_is_one_that_fit_takes(name, tmp_path):
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(CONFIGS[name]))
@@ -84,50 +85,51 @@ def test_copies_that_are_never_synchronised():
     torch.testing.assert_close(found.states["personal_alone"], torch.stack(copies))
 
 
+@pytest.mark.slow
 def test_clients_choose_among_runs_as_within_one(tmp_path):
     """Each client's own λ: by the runs that there are of each, and by Ditto that has all."""
     lams = ditto_run.choices_of("clean")
     tiny = {
         "seed_everything": 1,
         "data": {
-            "dataset": made("pl_fed.data.Digits"),
-            "partitioner": made("pl_fed.partitioners.Quantity", beta=0.5),
+            "dataset": spec("pl_fed.data.Digits"),
+            "partitioner": spec("pl_fed.partitioners.Quantity", beta=0.5),
             "num_clients": 20,
             "batch_size": 16,
             "val_fraction": 0.1,
         },
         "federation": {
-            "sampler": made("pl_fed.samplers.Uniform", cohort_size=6),
+            "sampler": spec("pl_fed.samplers.Uniform", cohort_size=6),
             "engine": {"name": "one_by_one"},
             "model_selection": None,
-            "adversary": {"attack": made("pl_fed.attacks.FlippedLabels"), "ids": [2, 5]},
+            "adversary": {"attack": spec("pl_fed.attacks.FlippedLabels"), "ids": [2, 5]},
         },
         "trainer": {**QUIET, "max_epochs": 5, "check_val_every_n_epoch": 5},
     }
     how = {
-        "net": made("pl_fed.models.MLP", in_features=64, hidden=[8], num_classes=10),
+        "net": spec("pl_fed.models.MLP", in_features=64, hidden=[8], num_classes=10),
         "local_epochs": 3,
-        "optimizer": made("torch.optim.SGD", lr=0.3),
+        "optimizer": spec("torch.optim.SGD", lr=0.3),
     }
     clients, globals_ = [], []
     for lam in lams:
-        model = {"model": made("pl_fed.clients.Ditto", lam=lam, **how)}
-        kept = ditto_run.rows_of(fit(merged(tiny, model), tmp_path / str(lam)))
+        model = {"model": spec("pl_fed.clients.Ditto", lam=lam, **how)}
+        kept = ditto_run.rows_of(fit(merge_configs(tiny, model), tmp_path / str(lam)))
         globals_.append({k: v for k, v in kept["results.csv"][0].items() if "global" in k})
         clients.append(kept["clients.csv"])
-    alone = {"model": made("pl_fed.clients.FedAvg", **how)}
-    kept = ditto_run.rows_of(fit(merged(tiny, alone), tmp_path / "alone"))
+    alone = {"model": spec("pl_fed.clients.FedAvg", **how)}
+    kept = ditto_run.rows_of(fit(merge_configs(tiny, alone), tmp_path / "alone"))
     assert [*kept] == ["results.csv"], "there are no personal models"
     globals_.append({k: v for k, v in kept["results.csv"][0].items() if "global" in k})
     assert all(each == globals_[0] for each in globals_), "whatever λ is, it is FedAvg's"
-    choices = made(
+    choices = spec(
         "pl_fed.clients.DittoChoice",
         lams=list(lams),
         lam=ditto_run.fallback_of("clean"),
         min_validation=ditto_run.MIN_VALIDATION,
         **how,
     )
-    one = fit(merged(tiny, {"model": choices}), tmp_path / "one")
+    one = fit(merge_configs(tiny, {"model": choices}), tmp_path / "one")
     few = [int(row["val_samples"]) < ditto_run.MIN_VALIDATION for row in clients[0]]
     assert any(few), "some have too little to choose by"
     assert not all(few)

@@ -50,9 +50,10 @@ def test_what_is_run():
 
 def test_every_attack_and_defence_can_be_made():
     for spec in [*experiment.ATTACKS.values(), *experiment.DEFENCES.values()]:
-        experiment.made(spec)
+        experiment.build(spec)
 
 
+@pytest.mark.slow
 def test_a_run(real_data):
     if real_data is None:
         pytest.skip("PL_FED_DATA does not name a folder with the real data")

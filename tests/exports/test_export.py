@@ -21,10 +21,10 @@ from pl_fed.engine import EngineOptions
 from pl_fed.exports import formats
 from pl_fed.federation import Federation
 from pl_fed.lightning import checkpoints
-from pl_fed.lightning.checkpoints import RowsOf
+from pl_fed.lightning.checkpoints import ClientSubsetIO
 from pl_fed.models import MLP
 from pl_fed.partitioners import Shards
-from pl_fed.run_folder import made_whole
+from pl_fed.run_folder import create_atomically
 from pl_fed.samplers import All
 
 SGD = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.2}}
@@ -151,6 +151,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_files_give_what_predict_gives(case, tmp_path, monkeypatch):
     """State dict and program, on inputs that the manifest alone prepares."""
@@ -218,6 +219,7 @@ torch.save(found, folder / "found.pt")
 """
 
 
+@pytest.mark.slow
 def test_where_there_is_no_pl_fed(folder):
     out, about = export(folder, "--client", "all", "--global")
     names = [each["name"] for each in about["models"]]
@@ -260,6 +262,7 @@ def test_the_manifest_says_what_one_must_know(folder):
         assert each["files"] == [f"client_{each['client']}.pt", f"client_{each['client']}.pt2"]
 
 
+@pytest.mark.slow
 def test_validation_takes_the_better_model_as_the_hybrid_does(folder):
     """Each model's validation accuracy, counted anew from the files; ties go by the loss."""
     own, _ = export(folder, "--client", "all", "--global", out="own")
@@ -301,6 +304,7 @@ def test_the_global_model_for_clients(folder):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_uint8_images_pairs_transforms_and_no_validation_data(tmp_path):
     """What is written of the inputs' preparation is what was done to them."""
     draws = np.random.default_rng(0)
@@ -336,6 +340,7 @@ def test_uint8_images_pairs_transforms_and_no_validation_data(tmp_path):
     assert {path.name for path in out.iterdir()} == {"client_1.pt2", "manifest.json"}
 
 
+@pytest.mark.slow
 def test_real_valued_targets_have_a_loss_and_no_accuracy(tmp_path):
     x = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
     np.savez(tmp_path / "mine.npz", x=x, y=x[:, :2] * 2, client=np.arange(60) // 20 + 7)
@@ -379,6 +384,7 @@ def test_onnx(tmp_path):
     assert len(list(out.iterdir())) == 5, "no weights beside them"
 
 
+@pytest.mark.slow
 def test_a_client_that_never_took_part_and_rows_that_are_not_asked_for(tmp_path, monkeypatch):
     """Of the checkpoint only the rows that are wanted get into the store."""
     sampler = {"class_path": "pl_fed.samplers.Uniform", "init_args": {"cohort_size": 2}}
@@ -403,7 +409,7 @@ def test_a_client_that_never_took_part_and_rows_that_are_not_asked_for(tmp_path,
 
 def test_rows_of_some_clients(run):
     some, every = (
-        RowsOf(torch.tensor(ids)).load_checkpoint(checkpoint(run))["federation"]["store"][
+        ClientSubsetIO(torch.tensor(ids)).load_checkpoint(checkpoint(run))["federation"]["store"][
             "personal"
         ]
         for ids in ([4, 1], list(range(9)))
@@ -518,12 +524,13 @@ WRONG = {
     ),
     "another net": (
         ["--ckpt", "RUN", "--client", "1", "--model.net.hidden=[5]"],
-        "Expected a checkpoint whose net is ",
+        "Expected a checkpoint with the net ",
     ),
     "no config": (["--ckpt", "RUN", "--client", "1", "--config", "no.yaml"], "no.yaml"),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WRONG)
 def test_one_sentence(what, folder, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -550,12 +557,13 @@ def test_files_that_are_no_checkpoints(folder, capsys, tmp_path):
     torch.save(state["state_dict"], tmp_path / "other.ckpt")
     config = folder / "config.yaml"
     args = ("--ckpt", tmp_path / "other.ckpt", "--client", "1")
-    assert "holds no federation" in refused(capsys, *args, "--config", config)
+    assert "contains no federation" in refused(capsys, *args, "--config", config)
     assert found.startswith("Expected ")
     found = refused(capsys, *args)
-    assert "without any: give one by --config" in found
+    assert "without one: add `--config` with its path" in found
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_carried_elsewhere(folder, tmp_path):
     """With its config beside it."""
     for path in (checkpoint(folder), folder / "config.yaml"):
@@ -588,20 +596,21 @@ def test_a_checkpoint_whose_name_has_a_metrics_slashes(folder, tmp_path):
     assert (out / "client_1.pt").exists()
 
 
+@pytest.mark.slow
 def test_algorithms_without_one_of_the_models(tmp_path, capsys):
     run = trained(tmp_path, "FedAvg")
     for select in ("personal", "validation"):
         found = refused(capsys, "--ckpt", run, "--client", "1", "--select", select)
-        assert "`select` to be global for an algorithm that has no personal models" in found
-        assert found.endswith(f"but got {select}.")
+        assert "`select` to be global for an algorithm without personal models" in found
+        assert found.endswith(f"but got {select}: add `--select global`.")
     _, about = export(run, "--global", "--format", "state_dict")
     assert [each["name"] for each in about["models"]] == ["global"]
     (tmp_path / "local").mkdir()
     run = trained(tmp_path / "local", "Local")
     found = refused(capsys, "--ckpt", run, "--client", "1", "--select", "validation")
-    assert "`select` to be personal for an algorithm that has no global models" in found
+    assert "`select` to be personal for an algorithm without global models" in found
     found = refused(capsys, "--ckpt", run, "--global")
-    assert "`global` to be left out" in found
+    assert "`global` to be absent" in found
 
 
 def test_onnx_needs_a_package(folder, capsys, monkeypatch):
@@ -611,18 +620,20 @@ def test_onnx_needs_a_package(folder, capsys, monkeypatch):
     assert not (folder / "exports").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", ["Undecided", "TwoByTwo"])
 def test_a_net_that_cannot_be_traced(net, tmp_path, capsys):
     """Its state dict can be had."""
     data = {"batch_size": 2, "drop_last": True, "test_fraction": 0.0, "val_fraction": 0.0}
     run = trained(tmp_path, net={"class_path": f"nets.{net}"}, data=data)
     found = refused(capsys, "--ckpt", run, "--client", "1")
-    assert f"`format` to be one that {net} can be written in but got 'torch_export', which" in found
+    assert f"`format` to be one that supports {net} but got 'torch_export' (" in found
     assert not list((run / "exports").iterdir())
     out, _ = export(run, "--client", "1", "--format", "state_dict")
     getattr(nets, net)().load_state_dict(torch.load(out / "client_1.pt", weights_only=True))
 
 
+@pytest.mark.slow
 def test_an_interrupted_export_leaves_nothing(folder, monkeypatch):
     """Nothing of its own: a hidden folder beside its place may be the user's."""
     beside = folder / ".out.tmp"
@@ -667,10 +678,10 @@ def test_a_folder_that_holds_something_is_left_alone(folder, capsys):
 
 
 def test_a_folder_is_made_whole(tmp_path):
-    with pytest.raises(FileNotFoundError), made_whole(tmp_path / "a" / "b") as beside:
+    with pytest.raises(FileNotFoundError), create_atomically(tmp_path / "a" / "b") as beside:
         (beside / "file").rename(beside / "none" / "file")
     assert not list((tmp_path / "a").iterdir())
-    with made_whole(tmp_path / "a" / "b") as beside:
+    with create_atomically(tmp_path / "a" / "b") as beside:
         (beside / "file").touch()
         assert not (tmp_path / "a" / "b").exists()
     assert [path.name for path in (tmp_path / "a").rglob("*")] == ["b", "file"]

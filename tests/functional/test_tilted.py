@@ -55,6 +55,7 @@ def assert_near(found, expected, rtol=1e-10):
     torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-290)
 
 
+@pytest.mark.slow
 @quick
 @given(losses, tilts, st.data())
 def test_one_level(values, tilt, data):

@@ -24,6 +24,7 @@ def test_large_beta_is_even_small_beta_gives_whole_classes():
     assert shares(1e-3, 0, num_clients=2).max(1).values.mean() > 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_clients", "beta"), [(500, 0.1), (1000, 0.01), (2000, 0.5)])
 def test_ends_with_everybody_served_where_redrawing_cannot(num_clients, beta):
     parts = Dirichlet(beta).split(LABELS, num_clients, torch.Generator().manual_seed(0))
@@ -34,7 +35,7 @@ def test_ends_with_everybody_served_where_redrawing_cannot(num_clients, beta):
 def test_min_size_is_kept_and_the_fewest_samples_are_moved():
     partitioner = Dirichlet(min_size=3)
     counts = torch.tensor([[9, 0, 1], [4, 0, 2]])
-    filled = partitioner._filled(counts.clone())
+    filled = partitioner._move_samples(counts.clone())
     # Client 1 takes three samples of client 0, which has 13: of class 0 each time.
     assert filled.tolist() == [[6, 3, 1], [4, 0, 2]]
 

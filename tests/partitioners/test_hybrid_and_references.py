@@ -109,7 +109,7 @@ def test_overlapping_clients_that_are_short_draw_on(clients, beta, min_size):
 def test_who_is_short_draws_on_what_it_has_the_largest_share_of():
     counts, shares = torch.tensor([[0, 5], [1, 2], [0, 9]]), torch.tensor([[0.1], [0.5], [0.4]])
     how = (shares.expand(3, 2).double(), torch.tensor([9, 2, 9]))
-    drawn = Dirichlet(min_size=4, overlapping=True)._drawn_on(counts, *how)
+    drawn = Dirichlet(min_size=4, overlapping=True)._add_samples(counts, *how)
     assert drawn.tolist() == [[0, 5], [2, 2], [2, 9]], "until there are no more of the second class"
 
 

@@ -67,6 +67,7 @@ def test_every_public_class_is_exported(member):
     assert getattr(pl_fed.partitioners, member.__name__, None) is member
 
 
+@pytest.mark.slow
 @each_partitioner
 @settings(deadline=None, max_examples=60)
 @given(labels=LABELS, num_clients=st.integers(1, 12), seed=SEEDS)

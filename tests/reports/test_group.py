@@ -6,21 +6,21 @@ import pytest
 import yaml
 from run_folders import CONFIG, with_changes, write_run
 
-from pl_fed.reports.group import grouped, measure_of, models_of
+from pl_fed.reports.group import group_runs, list_models, main_metric
 from pl_fed.reports.run import find_runs
 
 
 def groups(tmp_path, *given):
     for number, (changes, how) in enumerate(given):
         write_run(tmp_path / f"run{number}", with_changes(changes), **how)
-    return grouped(find_runs([tmp_path])[0])
+    return group_runs(find_runs([tmp_path])[0])
 
 
 def test_a_run_that_went_on_with_another_config_is_no_seed_of_it(tmp_path):
     changes = {"model.init_args.lam": 1.0}
     groups(tmp_path, (changes, {}), ({**changes, "seed_everything": 1}, {}))
     (tmp_path / "run1" / "config_to_round_2.yaml").write_text(yaml.safe_dump(CONFIG))
-    found = grouped(find_runs([tmp_path])[0])
+    found = group_runs(find_runs([tmp_path])[0])
     assert [each.seeds for each in found] == ["1 seed", "1 seed"]
     assert found[1].label.endswith(" (from round 2 on)")
 
@@ -56,7 +56,7 @@ def test_runs_that_end_earlier(tmp_path):
     curve = group.curve("train/loss")
     assert curve.rounds == list(range(6))
     assert curve.runs == [2, 2, 2, 1, 1, 1]
-    assert [run.name for run in group.tested] == ["run1"]
+    assert [run.name for run in group.tested_runs] == ["run1"]
     assert group.final("test/global/accuracy").std is None
 
 
@@ -69,7 +69,7 @@ def test_runs_without_configs_are_not_the_same(tmp_path):
     for name in "ab":
         (write_run(tmp_path / name) / "config.yaml").unlink()
     write_run(tmp_path / "c", CONFIG)
-    assert [group.label for group in grouped(find_runs([tmp_path])[0])] == ["a", "b", "Ditto"]
+    assert [group.label for group in group_runs(find_runs([tmp_path])[0])] == ["a", "b", "Ditto"]
 
 
 def test_infinite_values_are_not_drawn(tmp_path):
@@ -83,6 +83,6 @@ def test_models_and_what_they_are_measured_by(tmp_path):
         ({}, {"models": ("global",)}),
         ({"data.num_clients": 9}, {"models": ("hybrid", "global")}),
     )
-    assert models_of(found, "test") == ["global", "hybrid"]
-    assert measure_of(found, "test") == "accuracy"
-    assert measure_of(found[:0], "test") == "loss"
+    assert list_models(found, "test") == ["global", "hybrid"]
+    assert main_metric(found, "test") == "accuracy"
+    assert main_metric(found[:0], "test") == "loss"

@@ -18,8 +18,10 @@ from run_folders import (
 )
 
 from pl_fed.reports import page, tables
-from pl_fed.reports.group import grouped
+from pl_fed.reports.group import group_runs
 from pl_fed.reports.run import find_runs, read_run
+
+pytestmark = pytest.mark.slow
 
 VOID = {"meta", "img", "br", "link", "input"}
 ATTACK = {"class_path": "pl_fed.attacks.RandomLabels"}
@@ -161,9 +163,9 @@ def test_tables(written):
 def test_what_is_unfinished_or_left_out_is_said(written):
     path = written(*OTHERS, skipped=["elsewhere/run: only evaluated, not a fit."])
     text = "".join(Reader(path.read_text(encoding="utf-8")).texts)
-    assert "Unfinished, shown with what they have: run1." in text
+    assert "Unfinished runs, shown with their results so far: run1." in text
     assert "Not shown: elsewhere/run: only evaluated, not a fit." in text
-    assert "Numbers are over benign clients: byzantine ones are left out everywhere." in text
+    assert "All numbers are over benign clients; Byzantine clients are left out." in text
     assert {row["state"] for row in read_table(path.parent / "runs.csv")} == {"", "unfinished"}
 
 
@@ -182,7 +184,7 @@ def test_a_run_of_all_rounds_without_a_test_is_finished(written):
 
 def test_old_runs_without_classes_are_said(written):
     reader = Reader(written(({}, {"classes": False})).read_text(encoding="utf-8"))
-    assert "Without per_class.csv, so not shown here: run0." in reader.texts
+    assert "Not shown here, without per_class.csv: run0." in reader.texts
 
 
 def test_runs_of_real_values_beside_accuracies_are_said(tmp_path):
@@ -193,7 +195,10 @@ def test_runs_of_real_values_beside_accuracies_are_said(tmp_path):
     def said(*names):
         path = page.write([read_run(tmp_path / name) for name in names], tmp_path / "out")
         chapters = path.read_text(encoding="utf-8").split('<section id="')
-        return {each.partition('"')[0]: "not shown here: values." in each for each in chapters}
+        return {
+            each.partition('"')[0]: "Not shown here, without test accuracy: values." in each
+            for each in chapters
+        }
 
     together = said("classes", "values")
     assert [name for name, found in together.items() if found] == ["mean-against-spread", "clients"]
@@ -207,7 +212,7 @@ def test_what_cannot_be_drawn_leaves_the_report_that_was_there(written, monkeypa
     def fails(groups):
         raise RuntimeError
 
-    monkeypatch.setattr(page.times, "of_rounds", fails)
+    monkeypatch.setattr(page.times, "draw_round_times", fails)
     with pytest.raises(RuntimeError):
         page.write([read_run(path.parent.parent / "runs" / "run0")], path.parent)
     assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == before
@@ -252,12 +257,17 @@ def test_whatever_a_config_says_is_only_text(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("odd")
     config = with_changes({"data.dataset": {"class_path": "a.Npz", "init_args": {"path": text}}})
     runs = [read_run(write_run(folder / "a", config)), read_run(write_run(folder / "b"))]
-    groups = grouped(runs)
-    for table in (tables.of_runs, tables.of_results, tables.of_differences, tables.of_configs):
+    groups = group_runs(runs)
+    for table in (
+        tables.render_runs,
+        tables.render_results,
+        tables.render_differences,
+        tables.render_configs,
+    ):
         reader = Reader(table(groups))
         known = {"div", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre"}
         assert {tag for tag, _ in reader.tags} <= known
-    shown = "".join(Reader(tables.of_differences(groups)).texts)
+    shown = "".join(Reader(tables.render_differences(groups)).texts)
     assert text in shown
 
 
@@ -284,8 +294,8 @@ def test_durations():
 
     def duration(seconds, tmp):
         run = read_run(write_run(tmp, config, rounds=1, extra={"time/round": seconds}))
-        (group,) = grouped([run])
-        return tables.facts(group, run)["time of rounds"]
+        (group,) = group_runs([run])
+        return tables.describe_run(group, run)["time of rounds"]
 
     import tempfile
     from pathlib import Path
@@ -309,12 +319,12 @@ def test_clients_that_never_took_part_are_said_where_models_are_personal(tmp_pat
     texts = Reader(page.write(runs, tmp_path / "out").read_text(encoding="utf-8")).texts
     said = [text for text in texts if text.startswith("Benign clients that never took part: ")]
     assert len(said) == ("personal" in models)
-    assert all("part: 2 of 3 in mine. A personal model" in text for text in said)
+    assert all("part: 2 of 3 in mine. Personal models" in text for text in said)
 
 
 def test_what_robustness_leaves_out_is_said_on_the_page(written):
     reader = Reader(written(*TWO_SEEDS, *OTHERS).read_text(encoding="utf-8"))
-    assert "Not shown here: 3 Ditto, lam=1 (without a test)." in reader.texts
+    assert "Not shown here: 3 Ditto, lam=1 (no test results)." in reader.texts
 
 
 def test_names_of_models_cannot_add_markup_or_leave_the_folder(tmp_path):

@@ -19,8 +19,8 @@ from run_folders import read_table, with_changes, without_accuracy, write_run, w
 from pl_fed.functional.fairness import best_mean, worst_mean
 from pl_fed.reports import classes, clients, curves, robustness, spread, times
 from pl_fed.reports.clients import Ranks
-from pl_fed.reports.group import Final, grouped
-from pl_fed.reports.picture import FEW, Picture, bars, look, spaced
+from pl_fed.reports.group import Final, group_runs
+from pl_fed.reports.picture import FEW, Picture, error_bars, line_style, space_out
 from pl_fed.reports.run import find_runs
 
 
@@ -31,7 +31,7 @@ def groups(tmp_path):
     def make(*given):
         for number, (changes, how) in enumerate(given):
             write_run(tmp_path / f"run{number:02d}", with_changes(changes), **how)
-        return grouped(find_runs([tmp_path])[0])
+        return group_runs(find_runs([tmp_path])[0])
 
     make.folder = tmp_path
     return make
@@ -57,20 +57,20 @@ def test_the_worst_and_the_best_are_those_of_the_metrics(values):
 
 def test_clients_are_sorted_and_byzantine_ones_left_out(groups):
     (group,) = groups(*seeds((0.5, 0.75, 1.0, 0.25), byzantine=[2]))
-    ranks = clients.ranked(group, "personal_accuracy")
+    ranks = clients.rank_clients(group, "personal_accuracy")
     assert ranks.values.tolist() == [[0.25, 0.5, 0.75]]
     assert ranks.tail == 1
-    personal, other = clients.distributions([group])
+    personal, other = clients.draw_distributions([group])
     assert (personal.name, other.name) == ("clients_personal", "clients_global")
     assert [row["worst10"] for row in personal.rows] == [1, 0, 0]
     assert [row["accuracy"] for row in personal.rows] == [0.25, 0.5, 0.75]
     assert "Byzantine clients are left out" in personal.caption
-    assert "mean 0.5, worst tenth 0.25, best tenth 0.75" in personal.alt
+    assert "mean 0.5, worst 10 %: 0.25, best 10 %: 0.75" in personal.alt
 
 
 def test_ranks_are_averaged_over_seeds(groups):
     (group,) = groups(*seeds((0.2, 0.8), (0.6, 0.4)))
-    ranks = clients.ranked(group, "global_accuracy")
+    ranks = clients.rank_clients(group, "global_accuracy")
     assert ranks.mean.tolist() == pytest.approx([0.3, 0.7])
     assert ranks.low.tolist() == pytest.approx([0.2, 0.6])
     assert ranks.high.tolist() == pytest.approx([0.4, 0.8])
@@ -78,7 +78,7 @@ def test_ranks_are_averaged_over_seeds(groups):
 
 def test_seeds_with_different_numbers_of_clients(groups):
     (group,) = groups(*seeds((0.1, 0.2, 0.3, 0.4), (0.6, 0.8)))
-    ranks = clients.ranked(group, "global_accuracy")
+    ranks = clients.rank_clients(group, "global_accuracy")
     assert ranks.values.tolist() == [[0.1, 0.2, 0.3, 0.4], [0.6, 0.6, 0.8, 0.8]]
 
 
@@ -87,8 +87,8 @@ def test_clients_without_samples_do_not_count(groups, tmp_path):
     table = tmp_path / "run00" / "per_client.csv"
     rows = read_table(table)
     write_table(table, [*rows, {**rows[0], "client": 2, "global_accuracy": "nan"}])
-    (group,) = grouped(find_runs([tmp_path])[0])
-    assert clients.ranked(group, "global_accuracy").values.tolist() == [[0.2, 0.4]]
+    (group,) = group_runs(find_runs([tmp_path])[0])
+    assert clients.rank_clients(group, "global_accuracy").values.tolist() == [[0.2, 0.4]]
 
 
 def test_where_targets_are_real_values_losses_are_shown(groups, tmp_path):
@@ -98,10 +98,10 @@ def test_where_targets_are_real_values_losses_are_shown(groups, tmp_path):
     write_table(
         tmp_path / "run00" / "metrics.csv", [*rounds, test | {"test/global/loss_var": 0.25}]
     )
-    found = grouped(find_runs([tmp_path])[0])
-    personal, _ = clients.distributions(found)
+    found = group_runs(find_runs([tmp_path])[0])
+    personal, _ = clients.draw_distributions(found)
     assert [row["loss"] for row in personal.rows] == [0.5, 0.25], "the worst is the largest"
-    (picture,) = spread.against_spread(found)
+    (picture,) = spread.draw_spread(found)
     (row,) = picture.rows
     assert (row["loss"], row["spread"]) == (0.125, 0.5)
     again = shutil.copytree(tmp_path / "run00", tmp_path / "run01")
@@ -109,13 +109,13 @@ def test_where_targets_are_real_values_losses_are_shown(groups, tmp_path):
     (config := again / "config.yaml").write_text(
         config.read_text().replace("seed_everything: 0", "seed_everything: 1")
     )
-    (both,) = spread.against_spread(grouped(find_runs([tmp_path])[0]))
+    (both,) = spread.draw_spread(group_runs(find_runs([tmp_path])[0]))
     assert [row["spread"] for row in both.rows] == [0.75], "the mean of the two deviations"
-    assert [picture.name for picture in curves.validation(found)] == [
+    assert [picture.name for picture in curves.draw_validation(found)] == [
         "curves_personal",
         "curves_global",
     ]
-    assert {row["metric"] for each in curves.validation(found) for row in each.rows} == {
+    assert {row["metric"] for each in curves.draw_validation(found) for row in each.rows} == {
         "val/personal/loss",
         "val/global/loss",
     }
@@ -138,7 +138,7 @@ def test_losses_below_zero_are_drawn(groups, tmp_path, losses, ends):
     table = tmp_path / "run00" / "per_client.csv"
     rows = [row | {"global_loss": loss} for row, loss in zip(read_table(table), losses)]
     write_table(table, rows)
-    picture = list(clients.distributions(grouped(find_runs([tmp_path])[0])))[1]
+    picture = list(clients.draw_distributions(group_runs(find_runs([tmp_path])[0])))[1]
     bars, side = picture.figure.axes
     assert bars.get_ylim() == pytest.approx(ends)
     (stairs,) = [each for each in side.patches if hasattr(each, "get_data")]
@@ -148,7 +148,7 @@ def test_losses_below_zero_are_drawn(groups, tmp_path, losses, ends):
 
 def test_many_clients_are_drawn_by_few_bars(groups):
     found = groups(*seeds(tuple(k / 5000 for k in range(5000)), models=("global",)))
-    (picture,) = clients.distributions(found)
+    (picture,) = clients.draw_distributions(found)
     assert len(picture.rows) == 5000
     assert len(picture.svg()) < 60_000
 
@@ -159,12 +159,12 @@ def test_many_clients_are_drawn_by_few_bars(groups):
 def test_accuracy_by_class_by_hand(groups):
     """Class 0 has the clients' own accuracies, without that of the byzantine one; class 1 has 1."""
     (group,) = groups(*seeds((0.5, 0.75, 0.0, 0.25), byzantine=[2]))
-    table = classes.classes_of(group, "personal")
+    table = classes.class_accuracy(group, "personal")
     assert table.names.tolist() == [0, 1]
     assert table.mean.tolist() == [0.5, 1.0]
     assert table.spread.tolist() == pytest.approx([np.std([0.5, 0.75, 0.25]), 0])
     assert table.clients.tolist() == [3, 3]
-    pictures = list(classes.by_class([group]))
+    pictures = list(classes.draw_class_accuracy([group]))
     assert [picture.name for picture in pictures] == ["classes_personal", "classes_global"]
     assert "lowest class 0 with 0.5, highest class 1 with 1" in pictures[0].alt
     check(*pictures)
@@ -172,7 +172,7 @@ def test_accuracy_by_class_by_hand(groups):
 
 def test_classes_of_several_seeds(groups):
     (group,) = groups(*seeds((0.2, 0.4), (0.8, 0.6)))
-    table = classes.classes_of(group, "global")
+    table = classes.class_accuracy(group, "global")
     assert table.mean.tolist() == pytest.approx([0.5, 1])
     assert table.spread.tolist() == pytest.approx([0.1, 0])
 
@@ -180,13 +180,13 @@ def test_classes_of_several_seeds(groups):
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_each_run_has_a_panel_of_classes_and_no_panel_is_empty(groups, number):
     found = groups(*(({"model.init_args.lam": float(n + 1)}, {}) for n in range(number)))
-    for picture in classes.by_class(found):
+    for picture in classes.draw_class_accuracy(found):
         assert [bool(axes.get_title("left")) for axes in picture.figure.axes] == [True] * number
 
 
 def test_runs_without_classes_lack_the_picture(groups):
     found = groups(*seeds((0.2, 0.4), classes=False))
-    assert list(classes.by_class(found)) == []
+    assert list(classes.draw_class_accuracy(found)) == []
 
 
 # Means and spreads
@@ -194,7 +194,7 @@ def test_runs_without_classes_lack_the_picture(groups):
 
 def test_a_point_for_each_group_and_model(groups):
     found = groups(*seeds((0.2, 0.4), (0.6, 0.8)), ({"data.num_clients": 7}, {}))
-    (picture,) = spread.against_spread(found)
+    (picture,) = spread.draw_spread(found)
     assert [(row["group"], row["model"]) for row in picture.rows] == [
         (1, "personal"),
         (2, "personal"),
@@ -208,7 +208,7 @@ def test_a_point_for_each_group_and_model(groups):
 
 def test_groups_are_named_in_the_order_of_their_numbers(groups):
     found = groups(({}, {"models": ("global",)}), ({"data.num_clients": 7}, {}))
-    (picture,) = spread.against_spread(found)  # the personal models of the second come first
+    (picture,) = spread.draw_spread(found)  # the personal models of the second come first
     (legend,) = picture.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [each.title for each in found]
 
@@ -217,20 +217,20 @@ def test_groups_are_named_in_the_order_of_their_numbers(groups):
     st.lists(st.tuples(st.floats(0, 400), st.floats(0, 300)), min_size=1, max_size=40, unique=True)
 )
 def test_numbers_stand_near_their_points(points):
-    offsets = spread.label_places(points)
+    offsets = spread.place_labels(points)
     assert len(offsets) == len(points)
     assert all(7 < np.hypot(dx, dy) < 19 for dx, dy in offsets)
-    assert offsets == spread.label_places(points)
+    assert offsets == spread.place_labels(points)
 
 
 def test_numbers_of_points_at_one_place_stand_around_it():
-    offsets = spread.label_places([(50, 50)] * 8)
+    offsets = spread.place_labels([(50, 50)] * 8)
     assert len(set(offsets)) == 8
 
 
 def test_numbers_of_thirty_points_do_not_overlap():
     points = np.random.default_rng(0).uniform(0, (330, 260), (30, 2)).tolist()
-    ends = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(points, spread.label_places(points))]
+    ends = [(x + dx, y + dy) for (x, y), (dx, dy) in zip(points, spread.place_labels(points))]
     apart = [np.hypot(a[0] - b[0], a[1] - b[1]) for a in ends for b in ends if a is not b]
     assert min(apart) > 6
 
@@ -262,7 +262,7 @@ def test_lines_over_the_share_of_byzantine_clients(groups):
         attacked("RandomLabels", [0, 1], 0.6, MEDIAN),
         attacked("RandomLabels", 0.2, 0.4, {"seed_everything": 1}),
     )
-    personal, _ = robustness.against_fraction(found)
+    personal, _ = robustness.draw_robustness(found)
     lines: dict = {}
     for row in personal.rows:
         lines.setdefault(row["label"], []).append((row["byzantine"], row["accuracy"]))
@@ -271,9 +271,9 @@ def test_lines_over_the_share_of_byzantine_clients(groups):
         "Ditto, SignFlipping": [(0.0, 0.9), (0.2, 0.3)],
         "Ditto, Median, RandomLabels": [(0.2, 0.6)],
     }, "a median has a single point"
-    assert "A single point is of runs at one share only." in personal.caption
+    assert "Single points are runs at only one share." in personal.caption
     check(personal)
-    assert robustness.left_out(found) == ""
+    assert robustness.list_missing_groups(found) == ""
 
 
 def test_groups_that_no_picture_of_robustness_shows_are_listed_with_the_reason(groups):
@@ -283,22 +283,22 @@ def test_groups_that_no_picture_of_robustness_shows_are_listed_with_the_reason(g
         (MEDIAN, {"accuracy": (0.8,)}),
         ({"model.init_args.lam": 1.0}, {"tested": False}),
     )
-    told = robustness.left_out(found)
+    told = robustness.list_missing_groups(found)
     assert told == (
-        f"{found[2].title} (no other run differs from it in byzantine clients alone);"
-        f" {found[3].title} (without a test)"
+        f"{found[2].title} (no other run differs only in its Byzantine clients);"
+        f" {found[3].title} (no test results)"
     )
 
 
 def test_single_points_alone_are_listed_instead_of_drawn(groups):
     found = groups(attacked("RandomLabels", 0.2, 0.6), attacked("RandomLabels", 0.2, 0.6, MEDIAN))
-    assert list(robustness.against_fraction(found)) == []
-    reason = "(no other run differs from it in byzantine clients alone)"
-    assert robustness.left_out(found) == f"{found[0].title}, {found[1].title} {reason}"
+    assert list(robustness.draw_robustness(found)) == []
+    reason = "(no other run differs only in its Byzantine clients)"
+    assert robustness.list_missing_groups(found) == f"{found[0].title}, {found[1].title} {reason}"
 
 
 def test_without_an_attack_robustness_leaves_nothing_out(groups):
-    assert robustness.left_out(groups(({}, {}), (MEDIAN, {}))) == ""
+    assert robustness.list_missing_groups(groups(({}, {}), (MEDIAN, {}))) == ""
 
 
 def test_the_share_of_byzantine_clients_is_the_true_one(groups):
@@ -311,7 +311,7 @@ def test_the_share_of_byzantine_clients_is_the_true_one(groups):
         attacked("RandomLabels", 0.4, 0.5, from_data, clients=8),
         attacked("RandomLabels", 0.4, 0.3, {**from_data, "seed_everything": 1}, clients=8),
     )
-    (picture, _) = robustness.against_fraction(found)
+    (picture, _) = robustness.draw_robustness(found)
     assert [(row["byzantine"], row["accuracy"]) for row in picture.rows] == [
         (0, 0.9),
         (0.25, 0.6),
@@ -325,7 +325,7 @@ def test_a_defence_begins_with_its_own_run_without_attack(groups):
         (MEDIAN, {"accuracy": (0.8,)}),
         attacked("RandomLabels", 0.5, 0.7, MEDIAN),
     )
-    (line,) = robustness.lines_of(found)
+    (line,) = robustness.build_lines(found)
     assert {share: group.number for share, group in line.groups.items()} == {0.0: 2, 0.5: 3}
 
 
@@ -340,7 +340,7 @@ def test_groups_at_one_share_are_joined(groups):
     for order in (given, given[::-1]):
         for folder in groups.folder.iterdir():
             shutil.rmtree(folder)
-        personal, _ = robustness.against_fraction(groups(*order))
+        personal, _ = robustness.draw_robustness(groups(*order))
         assert [row["accuracy"] for row in personal.rows] == pytest.approx([0.8, 0.5])
 
 
@@ -350,7 +350,7 @@ def test_a_run_without_byzantine_clients_counts_once_with_an_attack_and_without(
         attacked("RandomLabels", 0.0, 0.9),
         attacked("RandomLabels", 0.5, 0.5),
     )
-    personal, _ = robustness.against_fraction(found)
+    personal, _ = robustness.draw_robustness(found)
     assert [(row["accuracy"], row["runs"]) for row in personal.rows] == [(0.75, 2), (0.5, 1)]
 
 
@@ -360,7 +360,7 @@ def test_numbers_that_a_defence_expects_are_lines_of_their_own_where_they_differ
         attacked("RandomLabels", 0.5, 0.5, {"federation.adversary.expected": 1}),
         attacked("RandomLabels", 0.5, 0.7, {"federation.adversary.expected": 4}),
     )
-    personal, _ = robustness.against_fraction(found)
+    personal, _ = robustness.draw_robustness(found)
     lines: dict = {}
     for row in personal.rows:
         lines.setdefault(row["label"], []).append(row["accuracy"])
@@ -376,7 +376,7 @@ def test_such_a_line_begins_with_what_expects_as_many(groups):
         attacked("RandomLabels", 0.5, 0.5, one),
         attacked("RandomLabels", 0.5, 0.6, four),
     )
-    personal, _ = robustness.against_fraction(found)
+    personal, _ = robustness.draw_robustness(found)
     lines: dict = {}
     for row in personal.rows:
         lines.setdefault(row["label"], []).append(row["accuracy"])
@@ -394,28 +394,28 @@ def test_what_went_on_with_another_config_is_not_joined(groups):
     given()
     before = yaml.safe_dump(with_changes({"model.init_args.lam": 100.0}))
     (groups.folder / "run01" / "config_to_round_2.yaml").write_text(before)
-    found = grouped(find_runs([groups.folder])[0])
-    personal, _ = robustness.against_fraction(found)
+    found = group_runs(find_runs([groups.folder])[0])
+    personal, _ = robustness.draw_robustness(found)
     assert [row["accuracy"] for row in personal.rows] == [0.9, 0.5]
 
 
 @given(st.floats(0, 1), st.integers(2, 9))
 def test_equal_runs_have_no_range(value, number):
     """Their sum may be rounded up, and their mean above each of them."""
-    final = Final.of([value] * number)
+    final = Final.summarize([value] * number)
     assert (final.mean, final.low, final.high) == (value, value, value)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
 def test_bars_reach_down_and_up(values):
-    (down,), (up,) = bars([Final.of(values)])
+    (down,), (up,) = error_bars([Final.summarize(values)])
     assert down >= 0
     assert up >= 0
     assert down + up == pytest.approx(max(values) - min(values))
 
 
 def test_without_attacks_there_is_nothing_to_draw(groups):
-    assert list(robustness.against_fraction(groups(({}, {})))) == []
+    assert list(robustness.draw_robustness(groups(({}, {})))) == []
 
 
 # Rounds
@@ -423,7 +423,7 @@ def test_without_attacks_there_is_nothing_to_draw(groups):
 
 def test_curves_have_the_rounds_that_were_validated(groups):
     found = groups(*seeds((0.2, 0.4), (0.6, 0.8)))
-    personal, other = curves.validation(found)
+    personal, other = curves.draw_validation(found)
     assert (personal.name, other.name) == ("curves_personal", "curves_global")
     assert [(row["metric"], row["round"]) for row in personal.rows] == [
         ("val/personal/accuracy", 1),
@@ -433,29 +433,29 @@ def test_curves_have_the_rounds_that_were_validated(groups):
     ]
     first = personal.rows[0]
     assert (first["mean"], first["min"], first["max"], first["runs"]) == (0.1, 0.06, 0.14, 2)
-    (training,) = curves.training(found)
+    (training,) = curves.draw_training_loss(found)
     assert [row["mean"] for row in training.rows] == [2, 1.75, 1.5, 1.25]
     check(personal, other, training)
 
 
 def test_an_accuracy_of_zero_is_a_curve(groups):
     found = groups(({}, {"accuracy": (0.0,)}))
-    assert len(lines_drawn(next(curves.validation(found)))) == 1
+    assert len(lines_drawn(next(curves.draw_validation(found)))) == 1
 
 
 def test_uploads_are_drawn_where_something_became_of_them(groups):
     found = groups(({}, {}), ({"data.num_clients": 7}, {"extra": {"train/forged": 2}}))
-    (picture,) = curves.uploads(found)
+    (picture,) = curves.draw_uploads(found)
     assert {row["metric"] for row in picture.rows} == {"train/forged"}
     assert len(lines_drawn(picture)) == 1
     check(picture)
-    assert list(curves.uploads(found[:1])) == []
+    assert list(curves.draw_uploads(found[:1])) == []
 
 
 def test_a_group_that_is_drawn_alone_is_named_among_several(groups):
     empty = {"tested": False, "extra": {"time/round": None}}
     found = groups(({}, empty), ({"data.num_clients": 7}, {"extra": {"train/forged": 2}}))
-    for draw in (curves.uploads, spread.against_spread, times.of_rounds):
+    for draw in (curves.draw_uploads, spread.draw_spread, times.draw_round_times):
         (among,), (alone,) = draw(found), draw(found[1:])
         (legend,) = among.figure.legends
         assert [text.get_text() for text in legend.get_texts()] == [found[1].title]
@@ -468,7 +468,7 @@ def lines_drawn(picture):
 
 def test_a_logarithmic_scale_says_plain_numbers(groups):
     found = groups(({}, {"rounds": 1}), ({}, {"rounds": 4, "extra": {"time/round": 200}}))
-    (picture,) = times.of_rounds(found)
+    (picture,) = times.draw_round_times(found)
     assert picture.figure.axes[0].get_yscale() == "log"
     assert b">100<" in picture.svg()
     assert b"mathdefault" not in picture.svg()
@@ -480,14 +480,14 @@ def test_a_loss_that_falls_below_zero_has_no_logarithm(groups):
     table = groups.folder / "run00" / "metrics.csv"
     rows = [row | {"train/loss": loss} for row, loss in zip(read_table(table), [*losses, ""])]
     write_table(table, rows)
-    found = grouped(find_runs([groups.folder])[0])
-    (picture,) = curves.training(found)
+    found = group_runs(find_runs([groups.folder])[0])
+    (picture,) = curves.draw_training_loss(found)
     assert [row["mean"] for row in picture.rows] == losses
     assert picture.figure.axes[0].get_yscale() == "linear"
 
 
 def test_time_per_round(groups):
-    (picture,) = times.of_rounds(groups(({}, {})))
+    (picture,) = times.draw_round_times(groups(({}, {})))
     (row,) = picture.rows
     assert (row["shortest"], row["median"], row["longest"]) == (0.5, 0.5, 0.5)
     check(picture)
@@ -505,9 +505,10 @@ def check(*pictures):
         ElementTree.fromstring(picture.svg())
 
 
+@pytest.mark.slow
 def test_thirty_groups(groups):
     found = groups(*[({"data.num_clients": k}, {}) for k in range(30)])
-    (lines,), (points,) = curves.training(found), spread.against_spread(found)
+    (lines,), (points,) = curves.draw_training_loss(found), spread.draw_spread(found)
     for picture, times_each in ((lines, 1), (points, 2)):
         numbers = [each.get_text() for each in picture.figure.axes[0].texts]
         assert sorted(numbers) == sorted([str(k) for k in range(1, 31)] * times_each)
@@ -517,15 +518,15 @@ def test_thirty_groups(groups):
 
 def test_lines_are_told_apart():
     def seen(place):
-        return tuple(str(each) for each in look(place).values())
+        return tuple(str(each) for each in line_style(place).values())
 
     assert len({seen(place) for place in range(30)}) == 30
-    assert len({look(place)["marker"] for place in range(FEW)}) == FEW
+    assert len({line_style(place)["marker"] for place in range(FEW)}) == FEW
 
 
 @given(st.lists(st.floats(-0.5, 1.5), min_size=1, max_size=40), st.floats(0.001, 0.2))
 def test_spaced_places_keep_their_order_and_distance(places, gap):
-    found = spaced(sorted(places), gap)
+    found = space_out(sorted(places), gap)
     room = min(gap, 1 / max(1, len(places) - 1))
     assert all(b - a > room - 1e-9 for a, b in pairwise(found))
     assert found[0] > -1e-9
@@ -534,23 +535,23 @@ def test_spaced_places_keep_their_order_and_distance(places, gap):
 
 def test_what_the_user_set_in_matplotlib_does_not_matter(groups):
     found = groups(({}, {}))
-    usual = next(curves.training(found)).svg()
+    usual = next(curves.draw_training_loss(found)).svg()
     with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "text.usetex": False}):
-        assert next(curves.training(found)).svg() == usual
+        assert next(curves.draw_training_loss(found)).svg() == usual
         assert matplotlib.rcParams["font.size"] == 30
 
 
 def test_names_that_mean_something_to_matplotlib(groups):
     odd = ["$\\frac{1}{0$", "_hidden", "a & b < c", "x" * 300, "日本"]
     found = groups(*[({"data.num_clients": each}, {}) for each in odd])
-    svg = next(curves.training(found)).svg().decode()
+    svg = next(curves.draw_training_loss(found)).svg().decode()
     assert "$\\frac{1}{0$" in svg
     assert "_hidden" in svg
     assert "…" in svg
 
 
 def test_an_svg_refers_to_nothing_outside(groups):
-    picture = next(curves.training(groups(({}, {}))))
+    picture = next(curves.draw_training_loss(groups(({}, {}))))
     root = ElementTree.fromstring(picture.svg())
     for element in root.iter():
         assert not element.tag.endswith(("script", "image", "foreignObject"))

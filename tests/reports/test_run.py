@@ -10,8 +10,8 @@ from run_folders import CONFIG, read_table, with_changes, write_run, write_table
 
 from pl_fed.command.report import report
 from pl_fed.reports import tables
-from pl_fed.reports.group import grouped, measure_of
-from pl_fed.reports.run import NoFitError, find_runs, in_order, read_run
+from pl_fed.reports.group import group_runs, main_metric
+from pl_fed.reports.run import NoFitError, find_runs, read_run, sort_models
 
 
 def test_a_run_by_its_files(tmp_path):
@@ -19,8 +19,8 @@ def test_a_run_by_its_files(tmp_path):
     assert run.name == "a"
     assert run.config == CONFIG
     assert run.engine == "stacked"
-    assert run.rounds == 4
-    assert run.tested
+    assert run.num_rounds == 4
+    assert run.has_test
     assert run.models("val") == run.models("test") == ["personal", "global"]
     assert run.curve("train/loss") == {0: 2.0, 1: 1.75, 2: 1.5, 3: 1.25}
     assert run.curve("val/global/accuracy") == pytest.approx({1: 0.1, 3: 0.2})
@@ -55,7 +55,7 @@ def test_who_is_byzantine_is_known_from_a_validation(tmp_path):
 
 
 def test_models_have_an_order():
-    found = in_order(["hybrid_by_test_data", "global", "a", "hybrid", "personal", "a"])
+    found = sort_models(["hybrid_by_test_data", "global", "a", "hybrid", "personal", "a"])
     assert found == ["personal", "global", "hybrid", "a", "hybrid_by_test_data"]
 
 
@@ -65,8 +65,8 @@ def test_a_killed_run_has_what_it_has(tmp_path):
     lines = (folder / "metrics.csv").read_text().splitlines(keepends=True)
     (folder / "metrics.csv").write_text("".join(lines[:3]) + "2,1.5,3")  # torn apart
     run = read_run(folder)
-    assert not run.tested
-    assert run.rounds == 3
+    assert not run.has_test
+    assert run.num_rounds == 3
     assert run.curve("time/round") == {0: 0.5, 1: 0.5}
     assert (run.clients, run.classes) == ({}, {})
 
@@ -94,7 +94,7 @@ def test_when_a_run_came_to_its_end(tmp_path, limits, rounds, row, finished):
     if row:
         write_table(folder / "metrics.csv", [*read_table(folder / "metrics.csv"), row])
     run = read_run(folder)
-    assert (run.rounds, run.tested, run.finished) == (rounds, row is not None, finished)
+    assert (run.num_rounds, run.has_test, run.is_finished) == (rounds, row is not None, finished)
 
 
 def test_a_run_from_python_has_no_config(tmp_path):
@@ -165,14 +165,14 @@ def test_rounds_are_those_that_were_run(tmp_path):
     folder = write_run(tmp_path / "a", tested=False)
     rows = read_table(folder / "metrics.csv")
     write_table(folder / "metrics.csv", [*rows, {"round": 4, "val/global/accuracy": 0.5}])
-    assert read_run(folder).rounds == 4
+    assert read_run(folder).num_rounds == 4
 
 
 def test_configs_that_a_run_went_on_from(tmp_path):
     folder = write_run(tmp_path / "a", with_changes({"model.init_args.lam": 1.0}))
-    assert read_run(folder).earlier == {}
+    assert read_run(folder).earlier_configs == {}
     shutil.copy(write_run(tmp_path / "b") / "config.yaml", folder / "config_to_round_3.yaml")
-    assert read_run(folder).earlier == {3: CONFIG}
+    assert read_run(folder).earlier_configs == {3: CONFIG}
 
 
 def test_a_config_beside_folders_of_runs(tmp_path):
@@ -249,7 +249,7 @@ def test_what_a_row_is_of_is_known(tmp_path, name, column, spoilt):
     else:
         rows[1][column] = "oops"
     write_table(folder / f"{name}.csv", rows)
-    words = rf"but got .*/a: {name}\.csv does not say `{column}` of each of its rows\.$"
+    words = rf"but got .*/a: {name}\.csv lacks a number in its column `{column}`\.$"
     with pytest.raises(NoFitError, match=words):
         find_runs([folder])
 
@@ -342,12 +342,13 @@ def test_names_of_owners_are_no_damage(tmp_path):
     assert read_run(run).damage == ()
 
 
+@pytest.mark.slow
 def test_the_page_and_the_command_say_what_is_damaged(tmp_path, capsys):
     run = write_run(tmp_path / "a")
     damaged(run, "per_client.csv", lambda text: f"{text}4\n")
     path = report([str(run), "--out", str(tmp_path / "out")])
     assert f"note: {run}: per_client.csv has 1 damaged row." in capsys.readouterr().err
-    said = "Damaged, and left out: a: per_client.csv has 1 damaged row."
+    said = "Damaged data, left out: a: per_client.csv has 1 damaged row."
     assert said in path.read_text(encoding="utf-8")
 
 
@@ -367,6 +368,7 @@ def keys_of(config, above=()):
             yield from keys_of(value, (*above, key))
 
 
+@pytest.mark.slow
 def test_a_config_that_was_written_over_is_read_all_the_same(tmp_path):
     """Whatever stands under whatever key: the run's tables are made of what is left."""
     changes = {"federation.adversary": ADVERSARY, "federation.monitor": "accuracy"}
@@ -377,10 +379,10 @@ def test_a_config_that_was_written_over_is_read_all_the_same(tmp_path):
         damaged_config = with_changes({".".join(keys): value}, config)
         (run / "config.yaml").write_text(yaml.safe_dump(damaged_config))
         runs, _ = find_runs([whole, run])
-        groups = grouped(runs)
-        assert measure_of(groups, "test") == "accuracy"
-        assert all(run.finished for run in runs)
+        groups = group_runs(runs)
+        assert main_metric(groups, "test") == "accuracy"
+        assert all(run.is_finished for run in runs)
         damaged_run = next(run for run in runs if run.name == "run")
         assert damaged_run.byzantine_share in (0.0, 0.25, 0.5, 3.0, None) or value != value
-        assert tables.of_differences(groups)
-        assert tables.of_configs(groups).count("<details>") == 2
+        assert tables.render_differences(groups)
+        assert tables.render_configs(groups).count("<details>") == 2

@@ -33,7 +33,7 @@ def test_numbers_by_hand():
     """Client 0 has two of class 0, client 1 one each of 0 and 2: of all it is 3/4, 0, 1/4."""
     split = given([0, 0, 0, 2], [5, 5, 9, 9])
     assert split.counts.tolist() == [[2, 0, 0], [1, 0, 1]]
-    assert split.held.tolist() == [1, 2]
+    assert split.classes_per_client.tolist() == [1, 2]
     assert split.distances.tolist() == [0.25, 0.25]
     assert split.sizes["train"].tolist() == [2, 2]
     assert split.rows()[1] == {
@@ -111,7 +111,7 @@ def test_whose_samples_a_client_has(tmp_path):
     several, _ = owners(named, ByOwner(), 2)
     assert sorted(", ".join(several).split(", ")) == ["Ada", "Di", named.names[-1]]
     assert owners(named, IID(), 2)[0] == [None, None]
-    with pytest.raises(ValueError, match="`client` to be places in `names` but got 5"):
+    with pytest.raises(ValueError, match="`client` to be positions in `names` but got 5"):
         replace(named, names=named.names[:5])
 
 
@@ -136,6 +136,7 @@ def test_the_median_of_two_is_between_them():
     assert [cell for cell in classes if cell[0].isdigit()] == ["3", "1", "2", "3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 12, 200])
 def test_pictures_of_few_and_many_clients(tmp_path, clients):
     split = given([k % 3 for k in range(600)], [k % clients for k in range(600)])
@@ -144,6 +145,7 @@ def test_pictures_of_few_and_many_clients(tmp_path, clients):
     assert len(pixels) > 20
 
 
+@pytest.mark.slow
 def test_the_command_trains_nothing_and_writes_table_and_picture(tmp_path, capsys):
     main(["partition", *QUICKSTART, "--trainer.default_root_dir", str(tmp_path)])
     text = capsys.readouterr().out
@@ -158,6 +160,7 @@ def test_the_command_trains_nothing_and_writes_table_and_picture(tmp_path, capsy
     assert {row["classes"] for row in rows} == {"2"}
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_model(tmp_path):
     layer = tmp_path / "data.yaml"
     layer.write_text(
@@ -170,6 +173,7 @@ def test_the_command_needs_no_model(tmp_path):
     assert list((tmp_path / "a").glob("*/split.png"))
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_config_of_another_machine(tmp_path):
     """Whether or not there are GPUs here."""
     trainer = {"accelerator": "gpu", "devices": 8, "strategy": "ddp", "precision": "16-mixed"}
@@ -180,6 +184,7 @@ def test_the_command_takes_the_config_of_another_machine(tmp_path):
     assert list((tmp_path / "a").glob("*/split.png"))
 
 
+@pytest.mark.slow
 def test_the_command_does_not_make_the_model_that_is_given(tmp_path):
     net = {"architecture": "resnet18", "weights": "no_such_file.pth", "num_classes": 10}
     model = {"lam": 1.0, "net": {"class_path": "pl_fed.models.FrozenBody", "init_args": net}}
@@ -192,6 +197,7 @@ def test_the_command_does_not_make_the_model_that_is_given(tmp_path):
     assert list((tmp_path / "a").glob("*/split.png"))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_split_is_one_sentence(tmp_path, capsys):
     root = ["--trainer.default_root_dir", str(tmp_path)]
     with pytest.raises(SystemExit) as stopped:

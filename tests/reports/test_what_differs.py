@@ -55,7 +55,7 @@ def test_keys_are_those_of_the_command_line():
     config = with_changes(
         {"trainer.callbacks": [{"class_path": "a.Timer"}], "model.init_args.seed": [1, 2]}
     )
-    found = configs.dotted(config)
+    found = configs.flatten(config)
     assert found["model.net"] == "pl_fed.models.MLP"
     assert found["model.lam"] == 0.1
     assert found["data.partitioner.classes_per_client"] == 2
@@ -66,19 +66,19 @@ def test_keys_are_those_of_the_command_line():
 
 def test_only_what_differs_is_a_difference():
     first = with_changes({"federation.adversary.attack": LABELS, "seed_everything": 3})
-    found = configs.differing([CONFIG, first])
+    found = configs.find_differences([CONFIG, first])
     assert found == {
         "seed_everything": [0, 3],
         "federation.adversary.attack": [None, "pl_fed.attacks.RandomLabels"],
         "federation.adversary.attack.redraw": [None, True],
     }
-    assert configs.differing([CONFIG]) == configs.differing([CONFIG, CONFIG]) == {}
+    assert configs.find_differences([CONFIG]) == configs.find_differences([CONFIG, CONFIG]) == {}
 
 
 def test_seeds_are_named():
-    assert configs.seed(CONFIG) == "0"
-    assert configs.seed(with_changes({"data.seed": 7})) == "0, data 7"
-    assert configs.seed({}) == ""
+    assert configs.describe_seeds(CONFIG) == "0"
+    assert configs.describe_seeds(with_changes({"data.seed": 7})) == "0, data 7"
+    assert configs.describe_seeds({}) == ""
 
 
 def test_the_share_of_byzantine_clients():
@@ -101,13 +101,13 @@ def test_the_share_of_byzantine_clients():
 
 
 def test_classes_are_described_by_what_they_are_given():
-    assert configs.said(CONFIG, "data", "partitioner") == "Shards(classes_per_client=2)"
-    assert configs.said(CONFIG, "federation", "adversary", "attack") == "–"
-    assert configs.said(CONFIG, "seed_everything", "nothing") == "–"
-    assert configs.described([MEDIAN, LABELS]) == "Median, RandomLabels(redraw=true)"
+    assert configs.describe_at(CONFIG, "data", "partitioner") == "Shards(classes_per_client=2)"
+    assert configs.describe_at(CONFIG, "federation", "adversary", "attack") == "–"
+    assert configs.describe_at(CONFIG, "seed_everything", "nothing") == "–"
+    assert configs.describe([MEDIAN, LABELS]) == "Median, RandomLabels(redraw=true)"
     nested = {"class_path": "a.Combined", "init_args": {"first": LABELS, "off": False, "n": 0.5}}
-    assert configs.described(nested) == "Combined(first=RandomLabels(redraw=true), n=0.5)"
+    assert configs.describe(nested) == "Combined(first=RandomLabels(redraw=true), n=0.5)"
     several = {"class_path": "a.Combined", "init_args": {"attacks": [LABELS, MEDIAN]}}
-    assert configs.described(several) == "Combined(attacks=[RandomLabels(redraw=true), Median])"
+    assert configs.describe(several) == "Combined(attacks=[RandomLabels(redraw=true), Median])"
     plain = {"class_path": "a.CNN", "init_args": {"sizes": [[8, 16], [0.5]], "names": ["a"]}}
-    assert configs.described(plain) == "CNN(sizes=[[8, 16], [0.5]], names=[a])"
+    assert configs.describe(plain) == "CNN(sizes=[[8, 16], [0.5]], names=[a])"

@@ -479,6 +479,7 @@ SEARCH = {
 DRAWN = {"attack": Combined([RandomLabels(), RandomUpdates()]), "fraction": 0.3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [SEARCH, DRAWN])
 @pytest.mark.parametrize("engine", [{"chunk_size": 1}, {"chunk_size": 3}, {"engine": "stacked"}])
 def test_chunks_and_engines_do_not_matter(how, engine):
@@ -513,6 +514,7 @@ def trained(folder, rounds, resumes=None, **how):
     return trainer, client
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 @pytest.mark.parametrize("how", [SEARCH, DRAWN])
 def test_a_resumed_run_has_the_same_byzantine_clients(tmp_path, how):

@@ -20,7 +20,7 @@ from pl_fed.partitioners import IID
 from pl_fed.rounds.byzantine_clients import draw_byzantine, mark_byzantine
 from pl_fed.rounds.checks import (
     NonFiniteLossError,
-    check_broken,
+    check_broken_share,
     check_net,
 )
 from pl_fed.rounds.trained_cohort import UploadStatus
@@ -60,13 +60,13 @@ def test_it_is_not_to_count_samples(name, arguments, first, then):
 
 @pytest.mark.parametrize(("name", "arguments"), MEANS.items())
 def test_of_another_server_optimizer_there_is_a_warning(name, arguments):
-    said = f"The global model of {name} is the mean of what all clients keep only if"
+    said = f"The global model of {name} is the mean over all clients only if"
     others = [adam, sgd(0.5), sgd(1.0, momentum=0.9), sgd(1.0, weight_decay=0.1)]
     for optimizer in others:
         with pytest.warns(UserWarning, match=said):
             set_up(name, arguments, server_optimizer=optimizer)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*is the mean of what all.*")
+        warnings.filterwarnings("error", message=".*is the mean over all clients only.*")
         set_up(name, arguments)
         set_up("FedAvg", {}, Mean("samples"), server_optimizer=adam)
         set_up("MeanRegularized", {"mean": "cohort"}, server_optimizer=adam)
@@ -261,7 +261,7 @@ class TwoArguments(MLP):
             r"inputs of shape \[1, 4, 4\] \(torch.float32\) but MLP failed: .*cannot be multiplied",
         ),
         (nn.Linear(4, 3), r"shape \[batch, 3\], but got \[2, 1, 4, 3\]"),
-        (Tuple(16, [], 3), "`net` to give a tensor but got tuple"),
+        (Tuple(16, [], 3), "`net` to return a tensor but got tuple"),
         (TwoArguments(16, [], 3), "TwoArguments failed: .*missing 1 required positional argument"),
         (nn.Conv2d(3, 3, 1), "Conv2d failed: .*channels"),
     ],
@@ -302,7 +302,7 @@ def test_outputs_are_not_compared_with_the_targets_of_others(criterion, given, w
     net = nn.Linear(4, 1) if wide else nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
     data = data_of(torch.rand(20, 4), torch.rand(given), 0)
     shapes = ("[2]", "[2, 1]") if wide else ("[2, 1]", "[2]")
-    words = f"`net` to give outputs of the targets' shape {shapes[0]} but got {shapes[1]}"
+    words = f"`net` to return outputs of the targets' shape {shapes[0]} but got {shapes[1]}"
     with pytest.raises(ValueError, match=re.escape(words)):
         check_net(Ditto(net, criterion=criterion()), data)
 
@@ -349,7 +349,7 @@ def broken_check(losses, rows, byzantine=(), most=0.0, misshapen=()):
     losses, finite = torch.tensor(losses), finite_rows(torch.tensor(rows))
     sent = torch.where(finite & losses.isfinite(), UploadStatus.VALID, UploadStatus.NOT_FINITE)
     sent[list(misshapen)] = UploadStatus.MALFORMED
-    return check_broken(sent, ~is_byzantine[clients], losses, clients, 7, most)
+    return check_broken_share(sent, ~is_byzantine[clients], losses, clients, 7, most)
 
 
 GOOD_ROWS = [[1.0], [2.0], [3.0]]
@@ -371,7 +371,7 @@ def test_several_are_counted_and_one_is_named():
 
 
 def test_an_upload_of_a_wrong_length_is_told_from_one_that_diverged():
-    with pytest.raises(NonFiniteLossError, match="client 3 got some of another kind or length"):
+    with pytest.raises(NonFiniteLossError, match="client 3 got rows of another kind or length"):
         broken_check([1.0, 2.0, 3.0], GOOD_ROWS, misshapen=[2])
 
 

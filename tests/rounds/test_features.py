@@ -43,6 +43,7 @@ def data_of(**kwargs):
     return shared_out(classes(SIZES, IMAGES), **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
@@ -104,6 +105,7 @@ def test_they_are_those_of_evaluation_mode():
     torch.testing.assert_close(federation.data.inputs, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["64-true", "32-true", "bf16-mixed"])
 def test_a_run_that_is_stopped_resumed_tested_and_loaded(tmp_path, precision):
     """All metrics and predictions are those without kept features."""
@@ -162,6 +164,7 @@ def test_other_weights_give_other_features(tmp_path):
     assert other.test(client, module, ckpt_path=path, verbose=False)[0] == expected
 
 
+@pytest.mark.slow
 def test_a_resnet():
     net = FrozenBody("resnet18", num_classes=3, keep_features=True).eval()
     images = torch.randn(4, 1, 16, 16)
@@ -207,14 +210,14 @@ def refused(net, data, match):
 
 def test_augmented_inputs_are_refused():
     data = data_of(augment=[v2.RandomHorizontalFlip()])
-    refused(Transfer(True), data, r"`augment` to be left out where Transfer keeps features but got")
+    refused(Transfer(True), data, r"no argument `augment` for Transfer, which keeps features, but")
     Federation(All(), seed=0).setup(FedAvg(Transfer(False)), data, "fit")
 
 
 def test_features_that_are_trained_are_refused():
     net = Transfer(True)
     net.body[0].weight.requires_grad_(True)
-    refused(net, data_of(), r"`features` of Transfer.* to need frozen parameters only but got some")
+    refused(net, data_of(), r"`features` of Transfer.* to use frozen parameters only but got")
 
 
 class InputsOnly(Transfer):
@@ -241,8 +244,8 @@ class Nameless(nn.Module):
 @pytest.mark.parametrize(
     ("net", "match"),
     [
-        (InputsOnly, "InputsOnly, whose `keep_features` is True, to take features as it does inp"),
-        (OtherOutputs, "to take features as it does inputs but got other outputs for them"),
+        (InputsOnly, "InputsOnly with `keep_features` = True to take features in place of inp"),
+        (OtherOutputs, "to take features in place of inputs but got other outputs"),
         (Nameless, "Expected `features` of Nameless.* to take inputs but that failed: .*features"),
     ],
 )

@@ -8,7 +8,7 @@ from pl_fed.clients import FedAvg
 from pl_fed.data import Arrays, Digits, FederatedData
 from pl_fed.data.fingerprint import digest_of_labels, fingerprint_of, same_inputs
 from pl_fed.partitioners import IID
-from pl_fed.rounds.identity import check_identity, identity_of, kind_of
+from pl_fed.rounds.identity import check_identity, federation_identity, states_identity
 from pl_fed.skews import Rotations
 
 
@@ -22,7 +22,7 @@ def arrays(seed=0, owners=(0, 1, 2, 3)):
 
 def identity(data, seed=0):
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=1)
-    return identity_of(client, data.clients, seed)
+    return federation_identity(client, data.clients, seed)
 
 
 def of(made, **how):
@@ -57,7 +57,7 @@ def test_as_many_samples_do_not_make_a_checkpoint_fit(saved, here, words):
 def test_other_labels_of_the_same_inputs_are_refused():
     other = arrays()
     other.targets[:2] = other.targets[:2].flip(0)
-    match = r"^Expected a checkpoint of a run with the same labels .* holds other samples"
+    match = r"^Expected a checkpoint of a run with the same labels .* has other samples"
     with pytest.raises(ValueError, match=match):
         check_identity(of(arrays()), of(other))
 
@@ -73,7 +73,7 @@ def test_a_part_that_was_not_saved_is_refused():
 def test_clients_states_may_be_evaluated_on_other_samples():
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=1)
     one, other = (FederatedData(Given(arrays(seed))).clients for seed in (0, 1))
-    assert kind_of(client, one, 0) == kind_of(client, other, 0)
+    assert states_identity(client, one, 0) == states_identity(client, other, 0)
 
 
 def test_normalized_data_are_the_same_samples():
@@ -84,7 +84,7 @@ def test_normalized_data_are_the_same_samples():
 def test_copies_of_shared_samples_are_the_samples():
     made = Arrays(torch.rand(80, 1, 4, 4), torch.arange(80) % 3, num_classes=3)
     plain, skewed = (
-        FederatedData(Given(made), IID(), 4, skew=skew).clients.owned_once()
+        FederatedData(Given(made), IID(), 4, skew=skew).clients.copy_shared_samples()
         for skew in (None, Rotations())
     )
     assert plain.digests == skewed.digests

@@ -86,7 +86,7 @@ def test_a_checkpoint_that_does_not_tell_is_taken_and_nothing_is_claimed(tmp_pat
 def test_a_checkpoint_of_another_number_of_clients_is_refused(tmp_path):
     trainer, *_ = trained(tmp_path, rounds=1)
     state = {**trainer.federation.state_dict(), "participation": torch.zeros(2)}
-    with pytest.raises(ValueError, match=r"participation is of 6 clients but got .* \[2\]"):
+    with pytest.raises(ValueError, match=r"participation of 6 clients but got .* \[2\]"):
         trainer.federation.load_state_dict(state)
 
 
@@ -103,6 +103,7 @@ def test_byzantine_clients_are_counted_but_not_said(tmp_path):
     assert said[0].startswith("2 of 4 benign clients never took part")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "personal"), [(FedAvg, 0), (Finetuning, 0), (Mocha, 3)])
 def test_only_models_that_clients_keep_are_never_trained(tmp_path, kind, personal):
     """Finetuning trains each client's model anew before an evaluation."""

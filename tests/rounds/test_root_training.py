@@ -121,6 +121,7 @@ def alone(data):
 # What it is
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("work", [{"local_epochs": 3}, {"local_steps": 4}], ids=str)
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -245,6 +246,7 @@ def test_local_steps_are_limited_and_gradients_clipped_as_the_clients_are():
 # What it leaves alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("kind", [FedAvg, Ditto, FLAME])
 def test_it_changes_nothing_else(net, kind):
@@ -285,6 +287,7 @@ def test_models_statistics_and_counters_are_as_before(net):
     assert not root.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["stacked", "one_by_one", "stacked_compiled"])
 @pytest.mark.parametrize("chunk_size", [None, 1])
 def test_it_does_not_depend_on_the_engine(uncompiled, engine, chunk_size):

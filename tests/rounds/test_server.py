@@ -194,13 +194,16 @@ def test_reset_forgets_a_state_that_was_not_taken_up_yet():
 
 def test_another_optimizer_is_refused():
     state = Server(Mean(), OPTIMIZERS["Adam"]).state_dict(torch.ones(3))
-    with pytest.raises(ValueError, match="server optimizer is SGD but got one with Adam"):
+    with pytest.raises(ValueError, match="server optimizer SGD but got one with Adam"):
         Server(Mean(), OPTIMIZERS["SGD"]).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     ("here", "words"),
-    [(Mean(), "is Mean but got one with Momentum"), (Longer(), "is Longer but got one with Mom")],
+    [
+        (Mean(), "aggregator Mean but got one with Momentum"),
+        (Longer(), "aggregator Longer but got one with Mom"),
+    ],
 )
 def test_the_memory_of_another_aggregator_is_refused(here, words):
     state = Server(Momentum(), sgd(lr=1.0)).state_dict(torch.ones(3))
@@ -241,6 +244,6 @@ def test_an_optimizer_that_needs_a_closure_is_refused():
 )
 def test_it_is_known_whether_a_step_adds_what_was_merged(optimizer, adds):
     server, row, update = Server(Mean(), optimizer), torch.ones(3), torch.tensor([[1.0, -2.0, 3.0]])
-    assert server.adds == adds
+    assert server.only_adds == adds
     server.step(row, update, torch.ones(1), RoundContext(), lambda _: None)
     assert not adds or torch.equal(row, 1 + update[0])

@@ -43,6 +43,7 @@ def test_every_public_class_is_exported(member):
     assert getattr(pl_fed.samplers, member.__name__, None) is member
 
 
+@pytest.mark.slow
 @each_sampler
 @settings(deadline=None)
 @given(

@@ -115,6 +115,7 @@ def test_uniform_takes_every_pair_of_many_equally_often():
     assert scipy.stats.chisquare(found.numpy()).pvalue > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_of_many")
 @pytest.mark.parametrize("large", [3, 10**6], ids=["drawn", "looked at"])
 def test_by_size_takes_each_pair_of_many_in_the_closed_form(large):

@@ -151,7 +151,7 @@ def test_a_skew_that_changes_shapes_is_refused():
         def change(self, x, client, num_clients, seed):
             return x[..., :2]
 
-    with pytest.raises(ValueError, match=r"`skew` to keep the shape .* but Cut gave"):
+    with pytest.raises(ValueError, match=r"`skew` to keep the shape .* but got .* from Cut"):
         shared_out(Cut())
 
 

@@ -90,6 +90,7 @@ class Words(NamedTuple):
     mask: torch.Tensor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
 def test_inputs_that_are_a_named_tuple_are_compiled_too(engine, recwarn):
     by_name = sentences()
@@ -113,6 +114,7 @@ def part(tree, mask):
     return tree[mask]
 
 
+@pytest.mark.slow
 @every_case
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
 def test_engines_agree(net, how, arrays, loss, kind):

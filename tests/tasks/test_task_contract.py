@@ -111,7 +111,7 @@ REFUSED = {
     ),
     "a tuple": (
         lambda: Regression().check_outputs((OUTPUTS,), REALS, 0),
-        "`net` to give a tensor but got tuple",
+        "`net` to return a tensor but got tuple",
     ),
     "other labels": (
         lambda: MultiLabel().check_outputs(OUTPUTS, REALS[:, :2], 0),

@@ -179,6 +179,7 @@ def test_lambda_star_of_figure_1():
     assert pytest.approx(1.1852, abs=5e-5) == ATTACKED.best
 
 
+@pytest.mark.slow
 @every_setting
 @pytest.mark.parametrize("factor", FACTORS)
 def test_trained_models_are_the_closed_form(setting, factor):
@@ -247,6 +248,7 @@ def test_a_larger_lambda_fits_worse_and_lies_nearer(setting):
         assert (smaller < larger).all()
 
 
+@pytest.mark.slow
 @every_setting
 def test_lambda_zero_is_local_training_to_the_last_bit(setting):
     _, v = fitted(setting, Ditto, lam=0.0)
@@ -255,12 +257,14 @@ def test_lambda_zero_is_local_training_to_the_last_bit(setting):
     torch.testing.assert_close(local, world(setting).estimates, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @every_setting
 def test_a_huge_lambda_follows_the_global_model(setting):
     w, v = ditto(setting, 1e8)
     assert (v - w).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tau", "better"), [(0.02, "global"), (0.5, "local")], ids=["related", "unrelated"]
 )

@@ -66,6 +66,7 @@ def error(found, expected):
 # Solutions: (135), (136), (137)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("rho", [0.05, 0.2], ids=["rho < lam alpha", "rho = lam / m"])
 @pytest.mark.parametrize("cohort_size", [5, 3])
@@ -86,6 +87,7 @@ def test_it_converges_to_135(weights, rho, cohort_size):
     assert error(found["local"], np.tile(w, (5, 1))) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("b", [[0.5, 1.0, 2.0, 3.0, 4.0], [2.0] * 5], ids=["unequal", "equal"])
 @pytest.mark.parametrize("lam", [0.5, 2.0])
 def test_it_converges_to_136(b, lam):
@@ -116,6 +118,7 @@ def test_the_error_falls_linearly():
 # Lemma 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cohort_size", [5, 2])
 def test_the_lyapunov_function_decreases(cohort_size):
     """Lemma 1: L̃(P^t) − L̃(P^(t+1)) ≥ D_1 ΔΓ^(t+1), with inexact θ_i and some of the clients."""
@@ -154,6 +157,7 @@ def test_the_lyapunov_function_decreases(cohort_size):
 # The limit of FedADMM
 
 
+@pytest.mark.slow
 def test_solutions_go_to_those_of_fedadmm_as_lam_grows():
     """Twice the λ, about half the distance: O(1/λ). Personal models go to the global one, too."""
     problem = LeastSquares.drawn([8, 8, 12, 6, 7], b=[0.6, 0.8, 1.0, 1.4, 2.0])
@@ -275,6 +279,7 @@ ATTACKS = ["same-value", "Gaussian", "sign-flipping"]
 NEAR, FAR = drawn_truths(0.2), drawn_truths(2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("truths", [NEAR, FAR], ids=["near zero", "far from zero"])
 def test_proposition_2(attack, truths):

@@ -66,6 +66,7 @@ def fixed_point(curvature, pulls, steps, lr, mu):
     return np.linalg.solve(identity - matrix, constant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "mu", "server"),
     [
@@ -98,6 +99,7 @@ def test_a_linear_rate_is_inherited(steps, mu, server, lam):
     assert rate_v == pytest.approx(rate_w, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_rate_of_one_over_t_is_inherited():
     """Point estimation of 100 numbers at once, a sample a step: noise that falls with the steps.
 
