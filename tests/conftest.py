@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from multiprocessing.process import BaseProcess
 
 import pytest
 
@@ -11,12 +12,18 @@ from pl_fed.engine import compiled
 FAST = "not slow"  # the expression of the fast lane
 
 
+def pytest_configure(config):
+    """Hide the real data from the fast lane."""
+    if config.option.markexpr == FAST:
+        os.environ.pop("PL_FED_DATA", None)
+
+
 @pytest.fixture(autouse=True)
 def fast_lane(request, monkeypatch):
-    """Let no test of the fast lane start a process, compile, or read real data."""
+    """Let no test of the fast lane start a process or compile."""
     if request.config.option.markexpr == FAST:
-        monkeypatch.delenv("PL_FED_DATA", raising=False)
         monkeypatch.setattr(subprocess.Popen, "__init__", refuse_in_fast_lane)
+        monkeypatch.setattr(BaseProcess, "start", refuse_in_fast_lane)
         monkeypatch.setattr(compiled, "compile_graph", refuse_in_fast_lane)
         monkeypatch.setattr(torch_internals, "compile_graph", refuse_in_fast_lane)
 
