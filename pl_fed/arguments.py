@@ -50,11 +50,9 @@ def check_instances(kind: type, **arguments: object) -> None:
             )
 
 
-def check_nonnegative(**arguments: float | None) -> None:
-    """Raise an error unless all arguments are finite and at least 0, or ``None``."""
+def check_nonnegative(**arguments: float) -> None:
+    """Raise an error unless all arguments are finite numbers of at least 0."""
     for name, value in arguments.items():
-        if value is None:
-            continue
         _check_number(name, value)
         if not 0 <= value < math.inf:
             raise ValueError(

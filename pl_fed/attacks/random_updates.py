@@ -51,7 +51,8 @@ class RandomUpdates(Attack):
     """
 
     def __init__(self, std: float | None = None, on: Literal["update", "model"] = "update") -> None:
-        check_nonnegative(std=std)
+        if std is not None:
+            check_nonnegative(std=std)
         check_choice(("update", "model"), on=on)
         self.std = std
         self.on = on

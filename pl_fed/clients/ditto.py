@@ -71,7 +71,9 @@ class Ditto(Pulled):
         global_mu: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        check_nonnegative(personal_lr=personal_lr, global_mu=global_mu)
+        check_nonnegative(global_mu=global_mu)
+        if personal_lr is not None:
+            check_nonnegative(personal_lr=personal_lr)
         check_work(personal_steps, personal_epochs, prefix="personal")
         work = None
         if personal_steps is not None or personal_epochs is not None:

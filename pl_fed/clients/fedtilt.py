@@ -82,7 +82,9 @@ class FedTilt(Client):
         personal_lr: float | None = None,
         **kwargs: Any,
     ) -> None:
-        check_nonnegative(mu=mu, personal_lr=personal_lr)
+        check_nonnegative(mu=mu)
+        if personal_lr is not None:
+            check_nonnegative(personal_lr=personal_lr)
         models = {"global": Model(), "personal": Model(lr=personal_lr)}
         super().__init__(net, models=models, **kwargs)
         for name, tilt in (("tau", tau), ("lam", lam)):

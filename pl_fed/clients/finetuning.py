@@ -74,7 +74,8 @@ class Finetuning(Pulled):
     ) -> None:
         models = {"global": Model(), "personal": Model(trained=False, kept=False)}
         super().__init__(net, models=models, lam=lam, regularizer=regularizer, **kwargs)
-        check_nonnegative(finetune_lr=finetune_lr)
+        if finetune_lr is not None:
+            check_nonnegative(finetune_lr=finetune_lr)
         if {finetune_epochs, finetune_steps} != {0, None}:
             check_work(finetune_steps, finetune_epochs, prefix="finetune")
             work = LocalWork(finetune_steps, finetune_epochs or 1)

@@ -104,8 +104,11 @@ class FLAME(ADMM):
         **kwargs: Any,
     ) -> None:
         super().__init__(net, rho, weights, **kwargs)
-        numbers = {"lam": lam, "tolerance": tolerance, "smoothness": smoothness}
-        check_positive(**{name: value for name, value in numbers.items() if value is not None})
+        check_positive(lam=lam)
+        if tolerance is not None:
+            check_positive(tolerance=tolerance)
+        if smoothness is not None:
+            check_positive(smoothness=smoothness)
         check_finite(decay=decay)
         if not 0 < decay < 1:
             raise ValueError(f"Expected argument `decay` to be between 0 and 1 but got {decay}.")

@@ -537,6 +537,14 @@ def test_a_criterion_that_is_no_mean_is_refused(kind, arguments):
 
 
 @every
+def test_a_number_that_must_be_given_is_not_none(kind, arguments):
+    for parameter in inspect.signature(kind.__init__).parameters.values():
+        if parameter.annotation is float:
+            with pytest.raises((TypeError, ValueError), match="got None|NoneType"):
+                make(kind, {**arguments, parameter.name: None})
+
+
+@every
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_round_without_a_trainer_is_refused_with_a_sentence(kind, arguments):
     client = make(kind, arguments)
