@@ -92,7 +92,8 @@ def config_changes(file: Path, config: dict[str, Any]) -> str:
     if changes.keys() <= _LENGTHS:
         return ""
     return ", ".join(
-        f"{n} {format_value(was)} → {format_value(now)}" for n, (was, now) in changes.items()
+        f"{key} {format_value(saved)} → {format_value(value)}"
+        for key, (saved, value) in changes.items()
     )
 
 

@@ -2,10 +2,9 @@
 
 It needs these private names, which ``tests/test_lightning.py`` checks: ``_FitLoop``;
 ``_call_lightning_module_hook``; the trainer's ``_logger_connector`` and ``_signal_connector``;
-``_SignalConnector`` and its ``_sigterm_notifier_fn``; the
-module's ``_current_fx_name``; of the epoch loop ``_should_check_val_epoch`` and
-``_batches_that_stepped``. It also changes the progress counters of the loops, which are public but
-undocumented.
+``_SignalConnector`` and its ``_sigterm_notifier_fn``; the module's ``_current_fx_name``; of the
+epoch loop ``_should_check_val_epoch`` and ``_batches_that_stepped``. It also changes the progress
+counters of the loops, which are public but undocumented.
 """
 
 import time
