@@ -540,7 +540,7 @@ def test_a_criterion_that_is_no_mean_is_refused(kind, arguments):
 def test_a_number_that_must_be_given_is_not_none(kind, arguments):
     for parameter in inspect.signature(kind.__init__).parameters.values():
         if parameter.annotation is float:
-            with pytest.raises((TypeError, ValueError), match="got None|NoneType"):
+            with pytest.raises((TypeError, ValueError), match=r"got None|NoneType"):
                 make(kind, {**arguments, parameter.name: None})
 
 

@@ -232,7 +232,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_the_same(control, tmp_path):
 )
 def test_optimizers_whose_steps_are_no_gradients_are_refused(optimizer, got):
     client = Scaffold(seeded(mlp), optimizer=optimizer)
-    with pytest.raises(ValueError, match=f"`optimizer` to build .* but got {got}"):
+    with pytest.raises(ValueError, match=f"`optimizer` to build torch.optim.SGD .* but got {got}"):
         Federation(seed=0, sampler=Only(0)).setup(client, shared_out(classes(SIZES)), "fit")
 
 
