@@ -191,8 +191,8 @@ def _check_tensors(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         expected, got = (_describe_shape(tensors.get(name)) for tensors in (own, saved))
         if expected != got:
             raise ValueError(
-                f"Expected a checkpoint whose models have {expected} for `{name}` but got one of"
-                f" another net, with {got}."
+                f"Expected a checkpoint whose models have {expected} for `{name}` but got one with"
+                f" {got}: it is of another net."
             )
 
 
