@@ -62,11 +62,11 @@ class FitResult:
     validation: list[Row]
     before: float = 0.0
 
-    def tested(self, models: Iterable[str]) -> list[str]:
+    def tested_models(self, models: Iterable[str]) -> list[str]:
         """Return the models with test results, out of the given names."""
         return [model for model in models if self.last.get(f"test/{model}/accuracy")]
 
-    def validated(self, column: str) -> str:
+    def last_value(self, column: str) -> str:
         """Return a column's value in the last round that has one."""
         return [row[column] for row in self.rounds if row.get(column)][-1]
 

@@ -41,7 +41,7 @@ class Comparison:
         difference = f"{self.difference:+.{digits}f}".replace("-", "−")
         return [
             spread(self.paper, self.std, digits),
-            measured(self.ours, digits),
+            format_mean_and_std(self.ours, digits),
             f"{difference} {sign}",
         ]
 
@@ -51,7 +51,7 @@ def spread(mean: float, std: float | None, digits: int = 4) -> str:
     return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
 
 
-def measured(values: Sequence[float], digits: int = 4) -> str:
+def format_mean_and_std(values: Sequence[float], digits: int = 4) -> str:
     """Format the mean over seeds and its sample standard deviation; a dash without values."""
     if not values:
         return "–"

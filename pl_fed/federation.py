@@ -183,7 +183,7 @@ class Federation(Configurable):
         """Refuse an algorithm, data, attacks and aggregators that do not fit together."""
         data = datamodule.clients
         check_net(client, data, datamodule.augment)
-        classes = client.classes_of(data)
+        classes = client.count_classes(data)
         Monitor.from_name(self.monitor, client.task, classes)  # refuses an unknown name
         check_mean(client, self.server.aggregator, self.server.only_adds)
         check_features(client, datamodule)
@@ -371,7 +371,7 @@ class Federation(Configurable):
         return self.session.evaluation.metrics(part)
 
     @property
-    def monitored(self) -> str:
+    def monitored_metric(self) -> str:
         """The name of the metric that chooses models, from ``monitor`` or the task."""
         return self.session.evaluation.monitor.name
 

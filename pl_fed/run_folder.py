@@ -14,7 +14,7 @@ from pl_fed.arguments import check_writable
 
 _MAX_PREFIX_LETTERS = 50  # so that the name of a temporary folder is never too long
 
-HALF_WRITTEN = ".ckpt.tmp"
+TEMPORARY_NAME = ".ckpt.tmp"
 """Name of an incomplete checkpoint; the same for all checkpoints, so that a kill leaves only one
 incomplete file."""
 
@@ -108,7 +108,7 @@ def last_run(root: str | Path, can_restart: Callable[[Path], bool] | None = None
 
 def _is_empty(folder: Path) -> bool:
     """Return whether a folder exists and holds at most an incomplete checkpoint."""
-    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {HALF_WRITTEN}
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {TEMPORARY_NAME}
 
 
 def _modification_time(path: Path) -> int:

@@ -6,7 +6,7 @@ _FORMULA = re.compile(r"[=+\-@\t\r']")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 
 
-def printable(text: str, encoding: str = "utf-8") -> str:
+def escape_controls(text: str, encoding: str = "utf-8") -> str:
     r"""Return a text with escaped control characters, so that a terminal does not execute them.
 
     Args:
@@ -14,9 +14,9 @@ def printable(text: str, encoding: str = "utf-8") -> str:
         encoding: The encoding of the terminal. Letters outside it are escaped, too.
 
     Example:
-        >>> print(printable("a\x1b[31mb é"))
+        >>> print(escape_controls("a\x1b[31mb é"))
         a\x1b[31mb é
-        >>> print(printable("é", "ascii"))
+        >>> print(escape_controls("é", "ascii"))
         \xe9
     """
     if not text.isprintable():

@@ -73,7 +73,7 @@ def replace_leaves(tree: Tree, tensors: Iterator[Any]) -> Tree:
     return tree_map(lambda _: next(tensors), tree)
 
 
-def rows_of(tree: Tree) -> int:
+def count_samples(tree: Tree) -> int:
     """Return the number of samples of a tree: the length of its tensors."""
     return len(leaves(tree)[0])
 
@@ -92,7 +92,7 @@ def gather(tree: Tree, index: Tensor) -> Tree:
     return tree_map(lambda leaf: leaf.index_select(0, index), tree)
 
 
-def bytes_of_sample(tree: Tree) -> int:
+def count_sample_bytes(tree: Tree) -> int:
     """Return the number of bytes of one sample."""
     return sum(leaf[:1].nbytes for leaf in leaves(tree))
 

@@ -112,8 +112,8 @@ class RoundContext:
         start_losses: Mean loss of the broadcast w^t over all training data of each client, [n];
             empty unless the aggregator's ``needs_start_losses`` is set.
         attackers: Ids of the clients that forge their uploads, int64 [b]; empty for aggregators.
-        known: Ids of the clients of the honest uploads that the attack knows, int64 [h]; empty for
-            aggregators.
+        observed: Ids of the clients of the honest uploads that the attack observes, int64 [h];
+            empty for aggregators.
         broadcast: The global model w^t at the start of the round, [d]; empty if the server merges
             uploads in slices of the coordinates.
         root: The update of w^t that the server trains on its own data, [d]; empty unless the
@@ -126,7 +126,7 @@ class RoundContext:
             attackers that train in their own way. ``None`` for aggregators.
         samples: Returns all training samples of an attacker, by its id, before any attack on data.
             ``None`` for aggregators.
-        merged: Returns the server's merged update if the attackers upload some rows [b, d].
+        simulate_merge: Returns the server's merged update if the attackers upload some rows [b, d].
             ``None`` if the attackers do not know it, and for aggregators.
     """
 
@@ -137,16 +137,16 @@ class RoundContext:
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
     start_losses: Tensor = field(default_factory=lambda: torch.empty(0))
     attackers: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    known: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    observed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     broadcast: Tensor = field(default_factory=lambda: torch.empty(0))
     root: Tensor = field(default_factory=lambda: torch.empty(0))
     sum: Callable[[Tensor], Tensor] = lambda part: part
     note: Callable[[str, float | Tensor], None] = lambda *_: None
     net: Callable[[], nn.Module] | None = None
     samples: Callable[[int], Batch] | None = None
-    merged: Callable[[Tensor], Tensor] | None = None
+    simulate_merge: Callable[[Tensor], Tensor] | None = None
 
-    def of(self, index: Tensor) -> "RoundContext":
+    def select(self, index: Tensor) -> "RoundContext":
         """Return the context of some of the clients.
 
         Args:

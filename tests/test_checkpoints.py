@@ -15,7 +15,7 @@ import torch
 import pl_fed.lightning.checkpoints
 from pl_fed.command.main import main
 from pl_fed.lightning.checkpoints import AtomicCheckpointIO, read_identity
-from pl_fed.run_folder import HALF_WRITTEN
+from pl_fed.run_folder import TEMPORARY_NAME
 
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 SHORT = [
@@ -249,7 +249,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch, number)
     with pytest.raises(OSError, match=words):
         AtomicCheckpointIO().save_checkpoint({"round": 2}, path)
     assert path.read_bytes() == content
-    assert not (tmp_path / HALF_WRITTEN).exists(), "its room is given back"
+    assert not (tmp_path / TEMPORARY_NAME).exists(), "its room is given back"
 
 
 def test_an_interrupt_while_saving_stays_one(tmp_path, monkeypatch):

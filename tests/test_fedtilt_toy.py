@@ -71,9 +71,9 @@ def test_second_experiment_a_large_tau_serves_the_small_class_too(run):
 def test_third_experiment_a_negative_lam_disregards_outliers(run):
     """They move the boundary of plain losses, and a positive λ follows single samples."""
     clean, disturbed = (run(3, 100.0, -100.0, noise) for noise in (0.0, 5.0))
-    assert disturbed.moved_from(clean).max() < 0.03
+    assert disturbed.share_moved_from(clean).max() < 0.03
     assert clean.by_class_of_many.mean(1).diff().abs() < 0.05
     assert clean.by_class_of_many.min() > 0.65
     plain, disturbed = (run(3, 0.0, 0.0, noise) for noise in (0.0, 5.0))
-    assert disturbed.moved_from(plain).max() > 0.2
+    assert disturbed.share_moved_from(plain).max() > 0.2
     assert run(3, 100.0, 100.0).by_class_of_many.min() < 0.1

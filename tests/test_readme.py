@@ -188,7 +188,7 @@ def test_the_readme_of_the_algorithms_names_all_that_an_author_writes():
     named = set(re.findall(r"`(\w+)", text))
     serving = {
         *("objective", "mean_loss", "sample_losses", "refuse_batch_criterion"),
-        *("averages_samples", "choose_task", "classes_of", "place", "sample_weights"),
+        *("averages_samples", "choose_task", "count_classes", "place", "sample_weights"),
     }
     members = {name for name in vars(Client) if not name.startswith("_")} - serving
     assert members - named == set()

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pl_fed.text import csv_cell, printable
+from pl_fed.text import csv_cell, escape_controls
 
 
 @given(st.text())
 def test_printable_text_has_no_control_characters(text):
-    shown = printable(text)
+    shown = escape_controls(text)
     assert shown.isprintable()
     if text.isprintable():
         assert shown == text
@@ -20,12 +20,12 @@ def test_printable_text_has_no_control_characters(text):
 
 @pytest.mark.parametrize("text", ["\x1b[31mred", "a\nb", "\u202egnp.exe", "\x9b31m", "\udc80"])
 def test_what_a_terminal_would_obey_is_escaped(text):
-    assert "\\" in printable(text)
+    assert "\\" in escape_controls(text)
 
 
 @given(st.text())
 def test_printable_text_can_be_written_in_the_encoding_of_the_terminal(text):
-    printable(text, "ascii").encode("ascii")
+    escape_controls(text, "ascii").encode("ascii")
 
 
 @given(st.text(alphabet="=+-@\t\r'1a. " + string.digits))

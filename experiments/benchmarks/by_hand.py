@@ -27,7 +27,10 @@ class ByHand:
         self.owned = {client: data.train.samples(client) for client in self.clients}
         torch.manual_seed(0)
         self.model, self.personal = (case.build().to(data.inputs.device) for _ in range(2))
-        self.leaves, self.own = trained(self.model), trained(self.personal)
+        self.leaves, self.own = (
+            trainable_parameters(self.model),
+            trainable_parameters(self.personal),
+        )
         self.server = [leaf.detach().clone() for leaf in self.leaves]
         self.kept: dict[int, list[Tensor]] = {}
 
@@ -78,7 +81,7 @@ class ByHand:
             leaf.grad.add_(leaf, alpha=LAM).sub_(centre, alpha=LAM)
 
 
-def trained(model: nn.Module) -> list[nn.Parameter]:
+def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 

@@ -63,7 +63,7 @@ def evaluations(case: Case) -> list[float]:
         with (
             mock.patch.object(evaluation, "ChannelsLast", layout),
             mock.patch.object(evaluation, "_CONVOLUTION_BATCH", batch),
-            mock.patch.object(evaluation, "mkl_held_back", return_value=by_onednn),
+            mock.patch.object(evaluation, "is_mkl_slow", return_value=by_onednn),
         ):
             evaluator.start_losses(data.clients, torch.arange(case.clients), {})
 

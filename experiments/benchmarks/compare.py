@@ -79,11 +79,11 @@ def serve(case: Case, settings: Settings) -> None:
     os.dup2(2, 1)  # other prints must not mix with the answers
     torch.set_num_threads(1)
 
-    def between(seconds: float | None) -> bool:
+    def continue_after_round(seconds: float | None) -> bool:
         print(-1 if seconds is None else seconds, file=answers, flush=True)
         return bool(sys.stdin.readline())
 
-    fit(case, case.data(), settings, 1, between)
+    fit(case, case.data(), settings, 1, continue_after_round)
 
 
 def compare(case: Case, before: Path, settings: Settings) -> list[str]:

@@ -119,7 +119,7 @@ def row_of(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def as_line(row: dict[str, object]) -> list[str]:
+def format_cells(row: dict[str, object]) -> list[str]:
     """Return the cells of a row of the table."""
     numbers = [row[name] for name in ("seconds", "times_the_mean", "memory_above_uploads")]
     cells = ["–" if number == "" else f"{number:.2f}" for number in numbers]
@@ -140,7 +140,7 @@ def main() -> None:
     rows = []
     for name in arguments.rows:
         rows.append(row_of(name, arguments))
-        print(table(as_line(rows[-1]), []).splitlines()[0], flush=True)
+        print(table(format_cells(rows[-1]), []).splitlines()[0], flush=True)
     if arguments.save:
         save_rows("defences.csv", rows)
 

@@ -16,33 +16,37 @@ from pl_fed.clients import Client, Ditto, FedAvg
 from pl_fed.data import FederatedData
 from pl_fed.samplers import All, Uniform
 
-Between = Callable[[float | None], bool]
+ContinueAfterRound = Callable[[float | None], bool]
 
 
 class Rounds(Callback):
     """Times the rounds of a fit, from one's start to the next's: all that a round does is in it.
 
     Args:
-        between: Called before each round with the seconds of the one before, ``None`` before the
-            first; returns whether to go on. Its own time is not a round's.
+        continue_after_round: Called before each round with the seconds of the previous round,
+            ``None`` before the first; returns whether to run it. No round's time includes the call.
         now: Gives the time in seconds.
     """
 
-    def __init__(self, between: Between, now: Callable[[], float]) -> None:
-        self.between, self.now = between, now
+    def __init__(self, continue_after_round: ContinueAfterRound, now: Callable[[], float]) -> None:
+        self.continue_after_round, self.now = continue_after_round, now
         self.begun: float | None = None
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Stop the clock, let others work, and start it anew."""
         seconds = None if self.begun is None else self.now() - self.begun
-        trainer.should_stop = not self.between(seconds)
+        trainer.should_stop = not self.continue_after_round(seconds)
         self.begun = self.now()
 
 
 def fit(
-    case: Case, data: FederatedData, settings: Settings, processes: int, between: Between
+    case: Case,
+    data: FederatedData,
+    settings: Settings,
+    processes: int,
+    continue_after_round: ContinueAfterRound,
 ) -> str:
-    """Fit until ``between`` says that it is enough; return the engine that was used."""
+    """Fit while ``continue_after_round`` returns true, and return the engine's name."""
     for kept in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(kept).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore")
@@ -51,7 +55,7 @@ def fit(
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl_fed.Trainer(
             federation,
-            callbacks=[Rounds(between, settings.now)],
+            callbacks=[Rounds(continue_after_round, settings.now)],
             default_root_dir=folder,
             max_epochs=10**9,
             accelerator=settings.device,

@@ -98,7 +98,7 @@ def memory() -> dict[str, int]:
 
 
 @contextmanager
-def watched() -> Iterator[dict[str, int]]:
+def record_memory_peaks() -> Iterator[dict[str, int]]:
     """Record the peaks of memory, sampled every 2 ms."""
     peaks, done = memory(), threading.Event()
 
@@ -164,7 +164,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01)
 
 
-def pooled(num_clients: int) -> tuple[Federation, Ditto, Pooled]:
+def build_pooled_ditto(num_clients: int) -> tuple[Federation, Ditto, Pooled]:
     """Return Ditto with logistic regressions, for a number of clients."""
     data = Pooled(Noise(POOL, (784,)), IID(), num_clients, seed=0)
     federation = Federation(Uniform(COHORT), engine=EngineOptions("stacked_compiled"), seed=0)
@@ -175,7 +175,7 @@ def rounds() -> None:
     """A round of both sizes in turns, in one process."""
     runs = []
     for num_clients in (FEW, MANY):
-        federation, client, data = pooled(num_clients)
+        federation, client, data = build_pooled_ditto(num_clients)
         federation.setup(client, data, "fit")
         times: list[float] = []
         runs.append((federation, client.configure_optimizers(), times))
@@ -192,8 +192,8 @@ def rounds() -> None:
 
 def size(num_clients: int) -> None:
     """Fit a federation with a number of clients."""
-    federation, client, data = pooled(num_clients)
-    fit(*pooled(100), 2)  # warm-up: imports and one-time costs
+    federation, client, data = build_pooled_ditto(num_clients)
+    fit(*build_pooled_ditto(100), 2)  # warm-up: imports and one-time costs
     before, started = memory()["VmRSS"], time.perf_counter()
     index = data.clients.train
     seconds = time.perf_counter() - started
@@ -214,13 +214,13 @@ def size(num_clients: int) -> None:
     )
 
 
-def sharing() -> None:
+def split_samples() -> None:
     """Split ten million samples over their owners."""
     source = Owned(10 * MANY, (1,))
     for share in (0.0, 0.1):
         data = FederatedData(source, val_fraction=share, test_fraction=0.0, seed=0)
         before = memory()["VmRSS"]
-        with watched() as peaks:
+        with record_memory_peaks() as peaks:
             started = time.perf_counter()
             clients = data.clients
             seconds = time.perf_counter() - started
@@ -244,17 +244,20 @@ def cnn(memory: int) -> tuple[Federation, Ditto, FederatedData]:
 def copies(path: Path) -> None:
     """Train 500 copies, and save them."""
     federation, client, data = cnn(memory=1_000_000_000)
-    with watched() as peaks:
+    with record_memory_peaks() as peaks:
         trainer, watch = fit(federation, client, data, COPIES // 10)
-    row("500 copies of a CNN (6.5 GB), federation.storage.memory 1 GB: 50 rounds", in_gb(peaks))
+    row(
+        "500 copies of a CNN (6.5 GB), federation.storage.memory 1 GB: 50 rounds",
+        format_peaks(peaks),
+    )
     row("the same: a round", f"{watch.median_ms:.0f} ms")
-    with watched() as peaks:
+    with record_memory_peaks() as peaks:
         started = time.perf_counter()
         trainer.save_checkpoint(path)
         seconds = time.perf_counter() - started
     row(
         f"its checkpoint ({path.stat().st_size / GB:.2f} GB): saved in {seconds:.0f} s",
-        in_gb(peaks),
+        format_peaks(peaks),
     )
 
 
@@ -262,10 +265,10 @@ def resume(path: Path) -> None:
     """Resume from the checkpoint."""
     federation, client, data = cnn(memory=1_000_000_000)
     started = time.perf_counter()
-    with watched() as peaks:
+    with record_memory_peaks() as peaks:
         _, watch = fit(federation, client, data, COPIES // 10 + 2, path)
     seconds = watch.times[0] - started
-    row(f"resumed: first round after {seconds:.0f} s", in_gb(peaks))
+    row(f"resumed: first round after {seconds:.0f} s", format_peaks(peaks))
     torch.load(path, weights_only=True, mmap=True)
 
 
@@ -279,7 +282,7 @@ def prefetch() -> None:
         store.write("personal", ids, store.read("personal", ids))
     file: Any = store._tables["personal"].disk._file  # type: ignore[union-attr]
     for name in ("read", "write", "prefetch"):
-        setattr(store, name, timed(getattr(store, name), waited))
+        setattr(store, name, sum_times(getattr(store, name), waited))
     ahead, round = store.prefetch, 0
     found: dict[bool, list[tuple[float, float]]] = {}
     for order in ((False, True), (True, False)):
@@ -301,16 +304,16 @@ def prefetch() -> None:
         )
 
 
-def timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+def sum_times(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
     """Sum the time of calls."""
 
-    def timed_call(*arguments: Any) -> Any:
+    def call_and_time(*arguments: Any) -> Any:
         started = time.perf_counter()
         result = call(*arguments)
         seconds[0] += time.perf_counter() - started
         return result
 
-    return timed_call
+    return call_and_time
 
 
 def endurance() -> None:
@@ -324,7 +327,7 @@ def endurance() -> None:
     row("memory after 100, 500, 1,000, 1,500, 2,000 rounds", ", ".join(marks.values()) + " MB")
 
 
-def in_gb(peaks: dict[str, int]) -> str:
+def format_peaks(peaks: dict[str, int]) -> str:
     """Return peaks of memory as text."""
     total, own, files = (peaks[name] / GB for name in ("VmRSS", "RssAnon", "RssFile"))
     return f"{total:.2f} GB resident at most ({own:.2f} its own, {files:.2f} of files)"
@@ -339,7 +342,7 @@ PARTS: dict[str, Callable[[Path], None]] = {
     "rounds": lambda _: rounds(),
     "few": lambda _: size(FEW),
     "many": lambda _: size(MANY),
-    "sharing": lambda _: sharing(),
+    "sharing": lambda _: split_samples(),
     "copies": copies,
     "resume": resume,
     "prefetch": lambda _: prefetch(),

@@ -18,7 +18,7 @@ import torch
 from by_hand import ByHand
 from cases import Case
 from fit import client_of
-from race import timed
+from race import time_run
 from report import table
 from settings import Settings
 
@@ -64,7 +64,7 @@ def compare(case: Case, engine: str, seconds: float) -> tuple[float, float]:
     times: list[tuple[float, float]] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(times) < 8:
-        times.append((timed(hand.round, settings), timed(ours.round, settings)))
+        times.append((time_run(hand.round, settings), time_run(ours.round, settings)))
     first, second = zip(*times[3:])  # without the rounds that warm up
     return 1e3 * statistics.median(first), 1e3 * statistics.median(second)
 

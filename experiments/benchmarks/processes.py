@@ -74,17 +74,17 @@ ROUNDS = {
 AGGREGATORS = {"Mean": Mean(), "Median": Median(), "Krum": Krum()}
 
 
-def timed(function, times, key):
+def record_times(function, times, key):
     """Record the time of a method's calls in a dict of lists."""
 
     @functools.wraps(function)
-    def wrapped(*args, **kwargs):
+    def wrapper(*args, **kwargs):
         started = time.perf_counter()
         result = function(*args, **kwargs)
         times.setdefault(key, []).append(time.perf_counter() - started)
         return result
 
-    return wrapped
+    return wrapper
 
 
 def time_rounds(processes, name, repeats=7):
@@ -101,7 +101,7 @@ def time_rounds(processes, name, repeats=7):
     client.train()
     originals = {name: vars(WorkShare)[name] for name in PARTS}
     for part, method in originals.items():
-        setattr(WorkShare, part, timed(method, times, part))
+        setattr(WorkShare, part, record_times(method, times, part))
     wholes = []
     for round in range(repeats):
         if processes.size > 1:

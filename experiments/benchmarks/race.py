@@ -82,7 +82,7 @@ class Turns:
         self.until = 0.0
         self.block = self.left = 1  # rounds in a row; and those that are left to pl_fed
 
-    def between(self, seconds: float | None) -> bool:
+    def continue_after_round(self, seconds: float | None) -> bool:
         """Record the finished round, and return whether to continue."""
         if self.warmup > 0:
             self.warmup -= 1
@@ -103,11 +103,11 @@ class Turns:
     def turn(self, reference: str) -> bool:
         """Let each competitor run a round, unless there are enough."""
         enough = len(self.times.get(reference, [])) >= self.settings.turns + WARM
-        if agreed(enough and time.perf_counter() > self.until, self.settings.device):
+        if share_decision(enough and time.perf_counter() > self.until, self.settings.device):
             return False
         for name, run in self.others.items():
-            self.times[name] += [timed(run, self.settings) for _ in range(self.block)]
-        agreed(True, self.settings.device)  # all processes begin the next round together
+            self.times[name] += [time_run(run, self.settings) for _ in range(self.block)]
+        share_decision(True, self.settings.device)  # all processes begin the next round together
         return True
 
     def alone(self) -> None:
@@ -122,13 +122,13 @@ class Turns:
         return {name: times[WARM:whole] for name, times in self.times.items()}
 
 
-def timed(run: Callable[[], None], settings: Settings) -> float:
+def time_run(run: Callable[[], None], settings: Settings) -> float:
     started = settings.now()
     run()
     return settings.now() - started
 
 
-def agreed(decision: bool, device: str) -> bool:
+def share_decision(decision: bool, device: str) -> bool:
     """Wait for all processes, and return the first process's decision."""
     if not distributed.is_initialized():
         return decision
@@ -171,7 +171,7 @@ def work(case: Case, settings: Settings, names: list[str]) -> dict:
     turns = Turns(settings, rivals(case, clients, names, notes))
     engine = ""
     try:
-        engine = fit(case, data, settings, processes, turns.between)
+        engine = fit(case, data, settings, processes, turns.continue_after_round)
     except ValueError as error:
         if "processes" not in str(error):
             raise

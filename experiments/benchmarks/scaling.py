@@ -152,7 +152,7 @@ def measure(
     }
 
 
-def as_line(row: dict[str, object]) -> list[str]:
+def format_cells(row: dict[str, object]) -> list[str]:
     cells = ["–" if row[name] == "" else form.format(row[name]) for name, form in COLUMNS.items()]
     return [str(row["row"]), *cells]
 
@@ -232,7 +232,7 @@ def main() -> None:
         lines = []
         for case, processes in GROUPS[group]:
             rows.append(measure(group, case, processes, settings, rates))
-            lines.append(as_line(rows[-1]))
+            lines.append(format_cells(rows[-1]))
             print(table(lines[-1], []).splitlines()[0], flush=True)
         text += table(HEADER, lines)
         print(flush=True)

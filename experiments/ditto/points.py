@@ -121,7 +121,7 @@ class HalfSquares(nn.Module):
         return losses.mean() if self.reduction == "mean" else losses
 
 
-def trained(setting: Setting, lam: float) -> tuple[float, float]:
+def measure_errors(setting: Setting, lam: float) -> tuple[float, float]:
     """Return the same errors as :meth:`Setting.errors`, measured on trained models."""
     points = Points(setting)
     client = Ditto(
@@ -176,7 +176,7 @@ def draw_figure_1(axes: Axes, setting: Setting) -> list[list[str]]:
     rows = []
     for factor in FACTORS:
         lam = factor * setting.best
-        exact, found = setting.errors(lam), trained(setting, lam)
+        exact, found = setting.errors(lam), measure_errors(setting, lam)
         if lam <= lams[-1]:
             axes.plot(lam, found[0], "o", color=COLOURS[4])
             axes.plot(lam, found[1], "s", color=COLOURS[5], mfc="none")

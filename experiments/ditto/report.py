@@ -20,7 +20,7 @@ from experiments.ditto.run import (
     fallback_of,
 )
 from experiments.grid import Row, finished_rows, group_rows, read
-from experiments.tables import Comparison, markdown, measured, notes
+from experiments.tables import Comparison, format_mean_and_std, markdown, notes
 
 HERE = Path(__file__).parent
 BANDS: dict[str, dict[str, float]] = {
@@ -165,11 +165,11 @@ def table(
             cells += banded[-1].cells(3)
         else:
             mean = f"{float(theirs[name]['mean']):.3f}" if name in theirs else "–"
-            cells += [mean, measured(ours, 3), ""]
+            cells += [mean, format_mean_and_std(ours, 3), ""]
             if name in theirs and name not in NAMES:  # the rows in NAMES repeat other rows
                 pairs.append((float(theirs[name]["mean"]), statistics.mean(ours)))
-        unweighted = measured(results.values(condition, name, "accuracy"), 3)
-        std = measured(results.values(condition, name, "accuracy_std"), 3)
+        unweighted = format_mean_and_std(results.values(condition, name, "accuracy"), 3)
+        std = format_mean_and_std(results.values(condition, name, "accuracy_std"), 3)
         cells += [unweighted, f"{float(theirs[name]['std']):.2f}" if name in theirs else "–", std]
         rows.append(cells)
     if not rows:

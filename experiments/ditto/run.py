@@ -159,7 +159,7 @@ def byzantine(table: str, share: float) -> list[int]:
     return sorted(draw.choice(clients, int(share * clients), replace=False).tolist())
 
 
-def attacked(table: str, condition: str) -> Config:
+def adversary_config(table: str, condition: str) -> Config:
     """Return the adversary of a condition as a config; A1, A2 and A3 all poison labels."""
     if condition == "clean":
         return {}
@@ -228,7 +228,7 @@ def config(table: str, condition: str, method: str, seed: int) -> Config:
         TABLES[table],
         {"seed_everything": seed, "federation": federation},
         {"model": clients.get(method, spec("pl_fed.clients.FedAvg", **common))},
-        {"federation": attacked(table, condition)},
+        {"federation": adversary_config(table, condition)},
         {"federation": DEFENCES.get(method, {})},
         {"trainer": {"limit_val_batches": 0} if method == "finetuning" else {}},
     )

@@ -176,7 +176,7 @@ def plot(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def in_order(rows: list[Row]) -> list[Row]:
+def sort_rows(rows: list[Row]) -> list[Row]:
     """Return the rows in a fixed order."""
     settings, names = list(SETTINGS), list(ALGORITHMS)
 
@@ -201,7 +201,7 @@ def main() -> None:
         for algorithm in asked.only
     ]
     run_missing(wanted, results, ("algorithm", "setting", "seed"), run, asked.at_once)
-    rows = in_order(read(results))
+    rows = sort_rows(read(results))
     write(results, rows)
     (HERE / "table.md").write_text(table(rows))
     plot(rows, HERE / "accuracy_spread.png")

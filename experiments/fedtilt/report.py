@@ -63,7 +63,7 @@ class Results:
         ]
 
 
-def published() -> list[Row]:
+def read_published_rows() -> list[Row]:
     """Return the paper's rows for the settings that are run."""
     ours = {*SETTINGS, *CIFAR10_SETTINGS}
     return [row for row in read(HERE / "paper.csv") if row["setting"] in ours]
@@ -76,7 +76,7 @@ def figures() -> dict[tuple[str, str], dict[str, Comparison]]:
 
 def comparisons(results: Results, split: str) -> dict[tuple[str, str], dict[str, Comparison]]:
     """Return the comparisons with the paper by setting and reading, then by figure."""
-    theirs = {(row["setting"], row["method"]): row for row in published()}
+    theirs = {(row["setting"], row["method"]): row for row in read_published_rows()}
     found: dict[tuple[str, str], dict[str, Comparison]] = {}
     for setting in dict.fromkeys(setting for setting, _ in theirs):
         for name, (method, ours, model) in READINGS.items():
@@ -104,7 +104,7 @@ def table(
 def orders(results: Results) -> str:
     """Return the table of the methods' ranking by each figure, in the paper and in our runs."""
     rows = []
-    for (setting,), own in group_rows(published(), "setting"):
+    for (setting,), own in group_rows(read_published_rows(), "setting"):
         theirs = {row["method"]: row for row in own}
         for metric, title in METRICS.items():
             sign = -1 if metric == "accuracy" else 1

@@ -119,14 +119,14 @@ def job(setting: str, split: str, method: str, seed: int, **arguments: Any) -> J
 
 def rows_of(fitted: FitResult) -> Rows:
     """Return the row of a run."""
-    models = fitted.tested(("global", "personal"))
+    models = fitted.tested_models(("global", "personal"))
     row = {f"{m}_{n}": shorten(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
     return {"results.csv": [row]}
 
 
 def validation_rows_of(fitted: FitResult) -> Rows:
     """Return the row of a run with the last accuracy on validation data."""
-    accuracy = shorten(fitted.validated("val/personal/accuracy"))
+    accuracy = shorten(fitted.last_value("val/personal/accuracy"))
     return {"select.csv": [{"personal_validation": accuracy}]}
 
 

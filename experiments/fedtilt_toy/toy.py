@@ -103,7 +103,7 @@ class Outcome:
         """Accuracy over the many points of each class, [clients, classes]."""
         return (self.decisions == torch.arange(2)[:, None]).double().mean(-1)
 
-    def moved_from(self, other: "Outcome") -> Tensor:
+    def share_moved_from(self, other: "Outcome") -> Tensor:
         """Share of points that are classified otherwise, of the class with most, [clients]."""
         return (self.decisions != other.decisions).double().mean(-1).amax(-1)
 
@@ -171,7 +171,7 @@ def table() -> str:
                 cells = [f"{float(number):.3f}" for number in numbers]
                 clean = run(experiment, *tilt)
                 cells += [
-                    f"{float(run(experiment, *tilt, each).moved_from(clean)[k]):.3f}"
+                    f"{float(run(experiment, *tilt, each).share_moved_from(clean)[k]):.3f}"
                     if experiment == 3
                     else ""
                     for each in (PAPER, FAR)

@@ -106,7 +106,7 @@ def parameter_jobs(seeds: Iterable[int]) -> list[Job]:
 
 def attack_rows(fitted: FitResult) -> Rows:
     """Return the row of a run with its final accuracies."""
-    names = fitted.tested(("global", "personal", "hybrid"))
+    names = fitted.tested_models(("global", "personal", "hybrid"))
     row = {f"{model}_accuracy": shorten(fitted.last[f"test/{model}/accuracy"]) for model in names}
     return {"attacks.csv": [row]}
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.flame.run import METHODS
 from experiments.grid import Row, finished_rows, group_rows, read
-from experiments.tables import COLOURS, MARKERS, Comparison, markdown, measured, notes
+from experiments.tables import COLOURS, MARKERS, Comparison, format_mean_and_std, markdown, notes
 
 HERE = Path(__file__).parent
 COLUMNS = {  # the paper's columns → our method and column
@@ -90,7 +90,10 @@ def tables(results: Results, compared: Mapping[str, Mapping[str, Comparison]]) -
     rows = [
         [
             setting,
-            *(measured(results.values(setting, method, name)) for method, name in EXTRA.values()),
+            *(
+                format_mean_and_std(results.values(setting, method, name))
+                for method, name in EXTRA.values()
+            ),
         ]
         for setting in compared
     ]

@@ -121,7 +121,7 @@ def config(setting: str, method: str, seed: int, **arguments: Any) -> Config:
 
 def rows_of(fitted: FitResult) -> Rows:
     """Return the rows of a run: its results, clients and curves."""
-    models = fitted.tested(("global", "lagged_global", "personal", "hybrid"))
+    models = fitted.tested_models(("global", "lagged_global", "personal", "hybrid"))
     row: Row = {}
     for model in models:
         for metric in ("accuracy", "accuracy_std", "loss", "loss_var"):

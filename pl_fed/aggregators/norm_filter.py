@@ -82,6 +82,6 @@ class NormFilter(PreAggregator):
         if not num_dropped:
             return PreparedUploads(uploads.to(dtype), weights, context)
         expected = max(0, context.num_byzantine - num_dropped)
-        context = replace(context.of(passes), num_byzantine=expected)
+        context = replace(context.select(passes), num_byzantine=expected)
         weights = weights[passes.to(weights.device)]
         return PreparedUploads(uploads[passes].to(dtype), weights, context)

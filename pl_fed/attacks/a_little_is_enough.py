@@ -58,7 +58,7 @@ class ALittleIsEnough(LineAttack):
         mean = mean_row(reference)
         return mean, -standard_deviations(reference, mean)
 
-    def usual_factor(
+    def default_factor(
         self, reference: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
     ) -> float:
         """Return the paper's z."""

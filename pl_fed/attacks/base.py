@@ -62,8 +62,8 @@ class Attack(Configurable, ABC):
         return type(self).poison is not Attack.poison
 
     @property
-    def needs_merged(self) -> bool:
-        """Whether the attack calls ``context.merged``: it must know all uploads and the defence."""
+    def needs_simulation(self) -> bool:
+        """Whether the attack calls ``context.simulate_merge``, so it knows uploads and defence."""
         return False
 
     def poison(self, batch: Batch, context: ClientContext) -> Batch:
@@ -93,7 +93,7 @@ class Attack(Configurable, ABC):
             honest: The honest uploads that the attackers know, finite, shape [h, d]; not changed.
                 They are the uploads of the benign clients of the cohort. If attackers know only
                 their own uploads, they are the finite rows of ``own``. There may be none.
-                ``context.known`` holds the ids of their clients.
+                ``context.observed`` holds the ids of their clients.
             own: The uploads that the Byzantine clients would send without the attack, shape
                 [b, d]; not changed. They may be NaN.
             context: The round. ``context.attackers`` holds the ids of the Byzantine clients,

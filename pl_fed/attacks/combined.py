@@ -59,9 +59,9 @@ class Combined(Attack):
         return any(attack.triggers for attack in self.attacks)
 
     @property
-    def needs_merged(self) -> bool:
-        """Whether at least one attack calls ``context.merged``."""
-        return any(attack.needs_merged for attack in self.attacks)
+    def needs_simulation(self) -> bool:
+        """Whether at least one attack calls ``context.simulate_merge``."""
+        return any(attack.needs_simulation for attack in self.attacks)
 
     def poison(self, batch: Batch, context: ClientContext) -> Batch:
         """Return the batch after all attacks."""

@@ -59,7 +59,7 @@ _MIN_LAMBDA = 1e-5
 class Fang(Attack):
     """Directed deviation: uploads that move the global model against the signs of its change.
 
-    Attackers know all uploads if ``context.merged`` is set, and otherwise only their own.
+    Attackers know all uploads if ``context.simulate_merge`` is set, and otherwise only their own.
 
     Args:
         defence: The defence to attack: ``"krum"``, or ``"trimmed_mean"`` for the trimmed mean and
@@ -116,7 +116,7 @@ class Fang(Attack):
     ) -> tuple[Tensor, Tensor]:
         """Return the bounds of the draws, near to and far from the honest uploads, [d] each."""
         increases = mean > 0
-        if context.merged is None:
+        if context.simulate_merge is None:
             outward = torch.where(increases, -1, 1) * standard_deviations(reference, mean)
             return mean + 3 * outward, mean + 4 * outward
         origin = upload_origin(self.on, own, context.broadcast)
@@ -134,8 +134,8 @@ def _search_lambda(
     products = inner_products(reference, signs)
     num_signs = float(signs.abs().sum(dtype=torch.double))  # ‖s‖²
     lam = 0.0
-    for copies in range(num_attackers if context.merged else 1, num_attackers + 1):
-        expected = context.num_byzantine if context.merged else copies
+    for copies in range(num_attackers if context.simulate_merge else 1, num_attackers + 1):
+        expected = context.num_byzantine if context.simulate_merge else copies
         neighbours = max(1, len(reference) + copies - expected - 2)
         lam = _lambda_bound(distances, squares, num_signs, neighbours, copies)
         while lam >= _MIN_LAMBDA:

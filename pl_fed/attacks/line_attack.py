@@ -28,11 +28,11 @@ Factor = float | Literal["search"]
 class LineAttack(Attack):
     """Line attack: uploads at centre + factor · direction.
 
-    A subclass defines :meth:`line`, and :meth:`usual_factor` if its paper has a value.
+    A subclass defines :meth:`line`, and :meth:`default_factor` if its paper has a value.
 
     Args:
         factor: A finite number; ``"search"`` for the factor that does most harm to the defence in
-            use; ``None`` for :meth:`usual_factor`, in attacks that define it.
+            use; ``None`` for :meth:`default_factor`, in attacks that define it.
         trials: Number of runs of the defence in a search, at least 1. The search tries 0, 1, 2, 4,
             8, and further powers of 2 while the harm grows; golden-section search follows. A trial
             counts as harmless if the defence raises an error or returns NaN or infinity. No factor
@@ -57,11 +57,11 @@ class LineAttack(Attack):
     """
 
     def __init__(self, factor: Factor | None, trials: int = 20) -> None:
-        has_usual_factor = type(self).usual_factor is not LineAttack.usual_factor
-        if factor == "search" or (factor is None and has_usual_factor):
+        has_default_factor = type(self).default_factor is not LineAttack.default_factor
+        if factor == "search" or (factor is None and has_default_factor):
             pass
         elif factor is None or isinstance(factor, str):
-            values = 'number, "search" or None' if has_usual_factor else 'number or "search"'
+            values = 'number, "search" or None' if has_default_factor else 'number or "search"'
             raise ValueError(
                 f"Expected argument `factor` to be a finite {values} but got {factor!r}."
             )
@@ -72,7 +72,7 @@ class LineAttack(Attack):
         self.trials = trials
 
     @property
-    def needs_merged(self) -> bool:
+    def needs_simulation(self) -> bool:
         """Whether the attack searches for its factor."""
         return self.factor == "search"
 
@@ -86,7 +86,7 @@ class LineAttack(Attack):
             context: The round.
         """
 
-    def usual_factor(
+    def default_factor(
         self, reference: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
     ) -> float | Tensor:
         """Return the factor for ``factor=None``: a number, or one number per attacker [b, 1]."""
@@ -104,7 +104,7 @@ class LineAttack(Attack):
             return (centre + factor * direction).to(own.dtype).expand_as(own)
 
         if self.factor is None:
-            return forge_at(self.usual_factor(reference, centre, direction, context))
+            return forge_at(self.default_factor(reference, centre, direction, context))
         if isinstance(self.factor, str):
             return forge_at(self._search_factor(forge_at, reference, context))
         return forge_at(self.factor)
@@ -122,10 +122,10 @@ class LineAttack(Attack):
         Raises:
             ValueError: If the attackers cannot run the defence.
         """
-        merged, honest_mean = context.merged, mean_row(reference)
+        merged, honest_mean = context.simulate_merge, mean_row(reference)
         if merged is None:
             raise ValueError(
-                "Expected `context.merged` to be given, to search for the factor of"
+                "Expected `context.simulate_merge` to be given, to search for the factor of"
                 f" {type(self).__name__}, but got None: set `federation.adversary.knowledge` to"
                 ' "all".'
             )

@@ -45,7 +45,7 @@ class Mimic(Attack):
 
     Example:
         >>> honest, own = torch.tensor([[0.0, 1.0], [4.0, 0.0], [1.0, 1.0]]), torch.zeros(1, 2)
-        >>> context = RoundContext(known=torch.tensor([2, 5, 7]))
+        >>> context = RoundContext(observed=torch.tensor([2, 5, 7]))
         >>> Mimic().forge(honest, own, context)
         tensor([[4., 0.]])
         >>> Mimic(client=7).forge(honest, own, context)
@@ -59,14 +59,14 @@ class Mimic(Attack):
 
     def forge(self, honest: Tensor, own: Tensor, context: RoundContext) -> Tensor:
         """Return copies of one client's upload."""
-        reference, ids = honest, context.known
+        reference, ids = honest, context.observed
         if not len(honest):
             valid = finite_rows(own)
             reference, ids = own[valid], context.attackers[valid.cpu()]
         if len(ids) != len(reference):
             raise ValueError(
-                f"Expected `context.known` to be the ids of {len(reference)} clients for Mimic but"
-                f" got {ids.tolist()}."
+                f"Expected `context.observed` to be the ids of {len(reference)} clients for Mimic"
+                f" but got {ids.tolist()}."
             )
         if not len(reference):
             return own

@@ -64,7 +64,7 @@ class MinMax(LineAttack):
             return mean, -standard_deviations(reference, mean)
         return mean, -(mean.sign() if self.perturbation == "sign" else mean)
 
-    def usual_factor(
+    def default_factor(
         self, reference: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
     ) -> float:
         """Return the largest γ within the bound."""

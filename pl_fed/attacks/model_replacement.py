@@ -49,7 +49,7 @@ class ModelReplacement(LineAttack):
         own = own.to(merging_dtype(own))
         return own.new_zeros(()), own
 
-    def usual_factor(
+    def default_factor(
         self, reference: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
     ) -> float:
         """Return the number of clients in the cohort."""

@@ -78,7 +78,7 @@ class SignFlipping(LineAttack):
             return -origin, -origin.expand(own.shape)
         return -origin, -(own.to(merging_dtype(own)) + origin)
 
-    def usual_factor(
+    def default_factor(
         self, reference: Tensor, centre: Tensor, direction: Tensor, context: RoundContext
     ) -> Tensor:
         """Return |p| for each attacker."""

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pl_fed.callbacks.participation import untrained_models
-from pl_fed.callbacks.round_metrics import evaluated_round
+from pl_fed.callbacks.round_metrics import find_evaluated_round
 from pl_fed.clients.base import Client
 from pl_fed.federation import Federation
 from pl_fed.loggers import wandb_loggers
@@ -67,7 +67,7 @@ class PerClient(Callback):
             tables: The columns of each table, by the names of the table and the column.
             suffix: The end of the file names.
         """
-        metrics = dict.fromkeys(("accuracy", self.federation.monitored))
+        metrics = dict.fromkeys(("accuracy", self.federation.monitored_metric))
         histograms = {
             f"{model}_{metric}": f"{part}/{model}/client_{metric}"
             for model in self.federation.metrics(part)
@@ -162,7 +162,7 @@ def _log_to_wandb(
             if columns
         }
         logger.experiment.log(
-            {**wandb_tables, **wandb_histograms, "round": evaluated_round(trainer)}
+            {**wandb_tables, **wandb_histograms, "round": find_evaluated_round(trainer)}
         )
 
 

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from torch import Tensor
 
-from pl_fed.trees import Tree, rows_of, select, tree_map
+from pl_fed.trees import Tree, count_samples, select, tree_map
 
 
 class Predictions(Callback):
@@ -63,4 +63,4 @@ def _cells(tree: Tree) -> list[Any]:
     """Return an entry for each sample; if it has several tensors, a dict or list of entries."""
     if isinstance(tree, Tensor):
         return tree.tolist()
-    return [tree_map(Tensor.tolist, select(tree, place)) for place in range(rows_of(tree))]
+    return [tree_map(Tensor.tolist, select(tree, place)) for place in range(count_samples(tree))]

@@ -60,10 +60,10 @@ class RoundMetrics(Callback):
         self._log_round(trainer, pl_module)
 
     def _log_round(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        pl_module.log("round", float(evaluated_round(trainer)), batch_size=1)
+        pl_module.log("round", float(find_evaluated_round(trainer)), batch_size=1)
 
 
-def evaluated_round(trainer: Trainer) -> int:
+def find_evaluated_round(trainer: Trainer) -> int:
     """Return the number of rounds behind the evaluated models, for example of a checkpoint."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     round_metrics = next(callback for callback in callbacks if isinstance(callback, RoundMetrics))

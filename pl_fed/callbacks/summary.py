@@ -45,7 +45,7 @@ class Summary(Callback):
         for model in values:
             table.add_column(f"{model} model", justify="right")
         names = {name for metrics in values.values() for name in metrics}
-        for name, title in result_titles(names, self.federation.monitored).items():
+        for name, title in result_titles(names, self.federation.monitored_metric).items():
             if any(name in metrics for metrics in values.values()):
                 row = [f"{v[name]:.4f}" if name in v else "-" for v in values.values()]
                 table.add_row(title, *row)

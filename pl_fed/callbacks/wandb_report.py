@@ -6,7 +6,7 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
-from pl_fed.callbacks.round_metrics import evaluated_round
+from pl_fed.callbacks.round_metrics import find_evaluated_round
 from pl_fed.loggers import wandb_loggers
 
 
@@ -53,4 +53,4 @@ class WandbReport(Callback):
                 )
                 for picture in pictures
             }
-            logger.experiment.log({**images, "round": evaluated_round(trainer)})
+            logger.experiment.log({**images, "round": find_evaluated_round(trainer)})

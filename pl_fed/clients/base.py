@@ -32,7 +32,7 @@ from pl_fed.nets.rows import (
     trainable_parameters,
 )
 from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
-from pl_fed.trees import Tree, leaves, rows_of, tree_map
+from pl_fed.trees import Tree, count_samples, leaves, tree_map
 from pl_fed.types import Batch, Population
 
 
@@ -166,7 +166,7 @@ class Client(Configurable, ClientRounds, ABC):
             if type(task) is not type(self.task):
                 self._set_task(task)
 
-    def classes_of(self, data: ClientData) -> int:
+    def count_classes(self, data: ClientData) -> int:
         """Return the number of classes; 0 if the task has none."""
         self.choose_task(data.targets, data.num_classes)
         return self.task.num_classes(data.num_classes)
@@ -509,7 +509,7 @@ class Client(Configurable, ClientRounds, ABC):
         """
         inputs = self._validation_tree("inputs", batch.inputs)
         targets = self._validation_tree("targets", batch.targets)
-        places = torch.arange(rows_of(targets), device=batch.device)
+        places = torch.arange(count_samples(targets), device=batch.device)
         return Batch(inputs, targets, places < self.read("validation_samples")[0])
 
     def _validation_tree(self, name: str, like: Tree) -> Tree:

@@ -154,7 +154,7 @@ class ClientRounds(FederationModule):
 
             client = FedProx(net, mu=1.0)
             round = client.run_begin(client.new_round(clients=2, samples=5))
-            with client.reading(round.of_one(0)):
+            with client.reading(round.client_rows(0)):
                 loss = client.training_step(batch, 0)
             upload, kept = client.run_end_round(round)
         """

@@ -224,7 +224,7 @@ class ClientRound:
             extra=rows(self.extra),
         )
 
-    def readable(self) -> dict[str, Tensor]:
+    def readable_rows(self) -> dict[str, Tensor]:
         """Return the rows that ``training_step`` may read, by the names of ``Client.read``.
 
         Returns:
@@ -248,7 +248,7 @@ class ClientRound:
             rows |= zip(validation_rows(name, tree), leaves(tree))
         return rows
 
-    def of_one(self, position: int) -> dict[str, Tensor]:
+    def client_rows(self, position: int) -> dict[str, Tensor]:
         """Return the rows that ``training_step`` may read for ONE client, [length] each.
 
         Args:
@@ -257,10 +257,10 @@ class ClientRound:
         Example:
             >>> ids, size = torch.tensor([4, 7]), torch.ones(2, 1)
             >>> broadcast = ModelRows(torch.zeros(3), torch.zeros(0))
-            >>> ClientRound(ids, size, size, broadcast).of_one(1)["client"]
+            >>> ClientRound(ids, size, size, broadcast).client_rows(1)["client"]
             tensor([7])
         """
-        rows = self.readable().items()
+        rows = self.readable_rows().items()
         return {name: row if row.dim() == 1 else row[position] for name, row in rows}
 
     def best_by_validation(

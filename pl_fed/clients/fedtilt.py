@@ -113,7 +113,7 @@ class FedTilt(Client):
     def check(self, data: ClientData, population: Population) -> None:
         """Refuse data without a class id for each sample, and tasks without sample losses."""
         self.refuse_batch_criterion("FedTilt tilts sample losses")
-        if not self.classes_of(data):
+        if not self.count_classes(data):
             targets = leaves(data.targets)[0]
             raise ValueError(
                 "Expected argument `dataset` to give a class id for each sample, as FedTilt tilts"

@@ -149,11 +149,11 @@ class FLAME(ADMM):
         loss = loss + self.lam / 2 * self.squared_distance("personal", self.centre)
         if self.tolerance is None:
             return loss
-        solved = self._solved(batch).to(loss.dtype)
+        solved = self._solve(batch).to(loss.dtype)
         value = loss.detach()
         return {"loss": value + (1 - solved) * (loss - value), "solved": solved}
 
-    def _solved(self, batch: Batch) -> Tensor:
+    def _solve(self, batch: Batch) -> Tensor:
         """Return whether (17) is fulfilled, a bool scalar."""
         at = {name: tensor.detach() for name, tensor in self.parameters_of("personal").items()}
         slopes = self.gradient_at("personal", at, batch)

@@ -32,7 +32,7 @@ class FederationLike(Protocol):
         """Return the metrics of a part of the data, by model."""
 
     @property
-    def monitored(self) -> str:
+    def monitored_metric(self) -> str:
         """The metric that chooses models."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class FederationModule(LightningModule):
             _check_tensors(checkpoint["state_dict"], self.state_dict())
 
     def _log_metrics(self, part: str) -> None:
-        monitor = self.federation.monitored
+        monitor = self.federation.monitored_metric
         for model, metrics in self.federation.metrics(part).items():
             for name, value in metrics.compute().items():
                 self.log(

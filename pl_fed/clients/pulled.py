@@ -87,7 +87,7 @@ class Pulled(Client, ABC):
         criterion = getattr(self.task, "criterion", None)
         if (
             self.regularizer == "kl"
-            and not self.classes_of(data)
+            and not self.count_classes(data)
             and not isinstance(criterion, nn.CrossEntropyLoss)
         ):
             raise ValueError(

@@ -16,7 +16,7 @@ from pl_fed.command.fit import FederatedCLI
 from pl_fed.command.messages import (
     describe_constructor_error,
     describe_file_error,
-    printable,
+    escape_invisible,
     summarize,
 )
 from pl_fed.command.partition import WITHOUT_MODEL, PartitionCLI
@@ -64,7 +64,7 @@ def main(args: ArgsType = None) -> None:
         if not text.startswith("Expected") and not _is_from_lightning(error):
             raise
         notes = getattr(error, "__notes__", [])
-        print(f"error: {printable(' '.join([text, *notes]))}", file=sys.stderr)
+        print(f"error: {escape_invisible(' '.join([text, *notes]))}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -167,11 +167,11 @@ def summarize(message: str) -> str:
     return tree.describe_argument() if _INTERNAL.search(text) else text
 
 
-def printable(text: str) -> str:
+def escape_invisible(text: str) -> str:
     r"""Return a text with escaped control and invisible characters, except line breaks.
 
     Example:
-        >>> print(printable("é \x1b[31m"))
+        >>> print(escape_invisible("é \x1b[31m"))
         é \x1b[31m
     """
     return "".join(

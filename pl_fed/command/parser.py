@@ -11,7 +11,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_utilities.core.enums import StrEnum
 
 from pl_fed.command.config_files import fill_empty_sections, find_config_fault, load
-from pl_fed.command.messages import printable, summarize
+from pl_fed.command.messages import escape_invisible, summarize
 
 _MAX_CLASSES = 12
 _NO_DATA = re.compile("Expected argument `data.dataset` (and `model` )?to be set but got none")
@@ -40,7 +40,7 @@ class Parser(LightningArgumentParser):
             super().error(message, ex)
         text = summarize(message)
         hint = f"hint: {_DATA_HINT}\n" if _NO_DATA.match(text) else ""
-        self.exit(2, f"error: {printable(text)}\n{hint}")
+        self.exit(2, f"error: {escape_invisible(text)}\n{hint}")
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """Parse a config file.

@@ -11,7 +11,7 @@ from pl_fed.arguments import check_writable
 from pl_fed.command.messages import describe_file_error, summarize
 from pl_fed.reports import page
 from pl_fed.reports.run import find_runs
-from pl_fed.text import printable
+from pl_fed.text import escape_controls
 
 
 class _Parser(ArgumentParser):
@@ -36,9 +36,9 @@ def report(arguments: Sequence[str]) -> Path:
     unfinished = [f"{run.folder}: unfinished." for run in runs if not run.is_finished]
     damaged = [f"{run.folder}: {', '.join(run.damage)}." for run in runs if run.damage]
     for note in (*skipped, *unfinished, *damaged):
-        print(f"note: {printable(note)}", file=sys.stderr)
+        print(f"note: {escape_controls(note)}", file=sys.stderr)
     path = page.write(runs, Path(options.out), skipped)
-    print(f"The report is {printable(str(path))}; its pictures and tables are beside it.")
+    print(f"The report is {escape_controls(str(path))}; its pictures and tables are beside it.")
     return path
 
 
@@ -72,5 +72,5 @@ def main() -> None:
         text = describe_file_error(error) or str(error)
         if not text.startswith("Expected"):
             raise
-        print(f"error: {printable(text)}", file=sys.stderr)
+        print(f"error: {escape_controls(text)}", file=sys.stderr)
         sys.exit(1)

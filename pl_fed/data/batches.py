@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pl_fed.data.client_data import ClientData
 from pl_fed.random import fork_torch_rng, key, random_bits
-from pl_fed.trees import Tree, bytes_of_sample, gather, leaves, split, tree_map
+from pl_fed.trees import Tree, count_sample_bytes, gather, leaves, split, tree_map
 from pl_fed.types import Batch
 
 _GATHER_BYTES = 1 << 20  # largest block of one client's samples, in bytes: fits into the cache
@@ -183,7 +183,7 @@ class Batches:
 
     @property
     def _sample_bytes(self) -> int:
-        return max(1, bytes_of_sample(self.data.inputs))
+        return max(1, count_sample_bytes(self.data.inputs))
 
     def _gather_rows(self, index: Tensor) -> tuple[Tree, Tree]:
         return self.data.inputs_of(index), gather(self.data.targets, index)

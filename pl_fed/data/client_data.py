@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.data.fingerprint import digest_of, digest_of_labels, digest_of_names
-from pl_fed.trees import Tree, gather, leaves, rows_of, select, tree_map
+from pl_fed.trees import Tree, count_samples, gather, leaves, select, tree_map
 from pl_fed.types import Batch
 
 
@@ -166,7 +166,7 @@ class ClientData:
             inputs, targets = select(inputs, batch.mask), select(targets, batch.mask)
             owners = owners[batch.mask.cpu()]
         sizes = owners.bincount(minlength=self.num_clients)
-        changed = Part.from_sizes(torch.arange(rows_of(targets), device=index.device), sizes)
+        changed = Part.from_sizes(torch.arange(count_samples(targets), device=index.device), sizes)
         return ClientData(inputs, targets, changed, changed, changed, self.num_classes)
 
     def training_samples(self, client: int) -> Batch:
@@ -192,7 +192,7 @@ class ClientData:
     @property
     def num_samples(self) -> int:
         """Number of samples of all clients."""
-        return rows_of(self.targets)
+        return count_samples(self.targets)
 
     def pad_part(self, part: str, clients: Tensor) -> tuple[Tree, Tree]:
         """Return a part's samples of some clients, padded to the size of the largest client.

@@ -20,7 +20,7 @@ from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.partitioners.base import Partitioner, check_parts
 from pl_fed.random import fork_torch_rng, generator, key, random_bits
 from pl_fed.skews.base import Skew
-from pl_fed.text import printable
+from pl_fed.text import escape_controls
 from pl_fed.trees import Tree, describe, leaves, tree_map
 
 _INTEGERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -287,7 +287,7 @@ class FederatedData(Configurable, LightningDataModule):
         hint = "use fewer clients, smaller fractions or another partitioner"
         if self.partitioner is None and arrays.client is not None:
             owner = arrays.client.unique()[empty[0]]
-            client += f" (id {printable(arrays.owner_name(int(owner)))} in the data)"
+            client += f" (id {escape_controls(arrays.owner_name(int(owner)))} in the data)"
             hint = "remove such clients from the data, or use smaller fractions"
             official = arrays.split if self._is_official(arrays) else None
             if official is not None and TRAIN not in official[arrays.client == owner]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pl_fed.text import printable
+from pl_fed.text import escape_controls
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def report_read_errors(
             text = f"Expected {path} to be {kind} but got {reason}"
         elif str(path) not in text:
             text = f"{text} in {path}"
-        raise ValueError(f"{printable(text)}.") from error
+        raise ValueError(f"{escape_controls(text)}.") from error
 
 
 def read_npz(

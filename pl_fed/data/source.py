@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.configurable import Configurable
-from pl_fed.trees import Tree, describe, foreign_leaf, leaves, rows_of
+from pl_fed.trees import Tree, count_samples, describe, foreign_leaf, leaves
 
 TRAIN, VAL, TEST = 0, 1, 2
 
@@ -120,7 +120,7 @@ class Arrays:
         _check_ids("targets", self.targets, range(self.num_classes), description)
 
     def __len__(self) -> int:
-        return rows_of(self.inputs)
+        return count_samples(self.inputs)
 
     @property
     def labels(self) -> Tensor:

@@ -250,7 +250,7 @@ class WorkShare:
         with self.processes.raise_in_all(ValueError):
             aggregator.require_uploads(uploads, 0)
             if mass:
-                part = aggregator(uploads, weights, context.of(self.is_worker)) * (
+                part = aggregator(uploads, weights, context.select(self.is_worker)) * (
                     mass / total_mass
                 )
         return self.processes.sum(part)
@@ -264,7 +264,7 @@ class WorkShare:
         shard = self._exchange_slices(uploads, width)
         order = self.workers.argsort(stable=True)
         context = replace(
-            context.of(order),
+            context.select(order),
             sum=self.processes.sum,
             broadcast=uploads.new_empty(0),
             root=context.root[width * self.processes.rank :][:width],

@@ -31,8 +31,8 @@ class Chunk:
         objective: The objective of the local steps.
         batches: The clients' minibatches.
         steps: The number of steps of each client on each trained model, by the model's name.
-        round: The clients' rows. Engines read :meth:`ClientRound.readable` and the trained models
-            (possibly one expanded row), and replace these models by new tensors.
+        round: The clients' rows. Engines read :meth:`ClientRound.readable_rows` and the trained
+            models (possibly one expanded row), and replace these models by new tensors.
         on_done: Called with the number of clients that have completed their steps so far.
         place: The stage of the run, for the note of an error: see :meth:`add_note`.
     """
@@ -188,7 +188,7 @@ def allocate_rows(like: Tensor) -> Tensor:
 
 
 def select_rows(rows: Mapping[str, Tensor], position: int) -> dict[str, Tensor]:
-    """Return the rows that ONE client of a chunk may read, of :meth:`ClientRound.readable`."""
+    """Return the rows that ONE client of a chunk may read, of :meth:`ClientRound.readable_rows`."""
     return {name: row if row.dim() == 1 else row[position] for name, row in rows.items()}
 
 

@@ -79,7 +79,7 @@ class BatchedRunner(Engine):
         Raises:
             CannotCompileError: If the step cannot be compiled; the rows are unchanged then.
         """
-        rows = chunk.round.readable()
+        rows = chunk.round.readable_rows()
         step = self.prepare(client, optimizer, chunk, rows)
         run = self._run_in_turn if self.size is None else self._run_stack
         try:

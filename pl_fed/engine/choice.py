@@ -26,7 +26,7 @@ from pl_fed.engine.options import EngineName, EngineOptions
 from pl_fed.engine.stackable import check_stackable
 from pl_fed.engine.timing import Candidate, Speed, describe, measure, parse_speeds
 from pl_fed.state import free_memory
-from pl_fed.trees import bytes_of_sample
+from pl_fed.trees import count_sample_bytes
 
 EAGER = ("one_by_one", "stacked")
 COMPILED = ("one_by_one_compiled", "stacked_compiled")
@@ -92,7 +92,7 @@ class EngineChoice:
         options: The engine of the config, its chunk size and compile mode.
 
     Attributes:
-        settings: Mixed precision and gradient clipping, as last passed to :meth:`settle`.
+        settings: Mixed precision and gradient clipping, as last passed to :meth:`choose`.
         current: The engine in use; ``None`` before the first round.
         size: The number of clients that it runs at a time; ``None`` before the first round.
         speeds: The measured speeds, by engine.
@@ -113,7 +113,7 @@ class EngineChoice:
         """Whether the clients of a chunk are stacked. Their numbers of steps should be similar."""
         return self.current in STACKED
 
-    def settle(self, work: Workload) -> None:
+    def choose(self, work: Workload) -> None:
         """Choose the engine of a round and of all later rounds."""
         keep_freed_memory()
         if self._client is not None and self._client is not work.client:
@@ -150,7 +150,9 @@ class EngineChoice:
             return max(1, min(cohort, _ROWS_BYTES // row.nbytes))
         # a row, its gradient, two of optimizer state, two temporary ones; estimated activations
         models, batches = len(work.example.objective.trained), work.example.batches
-        needed = 6 * models * row.nbytes + 64 * bytes_of_sample(batches.data.inputs) * batches.width
+        needed = (
+            6 * models * row.nbytes + 64 * count_sample_bytes(batches.data.inputs) * batches.width
+        )
         most = int(0.5 * free_memory(row.device) / needed)
         if row.device.type == "cpu":
             most = min(most, _STACK_BYTES // (models * row.nbytes))

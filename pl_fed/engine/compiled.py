@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from pl_fed.engine.base import CannotCompileError
 from pl_fed.engine.channels_last import ChannelsLast
-from pl_fed.engine.products import FasterProducts, mkl_held_back
+from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.engine.step import LocalStep, Tensors
 from pl_fed.engine.tracing import trace
 from pl_fed.torch_internals import arguments_of, compile_graph
@@ -75,12 +75,12 @@ class CompiledStep:
 
         def flat_step(*tensors: Tensor) -> list[Tensor]:
             """Take the step on a flat list of tensors, and return the gradients as a list."""
-            with ChannelsLast(), FasterProducts() if mkl_held_back() else nullcontext():
+            with ChannelsLast(), FasterProducts() if is_mkl_slow() else nullcontext():
                 gradients = step(**replace_leaves(example, iter(tensors)))
             self._names = {model: list(group) for model, group in gradients.items()}
             return leaves(gradients)
 
-        with step.compiling(state, inputs):
+        with step.trace_clients(state, inputs):
             graph = trace(step.client, flat_step, *tensors)
         _check_draws(graph)
         is_cached = _count_constants(graph) <= _MAX_CACHED_CONSTANTS

@@ -32,7 +32,7 @@ class OneByOne(Engine):
         parameters = {
             model: list(client.row(model).tensors.values()) for model in objective.trained
         }
-        rows = chunk.round.readable()
+        rows = chunk.round.readable_rows()
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
         with fork_torch_rng(client.device) as seed:

@@ -36,7 +36,7 @@ _LIBRARY.impl("product", _allocate_product, "Meta")
 
 
 @cache
-def mkl_held_back() -> bool:
+def is_mkl_slow() -> bool:
     """Return whether MKL's products are slower on this machine than oneDNN's."""
     built = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     if not built or torch.backends.cpu.get_cpu_capability() != "AVX512":

@@ -97,7 +97,7 @@ def _compute_losses(
 
     Without padding, a dropout layer draws other numbers if samples are not its first dimension.
     """
-    rows = chunk.round.readable()
+    rows = chunk.round.readable_rows()
     step = runner.prepare(client, optimizer, chunk, rows)
     with torch.no_grad():
         step.buffers.load(chunk.round.models, rows)

@@ -138,7 +138,7 @@ class LocalStep:
         return torch.vmap(self._client_graph, in_dims=dims)(*stack)  # type: ignore[no-any-return]
 
     @contextmanager
-    def compiling(self, state: dict[str, Any], inputs: dict[str, Any]) -> Iterator[None]:
+    def trace_clients(self, state: dict[str, Any], inputs: dict[str, Any]) -> Iterator[None]:
         """Differentiate a stack by the graph of one client within the context.
 
         Args:

@@ -120,7 +120,7 @@ class Adaptation:
         if self._engine is None or self._engine.options.name != name or moved:
             self._device = self.client.device
             self._engine = EngineChoice(replace(options, name=name))
-        self._engine.settle(workload)
+        self._engine.choose(workload)
         return self._engine
 
     def _load_chunk(

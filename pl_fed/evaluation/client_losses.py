@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pl_fed.clients.base import Client
 from pl_fed.evaluation.sample_collector import SampleCollector
-from pl_fed.trees import Tree, rows_of
+from pl_fed.trees import Tree, count_samples
 
 
 class ClientLosses(ABC):
@@ -82,7 +82,7 @@ class CriterionValues(ClientLosses):
     def add(self, positions: Tensor, outputs: Tree, targets: Tree) -> None:
         """Add samples; ``positions`` are the positions of their clients, int64 [samples]."""
         for position, own_outputs, own_targets in self._collector.add(positions, outputs, targets):
-            num_samples = rows_of(own_targets)
+            num_samples = count_samples(own_targets)
             loss = self.client.task.batch_loss(own_outputs, own_targets)
             self._losses[position] += loss.double() * num_samples
             self._weights[position] += num_samples

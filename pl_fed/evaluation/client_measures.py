@@ -50,7 +50,7 @@ class ClientMeasures:
                 if not self._collector.is_complete(position):
                     metrics = local_metrics(self.task, self.values.device)
             complete = self._collector.is_complete(position)
-            measured = self.task.measured(own_outputs, own_targets)
+            measured = self.task.metric_inputs(own_outputs, own_targets)
             values = measure(metrics, *measured, computes=complete)
             if complete:
                 self.values[position] = self.values.new_tensor(values)

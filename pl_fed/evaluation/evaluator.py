@@ -14,7 +14,7 @@ from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.client_data import ClientData
 from pl_fed.engine.channels_last import ChannelsLast
-from pl_fed.engine.products import FasterProducts, mkl_held_back
+from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.evaluation.client_losses import ClientLosses
 from pl_fed.evaluation.client_measures import ClientMeasures
 from pl_fed.evaluation.monitor import Monitor, Tables, metric_directions, prefer_second
@@ -76,7 +76,7 @@ class Evaluator:
 
     def monitor(self, data: ClientData) -> Monitor:
         """Return the metric that selects models on the given data."""
-        return Monitor.from_name(self._monitor, self.client.task, self.client.classes_of(data))
+        return Monitor.from_name(self._monitor, self.client.task, self.client.count_classes(data))
 
     def evaluate(
         self,
@@ -376,7 +376,7 @@ class Evaluator:
         on_cpu = self.client.device.type == "cpu" and has_operator_modes()
         with (
             ChannelsLast() if on_cpu and self._convolves else nullcontext(),
-            FasterProducts() if on_cpu and mkl_held_back() else nullcontext(),
+            FasterProducts() if on_cpu and is_mkl_slow() else nullcontext(),
         ):
             return self.client.task.predict(module, inputs)
 
@@ -480,7 +480,7 @@ class _Sums:
         self, client: Client, data: ClientData, sizes: Tensor, measures: bool = True
     ) -> None:
         self._data = data
-        self._classes = client.classes_of(data)
+        self._classes = client.count_classes(data)
         self._shape = (len(sizes), max(1, self._classes))
         device = data.device
         self._count = torch.zeros(len(sizes) * self._shape[1], dtype=torch.int64, device=device)

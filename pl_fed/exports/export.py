@@ -133,7 +133,7 @@ class Export:
         """
         correct, samples, loss = (float(table[position].sum()) for table in tables[:3])
         client = self.federation.client
-        classes = client.classes_of(self.federation.data)
+        classes = client.count_classes(self.federation.data)
         accuracy = correct / samples if samples and classes else None
         mean_loss = loss / samples if samples and math.isfinite(loss) else None
         metrics = {

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pl_fed.nets.rows import RowLayout
-from pl_fed.trees import Tree, leaves, rows_of, select
+from pl_fed.trees import Tree, count_samples, leaves, select
 
 
 def masked_mean(
@@ -101,7 +101,7 @@ def averages_samples(
         >>> averages_samples(nn.MSELoss(reduction="sum"), losses, outputs, targets)
         False
     """
-    number = rows_of(targets)
+    number = count_samples(targets)
     try:
         sample_losses = losses(outputs, targets)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):

@@ -18,7 +18,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from pl_fed.rounds.identity import CHECKPOINT_FORMAT
-from pl_fed.run_folder import HALF_WRITTEN
+from pl_fed.run_folder import TEMPORARY_NAME
 from pl_fed.state import DiskRows, check_saved, select_clients
 
 _LARGE = 1 << 28  # bytes; a larger checkpoint is memory-mapped
@@ -77,7 +77,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(HALF_WRITTEN)
+        temporary = target.with_name(TEMPORARY_NAME)
         try:
             _write(checkpoint, temporary)
             os.replace(temporary, target)

@@ -90,7 +90,7 @@ class RunCSV(Logger):
         """
         content = self.path.read_bytes() if self.path.exists() else b""
         try:
-            rows = _checked_rows(content[: content.rfind(b"\n") + 1])
+            rows = _read_rows(content[: content.rfind(b"\n") + 1])
         except ValueError as error:
             rows = []
             self._set_aside(str(error))
@@ -135,7 +135,7 @@ class RunCSV(Logger):
             file.truncate()
 
 
-def _checked_rows(content: bytes) -> list[dict[str, str]]:
+def _read_rows(content: bytes) -> list[dict[str, str]]:
     """Return the rows of a file.
 
     Raises:

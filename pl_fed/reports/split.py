@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from pl_fed.data.client_data import ClientData
-from pl_fed.text import csv_cell, printable
+from pl_fed.text import csv_cell, escape_controls
 
 _PARTS = ("train", "val", "test")
 _MAX_ROWS = 30  # of the printed table of clients
@@ -114,7 +114,7 @@ class Split:
             table.add_column(name, justify="left" if " " in name else "right")
         for row, counts in zip(self.rows(), self.counts.tolist()):
             names = ("client", *owner_columns, *_PARTS)
-            cells = [escape(_shorten(printable(str(row[name]), encoding))) for name in names]
+            cells = [escape(_shorten(escape_controls(str(row[name]), encoding))) for name in names]
             if class_columns:
                 samples = " ".join(f"{c}:{n}" for c, n in enumerate(counts) if n)
                 cells += [f"{row['distance']:.3f}", samples]

@@ -91,7 +91,7 @@ class Adversary:
                 f" {getattr(self, clients)} but got None: name one, for example"
                 " pl_fed.attacks.RandomLabels."
             )
-        if self.knowledge == "own" and self.attack is not None and self.attack.needs_merged:
+        if self.knowledge == "own" and self.attack is not None and self.attack.needs_simulation:
             raise ValueError(
                 f'Expected argument `{_PATH}.knowledge` to be "all" for'
                 f" {type(self.attack).__name__}, because it tries its factor against the defence,"

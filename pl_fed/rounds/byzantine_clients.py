@@ -95,10 +95,10 @@ class ByzantineClients:
             context: The context of the round, without broken uploads.
             num_broken: Number of uploads that were left out as broken.
         """
-        expected = self.expected_byzantine(len(context.clients), num_broken)
+        expected = self.count_expected_byzantine(len(context.clients), num_broken)
         return replace(context, num_byzantine=expected)
 
-    def expected_byzantine(self, num_uploads: int, num_broken: int = 0) -> int:
+    def count_expected_byzantine(self, num_uploads: int, num_broken: int = 0) -> int:
         """Return the number of Byzantine uploads that the aggregator should assume.
 
         Args:
@@ -200,7 +200,7 @@ class ByzantineClients:
         context = replace(
             context,
             attackers=ids[is_attacker.cpu()],
-            known=ids[visible.cpu()],
+            observed=ids[visible.cpu()],
             net=net,
             samples=samples,
         )
@@ -209,7 +209,7 @@ class ByzantineClients:
             context = replace(context, losses=empty, start_losses=empty, root=empty)
         else:
             simulation = _MergeSimulation(uploads, is_attacker, valid, simulate_merge)
-            context = replace(context, merged=simulation)
+            context = replace(context, simulate_merge=simulation)
         forged = self.attack.forge(uploads[visible], own, context)
         rows = usable_rows(forged, (len(own), own.shape[1]), own)
         if rows is None:

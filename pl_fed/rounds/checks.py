@@ -27,7 +27,7 @@ from pl_fed.nets.rows import trainable_parameters
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.features import compute_features, keeps_features
 from pl_fed.rounds.trained_cohort import UploadStatus
-from pl_fed.trees import Tree, describe, leaves, rows_of, select
+from pl_fed.trees import Tree, count_samples, describe, leaves, select
 from pl_fed.types import Batch, ClientContext, RoundContext
 
 
@@ -269,7 +269,7 @@ def _try_metrics(client: Client, outputs: Tree, targets: Tree) -> None:
         _call_or_explain(
             f"Expected the metric `{key}` of the task {name} to take outputs of shape"
             f" {_shapes(outputs)} and targets of shape {_shapes(targets)} but that",
-            lambda: metric.update(*client.task.measured(outputs, targets)),  # noqa: B023
+            lambda: metric.update(*client.task.metric_inputs(outputs, targets)),  # noqa: B023
         )
 
 
@@ -299,7 +299,7 @@ def _averages_samples(client: Client, data: ClientData, outputs: Tree) -> bool:
         data: The clients' data.
         outputs: Outputs of the current model for a few samples.
     """
-    index, num_outputs = data.train.index, rows_of(outputs)
+    index, num_outputs = data.train.index, count_samples(outputs)
     numel = max(1, sum(leaf[0].numel() for leaf in leaves(outputs)))
     num_samples = min(_MAX_SAMPLES, max(2, _MAX_NUMBERS // numel), len(index))
     values = [leaf[:, None].flatten(1) for leaf in leaves(data.targets)]
@@ -309,10 +309,10 @@ def _averages_samples(client: Client, data: ClientData, outputs: Tree) -> bool:
     spread = index[torch.linspace(0, len(index) - 1, num_samples).long()]
     targets = client.place(select(data.targets, torch.cat([extreme, spread])))
     size = min(_BATCH, max(2, _MAX_NUMBERS // numel))
-    for begin in range(0, rows_of(targets), size):
+    for begin in range(0, count_samples(targets), size):
         batch_targets = select(targets, slice(begin, begin + size))
-        positions = torch.arange(rows_of(batch_targets), device=client.device) % num_outputs
-        if not client.task.agrees(select(outputs, positions), batch_targets):
+        positions = torch.arange(count_samples(batch_targets), device=client.device) % num_outputs
+        if not client.task.is_sample_mean(select(outputs, positions), batch_targets):
             return False
     return True
 

@@ -70,7 +70,7 @@ class FederatedEvaluation:
         """
         if part not in self._metrics:
             data, benign = self.states.loaded, ~self.byzantine_clients.is_byzantine
-            classes = self.client.classes_of(data)
+            classes = self.client.count_classes(data)
             with torch.inference_mode(False):
                 self._metrics[part] = {
                     model: ClientMetrics(

@@ -141,7 +141,7 @@ class LocalTraining:
         def count_steps(clients: Tensor) -> dict[str, list[int]]:
             return self.count_steps(clients, plan.rule)
 
-        self.engine.settle(
+        self.engine.choose(
             Workload(
                 client=self.client,
                 optimizer=plan.optimizer,

@@ -220,7 +220,7 @@ class RoundRunner:
             losses: Mean training loss of each client, [cohort]; or empty.
             round: The round, from 0.
         """
-        num_byzantine = self.byzantine_clients.expected_byzantine(len(cohort))
+        num_byzantine = self.byzantine_clients.count_expected_byzantine(len(cohort))
         return RoundContext(self.seed, round, num_byzantine, clients=cohort, losses=losses)
 
     def root_update(self, round: int, optimizer: torch.optim.Optimizer) -> Tensor:

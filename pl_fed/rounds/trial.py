@@ -84,7 +84,11 @@ def _run(
         for name, model in round.models.items():
             numel = trial.row("global").layout.numel
             _check_row("begin", f"the parameters of model `{name}`", model.parameters, numel)
-    with _note_errors(client_id, "training_step"), explain_log(), trial.reading(round.of_one(0)):
+    with (
+        _note_errors(client_id, "training_step"),
+        explain_log(),
+        trial.reading(round.client_rows(0)),
+    ):
         outputs = as_outputs(trial.objective.step(batch, 0))
     for name in trial.trained:
         round.models[name] = round.models[name].clone()

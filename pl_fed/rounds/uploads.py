@@ -140,7 +140,7 @@ class Uploads:
             valid: A mask of the valid uploads, bool [cohort].
         """
         num_broken = int((~valid).sum())
-        return self._byzantine_clients.assume_byzantine(context.of(valid), num_broken)
+        return self._byzantine_clients.assume_byzantine(context.select(valid), num_broken)
 
     def distance_to_benign_mean(
         self, update: Tensor, benign: Tensor, aggregator: Aggregator

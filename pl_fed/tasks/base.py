@@ -99,7 +99,7 @@ class Task(Configurable, ABC):
             outputs, targets = select(outputs, selected), select(targets, selected)
         return self.batch_loss(outputs, targets)
 
-    def agrees(self, outputs: Tree, targets: Tree) -> bool:
+    def is_sample_mean(self, outputs: Tree, targets: Tree) -> bool:
         """Return whether the batch loss is the mean of the samples' losses, also with padding."""
         return averages_samples(self.batch_loss, self.losses, outputs, targets, self.weights)
 
@@ -109,11 +109,11 @@ class Task(Configurable, ABC):
         """Return the task's metrics besides the loss, by name; none by default.
 
         pl_fed computes each metric for every client, and updates it with the result of
-        :meth:`measured`.
+        :meth:`metric_inputs`.
         """
         return {}
 
-    def measured(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
+    def metric_inputs(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
         """Return the arguments of a metric's ``update``: predictions and targets."""
         return outputs, targets
 

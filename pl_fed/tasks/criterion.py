@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pl_fed.functional.losses import sample_means, sample_weights
 from pl_fed.tasks.base import Task
-from pl_fed.trees import Tree, rows_of
+from pl_fed.trees import Tree, count_samples
 
 
 class CriterionTask(Task):
@@ -52,10 +52,10 @@ class CriterionTask(Task):
             ValueError: If the criterion does not return one loss per sample.
         """
         losses: Tensor = self.sample_criterion(outputs, targets)
-        if losses.shape[:1] != (rows_of(targets),):
+        if losses.shape[:1] != (count_samples(targets),):
             raise ValueError(
                 f'Expected {self.name} with reduction="none" to return a loss for each of'
-                f" {rows_of(targets)} samples but got shape {list(losses.shape)}."
+                f" {count_samples(targets)} samples but got shape {list(losses.shape)}."
             )
         return sample_means(losses)
 

@@ -50,7 +50,7 @@ class MultiLabel(CriterionTask):
             }
         )
 
-    def measured(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
+    def metric_inputs(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
         """Return the probability and the truth of each pair of a sample and a label."""
         return as_floats(outputs).sigmoid().flatten(), targets.flatten().long()
 

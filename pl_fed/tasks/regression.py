@@ -43,7 +43,7 @@ class Regression(CriterionTask):
             compute_groups=False,
         )
 
-    def measured(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
+    def metric_inputs(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
         """Return all numbers in one dimension."""
         return as_floats(outputs).flatten(), targets.flatten()
 

@@ -175,7 +175,7 @@ def test_the_order_of_the_uploads_does_not_matter(kind, arguments, uploads, seed
     n = len(uploads)
     weights, now = torch.arange(1, n + 1), context(uploads)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    moved = now.of(order)
+    moved = now.select(order)
     torch.testing.assert_close(
         make(kind, arguments)(uploads[order], weights[order], moved),
         make(kind, arguments)(uploads, weights, now),
@@ -379,7 +379,7 @@ def merge_slices(kind, arguments, uploads, cuts, order):
     def merge_slice(piece, now):
         return make(kind, arguments)(piece, weights, now)
 
-    return torch.cat(in_slices(merge_slice, uploads[order], context(uploads).of(order), cuts))
+    return torch.cat(in_slices(merge_slice, uploads[order], context(uploads).select(order), cuts))
 
 
 SHARDS = [param for param in ALL if make(*param.values).shards]

@@ -104,7 +104,7 @@ def check_order(kind, arguments, seed):
     """Check that uploads in another order give each client the row that it had."""
     uploads, weights, now = random_uploads(seed=seed), torch.arange(1, 12), context(11)
     order = torch.randperm(11, generator=torch.Generator().manual_seed(seed))
-    moved = prepare(kind, arguments, uploads[order], now.of(order), weights[order])
+    moved = prepare(kind, arguments, uploads[order], now.select(order), weights[order])
     expected = prepare(kind, arguments, uploads, now, weights)
     for one, other in zip(by_client(moved), by_client(expected), strict=True):
         assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -87,11 +87,16 @@ def context(honest, own, aggregator=None, **how):
 
     def merged(rows):
         whole = rows.isfinite().all(1)  # others the server leaves out
-        told = about.of(torch.cat([torch.ones(h, dtype=torch.bool), whole]))
+        told = about.select(torch.cat([torch.ones(h, dtype=torch.bool), whole]))
         return defence(torch.cat([honest, rows[whole]]), torch.ones(h + int(whole.sum())), told)
 
     broadcast = torch.linspace(-1, 1, D).to(own.dtype)
-    given = {"attackers": attackers, "known": known, "broadcast": broadcast, "merged": merged}
+    given = {
+        "attackers": attackers,
+        "observed": known,
+        "broadcast": broadcast,
+        "simulate_merge": merged,
+    }
     return replace(about, **{**given, **how})
 
 
@@ -153,7 +158,7 @@ def test_the_input_is_not_changed(kind, arguments):
     assert same(batch, samples())
     assert torch.equal(honest, uploads(4))
     assert torch.equal(own, uploads(2))
-    for name in ("clients", "attackers", "known", "broadcast"):
+    for name in ("clients", "attackers", "observed", "broadcast"):
         assert torch.equal(getattr(told, name), getattr(context(honest, own), name)), name
 
 
@@ -189,11 +194,11 @@ def test_forged_uploads_are_finite_and_of_the_shape_and_type_of_the_own(kind, ar
 def test_half_precision_is_computed_in_float32(kind, arguments):
     attack = kind(**arguments)
     honest, own = uploads(6, torch.bfloat16), uploads(3, torch.bfloat16)
-    if attack.needs_merged:  # it must know the defence; rounding may lead its search elsewhere
+    if attack.needs_simulation:  # it must know the defence; rounding may lead its search elsewhere
         assert forged(attack, honest, own).isfinite().all()
         return
     for defence_known in (True, False):
-        knowledge = {} if defence_known else {"merged": None}
+        knowledge = {} if defence_known else {"simulate_merge": None}
         wide = forged(attack, honest.float(), own.float(), **knowledge)
         narrow = forged(attack, honest, own, **knowledge)
         torch.testing.assert_close(narrow, wide.to(torch.bfloat16), rtol=1e-2, atol=1e-2)
@@ -205,19 +210,19 @@ def test_half_precision_is_computed_in_float32(kind, arguments):
 @given(seed=st.integers(0, 1000), know_all=st.booleans())
 def test_rows_follow_the_ids_in_whatever_order_clients_come(kind, arguments, seed, know_all):
     attack = kind(**arguments)
-    if attack.needs_merged and not know_all:
+    if attack.needs_simulation and not know_all:
         return
     honest, own = uploads(6, torch.float64), uploads(3, torch.float64)
-    told = context(honest, own, **({} if know_all else {"merged": None}))
+    told = context(honest, own, **({} if know_all else {"simulate_merge": None}))
     draws = torch.Generator().manual_seed(seed)
     to, frm = torch.randperm(3, generator=draws), torch.randperm(6, generator=draws)
     back = to.argsort()
     moved = replace(
         told,
         attackers=told.attackers[to],
-        known=told.known[frm],
+        observed=told.observed[frm],
         clients=told.clients[torch.randperm(9, generator=draws)],
-        merged=told.merged and (lambda rows: told.merged(rows[back])),
+        simulate_merge=told.simulate_merge and (lambda rows: told.simulate_merge(rows[back])),
     )
     rows = attack.forge(honest, own, told)
     again = attack.forge(honest[frm], own[to], moved)
@@ -253,12 +258,12 @@ def test_it_goes_with_any_defence(kind, arguments):
     attack, honest, own = kind(**arguments), uploads(6), uploads(2)
     for defence in (Mean(), Median(), TrimmedMean(1), Krum(num_byzantine=1)):
         told = context(honest, own, aggregator=defence)
-        assert told.merged(attack.forge(honest, own, told)).isfinite().all(), defence
+        assert told.simulate_merge(attack.forge(honest, own, told)).isfinite().all(), defence
 
 
 @every
 def test_a_search_says_so(kind, arguments):
-    assert kind(**arguments).needs_merged == ("search" in arguments.values())
+    assert kind(**arguments).needs_simulation == ("search" in arguments.values())
 
 
 @every
@@ -316,5 +321,5 @@ def test_both_methods_are_the_identity_by_default():
     assert Idle(7).argument == 7
     assert same(Idle(7).poison(batch, CLIENT), batch)
     assert torch.equal(forged(Idle(7), uploads(4), own), own)
-    said = (Idle(7).poisons, Idle(7).forges, Idle(7).triggers, Idle(7).needs_merged)
+    said = (Idle(7).poisons, Idle(7).forges, Idle(7).triggers, Idle(7).needs_simulation)
     assert said == (False,) * 4

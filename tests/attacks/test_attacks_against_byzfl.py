@@ -29,7 +29,7 @@ def rows(shape, kind):
 def forge(attack, honest, context=None):
     honest = torch.from_numpy(honest)
     known = torch.arange(len(honest))
-    context = context or RoundContext(known=known, attackers=torch.tensor([99]))
+    context = context or RoundContext(observed=known, attackers=torch.tensor([99]))
     return attack.forge(honest, torch.zeros(1, honest.shape[1]).double(), context)[0].numpy()
 
 
@@ -94,7 +94,9 @@ def test_a_search_does_as_much_harm(mine, theirs, seed):
         together = torch.cat([torch.from_numpy(honest), forged])
         return mine(together, torch.ones(n), about)
 
-    context = RoundContext(clients=clients, known=known, attackers=clients[-f:], merged=merged)
+    context = RoundContext(
+        clients=clients, observed=known, attackers=clients[-f:], simulate_merge=merged
+    )
 
     def harm(forged):
         together = np.concatenate([honest, np.repeat(forged[None], f, axis=0)])

@@ -55,8 +55,8 @@ def knowing_all(honest, number, defence=None, expected=None):
     def merged(rows):
         return (defence or Mean())(torch.cat([honest, rows]), torch.ones(n), about)
 
-    who = {"known": clients[: len(honest)], "attackers": clients[len(honest) :]}
-    return replace(about, **who, broadcast=broadcast, merged=merged)
+    who = {"observed": clients[: len(honest)], "attackers": clients[len(honest) :]}
+    return replace(about, **who, broadcast=broadcast, simulate_merge=merged)
 
 
 def normal(n, d, seed=0, shift=0.3):
@@ -176,9 +176,9 @@ def test_a_search_goes_up_to_where_the_defence_gives_way():
     mean = honest.mean(0)
     forged = InnerProductManipulation("search", trials=40).forge(honest, own, context)
     factor = float(-(forged[0] @ mean) / (mean @ mean))
-    assert torch.equal(context.merged(forged), forged[0]), "it is picked"
+    assert torch.equal(context.simulate_merge(forged), forged[0]), "it is picked"
     further = InnerProductManipulation(factor * 1.001).forge(honest, own, context)
-    assert not torch.equal(context.merged(further), further[0]), "it would not be"
+    assert not torch.equal(context.simulate_merge(further), further[0]), "it would not be"
 
 
 @pytest.mark.parametrize("defence", [Mean(), Median(), TrimmedMean(2)])
@@ -191,7 +191,7 @@ def test_a_search_does_more_harm_than_any_number_tried_beside_it(attack, defence
 
     def harm(factor):
         forged = attack(factor, trials=6).forge(honest, own, context)
-        return float((context.merged(forged) - honest.mean(0)).norm())
+        return float((context.simulate_merge(forged) - honest.mean(0)).norm())
 
     assert harm("search") >= max(harm(factor) for factor in (0.0, 1.0, 2.0, 4.0))
 
@@ -215,16 +215,18 @@ def test_a_trial_that_the_defence_refuses_does_no_harm(broken):
             raise ValueError("too long")
         return torch.full((3,), broken) if factor > 2.5 else mean + factor
 
-    context = replace(knowing_all(honest, 2), merged=picky)
+    context = replace(knowing_all(honest, 2), simulate_merge=picky)
     forged = InnerProductManipulation("search", trials=50).forge(honest, own, context)
     torch.testing.assert_close(forged[0], -2.5 * mean, rtol=1e-6, atol=0)
-    failing = replace(context, merged=lambda rows: 1 / 0)
+    failing = replace(context, simulate_merge=lambda rows: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # no refusal, but an error
         InnerProductManipulation("search").forge(honest, own, failing)
 
 
 def test_a_search_needs_a_defence_to_try():
-    with pytest.raises(ValueError, match=r"`context.merged` to be given, .* of InnerProduct"):
+    with pytest.raises(
+        ValueError, match=r"`context.simulate_merge` to be given, .* of InnerProduct"
+    ):
         InnerProductManipulation("search").forge(table([1]), table([1]), told([4]))
 
 
@@ -327,7 +329,7 @@ def test_an_unknown_perturbation():
 
 def test_mimic_copies_the_client_that_is_asked_for():
     honest, own = table([1, 0], [2, 0], [3, 0]), table([0, 0], [0, 0])
-    context = told([8, 9], known=torch.tensor([5, 0, 2]))
+    context = told([8, 9], observed=torch.tensor([5, 0, 2]))
     assert Mimic(0).forge(honest, own, context).tolist() == [[2, 0], [2, 0]]
     assert Mimic(2).forge(honest, own, context).tolist() == [[3, 0], [3, 0]]
     assert Mimic(7).forge(honest, own, context).tolist() == [[3, 0], [3, 0]], "not in the cohort"
@@ -339,14 +341,14 @@ def test_mimic_copies_who_is_furthest_along_the_first_principal_direction(which)
     gaps = honest.numpy() - honest.numpy().mean(0)
     direction = np.linalg.svd(gaps)[2][0]
     best = np.abs(honest.numpy() @ direction).argmax()
-    forged = Mimic().forge(honest, honest[:1], told([20], known=torch.arange(len(honest))))
+    forged = Mimic().forge(honest, honest[:1], told([20], observed=torch.arange(len(honest))))
     assert torch.equal(forged[0], honest[best])
 
 
 def test_of_equal_ones_mimic_copies_the_smallest_id():
     honest, own = table([-4], [4], [-4], [4]), table([0])
     for ids, expected in (([3, 1, 2, 5], 4), ([3, 4, 2, 5], -4)):
-        forged = Mimic().forge(honest, own, told([9], known=torch.tensor(ids)))
+        forged = Mimic().forge(honest, own, told([9], observed=torch.tensor(ids)))
         assert forged.item() == expected
 
 
@@ -357,7 +359,7 @@ def test_mimic_without_honest_uploads_copies_an_attacker():
 
 
 def test_mimic_needs_ids():
-    message = r"`context.known` to be the ids of 2 clients for Mimic but got \[\]"
+    message = r"`context.observed` to be the ids of 2 clients for Mimic but got \[\]"
     with pytest.raises(ValueError, match=message):
         Mimic().forge(table([1], [2]), table([1]), told([4]))
 
@@ -412,7 +414,7 @@ def test_krum_picks_what_fang_sends(seed):
     honest, own = normal(8, 6, seed), torch.zeros(3, 6).double()
     context = knowing_all(honest, 3, Krum())
     forged = Fang().forge(honest, own, context)
-    assert torch.equal(context.merged(forged), forged[0])
+    assert torch.equal(context.simulate_merge(forged), forged[0])
     assert bool((forged[0] * honest.mean(0) < 0).all()), "against the mean in each coordinate"
 
 
@@ -488,7 +490,7 @@ def test_fang_against_the_trimmed_mean_with_partial_knowledge():
 def test_fang_draws_a_median_to_the_edge_of_the_honest_range(defence):
     honest, own = normal(5, 30), torch.zeros(4, 30).double()
     context = knowing_all(honest, 4, defence)
-    merged = context.merged(Fang("trimmed_mean").forge(honest, own, context))
+    merged = context.simulate_merge(Fang("trimmed_mean").forge(honest, own, context))
     rises = honest.mean(0) > 0
     torch.testing.assert_close(merged, torch.where(rises, honest.amin(0), honest.amax(0)))
 
@@ -613,7 +615,7 @@ def test_combined_does_what_its_parts_do():
 
     def said(*attacks):
         attack = Combined(list(attacks))
-        return attack.poisons, attack.forges, attack.triggers, attack.needs_merged
+        return attack.poisons, attack.forges, attack.triggers, attack.needs_simulation
 
     assert said(labels) == (True, False, False, False)
     assert said(flipping) == (False, True, False, False)

@@ -17,7 +17,7 @@ def said(capsys, never_trained=0, **models):
     federation = SimpleNamespace(
         metrics=lambda part: metrics,
         is_byzantine=benign,
-        monitored="accuracy",
+        monitored_metric="accuracy",
         clients_without_training=lambda: untrained,
     )
     Summary(federation).on_test_end(SimpleNamespace(is_global_zero=True), None)

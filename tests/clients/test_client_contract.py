@@ -140,7 +140,7 @@ def ready(kind, arguments):
     """A client in the middle of a round, whose models have moved; and its rows."""
     client = make(kind, arguments).double().train()
     draw = torch.Generator().manual_seed(4)
-    rows = round_of(client).of_one(0)
+    rows = round_of(client).client_rows(0)
     for model in ("global", "personal"):
         row = client.row(model).data
         row += 0.1 * torch.randn(len(row), generator=draw, dtype=row.dtype)

@@ -114,7 +114,7 @@ def test_a_model_that_is_trained_nowhere_is_the_broadcast():
 def test_read_of_a_row_that_a_round_does_not_have_names_those_it_has():
     client = Counting(seeded(mlp))
     round = client.run_begin(client.new_round())
-    with client.reading(round.of_one(0)):
+    with client.reading(round.client_rows(0)):
         match = r"row of the round \(broadcast, .*, count, .*global.lr\) but got 'cuont': dec"
         with pytest.raises(ValueError, match=match):
             client.read("cuont")
@@ -229,7 +229,7 @@ def test_an_algorithm_without_a_federation():
     client.run_begin(round)
     plain = client.loss("global", batch)
     for position, count in enumerate((2.0, 7.0)):
-        with client.reading(round.of_one(position)):
+        with client.reading(round.client_rows(position)):
             torch.testing.assert_close(client.training_step(batch, 0), count * plain)
     round.models["global"].parameters = round.models["global"].parameters + 14.0
     upload, kept = client.run_end_round(round)

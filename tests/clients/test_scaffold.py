@@ -183,7 +183,7 @@ def test_the_reported_loss_is_the_corrected_one(control):
     round.server_states["control"].fill_(4.0)
     round.states["own_control"].fill_(3.0)
     client.run_begin(round)
-    with client.reading(round.of_one(0)):
+    with client.reading(round.client_rows(0)):
         loss = client.training_step(Batch(torch.zeros(1, 1), torch.tensor([[7.0]])), 0)
     assert loss.item() == 12.5 + 1.0
     loss.backward()

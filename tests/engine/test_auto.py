@@ -249,7 +249,7 @@ def test_measuring_changes_nothing(clock, net):
     federation.store.write(*a_state(federation))
     state, draws = copy.deepcopy(client.state_dict()), torch.random.get_rng_state()
     stored = copy.deepcopy(federation.store.state_dict())
-    settle = federation.engine_choice.settle
+    settle = federation.engine_choice.choose
     seen = []
 
     def settle_and_look(task):
@@ -258,7 +258,7 @@ def test_measuring_changes_nothing(clock, net):
         seen.append(copy.deepcopy(federation.store.state_dict()))
         raise KeyboardInterrupt
 
-    federation.engine_choice.settle = settle_and_look
+    federation.engine_choice.choose = settle_and_look
     with pytest.raises(KeyboardInterrupt):
         federation.run_round(0, client.configure_optimizers())
     assert clock.timed

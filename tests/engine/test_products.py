@@ -11,7 +11,7 @@ from torch import nn
 from pl_fed import Federation
 from pl_fed.clients import Ditto
 from pl_fed.engine import compiled, products
-from pl_fed.engine.products import FasterProducts, mkl_held_back
+from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.evaluation import evaluator
 from pl_fed.samplers import All
 
@@ -82,14 +82,14 @@ def outcome(engine):
 @pytest.fixture
 def faster(monkeypatch):
     monkeypatch.setattr(products, "_MIN_MULTIPLICATIONS", 1000)
-    monkeypatch.setattr(compiled, "mkl_held_back", lambda: True)
+    monkeypatch.setattr(compiled, "is_mkl_slow", lambda: True)
 
 
 @pytest.mark.slow
 @needs_onednn
 def test_steps_have_them_where_mkl_is_held_back(faster, monkeypatch, uncompiled):
     eager, changed = outcome("one_by_one"), outcome("one_by_one_compiled")
-    monkeypatch.setattr(compiled, "mkl_held_back", lambda: False)
+    monkeypatch.setattr(compiled, "is_mkl_slow", lambda: False)
     outcome("one_by_one_compiled")
     product = torch.ops.pl_fed.product.default
     numbers = [sum(node.target is product for node in each.graph.nodes) for each in uncompiled]
@@ -105,7 +105,7 @@ def test_evaluations_have_them_where_mkl_is_held_back(monkeypatch):
     clients = data.clients.to(torch.device("cpu"), torch.float32)
     numbers, losses = [], []
     for held_back in (True, False):
-        monkeypatch.setattr(evaluator, "mkl_held_back", lambda yes=held_back: yes)
+        monkeypatch.setattr(evaluator, "is_mkl_slow", lambda yes=held_back: yes)
         with Counting() as counted:
             losses.append(federation.evaluator.start_losses(clients, torch.arange(3), {}))
         numbers.append(counted.number)
@@ -131,7 +131,7 @@ def test_it_is_for_processors_where_mkl_keeps_to_avx2(monkeypatch, tmp_path):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
         monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
         monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-        return mkl_held_back.__wrapped__()
+        return is_mkl_slow.__wrapped__()
 
     assert held_back("AuthenticAMD")
     assert not held_back("GenuineIntel")
@@ -140,4 +140,4 @@ def test_it_is_for_processors_where_mkl_keeps_to_avx2(monkeypatch, tmp_path):
     cpus.unlink()
     monkeypatch.setattr(products, "Path", lambda _: tmp_path / "nowhere")
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    assert not mkl_held_back.__wrapped__()
+    assert not is_mkl_slow.__wrapped__()

@@ -18,7 +18,7 @@ from experiments.grid import (
     spec,
     work,
 )
-from experiments.tables import Comparison, markdown, measured
+from experiments.tables import Comparison, format_mean_and_std, markdown
 
 pytestmark = pytest.mark.slow
 
@@ -220,5 +220,5 @@ def test_comparisons(band, agrees):
     assert one.difference == pytest.approx(-0.02)
     assert one.agrees is agrees
     assert one.cells(2) == ["0.90 ± 0.01", "0.88 ± 0.01", f"−0.02 {'✓' if agrees else '✗'}"]
-    assert measured([], 2) == "–"
+    assert format_mean_and_std([], 2) == "–"
     assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"

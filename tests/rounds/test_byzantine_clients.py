@@ -107,7 +107,7 @@ def test_those_on_the_list_forge():
     ((honest, own, context),) = spy.told
     assert (honest, own) == ([1, 2, 3, 4], [50, 60])
     assert context.attackers.tolist() == [4, 5]
-    assert context.known.tolist() == [0, 1, 2, 3]
+    assert context.observed.tolist() == [0, 1, 2, 3]
     assert context.clients.tolist() == [0, 1, 2, 3, 4, 5]
     assert context.broadcast.tolist() == [0]
     assert outcome.w.item() == pytest.approx((1 + 2 + 3 + 4 - 8 - 8) / 6)
@@ -119,7 +119,7 @@ def test_only_those_in_the_cohort_forge():
     ((honest, own, context),) = spy.told
     assert (honest, own) == ([4, 1], [60])
     assert context.attackers.tolist() == [5]
-    assert context.known.tolist() == [3, 0]
+    assert context.observed.tolist() == [3, 0]
     silent = Spy()
     outcome = estimate(attack=silent, ids=[1, 5], sampler=Only(3, 0))
     assert silent.told == []
@@ -234,14 +234,14 @@ def test_who_knows_all_knows_finite_uploads_and_the_defence():
     breaking([1, 2, 60, 4, 5, 70], attack=spy, ids=[4, 5], aggregator=Median())
     ((honest, own, context),) = spy.told
     assert honest == [1, 2, 4]
-    assert context.known.tolist() == [0, 1, 3]
+    assert context.observed.tolist() == [0, 1, 3]
     assert own[0] == 5
     assert math.isnan(own[1])
     assert context.attackers.tolist() == [4, 5]
     assert context.clients.tolist() == [0, 1, 2, 3, 4, 5]
     assert len(context.losses) == 6
-    assert context.merged(torch.tensor([[7.0], [9.0]])).item() == 4, "of 1, 2, 4, 7 and 9"
-    assert context.merged(torch.tensor([[7.0], [math.inf]])).item() == 3, "of 1, 2, 4 and 7"
+    assert context.simulate_merge(torch.tensor([[7.0], [9.0]])).item() == 4, "of 1, 2, 4, 7 and 9"
+    assert context.simulate_merge(torch.tensor([[7.0], [math.inf]])).item() == 3, "of 1, 2, 4 and 7"
 
 
 def test_who_knows_its_own_knows_no_other():
@@ -250,9 +250,9 @@ def test_who_knows_its_own_knows_no_other():
     ((honest, own, context),) = spy.told
     assert honest == [5]
     assert own[0] == 5
-    assert context.known.tolist() == [4]
+    assert context.observed.tolist() == [4]
     assert context.attackers.tolist() == [4, 5]
-    assert context.merged is None
+    assert context.simulate_merge is None
     assert len(context.clients) == 6, "how many they are is no secret"
     for secret in (context.losses, context.start_losses, context.root):
         assert secret.numel() == 0
@@ -270,8 +270,8 @@ def test_what_is_tried_out_is_what_the_server_does(aggregator, numbers, num_byza
 
         def forge(self, honest, own, context):
             forged = honest.mean(0) - torch.arange(1.0, 1 + len(own)).to(own)[:, None]
-            context.merged(2 * forged)
-            self.tried = (*self.tried, context.broadcast + context.merged(forged))
+            context.simulate_merge(2 * forged)
+            self.tried = (*self.tried, context.broadcast + context.simulate_merge(forged))
             return forged
 
     attack = Tries()
@@ -286,7 +286,7 @@ def test_the_server_remembers_no_trial():
     class Tries(Spy):
         def forge(self, honest, own, context):
             for factor in (1, 10, 100):
-                context.merged(factor * own)
+                context.simulate_merge(factor * own)
             return super().forge(honest, own, context)
 
     outcomes = [
@@ -336,7 +336,7 @@ def test_the_server_is_not_told_who_attacks():
     uploads, weights, context = listening.told[-1]
     assert uploads == [1, 2, 3, 4, -9, -9]
     assert weights == [1] * 6
-    assert (len(context.attackers), len(context.known), context.merged) == (0, 0, None)
+    assert (len(context.attackers), len(context.observed), context.simulate_merge) == (0, 0, None)
 
 
 # What comes of it

@@ -222,7 +222,7 @@ class Scored(Task):
     def metrics(self):
         return MetricCollection({"f1": MulticlassF1Score(2, average="macro")})
 
-    def measured(self, outputs, targets):
+    def metric_inputs(self, outputs, targets):
         return outputs["logits"], targets["label"]
 
     def predictions(self, outputs):
@@ -245,7 +245,7 @@ def test_a_task_of_ones_own(kind):
     federation.setup(client, data, "test")
     federation.evaluate("test", torch.arange(3))
     found = federation.metrics("test")["global"]
-    assert federation.monitored == "f1"
+    assert federation.monitored_metric == "f1"
     assert "f1_worst10" in found.compute()
     for k in range(3):
         batch = data.clients.batch(data.clients.test.samples(k))
@@ -273,7 +273,7 @@ def test_regression_has_every_figure_of_its_own_metrics():
     everyone = torch.arange(4)
     federation.evaluate("test", everyone)
     assert isinstance(client.task, Regression)
-    assert federation.monitored == "mae"
+    assert federation.monitored_metric == "mae"
     errors = []
     for k in range(4):
         batch = data.clients.batch(data.clients.test.samples(k))

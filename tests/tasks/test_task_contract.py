@@ -59,7 +59,7 @@ def test_the_loss_is_that_of_the_samples_that_count(task, outputs, targets, clas
     garbage = torch.where(mask.view(-1, *[1] * (outputs.dim() - 1)), outputs, 1e6)
     torch.testing.assert_close(task.mean_loss(garbage, Batch(None, targets, mask)), expected)
     assert task.losses(outputs, targets).shape == (6,)
-    assert task.agrees(outputs, targets)
+    assert task.is_sample_mean(outputs, targets)
     nothing = task.mean_loss(outputs, Batch(None, targets, torch.zeros(6, dtype=torch.bool)))
     assert float(nothing) == 0
 
@@ -84,7 +84,7 @@ def test_metrics_are_one_number_for_each_client(task, outputs, targets, classes)
         measures.add(owner[some], outputs[some], targets[some])
     for one in range(2):
         for place, metric in enumerate(local_metrics(task, torch.device("cpu")).values()):
-            metric.update(*task.measured(outputs[owner == one], targets[owner == one]))
+            metric.update(*task.metric_inputs(outputs[owner == one], targets[owner == one]))
             assert float(metric.compute()) == pytest.approx(float(measures.values[one, place]))
 
 

@@ -1,0 +1,156 @@
+"""Names and docstrings are plain: nouns and verbs that name things, and few clauses around a noun."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE, EXPERIMENTS, TESTS = (ROOT / name for name in ("pl_fed", "experiments", "tests"))
+
+# Names that do not name their value.
+EMPTY_NAMES = set(
+    "alike coming each everyone given here how kept known left mine one others rest said shown some"
+    " someone there thing told what which who whole whose".split()
+)
+
+# Question words start a clause around a noun. A noun with an adjective is shorter.
+QUESTION_WORDS = re.compile(r"\b(what|whatever|which|who|whom|whose)\b", re.IGNORECASE)
+LARGEST_SHARE = 2.0  # per 1,000 words of docstrings; at most 4.3 in the packages we compare with
+
+# The first word of a function's name is a verb, or a noun's adjective: not one of these, and no
+# participle. Established names of the ecosystem are exempt (``to``, ``from_pieces``, ``as_outputs``).
+PREPOSITIONS = set("at before between by for in into of over per under with without".split())
+ADJECTIVES = {  # participles that belong to a noun: ``trimmed_mean``, ``training_step``
+    *("cached centred evaluated mixed needed padded pulled squared tilted trained training").split(),
+    *("ascending enclosing expected finished frozen loading mapping masked merging missing").split(),
+    *("monitored running spaced symmetrized tested trimmed unfrozen unpadded untrained").split(),
+    *("tested validated weighted").split(),
+}
+
+# Pictures and circumlocutions: the field has a word for each of them.
+OUTDATED_PHRASES = {
+    "who lies": "Byzantine client",
+    "who has what": "data split",
+    "what came": "upload",
+    "begins anew": "restarts",
+    "the same of": "a docstring that stands alone",
+    "likewise": "a docstring that stands alone",
+}
+
+
+@cache
+def trees(folder: Path) -> dict[Path, ast.Module]:
+    """Return the syntax trees of a folder's files."""
+    return {path: ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py"))}
+
+
+def nodes(folder: Path, *kinds: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    """Yield the nodes of some kinds, and their places for a message."""
+    for path, tree in trees(folder).items():
+        for node in ast.walk(tree):
+            if isinstance(node, kinds):
+                yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", node
+
+
+def docstrings(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield all docstrings without their examples, and their places."""
+    for place, node in nodes(folder, ast.Module, ast.ClassDef, ast.FunctionDef):
+        if text := ast.get_docstring(node):
+            yield place, re.sub(r"^\s*(>>>|\.\.\.) .*", "", text, flags=re.MULTILINE)
+
+
+def bound_names(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the names of arguments and variables, and their places."""
+    for place, node in nodes(folder, ast.arg, ast.Name):
+        if isinstance(node, ast.arg):
+            yield place, node.arg
+        elif isinstance(node.ctx, ast.Store):
+            yield place, node.id
+
+
+def is_property(function: ast.FunctionDef) -> bool:
+    return any("property" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, EXPERIMENTS], ids=lambda folder: folder.name)
+def test_names_say_what_they_hold(folder):
+    empty = [f"{place} {name}" for place, name in bound_names(folder) if name in EMPTY_NAMES]
+    assert not empty, "Rename to the noun of the value"
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, EXPERIMENTS], ids=lambda folder: folder.name)
+def test_docstrings_name_things(folder):
+    words, places = 0, []
+    for place, text in docstrings(folder):
+        words += len(re.findall(r"[A-Za-z']+", text))
+        places += [f"{place} {match}" for match in QUESTION_WORDS.findall(text)]
+    assert words > 1_000
+    share = 1_000 * len(places) / words
+    assert share <= LARGEST_SHARE, f"{share:.1f} per 1,000 words: {places}"
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, EXPERIMENTS], ids=lambda folder: folder.name)
+def test_functions_are_named_by_verbs_or_nouns(folder):
+    odd = []
+    for place, node in nodes(folder, ast.FunctionDef):
+        first = node.name.strip("_").split("_")[0]
+        participle = re.search(r"[^e]ed$|[a-z]ing$", first) and first not in ADJECTIVES
+        if not is_property(node) and (first in PREPOSITIONS or participle):
+            odd.append(f"{place} {node.name}")
+    assert not odd, "Name a function by its verb, or by the noun that it returns"
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, EXPERIMENTS], ids=lambda folder: folder.name)
+def test_no_tuple_is_packed_only_to_be_splatted(folder):
+    """Keyword arguments, or a record with names, say which value is which."""
+    splatted = []
+    for place, function in nodes(folder, ast.FunctionDef):
+        packed = {
+            target.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        splatted += [
+            f"{place} *{argument.value.id}"
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call)
+            for argument in node.args
+            if isinstance(argument, ast.Starred)
+            and isinstance(argument.value, ast.Name)
+            and argument.value.id in packed
+        ]
+    assert not splatted
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, EXPERIMENTS], ids=lambda folder: folder.name)
+def test_the_fields_own_words_are_used(folder):
+    texts = [*docstrings(folder)]
+    found = [
+        f"{place}: {phrase!r}, better: {better}"
+        for place, text in texts
+        for phrase, better in OUTDATED_PHRASES.items()
+        if phrase in " ".join(text.lower().split())
+    ]
+    assert not found
+
+
+def test_public_functions_and_classes_are_documented():
+    """Methods that override a documented one need no docstring of their own."""
+    bare = []
+    for path, tree in trees(PACKAGE).items():
+        for owner in ast.walk(tree):
+            overrides = isinstance(owner, ast.ClassDef) and owner.bases
+            for node in ast.iter_child_nodes(owner):
+                function = isinstance(node, ast.FunctionDef) and not overrides
+                if not (function or isinstance(node, ast.ClassDef)):
+                    continue
+                nested = isinstance(owner, ast.FunctionDef)
+                if not (nested or node.name.startswith("_") or ast.get_docstring(node)):
+                    bare.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert not bare
