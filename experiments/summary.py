@@ -96,7 +96,7 @@ def tables() -> list[Table]:
             "flame",
             "table3.md",
             "flame.run",
-            {key: one for key, one in flames.items() if not _is_cifar(key[0])},
+            {key: comparison for key, comparison in flames.items() if not _is_cifar(key[0])},
             {
                 (f"{data}/{split}", f"FLAME {model}"): f"FLAME, {name}, {words}: {model}"
                 for data, name in DATA.items()
@@ -110,7 +110,7 @@ def tables() -> list[Table]:
             "flame",
             "table3.md",
             "flame.run --cifar10 --seeds 1",
-            {key: one for key, one in flames.items() if _is_cifar(key[0])},
+            {key: comparison for key, comparison in flames.items() if _is_cifar(key[0])},
             {},
             lambda row: _is_cifar(row["setting"]),
         ),
@@ -143,7 +143,7 @@ def tables() -> list[Table]:
             "fedtilt",
             "tables.md",
             "fedtilt.run",
-            {key: one for key, one in tilted.items() if not _is_cifar(key[0])},
+            {key: comparison for key, comparison in tilted.items() if not _is_cifar(key[0])},
             {
                 (f"{data}/clean / FedTilt", metric): f"FedTilt, {name}, clean: {unit}"
                 for metric, unit in (("accuracy", "accuracy, %"), ("accuracy_std", "σ"))
@@ -157,7 +157,7 @@ def tables() -> list[Table]:
             "fedtilt",
             "tables.md",
             "fedtilt.run cifar10",
-            {key: one for key, one in tilted.items() if _is_cifar(key[0])},
+            {key: comparison for key, comparison in tilted.items() if _is_cifar(key[0])},
             {},
             lambda row: key_of(row, NAMES) in tilts and _is_cifar(row["setting"]),
             kinds,

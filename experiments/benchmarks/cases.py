@@ -72,7 +72,7 @@ class Residual(nn.Sequential):
         )
 
 
-_OWN: dict[str, type[nn.Module]] = {each.__name__: each for each in (PflCNN, Residual)}
+_OWN: dict[str, type[nn.Module]] = {net.__name__: net for net in (PflCNN, Residual)}
 
 
 @dataclass(frozen=True)
@@ -143,19 +143,24 @@ class Noise(DataSource):
         """Return the samples."""
         case = self.case
         draw = torch.Generator().manual_seed(0)
-        each = case.samples or case.batch_size * case.steps + 7
-        x = torch.randn(case.clients * each, *case.shape, generator=draw)
+        samples = case.samples or case.batch_size * case.steps + 7
+        x = torch.randn(case.clients * samples, *case.shape, generator=draw)
         with torch.no_grad():
             classes = case.build().eval()(x[:1]).shape[1]
         y = torch.randint(classes, (len(x),), generator=draw)
-        return Arrays(x, y, torch.arange(case.clients).repeat_interleave(each), num_classes=classes)
+        return Arrays(
+            x, y, torch.arange(case.clients).repeat_interleave(samples), num_classes=classes
+        )
 
 
-def shipped_nets() -> dict[str, Case]:
+def build_shipped_nets() -> dict[str, Case]:
     """Return a case for each net of ``pl_fed.models``, with inputs for its defaults."""
     cases = {}
     for name, kind in inspect.getmembers(models, inspect.isclass):
-        defaults = {each.name: each.default for each in inspect.signature(kind).parameters.values()}
+        defaults = {
+            parameter.name: parameter.default
+            for parameter in inspect.signature(kind).parameters.values()
+        }
         size, channels = defaults.get("image_size", 32), defaults.get("in_channels", 3)
         features = defaults.get("in_features")
         shape = (features,) if features else (channels, size, size)
@@ -174,7 +179,7 @@ TARGETS = {
     "ditto": Case("Ditto, the same", **_MLP, ditto=True),
     "cnn": _CNN,
 }
-NETS = shipped_nets()
+NETS = build_shipped_nets()
 STACKED = {
     f"stacked-{n}": Case(f"FedAvg, MLP 784-128-64-10, {n} × 10 steps of 10", **_MLP, clients=n)
     for n in (100, 1000)

@@ -48,9 +48,9 @@ def rounds(case: Case, data: FederatedData) -> list[float]:
     ready = []
     for way in WAYS:
         with mock.patch.object(compiled, "ChannelsLast", way):
-            one = ByPlFed(case, data, "one_by_one_compiled")
-            one.round()
-            ready.append(one.round)
+            program = ByPlFed(case, data, "one_by_one_compiled")
+            program.round()
+            ready.append(program.round)
     return medians(*ready, repeat=1)
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     rows = []
     for case in CASES:
         times = [*rounds(case, case.data()), *evaluations(case)]
-        rows.append([case.title, *(f"{1e3 * each:.1f}" for each in times)])
+        rows.append([case.title, *(f"{1e3 * seconds:.1f}" for seconds in times)])
     head = ["net", *(f"round, ms: {way}" for way in ("the compiler's layout", "channels last"))]
     print(table([*head, *(f"evaluation, ms: {way}" for way in EVALUATED)], rows))
 

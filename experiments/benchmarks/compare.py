@@ -45,9 +45,9 @@ class Side:
     """
 
     def __init__(self, tree: Path, case: Case, settings: Settings) -> None:
-        told = [case.as_text(), json.dumps(asdict(settings))]
+        arguments = [case.as_text(), json.dumps(asdict(settings))]
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", *told],
+            [sys.executable, __file__, "--serve", *arguments],
             env=environment(tree, settings.device),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -100,7 +100,7 @@ def compare(case: Case, before: Path, settings: Settings) -> list[str]:
         turns.append([seconds[side] for side in sides])
     for side in sides:
         side.end()
-    medians = [1e3 * statistics.median(each) for each in zip(*turns)]
+    medians = [1e3 * statistics.median(seconds) for seconds in zip(*turns)]
     first, ratio, third = statistics.quantiles([now / old for old, now in turns], n=4)
     noise = max(2 * 0.93 * (third - first) / math.sqrt(len(turns)), 0.02)
     verdict = "the same within noise"
@@ -140,7 +140,7 @@ def main() -> None:
     print(table(HEADER, []), end="")
     with source_of(arguments.revision) as before:
         for name in arguments.rows:
-            line = compare(CASES[name], before, Settings.of(arguments))
+            line = compare(CASES[name], before, Settings.from_arguments(arguments))
             print(table(line, []).splitlines()[0], flush=True)
 
 

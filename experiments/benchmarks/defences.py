@@ -102,8 +102,8 @@ def row_of(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     row: dict[str, object] = {"defence": name}
     row |= dict(zip(("clients", "parameters", "byzantine"), sizes))
     row |= dict.fromkeys(("seconds", "times_the_mean", "memory_above_uploads", "note"), "")
-    told = [name, arguments.clock, *map(str, (*sizes, arguments.repeats))]
-    command = [sys.executable, __file__, "--child", *told]
+    words = [name, arguments.clock, *map(str, (*sizes, arguments.repeats))]
+    command = [sys.executable, __file__, "--child", *words]
     done = subprocess.run(command, env=environment(ROOT, "cpu"), capture_output=True, text=True)
     if done.returncode:
         return {**row, "note": done.stderr.strip().splitlines()[-1]}

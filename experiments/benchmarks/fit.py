@@ -47,8 +47,8 @@ def fit(
     continue_after_round: ContinueAfterRound,
 ) -> str:
     """Fit while ``continue_after_round`` returns true, and return the engine's name."""
-    for kept in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(kept).setLevel(logging.WARNING)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore")
     sampler = Uniform(case.cohort) if case.cohort else All()
     federation = pl_fed.Federation(sampler, engine=pl_fed.EngineOptions(settings.engine), seed=0)

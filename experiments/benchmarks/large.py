@@ -297,10 +297,10 @@ def prefetch() -> None:
                 found.setdefault(on, []).append((seconds, waited[0]))
                 round += 1
     for on, times in found.items():
-        whole, waiting = (1e3 * statistics.median(each) for each in zip(*times))
+        total, waiting = (1e3 * statistics.median(values) for values in zip(*times))
         row(
             f"copies from a cold disk, {'with' if on else 'without'} prefetch",
-            f"{whole:.0f} ms a round, of which {waiting:.0f} for rows (10 × 13 MB read, written)",
+            f"{total:.0f} ms a round, of which {waiting:.0f} for rows (10 × 13 MB read, written)",
         )
 
 
@@ -355,15 +355,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--checkpoint", type=Path, help="(for itself) run one part here")
-    given = parser.parse_args()
-    if given.checkpoint:
+    arguments = parser.parse_args()
+    if arguments.checkpoint:
         warnings.simplefilter("ignore")
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-        PARTS[given.parts[0]](given.checkpoint)
+        PARTS[arguments.parts[0]](arguments.checkpoint)
         return
     print(f"| PyTorch {torch.__version__}, {os.cpu_count()} CPUs | |\n|---|---|", flush=True)
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
-        for part in given.parts:
+        for part in arguments.parts:
             own = [sys.executable, __file__, part, "--checkpoint", f"{folder}/large.ckpt"]
             subprocess.run(own, check=True)
 

@@ -111,7 +111,7 @@ def time_rounds(processes, name, repeats=7):
         wholes.append(time.perf_counter() - started)
     for part, method in originals.items():
         setattr(WorkShare, part, method)
-    middle = {part: 1e3 * statistics.median(each[1:]) for part, each in times.items()}
+    middle = {part: 1e3 * statistics.median(seconds[1:]) for part, seconds in times.items()}
     return {"round": 1e3 * statistics.median(wholes[1:]), **middle}
 
 
@@ -119,7 +119,7 @@ def time_travel(processes, numel, rows=4, repeats=9):
     """Exchange rows with every other process and back; the same through one shared file."""
     size = processes.size
     counts = [0 if process == processes.rank else rows for process in range(size)]
-    mine = torch.randn(sum(counts), numel)
+    own_rows = torch.randn(sum(counts), numel)
     with tempfile.NamedTemporaryFile(dir=tempfile.gettempdir()) as file:
         paths = processes.gather_objects(file.name)
         shared = torch.from_file(paths[0], shared=True, size=2 * size * rows * numel)
@@ -128,17 +128,17 @@ def time_travel(processes, numel, rows=4, repeats=9):
         for turn in range(repeats):
             dist.barrier()
             started = time.perf_counter()
-            processes.exchange(processes.exchange(mine, counts, counts), counts, counts)
+            processes.exchange(processes.exchange(own_rows, counts, counts), counts, counts)
             by_exchange.append(time.perf_counter() - started)
             started = time.perf_counter()
-            shared[turn % 2, processes.rank] = mine[:rows]
+            shared[turn % 2, processes.rank] = own_rows[:rows]
             dist.barrier()
-            there = shared[turn % 2, (processes.rank + 1) % size].clone()
-            shared[turn % 2, (processes.rank + 1) % size] = there
+            received = shared[turn % 2, (processes.rank + 1) % size].clone()
+            shared[turn % 2, (processes.rank + 1) % size] = received
             dist.barrier()
             shared[turn % 2, processes.rank].clone()
             by_file.append(time.perf_counter() - started)
-    return [1e3 * statistics.median(each) for each in (by_exchange, by_file)]
+    return [1e3 * statistics.median(seconds) for seconds in (by_exchange, by_file)]
 
 
 def peak():
@@ -207,11 +207,11 @@ def rounds():
         " small tables, merge |\n|---|---|---|---|---|"
     )
     for name in ROUNDS:
-        one, two = results[1][name], results[2][name]
-        parts = ", ".join(f"{two[part]:.1f}" for part in PARTS)
+        alone, pair = results[1][name], results[2][name]
+        parts = ", ".join(f"{pair[part]:.1f}" for part in PARTS)
         print(
-            f"| {name} | {one['round']:.0f} | {two['round']:.0f} |"
-            f" {two['round'] / one['round']:.2f} | {parts} |"
+            f"| {name} | {alone['round']:.0f} | {pair['round']:.0f} |"
+            f" {pair['round'] / alone['round']:.2f} | {parts} |"
         )
 
 

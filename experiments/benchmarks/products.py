@@ -47,17 +47,17 @@ def main() -> None:
     rows = []
     for name, (m, k, n) in SHAPES.items():
         a, b = torch.randn(m, k), torch.randn(k, n)
-        ways = (lambda a=a, b=b: a @ b, lambda a=a, b=b: torch.ops.pl_fed.product(a, b))
-        found = [2e-9 * m * k * n / each for each in medians(*ways, repeat=100)]
-        rows.append([name.strip(), f"{m} × {k} × {n}", *(f"{each:.0f}" for each in found)])
+        products = [lambda a=a, b=b: a @ b, lambda a=a, b=b: torch.ops.pl_fed.product(a, b)]
+        found = [2e-9 * m * k * n / seconds for seconds in medians(*products, repeat=100)]
+        rows.append([name.strip(), f"{m} × {k} × {n}", *(f"{gflops:.0f}" for gflops in found)])
     print(table(["product", "shape", "torch, GFLOP/s", "oneDNN"], rows))
     rounds = []
     for way in (False, True):
         with mock.patch.object(compiled, "is_mkl_slow", lambda way=way: way):
-            one = ByPlFed(CASES["mlp-100"], CASES["mlp-100"].data(), "one_by_one_compiled")
-            one.round()
-            rounds.append(one.round)
-    cells = [f"{1e3 * each:.2f}" for each in medians(*rounds, repeat=5)]
+            program = ByPlFed(CASES["mlp-100"], CASES["mlp-100"].data(), "one_by_one_compiled")
+            program.round()
+            rounds.append(program.round)
+    cells = [f"{1e3 * seconds:.2f}" for seconds in medians(*rounds, repeat=5)]
     print(table(["a round", "torch, ms", "oneDNN"], [[CASES["mlp-100"].title, *cells]]))
 
 

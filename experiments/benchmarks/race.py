@@ -118,8 +118,8 @@ class Turns:
 
     def result(self) -> dict[str, list[float]]:
         """Return the times of the complete turns, without warm-up."""
-        whole = min(map(len, self.times.values()), default=0)
-        return {name: times[WARM:whole] for name, times in self.times.items()}
+        complete = min(map(len, self.times.values()), default=0)
+        return {name: times[WARM:complete] for name, times in self.times.items()}
 
 
 def time_run(run: Callable[[], None], settings: Settings) -> float:
@@ -132,10 +132,10 @@ def share_decision(decision: bool, device: str) -> bool:
     """Wait for all processes, and return the first process's decision."""
     if not distributed.is_initialized():
         return decision
-    told = torch.tensor(float(decision), device=device)
-    distributed.broadcast(told, 0)
+    shared = torch.tensor(float(decision), device=device)
+    distributed.broadcast(shared, 0)
     distributed.barrier()
-    return bool(told)
+    return bool(shared)
 
 
 def rivals(case: Case, data: ClientData, names: list[str], notes: list[str]) -> dict:

@@ -120,10 +120,10 @@ def work_of_step(case: Case) -> tuple[int, int, int]:
     with FlopCounterMode(display=False) as counter:
         loss = F.cross_entropy(net(x), torch.zeros(len(x), dtype=torch.int64))
         loss.backward()
-    read = sum(each.nbytes for each in net.parameters())
-    trained = [each for each in net.parameters() if each.requires_grad]
-    written = sum(each.nbytes for each in trained)
-    parameters = sum(each.numel() for each in trained)
+    read = sum(parameter.nbytes for parameter in net.parameters())
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    written = sum(parameter.nbytes for parameter in trained)
+    parameters = sum(parameter.numel() for parameter in trained)
     return parameters, counter.get_total_flops(), read + written + x.nbytes
 
 
@@ -141,7 +141,7 @@ def measure(
         return row
     seconds = statistics.median(times["pl_fed"])
     steps = case.in_round * case.steps
-    gflops, gbytes = (1e-9 * each * steps / seconds for each in (flops, moved))
+    gflops, gbytes = (1e-9 * per_step * steps / seconds for per_step in (flops, moved))
     return row | {
         "round_ms": round(1e3 * seconds, 4),
         "client_step_us": round(1e6 * seconds / steps, 4),
@@ -217,7 +217,7 @@ def main() -> None:
     Settings.add_to(parser)
     parser.set_defaults(seconds=3.0, turns=5)
     arguments = parser.parse_args()
-    settings = Settings.of(arguments)
+    settings = Settings.from_arguments(arguments)
     torch.set_num_threads(1)
     rates = matrix_rate(settings), copy_rate(settings)
     text = (

@@ -39,7 +39,7 @@ class Settings:
         parser.add_argument("--turns", type=int, default=cls.turns, help="at least")
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace) -> "Settings":
+    def from_arguments(cls, arguments: argparse.Namespace) -> "Settings":
         """Return the settings of a command line."""
         return cls(**{name: getattr(arguments, name) for name in asdict(cls())})
 

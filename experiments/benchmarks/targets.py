@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write results.md and targets.csv")
     Settings.add_to(parser)
     arguments = parser.parse_args()
-    settings = Settings.of(arguments)
+    settings = Settings.from_arguments(arguments)
     chosen = arguments.rows or list(rows if settings.device == "cuda" else ROWS)
     print(machine(settings.device), "\n\n", table(HEADER, []), sep="", end="")
     lines, plain = [], []

@@ -72,7 +72,9 @@ def draw(rows: list[Row], paper: dict[tuple[str, str], float], path: Path) -> No
 def main() -> None:
     """Run the missing runs, and draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--conditions", nargs="+", choices=sorted({one for one, _ in RUNS}))
+    parser.add_argument(
+        "--conditions", nargs="+", choices=sorted({condition for condition, _ in RUNS})
+    )
     parser.add_argument("--methods", nargs="+", choices=METHODS)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()

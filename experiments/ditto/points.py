@@ -191,8 +191,8 @@ def draw_figure_2(axes: Axes, setting: Setting) -> None:
     """Draw the error of local, global and Ditto's models against the relatedness."""
     ways = {"local": lambda _: 0.0, "global": lambda _: math.inf, "Ditto, λ*": lambda s: s.best}
     for (name, lam), color, line in zip(ways.items(), COLOURS[4:], ("-.", "--", "-")):
-        settings = [replace(setting, tau=1 / each) for each in RELATED]
-        means, stds = zip(*(each.errors(lam(each)) for each in settings))
+        settings = [replace(setting, tau=1 / distance) for distance in RELATED]
+        means, stds = zip(*(setting.errors(lam(setting)) for setting in settings))
         axes.plot(RELATED, means, line, color=color, label=name)
         axes.plot(RELATED, stds, line, color=color, lw=0.8, alpha=0.6)
     axes.set(xlabel="1/τ, how related devices are", ylabel="squared error", yscale="log")

@@ -116,7 +116,7 @@ def short_table(rows: list[Row]) -> str:
     """Return the table of all settings for one model: the personal model if there is one."""
     lines = []
     for algorithm in ALGORITHMS:
-        own = any(found(rows, algorithm, one, "personal_accuracy") for one in SETTINGS)
+        own = any(found(rows, algorithm, setting, "personal_accuracy") for setting in SETTINGS)
         model = "personal" if own else "global"
         cells = [
             _cell(found(rows, algorithm, setting, f"{model}_{metric}"))

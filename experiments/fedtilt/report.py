@@ -83,8 +83,10 @@ def comparisons(results: Results, split: str) -> dict[tuple[str, str], dict[str,
             for metric in METRICS:
                 values = results.values(setting, ours, f"{model}_{metric}", split)
                 if values:
-                    one = Comparison(float(theirs[setting, method][metric]), None, values, BAND)
-                    found.setdefault((setting, name), {})[metric] = one
+                    comparison = Comparison(
+                        float(theirs[setting, method][metric]), None, values, BAND
+                    )
+                    found.setdefault((setting, name), {})[metric] = comparison
     return found
 
 

@@ -166,8 +166,8 @@ def select_jobs(seeds: Iterable[int]) -> list[Job]:
     for seed in seeds:
         for data in GREY:
             for lam in LAMS:
-                one = job(f"{data}/clean", WHOLE, "Ditto", seed, lam=lam)
-                jobs.append(Job(one.key, merge_configs(one.config, change)))
+                base = job(f"{data}/clean", WHOLE, "Ditto", seed, lam=lam)
+                jobs.append(Job(base.key, merge_configs(base.config, change)))
     return jobs
 
 

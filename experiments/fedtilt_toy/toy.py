@@ -171,10 +171,10 @@ def table() -> str:
                 cells = [f"{float(number):.3f}" for number in numbers]
                 clean = run(experiment, *tilt)
                 cells += [
-                    f"{float(run(experiment, *tilt, each).share_moved_from(clean)[k]):.3f}"
+                    f"{float(run(experiment, *tilt, distance).share_moved_from(clean)[k]):.3f}"
                     if experiment == 3
                     else ""
-                    for each in (PAPER, FAR)
+                    for distance in (PAPER, FAR)
                 ]
                 boundary = f"{a:+.2f} x {b:+.2f} y = {c:+.2f}"
                 setting = f"| {experiment} | {tilt[0]:g} | {tilt[1]:g} | {k + 1} | {boundary} | "

@@ -70,19 +70,19 @@ def attack_jobs(seeds: Iterable[int]) -> list[Job]:
             for name in ATTACKS if fraction else ["none"]:
                 for method, own in ROBUST.items():
                     krum = method == "multi-Krum"
-                    kept = config(SETTING, "Ditto" if krum else method, seed, **own)
+                    model_config = config(SETTING, "Ditto" if krum else method, seed, **own)
                     change: Config = {"data": {"num_clients": CLIENTS}}
                     change["trainer"] = {"limit_val_batches": 0}
                     if fraction:
                         adversary = {"attack": ATTACKS[name], "fraction": fraction}
                         change["federation"] = {"adversary": adversary, "max_rejected": 1.0}
                     if krum:
-                        init = dict(kept["model"]["init_args"])
+                        init = dict(model_config["model"]["init_args"])
                         init.pop("lam")
-                        kept["model"] = spec("pl_fed.clients.FedAvg", **init)
+                        model_config["model"] = spec("pl_fed.clients.FedAvg", **init)
                         change = merge_configs(change, {"federation": {"aggregator": KRUM}})
                     key = (name, f"{fraction:g}", method, str(seed))
-                    jobs.append(Job(key, merge_configs(kept, change)))
+                    jobs.append(Job(key, merge_configs(model_config, change)))
     return jobs
 
 
@@ -94,13 +94,13 @@ def parameter_jobs(seeds: Iterable[int]) -> list[Job]:
             for name, arguments in lines.items():
                 own = {**arguments}
                 s = own.pop("s", None)
-                kept = config("fmnist/label_q2", "FLAME", seed, **own)
+                model_config = config("fmnist/label_q2", "FLAME", seed, **own)
                 change: Config = {"trainer": {"max_epochs": ROUNDS, "check_val_every_n_epoch": 1}}
                 if s:
                     change["data"] = {"num_clients": 100}
                     sampler = spec("pl_fed.samplers.Uniform", cohort_size=s)
                     change["federation"] = {"sampler": sampler}
-                jobs.append(Job((figure, name, str(seed)), merge_configs(kept, change)))
+                jobs.append(Job((figure, name, str(seed)), merge_configs(model_config, change)))
     return jobs
 
 
@@ -131,8 +131,8 @@ def draw_attacks(rows: list[Row], path: Path) -> None:
     figure = Figure(figsize=(4.2 * len(ATTACKS), 4.4), layout="constrained")
     panels = figure.subplots(1, len(ATTACKS), sharey=True)
     for axes, attack in zip(panels, ATTACKS):
-        kept = [row for row in rows if row["attack"] in (attack, "none")]
-        for (method,), own in group_rows(kept, "method"):
+        shown_rows = [row for row in rows if row["attack"] in (attack, "none")]
+        for (method,), own in group_rows(shown_rows, "method"):
             number = [*METHODS, "multi-Krum"].index(method)
             for model, line in STYLES.items():
                 if model == "hybrid" and method != "FLAME":
@@ -162,8 +162,8 @@ def draw_parameters(rows: list[Row], path: Path) -> None:
     figure = Figure(figsize=(4.2 * len(PARAMETERS), 4), layout="constrained")
     panels = figure.subplots(1, len(PARAMETERS), sharey=True)
     for axes, name in zip(panels, PARAMETERS):
-        kept = [row for row in rows if row["figure"] == name]
-        for number, ((line,), own) in enumerate(group_rows(kept, "line")):
+        shown_rows = [row for row in rows if row["figure"] == name]
+        for number, ((line,), own) in enumerate(group_rows(shown_rows, "line")):
             for model, style in (("personal", "-"), ("global", "--")):
                 points = [
                     (int(r) + 1, statistics.mean(float(row[f"{model}_loss"]) for row in group))

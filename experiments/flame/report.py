@@ -113,14 +113,16 @@ def draw_table(compared: Mapping[str, Mapping[str, Comparison]], path: Path) -> 
             for place, setting in enumerate(settings):
                 if name not in compared[setting]:
                     continue
-                one, y = compared[setting][name], place + (number - 1) * 0.24
+                comparison = compared[setting][name]
+                y = place + (number - 1) * 0.24
                 axes.plot(
-                    [one.paper - one.band, one.paper + one.band], [y, y],
+                    [comparison.paper - comparison.band, comparison.paper + comparison.band],
+                    [y, y],
                     color=color, lw=5, alpha=0.25, solid_capstyle="butt",
                 )  # fmt: skip
-                axes.plot(one.paper, y, "|", color=color, ms=7)
+                axes.plot(comparison.paper, y, "|", color=color, ms=7)
                 axes.plot(
-                    statistics.mean(one.ours), y, marker, color=color, ms=4,
+                    statistics.mean(comparison.ours), y, marker, color=color, ms=4,
                     label=name.split()[0] if not place else None,
                 )  # fmt: skip
         axes.set_title(model, fontsize="medium")
@@ -137,9 +139,9 @@ def draw_curves(curves: Iterable[Row], settings: Sequence[str], path: Path) -> N
     """Draw validation accuracies over rounds, as in the paper's Figure 3: means over seeds."""
     figure = Figure(figsize=(6 * len(settings), 4.2), layout="constrained")
     panels: Sequence[Axes] = figure.subplots(1, len(settings), squeeze=False)[0]
-    kept = list(curves)
+    all_rows = list(curves)
     for axes, setting in zip(panels, settings):
-        rows = [row for row in kept if row["setting"] == setting]
+        rows = [row for row in all_rows if row["setting"] == setting]
         for (method,), own in group_rows(rows, "method"):
             number = list(METHODS).index(method)
             for model, line in (("personal", "-"), ("global", "--"), ("hybrid", ":")):
@@ -187,10 +189,10 @@ def draw_fairness(clients: Iterable[Row], settings: Sequence[str], path: Path) -
                     means.append(statistics.variance(losses))
                     sums.append(statistics.variance(a * b for a, b in zip(losses, batches)))
                 for axes, values in zip(panels[:, column], (means, sums)):
-                    point = (statistics.mean(accuracies), statistics.mean(values))
+                    x, y = statistics.mean(accuracies), statistics.mean(values)
                     hollow = {"fillstyle": "none", "ms": 14} if method == SAME else {"ms": 8}
                     name = f"{method}, {model}"
-                    axes.plot(*point, marker, color=COLOURS[number], label=name, **hollow)
+                    axes.plot(x, y, marker, color=COLOURS[number], label=name, **hollow)
         for axes, loss in zip(panels[:, column], ("mean loss", "summed loss")):
             axes.set(yscale="log", ylabel=f"variance of clients' {loss}", title=setting)
             axes.grid(alpha=0.3, which="both")

@@ -218,11 +218,11 @@ def draw_models(results: Results, fraction: float, path: Path) -> None:
         for place, defence in enumerate(results.defences):
             clean = results.value(results.none, defence, fraction, column)
             values = [results.value(a, defence, fraction, column) for a in results.attacks]
-            known = [value for value in values if value is not None]
-            if clean is None or not known:
+            defined = [value for value in values if value is not None]
+            if clean is None or not defined:
                 continue
-            panel.plot([min(known), clean], [place, place], color="0.75", lw=2, zorder=1)
-            points = (clean, statistics.mean(known), min(known))
+            panel.plot([min(defined), clean], [place, place], color="0.75", lw=2, zorder=1)
+            points = (clean, statistics.mean(defined), min(defined))
             words = ("nobody lies", "mean over attacks", "worst attack")
             for value, word, colour, marker in zip(points, words, COLOURS[3:6], "osv"):
                 label = word if place == 0 else None

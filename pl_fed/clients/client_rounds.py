@@ -181,13 +181,16 @@ class ClientRounds(FederationModule):
             client: The round; its ``states`` are all rows that the clients keep, under the names of
                 :meth:`state_defaults`.
         """
-        kept = client.states
-        client.states = {name: kept[name] for name in self._states}
+        client_states = client.states
+        client.states = {name: client_states[name] for name in self._states}
         for name in dict.fromkeys((*self.trained, *self.evaluated)):
             if name == "global":
                 continue
             model = client.broadcast.expand(len(client))
-            parameters, statistics = kept.get(name), kept.get(f"{name}.statistics")
+            parameters, statistics = (
+                client_states.get(name),
+                client_states.get(f"{name}.statistics"),
+            )
             client.models[name] = ModelRows(
                 model.parameters.clone() if parameters is None else parameters,
                 model.statistics.clone() if statistics is None else statistics,
@@ -219,13 +222,13 @@ class ClientRounds(FederationModule):
         if client.global_statistics is None and "global" in (*self.trained, *self.evaluated):
             source = "global" if "global" in self.trained else self.trained[-1]
             client.global_statistics = client.models[source].statistics
-        kept = dict(client.states)
+        client_states = dict(client.states)
         for name in self.trained:
             if name != "global":
                 if self.models[name].kept:
-                    kept[name] = client.models[name].parameters
-                kept[f"{name}.statistics"] = client.models[name].statistics
-        return upload, kept
+                    client_states[name] = client.models[name].parameters
+                client_states[f"{name}.statistics"] = client.models[name].statistics
+        return upload, client_states
 
     def row(self, name: str) -> Row:
         """Return the flat row of a model's trainable parameters."""

@@ -139,5 +139,5 @@ def _add(tensors: Mapping[str, Tensor], direction: Mapping[str, Tensor], factor:
     return {name: tensors[name] + factor * direction[name] for name in tensors}
 
 
-def _dot(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack([(left[name] * right[name]).sum() for name in left]).sum()
+def _dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([(a[name] * b[name]).sum() for name in a]).sum()

@@ -84,9 +84,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)  # free the space for other files
-            kept = " The previous checkpoint is kept." if target.is_file() else ""
+            note = " The previous checkpoint is kept." if target.is_file() else ""
             raise OSError(
-                f"Expected to write {target} but got: {error.strerror or error}.{kept}"
+                f"Expected to write {target} but got: {error.strerror or error}.{note}"
             ) from error
 
     def load_checkpoint(
