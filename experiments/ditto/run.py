@@ -236,12 +236,12 @@ def config(table: str, condition: str, method: str, seed: int) -> Config:
 
 def rows_of(fitted: FitResult) -> Rows:
     """Return the row of a run, and for Ditto the rows of its benign clients."""
-    models = fitted.tested(MODELS)
+    models = fitted.tested_models(MODELS)
     row = {f"{m}_{n}": shorten(fitted.last[f"test/{m}/{n}"]) for m in models for n in METRICS}
     if not fitted.validation:
         return {"results.csv": [row]}
     for model in models:
-        accuracy = fitted.validated(f"val/{model}/accuracy_weighted")
+        accuracy = fitted.last_value(f"val/{model}/accuracy_weighted")
         row[f"{model}_validation"] = shorten(accuracy)
     if fitted.config["model"]["class_path"] != DITTO:
         return {"results.csv": [row]}
