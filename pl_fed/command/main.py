@@ -13,10 +13,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.command.export import ExportCLI
 from pl_fed.command.fit import FederatedCLI
+from pl_fed.command.hints import format_error
 from pl_fed.command.messages import (
     describe_constructor_error,
     describe_file_error,
-    escape_invisible,
     summarize,
 )
 from pl_fed.command.partition import WITHOUT_MODEL, PartitionCLI
@@ -64,7 +64,7 @@ def main(args: ArgsType = None) -> None:
         if not text.startswith("Expected") and not _is_from_lightning(error):
             raise
         notes = getattr(error, "__notes__", [])
-        print(f"error: {escape_invisible(' '.join([text, *notes]))}", file=sys.stderr)
+        print(format_error(" ".join([text, *notes]), arguments), end="", file=sys.stderr)
         sys.exit(1)
 
 

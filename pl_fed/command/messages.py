@@ -98,6 +98,13 @@ _TEMPLATES = {
     r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)": (
         "Expected argument `seed_everything` to be an integer from {1} to {2} but got {0}."
     ),
+    r"No supported gpu backend found!": (
+        "Expected argument `trainer.accelerator` to be available here but got gpu: torch finds no"
+        " GPU that it can use."
+    ),
+    r"`(\w+)` can not run on your system since the accelerator is not available.*": (
+        "Expected argument `trainer.accelerator` to be available here but got {0}."
+    ),
     r"(?:File does not exist|Path is not a file): (.+)": (
         "Expected argument `{path}` to be a file but found none at {0}."
     ),

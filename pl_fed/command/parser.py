@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from argparse import Action
 from typing import Any, NoReturn
 
@@ -11,11 +12,10 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_utilities.core.enums import StrEnum
 
 from pl_fed.command.config_files import fill_empty_sections, find_config_fault, load
-from pl_fed.command.messages import escape_invisible, summarize
+from pl_fed.command.hints import format_error
+from pl_fed.command.messages import summarize
 
 _MAX_CLASSES = 12
-_NO_DATA = re.compile("Expected argument `data.dataset` (and `model` )?to be set but got none")
-_DATA_HINT = "put a config with data first, for example --config configs/quickstart.yaml"
 _YAML = "checked yaml"  # name of the loader of texts in jsonargparse
 
 # Save Lightning's enums, such as `interval` of the callback Timer, as text in config.yaml
@@ -38,9 +38,7 @@ class Parser(LightningArgumentParser):
         """Exit with one sentence, without the usage of a hundred options."""
         if not self.exit_on_error or "JSONARGPARSE_DEBUG" in os.environ:
             super().error(message, ex)
-        text = summarize(message)
-        hint = f"hint: {_DATA_HINT}\n" if _NO_DATA.match(text) else ""
-        self.exit(2, f"error: {escape_invisible(text)}\n{hint}")
+        self.exit(2, format_error(summarize(message), sys.argv[1:]))
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """Parse a config file.

@@ -10,6 +10,7 @@ import pl_fed.models
 import pl_fed.optimizers  # noqa: F401 (the import makes their short names available)
 from pl_fed.clients import Client
 from pl_fed.command.config_files import check_arguments, check_values
+from pl_fed.command.hints import name_config_path
 from pl_fed.command.parser import Parser
 from pl_fed.data import FederatedData
 from pl_fed.federation import Federation
@@ -23,6 +24,16 @@ class SectionsCLI(LightningCLI):
     """
 
     def __init__(self, **arguments: Any) -> None:
+        try:
+            self._run_cli(**arguments)
+        except (OSError, TypeError, ValueError) as error:
+            if error.args and isinstance(error.args[0], str) and hasattr(self, "config"):
+                config = self.config.as_dict()
+                config = config.get(config.get("subcommand")) or config
+                error.args = (name_config_path(error.args[0], config), *error.args[1:])
+            raise
+
+    def _run_cli(self, **arguments: Any) -> None:
         super().__init__(
             Client,
             FederatedData,

@@ -1,0 +1,182 @@
+"""Hints of the command line: a second line that shows the remedy of a frequent mistake."""
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pl_fed.command.messages import escape_invisible
+
+_COMMANDS = ("fit", "validate", "test", "predict", "partition", "report", "export")
+_QUICKSTART = "configs/quickstart.yaml"
+
+# Names of other programs, in lower case without separators → the option of pl_fed.
+_OPTIONS = {
+    "trainer.max_epochs": "communicationrounds epochs globalepochs globalrounds maxrounds nrounds"
+    " numrounds rounds",
+    "model.local_epochs": "localepoch localepochs numlocalepochs",
+    "model.local_steps": "localiterations localsteps numlocalsteps",
+    "model.optimizer.lr": "learningrate locallearningrate locallr lr",
+    "federation.server_optimizer.lr": "globallr serverlearningrate serverlr",
+    "federation.sampler.cohort_size": "clientsperround cohort cohortsize fractionfit joinratio"
+    " participation samplerate",
+    "federation.aggregator": "aggregation aggregationrule defence defense gar",
+    "federation.adversary.attack": "attack attacktype byzantineattack",
+    "federation.adversary.fraction": "byzantine byzantineclients byzantinefraction malicious"
+    " numbyzantine nummalicious",
+    "data.num_clients": "clients nclients numclients numusers",
+    "data.batch_size": "batchsize localbatchsize",
+    "data.dataset": "dataset datasetname",
+    "data.partitioner": "alpha dirichlet partition partitioner split",
+    "model": "algo algorithm client method",
+    "model.net": "arch architecture net network",
+    "seed_everything": "randomseed seed seeds",
+    "trainer.accelerator": "cuda device gpu",
+    "trainer.devices": "devices gpus ngpus numgpus",
+    "trainer.default_root_dir": "logdir outdir output outputdir savedir",
+}
+_SYNONYMS = {synonym: path for path, names in _OPTIONS.items() for synonym in names.split()}
+
+_NO_SECTION = re.compile(
+    r"Expected argument (`data\.dataset`|`model`)( and `model`)? to be set but got none"
+)
+_NO_FILE = re.compile(r"Expected argument `config` to be a file but found none at '?(.+?)'?\.$")
+_NO_OPTION = re.compile(r"Expected only options that --help lists but got --?([\w.]+)")
+_NO_COMMAND = re.compile(r"Expected a subcommand, one of .+, but got '(.+)'\.$")
+_NO_FRACTION = re.compile(r"`federation\.adversary\.fraction` .* but got (\d+(?:\.\d+)?)\b")
+_TOO_FEW_UPLOADS = re.compile(r"Expected argument `uploads` to have at least (\d+) rows")
+_NO_ACCELERATOR = re.compile(r"Expected argument `trainer\.accelerator` to be available here")
+
+
+def format_error(message: str, arguments: Any = ()) -> str:
+    r"""Return the lines that the command line prints for an error.
+
+    Args:
+        message: The error message.
+        arguments: The command line without the program's name.
+
+    Example:
+        >>> print(format_error("Expected argument `model.init_args.lam` to be >= 0."), end="")
+        error: Expected argument `model.lam` to be >= 0.
+    """
+    text = re.sub(r"`[\w.]+`", lambda path: path[0].replace(".init_args.", "."), message)
+    hint = find_hint(text, arguments if isinstance(arguments, list) else ())
+    lines = [f"error: {text}", *([f"hint: {hint}"] if hint else [])]
+    return "".join(f"{escape_invisible(line)}\n" for line in lines)
+
+
+def find_hint(message: str, arguments: Sequence[str] = ()) -> str | None:
+    """Return a hint for an error message, or ``None``.
+
+    Args:
+        message: The error message.
+        arguments: The command line without the program's name.
+
+    Example:
+        >>> find_hint("Expected only options that --help lists but got --trainer.rounds 10.")
+        'a run has --trainer.max_epochs rounds'
+    """
+    if match := _NO_SECTION.match(message):
+        return _suggest_config(match[1].strip("`").split(".")[0], arguments)
+    if match := _NO_FILE.match(message):
+        return _suggest_file(Path(match[1]))
+    if (match := _NO_OPTION.match(message)) and "(did you mean" not in message:
+        return _suggest_option(match[1])
+    if match := _NO_COMMAND.match(message):
+        return _suggest_command(match[1], arguments)
+    if (match := _NO_FRACTION.search(message)) and 1 < float(match[1]) <= 100:
+        percent = float(match[1])
+        return f"for {percent:g} %, set --federation.adversary.fraction {percent / 100:g}"
+    if match := _TOO_FEW_UPLOADS.search(message):
+        return f"set --federation.sampler.cohort_size to {match[1]} or more"
+    if _NO_ACCELERATOR.match(message):
+        return "set --trainer.accelerator cpu"
+    return None
+
+
+def name_config_path(message: str, config: Mapping[str, Any]) -> str:
+    """Name an argument in a message by its path in the config, if there is only one such path.
+
+    Classes know the names of their arguments, but not their own place in the config.
+
+    Args:
+        message: The message of a class, such as "Expected argument `lam` to be …".
+        config: The config, as nested dictionaries.
+
+    Example:
+        >>> name_config_path("Expected argument `lam` to be >= 0.", {"model": {"lam": -1}})
+        'Expected argument `model.lam` to be >= 0.'
+    """
+    match = re.match(r"Expected argument `(\w+)`", message)
+    if match is None or match[1] in config:
+        return message
+    paths = {path for path in _config_paths(config) if path.split(".")[-1] == match[1]}
+    if len(paths) != 1:
+        return message
+    return message.replace(f"`{match[1]}`", f"`{paths.pop()}`", 1)
+
+
+def _config_paths(config: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the paths of all values, as on the command line: without ``init_args``."""
+    if not isinstance(config, Mapping):
+        return
+    for name, value in config.items():
+        path = prefix if name == "init_args" else f"{prefix}.{name}".lstrip(".")
+        if name not in ("init_args", "class_path"):
+            yield path
+        yield from _config_paths(value, path)
+
+
+def _suggest_config(section: str, arguments: Sequence[str]) -> str:
+    """Suggest the command in the first line of a config that is only one layer of several."""
+    for path in map(Path, _config_files(arguments)):
+        try:
+            command = path.read_text(encoding="utf-8").split("\n", 1)[0]
+        except (OSError, UnicodeDecodeError):
+            continue
+        if command.startswith("# python -m pl_fed ") and command.count("--config") > 1:
+            return f"{path} is one of several layers: run {command.removeprefix('# ')}"
+    return f"put a config with the section {section} first, for example --config {_QUICKSTART}"
+
+
+def _config_files(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the config files of a command line."""
+    for position, argument in enumerate(arguments):
+        if argument in ("--config", "-c"):
+            yield from arguments[position + 1 : position + 2]
+        elif argument.startswith("--config="):
+            yield argument.removeprefix("--config=")
+
+
+def _suggest_file(path: Path) -> str | None:
+    """Suggest config files with a similar name."""
+    folders = dict.fromkeys((path.parent, Path("configs")))
+    files = [file for folder in folders for file in sorted(folder.glob("*.yaml"))]
+    similar = difflib.get_close_matches(path.name, [file.name for file in files], n=1)
+    similar += difflib.get_close_matches(f"{path.name}.yaml", [file.name for file in files], n=1)
+    for file in files:
+        if file.name in similar:
+            return f"did you mean {_relative(file)}?"
+    return None
+
+
+def _relative(path: Path) -> Path:
+    """Return a path relative to the current folder, if it lies in it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _suggest_option(name: str) -> str | None:
+    """Suggest the option for a name of another program."""
+    path = _SYNONYMS.get(re.sub(r"[_.-]", "", name.rsplit(".", 1)[-1]).lower())
+    if path == "trainer.max_epochs":
+        return "a run has --trainer.max_epochs rounds"
+    return f"did you mean --{path}?" if path else None
+
+
+def _suggest_command(name: str, arguments: Sequence[str]) -> str:
+    """Suggest a similar subcommand, or ``fit`` with the same arguments."""
+    similar = [*difflib.get_close_matches(name, _COMMANDS, n=1), "fit"][0]
+    following = [*arguments[1:]] if list(arguments[:1]) == [name] else []
+    return f"did you mean python -m pl_fed {shlex.join([similar, *following])}?"

@@ -1,0 +1,103 @@
+"""Hints: the remedy of a frequent mistake, as a line of its own below the error."""
+
+import pytest
+import yaml
+
+from pl_fed.command.hints import _OPTIONS, find_hint, format_error, name_config_path
+from pl_fed.command.main import main
+
+QUICKSTART = ["--config", "configs/quickstart.yaml", "--trainer.max_epochs", "0"]
+FRACTION = "for 20 %, set --federation.adversary.fraction 0.2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--trainer.rounds", "10"], "a run has --trainer.max_epochs rounds"),
+        (["--trainer.num_rounds=10"], "a run has --trainer.max_epochs rounds"),
+        (["--cohort_size", "5"], "did you mean --federation.sampler.cohort_size?"),
+        (["--model.learning_rate=1"], None),  # the message itself lists the options
+        (
+            ["--federation.adversary.fraction=20"],
+            "for 20 %, set --federation.adversary.fraction 0.2",
+        ),
+        (["--trainer.seed=1"], "did you mean --seed_everything?"),
+        (["--data.nothing_alike=1"], None),
+    ],
+)
+def test_a_mistake_is_followed_by_its_hint(arguments, hint, capsys, monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)
+    with pytest.raises(SystemExit):
+        main(["fit", *QUICKSTART, *arguments])
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith(("error", "hint"))
+    ]
+    assert lines[0].startswith("error: Expected ")
+    assert lines[1:] == ([f"hint: {hint}"] if hint else [])
+
+
+def test_every_synonym_names_an_option_that_exists(capsys, request, monkeypatch):
+    """An option that has moved would make its hint wrong."""
+    monkeypatch.chdir(request.config.rootpath)
+    with pytest.raises(SystemExit):
+        main(["fit", *QUICKSTART, "--print_config"])
+    config = yaml.safe_load(capsys.readouterr().out)
+    for path in set(_OPTIONS) - {"federation.server_optimizer.lr"}:  # null by default
+        node = config
+        for name in path.split("."):
+            node = node.get("init_args", node) if "class_path" in node else node
+            assert name in node, path
+            node = node[name]
+
+
+def test_a_layer_is_answered_by_its_own_first_line(tmp_path):
+    layer = tmp_path / "layer.yaml"
+    layer.write_text(
+        "# python -m pl_fed fit --config base.yaml --config layer.yaml\nmodel: Ditto\n"
+    )
+    message = "Expected argument `data.dataset` to be set but got none."
+    for arguments in (["fit", "--config", str(layer)], ["fit", f"--config={layer}"]):
+        hint = find_hint(message, arguments)
+        assert hint is not None
+        assert hint.endswith(f"run {command}")
+    other = find_hint(message, ["fit", "--config", str(tmp_path / "none.yaml")])
+    expected = "put a config with the section data first, for example"
+    assert other == f"{expected} --config configs/quickstart.yaml"
+
+
+def test_a_config_with_a_similar_name_is_found(tmp_path):
+    (tmp_path / "quickstart.yaml").touch()
+    message = (
+        f"Expected argument `config` to be a file but found none at '{tmp_path}/quikstart.yml'."
+    )
+    assert find_hint(message) == f"did you mean {tmp_path}/quickstart.yaml?"
+
+
+def test_a_wrong_subcommand_keeps_its_arguments():
+    message = "Expected a subcommand, one of fit, validate, but got 'ft'."
+    hint = find_hint(message, ["ft", "--config", "x y.yaml"])
+    assert hint == "did you mean python -m pl_fed fit --config 'x y.yaml'?"
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        ({"model": {"class_path": "Ditto", "init_args": {"lam": 1.0}}}, "model.lam"),
+        ({"model": {"lam": 1}, "federation": {"lam": 2}}, "lam"),  # two: either may be meant
+        ({"data": {"rate": 1}}, "lam"),
+        ({"lam": 1, "model": {"lam": 1}}, "lam"),
+        ({"data": {"skews": [{"lam": 1}]}}, "lam"),  # of a list: not followed
+    ],
+)
+def test_an_argument_is_named_by_its_only_path(config, path):
+    message = "Expected argument `lam` to be >= 0 but got -1: `lam` is a weight."
+    found = name_config_path(message, config)
+    assert found == f"Expected argument `{path}` to be >= 0 but got -1: `lam` is a weight."
+
+
+def test_error_and_hint_are_two_lines_without_control_characters():
+    message = "Expected only options that --help lists but got --trainer.rounds \x1b[31m."
+    assert format_error(message) == (
+        "error: Expected only options that --help lists but got --trainer.rounds \\x1b[31m.\n"
+        "hint: a run has --trainer.max_epochs rounds\n"
+    )
