@@ -52,9 +52,8 @@ def test_every_synonym_names_an_option_that_exists(capsys, request, monkeypatch)
 
 def test_a_layer_is_answered_by_its_own_first_line(tmp_path):
     layer = tmp_path / "layer.yaml"
-    layer.write_text(
-        "# python -m pl_fed fit --config base.yaml --config layer.yaml\nmodel: Ditto\n"
-    )
+    command = "python -m pl_fed fit --config base.yaml --config layer.yaml"
+    layer.write_text(f"# {command}\nmodel: Ditto\n")
     message = "Expected argument `data.dataset` to be set but got none."
     for arguments in (["fit", "--config", str(layer)], ["fit", f"--config={layer}"]):
         hint = find_hint(message, arguments)
