@@ -1,6 +1,8 @@
 """Sections of a config: model, data, federation and trainer."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from lightning.pytorch import Trainer as LightningTrainer
@@ -19,13 +21,40 @@ from pl_fed.federation import Federation
 class SectionsCLI(LightningCLI):
     """LightningCLI with the sections model, data, federation and trainer.
 
+    Only the subcommand that is called gets the sections: each takes a tenth of a second.
+
     Args:
+        args: List of arguments to parse; ``None`` uses the command line.
+        parser_kwargs: Arguments of the parser.
         **arguments: Further arguments of LightningCLI.
     """
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(
+        self,
+        args: ArgsType = None,
+        parser_kwargs: dict[str, Any] | None = None,
+        **arguments: Any,
+    ) -> None:
+        with self._error_paths():
+            super().__init__(
+                Client,
+                FederatedData,
+                trainer_class=LightningTrainer,
+                seed_everything_default=0,
+                parser_class=Parser,
+                subclass_mode_model=True,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                parser_kwargs={**(parser_kwargs or {}), **_uncalled_subcommands(args)},
+                args=args,
+                **arguments,
+            )
+
+    @contextlib.contextmanager
+    def _error_paths(self) -> Iterator[None]:
+        """Name the argument of an error by its path in the config."""
         try:
-            self._run_cli(**arguments)
+            yield
         except (OSError, TypeError, ValueError) as error:
             if error.args and isinstance(error.args[0], str) and hasattr(self, "config"):
                 config = self.config.as_dict()
@@ -33,22 +62,20 @@ class SectionsCLI(LightningCLI):
                 error.args = (name_config_path(error.args[0], config), *error.args[1:])
             raise
 
-    def _run_cli(self, **arguments: Any) -> None:
-        super().__init__(
-            Client,
-            FederatedData,
-            trainer_class=LightningTrainer,
-            seed_everything_default=0,
-            parser_class=Parser,
-            subclass_mode_model=True,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            **arguments,
-        )
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add ``seed_everything``."""
+        if parser.has_sections:
+            super().add_default_arguments_to_parser(parser)
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the sections ``trainer``, ``model`` and ``data``."""
+        if parser.has_sections:
+            super().add_core_arguments_to_parser(parser)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the section ``federation``."""
-        parser.add_class_arguments(Federation, "federation", sub_configs=True)
+        if parser.has_sections:
+            parser.add_class_arguments(Federation, "federation", sub_configs=True)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments.
@@ -69,6 +96,20 @@ class SectionsCLI(LightningCLI):
                 "Expected argument `seed_everything` to be an integer from 0 to 4294967295 but got"
                 f" {str(config['seed_everything']).lower()}: set a number, for example 0."
             )
+
+
+def _uncalled_subcommands(args: ArgsType) -> dict[str, dict[str, Any]]:
+    """Return the parser arguments of the subcommands that the first argument does not call.
+
+    Returns an empty dictionary if the first argument is no subcommand: an option such as
+    ``--config`` may come before the subcommand and hold arguments of any.
+    """
+    arguments = sys.argv[1:] if args is None else args
+    names = LightningCLI.subcommands()
+    called = arguments[0] if isinstance(arguments, list) and arguments else None
+    if called not in names:
+        return {}
+    return {name: {"has_sections": False} for name in names if name != called}
 
 
 def _describe_wrong_encoding(error: UnicodeDecodeError) -> str:

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from pl_fed.callbacks import PerClient
 from pl_fed.command.fit import _resume_arguments
 from pl_fed.command.main import main
+from pl_fed.command.parser import Parser
 from pl_fed.federation import Federation
 from pl_fed.lightning.trainer import Trainer
 from pl_fed.loggers import RunCSV
@@ -495,6 +496,24 @@ def test_print_config_is_yaml_with_all_sections(capsys):
     config = yaml.safe_load(capsys.readouterr().out)
     assert {"model", "data", "federation", "trainer", "seed_everything"} <= set(config)
     assert config["federation"]["sampler"]["init_args"] == {"cohort_size": 10}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_subcommands"), [(["fit", "--help"], 1), (["--help"], 4)]
+)
+def test_only_the_called_subcommand_gets_the_sections(monkeypatch, arguments, num_subcommands):
+    sections = []
+    add_class_arguments = Parser.add_class_arguments
+
+    def record_section(self, kind, section, *positional, **settings):
+        sections.append(section)
+        return add_class_arguments(self, kind, section, *positional, **settings)
+
+    monkeypatch.setattr(Parser, "add_class_arguments", record_section)
+    with pytest.raises(SystemExit):
+        main(arguments)
+    for section in ("trainer", "data", "federation"):
+        assert sections.count(section) == num_subcommands
 
 
 def test_help_is_readable(capsys):
