@@ -118,7 +118,7 @@ def name_config_path(message: str, config: Mapping[str, Any]) -> str:
     return message.replace(f"`{match[1]}`", f"`{paths.pop()}`", 1)
 
 
-def _config_paths(config: Any, prefix: str = "") -> Iterator[str]:
+def _config_paths(config: object, prefix: str = "") -> Iterator[str]:
     """Yield the paths of all values, as on the command line: without ``init_args``."""
     if not isinstance(config, Mapping):
         return
