@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from pl_fed.aggregators import Aggregator, Chain, Mean, PreAggregator
 from pl_fed.arguments import (
@@ -26,6 +27,7 @@ from pl_fed.evaluation.adaptation import Adaptation
 from pl_fed.evaluation.evaluator import Evaluator
 from pl_fed.evaluation.monitor import Monitor
 from pl_fed.metrics import ClientMetrics
+from pl_fed.metrics.named import name_metrics
 from pl_fed.rounds.adversary import Adversary
 from pl_fed.rounds.byzantine_clients import ByzantineClients
 from pl_fed.rounds.checks import (
@@ -76,6 +78,12 @@ class Federation(Configurable):
         monitor: The metric that chooses hybrid models, and that summaries show first:
             ``"accuracy"``, ``"loss"``, or a metric of the task. It also chooses λ (DittoChoice,
             MAPPER). ``None`` takes the accuracy, or the task's first metric, but the loss for λ.
+        metrics: Further metrics, any of torchmetrics with one number as value. Each is computed
+            for every client, and has the same statistics over clients as accuracy. A list names
+            them by their classes: ``BinaryAUROC`` is ``binary_auroc``; a dict gives other names.
+            They take what the task's own metrics take: probabilities for classification and
+            multi-label classification, else the outputs. Clients with an undefined value, such as
+            the AUROC of one class, are left out and counted.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
     Raises:
@@ -95,6 +103,7 @@ class Federation(Configurable):
         storage: StorageOptions = StorageOptions(),
         model_selection: ModelSelection = "validation",
         monitor: str | None = None,
+        metrics: dict[str, Metric] | list[Metric] | None = None,
         seed: int | None = None,
     ) -> None:
         pre_aggregators = pre_aggregators or []
@@ -126,6 +135,7 @@ class Federation(Configurable):
         self.model_selection = model_selection
         check_instances(str, monitor=monitor)
         self.monitor = monitor
+        self.further_metrics = name_metrics(metrics)
         self.seed = global_seed() if seed is None else seed
         self._session: Session | None = None
 
@@ -182,6 +192,8 @@ class Federation(Configurable):
     def _check(self, client: Client, datamodule: FederatedData) -> None:
         """Refuse an algorithm, data, attacks and aggregators that do not fit together."""
         data = datamodule.clients
+        client.choose_task(data.targets, data.num_classes)
+        client.task.further_metrics = self.further_metrics
         check_net(client, data, datamodule.augment)
         classes = client.count_classes(data)
         Monitor.from_name(self.monitor, client.task, classes)  # refuses an unknown name

@@ -30,8 +30,9 @@ EXEMPT_FUNCTIONS = {"before_instantiate_classes"}  # a hook of LightningCLI
 ADJECTIVES = {  # participles that belong to a noun: ``trimmed_mean``, ``training_step``
     *("ascending", "cached", "centred", "enclosing", "frozen", "loading", "mapping", "masked"),
     *("merging", "missing", "mixed", "needed", "padded", "pulled", "running", "spaced"),
-    *("squared", "symmetrized", "tested", "tilted", "training", "trimmed", "unfrozen"),
-    *("unpadded", "untrained", "validated", "weighted", "finished", "reading"),
+    *("squared", "symmetrized", "tested", "tilted", "training", "trimmed", "uncalled"),
+    *("undefined", "unfrozen", "unpadded", "untrained", "validated", "weighted"),
+    *("finished", "reading"),
 }
 
 # Pictures and circumlocutions: the field has a word for each of them.

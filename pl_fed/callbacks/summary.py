@@ -1,10 +1,12 @@
 """The table of results at the end of a run."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from pl_fed.callbacks.participation import untrained_models
 from pl_fed.federation import Federation
@@ -53,9 +55,27 @@ class Summary(Callback):
         if table.row_count:
             console.print(f"{stage} {subject} of benign clients", style="italic")
             console.print(table)
-            if sentence := untrained_models(self.federation):
+            sentences = [untrained_models(self.federation), *_undefined_metrics(values)]
+            for sentence in filter(None, sentences):
                 console.print(sentence, soft_wrap=True, markup=False)
         else:
             console.print(f"no benign client has {stage} data", style="italic")
         if self.folder is not None and not getattr(trainer, "fast_dev_run", False):
             console.print(f"The run's files are in {self.folder}", soft_wrap=True, markup=False)
+
+
+def _undefined_metrics(values: Mapping[str, Mapping[str, Tensor]]) -> Iterator[str]:
+    """Yield a sentence for each metric that some clients have no value of.
+
+    Args:
+        values: The metrics by model and name.
+    """
+    names = dict.fromkeys(name for metrics in values.values() for name in metrics)
+    for name in names:
+        if not name.endswith("_undefined"):
+            continue
+        counts = {model: int(metrics[name]) for model, metrics in values.items() if name in metrics}
+        if any(counts.values()):
+            text = ", ".join(f"{count} ({model} model)" for model, count in counts.items())
+            metric = name.removesuffix("_undefined")
+            yield f"Clients without a value of {metric}, which its statistics leave out: {text}."

@@ -80,7 +80,9 @@ def metric_directions(task: Task) -> Mapping[str, bool]:
 
     A metric of torchmetrics without a direction counts as better if larger.
     """
-    return {name: metric.higher_is_better is not False for name, metric in task.metrics().items()}
+    return {
+        name: metric.higher_is_better is not False for name, metric in task.all_metrics().items()
+    }
 
 
 def prefer_second(first: Tables, second: Tables, monitor: Monitor | None = None) -> Tensor:

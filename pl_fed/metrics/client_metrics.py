@@ -169,9 +169,11 @@ class ClientMetrics(Metric):
         """The names of the metrics of :meth:`compute`.
 
         ``backdoor_success`` is missing there if no sample could be misled. The statistics of a
-        task's metric are missing if it is undefined for all clients.
+        task's metric are missing if it is undefined for all clients; ``<metric>_undefined`` is the
+        number of clients without a value.
         """
-        measures = [f"{name}{suffix}" for name in self.measures for suffix in _STATISTICS]
+        suffixes = (*_STATISTICS, "_undefined")
+        measures = [f"{name}{suffix}" for name in self.measures for suffix in suffixes]
         if self.num_classes == 0:
             losses = dict.fromkeys((*_LOSSES, *(f"loss{suffix}" for suffix in _STATISTICS)))
             return (*measures, *losses)
@@ -192,6 +194,7 @@ class ClientMetrics(Metric):
         measures: dict[str, Tensor] = {}
         for name, higher_is_better in self.measures.items():
             measures |= _statistics(name, clients[name], clients["samples"], higher_is_better)
+            measures[f"{name}_undefined"] = clients[name].isnan().sum().double()
         if self.num_classes == 0:
             return measures | losses | _statistics("loss", loss, clients["samples"], False)
         samples, accuracy, class_stds = (

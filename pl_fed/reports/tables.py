@@ -44,7 +44,11 @@ def result_titles(names: Collection[str], first: str | None = None) -> dict[str,
         statistics = {
             name.replace("accuracy", main): f"{main}, {title}" for name, title in accuracies.items()
         }
-    means = {name: f"{name}, mean over clients" for name in metrics}
+    means = {}
+    for name in metrics:
+        means[name] = f"{name}, mean over clients"
+        if "accuracy" in names:
+            means[f"{name}_worst10"] = f"{name}, worst 10 % of clients"
     titles = {**accuracies, **statistics, **means, **remaining, **statistics}
     return {name: title for name, title in titles.items() if name in names}
 

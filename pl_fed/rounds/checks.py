@@ -1,6 +1,7 @@
 """Checks before training, and of each round's broken uploads."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from pl_fed.data.module import FederatedData
 from pl_fed.engine.choice import STACKED
 from pl_fed.evaluation.client_measures import local_metrics
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
+from pl_fed.metrics.named import metric_arguments
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import trainable_parameters
 from pl_fed.random import fork_torch_rng
@@ -269,7 +271,26 @@ def _try_metrics(client: Client, outputs: Tree, targets: Tree) -> None:
         _call_or_explain(
             f"Expected the metric `{key}` of the task {name} to take outputs of shape"
             f" {_shapes(outputs)} and targets of shape {_shapes(targets)} but that",
-            lambda: metric.update(*client.task.metric_inputs(outputs, targets)),  # noqa: B023
+            lambda: metric.update(  # noqa: B023
+                *metric_arguments(metric, *client.task.metric_inputs(outputs, targets))  # noqa: B023
+            ),
+        )
+        _check_single_number(key, metric)
+
+
+def _check_single_number(name: str, metric: Any) -> None:
+    """Refuse a metric with several numbers as value."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            value = metric.compute()
+        except (RuntimeError, ValueError, IndexError):  # undefined for a few samples
+            return
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"Expected the metric `{name}` to give one number for a client but got {shape}: set,"
+            " for example, its argument `average: macro`."
         )
 
 

@@ -1,12 +1,13 @@
 """The contract of a task."""
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from pl_fed.configurable import Configurable
 from pl_fed.functional.losses import averages_samples, masked_mean
@@ -25,6 +26,7 @@ class Task(Configurable, ABC):
         averages_samples: Whether the loss of a batch is the mean of the losses of its samples.
             pl_fed tests it on the clients' data before training. If it is not, pl_fed calls
             :meth:`batch_loss` on batches without padding.
+        further_metrics: Metrics besides :meth:`metrics`, by name (``federation.metrics``).
 
     Example:
         >>> class Distance(Task):
@@ -36,6 +38,7 @@ class Task(Configurable, ABC):
     """
 
     averages_samples: bool = True
+    further_metrics: Mapping[str, Metric] = {}
 
     @property
     def name(self) -> str:
@@ -112,6 +115,10 @@ class Task(Configurable, ABC):
         :meth:`metric_inputs`.
         """
         return {}
+
+    def all_metrics(self) -> dict[str, Any]:
+        """Return new metrics by name: :meth:`metrics` and the further metrics."""
+        return {**dict(self.metrics().items()), **copy.deepcopy(dict(self.further_metrics))}
 
     def metric_inputs(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
         """Return the arguments of a metric's ``update``: predictions and targets."""

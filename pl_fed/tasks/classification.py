@@ -1,5 +1,7 @@
 """Classification: each sample has one class."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from pl_fed.tasks.base import as_floats, check_tensor
@@ -32,6 +34,10 @@ class Classification(CriterionTask):
     def num_classes(self, data_classes: int) -> int:
         """Return the data's number of classes."""
         return data_classes
+
+    def metric_inputs(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
+        """Return the probabilities of the classes, [samples, classes], and the class ids."""
+        return as_floats(outputs).softmax(1), targets
 
     def predictions(self, outputs: Tree) -> dict[str, Tensor]:
         """Return the predicted class of each sample, and its probability."""

@@ -51,8 +51,8 @@ class MultiLabel(CriterionTask):
         )
 
     def metric_inputs(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
-        """Return the probability and the truth of each pair of a sample and a label."""
-        return as_floats(outputs).sigmoid().flatten(), targets.flatten().long()
+        """Return the probability and the truth of each label, [samples, labels]."""
+        return as_floats(outputs).sigmoid(), targets.long()
 
     def predictions(self, outputs: Tree) -> dict[str, Tensor]:
         """Return the predicted labels, bool [samples, labels]."""
