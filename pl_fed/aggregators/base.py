@@ -152,6 +152,11 @@ class PreparedUploads(NamedTuple):
         uploads: The rows, shape [m, d].
         weights: The number of training samples of each row, shape [m].
         context: The context of the m rows.
+
+    Example:
+        >>> prepared = PreparedUploads(torch.eye(2), torch.ones(2), RoundContext())
+        >>> prepared.uploads.shape
+        torch.Size([2, 2])
     """
 
     uploads: Tensor

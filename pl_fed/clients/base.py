@@ -86,6 +86,14 @@ class Client(Configurable, ClientRounds, ABC):
             optimizer or the schedule is not callable.
         ValueError: If the net has no trainable parameter, no model is trained, the local work is
             below 1, or the criterion's ``reduction`` is not ``"mean"``.
+
+    Example:
+        >>> class Proximal(Client):
+        ...     def training_step(self, batch, batch_idx):
+        ...         pull = 0.05 * self.squared_distance("global", to="broadcast")
+        ...         return self.loss("global", batch) + pull
+        >>> Proximal(nn.Linear(2, 2)).trained
+        ('global',)
     """
 
     global_model: nn.Module

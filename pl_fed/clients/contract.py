@@ -35,6 +35,10 @@ class Model:
         work: The local work on the model in a round; ``None`` for the client's local work.
         lr: The learning rate of the model; ``None`` for that of the optimizer.
         options: Further options of its parameter group in the optimizer, such as ``momentum``.
+
+    Example:
+        >>> Model(lr=0.1, options={"momentum": 0.9}).group_options
+        {'lr': 0.1, 'momentum': 0.9}
     """
 
     trained: bool = True
@@ -59,6 +63,14 @@ class Objective:
         step: Returns the loss of one minibatch of ONE client, as ``Client.training_step`` does.
         models: The trained models by name, each with its ``work``.
         optimizer: Builds the local optimizer from parameter groups.
+
+    Example:
+        >>> def step(batch, batch_idx):
+        ...     return batch.inputs.mean()
+        >>> objective = Objective(step, {"w": Model()}, torch.optim.SGD)
+        >>> optimizer = objective.build_optimizer({"w": [torch.zeros(2)]})
+        >>> objective.trained, optimizer.param_groups[0]["name"]
+        (('w',), 'w')
     """
 
     step: Callable[[Batch, int], Tensor | dict[str, Tensor]]
@@ -95,6 +107,10 @@ class ModelRows:
         parameters: Trainable parameters, flat: [clients, numel], or [numel] for one model.
         statistics: Running statistics (BatchNorm's, as a rule), flat: [clients, length] or
             [length]; of length 0 if the net has none.
+
+    Example:
+        >>> ModelRows(torch.tensor([1.0, 2.0]), torch.empty(0)).expand(3)[1].parameters
+        tensor([1., 2.])
     """
 
     parameters: Tensor
@@ -168,6 +184,13 @@ class ClientRound:
         validation_inputs: All validation inputs of each client, [clients, numbers], for each tensor
             of an input; only if the algorithm ``reads_validation``.
         validation_targets: The targets of the validation inputs, [clients, numbers] each.
+
+    Example:
+        >>> ones, broadcast = torch.ones(2, 1), ModelRows(torch.zeros(3), torch.empty(0))
+        >>> client = ClientRound(torch.tensor([4, 7]), 10 * ones, 0 * ones, broadcast)
+        >>> client.states["step_size"] = 0.1 * ones
+        >>> len(client), client.client_rows(1)["step_size"]
+        (2, tensor([0.1000]))
     """
 
     ids: Tensor

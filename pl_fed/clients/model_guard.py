@@ -18,6 +18,15 @@ class ModelGuard:
     Attributes:
         rows: Copies of the models' rows from before the block, by model.
         statistics: Copies of the models' running statistics from before the block, by model.
+
+    Example:
+        >>> import torch
+        >>> from pl_fed.clients import FedAvg
+        >>> client = FedAvg(torch.nn.Linear(1, 1))
+        >>> with ModelGuard(client, ["global"]) as guard:
+        ...     _ = client.row("global").data.zero_()
+        >>> torch.equal(client.row("global").data, guard.rows["global"])
+        True
     """
 
     def __init__(self, client: Client, models: Iterable[str]) -> None:
