@@ -24,6 +24,14 @@ def write_vehicle(root, devices=(0, 5, 22), each=4):
     )
 
 
+def write_plays(root, speeches):
+    """Write speeches, pairs of a role and its text, in the form of Shakespeare's plays."""
+    text = "\n\n".join(f"{role}:\n{speech}" for role, speech in speeches) + "\n"
+    (root / "Shakespeare").mkdir()
+    (root / "Shakespeare" / "input.txt").write_text(text)
+    return text
+
+
 def leaf(users):
     """The content of one of LEAF's files: inputs and classes of each user."""
     return json.dumps(

@@ -10,12 +10,26 @@ from torch import nn
 import pl_fed.tasks
 from pl_fed.evaluation.client_measures import ClientMeasures, local_metrics
 from pl_fed.metrics.client_metrics import TAKEN_NAMES
-from pl_fed.tasks import Classification, CriterionTask, MultiLabel, Regression, Task
+from pl_fed.tasks import (
+    Classification,
+    CriterionTask,
+    LanguageModelling,
+    MultiLabel,
+    Regression,
+    Segmentation,
+    Task,
+)
 from pl_fed.types import Batch
 
 DRAW = torch.Generator().manual_seed(0)
 OUTPUTS, REALS = torch.randn(6, 3, generator=DRAW), torch.randn(6, 3, generator=DRAW)
 IDS = torch.tensor([0, 2, 1, 1, 0, 2])
+TOKENS = torch.randint(5, (6, 4), generator=DRAW)
+TOKENS[torch.rand(TOKENS.shape, generator=DRAW) < 0.3] = -100
+LOGITS = torch.randn(6, 4, 5, generator=DRAW)
+PIXELS = torch.randint(3, (6, 2, 4), generator=DRAW)
+PIXELS[torch.rand(PIXELS.shape, generator=DRAW) < 0.3] = 255
+MAPS = torch.randn(6, 3, 2, 4, generator=DRAW)
 
 CASES = {  # a task, outputs, targets, the data's number of classes
     "Classification": (Classification(), OUTPUTS, IDS, 3),
@@ -32,6 +46,9 @@ CASES = {  # a task, outputs, targets, the data's number of classes
         torch.randint(3, (6, 2, 2), generator=DRAW),
         0,
     ),
+    "LanguageModelling": (LanguageModelling(), LOGITS, TOKENS, 0),
+    "LanguageModelling, shifted": (LanguageModelling(shift=True), LOGITS, TOKENS, 0),
+    "Segmentation": (Segmentation(3, ignore_index=255), MAPS, PIXELS, 0),
     "MultiLabel": (MultiLabel(), OUTPUTS, (REALS > 0).float(), 0),
     "Regression": (Regression(), OUTPUTS, REALS, 0),
     "Regression, L1": (Regression(nn.L1Loss()), OUTPUTS, REALS, 0),
@@ -121,6 +138,23 @@ REFUSED = {
         lambda: Regression().check_outputs(OUTPUTS, REALS[:, :2], 0),
         r"as many numbers as there are targets, shape \[6, 2\], but got \[6, 3\]",
     ),
+    "no pixels": (
+        lambda: Segmentation(3).check_targets(IDS, 3),
+        "a class for each pixel, integers",
+    ),
+    "an unknown class": (
+        lambda: Segmentation(3).check_targets(PIXELS, 0),
+        "class ids from 0 to 2, or -100 .* but got 0 to 255: set",
+    ),
+    "another size": (
+        lambda: Segmentation(3, 255).check_outputs(MAPS[..., :3], PIXELS, 0),
+        r"shape \[6, 3, 2, 4\], but got \[6, 3, 2, 3\]",
+    ),
+    "no tokens": (lambda: LanguageModelling().check_targets(IDS, 3), "token ids as targets"),
+    "logits of one token": (
+        lambda: LanguageModelling().check_outputs(LOGITS[:, 0], TOKENS, 0),
+        r"with batch and length \[6, 4\], but got \[6, 5\]",
+    ),
     "a threshold": (lambda: MultiLabel(threshold=1), "`threshold` to lie between 0 and 1 but got"),
     "a sum": (lambda: CriterionTask(nn.MSELoss(reduction="sum")), '`reduction="mean"`, as'),
 }
@@ -130,6 +164,40 @@ REFUSED = {
 def test_what_does_not_fit_gets_one_sentence(call, words):
     with pytest.raises(ValueError, match=f"^Expected .*{words}"):
         call()
+
+
+def test_a_language_model_is_measured_by_the_definitions():
+    """Perplexity, accuracy and loss over the positions with a token, by a loop over them."""
+    for shift in (False, True):
+        task = LanguageModelling(shift=shift)
+        losses, hits = [], []
+        for sequence, tokens in zip(LOGITS, TOKENS):
+            for position in range(4 - shift):
+                token = int(tokens[position + shift])
+                if token != -100:
+                    losses.append(-float(sequence[position].double().log_softmax(0)[token]))
+                    hits.append(int(sequence[position].argmax()) == token)
+        loss = torch.tensor(losses, dtype=torch.float64).mean()
+        assert float(task.batch_loss(LOGITS, TOKENS)) == pytest.approx(float(loss))
+        measures = ClientMeasures(task, torch.tensor([6]), torch.device("cpu"))
+        measures.add(torch.zeros(6, dtype=torch.int64), LOGITS, TOKENS)
+        found = dict(zip(measures.metrics, measures.values[0].tolist()))
+        assert found["perplexity"] == pytest.approx(float(loss.exp()))
+        assert found["token_accuracy"] == pytest.approx(sum(hits) / len(hits))
+
+
+def test_a_segmentation_is_measured_by_the_definitions():
+    task = Segmentation(3, ignore_index=255)
+    measures = ClientMeasures(task, torch.tensor([6]), torch.device("cpu"))
+    measures.add(torch.zeros(6, dtype=torch.int64), MAPS, PIXELS)
+    found = dict(zip(measures.metrics, measures.values[0].tolist()))
+    labelled = PIXELS != 255
+    predicted, true = MAPS.argmax(1)[labelled], PIXELS[labelled]
+    both = torch.stack([((predicted == c) & (true == c)).sum() for c in range(3)]).double()
+    sizes = predicted.bincount(minlength=3) + true.bincount(minlength=3)
+    assert found["mean_iou"] == pytest.approx(float((both / (sizes - both)).mean()))
+    assert found["dice"] == pytest.approx(float((2 * both / sizes).mean()))
+    assert found["pixel_accuracy"] == pytest.approx(float((predicted == true).double().mean()))
 
 
 def test_a_metric_that_is_undefined_is_no_number():

@@ -1,0 +1,52 @@
+"""Shakespeare by speaking role, on a small text of the same form."""
+
+import pytest
+import torch
+from made_data import write_plays
+
+from pl_fed.data import Shakespeare
+
+SPEECHES = [("All", "abcdefg"), ("Duke", "ab"), ("All", "hi\nj"), ("Fool", "aaaaaaaaaaaa")]
+
+
+def text_of(arrays, row, alphabet):
+    return "".join(alphabet[int(position)] for position in row)
+
+
+def test_sequences_are_cut_from_the_joined_speeches_of_a_role(tmp_path):
+    text = write_plays(tmp_path, SPEECHES)
+    alphabet = sorted({*text})
+    arrays = Shakespeare(str(tmp_path), length=4, min_characters=5).load()
+    assert arrays.names == ["All", "Fool"], "the Duke speaks too little"
+    assert arrays.client.tolist() == [0, 0, 1, 1]
+    assert arrays.inputs.dtype == arrays.targets.dtype == torch.int64
+    inputs = [text_of(arrays, row, alphabet) for row in arrays.inputs]
+    targets = [text_of(arrays, row, alphabet) for row in arrays.targets]
+    assert inputs == ["abcd", "efg\n", "aaaa", "aaaa"]  # the last 3 characters of All are too few
+    assert targets == ["bcde", "fg\nh", "aaaa", "aaaa"]
+
+
+def test_a_role_needs_one_character_more_than_a_sequence(tmp_path):
+    write_plays(tmp_path, [("Exact", "abcd"), ("Longer", "abcde")])
+    arrays = Shakespeare(str(tmp_path), length=4, min_characters=1).load()
+    assert arrays.names == ["Longer"]
+
+
+def test_a_text_without_long_roles_is_refused(tmp_path):
+    write_plays(tmp_path, SPEECHES)
+    with pytest.raises(ValueError, match=r"input.txt to be speeches .* of 99 characters .* lower"):
+        Shakespeare(str(tmp_path), length=4, min_characters=99).load()
+
+
+def test_a_missing_text_is_one_sentence(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"`root` to be a folder with Shakespeare/input"):
+        Shakespeare(str(tmp_path)).load()
+
+
+def test_the_real_text_has_141_roles(real_data):
+    if real_data is None:
+        pytest.skip("PL_FED_DATA does not name a folder with the real data")
+    arrays = Shakespeare(real_data).load()
+    assert len(arrays.names) == 141
+    assert int(arrays.inputs.max()) < 65
+    assert arrays.client.bincount().min() >= 12, "1,000 characters make 12 sequences of 80"
