@@ -17,7 +17,15 @@ from pl_fed.clients import Ditto, DittoChoice, DittoGreedy, FedAvg, FedTilt
 from pl_fed.data import Arrays, FederatedData, module
 from pl_fed.partitioners import IID, Dirichlet
 from pl_fed.samplers import All
-from pl_fed.tasks import Classification, CriterionTask, MultiLabel, Regression, Task
+from pl_fed.tasks import (
+    Classification,
+    CriterionTask,
+    LanguageModelling,
+    MultiLabel,
+    Regression,
+    Segmentation,
+    Task,
+)
 
 SIZES = [5, 8, 3]
 OWNER = torch.arange(3).repeat_interleave(torch.tensor(SIZES))
@@ -71,8 +79,35 @@ def pixel_loss(net, batch, targets):
     return functional.cross_entropy(net(batch.double()), targets, ignore_index=IGNORED)
 
 
+class Tokens(nn.Module):
+    """Gives logits of the next token at each position."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+    def forward(self, ids):
+        return self.last(torch.tanh(self.embedding(ids).cumsum(1)))
+
+
+def texts(samples=16):
+    """Sequences of several lengths, padded; the targets are the inputs themselves."""
+    draw = torch.Generator().manual_seed(2)
+    ids = torch.randint(7, (samples, 6), generator=draw)
+    targets = ids.clone()
+    targets[torch.arange(6) >= torch.randint(3, 7, (samples, 1), generator=draw)] = -100
+    return Arrays(ids, targets, OWNER)
+
+
+def text_loss(net, ids, targets):
+    logits = net(ids)[:, :-1]
+    return functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten())
+
+
 CASES = {
     "dict inputs": (Sentences, {}, sentences, sentence_loss),
+    "segmentation": (Pixels, {"task": Segmentation(3, IGNORED)}, images, pixel_loss),
+    "language model": (Tokens, {"task": LanguageModelling(shift=True)}, texts, text_loss),
     "pixels": (
         Pixels,
         {"criterion": nn.CrossEntropyLoss(ignore_index=IGNORED)},
