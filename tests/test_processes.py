@@ -12,6 +12,7 @@ import lightning
 import pytest
 import torch
 import worlds
+from forked_processes import ForkedCommand, children
 from lightning.pytorch.strategies import DDPStrategy
 from small_federations import sgd
 
@@ -180,29 +181,43 @@ def test_a_checkpoint_of_two_processes_is_that_of_one(together, root):
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 
 
-def command(root, devices, rounds, *more):
-    """Start what a user starts."""
-    arguments = [
-        *("fit", "--config", str(CONFIG), "--trainer.default_root_dir", str(root)),
-        *("--trainer.max_epochs", str(rounds), "--trainer.enable_progress_bar", "false"),
-        *(
-            "--trainer.check_val_every_n_epoch",
-            "100",
-            "--federation.engine.name",
-            "one_by_one",
-            *more,
-        ),
-    ]
-    if devices > 1:
-        arguments += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp"]
+@pytest.fixture
+def start_fit(tmp_path):
+    """Start the fit that a user starts; end it with the test."""
+    commands = []
+
+    def start(devices, rounds, *more, start_process=ForkedCommand):
+        arguments = [
+            *("fit", "--config", str(CONFIG), "--trainer.default_root_dir", str(tmp_path)),
+            *("--trainer.max_epochs", str(rounds), "--trainer.enable_progress_bar", "false"),
+            *("--trainer.check_val_every_n_epoch", "100"),
+            *("--federation.engine.name", "one_by_one", *more),
+        ]
+        if devices > 1:
+            arguments += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp"]
+        commands.append(start_process(arguments, CONFIG.parent.parent))
+        return commands[-1]
+
+    yield start
+    for command in commands:
+        command.kill()
+
+
+def start_interpreter(arguments, folder):
+    """Start ``python -m pl_fed``."""
     return subprocess.Popen(
         [sys.executable, "-m", "pl_fed", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=CONFIG.parent.parent,
+        cwd=folder,
     )
+
+
+def fork_first_process(arguments, folder):
+    """Start the first process as a fork, which starts an interpreter as the second."""
+    return ForkedCommand(arguments, folder, forks_others=False)
 
 
 def wait_for_rounds(root, process):
@@ -217,16 +232,11 @@ def wait_for_rounds(root, process):
     raise AssertionError(process.communicate(timeout=1)[0])
 
 
-def children(process):
-    found = Path(f"/proc/{process.pid}/task").glob("*/children")
-    return [int(child) for path in found for child in path.read_text().split()]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-def test_asked_to_end_then_killed_then_resumed(tmp_path):
-    """One run, by two processes, by two again, and by one to its end: in one folder."""
-    process = command(tmp_path, 2, 100_000)
+def test_terminated_run_resumes_after_a_kill_with_another_number_of_processes(tmp_path, start_fit):
+    """One run in one folder: SIGTERM to two processes, SIGKILL to one of two, one to the end."""
+    process = start_fit(2, 100_000, start_process=start_interpreter)
     wait_for_rounds(tmp_path, process)
     process.terminate()
     assert "No checkpoint is written" not in process.communicate(timeout=60)[0]
@@ -234,16 +244,16 @@ def test_asked_to_end_then_killed_then_resumed(tmp_path):
     rounds = torch.load(last_checkpoint(folder), weights_only=True)["global_step"]
     assert rows(folder / "metrics.csv")["round"][-1] == rounds - 1, "the round is ended and saved"
 
-    process = command(tmp_path, 2, 100_000, "--ckpt_path", "last")
+    process = start_fit(2, 100_000, "--ckpt_path", "last")
     wait_for_rounds(tmp_path, process)
-    (child,) = children(process)
+    (child,) = process.children()
     os.kill(child, signal.SIGKILL)
     output = process.communicate(timeout=60)[0]
     assert process.returncode != 0
     assert "error: Expected all 2 processes to go on" in output or f"PID {child}" in output
 
     rounds = torch.load(last_checkpoint(folder), weights_only=True)["global_step"]
-    process = command(tmp_path, 1, rounds + 2, "--ckpt_path", "last")
+    process = start_fit(1, rounds + 2, "--ckpt_path", "last")
     output = process.communicate(timeout=100)[0]
     assert process.returncode == 0, output
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
@@ -253,8 +263,8 @@ def test_asked_to_end_then_killed_then_resumed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-def test_the_others_end_when_the_first_is_killed(tmp_path):
-    process = command(tmp_path, 2, 100_000)
+def test_other_processes_end_when_the_first_is_killed(tmp_path, start_fit):
+    process = start_fit(2, 100_000)
     wait_for_rounds(tmp_path, process)
     process.kill()
     output = process.communicate(timeout=60)[0]  # to the end of what the child says
@@ -275,8 +285,8 @@ LONG_TEST = (
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("lost", ["asked to end", "one is asked to end", "one is killed"])
-def test_processes_do_not_wait_for_each_other_in_the_test_phase(tmp_path, lost):
-    process = command(tmp_path, 2, 3, *LONG_TEST)
+def test_processes_do_not_wait_for_a_lost_one_in_the_test_phase(tmp_path, start_fit, lost):
+    process = start_fit(2, 3, *LONG_TEST)
     until, lines = time.monotonic() + 100, 0
     while lines < 1 + 3 and time.monotonic() < until and process.poll() is None:
         time.sleep(0.05)
@@ -287,7 +297,7 @@ def test_processes_do_not_wait_for_each_other_in_the_test_phase(tmp_path, lost):
     if lost == "asked to end":
         process.terminate()
     else:
-        (child,) = children(process)
+        (child,) = process.children()
         os.kill(child, signal.SIGKILL if lost == "one is killed" else signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
     assert process.returncode != 0, output
@@ -373,8 +383,9 @@ def test_a_process_ends_at_once_when_its_launcher_is_gone_already():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-def test_the_others_do_not_wait_for_one_that_is_killed_at_start_up(tmp_path):
-    process = command(tmp_path, 2, 100_000)
+def test_other_processes_do_not_wait_for_one_that_is_killed_at_start_up(start_fit):
+    """The second process is an interpreter, which imports for seconds while the first is killed."""
+    process = start_fit(2, 100_000, start_process=fork_first_process)
     until = time.monotonic() + 100
     while not children(process) and time.monotonic() < until and process.poll() is None:
         time.sleep(0.05)

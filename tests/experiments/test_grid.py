@@ -5,6 +5,7 @@ import functools
 import os
 
 import pytest
+from forked_processes import fork_context
 
 from experiments import grid
 from experiments.grid import (
@@ -48,6 +49,13 @@ TINY = {
         "enable_model_summary": False,
     },
 }
+
+
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """Let workers be forks, which need not import Lightning."""
+    context = fork_context()
+    monkeypatch.setattr(grid.multiprocessing, "get_context", lambda _: context)
 
 
 def test_later_configs_count_and_classes_do_so_as_a_whole():
@@ -140,7 +148,7 @@ def squared(job: Job):
     return {"results.csv": [{"square": str(int(job.key[0]) ** 2)}]}
 
 
-def test_workers_are_replaced_and_all_is_done(tmp_path, monkeypatch):
+def test_workers_are_replaced_and_all_is_done(tmp_path, monkeypatch, forked_workers):
     monkeypatch.setattr(grid, "_RUNS_PER_WORKER", 1)
     jobs = [Job((str(number),)) for number in range(5)]
     grid.run_missing(jobs, tmp_path / "results.csv", ("number",), squared, workers=2)
@@ -148,7 +156,7 @@ def test_workers_are_replaced_and_all_is_done(tmp_path, monkeypatch):
     assert found == {"0": "0", "1": "1", "2": "4", "3": "9", "4": "16"}
 
 
-def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch):
+def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch, forked_workers):
     monkeypatch.setattr(grid, "ROOT", tmp_path)
     results = tmp_path / "table" / "results.csv"
     short = merge_configs(TINY, {"trainer": {"max_epochs": 1}})
@@ -172,7 +180,7 @@ def broken_off(job: Job):
     return squared(job)
 
 
-def test_whatever_a_run_fails_with_the_others_are_kept(tmp_path):
+def test_whatever_a_run_fails_with_the_others_are_kept(tmp_path, forked_workers):
     jobs = [Job((str(number),)) for number in range(3)]
     with pytest.raises(SystemExit, match="Failed runs: 1"):
         grid.run_missing(jobs, tmp_path / "results.csv", ("number",), broken_off, workers=1)
@@ -182,7 +190,7 @@ def test_whatever_a_run_fails_with_the_others_are_kept(tmp_path):
     grid.run_missing(others, tmp_path / "results.csv", ("number",), broken_off, workers=1)
 
 
-def test_rows_that_nobody_asked_for_stay_where_they_are(tmp_path):
+def test_rows_that_nobody_asked_for_stay_where_they_are(tmp_path, forked_workers):
     results = tmp_path / "results.csv"
     jobs = [Job((str(number),)) for number in range(4)]
     grid.run_missing([jobs[2], jobs[0]], results, ("number",), squared, workers=1)
