@@ -1,6 +1,6 @@
 """Each sweep file is one that W&B's agent can run: its command parses, its metric is logged."""
 
-import subprocess
+import os
 import sys
 from pathlib import Path
 
@@ -84,17 +84,14 @@ def test_the_metric_is_validated_by_the_algorithm(path, monkeypatch):
     assert model in client.evaluated
 
 
-@pytest.mark.parametrize(("sweep", "mode"), [("abc", "None"), ("", "offline")])
-def test_runs_of_a_sweep_are_not_put_offline(sweep, mode, tmp_path):
-    """Its agent waits for what they log."""
-    script = (
-        "import os, sys, pl_fed.command.main\n"
-        "try: pl_fed.command.main.main(['fit', '--help'])\n"
-        "except SystemExit: print(os.environ.get('WANDB_MODE'), file=sys.stderr)"
-    )
-    environment = {"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    environment |= {"WANDB_SWEEP_ID": sweep} if sweep else {}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
-    )
-    assert done.stderr.strip().endswith(mode)
+@pytest.mark.parametrize(("sweep", "mode"), [("abc", None), ("", "offline")])
+def test_runs_of_a_sweep_stay_online(sweep, mode, monkeypatch):
+    """W&B's agent waits for the metrics that they log."""
+    for name in ("WANDB_MODE", "WANDB_SWEEP_ID"):
+        monkeypatch.setenv(name, "restored after the test")
+        monkeypatch.delenv(name)
+    if sweep:
+        monkeypatch.setenv("WANDB_SWEEP_ID", sweep)
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    assert os.environ.get("WANDB_MODE") == mode

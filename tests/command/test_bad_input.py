@@ -1,8 +1,8 @@
 """Mistakes of the user: one sentence that says what was expected and what came, and no traces."""
 
 import math
+import runpy
 import shutil
-import subprocess
 import sys
 import zipfile
 from functools import partial
@@ -709,21 +709,21 @@ def test_an_npz_that_will_not_do(here, refused, arrays, words):
 
 
 @pytest.fixture(scope="module")
-def good_checkpoint(tmp_path_factory):
-    """What a run of two rounds leaves, as bytes."""
+def good_run(tmp_path_factory):
+    """The folder of a run of two rounds; tests copy it."""
     folder = tmp_path_factory.mktemp("good")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(CONFIG))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         run()
-    (file,) = folder.glob("runs/*/checkpoints/last.ckpt")
-    return file.read_bytes()
+    (run_folder,) = runs(folder)
+    return run_folder
 
 
 @pytest.fixture
-def checkpoint(here, good_checkpoint):
-    """The argument that resumes from it."""
-    (here / "good.ckpt").write_bytes(good_checkpoint)
+def checkpoint(here, good_run):
+    """The argument that resumes from a copy of its checkpoint."""
+    shutil.copy(good_run / "checkpoints" / "last.ckpt", here / "good.ckpt")
     return "--ckpt_path=good.ckpt"
 
 
@@ -770,8 +770,8 @@ def test_a_broken_checkpoint(checkpoint, here, refused):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 @pytest.mark.parametrize("how", ["empty", "half", "other bytes"])
-def test_a_last_checkpoint_that_broke_on_the_disk(here, capsys, how):
-    run()
+def test_a_last_checkpoint_that_broke_on_the_disk(here, good_run, capsys, how):
+    shutil.copytree(good_run.parent, here / "runs")
     (path,) = here.glob("runs/*/checkpoints/last.ckpt")
     whole = path.read_bytes()
     largest = max(zipfile.ZipFile(path).infolist(), key=lambda part: part.file_size)
@@ -931,19 +931,17 @@ def test_what_a_trainer_and_a_federation_are_given(tmp_path):
 # As it is called
 
 
-def program(here, *arguments):
-    command = [sys.executable, "-m", "pl_fed", "fit", "--config", "tiny.yaml", *arguments]
-    return subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("mistake", "code"), [("net", 2), ("classes per client", 1)])
-def test_mistake_at_the_command_line(here, mistake, code):
+def test_program_exits_with_one_sentence_and_a_status(here, monkeypatch, capfd, mistake, code):
     arguments, words = REFUSED[mistake]
-    done = program(here, *arguments)
-    assert done.returncode == code
-    assert words in the_sentence(done.stderr)
-    assert done.stdout == ""
+    monkeypatch.setattr(sys, "argv", ["pl_fed", "fit", "--config", "tiny.yaml", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module("pl_fed", run_name="__main__")
+    out, err = capfd.readouterr()
+    assert stopped.value.code == code
+    assert words in the_sentence(err)
+    assert out == ""
     assert runs(here) == []
 
 

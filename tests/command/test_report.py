@@ -17,7 +17,7 @@ FIT = [
     *("fit", "--config", str(ROOT / "configs" / "quickstart.yaml")),
     *("--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "1"),
     *("--trainer.enable_progress_bar", "false", "--data.num_clients", "10"),
-    *("--federation.engine.name", "one_by_one"),
+    *("--federation.engine.name", "one_by_one", "--data.batch_size", "50"),
 ]
 
 UNWRITABLE = "Expected argument `out` to be a folder that can be written but got"
