@@ -91,7 +91,7 @@ def test_offline_run_equals_metrics_csv(run, run_records):
     assert "test/per_client.path" in history[4]
     for name in ("test/personal/client_accuracy", "val/personal/client_accuracy"):
         last = history[4 if name.startswith("test") else 3]
-        assert sum(last[f"{name}.values"]) == 10, "two of twelve lie"
+        assert sum(last[f"{name}.values"]) == 10, "two of twelve clients are Byzantine"
     assert "test/per_class.path" in history[4]
     (file,) = run.glob(f"wandb/offline-run-*/files/{history[4]['test/per_client.path']}")
     table = json.loads(file.read_text())
@@ -105,7 +105,7 @@ def test_offline_run_equals_metrics_csv(run, run_records):
         assert min(Image.open(picture).size) > 300
 
 
-def test_round_is_the_axis_and_the_best_is_kept(run_records):
+def test_round_is_the_axis_and_the_summary_keeps_the_best(run_records):
     metrics = [record["metric"] for record in run_records if record["type"] == "metric"]
     last = [metric for metric in metrics if metric.get("glob_name") == "*"][-1]
     assert last["step_metric"] == "round"
@@ -114,7 +114,7 @@ def test_round_is_the_axis_and_the_best_is_kept(run_records):
     assert accuracy["summary"]["max"]
 
 
-def test_a_picture_that_cannot_be_drawn_ends_no_fit(tmp_path, monkeypatch):
+def test_fit_continues_if_a_picture_cannot_be_drawn(tmp_path, monkeypatch):
     def fails(groups):
         raise RuntimeError("a table of another kind")
 
@@ -126,7 +126,7 @@ def test_a_picture_that_cannot_be_drawn_ends_no_fit(tmp_path, monkeypatch):
     assert (folder / "per_client.csv").is_file()
 
 
-def test_the_whole_config_is_logged(run_records):
+def test_complete_config_is_logged(run_records):
     configs = [r["config"]["update"] for r in run_records if r["type"] == "config"]
     merged = {key: value for config in configs for key, value in config.items()}
     assert merged["model"]["init_args"]["lam"] == 0.1
@@ -162,7 +162,7 @@ def test_runs_that_differ_only_in_the_seed_share_a_group(tmp_path, monkeypatch):
     assert groups["first"].startswith("Ditto-")
 
 
-def test_the_users_group_is_kept(tmp_path, monkeypatch):
+def test_group_of_the_user_takes_precedence(tmp_path, monkeypatch):
     config = Namespace(
         class_path="lightning.pytorch.loggers.WandbLogger",
         init_args=Namespace(group="mine", id=None, save_dir="."),
@@ -172,11 +172,11 @@ def test_the_users_group_is_kept(tmp_path, monkeypatch):
     config.init_args.group = None
     monkeypatch.setenv("WANDB_RUN_GROUP", "of the environment")
     place_logger(config, tmp_path, "Ditto-0")
-    assert config.init_args.group is None, "W&B takes it from there"
+    assert config.init_args.group is None, "W&B reads it from the environment"
 
 
-def test_a_sweep_gives_its_runs_their_ids(tmp_path):
-    """In a process of its own, as the agent starts it: wandb reads its environment once."""
+def test_sweep_sets_the_ids_of_its_runs(tmp_path):
+    """In a new process, as the agent starts it, because wandb reads its environment once."""
     given = {"WANDB_SWEEP_ID": "abcd", "WANDB_RUN_ID": "of-the-agent", "WANDB_MODE": "offline"}
     command = [sys.executable, "-m", "pl_fed", "fit", *LAYERS, *short(tmp_path, 1)]
     subprocess.run(command, env=os.environ | given, capture_output=True, check=True)
