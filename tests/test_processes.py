@@ -1,4 +1,4 @@
-"""Results do not depend on the number of processes; nor does a run's end on which of them dies."""
+"""Results do not depend on the number of processes, and a run ends if any of them is lost."""
 
 import csv
 import os
@@ -12,6 +12,7 @@ import lightning
 import pytest
 import torch
 import worlds
+from forked_processes import ForkedCommand, children
 from lightning.pytorch.strategies import DDPStrategy
 from small_federations import sgd
 
@@ -29,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:In round . the uploads of clients"),
 ]
 
-STOPPED = "BatchNorm, in shards"  # which scenario is stopped, and resumed elsewhere
+STOPPED = "BatchNorm, in shards"  # the scenario that is stopped, and resumed
 BOTH = ["Ditto", "Median in shards", "diverges"]
 ONLY_IN_FOUR = [
     "multi-Krum in shards, float32",
@@ -50,51 +51,51 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("worlds")
 
 
-def stop(folder):
+def stop_job(folder):
     return {"name": STOPPED, "folder": folder, "rounds": 2}
 
 
-def resume(stopped):
+def resume_job(stopped):
     path = stopped / "run" / "checkpoints" / "last.ckpt"
     return {"name": STOPPED, "folder": stopped / "resumed", "resumes": path}
 
 
 @pytest.fixture(scope="module")
-def alone(root):
-    """What one process leads to, by scenario."""
-    worlds.run(**stop(root / "stopped by 1"))
+def one_process(root):
+    """The outcome in one process, by scenario."""
+    worlds.run(**stop_job(root / "stopped by 1"))
     names = worlds.SCENARIOS
     return {name: worlds.run(name, root / "1" / str(i)) for i, name in enumerate(names)}
 
 
 @pytest.fixture(scope="module")
-def together(root, alone):
-    """What each of 2 and of 4 processes ends with, by their number."""
+def several_processes(root, one_process):
+    """The outcomes in each of 2 and of 4 processes, by their number."""
     ended = {}
     for size, names in NAMES.items():
         folder = root / str(size)
         folder.mkdir()
         jobs = {name: {"name": name, "folder": folder / name} for name in names}
         if size == 2:
-            jobs["stopped"] = stop(root / "stopped by 2")
-            jobs["1 to 2"] = resume(root / "stopped by 1")
+            jobs["stopped"] = stop_job(root / "stopped by 2")
+            jobs["1 to 2"] = resume_job(root / "stopped by 1")
         else:
-            jobs["2 to 4"] = resume(root / "stopped by 2")
+            jobs["2 to 4"] = resume_job(root / "stopped by 2")
         ended[size] = worlds.start(size, size // 2, jobs, folder)
         assert not [failed for each in ended[size] if (failed := each.get("failed"))]
     return ended
 
 
-def close(one, other, tolerance):
+def assert_close(one, other, tolerance):
     """Compare nests of dicts, lists and tensors."""
     if isinstance(one, dict):
         assert one.keys() == other.keys()
         for name in one:
-            close(one[name], other[name], tolerance)
+            assert_close(one[name], other[name], tolerance)
     elif isinstance(one, list | tuple):
         assert len(one) == len(other)
         for a, b in zip(one, other):
-            close(a, b, tolerance)
+            assert_close(a, b, tolerance)
     elif isinstance(one, torch.Tensor):
         torch.testing.assert_close(
             one, other, rtol=tolerance, atol=tolerance, equal_nan=True, check_device=False
@@ -103,28 +104,30 @@ def close(one, other, tolerance):
         assert one == other
 
 
-def agrees(alone, processes, tolerance=1e-10):
-    """Whether processes end with what one ends with, and all with the same bits."""
+def assert_agree(expected_outcome, processes, tolerance=1e-10):
+    """Check that all processes end with equal bits, and with the outcome of one process."""
     size = len(processes)
     for rank, mine in enumerate(processes):
-        for what, expected in alone.items():
+        for what, expected in expected_outcome.items():
             if what == "held":
                 assert mine[what] == [k for k in expected if k % size == rank], "only its own"
             elif what != "store" or rank == 0:
-                close(expected, mine[what], tolerance)
+                assert_close(expected, mine[what], tolerance)
         for what in mine.keys() - {"held", "store"}:
-            close(processes[0][what], mine[what], 0.0)
+            assert_close(processes[0][what], mine[what], 0.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "name"), RUNS)
-def test_as_in_one_process(alone, together, size, name):
+def test_several_processes_end_as_one_process(one_process, several_processes, size, name):
     tolerance = 1e-5 if worlds.SCENARIOS[name]["precision"] == "32-true" else 1e-10
-    agrees(alone[name], [each[name] for each in together[size]], tolerance)
+    assert_agree(one_process[name], [each[name] for each in several_processes[size]], tolerance)
 
 
 @pytest.mark.parametrize(("size", "name"), RUNS)
-def test_the_same_rows_are_written(alone, together, root, size, name):
+def test_several_processes_write_the_rows_of_one_process(
+    one_process, several_processes, root, size, name
+):
     place = root / "1" / str(list(worlds.SCENARIOS).index(name)) / "run"
     tables = ("per_client.csv", "per_client_validation.csv", "per_class.csv")
     for file in ("metrics.csv", *tables):
@@ -143,35 +146,35 @@ def rows(path):
     return {name: [float(row[name] or "nan") for row in table] for name in table[0]}
 
 
-def test_a_client_that_diverges_ends_all_processes_by_the_same_error(alone, together):
-    expected = alone["diverges"]["error"]
+def test_diverging_client_ends_all_processes_with_the_same_error(one_process, several_processes):
+    expected = one_process["diverges"]["error"]
     assert "round 0 client 5" in expected
     for size in (2, 4):
-        assert [each["diverges"]["error"] for each in together[size]] == [expected] * size
+        assert [each["diverges"]["error"] for each in several_processes[size]] == [expected] * size
 
 
 @pytest.mark.parametrize("name", ["Median", "TrimmedMean", "Krum", "FLTrust", "a chain"])
-def test_in_shards_or_gathered_is_the_same(together, name):
-    for each in together[2]:
-        close(each[name]["client"], each[f"{name} in shards"]["client"], 1e-12)
+def test_aggregation_in_shards_equals_gathered_aggregation(several_processes, name):
+    for each in several_processes[2]:
+        assert_close(each[name]["client"], each[f"{name} in shards"]["client"], 1e-12)
 
 
-def test_a_stopped_run_is_resumed_by_any_number_of_processes(alone, together, root):
-    expected = alone[STOPPED]
-    agrees(expected, [each["1 to 2"] for each in together[2]])
-    agrees(expected, [each["2 to 4"] for each in together[4]])
-    agrees(expected, [worlds.run(**resume(root / "stopped by 2"))])
+def test_stopped_run_resumes_with_any_number_of_processes(one_process, several_processes, root):
+    expected = one_process[STOPPED]
+    assert_agree(expected, [each["1 to 2"] for each in several_processes[2]])
+    assert_agree(expected, [each["2 to 4"] for each in several_processes[4]])
+    assert_agree(expected, [worlds.run(**resume_job(root / "stopped by 2"))])
 
 
-def test_a_checkpoint_of_two_processes_is_that_of_one(together, root):
+def test_checkpoint_of_two_processes_equals_that_of_one(several_processes, root):
     one, two = (
         torch.load(root / f"stopped by {n}" / "run" / "checkpoints" / "last.ckpt") for n in (1, 2)
     )
     for kept in (one["federation"], two["federation"]):
         kept.pop("engine")  # how many clients a process has run at a time
         kept["store"] = {name: worlds.in_order(rows) for name, rows in kept["store"].items()}
-    close(one["federation"], two["federation"], 1e-12)
-    close(one["state_dict"], two["state_dict"], 1e-12)
+    assert_close(one["federation"], two["federation"], 1e-12)
+    assert_close(one["state_dict"], two["state_dict"], 1e-12)
 
 
 # A run from the command line, and its end
@@ -180,29 +183,43 @@ def test_a_checkpoint_of_two_processes_is_that_of_one(together, root):
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 
 
-def command(root, devices, rounds, *more):
-    """Start what a user starts."""
-    arguments = [
-        *("fit", "--config", str(CONFIG), "--trainer.default_root_dir", str(root)),
-        *("--trainer.max_epochs", str(rounds), "--trainer.enable_progress_bar", "false"),
-        *(
-            "--trainer.check_val_every_n_epoch",
-            "100",
-            "--federation.engine.name",
-            "one_by_one",
-            *more,
-        ),
-    ]
-    if devices > 1:
-        arguments += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp"]
+@pytest.fixture
+def start_fit(tmp_path):
+    """Start the fit that a user starts; end it with the test."""
+    commands = []
+
+    def start(devices, rounds, *more, start_process=ForkedCommand):
+        arguments = [
+            *("fit", "--config", str(CONFIG), "--trainer.default_root_dir", str(tmp_path)),
+            *("--trainer.max_epochs", str(rounds), "--trainer.enable_progress_bar", "false"),
+            *("--trainer.check_val_every_n_epoch", "100"),
+            *("--federation.engine.name", "one_by_one", *more),
+        ]
+        if devices > 1:
+            arguments += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp"]
+        commands.append(start_process(arguments, CONFIG.parent.parent))
+        return commands[-1]
+
+    yield start
+    for command in commands:
+        command.kill()
+
+
+def start_interpreter(arguments, folder):
+    """Start ``python -m pl_fed``."""
     return subprocess.Popen(
         [sys.executable, "-m", "pl_fed", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=CONFIG.parent.parent,
+        cwd=folder,
     )
+
+
+def fork_first_process(arguments, folder):
+    """Start the first process as a fork, which starts an interpreter as the second."""
+    return ForkedCommand(arguments, folder, forks_others=False)
 
 
 def wait_for_rounds(root, process):
@@ -217,16 +234,11 @@ def wait_for_rounds(root, process):
     raise AssertionError(process.communicate(timeout=1)[0])
 
 
-def children(process):
-    found = Path(f"/proc/{process.pid}/task").glob("*/children")
-    return [int(child) for path in found for child in path.read_text().split()]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-def test_asked_to_end_then_killed_then_resumed(tmp_path):
-    """One run, by two processes, by two again, and by one to its end: in one folder."""
-    process = command(tmp_path, 2, 100_000)
+def test_terminated_run_resumes_after_a_kill_with_another_number_of_processes(tmp_path, start_fit):
+    """One run in one folder: SIGTERM to two processes, SIGKILL to one of two, one to the end."""
+    process = start_fit(2, 100_000, start_process=start_interpreter)
     wait_for_rounds(tmp_path, process)
     process.terminate()
     assert "No checkpoint is written" not in process.communicate(timeout=60)[0]
@@ -234,16 +246,16 @@ def test_asked_to_end_then_killed_then_resumed(tmp_path):
     rounds = torch.load(last_checkpoint(folder), weights_only=True)["global_step"]
     assert rows(folder / "metrics.csv")["round"][-1] == rounds - 1, "the round is ended and saved"
 
-    process = command(tmp_path, 2, 100_000, "--ckpt_path", "last")
+    process = start_fit(2, 100_000, "--ckpt_path", "last")
     wait_for_rounds(tmp_path, process)
-    (child,) = children(process)
+    (child,) = process.children()
     os.kill(child, signal.SIGKILL)
     output = process.communicate(timeout=60)[0]
     assert process.returncode != 0
     assert "error: Expected all 2 processes to go on" in output or f"PID {child}" in output
 
     rounds = torch.load(last_checkpoint(folder), weights_only=True)["global_step"]
-    process = command(tmp_path, 1, rounds + 2, "--ckpt_path", "last")
+    process = start_fit(1, rounds + 2, "--ckpt_path", "last")
     output = process.communicate(timeout=100)[0]
     assert process.returncode == 0, output
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
@@ -253,11 +265,11 @@ def test_asked_to_end_then_killed_then_resumed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-def test_the_others_end_when_the_first_is_killed(tmp_path):
-    process = command(tmp_path, 2, 100_000)
+def test_other_processes_end_when_the_first_is_killed(tmp_path, start_fit):
+    process = start_fit(2, 100_000)
     wait_for_rounds(tmp_path, process)
     process.kill()
-    output = process.communicate(timeout=60)[0]  # to the end of what the child says
+    output = process.communicate(timeout=60)[0]  # until the child has ended
     assert "Expected all 2 processes to go on but process 1 lost touch" in output
     assert output.count("distributed_backend=gloo") == 1
 
@@ -275,8 +287,8 @@ LONG_TEST = (
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("lost", ["asked to end", "one is asked to end", "one is killed"])
-def test_processes_do_not_wait_for_each_other_in_the_test_phase(tmp_path, lost):
-    process = command(tmp_path, 2, 3, *LONG_TEST)
+def test_processes_do_not_wait_for_a_lost_one_in_the_test_phase(tmp_path, start_fit, lost):
+    process = start_fit(2, 3, *LONG_TEST)
     until, lines = time.monotonic() + 100, 0
     while lines < 1 + 3 and time.monotonic() < until and process.poll() is None:
         time.sleep(0.05)
@@ -287,23 +299,23 @@ def test_processes_do_not_wait_for_each_other_in_the_test_phase(tmp_path, lost):
     if lost == "asked to end":
         process.terminate()
     else:
-        (child,) = children(process)
+        (child,) = process.children()
         os.kill(child, signal.SIGKILL if lost == "one is killed" else signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
     assert process.returncode != 0, output
     assert "Traceback" not in output
 
 
-# What is said, and what is refused
+# Error messages
 
 
-def test_an_error_of_the_backend_is_one_sentence():
+def test_backend_error_becomes_one_sentence():
     message = r"^Expected all 2 processes to go on but process 1"
     with pytest.raises(LostProcessError, match=message), explain_lost_process(Processes(1, 2)):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer")
 
 
-def test_other_errors_are_left_alone():
+def test_other_errors_are_unchanged():
     with pytest.raises(RuntimeError, match=r"^mine"), explain_lost_process(Processes(1, 2)):
         raise RuntimeError("mine")
     with pytest.raises(RuntimeError, match=r"^gloo"), explain_lost_process(Processes()):
@@ -311,7 +323,7 @@ def test_other_errors_are_left_alone():
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
-def test_a_lost_process_is_one_sentence_in_every_stage(tmp_path, monkeypatch, stage):
+def test_lost_process_is_one_sentence_in_every_stage(tmp_path, monkeypatch, stage):
     trainer = pl_fed.Trainer(pl_fed.Federation(), run_dir=tmp_path, accelerator="cpu")
     trainer.processes = Processes(1, 2)
     data = FederatedData(Digits(), IID(), 4)
@@ -342,7 +354,7 @@ time.sleep(100)
 
 
 @pytest.mark.slow
-def test_a_process_ends_when_its_launcher_is_killed_before_they_meet():
+def test_process_ends_when_its_launcher_is_killed_before_they_meet():
     launcher = subprocess.Popen(
         [sys.executable, "-c", STARTS, STARTED],
         stdout=subprocess.PIPE,
@@ -351,12 +363,12 @@ def test_a_process_ends_when_its_launcher_is_killed_before_they_meet():
     )
     assert launcher.stdout.readline() == "started\n"
     launcher.kill()
-    output = launcher.communicate(timeout=60)[0]  # to the end of what the other says
+    output = launcher.communicate(timeout=60)[0]  # until the other has ended
     assert output.startswith("error: Expected the process that started this one to go on until all")
 
 
 @pytest.mark.slow
-def test_a_process_ends_at_once_when_its_launcher_is_gone_already():
+def test_process_ends_at_once_if_its_launcher_has_ended():
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     done = subprocess.run(
@@ -373,8 +385,9 @@ def test_a_process_ends_at_once_when_its_launcher_is_gone_already():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-def test_the_others_do_not_wait_for_one_that_is_killed_at_start_up(tmp_path):
-    process = command(tmp_path, 2, 100_000)
+def test_other_processes_do_not_wait_for_one_that_is_killed_at_start_up(start_fit):
+    """The second process is an interpreter, which imports for seconds while the first is killed."""
+    process = start_fit(2, 100_000, start_process=fork_first_process)
     until = time.monotonic() + 100
     while not children(process) and time.monotonic() < until and process.poll() is None:
         time.sleep(0.05)
@@ -389,7 +402,7 @@ class Other(DDPStrategy):
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("arguments", "message"),
     [
         ({"strategy": Other()}, "`strategy` to be auto or ddp but got Other"),
         ({"strategy": "ddp_spawn"}, "`strategy` to be ddp but got one that spawns"),
@@ -397,15 +410,20 @@ class Other(DDPStrategy):
     ],
     ids=["another strategy", "spawn", "sync_batchnorm"],
 )
-def test_refused(tmp_path, how, message):
+def test_unsupported_strategies_are_refused(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=f"^Expected trainer argument {message}"):
         pl_fed.Trainer(
-            pl_fed.Federation(), run_dir=tmp_path, accelerator="cpu", devices=2, logger=False, **how
+            pl_fed.Federation(),
+            run_dir=tmp_path,
+            accelerator="cpu",
+            devices=2,
+            logger=False,
+            **arguments,
         )
 
 
 @pytest.mark.parametrize("name", ["NODE_RANK", "GROUP_RANK"])
-def test_the_first_process_of_another_node_is_not_the_first(monkeypatch, name):
+def test_first_process_of_another_node_is_not_the_first(monkeypatch, name):
     monkeypatch.delenv("NODE_RANK", raising=False)
     assert is_first_process()
     monkeypatch.setenv(name, "1")

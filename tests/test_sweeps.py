@@ -1,6 +1,6 @@
 """Each sweep file is one that W&B's agent can run: its command parses, its metric is logged."""
 
-import subprocess
+import os
 import sys
 from pathlib import Path
 
@@ -19,7 +19,7 @@ each_sweep = pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in 
 
 
 def first_command(path):
-    """What the agent runs for the first combination: its own macros, with its own functions."""
+    """Return the agent's command for the first combination, by the agent's own functions."""
     sweep = utils.load_sweep_config(str(path))
     first = {name: {"value": given["values"][0]} for name, given in sweep["parameters"].items()}
     macros = {
@@ -42,12 +42,12 @@ def printed_config(words, capsys):
     return yaml.safe_load(capsys.readouterr().out)
 
 
-def test_there_are_some():
+def test_sweeps_of_the_three_papers_exist():
     assert {path.stem for path in SWEEPS} >= {"ditto_lambda", "flame_rho", "fedtilt_tilts"}
 
 
 @each_sweep
-def test_the_agents_command_is_one_of_the_command_line(path, capsys, monkeypatch):
+def test_agent_command_parses(path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = first_command(path)
     assert words[:5] == ["/usr/bin/env", "python", "-m", "pl_fed", "fit"]
@@ -61,8 +61,8 @@ def test_the_agents_command_is_one_of_the_command_line(path, capsys, monkeypatch
 
 
 @each_sweep
-def test_every_value_is_accepted(path, capsys, monkeypatch):
-    """All first values but one, which is the last of its parameter."""
+def test_every_value_of_a_sweep_parses(path, capsys, monkeypatch):
+    """Each command has the first value of every parameter, but the last value of one."""
     monkeypatch.chdir(ROOT)
     command, sweep = first_command(path)[4:], yaml.safe_load(path.read_text())
     for name, given in sweep["parameters"].items():
@@ -70,7 +70,7 @@ def test_every_value_is_accepted(path, capsys, monkeypatch):
 
 
 @each_sweep
-def test_the_metric_is_validated_by_the_algorithm(path, monkeypatch):
+def test_algorithm_logs_the_metric_of_the_sweep(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     sweep = yaml.safe_load(path.read_text())
     part, model, measure = sweep["metric"]["name"].split("/")
@@ -84,17 +84,14 @@ def test_the_metric_is_validated_by_the_algorithm(path, monkeypatch):
     assert model in client.evaluated
 
 
-@pytest.mark.parametrize(("sweep", "mode"), [("abc", "None"), ("", "offline")])
-def test_runs_of_a_sweep_are_not_put_offline(sweep, mode, tmp_path):
-    """Its agent waits for what they log."""
-    script = (
-        "import os, sys, pl_fed.command.main\n"
-        "try: pl_fed.command.main.main(['fit', '--help'])\n"
-        "except SystemExit: print(os.environ.get('WANDB_MODE'), file=sys.stderr)"
-    )
-    environment = {"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    environment |= {"WANDB_SWEEP_ID": sweep} if sweep else {}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
-    )
-    assert done.stderr.strip().endswith(mode)
+@pytest.mark.parametrize(("sweep", "mode"), [("abc", None), ("", "offline")])
+def test_runs_of_a_sweep_stay_online(sweep, mode, monkeypatch):
+    """W&B's agent waits for the metrics that they log."""
+    for name in ("WANDB_MODE", "WANDB_SWEEP_ID"):
+        monkeypatch.setenv(name, "restored after the test")
+        monkeypatch.delenv(name)
+    if sweep:
+        monkeypatch.setenv("WANDB_SWEEP_ID", sweep)
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    assert os.environ.get("WANDB_MODE") == mode

@@ -33,7 +33,8 @@ def short(folder, rounds):
     return [
         *("--trainer.default_root_dir", str(folder), "--trainer.max_epochs", str(rounds)),
         *("--trainer.check_val_every_n_epoch", "2", "--trainer.enable_progress_bar", "false"),
-        *("--data.num_clients", "12"),
+        *("--data.num_clients", "12", "--data.batch_size", "50"),
+        *("--federation.engine.name", "one_by_one"),
     ]
 
 
@@ -52,20 +53,29 @@ def records(run):
     return found
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run of four rounds; no test changes it."""
+    root = tmp_path_factory.mktemp("run")
     arguments = ["--trainer.logger.name", "mine", "--trainer.logger.group", "all"]
-    main(["fit", *LAYERS, *short(tmp_path, 4), *arguments])
-    wandb.finish()
-    (folder,) = [path.parent for path in tmp_path.glob("*/config.yaml")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("WANDB_MODE", raising=False)
+        patch.delenv("WANDB_API_KEY", raising=False)
+        main(["fit", *LAYERS, *short(root, 4), *arguments])
+        wandb.finish()
+    (folder,) = [path.parent for path in root.glob("*/config.yaml")]
     return folder
 
 
-def test_offline_run_equals_metrics_csv(run):
+@pytest.fixture(scope="module")
+def run_records(run):
+    """The records of that run."""
+    return records(run)
+
+
+def test_offline_run_equals_metrics_csv(run, run_records):
     history = {}
-    for record in records(run):
+    for record in run_records:
         if record["type"] == "history":
             item = record["history"]["item"]
             history.setdefault(int(item["round"]), {}).update(item)
@@ -81,7 +91,7 @@ def test_offline_run_equals_metrics_csv(run):
     assert "test/per_client.path" in history[4]
     for name in ("test/personal/client_accuracy", "val/personal/client_accuracy"):
         last = history[4 if name.startswith("test") else 3]
-        assert sum(last[f"{name}.values"]) == 10, "two of twelve lie"
+        assert sum(last[f"{name}.values"]) == 10, "two of twelve clients are Byzantine"
     assert "test/per_class.path" in history[4]
     (file,) = run.glob(f"wandb/offline-run-*/files/{history[4]['test/per_client.path']}")
     table = json.loads(file.read_text())
@@ -95,8 +105,8 @@ def test_offline_run_equals_metrics_csv(run):
         assert min(Image.open(picture).size) > 300
 
 
-def test_round_is_the_axis_and_the_best_is_kept(run):
-    metrics = [record["metric"] for record in records(run) if record["type"] == "metric"]
+def test_round_is_the_axis_and_the_summary_keeps_the_best(run_records):
+    metrics = [record["metric"] for record in run_records if record["type"] == "metric"]
     last = [metric for metric in metrics if metric.get("glob_name") == "*"][-1]
     assert last["step_metric"] == "round"
     (accuracy,) = [m for m in metrics if m.get("name") == "val/personal/accuracy"]
@@ -104,7 +114,7 @@ def test_round_is_the_axis_and_the_best_is_kept(run):
     assert accuracy["summary"]["max"]
 
 
-def test_a_picture_that_cannot_be_drawn_ends_no_fit(tmp_path, monkeypatch):
+def test_fit_continues_if_a_picture_cannot_be_drawn(tmp_path, monkeypatch):
     def fails(groups):
         raise RuntimeError("a table of another kind")
 
@@ -116,12 +126,12 @@ def test_a_picture_that_cannot_be_drawn_ends_no_fit(tmp_path, monkeypatch):
     assert (folder / "per_client.csv").is_file()
 
 
-def test_the_whole_config_is_logged(run):
-    configs = [r["config"]["update"] for r in records(run) if r["type"] == "config"]
+def test_complete_config_is_logged(run_records):
+    configs = [r["config"]["update"] for r in run_records if r["type"] == "config"]
     merged = {key: value for config in configs for key, value in config.items()}
     assert merged["model"]["init_args"]["lam"] == 0.1
     assert merged["federation"]["sampler"]["init_args"]["cohort_size"] == 10
-    (started,) = [r["run"] for r in records(run) if r["type"] == "run"]
+    (started,) = [r["run"] for r in run_records if r["type"] == "run"]
     assert (started["project"], started["display_name"], started["run_group"]) == (
         "pl_fed",
         "mine",
@@ -152,7 +162,7 @@ def test_runs_that_differ_only_in_the_seed_share_a_group(tmp_path, monkeypatch):
     assert groups["first"].startswith("Ditto-")
 
 
-def test_the_users_group_is_kept(tmp_path, monkeypatch):
+def test_group_of_the_user_takes_precedence(tmp_path, monkeypatch):
     config = Namespace(
         class_path="lightning.pytorch.loggers.WandbLogger",
         init_args=Namespace(group="mine", id=None, save_dir="."),
@@ -162,11 +172,11 @@ def test_the_users_group_is_kept(tmp_path, monkeypatch):
     config.init_args.group = None
     monkeypatch.setenv("WANDB_RUN_GROUP", "of the environment")
     place_logger(config, tmp_path, "Ditto-0")
-    assert config.init_args.group is None, "W&B takes it from there"
+    assert config.init_args.group is None, "W&B reads it from the environment"
 
 
-def test_a_sweep_gives_its_runs_their_ids(tmp_path):
-    """In a process of its own, as the agent starts it: wandb reads its environment once."""
+def test_sweep_sets_the_ids_of_its_runs(tmp_path):
+    """In a new process, as the agent starts it, because wandb reads its environment once."""
     given = {"WANDB_SWEEP_ID": "abcd", "WANDB_RUN_ID": "of-the-agent", "WANDB_MODE": "offline"}
     command = [sys.executable, "-m", "pl_fed", "fit", *LAYERS, *short(tmp_path, 1)]
     subprocess.run(command, env=os.environ | given, capture_output=True, check=True)
@@ -176,24 +186,29 @@ def test_a_sweep_gives_its_runs_their_ids(tmp_path):
     assert not (folder / "wandb_run_id").exists()
 
 
-def test_a_resumed_run_is_the_same_run(run, tmp_path):
+@pytest.fixture
+def run_copy(run, tmp_path):
+    """A copy of that run, to resume and to test."""
+    return shutil.copytree(run, tmp_path / run.name)
+
+
+def test_resumed_run_is_the_same_run(run_copy, tmp_path):
     main(["fit", *LAYERS, *short(tmp_path, 6), "--ckpt_path", "last"])
     wandb.finish()
-    starts = [record["run"]["run_id"] for record in records(run) if record["type"] == "run"]
+    logged = records(run_copy)
+    starts = [record["run"]["run_id"] for record in logged if record["type"] == "run"]
     assert len(starts) == 2
     assert len(set(starts)) == 1
     rounds = [
-        int(record["history"]["item"]["round"])
-        for record in records(run)
-        if record["type"] == "history"
+        int(record["history"]["item"]["round"]) for record in logged if record["type"] == "history"
     ]
     assert max(rounds) == 6
 
 
-def test_a_test_of_a_checkpoint_is_after_its_rounds(run, tmp_path):
+def test_results_of_a_tested_checkpoint_follow_its_rounds(run_copy, tmp_path):
     main(["test", *LAYERS, *short(tmp_path, 4), "--ckpt_path", "last"])
     wandb.finish()
-    (tested,) = [path.parent for path in tmp_path.glob("*/metrics.csv") if path.parent != run]
+    (tested,) = [path.parent for path in tmp_path.glob("*/metrics.csv") if path.parent != run_copy]
     logged = [r["history"]["item"] for r in records(tested) if r["type"] == "history"]
     assert any(name.startswith("test/per_client") for item in logged for name in item)
     assert {int(item["round"]) for item in logged} == {4}

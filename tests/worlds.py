@@ -7,8 +7,9 @@ import traceback
 from functools import partial
 
 import torch
+from forked_processes import fork_context
 from small_federations import Given, Only, classes, sections, seeded
-from torch import multiprocessing, nn
+from torch import nn
 
 import pl_fed
 from pl_fed.aggregators import (
@@ -277,8 +278,7 @@ def start(size, nodes, jobs, folder):
 
     The machine stands for so many nodes, each with its share of the processes.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["worlds"])
+    context = fork_context()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

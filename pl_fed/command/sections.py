@@ -64,17 +64,17 @@ class SectionsCLI(LightningCLI):
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``seed_everything``."""
-        if parser.has_sections:
+        if _has_sections(parser):
             super().add_default_arguments_to_parser(parser)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the sections ``trainer``, ``model`` and ``data``."""
-        if parser.has_sections:
+        if _has_sections(parser):
             super().add_core_arguments_to_parser(parser)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the section ``federation``."""
-        if parser.has_sections:
+        if _has_sections(parser):
             parser.add_class_arguments(Federation, "federation", sub_configs=True)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -96,6 +96,10 @@ class SectionsCLI(LightningCLI):
                 "Expected argument `seed_everything` to be an integer from 0 to 4294967295 but got"
                 f" {str(config['seed_everything']).lower()}: set a number, for example 0."
             )
+
+
+def _has_sections(parser: LightningArgumentParser) -> bool:
+    return not isinstance(parser, Parser) or parser.has_sections
 
 
 def _uncalled_subcommands(args: ArgsType) -> dict[str, dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""Mistakes of the user: one sentence that says what was expected and what came, and no traces."""
+"""Mistakes of the user: one sentence with the expected and the actual value, no traceback."""
 
 import math
+import runpy
 import shutil
-import subprocess
 import sys
 import zipfile
 from functools import partial
@@ -78,19 +78,19 @@ def run(*arguments, subcommand="fit"):
 
 @pytest.fixture
 def refused(here, monkeypatch, capsys):
-    """Run a command that must be refused before it trains; return what it says."""
+    """Run a command that must be refused before it trains; return its sentence."""
 
-    def training_began(*_, **__):
+    def fail_on_training(*_, **__):
         raise AssertionError("training began")
 
     def refuse(*arguments, subcommand="fit"):
         with monkeypatch.context() as patch:
-            patch.setattr(Federation, "run_round", training_began)
+            patch.setattr(Federation, "run_round", fail_on_training)
             with pytest.raises(SystemExit) as stopped:
                 run(*arguments, subcommand=subcommand)
         assert stopped.value.code in (1, 2)
         assert runs(here) == [], "no half-made run is left"
-        return the_sentence(capsys.readouterr().err)
+        return error_sentence(capsys.readouterr().err)
 
     return refuse
 
@@ -99,8 +99,8 @@ def runs(folder):
     return sorted((folder / "runs").iterdir()) if (folder / "runs").is_dir() else []
 
 
-def the_sentence(err):
-    """The one line that is the program's own; Lightning logs around it."""
+def error_sentence(err):
+    """Return the line that the program prints; Lightning logs around it."""
     assert "Traceback" not in err
     assert "usage:" not in err
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
@@ -115,7 +115,7 @@ NOT_YET = f"{ADVERSARY}.start_round=1000"
 FLIPPED = f"{ADVERSARY}.attack=pl_fed.attacks.FlippedLabels"
 
 REFUSED = {
-    # what is not there
+    # missing classes, options and files
     "net": (
         ["--model.init_args.net.class_path=pl_fed.models.MPL"],
         "`model.init_args.net` to be a class but pl_fed.models has no MPL (did you mean MLP?)",
@@ -357,7 +357,7 @@ REFUSED = {
         ],
         "`size` to fit inputs of shape [1, 8, 8] but got 9",
     ),
-    # what does not fit together
+    # arguments that contradict each other
     "classes per client": (
         ["--data.partitioner.init_args.classes_per_client=11"],
         "`classes_per_client` to be at most the number of classes (10) but got 11",
@@ -383,7 +383,7 @@ REFUSED = {
         "`net` to take inputs of shape [1, 8, 8] (torch.float32) but MLP failed: ",
     ),
     "clients to predict": (["--data.predict_clients=[1, 6]"], "to be ids from 0 to 5 but got [6]"),
-    # what a round cannot do
+    # settings that a round cannot honour
     "precision": (["--trainer.precision=bf16-true"], "`precision` to be one of 32-true, 64-true, "),
     "accumulation": (
         ["--trainer.accumulate_grad_batches=2"],
@@ -397,7 +397,7 @@ REFUSED = {
         ["--federation.storage.folder=tiny.yaml"],
         "`federation.storage.folder` to be a folder that can be written but got tiny.yaml: ",
     ),
-    # what is not on disk
+    # missing files
     "data root": (
         ["--data.dataset=MNIST", "--data.dataset.root=nowhere"],
         "`root` to be a folder with MNIST but got ",
@@ -424,7 +424,7 @@ REFUSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", REFUSED)
-def test_mistake(refused, mistake):
+def test_mistake_is_refused_in_one_sentence(refused, mistake):
     arguments, words = REFUSED[mistake]
     found = refused(*arguments)
     assert found.startswith("Expected ")
@@ -432,7 +432,7 @@ def test_mistake(refused, mistake):
 
 
 @pytest.mark.slow
-def test_a_moved_argument_is_found_again(refused):
+def test_moved_argument_is_suggested_at_its_new_path(refused):
     for old, new in _NEW_PATHS.items():
         if old != "engine":
             expected = f"but got --federation.{old}=1 (did you mean federation.{new}?)."
@@ -448,11 +448,11 @@ def test_a_moved_argument_is_found_again(refused):
         ("gradient_clip_algorithm=x", "`gradient_clip_algorithm` x is invalid"),
     ],
 )
-def test_what_lightning_refuses_is_in_its_own_words(refused, argument, words):
+def test_refusals_of_lightning_keep_their_text(refused, argument, words):
     assert words in refused(f"--trainer.{argument}")
 
 
-def test_an_error_that_is_no_mistake_of_the_user_is_not_hidden(here, monkeypatch):
+def test_internal_error_is_raised_with_its_traceback(here, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("a bug")
 
@@ -461,7 +461,7 @@ def test_an_error_that_is_no_mistake_of_the_user_is_not_hidden(here, monkeypatch
         run()
 
 
-def test_the_good_config_is_good(here):
+def test_base_config_runs(here):
     run()
     (folder,) = runs(here)
     assert (folder / "per_client.csv").is_file()
@@ -469,7 +469,7 @@ def test_the_good_config_is_good(here):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("section", ["model", "data.dataset", "model.init_args.net"])
-def test_something_is_missing(here, refused, section):
+def test_missing_argument_is_named(here, refused, section):
     config = yaml.safe_load(yaml.safe_dump(CONFIG))
     *path, last = section.split(".")
     inner = config
@@ -480,7 +480,7 @@ def test_something_is_missing(here, refused, section):
     assert refused() == f"Expected argument `{section}` to be set but got none."
 
 
-def test_all_that_is_missing_is_named(here, refused):
+def test_all_missing_arguments_are_named(here, refused):
     (here / "tiny.yaml").write_text("{}")
     assert refused() == "Expected argument `data.dataset` and `model` to be set but got none."
 
@@ -492,7 +492,7 @@ NET_ARGUMENTS = ["--model.net=torch.nn.Linear", "--model.net.in_features=1"]
 @pytest.mark.parametrize(
     "arguments", [[], ["--model=FedAvg", *NET_ARGUMENTS, "--model.net.out_features=1"]]
 )
-def test_a_missing_data_set_has_a_hint(here, capsys, arguments):
+def test_missing_dataset_prints_a_hint(here, capsys, arguments):
     with pytest.raises(SystemExit):
         main(["fit", *arguments])
     error, hint = capsys.readouterr().err.splitlines()[-2:]
@@ -501,7 +501,7 @@ def test_a_missing_data_set_has_a_hint(here, capsys, arguments):
     assert hint.endswith("--config configs/quickstart.yaml")
 
 
-def test_a_further_config_is_nothing_but_an_empty_model(here, refused):
+def test_second_config_with_only_an_empty_model_is_refused(here, refused):
     (here / "empty.yaml").write_text("model:\n")
     assert refused("--config=empty.yaml") == (
         "Expected argument `config` to be a file of YAML with sections but got one that holds only"
@@ -524,7 +524,7 @@ def test_a_further_config_is_nothing_but_an_empty_model(here, refused):
     ],
     ids=["not closed", "two colons", "list", "empty", "binary", "utf-16", "latin-1", "surrogate"],
 )
-def test_one_of_several_configs_is_none(here, refused, content, wrong):
+def test_second_config_that_is_no_config_is_refused(here, refused, content, wrong):
     (here / "more.yaml").write_bytes(content)
     said = refused("--config=more.yaml")
     expected = "Expected argument `config` to be a file of YAML with sections but got more.yaml: "
@@ -532,19 +532,19 @@ def test_one_of_several_configs_is_none(here, refused, content, wrong):
     assert wrong in said
 
 
-def test_a_config_with_a_byte_order_mark(here):
+def test_config_may_start_with_a_byte_order_mark(here):
     (here / "tiny.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8-sig")
     run("--trainer.fast_dev_run=true")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("empty", ["data:", "federation:", "trainer:", "federation: {}"])
-def test_an_empty_section_takes_its_defaults(here, empty):
+def test_empty_section_gets_its_defaults(here, empty):
     (here / "more.yaml").write_text(f"{empty}  # all is commented out\nseed_everything: 3")
     run("--config=more.yaml", "--trainer.fast_dev_run=true")
 
 
-def write_changed(here, path, value):
+def write_changed_config(here, path, value):
     """Write the config with one value exchanged."""
     config = yaml.safe_load(yaml.safe_dump(CONFIG))
     *parents, last = path.split(".")
@@ -555,8 +555,8 @@ def write_changed(here, path, value):
     (here / "tiny.yaml").write_text(yaml.safe_dump(config))
 
 
-def test_only_empty_sections_are_filled(here, refused):
-    write_changed(here, "model", None)
+def test_empty_model_gets_no_default(here, refused):
+    write_changed_config(here, "model", None)
     assert refused() == "Expected argument `model` to be set but got none."
 
 
@@ -646,8 +646,8 @@ A_CLASS = "to name a class by its `class_path` but got"
         ("federation.byzantine", 0.2, "(did you mean federation.adversary.fraction?)."),
     ],
 )
-def test_a_config_with_a_wrong_value(here, refused, path, value, words):
-    write_changed(here, path, value)
+def test_config_with_a_wrong_value_is_refused(here, refused, path, value, words):
+    write_changed_config(here, path, value)
     said = refused()
     assert words in said
     assert said.startswith("Expected ")
@@ -663,7 +663,7 @@ def test_a_config_with_a_wrong_value(here, refused, path, value, words):
         (b"batch_size: \xff", "UTF-8"),
     ],
 )
-def test_a_file_of_a_section(here, refused, section, content, reason):
+def test_invalid_file_of_a_section_is_refused(here, refused, section, content, reason):
     (here / "section.yaml").write_bytes(content)
     assert reason in refused(f"--{section}=section.yaml")
 
@@ -672,10 +672,10 @@ def test_a_file_of_a_section(here, refused, section, content, reason):
     ("arguments", "words"),
     [([], "but got none"), (["train"], "predict, partition, report, export, but got 'train'")],
 )
-def test_subcommands(capsys, arguments, words):
+def test_missing_and_unknown_subcommands_are_refused(capsys, arguments, words):
     with pytest.raises(SystemExit):
         main(arguments)
-    found = the_sentence(capsys.readouterr().err)
+    found = error_sentence(capsys.readouterr().err)
     assert found.startswith("Expected a subcommand, one of ")
     assert words in found
 
@@ -696,7 +696,7 @@ def test_subcommands(capsys, arguments, words):
         ),
     ],
 )
-def test_an_npz_that_will_not_do(here, refused, arrays, words):
+def test_invalid_npz_file_is_refused(here, refused, arrays, words):
     if arrays is None:
         (here / "mine.npz").write_bytes(b"PK not quite a zip")
     else:
@@ -709,21 +709,21 @@ def test_an_npz_that_will_not_do(here, refused, arrays, words):
 
 
 @pytest.fixture(scope="module")
-def good_checkpoint(tmp_path_factory):
-    """What a run of two rounds leaves, as bytes."""
+def good_run(tmp_path_factory):
+    """The folder of a run of two rounds; tests copy it."""
     folder = tmp_path_factory.mktemp("good")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(CONFIG))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         run()
-    (file,) = folder.glob("runs/*/checkpoints/last.ckpt")
-    return file.read_bytes()
+    (run_folder,) = runs(folder)
+    return run_folder
 
 
 @pytest.fixture
-def checkpoint(here, good_checkpoint):
-    """The argument that resumes from it."""
-    (here / "good.ckpt").write_bytes(good_checkpoint)
+def checkpoint(here, good_run):
+    """The argument that resumes from a copy of its checkpoint."""
+    shutil.copy(good_run / "checkpoints" / "last.ckpt", here / "good.ckpt")
     return "--ckpt_path=good.ckpt"
 
 
@@ -738,14 +738,16 @@ def checkpoint(here, good_checkpoint):
         (["--data.val_fraction=0.3"], "the fractions or the seed differ"),
     ],
 )
-def test_a_checkpoint_of_something_else(checkpoint, refused, subcommand, arguments, words):
+def test_checkpoint_of_another_federation_is_refused(
+    checkpoint, refused, subcommand, arguments, words
+):
     found = refused(checkpoint, *arguments, subcommand=subcommand)
     assert found.startswith("Expected a checkpoint with ")
     assert words in found
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_models_alone(here, refused):
+def test_checkpoint_without_training_state_is_refused(here, refused):
     run("--trainer.callbacks.save_weights_only=true")
     (path,) = here.glob("runs/*/checkpoints/last.ckpt")
     path.rename(here / "models.ckpt")
@@ -755,12 +757,12 @@ def test_a_checkpoint_of_models_alone(here, refused):
     assert "save_weights_only" in found
 
 
-def test_a_checkpoint_of_another_server(checkpoint, refused):
+def test_checkpoint_of_another_server_optimizer_is_refused(checkpoint, refused):
     found = refused(checkpoint, "--federation.server_optimizer.class_path=torch.optim.Adam")
     assert "with the server optimizer Adam but got one with SGD" in found
 
 
-def test_a_broken_checkpoint(checkpoint, here, refused):
+def test_broken_checkpoint_is_refused(checkpoint, here, refused):
     (here / "half.ckpt").write_bytes((here / "good.ckpt").read_bytes()[:5000])
     (here / "empty.ckpt").touch()
     for name in ("half.ckpt", "empty.ckpt"):
@@ -770,8 +772,8 @@ def test_a_broken_checkpoint(checkpoint, here, refused):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 @pytest.mark.parametrize("how", ["empty", "half", "other bytes"])
-def test_a_last_checkpoint_that_broke_on_the_disk(here, capsys, how):
-    run()
+def test_damaged_last_checkpoint_is_refused_and_changes_no_file(here, good_run, capsys, how):
+    shutil.copytree(good_run.parent, here / "runs")
     (path,) = here.glob("runs/*/checkpoints/last.ckpt")
     whole = path.read_bytes()
     largest = max(zipfile.ZipFile(path).infolist(), key=lambda part: part.file_size)
@@ -788,7 +790,7 @@ def test_a_last_checkpoint_that_broke_on_the_disk(here, capsys, how):
     for subcommand in ("test", "fit"):
         with pytest.raises(SystemExit):
             run("--ckpt_path=last", "--trainer.max_epochs=3", subcommand=subcommand)
-        assert "`ckpt_path` to be a complete checkpoint" in the_sentence(capsys.readouterr().err)
+        assert "`ckpt_path` to be a complete checkpoint" in error_sentence(capsys.readouterr().err)
     assert {file: file.read_bytes() for file in before} == before
 
 
@@ -801,7 +803,7 @@ class Faulty(torch.nn.Module):
             raise RuntimeError(f"a width of {width}\nis odd")
 
 
-def test_a_class_that_fails_is_named_with_the_place(refused):
+def test_failing_class_is_named_with_file_and_line(refused):
     found = refused(f"--model.init_args.net={__name__}.Faulty")
     line = Faulty.__init__.__code__.co_firstlineno + 3
     assert found == (
@@ -818,7 +820,7 @@ class Untyped(torch.nn.Sequential):
 
 
 @pytest.mark.slow
-def test_an_argument_without_a_type_that_was_not_given_is_named(refused):
+def test_missing_untyped_argument_is_named(refused):
     found = refused(f"--model.init_args.net={__name__}.Untyped")
     assert "got TypeError" in found
     assert found.endswith("): `inputs` was not given.")
@@ -827,7 +829,7 @@ def test_an_argument_without_a_type_that_was_not_given_is_named(refused):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of", ["Lightning", "torch"])
-def test_a_checkpoint_that_pl_fed_did_not_write(checkpoint, here, refused, of):
+def test_checkpoint_of_another_program_is_refused(checkpoint, here, refused, of):
     state = torch.load(here / "good.ckpt", weights_only=True)
     del state["federation"]
     torch.save(state if of == "Lightning" else state["state_dict"], here / "other.ckpt")
@@ -839,11 +841,11 @@ def test_a_checkpoint_that_pl_fed_did_not_write(checkpoint, here, refused, of):
 
 
 @pytest.mark.slow
-def test_a_loss_of_nan_names_round_client_and_cause(here, capsys):
+def test_nan_loss_names_round_client_and_cause(here, capsys):
     with pytest.raises(SystemExit) as stopped:
         run(f"{MODEL}.optimizer.init_args.lr=1e20", "--trainer.max_epochs=9")
     assert stopped.value.code == 1
-    found = the_sentence(capsys.readouterr().err)
+    found = error_sentence(capsys.readouterr().err)
     assert "in round 1 client " in found
     assert "the learning rate is too high" in found
     (folder,) = runs(here)
@@ -855,7 +857,7 @@ def test_a_loss_of_nan_names_round_client_and_cause(here, capsys):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
-def test_a_run_that_had_begun_keeps_its_folder(here):
+def test_failed_run_and_refused_resume_keep_the_folder(here):
     """Also where the mistake shows in a later round only."""
     with pytest.raises(SystemExit):
         run(f"{MODEL}.optimizer.init_args.lr=1e20", "--trainer.max_epochs=9")
@@ -886,7 +888,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("what", KINDS)
-def test_an_object_of_another_kind(what):
+def test_object_of_another_class_is_refused(what):
     make, words = KINDS[what]
     with pytest.raises(TypeError, match=r"^Expected argument `") as refused:
         make()
@@ -895,7 +897,7 @@ def test_an_object_of_another_kind(what):
 
 @pytest.mark.parametrize("option", ["lr", "momentum", "weight_decay"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_options_of_optimizers_that_are_not_finite(tmp_path, option, value):
+def test_optimizer_options_must_be_finite(tmp_path, option, value):
     build = partial(torch.optim.SGD, **{"lr": 0.1, option: value})
     words = f"to build an optimizer with finite options but got {option} = {value}"
     with pytest.raises(ValueError, match=f"`server_optimizer` {words}"):
@@ -905,14 +907,14 @@ def test_options_of_optimizers_that_are_not_finite(tmp_path, option, value):
         trainer.fit(FedAvg(MLP(64, [4], 10), optimizer=build), DIGITS(IID()))
 
 
-def test_a_schedule_that_gives_no_finite_rate(tmp_path):
+def test_learning_rates_of_a_schedule_must_be_finite(tmp_path):
     schedule = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda _: math.nan)
     trainer = Trainer(Federation(Uniform(3)), default_root_dir=tmp_path, logger=False)
     with pytest.raises(ValueError, match="`lr_scheduler` to build an optimizer with finite option"):
         trainer.fit(FedAvg(MLP(64, [4], 10), lr_scheduler=schedule), DIGITS(IID()))
 
 
-def test_what_a_trainer_and_a_federation_are_given(tmp_path):
+def test_arguments_of_trainer_and_federation_are_checked(tmp_path):
     federation, client, data = Federation(Uniform(3)), FedAvg(MLP(64, [4], 10)), DIGITS(IID())
     how = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(federation, default_root_dir=tmp_path, max_epochs=1, **how)
@@ -928,26 +930,24 @@ def test_what_a_trainer_and_a_federation_are_given(tmp_path):
         federation.model_of("3")
 
 
-# As it is called
-
-
-def program(here, *arguments):
-    command = [sys.executable, "-m", "pl_fed", "fit", "--config", "tiny.yaml", *arguments]
-    return subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)
+# As a program
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mistake", "code"), [("net", 2), ("classes per client", 1)])
-def test_mistake_at_the_command_line(here, mistake, code):
+def test_program_exits_with_one_sentence_and_a_status(here, monkeypatch, capfd, mistake, code):
     arguments, words = REFUSED[mistake]
-    done = program(here, *arguments)
-    assert done.returncode == code
-    assert words in the_sentence(done.stderr)
-    assert done.stdout == ""
+    monkeypatch.setattr(sys, "argv", ["pl_fed", "fit", "--config", "tiny.yaml", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module("pl_fed", run_name="__main__")
+    out, err = capfd.readouterr()
+    assert stopped.value.code == code
+    assert words in error_sentence(err)
+    assert out == ""
     assert runs(here) == []
 
 
-def test_a_foreign_message_is_one_line():
+def test_foreign_message_becomes_one_line():
     assert summarize("something\n  else  went\nwrong") == "something else went wrong"
 
 
@@ -969,11 +969,11 @@ def test_a_foreign_message_is_one_line():
         ("Namespace(x=1)", "Expected a valid command line but got: x=1)."),
     ],
 )
-def test_nothing_of_jsonargparses_own_is_shown(message, said):
+def test_message_shows_no_jsonargparse_internals(message, said):
     assert summarize(message) == said
 
 
-def test_pl_feds_own_sentence_is_found_in_the_tree():
+def test_own_sentence_is_extracted_from_nested_errors():
     message = (
         "Does not validate against any of the Union subtypes\n"
         "Subtypes: [<class 'pl_fed.clients.base.Client'>, <class 'NoneType'>]\n"

@@ -1,8 +1,9 @@
-"""The command line: subcommands, layers, overrides, help, classes of one's own, predictions."""
+"""The command line: subcommands, configs, overrides, help, user classes, predictions."""
 
 import csv
 import errno
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +42,24 @@ def short(folder):
     return [
         *("--trainer.default_root_dir", str(folder), "--trainer.max_epochs", "2"),
         *("--trainer.enable_progress_bar", "false", "--data.num_clients", "12"),
+        *("--data.batch_size", "50"),  # a fifth of the steps
     ]
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    """The folder of a run of two rounds; tests copy it."""
+    return fit(tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture
+def run(tmp_path, finished_run):
+    """A copy of that run in ``tmp_path``, with the config that it would have there."""
+    copy = Path(shutil.copytree(finished_run, tmp_path / finished_run.name))
+    config = (copy / "config.yaml").read_text()
+    assert str(finished_run.parent) in config
+    (copy / "config.yaml").write_text(config.replace(str(finished_run.parent), str(tmp_path)))
+    return copy
 
 
 def rows(path):
@@ -49,7 +67,7 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-def test_fit_ends_with_a_table_and_the_folder(tmp_path, capsys):
+def test_fit_prints_a_table_and_its_folder(tmp_path, capsys):
     run = fit(tmp_path)
     out = capsys.readouterr().out
     for words in ("global model", "personal model", "mean over clients", "spread", "worst 10 %"):
@@ -63,7 +81,7 @@ def test_fit_ends_with_a_table_and_the_folder(tmp_path, capsys):
     assert mean == pytest.approx(tested, abs=1e-6)
 
 
-def test_layers_and_overrides(tmp_path):
+def test_later_configs_and_overrides_replace_earlier_values(tmp_path):
     layer = tmp_path / "layer.yaml"
     layer.write_text("model: {init_args: {lam: 0.7}}\ndata: {batch_size: 5}\n")
     run = fit(tmp_path, "--config", str(layer), "--data.batch_size", "6", "--model.lam=0.9")
@@ -73,16 +91,15 @@ def test_layers_and_overrides(tmp_path):
     assert config["data"]["batch_size"] == 6
 
 
-def test_a_saved_config_runs_again_with_the_same_numbers(tmp_path):
-    first = fit(tmp_path)
-    main(["fit", "--config", str(first / "config.yaml")])
-    (again,) = [p.parent for p in tmp_path.glob("*/config.yaml") if p.parent != first]
-    assert (again / "per_client.csv").read_text() == (first / "per_client.csv").read_text()
+def test_saved_config_runs_again_with_equal_results(run, tmp_path):
+    main(["fit", "--config", str(run / "config.yaml")])
+    (again,) = [p.parent for p in tmp_path.glob("*/config.yaml") if p.parent != run]
+    assert (again / "per_client.csv").read_text() == (run / "per_client.csv").read_text()
 
 
 @pytest.mark.parametrize("subcommand", ["validate", "test"])
-def test_evaluation_of_the_last_checkpoint(tmp_path, capsys, subcommand):
-    trained = rows(fit(tmp_path) / "metrics.csv")
+def test_validate_and_test_evaluate_the_last_checkpoint(run, tmp_path, capsys, subcommand):
+    trained = rows(run / "metrics.csv")
     capsys.readouterr()
     main([subcommand, *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"])
     assert "mean over clients" in capsys.readouterr().out
@@ -92,21 +109,20 @@ def test_evaluation_of_the_last_checkpoint(tmp_path, capsys, subcommand):
         assert rows(new)[-1][name] == trained[-1][name]
 
 
-def test_fast_dev_run_leaves_no_folder_and_names_none(tmp_path, capsys):
+def test_fast_dev_run_leaves_and_prints_no_folder(tmp_path, capsys):
     main(["fit", *QUICKSTART, *short(tmp_path), "--trainer.fast_dev_run", "true"])
-    said = capsys.readouterr().out
-    assert "mean over clients" in said
-    assert "files are in" not in said
+    output = capsys.readouterr().out
+    assert "mean over clients" in output
+    assert "files are in" not in output
     assert not list(tmp_path.iterdir())
 
 
-def test_models_that_nobody_trained_are_named_so(tmp_path):
+def test_predict_warns_about_untrained_models(tmp_path):
     with pytest.warns(UserWarning, match="predict uses untrained models, because"):
         main(["predict", *QUICKSTART, *short(tmp_path)])
 
 
-def test_a_resume_that_is_refused_changes_no_file(tmp_path, capsys):
-    run = fit(tmp_path)
+def test_refused_resume_changes_no_file(run, tmp_path, capsys):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     more = ["--trainer.max_epochs", "3", "--ckpt_path", "last"]
     for other in (["--model.net.hidden", "[16]"], ["--model", "FedAvg"]):
@@ -116,10 +132,10 @@ def test_a_resume_that_is_refused_changes_no_file(tmp_path, capsys):
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_resume_that_is_refused_begins_no_run_of_wandb(tmp_path, capsys, begun):
+@pytest.mark.parametrize("started", [False, True])
+def test_refused_resume_starts_no_wandb_run(tmp_path, capsys, started):
     wandb = ["--config", str(ROOT / "configs" / "wandb.yaml")]
-    run = fit(tmp_path, *(wandb if begun else []))
+    run = fit(tmp_path, *(wandb if started else []))
     pytest.importorskip("wandb").finish()
     before = {*run.rglob("*")}
     with pytest.raises(SystemExit):
@@ -141,15 +157,14 @@ def test_a_resume_that_is_refused_begins_no_run_of_wandb(tmp_path, capsys, begun
     assert {*run.rglob("*")} == before
 
 
-def unbegun(run):
-    """Make a run one that was stopped before its first checkpoint."""
+def remove_checkpoint(run):
+    """Turn a run into one that was stopped before its first checkpoint."""
     for name in ("checkpoints/last.ckpt", "per_client.csv"):
         (run / name).unlink()
     return run
 
 
-def test_the_config_of_a_run_that_went_on_begins_another(tmp_path):
-    run = fit(tmp_path)
+def test_saved_config_of_a_resumed_run_starts_a_new_run(run, tmp_path):
     main(["fit", *QUICKSTART, *short(tmp_path), "--trainer.max_epochs", "3", "--ckpt_path", "last"])
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     main(["fit", "--config", str(run / "config.yaml")])
@@ -158,8 +173,7 @@ def test_the_config_of_a_run_that_went_on_begins_another(tmp_path):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_the_config_of_the_rounds_is_kept_however_often_going_on_fails(tmp_path, capsys):
-    run = fit(tmp_path)
+def test_failed_resumes_keep_the_config_of_the_finished_rounds(run, tmp_path, capsys):
     before = (run / "config.yaml").read_text()
     more = ["--trainer.max_epochs", "4", "--ckpt_path", "last", "--model.lam"]
     with pytest.raises(SystemExit):
@@ -171,8 +185,7 @@ def test_the_config_of_the_rounds_is_kept_however_often_going_on_fails(tmp_path,
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["lam"] == 0.05
 
 
-def test_after_a_try_that_failed_the_old_config_goes_on_as_before(tmp_path):
-    run = fit(tmp_path)
+def test_old_config_resumes_after_a_failed_resume_with_another(run, tmp_path):
     before = (run / "config.yaml").read_text()
     more = ["--trainer.max_epochs", "4", "--ckpt_path", "last"]
     with pytest.raises(SystemExit):
@@ -182,7 +195,7 @@ def test_after_a_try_that_failed_the_old_config_goes_on_as_before(tmp_path):
     assert (run / "config.yaml").read_text() == before.replace("max_epochs: 2", "max_epochs: 4")
 
 
-def test_a_whole_run_without_its_checkpoint_is_left_alone(tmp_path):
+def test_resume_leaves_a_finished_run_without_checkpoint_alone(tmp_path):
     older, newer = fit(tmp_path), fit(tmp_path)
     (older / "checkpoints" / "last.ckpt").unlink()
     before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
@@ -191,36 +204,34 @@ def test_a_whole_run_without_its_checkpoint_is_left_alone(tmp_path):
     assert [row["round"] for row in rows(newer / "metrics.csv")] == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_run_that_another_process_is_at_is_left_alone(tmp_path, capsys, begun):
-    run = fit(tmp_path)
-    if begun:  # and has no checkpoint yet
-        unbegun(run)
+@pytest.mark.parametrize("started", [False, True])
+def test_resume_refuses_a_run_that_another_process_locks(run, tmp_path, capsys, started):
+    if started:  # and has no checkpoint yet
+        remove_checkpoint(run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     arguments = ["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path", "last"]
     with lock_run(run), pytest.raises(SystemExit):
         main(arguments)
-    said = capsys.readouterr().err
-    assert "Expected the folder of a run that no other process writes into but got" in said
+    output = capsys.readouterr().err
+    assert "Expected the folder of a run that no other process writes into but got" in output
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert {*tmp_path.iterdir()} == {run}
     main([*arguments, "--trainer.max_epochs", "3"])
     assert [row["round"] for row in rows(run / "metrics.csv")][-1] == "3"
 
 
-def test_a_run_that_goes_on_with_another_config_says_so_and_keeps_both(tmp_path):
-    run = fit(tmp_path)
+def test_resume_with_another_config_warns_and_keeps_both_configs(run, tmp_path):
     before = (run / "config.yaml").read_text()
     more = ["--trainer.max_epochs", "4", "--model.lam", "3", "--ckpt_path", "last"]
-    said = r"from round 2 on \(trainer\.max_epochs 2 → 4, model\.lam 0\.1 → 3\)"
-    with pytest.warns(UserWarning, match=said):
+    warning = r"from round 2 on \(trainer\.max_epochs 2 → 4, model\.lam 0\.1 → 3\)"
+    with pytest.warns(UserWarning, match=warning):
         main(["fit", *QUICKSTART, *short(tmp_path), *more])
     assert (run / "config_to_round_2.yaml").read_text() == before
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["lam"] == 3
     before = (run / "config.yaml").read_text()
     more[3] = "5"
-    said = r"The run was already finished, so this config \(model\.lam 3 → 5\)"
-    with pytest.warns(UserWarning, match=said):
+    warning = r"The run was already finished, so this config \(model\.lam 3 → 5\)"
+    with pytest.warns(UserWarning, match=warning):
         main(["fit", *QUICKSTART, *short(tmp_path), *more])
     assert (run / "config.yaml").read_text() == before
     more[3] = "3"
@@ -229,11 +240,11 @@ def test_a_run_that_goes_on_with_another_config_says_so_and_keeps_both(tmp_path)
         main(["fit", *QUICKSTART, *short(tmp_path), *more])
 
 
-def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew_in_its_folder(tmp_path):
+def test_run_stopped_before_its_first_checkpoint_restarts_in_its_folder(tmp_path):
     given = ["--model.lam", "1", "--federation.engine.name", "one_by_one"]  # auto may choose anew
     older, newer = fit(tmp_path), fit(tmp_path, *given)
     expected = (newer / "per_client.csv").read_text()
-    unbegun(newer)
+    remove_checkpoint(newer)
     before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
     with pytest.warns(UserWarning, match="was stopped before its first checkpoint, so it restarts"):
         main(["fit", *QUICKSTART, *short(tmp_path), *given, "--ckpt_path", "last"])
@@ -243,8 +254,8 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_begins_anew_in_its_f
     assert {path: path.read_bytes() for path in older.rglob("*") if path.is_file()} == before
 
 
-def test_a_run_without_a_checkpoint_is_restarted_by_another_number_of_processes(tmp_path):
-    run = unbegun(fit(tmp_path))
+def test_run_without_checkpoint_restarts_with_another_number_of_processes(run, tmp_path):
+    run = remove_checkpoint(run)
     saved = yaml.safe_load((run / "config.yaml").read_text())
     saved["trainer"] |= {"devices": 2, "strategy": "ddp", "num_nodes": 2}
     (run / "config.yaml").write_text(yaml.safe_dump(saved))
@@ -254,10 +265,10 @@ def test_a_run_without_a_checkpoint_is_restarted_by_another_number_of_processes(
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_so_does_one_that_was_stopped_before_its_own_checkpoint_callback_saved(
+def test_run_restarts_if_its_own_checkpoint_callback_has_saved_nothing(
     tmp_path, monkeypatch, elsewhere
 ):
-    """Unless its checkpoints lie elsewhere, where some may be."""
+    """It does not if its checkpoints are elsewhere, because some may exist there."""
     saver = "lightning.pytorch.callbacks.ModelCheckpoint"
     given = [*QUICKSTART, *short(tmp_path / "runs"), "--trainer.callbacks", saver]
     given += ["--trainer.callbacks.save_last", "true", "--trainer.check_val_every_n_epoch", "2"]
@@ -266,12 +277,12 @@ def test_so_does_one_that_was_stopped_before_its_own_checkpoint_callback_saved(
     with monkeypatch.context() as patch:
         real = Federation.run_round
 
-        def killed_in_the_second(self, round, *what, **how):
+        def interrupt_second_round(self, round, *what, **how):
             if round == 1:
                 raise KeyboardInterrupt
             return real(self, round, *what, **how)
 
-        patch.setattr(Federation, "run_round", killed_in_the_second)
+        patch.setattr(Federation, "run_round", interrupt_second_round)
         with pytest.raises(SystemExit):
             main(["fit", *given])
     (run,) = (tmp_path / "runs").iterdir()
@@ -286,15 +297,14 @@ def test_so_does_one_that_was_stopped_before_its_own_checkpoint_callback_saved(
     assert (run / "checkpoints" / "last.ckpt").is_file()
 
 
-def test_a_start_of_another_config_that_failed_is_passed_over(tmp_path):
-    good = fit(tmp_path)
+def test_resume_skips_unstarted_runs_of_other_configs(run, tmp_path):
     for other in (["--model.lam", "1"], ["--model", "FedAvg"]):
-        unbegun(fit(tmp_path, *other))
+        remove_checkpoint(fit(tmp_path, *other))
     main(["fit", *QUICKSTART, *short(tmp_path), "--trainer.max_epochs", "3", "--ckpt_path", "last"])
-    assert [row["round"] for row in rows(good / "metrics.csv")] == ["0", "1", "2", "3"]
+    assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2", "3"]
 
 
-def test_a_run_that_is_terminated_is_no_success(monkeypatch):
+def test_terminated_run_exits_with_the_status_of_sigterm(monkeypatch):
     monkeypatch.setattr("pl_fed.command.main.FederatedCLI", Mock(side_effect=SIGTERMException))
     with pytest.raises(SystemExit) as ended:
         main(["fit"])
@@ -302,18 +312,18 @@ def test_a_run_that_is_terminated_is_no_success(monkeypatch):
 
 
 @pytest.mark.parametrize("subcommand", ["fit", "test", "validate"])
-def test_a_run_is_left_alone_until_its_last_file_is_written(tmp_path, monkeypatch, subcommand):
+def test_run_folder_is_locked_until_the_last_file_is_written(tmp_path, monkeypatch, subcommand):
     """A second process would write into the files of its test."""
     held = []
     for hook in ("on_test_epoch_end", "on_validation_epoch_end"):
         write = getattr(PerClient, hook)
 
-        def look_and_write(self, *arguments, write=write):
+        def record_lock_and_write(self, *arguments, write=write):
             with try_lock(self.folder) as alone:
                 held.append(not alone)
             write(self, *arguments)
 
-        monkeypatch.setattr(PerClient, hook, look_and_write)
+        monkeypatch.setattr(PerClient, hook, record_lock_and_write)
     main([subcommand, *QUICKSTART, *short(tmp_path)])
     assert held
     assert all(held)
@@ -329,7 +339,9 @@ INTERRUPTS = {"Ctrl-C": (KeyboardInterrupt, 1), "SIGTERM": (SIGTERMException, 14
 @pytest.mark.filterwarnings("ignore:.*No checkpoint is written")
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 @pytest.mark.parametrize("name", INTERRUPTS)
-def test_an_interrupted_run_says_how_it_goes_on(tmp_path, monkeypatch, capsys, name, rounds):
+def test_interrupted_run_prints_the_command_that_resumes_it(
+    tmp_path, monkeypatch, capsys, name, rounds
+):
     kind, code = INTERRUPTS[name]
     real_round, real_test = Federation.run_round, Federation.evaluate
 
@@ -349,22 +361,22 @@ def test_an_interrupted_run_says_how_it_goes_on(tmp_path, monkeypatch, capsys, n
             main(arguments)
     assert ended.value.code == code
     (run,) = tmp_path.iterdir()
-    *_, said, command = capsys.readouterr().err.splitlines()
+    *_, report, command = capsys.readouterr().err.splitlines()
     begins = "" if rounds else " from round 0, because it has no checkpoint yet"
-    assert said == (f"Stopped by {name}. The run's folder is {run}. Resume the run{begins}:")
+    assert report == (f"Stopped by {name}. The run's folder is {run}. Resume the run{begins}:")
     assert command.split()[:3] == ["python", "-m", "pl_fed"]
     main(shlex.split(command)[3:])
     assert [row["round"] for row in rows(run / "metrics.csv")] == ["0", "1", "2"]
     assert [*tmp_path.iterdir()] == [run]
 
 
-def test_the_command_that_goes_on_names_one_checkpoint():
+def test_resume_command_names_one_checkpoint():
     given = ["fit", "--ckpt_path", "a", "--x", "--ckpt_path=b", "--y", "z"]
     assert _resume_arguments(given) == ["fit", "--x", "--y", "z", "--ckpt_path", "last"]
 
 
 @pytest.mark.parametrize("subcommand", ["partition", "report", "export"])
-def test_an_interrupt_without_a_run_is_no_trace(monkeypatch, capsys, subcommand):
+def test_interrupt_without_a_run_prints_no_traceback(monkeypatch, capsys, subcommand):
     for name in ("PartitionCLI", "report", "ExportCLI"):
         monkeypatch.setattr(f"pl_fed.command.main.{name}", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit) as ended:
@@ -374,7 +386,9 @@ def test_an_interrupt_without_a_run_is_no_trace(monkeypatch, capsys, subcommand)
 
 
 @pytest.mark.parametrize("name", INTERRUPTS)
-def test_a_run_that_is_stopped_before_it_began_says_so(tmp_path, monkeypatch, capsys, name):
+def test_stop_before_the_first_round_is_reported_and_leaves_no_folder(
+    tmp_path, monkeypatch, capsys, name
+):
     kind, code = INTERRUPTS[name]
     monkeypatch.setattr(Trainer, "run_settings", Mock(side_effect=kind))
     with pytest.raises(SystemExit) as ended:
@@ -384,7 +398,7 @@ def test_a_run_that_is_stopped_before_it_began_says_so(tmp_path, monkeypatch, ca
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_second_interrupt_is_reported_once(tmp_path, monkeypatch, capsys):
+def test_two_interrupts_are_reported_once(tmp_path, monkeypatch, capsys):
     """The first makes Lightning end the run; the second comes while it does."""
     interrupt = Mock(side_effect=KeyboardInterrupt)
     with monkeypatch.context() as patch:
@@ -396,33 +410,30 @@ def test_a_second_interrupt_is_reported_once(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count("Stopped by") == 1
 
 
-def test_a_full_disk_names_the_folder(tmp_path, monkeypatch, capsys):
-    """The system says of no file that it is this one that has no room."""
-    run = fit(tmp_path)
+def test_full_disk_error_names_the_run_folder(run, tmp_path, monkeypatch, capsys):
+    """The error of the system names no file."""
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(RunCSV, "_replace", Mock(side_effect=full))
     with pytest.raises(SystemExit):
         main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path=last", "--trainer.max_epochs=3"])
-    said = capsys.readouterr().err
-    assert f"Expected disk space for the files of the run in {run} but got: No space left" in said
-    assert "free disk space and resume from its last checkpoint: --ckpt_path last." in said
+    output = capsys.readouterr().err
+    assert f"Expected disk space for the files of the run in {run} but got: No space left" in output
+    assert "free disk space and resume from its last checkpoint: --ckpt_path last." in output
 
 
-def test_a_run_in_a_folder_that_cannot_be_written_says_so(tmp_path, monkeypatch, capsys):
-    run = fit(tmp_path)
+def test_resume_in_a_read_only_folder_is_refused(run, tmp_path, monkeypatch, capsys):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     error = OSError(errno.EROFS, "Read-only file system")
     monkeypatch.setattr("pl_fed.arguments.TemporaryFile", Mock(side_effect=error))
     monkeypatch.setattr(Path, "unlink", Mock(side_effect=error))
     with pytest.raises(SystemExit):
         main(["fit", *QUICKSTART, *short(tmp_path), "--ckpt_path=last"])
-    said = capsys.readouterr().err
-    assert f"`run_dir` to be a folder that can be written but got {run}: Read-only file" in said
+    output = capsys.readouterr().err
+    assert f"`run_dir` to be a folder that can be written but got {run}: Read-only file" in output
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_a_damaged_log_does_not_end_a_run(tmp_path):
-    run = fit(tmp_path)
+def test_run_resumes_with_a_damaged_metrics_file(run, tmp_path):
     content = (run / "metrics.csv").read_bytes()
     (run / "metrics.csv").write_bytes(content[:20] + b"\x95" + content[21:])
     with pytest.warns(UserWarning, match="metrics.csv is damaged"):
@@ -431,7 +442,7 @@ def test_a_damaged_log_does_not_end_a_run(tmp_path):
     assert (run / "metrics_damaged_1.csv").is_file()
 
 
-def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path, capsys):
+def test_root_dir_that_is_a_file_is_refused(tmp_path, capsys):
     file = tmp_path / "file"
     file.touch()
     for command in ("fit", "partition"):
@@ -440,8 +451,7 @@ def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path, capsys):
         assert "`default_root_dir` to be a folder that can be written" in capsys.readouterr().err
 
 
-def test_predict_gives_the_predictions_of_the_clients_asked_for(tmp_path):
-    run = fit(tmp_path)
+def test_predict_writes_predictions_of_the_requested_clients(run, tmp_path):
     last = str(run / "checkpoints" / "last.ckpt")
     arguments = [*QUICKSTART, *short(tmp_path), "--ckpt_path", last]
     main(["predict", *arguments, "--data.predict_clients", "[3, 5]"])
@@ -456,7 +466,7 @@ def test_predict_gives_the_predictions_of_the_clients_asked_for(tmp_path):
         assert all(0.1 <= float(row["probability"]) <= 1 for row in own)
 
 
-def test_a_class_from_a_file_of_ones_own(tmp_path, monkeypatch):
+def test_config_takes_classes_from_a_user_file(tmp_path, monkeypatch):
     (tmp_path / "my_ideas.py").write_text(
         "import torch\n"
         "from pl_fed.aggregators import Aggregator\n"
@@ -540,29 +550,28 @@ def test_help_names_every_command(capsys):
         assert given or all(command in text for command in commands)
 
 
-def test_classes_of_every_room_are_known_by_their_short_names():
-    """In a process of its own: here, other tests have imported them."""
-    names = ["Yogi", "MLP", "Median", "RandomLabels", "Shards", "BySize", "FashionMNIST", "Ditto"]
-    script = (
-        "import pl_fed.command.main, gc\n"
-        "known = {each.__name__ for each in gc.get_objects() if isinstance(each, type)}\n"
-        f"print(sorted(set({names}) - known))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+PROGRAM = """
+import gc, runpy, sys
+import pl_fed.command.main
+known = {kind.__name__ for kind in gc.get_objects() if isinstance(kind, type)}
+print(sorted(set(sys.argv[1].split()) - known))
+del sys.argv[1]
+runpy.run_module("pl_fed", run_name="__main__", alter_sys=True)
+"""
 
 
-def test_module_runs_as_a_program(tmp_path):
+def test_new_interpreter_knows_the_short_names_of_all_classes_and_runs_the_module(tmp_path):
+    """In a process of its own, because other tests have imported the classes in this one."""
+    names = "Yogi MLP Median RandomLabels Shards BySize FashionMNIST Ditto"
     done = subprocess.run(
-        [sys.executable, "-m", "pl_fed", "fit", *QUICKSTART, *short(tmp_path)],
+        [sys.executable, "-c", PROGRAM, names, "fit", *QUICKSTART, *short(tmp_path)],
         capture_output=True,
         text=True,
         cwd=tmp_path,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "[]"
     assert "mean over clients" in done.stdout
     assert {path.name for path in tmp_path.iterdir()} == {
         path.parent.name for path in tmp_path.glob("*/config.yaml")

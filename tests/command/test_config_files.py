@@ -38,7 +38,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: " + 5000 * "9", "an integer has more digits than 64 bits can hold (line 1)"),
     ],
 )
-def test_a_text_that_is_refused(text, words):
+def test_invalid_text_is_refused_with_its_reason(text, words):
     with pytest.raises(yaml.YAMLError) as refused:
         load(text)
     assert words in reason(refused.value)
@@ -55,7 +55,7 @@ def test_a_text_that_is_refused(text, words):
         "a: '{{x}}'",
     ],
 )
-def test_a_text_that_is_taken(text):
+def test_valid_text_loads_as_plain_yaml(text):
     check_yaml(text)
     assert load(text) == yaml.safe_load(text)
 
@@ -68,7 +68,7 @@ def test_a_text_that_is_taken(text):
         ("data: {data: {}}", "the section `data` contains itself (line 1)"),
     ],
 )
-def test_a_file_that_is_refused(tmp_path, text, words):
+def test_invalid_file_is_refused_with_its_reason(tmp_path, text, words):
     (tmp_path / "a.yaml").write_text(text)
     assert find_config_fault(tmp_path / "a.yaml") == words
 
@@ -81,7 +81,7 @@ def test_empty_sections_are_filled(nothing):
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
-def test_infinity_is_refused_for_optimizers_alone(value):
+def test_infinity_is_refused_for_optimizers_only(value):
     check_values({"model": {"class_path": "pl_fed.clients.FedTilt", "init_args": {"tau": value}}})
     for path in ("torch.optim.SGD", "torch.optim.lr_scheduler.StepLR", "pl_fed.optimizers.Yogi"):
         optimizer = {"class_path": path, "init_args": {"betas": [0.9, value]}}
@@ -89,7 +89,7 @@ def test_infinity_is_refused_for_optimizers_alone(value):
             check_values({"a": optimizer})
 
 
-def test_the_largest_integers_are_taken():
+def test_integers_of_64_bits_are_accepted():
     check_values({"a": [2**63 - 1, -(2**63), True]})
     with pytest.raises(ValueError, match=r"`a\[0\]` to be an integer of at most 64 bits"):
         check_values({"a": [-(2**63) - 1]})

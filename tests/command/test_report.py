@@ -17,13 +17,13 @@ FIT = [
     *("fit", "--config", str(ROOT / "configs" / "quickstart.yaml")),
     *("--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "1"),
     *("--trainer.enable_progress_bar", "false", "--data.num_clients", "10"),
-    *("--federation.engine.name", "one_by_one"),
+    *("--federation.engine.name", "one_by_one", "--data.batch_size", "50"),
 ]
 
 UNWRITABLE = "Expected argument `out` to be a folder that can be written but got"
 
 
-def test_runs_of_the_quickstart(tmp_path, capsys):
+def test_report_groups_two_seeds_of_the_quickstart(tmp_path, capsys):
     """Two seeds are one group, whose numbers are the means of what the fits ended with."""
     for seed in ("0", "1"):
         folders = ("--trainer.default_root_dir", str(tmp_path / "runs"))
@@ -48,7 +48,7 @@ def test_runs_of_the_quickstart(tmp_path, capsys):
     assert "2 seeds" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
-def test_it_waits_for_no_training_code(tmp_path):
+def test_report_imports_no_training_code(tmp_path):
     write_run(tmp_path / "runs" / "a")
     script = (
         "import runpy, sys\n"
@@ -73,7 +73,7 @@ def program(folder, *arguments):
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
 
 
-def test_unfinished_runs_are_shown_and_said(tmp_path):
+def test_unfinished_runs_are_drawn_and_noted(tmp_path):
     write_run(tmp_path / "a", tested=False, rounds=3)
     (write_run(tmp_path / "b") / "metrics.csv").unlink()
     done = program(tmp_path, ".", "--out", "out")
@@ -101,7 +101,7 @@ def test_unfinished_runs_are_shown_and_said(tmp_path):
     ],
     ids=lambda each: " ".join(each) if isinstance(each, list) else "",
 )
-def test_bad_input_is_one_sentence(tmp_path, capsys, monkeypatch, arguments, words):
+def test_bad_input_is_refused_in_one_sentence(tmp_path, capsys, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "a")
     (tmp_path / "empty").mkdir()
@@ -116,7 +116,7 @@ def test_bad_input_is_one_sentence(tmp_path, capsys, monkeypatch, arguments, wor
     assert not (tmp_path / "runs").exists(), "it is said before anything is written"
 
 
-def test_the_program_says_it_as_well(tmp_path):
+def test_program_exits_with_the_same_sentence(tmp_path):
     done = program(tmp_path, "nowhere")
     assert (done.returncode, done.stderr) == (
         1,
@@ -124,7 +124,7 @@ def test_the_program_says_it_as_well(tmp_path):
     )
 
 
-def test_help(capsys):
+def test_help_shows_the_usage(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["report", "--help"])
     assert stopped.value.code == 0

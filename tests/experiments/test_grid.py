@@ -1,10 +1,11 @@
-"""Runs of a table: each once, from where it was killed, with the same row."""
+"""Runs of a table: each runs once, resumes after a kill, and gives the same row."""
 
 import fcntl
 import functools
 import os
 
 import pytest
+from forked_processes import fork_context
 
 from experiments import grid
 from experiments.grid import (
@@ -50,7 +51,14 @@ TINY = {
 }
 
 
-def test_later_configs_count_and_classes_do_so_as_a_whole():
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """Let workers be forks, which need not import Lightning."""
+    context = fork_context()
+    monkeypatch.setattr(grid.multiprocessing, "get_context", lambda _: context)
+
+
+def test_later_configs_replace_values_and_complete_classes():
     first = {"a": {"x": 1, "y": 2}, "net": spec("One", width=3)}
     second = {"a": {"y": 5}, "net": spec("Two", depth=1)}
     assert merge_configs(first, second) == {
@@ -64,7 +72,7 @@ def test_later_configs_count_and_classes_do_so_as_a_whole():
     }
 
 
-def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
+def test_resumed_run_equals_uninterrupted_run(tmp_path):
     whole = fit(TINY, tmp_path / "whole")
     assert [row["round"] for row in whole.rounds] == ["0", "1", "2", "3", "4"]
     assert len(whole.clients) == 10
@@ -83,16 +91,16 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
     assert resumed.clients == whole.clients
     assert resumed.validation == whole.validation
     assert len(whole.validation) == 10
-    assert marker.exists(), "gone on with, in its folder"
+    assert marker.exists(), "resumed in its folder"
 
 
-def test_what_another_config_left_is_not_gone_on_with(tmp_path):
+def test_run_of_another_config_is_not_resumed(tmp_path):
     fit(merge_configs(TINY, {"trainer": {"max_epochs": 2}}), tmp_path / "run")
     other = merge_configs(TINY, {"data": {"batch_size": 20}})
     assert fit(other, tmp_path / "run").last == fit(other, tmp_path / "afresh").last
 
 
-def test_a_run_whose_checkpoint_was_cut_off_begins_anew(tmp_path):
+def test_run_with_a_truncated_checkpoint_restarts(tmp_path):
     whole = fit(TINY, tmp_path)
     (checkpoint,) = tmp_path.glob("*/checkpoints/last.ckpt")
     with checkpoint.open("r+b") as file:
@@ -107,7 +115,7 @@ def rows_of(fitted: FitResult):
     return {"results.csv": [{"accuracy": fitted.last["test/personal/accuracy"]}]}
 
 
-def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
+def test_finished_jobs_are_not_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "ROOT", tmp_path)
     results = tmp_path / "table" / "results.csv"
     short = merge_configs(TINY, {"trainer": {"max_epochs": 1}})
@@ -127,7 +135,7 @@ def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
     assert results.read_text() == before
 
 
-def test_a_row_says_how_long_a_run_took_before_it_was_killed_too(tmp_path, monkeypatch):
+def test_seconds_include_the_rounds_before_a_kill(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "fit", lambda *_: FitResult({}, {}, [], [], [], before=1000.0))
     kept = {"results.csv": [{"accuracy": "0.5"}]}
     run = functools.partial(grid._fit_job, results=tmp_path / "results.csv", rows_of=lambda _: kept)
@@ -140,7 +148,7 @@ def squared(job: Job):
     return {"results.csv": [{"square": str(int(job.key[0]) ** 2)}]}
 
 
-def test_workers_are_replaced_and_all_is_done(tmp_path, monkeypatch):
+def test_replaced_workers_finish_all_jobs(tmp_path, monkeypatch, forked_workers):
     monkeypatch.setattr(grid, "_RUNS_PER_WORKER", 1)
     jobs = [Job((str(number),)) for number in range(5)]
     grid.run_missing(jobs, tmp_path / "results.csv", ("number",), squared, workers=2)
@@ -148,7 +156,9 @@ def test_workers_are_replaced_and_all_is_done(tmp_path, monkeypatch):
     assert found == {"0": "0", "1": "1", "2": "4", "3": "9", "4": "16"}
 
 
-def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch):
+def test_failed_run_is_recorded_and_retried_and_the_others_continue(
+    tmp_path, monkeypatch, forked_workers
+):
     monkeypatch.setattr(grid, "ROOT", tmp_path)
     results = tmp_path / "table" / "results.csv"
     short = merge_configs(TINY, {"trainer": {"max_epochs": 1}})
@@ -162,27 +172,27 @@ def test_a_run_that_fails_says_so_and_the_others_go_on(tmp_path, monkeypatch):
     assert [row["name"] for row in grid.finished_rows(results)] == ["whole"]
     work([Job(("broken",), short), Job(("whole",), broken)], results, ("name",), rows_of, 1)
     rows = {row["name"]: row for row in read(results)}
-    assert float(rows["broken"]["accuracy"]) > 0, "tried again, mended"
+    assert float(rows["broken"]["accuracy"]) > 0, "retried with a valid config"
     assert not rows["whole"]["failed"], "done before"
 
 
-def broken_off(job: Job):
+def fail_on_job_1(job: Job):
     if job.key == ("1",):
         raise KeyError("column")
     return squared(job)
 
 
-def test_whatever_a_run_fails_with_the_others_are_kept(tmp_path):
+def test_any_exception_of_a_run_keeps_the_other_rows(tmp_path, forked_workers):
     jobs = [Job((str(number),)) for number in range(3)]
     with pytest.raises(SystemExit, match="Failed runs: 1"):
-        grid.run_missing(jobs, tmp_path / "results.csv", ("number",), broken_off, workers=1)
+        grid.run_missing(jobs, tmp_path / "results.csv", ("number",), fail_on_job_1, workers=1)
     found = {row["number"]: row["failed"] for row in read(tmp_path / "results.csv")}
     assert found == {"0": "", "1": "KeyError: 'column'", "2": ""}
     others = [job for job in jobs if job.key != ("1",)]
-    grid.run_missing(others, tmp_path / "results.csv", ("number",), broken_off, workers=1)
+    grid.run_missing(others, tmp_path / "results.csv", ("number",), fail_on_job_1, workers=1)
 
 
-def test_rows_that_nobody_asked_for_stay_where_they_are(tmp_path):
+def test_rows_are_sorted_only_without_rows_of_other_jobs(tmp_path, forked_workers):
     results = tmp_path / "results.csv"
     jobs = [Job((str(number),)) for number in range(4)]
     grid.run_missing([jobs[2], jobs[0]], results, ("number",), squared, workers=1)
@@ -192,7 +202,7 @@ def test_rows_that_nobody_asked_for_stay_where_they_are(tmp_path):
     assert [row["number"] for row in read(results)] == ["0", "1", "2", "3"]
 
 
-def test_two_commands_do_not_write_to_one_folder(tmp_path):
+def test_second_command_for_a_folder_is_refused(tmp_path):
     held = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     with pytest.raises(SystemExit, match=r"no other command to be writing to .* but one is"):
@@ -201,7 +211,7 @@ def test_two_commands_do_not_write_to_one_folder(tmp_path):
     grid.run_missing([], tmp_path / "results.csv", ("number",), squared)
 
 
-def test_rows_take_the_place_of_what_a_kill_left(tmp_path):
+def test_new_rows_replace_rows_of_a_killed_attempt(tmp_path):
     path = tmp_path / "curves.csv"
     append(path, ("run",), ("a",), [{"run": "a", "round": "0"}, {"run": "a", "round": "1"}])
     append(path, ("run",), ("b",), [{"run": "b", "round": "0", "more": "x"}])
@@ -215,7 +225,7 @@ def test_rows_take_the_place_of_what_a_kill_left(tmp_path):
 
 
 @pytest.mark.parametrize(("band", "agrees"), [(0.021, True), (0.019, False)])
-def test_comparisons(band, agrees):
+def test_comparison_shows_difference_and_agreement(band, agrees):
     one = Comparison(paper=0.9, std=0.01, ours=[0.87, 0.89], band=band)
     assert one.difference == pytest.approx(-0.02)
     assert one.agrees is agrees

@@ -1,4 +1,4 @@
-"""The experiment of attacks against defences: what is run, and what the report makes of it."""
+"""The experiment of attacks against defences: its runs and its report."""
 
 import functools
 
@@ -34,7 +34,7 @@ ROWS = [
 ]
 
 
-def test_what_is_run():
+def test_cells_are_the_grid_and_the_other_fractions():
     """All pairs at the grid's fraction, and some at others: each once."""
     attacks, defences = ["none", "random labels", "flipped labels"], ["Mean", "Median"]
     cells = experiment.cells(attacks, defences, [0.2], [0, 1])
@@ -48,13 +48,13 @@ def test_what_is_run():
     assert others == expected | {("none", d, "0.0") for d in defences}
 
 
-def test_every_attack_and_defence_can_be_made():
+def test_every_attack_and_defence_builds():
     for spec in [*experiment.ATTACKS.values(), *experiment.DEFENCES.values()]:
         experiment.build(spec)
 
 
 @pytest.mark.slow
-def test_a_run(real_data):
+def test_run_returns_the_accuracies(real_data):
     if real_data is None:
         pytest.skip("PL_FED_DATA does not name a folder with the real data")
     once = functools.partial(experiment.run, rounds=1)
@@ -68,14 +68,14 @@ def test_a_run(real_data):
     assert attacked["global_accuracy"] != honest["global_accuracy"]
 
 
-def test_a_run_that_cannot_be_done_says_why(real_data):
+def test_impossible_run_returns_its_error(real_data):
     if real_data is None:
         pytest.skip("PL_FED_DATA does not name a folder with the real data")
     with pytest.raises(ValueError, match="Expected argument `uploads` to have at least 22"):
         experiment.run(Job(("flipped labels", "Krum", "0.95", "0")), rounds=1)
 
 
-def test_the_worst_case_and_the_strength_of_attacks():
+def test_worst_case_and_strength_of_attacks():
     results = report.Results(ROWS, ATTACKS, DEFENCES)
     assert results.attacks == ["flips", "stamps"]
     assert results.defences == ["Mean", "Krum"]
@@ -94,7 +94,7 @@ def test_seeds_are_averaged():
     assert results.value("none", "Mean", 0.2) == pytest.approx(0.7)
 
 
-def test_the_tables():
+def test_tables_of_the_report():
     lines = report.tables(report.Results(ROWS, ATTACKS, DEFENCES), [0.2]).splitlines()
     assert "| Mean | 0.800 | 0.700 | 0.800 | **0.700** (flips) |" in lines
     assert "| Krum | 0.600 | 0.200 | – | **0.200** (flips) |" in lines
@@ -107,7 +107,7 @@ def test_the_tables():
     assert "- stamps, Krum, 0.2: ValueError: too few" in lines
 
 
-def test_the_pictures(tmp_path):
+def test_pictures_of_the_report(tmp_path):
     rows = [
         *ROWS,
         row("none", "Mean", "0.8", fraction="0.0"),
