@@ -4,7 +4,7 @@ PL_FED_DATA=../data python -m experiments.shakespeare.run
 
 The setting of ``configs/shakespeare.yaml``: 141 roles with at least 1,000 characters, sequences of
 80 characters, a GRU of 128 units, 10 clients per round, 200 rounds of one pass. FedAvg's global
-model is compared with the personal models of Ditto and of finetuning, by the perplexity of each role
+model is compared with the personal models of Ditto and of finetuning, by each role's perplexity
 on its own test sequences. Finished runs are not repeated. The script writes results.csv,
 clients.csv, table.md and perplexity.png.
 """

@@ -118,7 +118,7 @@ REFUSED = {
     # missing classes, options and files
     "net": (
         ["--model.init_args.net.class_path=pl_fed.models.MPL"],
-        "`model.init_args.net` to be a class but pl_fed.models has no MPL (did you mean MLP?)",
+        "`model.net` to be a class but pl_fed.models has no MPL (did you mean MLP?)",
     ),
     "algorithm": (
         ["--model.class_path=pl_fed.clients.Dito"],
@@ -162,12 +162,12 @@ REFUSED = {
     ),
     "option of the net": (
         [f"{NET}.width=3"],
-        "`model.init_args.net` to hold only options of pl_fed.models.MLP but got `width`"
+        "`model.net` to hold only options of pl_fed.models.MLP but got `width`"
         " (there are: in_features, hidden, num_classes)",
     ),
     "option of the optimizer": (
         [f"{MODEL}.optimizer.init_args.lrr=3"],
-        "`model.init_args.optimizer` to hold only options of torch.optim.SGD but got `lrr` (did",
+        "`model.optimizer` to hold only options of torch.optim.SGD but got `lrr` (did",
     ),
     "longer option of the server's optimizer": (
         ["--federation.server_optimizer=SGD", "--federation.server_optimizer.momentumm.x+=0"],
@@ -194,7 +194,7 @@ REFUSED = {
     ),
     "module of an optimizer": (
         [f"{MODEL}.optimizer=torch.optm.SGD"],
-        "`model.init_args.optimizer` to be a class but torch has no optm (did you mean optim?).",
+        "`model.optimizer` to be a class but torch has no optm (did you mean optim?).",
     ),
     # of a wrong type
     "a list for a class": (
@@ -212,9 +212,9 @@ REFUSED = {
     ),
     "null within a class": (
         [f"{MODEL}.optimizer.foreach=null"],
-        "`model.init_args.optimizer.init_args.foreach` to be set to null in a config file but got",
+        "`model.optimizer.foreach` to be set to null in a config file but got",
     ),
-    "no value": ([f"{MODEL}.lam="], "`model.init_args.lam` to be of type float but got ''."),
+    "no value": ([f"{MODEL}.lam="], "`model.lam` to be of type float but got ''."),
     "no argument": (["--model.lam"], "`model` to be followed by a value but got none."),
     "numbers for a section": (
         ["--data=1,2"],
@@ -250,10 +250,10 @@ REFUSED = {
         "`finetune_epochs` to be at most 2147483647 but got 4611686018427387904.",
     ),
     "integer": (["--data.batch_size=ten"], "`data.batch_size` to be of type int but got ten"),
-    "number": ([f"{MODEL}.lam=much"], "`model.init_args.lam` to be of type float but got much"),
+    "number": ([f"{MODEL}.lam=much"], "`model.lam` to be of type float but got much"),
     "list": (
         [f"{NET}.hidden=many"],
-        "`model.init_args.net.init_args.hidden` to be of type Sequence but got many",
+        "`model.net.hidden` to be of type Sequence but got many",
     ),
     "number or null": (
         [f"{ADVERSARY}.fraction=some"],
@@ -261,7 +261,7 @@ REFUSED = {
     ),
     "learning rate": (
         [f"{MODEL}.optimizer.init_args.lr=fast"],
-        "`model.init_args.optimizer.init_args.lr` to be of type float but got fast",
+        "`model.optimizer.lr` to be of type float but got fast",
     ),
     "choice": (
         ["--data.split=offical"],
@@ -275,42 +275,43 @@ REFUSED = {
     "lam": ([f"{MODEL}.lam=-1"], "`lam` to be at least 0"),
     "learning rate NaN": (
         [f"{MODEL}.optimizer.init_args.lr=.nan"],
-        "`model.init_args.optimizer.init_args.lr` to be a number but got NaN.",
+        "`model.optimizer.lr` to be a number but got NaN.",
     ),
     "infinite learning rate": (
         [f"{MODEL}.optimizer.init_args.lr=.inf"],
-        "`model.init_args.optimizer.init_args.lr` to be a finite number but got inf.",
+        "`model.optimizer.lr` to be a finite number but got inf.",
     ),
     "infinite weight decay of the server": (
         ["--federation.server_optimizer=SGD", "--federation.server_optimizer.weight_decay=.inf"],
-        "`federation.server_optimizer.init_args.weight_decay` to be a finite number but got inf.",
+        "`federation.server_optimizer.weight_decay` to be a finite number but got inf.",
     ),
     "infinite factor of a schedule": (
         [f"{MODEL}.lr_scheduler=ExponentialLR", f"{MODEL}.lr_scheduler.gamma=.inf"],
-        "`model.init_args.lr_scheduler.init_args.gamma` to be a finite number but got inf.",
+        "`model.lr_scheduler.gamma` to be a finite number but got inf.",
     ),
     "NaN anywhere": (
         ["--model=FedTilt", "--model.tau=.nan"],
-        "`model.init_args.tau` to be a number but got NaN.",
+        "`model.tau` to be a number but got NaN.",
     ),
     "differentiable steps": (
         [f"{MODEL}.optimizer.init_args.differentiable=true"],
-        "`optimizer` to build an optimizer without differentiable steps but got",
+        "`model.optimizer` to build an optimizer without differentiable steps but got",
     ),
     "differentiable steps of the server": (
         ["--federation.server_optimizer=Adam", "--federation.server_optimizer.differentiable=true"],
-        "`server_optimizer` to build an optimizer without differentiable steps but got",
+        "`federation.server_optimizer` to build an optimizer without differentiable steps but got",
     ),
     "negative learning rate": (
         [f"{MODEL}.optimizer.init_args.lr=-1"],
-        "`optimizer` to build a local optimizer but that failed: Invalid learning rate: -1.0",
+        "`model.optimizer` to build a local optimizer but that failed: Invalid learning rate: -1.0",
     ),
     "negative learning rate of the server": (
         ["--federation.server_optimizer=SGD", "--federation.server_optimizer.lr=-1"],
-        "`server_optimizer` to build an optimizer but that failed: Invalid learning rate: -1.0",
+        "`federation.server_optimizer` to build an optimizer but that failed: Invalid learning"
+        " rate: -1.0",
     ),
     "steps and epochs": ([f"{MODEL}.local_epochs=2"], "only one of `local_steps` and `local_epoch"),
-    "batch size": (["--data.batch_size=0"], "`batch_size` to be at least 1 but got 0"),
+    "batch size": (["--data.batch_size=0"], "`data.batch_size` to be at least 1 but got 0"),
     "too few for Krum": (
         ["--federation.aggregator=Krum", f"{ADVERSARY}.expected=8"],
         "`uploads` to have at least 11 rows for Krum",
@@ -348,23 +349,23 @@ REFUSED = {
     ),
     "target of a backdoor": (
         [f"{ADVERSARY}.attack=Backdoor", f"{ADVERSARY}.attack.target=77", NOT_YET],
-        "`target` to be one of the 10 classes but got 77",
+        "`federation.adversary.attack.target` to be one of the 10 classes but got 77",
     ),
     "square of a backdoor": (
         [
             *(f"{ADVERSARY}.attack=Backdoor", f"{ADVERSARY}.attack.target=7", NOT_YET),
             f"{ADVERSARY}.attack.size=9",
         ],
-        "`size` to fit inputs of shape [1, 8, 8] but got 9",
+        "`federation.adversary.attack.size` to fit inputs of shape [1, 8, 8] but got 9",
     ),
     # arguments that contradict each other
     "classes per client": (
         ["--data.partitioner.init_args.classes_per_client=11"],
-        "`classes_per_client` to be at most the number of classes (10) but got 11",
+        "`data.partitioner.classes_per_client` to be at most the number of classes (10) but got 11",
     ),
     "clients": (
         ["--data.num_clients=2000"],
-        "`num_clients` to be at most the number of samples (1797) but got 2000",
+        "`data.num_clients` to be at most the number of samples (1797) but got 2000",
     ),
     "no training data": (
         ["--data.partitioner=IID", "--data.num_clients=1797", "--data.val_fraction=0.5"],
@@ -372,15 +373,16 @@ REFUSED = {
     ),
     "cohort": (
         ["--federation.sampler.init_args.cohort_size=7"],
-        "`cohort_size` to be at most the number of clients (6) but got 7",
+        "`federation.sampler.cohort_size` to be at most the number of clients (6) but got 7",
     ),
     "outputs": (
         [f"{NET}.num_classes=9"],
-        "`net` to return one number for each of the 10 classes, shape [batch, 10], but got [2, 9]",
+        "`model.net` to return one number for each of the 10 classes, shape [batch, 10], but got"
+        " [2, 9]",
     ),
     "inputs": (
         [f"{NET}.in_features=63"],
-        "`net` to take inputs of shape [1, 8, 8] (torch.float32) but MLP failed: ",
+        "`model.net` to take inputs of shape [1, 8, 8] (torch.float32) but MLP failed: ",
     ),
     "clients to predict": (["--data.predict_clients=[1, 6]"], "to be ids from 0 to 5 but got [6]"),
     # settings that a round cannot honour
@@ -400,11 +402,11 @@ REFUSED = {
     # missing files
     "data root": (
         ["--data.dataset=MNIST", "--data.dataset.root=nowhere"],
-        "`root` to be a folder with MNIST but got ",
+        "`data.dataset.root` to be a folder with MNIST but got ",
     ),
     "npz": (
         ["--data.dataset=Npz", "--data.dataset.path=no.npz"],
-        "`path` to be an .npz file but found none at ",
+        "`data.dataset.path` to be an .npz file but found none at ",
     ),
     "checkpoint": (
         ["--ckpt_path=no.ckpt"],
@@ -477,7 +479,8 @@ def test_missing_argument_is_named(here, refused, section):
         inner = inner[name]
     del inner[last]
     (here / "tiny.yaml").write_text(yaml.safe_dump(config))
-    assert refused() == f"Expected argument `{section}` to be set but got none."
+    shown = section.replace(".init_args", "")
+    assert refused() == f"Expected argument `{shown}` to be set but got none."
 
 
 def test_all_missing_arguments_are_named(here, refused):
@@ -582,25 +585,30 @@ A_CLASS = "to name a class by its `class_path` but got"
         ("model.class_path", {"a": 1}, f"`model` {A_CLASS} a class_path of type dict."),
         ("federation.aggregator", {"init_args": {}}, "`federation.aggregator` to name a subclass"),
         ("federation.pre_aggregators", [1], "subclass of PreAggregator by its `class_path`"),
-        (OPTIMIZER, 1, f"`{OPTIMIZER}` {A_CLASS} 1."),
+        (OPTIMIZER, 1, f"`model.optimizer` {A_CLASS} 1."),
         (OPTIMIZER, ATTACK, "to be a subclass of Optimizer but got pl_fed.attacks.SameValue."),
         (
             OPTIMIZER,
             {"class_path": "torch.optim.SGD", "init_args": {"dampening": "x"}},
-            f"`{OPTIMIZER}.init_args.dampening` to be of type float but got x.",
+            "`model.optimizer.dampening` to be of type float but got x.",
         ),
         (
             OPTIMIZER,
             {"class_path": "torch.optim.SGD", "init_args": 3},
-            f"`{OPTIMIZER}` to have a mapping of arguments as `init_args` but got one of type int.",
+            "`model.optimizer` to have a mapping of arguments as `init_args` but got one of type"
+            " int.",
         ),
         (
             OPTIMIZER,
             {"class_path": "torch.optim.SGD", "init_args": {"rate": 1}},
             "(there are: lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, ",
         ),
-        (SCHEDULE, {}, f"`{SCHEDULE}` {A_CLASS} none."),
-        (SCHEDULE, {"gamma": 1}, f"`{SCHEDULE}` to be as --help says but got {{'gamma': 1}}."),
+        (SCHEDULE, {}, f"`model.lr_scheduler` {A_CLASS} none."),
+        (
+            SCHEDULE,
+            {"gamma": 1},
+            "`model.lr_scheduler` to be as --help says but got {'gamma': 1}.",
+        ),
         (SCHEDULE, ATTACK, "subclass of LRScheduler or ReduceLROnPlateau but got pl_fed.attacks."),
         (
             "modle",
@@ -610,17 +618,17 @@ A_CLASS = "to name a class by its `class_path` but got"
         (
             "federation.aggregator",
             {"class_path": "pl_fed.aggregators.Term", "init_args": {"t": None}},
-            "`federation.aggregator.init_args.t` to be of type float but got null.",
+            "`federation.aggregator.t` to be of type float but got null.",
         ),
         (
             f"{OPTIMIZER}.init_args",
             {"lr": 0.1, "momentum": None},
-            f"`{OPTIMIZER}.init_args.momentum` to be of type float but got null.",
+            "`model.optimizer.momentum` to be of type float but got null.",
         ),
         (
             f"{OPTIMIZER}.init_args.lr",
             None,
-            f"`{OPTIMIZER}.init_args.lr` to be of type float or Tensor but got null.",
+            "`model.optimizer.lr` to be of type float or Tensor but got null.",
         ),
         ("data.dataset.class_path", " ", "`data.dataset` to be the path of a class but got ''."),
         ("data.dataset.class_path", "\x1b[31m", "to be the path of a class but got \\x1b[31m."),
@@ -687,12 +695,12 @@ def test_missing_and_unknown_subcommands_are_refused(capsys, arguments, words):
         (None, "to be an .npz file of arrays of numbers but got"),
         ({"x": np.zeros((9, 64))}, "to hold an array `y` but got x."),
         ({"x": np.zeros((9, 64)), "y": np.zeros(8, int)}, "`y` to have 9 rows"),
-        ({"x": np.zeros((9, 63)), "y": np.arange(9)}, "`net` to take inputs of shape [63]"),
+        ({"x": np.zeros((9, 63)), "y": np.arange(9)}, "`model.net` to take inputs of shape [63]"),
         ({"x": np.full((9, 64), np.nan), "y": np.arange(9)}, "`x` to hold finite numbers"),
         ({"x": np.zeros((9, 64)), "y": np.arange(9)}, "each of the 9 classes"),
         (
             {"x": np.zeros((9, 64)), "y": np.zeros((9, 3))},
-            "`criterion` to be a loss of real-valued targets",
+            "`model.criterion` to be a loss of real-valued targets",
         ),
     ],
 )

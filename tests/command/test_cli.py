@@ -448,7 +448,10 @@ def test_root_dir_that_is_a_file_is_refused(tmp_path, capsys):
     for command in ("fit", "partition"):
         with pytest.raises(SystemExit):
             main([command, *QUICKSTART, "--trainer.default_root_dir", str(file)])
-        assert "`default_root_dir` to be a folder that can be written" in capsys.readouterr().err
+        assert (
+            "`trainer.default_root_dir` to be a folder that can be written"
+            in capsys.readouterr().err
+        )
 
 
 def test_predict_writes_predictions_of_the_requested_clients(run, tmp_path):
