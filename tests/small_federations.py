@@ -61,6 +61,16 @@ class Cohorts(Sampler):
         return torch.tensor(self.cohorts.pop(0) if len(self.cohorts) > 1 else self.cohorts[0])
 
 
+class VariedCohorts(Cohorts):
+    """Draws the given cohorts, round after round; their sizes may differ."""
+
+    def size_of_cohort(self, num_clients):
+        return max(len(cohort) for cohort in self.cohorts)
+
+    def draw(self, num_clients, sizes, generator):
+        return self.sample(num_clients, sizes, generator)  # without the check of the size
+
+
 def classes(sizes, shape=(4,), num_classes=3, seed=0):
     """Random samples of random classes, so many for each client."""
     draw = torch.Generator().manual_seed(seed)

@@ -1,16 +1,24 @@
-"""A client whose work breaks is left out of the round, and of nothing else."""
+"""The round leaves out a client with a broken upload, and keeps all else."""
 
 import copy
-import importlib
-import inspect
+import functools
 import math
-import pkgutil
 import warnings
 from itertools import product
 
 import pytest
 import torch
-from small_federations import Cohorts, classes, mlp, sections, seeded, sgd, shared_out
+from contract_suite import find_configurations, one_test_per_class
+from small_federations import (
+    Cohorts,
+    VariedCohorts,
+    classes,
+    mlp,
+    sections,
+    seeded,
+    sgd,
+    shared_out,
+)
 
 import pl_fed.aggregators
 import pl_fed.attacks
@@ -36,7 +44,13 @@ BREAKS = ("a loss", "NaN", "infinity", "a row", "another length", "nothing")
 
 
 class Breaks:
-    """One client that breaks in one round; which way, ``how`` says."""
+    """A client with a broken loss or upload in one round.
+
+    Attributes:
+        who: The client's id.
+        how: The kind of breakage: one of BREAKS.
+        now: Whether this is the round.
+    """
 
     who, how, now = BROKEN, "", False
 
@@ -60,10 +74,10 @@ class Breaks:
 
 
 def breaks(kind, how="NaN", **options):
-    """A client of a class that breaks."""
-    made = type(f"Breaking{kind.__name__}", (Breaks, kind), {"how": how})
+    """Return an algorithm one client of which breaks."""
+    broken_kind = type(f"Breaking{kind.__name__}", (Breaks, kind), {"how": how})
     options = {"optimizer": sgd(0.1), "local_steps": 2, **options}
-    return made(seeded(mlp), **options)
+    return broken_kind(seeded(mlp), **options)
 
 
 def data_of(**options):
@@ -71,7 +85,7 @@ def data_of(**options):
 
 
 class Ended:
-    """What rounds led to."""
+    """The models, reports and states after some rounds."""
 
     def __init__(self, federation, client, reports):
         everyone = torch.arange(len(SIZES))
@@ -84,12 +98,11 @@ class Ended:
 
 
 def run(client, cohorts=(COHORT,) * 3, rounds=3, broken=1, data=None, **settings):
-    """Run rounds, in one of which the client breaks."""
+    """Run rounds; the client breaks in round ``broken``."""
     client = copy.deepcopy(client).double()
     settings = {"engine": "one_by_one", "chunk_size": 1, **settings}
-    federation = Federation(
-        _Given(*(list(each) for each in cohorts)), seed=0, **sections(**settings)
-    )
+    sampler = VariedCohorts(*(list(cohort) for cohort in cohorts))
+    federation = Federation(sampler, seed=0, **sections(**settings))
     federation.setup(client, data or data_of(), "fit")
     client.train()
     optimizer = client.configure_optimizers()
@@ -100,22 +113,12 @@ def run(client, cohorts=(COHORT,) * 3, rounds=3, broken=1, data=None, **settings
     return Ended(federation, client, reports)
 
 
-class _Given(Cohorts):
-    """Cohorts of several sizes."""
-
-    def size_of_cohort(self, num_clients):
-        return max(len(each) for each in self.cohorts)
-
-    def draw(self, num_clients, sizes, generator):  # as if those who are missing were left out
-        return self.sample(num_clients, sizes, generator)
-
-
 WITHOUT = [COHORT, [k for k in COHORT if k != BROKEN], COHORT]
 engines = pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-quiet = pytest.mark.filterwarnings("ignore:In round 1 the uploads")
+quiet = pytest.mark.filterwarnings("ignore:pl_fed left out the uploads")
 
 
-def same(one, other, tolerance):
+def assert_same(one, other, tolerance):
     pairs = [(one.w, other.w), *((one.server[n], other.server[n]) for n in one.server)]
     pairs += [(one.states[name], other.states[name]) for name in one.states]
     for mine, yours in pairs:
@@ -128,23 +131,23 @@ def same(one, other, tolerance):
 @pytest.mark.slow
 @quiet
 @engines
-@pytest.mark.parametrize("how", BREAKS)
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
-def test_the_round_is_what_it_is_without_that_client(kind, how, engine):
-    """Bit for bit: so the others' states are kept, and its own stay those of before the round."""
-    client, settings = breaks(kind, how), {"engine": engine}
-    broken = run(client, **settings)
-    same(broken, run(client, WITHOUT, broken=None, **settings), 0)
-    whole = run(client, broken=None, **settings)
-    assert not torch.equal(broken.w, whole.w)
-    assert [report["train/rejected"] for report in broken.reports] == [0, 1, 0]
-    assert [report["train/cohort"] for report in broken.reports] == [5, 5, 5]
-    without = run(client, WITHOUT, broken=None, **settings).reports[1]
-    assert broken.reports[1]["train/loss"] == without["train/loss"]
-    assert broken.reports[1]["train/update_norm"] == without["train/update_norm"]
+def test_round_with_a_broken_upload_equals_the_round_without_that_client(kind, engine):
+    """Bit for bit: the others' states are kept, and its own stay those of before the round."""
+    client = breaks(kind)
+    without = run(client, WITHOUT, broken=None, engine=engine)
+    intact = run(client, broken=None, engine=engine)
+    assert not torch.equal(without.w, intact.w)
+    for how in BREAKS:
+        broken = run(breaks(kind, how), engine=engine)
+        assert_same(broken, without, 0)
+        assert [report["train/rejected"] for report in broken.reports] == [0, 1, 0], how
+        assert [report["train/cohort"] for report in broken.reports] == [5, 5, 5], how
+        for number in ("train/loss", "train/update_norm"):
+            assert broken.reports[1][number] == without.reports[1][number], how
 
 
-KEEP_A_MEAN = {
+TERMS_OF_THE_MEAN = {
     L2SGD: lambda end: end.states["personal"],
     MeanRegularized: lambda end: end.states["personal"],
     FLAME: lambda end: end.states["local"] + end.states["dual"] / 0.1,
@@ -156,18 +159,20 @@ KEEP_A_MEAN = {
 
 @pytest.mark.slow
 @quiet
-@pytest.mark.parametrize("kind", KEEP_A_MEAN)
-@pytest.mark.parametrize("how", ["a loss", "NaN"])
-def test_what_is_a_mean_over_all_clients_stays_one(kind, how):
-    """Also of those that were left out, who keep what they had: nothing is missing, or too much."""
-    end = run(breaks(kind, how))
-    mean = end.server["control"] if kind is Scaffold else end.w
-    torch.testing.assert_close(mean, KEEP_A_MEAN[kind](end).mean(0), rtol=1e-12, atol=1e-12)
-    assert (end.w - run(breaks(kind, how), broken=None).w).abs().max() > 1e-4
+@pytest.mark.parametrize("kind", TERMS_OF_THE_MEAN)
+def test_mean_over_all_clients_includes_those_that_are_left_out(kind):
+    """They keep the states that they had: no term of the mean is missing, or counts twice."""
+    intact = run(breaks(kind), broken=None)
+    for how in ("a loss", "NaN"):
+        end = run(breaks(kind, how))
+        mean = end.server["control"] if kind is Scaffold else end.w
+        expected = TERMS_OF_THE_MEAN[kind](end).mean(0)
+        torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
+        assert (end.w - intact.w).abs().max() > 1e-4
 
 
 @quiet
-def test_the_mean_of_models_that_the_server_has_stays_one_where_all_take_part():
+def test_mean_of_the_servers_models_stays_exact_with_full_participation():
     everyone = list(range(len(SIZES)))
     end = run(breaks(Mocha), cohorts=[everyone] * 3)
     models = end.server["models"].view(len(SIZES), -1)
@@ -176,26 +181,24 @@ def test_the_mean_of_models_that_the_server_has_stays_one_where_all_take_part():
 
 @quiet
 @engines
-@pytest.mark.parametrize("how", ["a loss", "NaN", "a row"])
-def test_beside_others_in_a_chunk(how, engine):
+def test_broken_upload_does_not_change_the_others_of_its_chunk(engine):
     settings = {"engine": engine, "chunk_size": None}
-    client = breaks(Ditto, how)
-    same(run(client, **settings), run(client, WITHOUT, broken=None, **settings), 1e-12)
+    without = run(breaks(Ditto), WITHOUT, broken=None, **settings)
+    for how in ("a loss", "NaN", "a row"):
+        assert_same(run(breaks(Ditto, how), **settings), without, 1e-12)
 
 
 @quiet
-@pytest.mark.parametrize("how", ["another length", "nothing"])
 @pytest.mark.parametrize("order", [[3, 0, 5, 2, 4], [0, 5, 2, 4, 3]], ids=["first", "last"])
-def test_a_chunk_whose_uploads_are_of_no_use(order, how):
-    """All clients of the chunk are left out, wherever in the round it comes."""
-    client = breaks(FedAvg, how)
-    cohorts = [order] * 3
+def test_chunk_with_uploads_of_another_length_is_left_out(order):
+    """With all its clients, wherever in the round it is."""
     place = order.index(3) // 2 * 2
-    left = order[:place] + order[place + 2 :]
-    broken = run(client, cohorts, chunk_size=2)
-    expected = run(client, [order, left, order], broken=None, chunk_size=2)
-    same(broken, expected, 1e-12)
-    assert broken.reports[1]["train/rejected"] == len(order) - len(left)
+    others = order[:place] + order[place + 2 :]
+    expected = run(breaks(FedAvg), [order, others, order], broken=None, chunk_size=2)
+    for how in ("another length", "nothing"):
+        broken = run(breaks(FedAvg, how), [order] * 3, chunk_size=2)
+        assert_same(broken, expected, 1e-12)
+        assert broken.reports[1]["train/rejected"] == len(order) - len(others)
 
 
 OTHER_KINDS = {
@@ -215,7 +218,7 @@ OTHER_KINDS = {
 
 
 class OfAnotherKind:
-    """One client that gives rows of another kind in one round: an upload, or what ``of`` names."""
+    """A client with rows of another kind in one round: an upload, or the state named ``of``."""
 
     who, change, of, now = BROKEN, staticmethod(lambda rows: rows), "upload", False
 
@@ -234,60 +237,63 @@ class OfAnotherKind:
 
 def of_another_kind(kind, change, of="upload"):
     members = {"change": staticmethod(change), "of": of}
-    made = type(f"Odd{kind.__name__}", (OfAnotherKind, kind), members)
-    return made(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
+    odd_kind = type(f"Odd{kind.__name__}", (OfAnotherKind, kind), members)
+    return odd_kind(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
 
 
 @pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("place", [0, 2, 4], ids=["first", "third", "last"])
-@pytest.mark.parametrize("change", OTHER_KINDS)
-def test_an_upload_of_another_kind_changes_nobody_elses(change, place):
-    """Wherever in the cohort it comes: uploads lie in one tensor, which has one dtype."""
+def test_upload_of_another_kind_changes_no_other_upload(place):
+    """Wherever in the cohort it is: uploads lie in one tensor, which has one dtype."""
     others = [client for client in COHORT if client != BROKEN]
     cohort = [*others[:place], BROKEN, *others[place:]]
-    client = of_another_kind(Ditto, OTHER_KINDS[change])
-    end = run(client, [cohort] * 3)
-    same(end, run(client, [cohort, others, cohort], broken=None), 1e-12)
-    assert [report["train/rejected"] for report in end.reports] == [0, 1, 0]
+    without = run(breaks(Ditto), [cohort, others, cohort], broken=None)
+    for name, change in OTHER_KINDS.items():
+        end = run(of_another_kind(Ditto, change), [cohort] * 3)
+        assert_same(end, without, 1e-12)
+        assert [report["train/rejected"] for report in end.reports] == [0, 1, 0], name
 
 
 @pytest.mark.slow
 @quiet
-@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-@pytest.mark.parametrize("change", OTHER_KINDS)
-def test_a_chunk_of_another_kind_is_left_out(change, engine):
+@engines
+def test_chunk_with_uploads_of_another_kind_is_left_out(engine):
     cohort, others = [3, 0, 5, 2, 4, 1], [5, 2, 4, 1]
-    client, arrays = of_another_kind(FedAvg, OTHER_KINDS[change]), classes([4] * 6)
-    settings = {"engine": engine, "chunk_size": 2, "data": shared_out(arrays)}
-    end = run(client, [cohort] * 3, **settings)
-    same(end, run(client, [cohort, others, cohort], broken=None, **settings), 1e-12)
-    assert end.reports[1]["train/rejected"] == 2
+    settings = {"engine": engine, "chunk_size": 2, "data": shared_out(classes([4] * 6))}
+    without = run(breaks(FedAvg), [cohort, others, cohort], broken=None, **settings)
+    for name, change in OTHER_KINDS.items():
+        end = run(of_another_kind(FedAvg, change), [cohort] * 3, **settings)
+        assert_same(end, without, 1e-12)
+        assert end.reports[1]["train/rejected"] == 2, name
+
+
+@functools.cache
+def scaffold_without_the_broken_client():
+    return run(breaks(Scaffold), [[3, 0, 5, 2, 4], [0, 5, 2, 4]], 2, broken=None)
 
 
 @pytest.mark.slow
 @quiet
 @pytest.mark.parametrize(
-    ("of", "change"),
+    ("state", "change"),
     [
         *product(("own_control", "control"), (*OTHER_KINDS, "length")),
-        ("own_control", "None"),  # who proposes nothing is not broken
+        ("own_control", "None"),  # a client that proposes nothing is not broken
     ],
 )
-def test_a_state_of_another_kind_is_neither_kept_nor_proposed(change, of):
-    """The client's control variate is a state of its own, the other is proposed to the server."""
+def test_state_of_another_kind_is_neither_kept_nor_proposed(change, state):
+    """The client's control variate is its own state; it proposes the other to the server."""
     change = {"length": lambda rows: rows[:, :-1], "None": lambda rows: None, **OTHER_KINDS}[change]
-    cohort, others = [3, 0, 5, 2, 4], [0, 5, 2, 4]
-    client = of_another_kind(Scaffold, change, of)
-    end = run(client, [cohort] * 3)
+    end = run(of_another_kind(Scaffold, change, state), [[3, 0, 5, 2, 4]] * 3)
     assert [report["train/rejected"] for report in end.reports] == [0, 1, 0]
     assert all(row.isfinite().all() for row in (*end.states.values(), *end.server.values()))
     torch.testing.assert_close(end.server["control"], end.states["own_control"].mean(0))
-    assert not torch.equal(end.w, run(client, [cohort, others], 2, broken=None).w)
+    assert not torch.equal(end.w, scaffold_without_the_broken_client().w)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_real_numbers_of_another_precision_are_uploads(dtype):
+def test_uploads_of_another_float_dtype_are_valid(dtype):
     client = of_another_kind(FedAvg, lambda rows: rows.to(dtype))
     end, plain = run(client), run(client, broken=None)
     assert end.w.dtype == torch.float64
@@ -309,23 +315,23 @@ class ProposesBySome(FedAvg):
         return super().end_round(client)
 
 
-def test_a_client_that_proposes_nothing_keeps_to_what_the_server_has():
+def test_client_without_a_proposal_keeps_the_servers_state():
     end = run(ProposesBySome(seeded(mlp), optimizer=sgd(0.1), local_steps=1), rounds=1)
     assert end.server["number"].item() == pytest.approx(1 + 10 * 2 / len(COHORT))
 
 
 @quiet
 @engines
-def test_local_models_that_break_are_not_kept(engine):
+def test_broken_local_models_are_not_kept(engine):
     client = breaks(Local, "a loss")
     broken = run(client, engine=engine)
-    same(broken, run(client, WITHOUT, broken=None, engine=engine), 0)
+    assert_same(broken, run(client, WITHOUT, broken=None, engine=engine), 0)
     assert broken.reports[1]["train/rejected"] == 1
     assert broken.states["personal"].isfinite().all()
 
 
 @engines
-def test_it_is_said_once(engine):
+def test_federation_warns_once_of_broken_uploads(engine):
     client = breaks(FedAvg)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -353,7 +359,7 @@ def federation_rounds(client, rounds, engine):
         assert federation.run_round(round, optimizer)["train/rejected"] == 1
 
 
-# How many may be
+# The largest share of broken uploads
 
 
 class Several(Breaks):
@@ -372,8 +378,9 @@ class Several(Breaks):
 
 
 def several(*who):
-    made = type("SeveralBreak", (Several, FedAvg), {"who": who})
-    return made(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
+    """Return an algorithm whose losses break for these clients."""
+    broken_kind = type("SeveralBreak", (Several, FedAvg), {"who": who})
+    return broken_kind(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
 
 
 @engines
@@ -388,8 +395,8 @@ def several(*who):
         (1.0, [5, 0, 3, 2, 4], False),
     ],
 )
-@pytest.mark.filterwarnings("ignore:In round 0 the uploads")
-def test_more_than_the_largest_share_stop_the_run(engine, most, who, stops):
+@pytest.mark.filterwarnings("ignore:pl_fed left out the uploads")
+def test_run_stops_above_the_largest_share_of_broken_uploads(engine, most, who, stops):
     settings = {"engine": engine, "max_rejected": most, "rounds": 1}
     if not stops:
         ended = run(several(*who), **settings)
@@ -412,7 +419,7 @@ class Forgets(FedAvg):
 
 
 @engines
-def test_an_algorithm_that_forgets_to_return_its_uploads_is_stopped(engine):
+def test_algorithm_without_uploads_is_stopped(engine):
     client = Forgets(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
     match = (
         "^Expected uploads and states of real numbers, as long .* in round 0 client 5 got rows of"
@@ -422,7 +429,7 @@ def test_an_algorithm_that_forgets_to_return_its_uploads_is_stopped(engine):
         run(client, broken=None, engine=engine, rounds=1)
 
 
-def test_without_any_upload_left_the_global_model_stays():
+def test_global_model_stays_without_any_valid_upload():
     client = several(*COHORT)
     with pytest.warns(UserWarning, match="left out"):
         ended = run(client, rounds=2, max_rejected=1.0)
@@ -432,7 +439,7 @@ def test_without_any_upload_left_the_global_model_stays():
 
 
 @pytest.mark.parametrize("how", BREAKS)
-def test_the_strict_behaviour_stops_at_the_first(how):
+def test_run_without_a_share_stops_at_the_first_broken_upload(how):
     what = {
         "a loss": "a loss of nan",
         "another length": "rows of another kind or length, or no upload",
@@ -444,14 +451,14 @@ def test_the_strict_behaviour_stops_at_the_first(how):
     assert "\n" not in str(failed.value)
 
 
-def test_byzantine_clients_that_break_are_counted_but_may_be_as_many_as_they_like():
+def test_broken_uploads_of_byzantine_clients_are_counted_without_a_limit():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ended = run(breaks(FedAvg), max_rejected=0.0, attack=pl_fed.attacks.RandomLabels(), ids=[3])
     assert [report["train/rejected"] for report in ended.reports] == [0, 1, 0]
 
 
-# Whatever merges them
+# Aggregators
 
 
 @quiet
@@ -469,7 +476,7 @@ def test_byzantine_clients_that_break_are_counted_but_may_be_as_many_as_they_lik
     ],
     ids=["Krum", "TrimmedMean"],
 )
-def test_too_few_that_are_left(aggregator, words):
+def test_error_explains_too_few_valid_uploads(aggregator, words):
     """Five would do, and one of them breaks."""
     run(breaks(FedAvg), broken=None, aggregator=copy.deepcopy(aggregator))
     with pytest.raises(ValueError, match="1 of 5 uploads of round 1 were left out") as failed:
@@ -481,57 +488,55 @@ def test_too_few_that_are_left(aggregator, words):
     assert words in said
 
 
-ARGUMENTS = {"Chain": {"first": [Clipping()], "then": Mean()}}
-
-
-def every_aggregator():
-    for entry in pkgutil.walk_packages(pl_fed.aggregators.__path__, "pl_fed.aggregators."):
-        for name, member in vars(importlib.import_module(entry.name)).items():
-            own = inspect.isclass(member) and member.__module__ == entry.name
-            if own and issubclass(member, Aggregator) and not inspect.isabstract(member):
-                yield pytest.param(member, id=name)
+AGGREGATORS = find_configurations(
+    pl_fed.aggregators, Aggregator, {"Chain": [{"first": [Clipping()], "then": Mean()}]}
+)
 
 
 @pytest.mark.slow
 @quiet
-@pytest.mark.parametrize("how", ["a row", "infinity", "another length"])
-@pytest.mark.parametrize("kind", every_aggregator())
-def test_every_aggregator_merges_what_is_left(kind, how):
-    cohorts, less = [[5, 0, 3, 2, 4, 1]] * 3, [[5, 0, 3, 2, 4, 1], [5, 0, 2, 4, 1]]
+@one_test_per_class(AGGREGATORS)
+def test_every_aggregator_merges_the_valid_uploads(kind, arguments):
+    cohort, others = [5, 0, 3, 2, 4, 1], [5, 0, 2, 4, 1]
 
-    def ended(cohorts, broken):
-        aggregator = kind(**copy.deepcopy(ARGUMENTS.get(kind.__name__, {})))
-        how_many = {"expected": 0, "data": data_of(root_samples=6)}
-        client = breaks(FedAvg, how)
-        return run(client, cohorts, broken=broken, aggregator=aggregator, **how_many)
+    def end(how, cohorts, broken):
+        aggregator = kind(**copy.deepcopy(arguments))
+        settings = {"expected": 0, "data": data_of(root_samples=6), "aggregator": aggregator}
+        return run(breaks(FedAvg, how), cohorts, broken=broken, **settings)
 
-    broken, without = ended(cohorts, 1), ended([*less, cohorts[0]], None)
-    same(broken, without, 0)
-    assert broken.w.isfinite().all()
-    assert broken.memory.keys() == without.memory.keys()
-    assert all(torch.equal(row, without.memory[name]) for name, row in broken.memory.items())
+    without = end("NaN", [cohort, others, cohort], None)
+    for how in ("a row", "infinity", "another length"):
+        broken = end(how, [cohort] * 3, 1)
+        assert_same(broken, without, 0)
+        assert broken.w.isfinite().all()
+        assert broken.memory.keys() == without.memory.keys()
+        assert all(torch.equal(row, without.memory[name]) for name, row in broken.memory.items())
 
 
 @quiet
-@pytest.mark.parametrize("how", ["a row", "another length", "nothing"])
-def test_forged_uploads_beside_broken_ones(how):
-    """Attackers know nothing of a broken upload, and the round goes on without it."""
+def test_attackers_do_not_see_broken_uploads():
+    """And the round equals the one without the client that breaks."""
 
     class Mirror(pl_fed.attacks.Attack):
         def forge(self, honest, own, context):
             seen.append(len(honest))
             return -honest.mean(0).expand_as(own)
 
+    def end(how, *args, **kwargs):
+        settings = {"attack": Mirror(), "ids": [0], "aggregator": Median()}
+        return run(breaks(FedAvg, how), *args, **kwargs, **settings)
+
     seen = []
-    how = {"client": breaks(FedAvg, how), "attack": Mirror(), "ids": [0]}
-    client = how.pop("client")
-    ended = run(client, aggregator=Median(), **how)
-    assert seen == [4, 3, 4]
-    same(ended, run(client, WITHOUT, broken=None, aggregator=Median(), **how), 0)
+    without = end("a row", WITHOUT, broken=None)
+    for how in ("a row", "another length", "nothing"):
+        seen.clear()
+        broken = end(how)
+        assert seen == [4, 3, 4], how
+        assert_same(broken, without, 0)
 
 
 class OneIsNaN(pl_fed.attacks.Attack):
-    """The first of the attackers sends no numbers."""
+    """The first attacker uploads NaN."""
 
     def forge(self, honest, own, context):
         sent = own.clone()
@@ -539,11 +544,11 @@ class OneIsNaN(pl_fed.attacks.Attack):
         return sent
 
 
-@pytest.mark.filterwarnings("ignore:In round 0 the uploads")
+@pytest.mark.filterwarnings("ignore:pl_fed left out the uploads")
 @pytest.mark.parametrize("aggregator", [TrimmedMean(), Krum()], ids=["TrimmedMean", "Krum"])
 @pytest.mark.parametrize("expected", [None, 2])
-def test_byzantine_clients_do_not_stop_a_run_by_uploads_that_are_broken(aggregator, expected):
-    """Whoever is left out is counted off those that the server expects: one of four, not two."""
+def test_broken_uploads_of_byzantine_clients_lower_the_expected_number(aggregator, expected):
+    """The server expects one Byzantine upload of four, not two."""
     seen = []
 
     class Seen(type(aggregator)):

@@ -1,18 +1,15 @@
-"""What every attack keeps to, over all that a walk through the package finds."""
+"""Laws that every attack keeps; a walk through the package finds the attacks."""
 
 import copy
-import importlib
-import inspect
 import pickle
-import pkgutil
 from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
+from contract_suite import find_configurations, one_test
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_federations import said
 
 import pl_fed.attacks
 from pl_fed.aggregators import Krum, Mean, Median, TrimmedMean
@@ -40,22 +37,10 @@ CLIENT = ClientContext(seed=3, round=4, client=5, num_classes=10)
 D = 5
 
 
-def found():
-    for entry in pkgutil.walk_packages(pl_fed.attacks.__path__, "pl_fed.attacks."):
-        for name, member in vars(importlib.import_module(entry.name)).items():
-            own = inspect.isclass(member) and member.__module__ == entry.name
-            if (
-                own
-                and issubclass(member, Attack)
-                and member is not Attack
-                and not inspect.isabstract(member)
-            ):
-                for arguments in ARGUMENTS.get(name, [{}]):
-                    yield pytest.param(member, arguments, id=said(name, arguments))
-
-
-ALL = list(found())
-every = pytest.mark.parametrize(("kind", "arguments"), ALL)
+CONFIGURATIONS = [
+    pair for pair in find_configurations(pl_fed.attacks, Attack, ARGUMENTS) if pair[0] is not Attack
+]
+all_attacks = one_test(CONFIGURATIONS)
 
 
 def samples(n=40):
@@ -73,63 +58,64 @@ def uploads(n, dtype=torch.float32):
     return torch.randn(n, D, generator=torch.Generator().manual_seed(n)).to(dtype)
 
 
-def context(honest, own, aggregator=None, **how):
-    """A round of which attackers know all: honest clients are 0, 1, ..., attackers 100, 101, ..."""
-    h, b, defence = len(honest), len(own), aggregator or Median()
-    known, attackers = torch.arange(h), 100 + torch.arange(b)
-    about = RoundContext(
+def context(benign, own, aggregator=None, **changes):
+    """Return a round in which attackers know all: benign clients 0, 1, ..., attackers 100, ..."""
+    num_benign, num_own, aggregator = len(benign), len(own), aggregator or Median()
+    known, attackers = torch.arange(num_benign), 100 + torch.arange(num_own)
+    base = RoundContext(
         seed=3,
         round=4,
-        num_byzantine=b,
+        num_byzantine=num_own,
         clients=torch.cat([known, attackers]),
-        losses=torch.ones(h + b),
+        losses=torch.ones(num_benign + num_own),
     )
 
     def merged(rows):
-        whole = rows.isfinite().all(1)  # others the server leaves out
-        told = about.select(torch.cat([torch.ones(h, dtype=torch.bool), whole]))
-        return defence(torch.cat([honest, rows[whole]]), torch.ones(h + int(whole.sum())), told)
+        valid = rows.isfinite().all(1)  # the server leaves out broken uploads
+        left = base.of(torch.cat([torch.ones(num_benign, dtype=torch.bool), valid]))
+        weights = torch.ones(num_benign + int(valid.sum()))
+        return aggregator(torch.cat([benign, rows[valid]]), weights, left)
 
     broadcast = torch.linspace(-1, 1, D).to(own.dtype)
-    given = {
+    knowledge = {
         "attackers": attackers,
         "observed": known,
         "broadcast": broadcast,
         "simulate_merge": merged,
     }
-    return replace(about, **{**given, **how})
+    return replace(base, **{**knowledge, **changes})
 
 
-def forged(attack, honest, own, **how):
-    return attack.forge(honest, own, context(honest, own, **how))
+def forge(attack, benign, own, **changes):
+    return attack.forge(benign, own, context(benign, own, **changes))
 
 
-def part(batch, rows):
+def select(batch, rows):
     return Batch(*(None if field is None else field[rows] for field in batch))
 
 
-def same(one, other):
+def equal(one, other):
     return all(torch.equal(mine, yours) for mine, yours in zip(one, other))
 
 
-def test_the_walk_finds_the_attacks():
-    assert {param.values[0].__name__ for param in ALL} >= {"RandomLabels", "Fang"}
+def test_walk_finds_the_attacks():
+    assert {kind.__name__ for kind, _ in CONFIGURATIONS} >= {"RandomLabels", "Fang"}
 
 
 @pytest.mark.slow
-@every
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(cuts=st.lists(st.integers(0, 40), max_size=4), seed=st.integers(0, 100))
-def test_the_grouping_of_the_samples_does_not_matter(kind, arguments, cuts, seed):
+@all_attacks
+def test_poisoned_samples_do_not_depend_on_their_batch(kind, arguments, cuts, seed):
     attack, batch = kind(**arguments), samples()
     together = attack.poison(batch, CLIENT)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
     for rows in order.tensor_split(sorted(cuts)):
-        assert same(attack.poison(part(batch, rows), CLIENT), part(together, rows))
+        assert equal(attack.poison(select(batch, rows), CLIENT), select(together, rows))
 
 
-@every
-def test_a_batch_keeps_its_shapes_types_mask_and_ids(kind, arguments):
+@all_attacks
+def test_poisoned_batch_keeps_shapes_dtypes_mask_and_ids(kind, arguments):
     batch = samples()
     poisoned = kind(**arguments).poison(batch, CLIENT)
     for before, after in zip(batch, poisoned):
@@ -140,174 +126,173 @@ def test_a_batch_keeps_its_shapes_types_mask_and_ids(kind, arguments):
     assert torch.equal(poisoned.visits, batch.visits)
 
 
-@every
-def test_an_attack_attacks(kind, arguments):
+@all_attacks
+def test_flags_say_what_an_attack_changes(kind, arguments):
     attack, batch, own = kind(**arguments), samples(), uploads(3)
-    poisons = not same(attack.poison(batch, CLIENT), batch)
-    forges = not torch.equal(forged(attack, uploads(4), own), own)
+    poisons = not equal(attack.poison(batch, CLIENT), batch)
+    forges = not torch.equal(forge(attack, uploads(4), own), own)
     assert poisons or forges
-    assert (attack.poisons, attack.forges) == (poisons, forges), "what it says of itself"
+    assert (attack.poisons, attack.forges) == (poisons, forges)
 
 
-@every
-def test_the_input_is_not_changed(kind, arguments):
-    attack, batch, honest, own = kind(**arguments), samples(), uploads(4), uploads(2)
+@all_attacks
+def test_input_is_not_changed(kind, arguments):
+    attack, batch, benign, own = kind(**arguments), samples(), uploads(4), uploads(2)
     attack.poison(batch, CLIENT)
-    told = context(honest, own)
-    attack.forge(honest, own, told)
-    assert same(batch, samples())
-    assert torch.equal(honest, uploads(4))
+    round_context = context(benign, own)
+    attack.forge(benign, own, round_context)
+    assert equal(batch, samples())
+    assert torch.equal(benign, uploads(4))
     assert torch.equal(own, uploads(2))
     for name in ("clients", "attackers", "observed", "broadcast"):
-        assert torch.equal(getattr(told, name), getattr(context(honest, own), name)), name
+        assert torch.equal(getattr(round_context, name), getattr(context(benign, own), name)), name
 
 
-@every
-def test_an_attack_has_no_memory_and_leaves_the_global_generator_alone(kind, arguments):
+@all_attacks
+def test_attack_has_no_memory_and_keeps_the_global_generator(kind, arguments):
     before = torch.get_rng_state()
     used = kind(**arguments)
     for client in range(3):
         used.poison(samples(), ClientContext(3, 0, client, 10))
-        forged(used, 9 * uploads(5), uploads(2), round=client)
+        forge(used, 9 * uploads(5), uploads(2), round=client)
     fresh = kind(**arguments)
-    assert same(used.poison(samples(), CLIENT), fresh.poison(samples(), CLIENT))
-    assert torch.equal(forged(used, uploads(4), uploads(2)), forged(fresh, uploads(4), uploads(2)))
+    assert equal(used.poison(samples(), CLIENT), fresh.poison(samples(), CLIENT))
+    assert torch.equal(forge(used, uploads(4), uploads(2)), forge(fresh, uploads(4), uploads(2)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
-NUMBERS = [(4, 2), (0, 3), (0, 1), (3, 0), (1, 1), (1, 4), (2, 1), (7, 3)]  # honest, own
+NUMBERS = [(4, 2), (0, 3), (0, 1), (3, 0), (1, 1), (1, 4), (2, 1), (7, 3)]  # benign, own
 
 
-@every
-def test_forged_uploads_are_finite_and_of_the_shape_and_type_of_the_own(kind, arguments):
-    for dtype, (honest, own) in product(DTYPES, NUMBERS):
-        rows = forged(kind(**arguments), uploads(honest, dtype), uploads(own, dtype))
-        assert rows.shape == (own, D), (dtype, honest)
-        assert rows.dtype == dtype, (honest, own)
-        assert rows.isfinite().all(), (dtype, honest, own)
+@all_attacks
+def test_forged_uploads_are_finite_with_shape_and_dtype_of_the_own_uploads(kind, arguments):
+    for dtype, (benign, own) in product(DTYPES, NUMBERS):
+        rows = forge(kind(**arguments), uploads(benign, dtype), uploads(own, dtype))
+        assert rows.shape == (own, D), (dtype, benign)
+        assert rows.dtype == dtype, (benign, own)
+        assert rows.isfinite().all(), (dtype, benign, own)
 
 
-@every
+@all_attacks
 def test_half_precision_is_computed_in_float32(kind, arguments):
     attack = kind(**arguments)
-    honest, own = uploads(6, torch.bfloat16), uploads(3, torch.bfloat16)
-    if attack.needs_simulation:  # it must know the defence; rounding may lead its search elsewhere
-        assert forged(attack, honest, own).isfinite().all()
+    benign, own = uploads(6, torch.bfloat16), uploads(3, torch.bfloat16)
+    if (
+        attack.needs_simulation
+    ):  # it must know the aggregator; rounding may lead its search elsewhere
+        assert forge(attack, benign, own).isfinite().all()
         return
-    for defence_known in (True, False):
-        knowledge = {} if defence_known else {"simulate_merge": None}
-        wide = forged(attack, honest.float(), own.float(), **knowledge)
-        narrow = forged(attack, honest, own, **knowledge)
+    for aggregator_known in (True, False):
+        knowledge = {} if aggregator_known else {"simulate_merge": None}
+        wide = forge(attack, benign.float(), own.float(), **knowledge)
+        narrow = forge(attack, benign, own, **knowledge)
         torch.testing.assert_close(narrow, wide.to(torch.bfloat16), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.slow
-@every
 @settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 1000), know_all=st.booleans())
-def test_rows_follow_the_ids_in_whatever_order_clients_come(kind, arguments, seed, know_all):
+@all_attacks
+def test_forged_rows_follow_the_ids_in_any_order_of_clients(kind, arguments, seed, know_all):
     attack = kind(**arguments)
     if attack.needs_simulation and not know_all:
         return
-    honest, own = uploads(6, torch.float64), uploads(3, torch.float64)
-    told = context(honest, own, **({} if know_all else {"simulate_merge": None}))
+    benign, own = uploads(6, torch.float64), uploads(3, torch.float64)
+    round_context = context(benign, own, **({} if know_all else {"simulate_merge": None}))
     draws = torch.Generator().manual_seed(seed)
     to, frm = torch.randperm(3, generator=draws), torch.randperm(6, generator=draws)
     back = to.argsort()
     moved = replace(
-        told,
-        attackers=told.attackers[to],
-        observed=told.observed[frm],
-        clients=told.clients[torch.randperm(9, generator=draws)],
-        simulate_merge=told.simulate_merge and (lambda rows: told.simulate_merge(rows[back])),
+        round_context,
+        attackers=round_context.attackers[to],
+        known=round_context.known[frm],
+        clients=round_context.clients[torch.randperm(9, generator=draws)],
+        merged=round_context.merged and (lambda rows: round_context.merged(rows[back])),
     )
-    rows = attack.forge(honest, own, told)
-    again = attack.forge(honest[frm], own[to], moved)
+    rows = attack.forge(benign, own, round_context)
+    again = attack.forge(benign[frm], own[to], moved)
     torch.testing.assert_close(again, rows[to], rtol=1e-7, atol=1e-9)
 
 
-@every
-def test_no_honest_upload_known_leaves_the_own_ones(kind, arguments):
-    """Those of attackers whose own training broke are no help, and no harm to the others."""
+@all_attacks
+def test_attackers_without_known_uploads_use_their_own(kind, arguments):
+    """Broken uploads of attackers do not change the others'."""
     attack, own = kind(**arguments), uploads(3)
     own[1] = torch.nan
-    rows = forged(attack, uploads(0), own, aggregator=Mean())
+    rows = forge(attack, uploads(0), own, aggregator=Mean())
     assert rows.shape == own.shape
     assert rows[[0, 2]].isfinite().all()
 
 
-@every
-def test_nothing_finite_is_known(kind, arguments):
+@all_attacks
+def test_attackers_without_any_finite_upload_return_their_shape(kind, arguments):
     own = torch.full((2, D), torch.nan)
-    assert forged(kind(**arguments), uploads(0), own).shape == (2, D)
+    assert forge(kind(**arguments), uploads(0), own).shape == (2, D)
 
 
-@every
-def test_honest_uploads_that_are_all_the_same(kind, arguments):
+@all_attacks
+def test_forged_uploads_are_finite_for_equal_benign_uploads(kind, arguments):
     for value in (0.0, 1e-30, 1e15):
         same_rows = torch.full((5, D), value)
-        rows = forged(kind(**arguments), same_rows, same_rows[:2])
+        rows = forge(kind(**arguments), same_rows, same_rows[:2])
         assert rows.isfinite().all(), value
 
 
-@every
-def test_it_goes_with_any_defence(kind, arguments):
-    attack, honest, own = kind(**arguments), uploads(6), uploads(2)
+@all_attacks
+def test_every_aggregator_merges_forged_uploads_to_a_finite_row(kind, arguments):
+    attack, benign, own = kind(**arguments), uploads(6), uploads(2)
     for defence in (Mean(), Median(), TrimmedMean(1), Krum(num_byzantine=1)):
-        told = context(honest, own, aggregator=defence)
-        assert told.simulate_merge(attack.forge(honest, own, told)).isfinite().all(), defence
+        now = context(benign, own, aggregator=defence)
+        assert now.merged(attack.forge(benign, own, now)).isfinite().all(), defence
 
 
-@every
-def test_a_search_says_so(kind, arguments):
+@all_attacks
+def test_searching_attacks_need_the_merged_row(kind, arguments):
     assert kind(**arguments).needs_simulation == ("search" in arguments.values())
 
 
-@every
-def test_an_attack_that_changes_inputs_says_so(kind, arguments):
+@all_attacks
+def test_attacks_that_change_inputs_need_inputs(kind, arguments):
     attack, batch = kind(**arguments), samples()
     changed = not torch.equal(attack.poison(batch, CLIENT).inputs, batch.inputs)
     changed |= not torch.equal(attack.trigger(batch).inputs, batch.inputs)
     assert attack.needs_inputs is changed
 
 
-TRIGGERED = [param for param in ALL if param.values[0](**param.values[1]).triggers]
-
-
-@pytest.mark.parametrize(("kind", "arguments"), TRIGGERED)
-def test_a_trigger_shows_samples_as_others_and_leaves_the_given_alone(kind, arguments):
+@one_test([(kind, arguments) for kind, arguments in CONFIGURATIONS if kind(**arguments).triggers])
+def test_trigger_masks_samples_of_the_target_and_copies_the_batch(kind, arguments):
     attack, batch = kind(**arguments), samples()
-    shown = attack.trigger(batch)
-    assert same(batch, samples())
-    assert shown.inputs.shape == batch.inputs.shape
-    assert shown.targets.dtype == batch.targets.dtype
-    assert not (shown.mask & ~batch.mask).any()
-    assert not (shown.mask & (shown.targets == batch.targets)).any(), (
-        "those that have the wanted label anyway"
+    triggered = attack.trigger(batch)
+    assert equal(batch, samples())
+    assert triggered.inputs.shape == batch.inputs.shape
+    assert triggered.targets.dtype == batch.targets.dtype
+    assert not (triggered.mask & ~batch.mask).any()
+    assert not (triggered.mask & (triggered.targets == batch.targets)).any(), (
+        "samples that have the target label are masked"
     )
     for rows in torch.arange(40).split(7):
-        assert same(attack.trigger(part(batch, rows)), part(shown, rows))
+        assert equal(attack.trigger(select(batch, rows)), select(triggered, rows))
 
 
-@every
-def test_an_empty_batch_stays_empty(kind, arguments):
-    empty = part(samples(), slice(0, 0))
-    assert same(kind(**arguments).poison(empty, CLIENT), empty)
+@all_attacks
+def test_empty_batch_stays_empty(kind, arguments):
+    empty = select(samples(), slice(0, 0))
+    assert equal(kind(**arguments).poison(empty, CLIENT), empty)
 
 
-@every
-def test_an_attack_can_be_copied_and_pickled(kind, arguments):
+@all_attacks
+def test_attacks_can_be_copied_and_pickled(kind, arguments):
     attack = kind(**arguments)
     for twin in (copy.deepcopy(attack), pickle.loads(pickle.dumps(attack))):
-        assert same(twin.poison(samples(), CLIENT), attack.poison(samples(), CLIENT))
-        rows = forged(twin, uploads(4), uploads(2))
-        assert torch.equal(rows, forged(attack, uploads(4), uploads(2)))
+        assert equal(twin.poison(samples(), CLIENT), attack.poison(samples(), CLIENT))
+        rows = forge(twin, uploads(4), uploads(2))
+        assert torch.equal(rows, forge(attack, uploads(4), uploads(2)))
 
 
-def test_the_base_class_is_not_made():
+def test_base_class_is_not_instantiated():
     with pytest.raises(TypeError, match="Expected a subclass of `Attack`"):
         Attack()
 
@@ -319,7 +304,7 @@ def test_both_methods_are_the_identity_by_default():
 
     batch, own = samples(), uploads(2)
     assert Idle(7).argument == 7
-    assert same(Idle(7).poison(batch, CLIENT), batch)
-    assert torch.equal(forged(Idle(7), uploads(4), own), own)
-    said = (Idle(7).poisons, Idle(7).forges, Idle(7).triggers, Idle(7).needs_simulation)
-    assert said == (False,) * 4
+    assert equal(Idle(7).poison(batch, CLIENT), batch)
+    assert torch.equal(forge(Idle(7), uploads(4), own), own)
+    flags = (Idle(7).poisons, Idle(7).forges, Idle(7).triggers, Idle(7).needs_simulation)
+    assert flags == (False,) * 4

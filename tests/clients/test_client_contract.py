@@ -1,33 +1,33 @@
-"""What every algorithm keeps to, over all that a walk through the package finds.
+"""Laws that every algorithm keeps; a walk through the package finds the algorithms.
 
-A new client is covered before its author writes a test. One that cannot be made from a net alone,
-or that is to be tried with other arguments too, is named in the table.
+The suite covers a new client before its author writes a test. ARGUMENTS names the clients that
+need more than a net, or that are tried with several arguments.
 """
 
 import copy
 import functools
-import importlib
 import inspect
+import io
 import math
-import pkgutil
 import re
 from dataclasses import replace
 
 import pytest
 import torch
+from contract_suite import find_configurations, one_test, one_test_per_class
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Trainer
-from small_federations import Cohorts, Only, classes, run_rounds, seeded, sgd, shared_out
+from small_federations import Cohorts, VariedCohorts, classes, run_rounds, seeded, sgd, shared_out
 from torch import nn
 
 import pl_fed.clients
 from pl_fed import EngineOptions, Federation
 from pl_fed.aggregators import QFFL, FedMGDA, Krum, Median, Term, TiltedMean, TrimmedMean
 from pl_fed.attacks import RandomLabels
-from pl_fed.clients import Client
+from pl_fed.clients import FLAME, Client, FedAvg, Local, Mocha, Scaffold
 from pl_fed.engine.base import as_outputs
 from pl_fed.engine.step_function import StepFunction
-from pl_fed.samplers import All, Uniform
+from pl_fed.samplers import Uniform
 from pl_fed.types import Batch, Population
 
 ARGUMENTS = {
@@ -74,35 +74,19 @@ ARGUMENTS = {
         {"tau": math.inf},
     ],
 }
-HELD = {  # models that an objective holds in place on purpose, as other numbers, in some steps
-    "APFL": dict.fromkeys((0, 3), ("global",)),  # it is mixed into what the other is trained by
+UNTRAINED_INFLUENCE = {  # step -> models that change the loss, but that this step does not train
+    "APFL": dict.fromkeys((0, 3), ("global",)),  # the loss of the mixture trains the other model
     "Mapper": dict.fromkeys((0, 3), ("personal_0", "personal_1", "personal_2")),  # likewise
-    "FedRep": {0: ("personal",)},  # it is the head's turn
+    "FedRep": {0: ("personal",)},  # the head is trained first
     "Scaffold": {0: ("slope",), 3: ("slope",)},  # it sums up gradients at w^t
 }
-BY_HAND = {"PerFedAvg", "PFedMe"}  # gives gradients that are not those of the loss that it reports
-SPLITS = {"PerFedAvg"}  # its minibatches into parts, so that their order counts
-TAKES_TURNS = {"FedRep"}  # parts of its models are trained in some of the steps, others never
+OWN_GRADIENTS = {"PerFedAvg", "PFedMe"}  # their gradients are not those of the reported loss
+SPLIT_MINIBATCHES = {"PerFedAvg"}  # the order of the samples in a minibatch matters
+ALTERNATING = {"FedRep"}  # a step trains only some parameters
 SIZES = [7, 3, 10, 1]
-
-
-def named(arguments):
-    return [name if callable(value) else value for name, value in arguments.items()]
-
-
-def found():
-    for entry in pkgutil.walk_packages(pl_fed.clients.__path__, "pl_fed.clients."):
-        for name, member in vars(importlib.import_module(entry.name)).items():
-            own = inspect.isclass(member) and member.__module__ == entry.name
-            if own and issubclass(member, Client) and not inspect.isabstract(member):
-                for arguments in ARGUMENTS.get(name, [{}]):
-                    said = [value for value in arguments.values() if not callable(value)]
-                    yield pytest.param(member, arguments, id=f"{name}{said}")
-
-
-ALL = list(found())
-every = pytest.mark.parametrize(("kind", "arguments"), ALL)
-each_engine = pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+CONFIGURATIONS = find_configurations(pl_fed.clients, Client, ARGUMENTS)
+each_client = one_test_per_class(CONFIGURATIONS)
+all_clients = one_test(CONFIGURATIONS)
 
 
 def net():
@@ -116,31 +100,31 @@ def make(kind, arguments, **kwargs):
     return kind(seeded(net), **settings)
 
 
-def round_of(client, clients=3):
-    """The start of a round of clients that have been in one before."""
+def start_round(client, clients=3):
+    """Start a round of clients that took part in an earlier round."""
     client.population = Population(clients, clients, 5 * clients)
     draw = torch.Generator().manual_seed(3)
 
-    def moved(row):
+    def perturb(row):
         return row + 0.1 * torch.randn(row.shape, generator=draw, dtype=row.dtype)
 
     new = client.new_round(clients, samples=5, steps=2)
-    new.broadcast.parameters = moved(new.broadcast.parameters)
+    new.broadcast.parameters = perturb(new.broadcast.parameters)
     new.validation_samples.fill_(5)
-    moving = [name for name in new.states if not name.endswith(".statistics")]
-    new.states |= {name: moved(new.states[name]) for name in moving}
-    new.server_states = {name: moved(row) for name, row in new.server_states.items()}
+    rows = [name for name in new.states if not name.endswith(".statistics")]
+    new.states |= {name: perturb(new.states[name]) for name in rows}
+    new.server_states = {name: perturb(row) for name, row in new.server_states.items()}
     if client.reads_validation:
-        new.validation_inputs = moved(torch.zeros(clients, 5 * 4, dtype=torch.float64))
+        new.validation_inputs = perturb(torch.zeros(clients, 5 * 4, dtype=torch.float64))
         new.validation_targets = (torch.arange(5) % 3).repeat(clients, 1)
     return client.run_begin(new)
 
 
-def ready(kind, arguments):
-    """A client in the middle of a round, whose models have moved; and its rows."""
+def client_in_a_round(kind, arguments):
+    """Return a client in the middle of a round, after local steps, and the rows that it reads."""
     client = make(kind, arguments).double().train()
     draw = torch.Generator().manual_seed(4)
-    rows = round_of(client).client_rows(0)
+    rows = start_round(client).client_rows(0)
     for model in ("global", "personal"):
         row = client.row(model).data
         row += 0.1 * torch.randn(len(row), generator=draw, dtype=row.dtype)
@@ -154,23 +138,23 @@ def batch(size=5, seed=0):
     return Batch(x, torch.randint(3, (size,), generator=draw), None, torch.arange(size))
 
 
-def loss_of(client, rows, batch, training_step=None):
-    """The loss at the beginning of a step, and the gradients of all parameters."""
+def differentiate(client, rows, batch, training_step=None, batch_idx=0):
+    """Return the loss of a step, and the gradients of all parameters by name."""
     client.zero_grad()
     client.draws.start(11)
     with client.reading(rows):
-        outputs = (training_step or client.training_step)(batch, 0)
+        outputs = (training_step or client.training_step)(batch, batch_idx)
     loss = outputs if isinstance(outputs, torch.Tensor) else outputs["loss"]
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in client.named_parameters()}
 
 
-def test_the_walk_finds_the_clients():
-    assert {param.values[0].__name__ for param in ALL} >= {"FedAvg", "Local", "Ditto"}
+def test_walk_finds_the_clients():
+    assert {kind.__name__ for kind, _ in CONFIGURATIONS} >= {"FedAvg", "Local", "Ditto"}
 
 
-@every
-def test_it_says_what_it_trains(kind, arguments):
+@all_clients
+def test_trained_models_are_those_of_the_objective(kind, arguments):
     client = make(kind, arguments)
     assert client.trained == client.objective.trained
     assert set(client.trained) <= set(client.models)
@@ -178,7 +162,7 @@ def test_it_says_what_it_trains(kind, arguments):
 
 
 def command_line_arguments(kind):
-    """The names of the arguments that the command line accepts for a class."""
+    """Return the names of the arguments that the command line accepts for a class."""
     return set(ArgumentParser().add_class_arguments(kind))
 
 
@@ -192,20 +176,20 @@ def test_docstrings_list_every_argument_that_users_set():
 
 
 def test_docstrings_have_an_example():
-    for kind in dict.fromkeys(param.values[0] for param in ALL):
+    for kind in dict.fromkeys(kind for kind, _ in CONFIGURATIONS):
         assert kind.training_step.__doc__, kind
         assert "\n    Example:\n        >>> " in kind.__doc__, kind
 
 
-@every
-def test_the_gradient_falls_on_what_it_trains(kind, arguments):
-    client, rows = ready(kind, arguments)
-    loss, gradients = loss_of(client, rows, batch())
+@each_client
+def test_trained_models_alone_have_gradients(kind, arguments):
+    client, rows = client_in_a_round(kind, arguments)
+    loss, gradients = differentiate(client, rows, batch())
     assert loss.shape == ()
     assert loss.isfinite()
     for name, gradient in gradients.items():
         model = name.partition("_model.")[0]
-        if kind.__name__ in TAKES_TURNS:
+        if kind.__name__ in ALTERNATING:
             assert gradient is None or model in client.trained, name
         else:
             assert (gradient is not None) == (model in client.trained), name
@@ -213,47 +197,64 @@ def test_the_gradient_falls_on_what_it_trains(kind, arguments):
 
 
 @pytest.mark.slow
-@every
-def test_the_gradient_is_that_of_finite_differences(kind, arguments):
-    if kind.__name__ in BY_HAND:
-        pytest.skip("its own tests have it")
+@one_test_per_class(
+    [pair for pair in CONFIGURATIONS if pair[0].__name__ not in OWN_GRADIENTS]  # their own tests
+)
+def test_gradients_equal_finite_differences(kind, arguments):
     for step in (0, 3):
         check_gradient(kind, arguments, step)
 
 
-def check_gradient(kind, arguments, step):
-    """Check the gradient of one local step against finite differences."""
-    client, rows = ready(kind, arguments)
-    objective, given = StepFunction(client, client.objective), batch()
-    held = HELD.get(kind.__name__, {}).get(step, ()) if len(client.trained) > 1 else ()
-    leaves = {
-        (model, name): p.detach().clone().requires_grad_(model not in held)
-        for model in client.trained
-        for name, p in client.parameters_of(model).items()
+def check_gradient(kind, arguments, step, epsilon=1e-6):
+    """Check the gradient of one local step against central differences.
+
+    The client computes the gradient as it does one by one; the losses are those of a stack of
+    models, each with one parameter moved.
+    """
+    client, rows = client_in_a_round(kind, arguments)
+    start = {model: client.row(model).data.clone() for model in client.trained}
+    samples = batch()
+    value, _ = differentiate(client, rows, samples, batch_idx=step)
+    layout, step_function = client.row("global").layout, StepFunction(client, client.objective)
+    split_rows = {
+        name: layout.views(row) if len(row) == layout.numel else row for name, row in rows.items()
     }
 
-    def loss(*tensors):
-        models = {model: {} for model in client.trained}
-        for (model, name), tensor in zip(leaves, tensors, strict=True):
-            models[model][name] = tensor
-        return objective(models, given, step, 11, rows)["loss"]
+    def compute_loss(rows):
+        models = {model: layout.views(row) for model, row in rows.items()}
+        return step_function(models, samples, step, 11, split_rows)["loss"]
 
-    assert any(leaf.requires_grad for leaf in leaves.values())
-    assert torch.autograd.gradcheck(loss, tuple(leaves.values()), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(compute_loss(start), value, rtol=1e-12, atol=1e-12)
+    skipped = UNTRAINED_INFLUENCE.get(kind.__name__, {}).get(step, ())
+    models = [model for model in client.trained if model not in skipped or len(start) == 1]
+    assert models
+    moves = epsilon * torch.eye(layout.numel, dtype=torch.float64)
+    for model in models:
+
+        def loss_after_move(move, model=model):
+            return compute_loss({**start, model: start[model] + move})
+
+        losses = torch.vmap(loss_after_move)(torch.cat([moves, -moves])).detach()
+        larger, smaller = losses.chunk(2)
+        parameters = client.parameters_of(model).values()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        gradient = torch.cat([gradient.flatten() for gradient in gradients])
+        expected = (larger - smaller) / (2 * epsilon)
+        torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-7)
 
 
-@every
+@each_client
 def test_training_step_is_pure(kind, arguments):
-    """Nothing but gradients changes: no parameter, no buffer, no row, no random state."""
-    client, rows = ready(kind, arguments)
+    """A step changes gradients only: no parameter, no buffer, no row, no random state."""
+    client, rows = client_in_a_round(kind, arguments)
     before = copy.deepcopy(client.state_dict())
     rows_before = {name: row.clone() for name, row in rows.items()}
-    given = batch()
-    x, y = given.inputs.clone(), given.targets.clone()
+    samples = batch()
+    x, y = samples.inputs.clone(), samples.targets.clone()
     state = torch.get_rng_state()
-    first, gradients = loss_of(client, rows, given)
+    first, gradients = differentiate(client, rows, samples)
     gradients = {name: None if g is None else g.clone() for name, g in gradients.items()}
-    again, others = loss_of(client, rows, given)
+    again, others = differentiate(client, rows, samples)
     assert torch.equal(first, again)
     for name, gradient in gradients.items():
         assert gradient is None or torch.equal(gradient, others[name])
@@ -261,69 +262,63 @@ def test_training_step_is_pure(kind, arguments):
         assert torch.equal(value, before[name])
     for name, row in rows.items():
         assert torch.equal(row, rows_before[name])
-    assert torch.equal(given.inputs, x)
-    assert torch.equal(given.targets, y)
+    assert torch.equal(samples.inputs, x)
+    assert torch.equal(samples.targets, y)
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def pad(samples, value):
+    """Append three samples of that value behind the mask."""
+    x = torch.cat([samples.inputs, torch.full((3, 4), value, dtype=torch.float64)])
+    y = torch.cat([samples.targets, torch.tensor([0, 2, 2])])
+    return Batch(x, y, torch.arange(8) < 5, torch.arange(8))
+
+
 @pytest.mark.slow
-@every
-def test_padding_behind_the_mask_changes_nothing(kind, arguments):
-    for garbage in (0.0, -1e3, 1e6):
-        check_padding(kind, arguments, garbage)
+@each_client
+def test_padding_changes_neither_loss_nor_gradients(kind, arguments):
+    client, rows = client_in_a_round(kind, arguments)
+    check_padding(client, rows, client.training_step, (0.0, -1e3, 1e6))
 
 
-def check_padding(kind, arguments, garbage):
-    """Check that samples behind the mask change neither the loss nor a gradient."""
-    client, rows = ready(kind, arguments)
-    plain = batch(5)
-    expected, gradients = loss_of(client, rows, plain)
-    gradients = {name: None if g is None else g.clone() for name, g in gradients.items()}
-    x = torch.cat([plain.inputs, torch.full((3, 4), garbage, dtype=torch.float64)])
-    y = torch.cat([plain.targets, torch.tensor([0, 2, 2])])
-    padded = Batch(x, y, torch.arange(8) < 5, torch.arange(8))
-    loss, others = loss_of(client, rows, padded)
-    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
-    for name, gradient in gradients.items():
-        if gradient is not None:
-            torch.testing.assert_close(others[name], gradient, rtol=1e-10, atol=1e-12)
-
-
-@every
-def test_the_adaptation_is_pure_and_padding_changes_nothing_in_it(kind, arguments):
-    client, rows = ready(kind, arguments)
-    if client.adaptation is None:
-        pytest.skip("adapts nothing")
-    step, plain = client.adaptation.step, batch(5)
-    before = copy.deepcopy(client.state_dict())
-    expected, gradients = loss_of(client, rows, plain, step)
+def check_padding(client, rows, step, values):
+    """Check that samples behind the mask change neither the loss nor a gradient; return these."""
+    expected, gradients = differentiate(client, rows, batch(5), step)
     gradients = {name: g.clone() for name, g in gradients.items() if g is not None}
+    for value in values:
+        loss, others = differentiate(client, rows, pad(batch(5), value), step)
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(others[name], gradient, rtol=1e-10, atol=1e-12)
+    return gradients
+
+
+@each_client
+def test_adaptation_is_pure_and_ignores_padding(kind, arguments):
+    client, rows = client_in_a_round(kind, arguments)
+    if client.adaptation is None:
+        return
+    before = copy.deepcopy(client.state_dict())
+    gradients = check_padding(client, rows, client.adaptation.step, (1e3,))
     assert {name.split("_model.")[0] for name in gradients} == {"personal"}
-    x = torch.cat([plain.inputs, torch.full((3, 4), 1e3, dtype=torch.float64)])
-    y = torch.cat([plain.targets, torch.tensor([0, 2, 2])])
-    padded = Batch(x, y, torch.arange(8) < 5, torch.arange(8))
-    loss, others = loss_of(client, rows, padded, step)
-    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(others[name], gradient, rtol=1e-10, atol=1e-12)
     assert all(torch.equal(value, before[n]) for n, value in client.state_dict().items())
 
 
-@every
-def test_a_client_with_nothing_left_has_a_finite_loss(kind, arguments):
-    client, rows = ready(kind, arguments)
-    given = batch(3)._replace(mask=torch.zeros(3, dtype=torch.bool))
-    loss, gradients = loss_of(client, rows, given)
+@each_client
+def test_batch_of_padding_alone_has_a_finite_loss(kind, arguments):
+    client, rows = client_in_a_round(kind, arguments)
+    samples = batch(3)._replace(mask=torch.zeros(3, dtype=torch.bool))
+    loss, gradients = differentiate(client, rows, samples)
     assert loss.isfinite()
     assert all(g is None or g.isfinite().all() for g in gradients.values())
 
 
 @pytest.mark.slow
-@every
-@each_engine
-def test_it_trains_and_uploads_finite_numbers(kind, arguments, engine):
+@each_client
+def test_training_lowers_the_loss_with_finite_uploads(kind, arguments):
+    """One by one; the other engines agree with that."""
     client = make(kind, arguments)
-    outcome = run_rounds(client, shared_out(classes(SIZES)), rounds=3, engine=engine)
+    outcome = run_rounds(client, shared_out(classes(SIZES)), rounds=3)
     for report in outcome.reports:
         assert report["train/loss"].isfinite()
         assert report["train/rejected"] == 0
@@ -339,12 +334,9 @@ def test_it_trains_and_uploads_finite_numbers(kind, arguments, engine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "arguments"),
-    [each for each in ALL if "global" in make(*each.values).evaluated],
-)
-def test_a_global_model_that_is_evaluated_has_statistics_of_the_data(kind, arguments):
-    """Also where no step trains it: else it normalizes by those of before the first round."""
+@one_test_per_class([pair for pair in CONFIGURATIONS if "global" in make(*pair).evaluated])
+def test_evaluated_global_model_has_statistics_of_the_data(kind, arguments):
+    """Also if no step trains it: otherwise it normalizes by its statistics before round 0."""
     net = seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     arrays = classes([8, 12])
     arrays.inputs[:] = arrays.inputs * 2 + 3
@@ -354,30 +346,71 @@ def test_a_global_model_that_is_evaluated_has_statistics_of_the_data(kind, argum
     except ValueError as refusal:
         assert "to have no running statistics but got" in str(refusal)  # noqa: PT017
         return
-    found = run_rounds(client, data, rounds=4).w_statistics
+    statistics = run_rounds(client, data, rounds=4).w_statistics
     start = torch.cat([torch.zeros(4), torch.ones(4)]).double()
-    there = torch.cat([data.clients.inputs.mean(0), data.clients.inputs.var(0)]).double()
-    assert (found - there).norm() < 0.8 * (start - there).norm()
+    expected = torch.cat([data.clients.inputs.mean(0), data.clients.inputs.var(0)]).double()
+    assert (statistics - expected).norm() < 0.8 * (start - expected).norm()
+
+
+def set_up(kind, arguments, sampler, engine="one_by_one", chunk_size=None):
+    """Return a client, its federation and its optimizer before the first round."""
+    client = make(kind, arguments).double()
+    federation = Federation(sampler, engine=EngineOptions(engine, chunk_size), seed=0)
+    federation.setup(client, shared_out(classes(SIZES)), "fit")
+    client.train()
+    return client, federation, client.configure_optimizers()
+
+
+def client_states(federation):
+    """Return the states of all clients by name, without empty ones."""
+    everyone, store = torch.arange(len(SIZES)), federation.store
+    rows = {name: store.read(name, everyone) for name in sorted(store.defaults)}
+    return {name: row for name, row in rows.items() if row.numel()}
+
+
+def all_rows(client, federation):
+    """Return the global model, all states, and all models as they are evaluated."""
+    models = federation.states.begin(torch.arange(len(SIZES))).models.values()
+    rows = [client.row("global").data.clone(), client.statistics("global").data.clone()]
+    rows += client_states(federation).values()
+    rows += [row.clone() for row in federation.server_states.values()]
+    return [*rows, *(row for model in models for row in (model.parameters, model.statistics))]
 
 
 @pytest.mark.slow
-@every
-def test_the_engines_agree(kind, arguments):
-    client, data = make(kind, arguments), shared_out(classes(SIZES))
-    first = run_rounds(client, data, rounds=3, sampler=Uniform(3))
-    for engine, chunk_size in (("one_by_one", 1), ("stacked", None), ("stacked", 2)):
-        settings = {"engine": engine, "chunk_size": chunk_size, "sampler": Uniform(3)}
-        assert first.distance(run_rounds(client, data, rounds=3, **settings)) < 1e-10
+@each_client
+def test_engines_agree_and_absent_clients_keep_their_states(kind, arguments):
+    """Engines agree up to rounding; an absent client keeps its states to the bit."""
+    expected = run_two_cohorts(kind, arguments, "one_by_one", None)
+    for engine, chunk_size in (("stacked", None), ("stacked", 2)):
+        rows = run_two_cohorts(kind, arguments, engine, chunk_size)
+        for row, other in zip(rows, expected, strict=True):
+            torch.testing.assert_close(row, other, rtol=0, atol=1e-10)
 
 
-@every
-def test_the_end_of_a_round_gives_rows_and_leaves_the_broadcast_alone(kind, arguments):
-    client, rows = ready(kind, arguments)
+def run_two_cohorts(kind, arguments, engine, chunk_size):
+    """Run rounds of clients 0, 1, 3 and 0, 1, 2, and check which states change; return all rows."""
+    sampler = Cohorts((0, 1, 3), (0, 1, 2))
+    client, federation, optimizer = set_up(kind, arguments, sampler, engine, chunk_size)
+    reports = [federation.run_round(0, optimizer)]
+    before = client_states(federation)
+    reports.append(federation.run_round(1, optimizer))
+    after = client_states(federation)
+    for name, rows in before.items():
+        assert torch.equal(rows[3], after[name][3]), name
+    for present in (0, 1, 2) if before else ():
+        assert any(not before[name][present].equal(after[name][present]) for name in before)
+    return [*all_rows(client, federation), *(report["train/loss"] for report in reports)]
+
+
+@each_client
+def test_end_of_a_round_returns_rows_and_keeps_the_broadcast(kind, arguments):
+    client, rows = client_in_a_round(kind, arguments)
     with client.reading(rows):
         outputs = as_outputs(client.training_step(batch(), 0))
     client = make(kind, arguments).double()
     numel = client.row("global").layout.numel
-    end = round_of(client)
+    end = start_round(client)
     draw = torch.Generator().manual_seed(5)
     for model in client.trained:
         end.models[model] = end.models[model].clone()
@@ -386,10 +419,10 @@ def test_the_end_of_a_round_gives_rows_and_leaves_the_broadcast_alone(kind, argu
         end.validation_losses[model] = torch.rand(3, generator=draw, dtype=torch.float64)
     end.step_means = {name: value.detach().repeat(3) for name, value in outputs.items()}
     broadcast = end.broadcast.parameters.clone()
-    upload, kept = client.run_end_round(end)
+    upload, states = client.run_end_round(end)
     assert torch.equal(end.broadcast.parameters, broadcast)
     defaults, server_defaults = client.state_defaults(), client.server_state_defaults()
-    assert {name: row.shape for name, row in kept.items()} == {
+    assert {name: row.shape for name, row in states.items()} == {
         name: (3, len(row)) for name, row in defaults.items()
     }
     assert set(end.proposals) <= set(server_defaults)
@@ -400,8 +433,8 @@ def test_the_end_of_a_round_gives_rows_and_leaves_the_broadcast_alone(kind, argu
         assert upload.isfinite().all()
 
 
-@every
-def test_states_are_rows_and_the_same_at_every_call(kind, arguments):
+@all_clients
+def test_default_states_are_rows_and_equal_at_every_call(kind, arguments):
     client = make(kind, arguments)
     first, second = client.state_defaults(), client.state_defaults()
     if set(client.trained) - {"global"}:
@@ -412,50 +445,35 @@ def test_states_are_rows_and_the_same_at_every_call(kind, arguments):
 
 
 @pytest.mark.slow
-@every
-def test_states_survive_a_stop(kind, arguments, tmp_path):
-    """Three rounds are one round, a checkpoint taken into a new federation, and two rounds."""
-    data = shared_out(classes(SIZES))
-
-    def begin():
-        client = make(kind, arguments).double()
-        federation = Federation(Uniform(2), engine=EngineOptions("one_by_one"), seed=0)
-        federation.setup(client, data, "fit")
-        client.train()
-        return client, federation, client.configure_optimizers()
-
-    def rows(client, federation):
-        everyone = torch.arange(len(SIZES))
-        names = sorted(federation.store.defaults)
-        kept = [federation.store.read(name, everyone) for name in names]
-        return [client.row("global").data, *kept, *federation.server_states.values()]
-
-    client, federation, optimizer = begin()
+@each_client
+def test_resumed_rounds_equal_uninterrupted_rounds(kind, arguments):
+    """Two rounds equal one round, a checkpoint that a new federation loads, and one round."""
+    client, federation, optimizer = set_up(kind, arguments, Cohorts((0, 1), (1, 2)))
     federation.run_round(0, optimizer)
-    torch.save((client.state_dict(), federation.state_dict()), tmp_path / "saved")
-    for round in (1, 2):
-        federation.run_round(round, optimizer)
-    expected = rows(client, federation)
+    checkpoint = io.BytesIO()
+    torch.save((client.state_dict(), federation.state_dict()), checkpoint)
+    federation.run_round(1, optimizer)
+    expected = all_rows(client, federation)
 
-    saved = torch.load(tmp_path / "saved", weights_only=True)
-    client, federation, optimizer = begin()
-    client.load_state_dict(saved[0])
-    federation.load_state_dict(saved[1])
-    for round in (1, 2):
-        federation.run_round(round, optimizer)
-    for found, wanted in zip(rows(client, federation), expected, strict=True):
-        assert torch.equal(found, wanted)
+    checkpoint.seek(0)
+    client_state, federation_state = torch.load(checkpoint, weights_only=True)
+    client, federation, optimizer = set_up(kind, arguments, Cohorts((1, 2)))
+    client.load_state_dict(client_state)
+    federation.load_state_dict(federation_state)
+    federation.run_round(1, optimizer)
+    for row, other in zip(all_rows(client, federation), expected, strict=True):
+        assert torch.equal(row, other)
 
 
 @pytest.mark.slow
-@every
-def test_a_client_does_not_depend_on_those_beside_it(kind, arguments):
-    """What client 0 keeps after a round is the same, whoever else takes part."""
+@each_client
+def test_states_of_a_client_do_not_depend_on_the_others(kind, arguments):
+    """Client 0 has the same states after a round if all other clients have other data."""
     client, data = make(kind, arguments), shared_out(classes(SIZES))
+    if not any(row.numel() for row in client.state_defaults().values()):
+        return
     together = run_rounds(client, data, rounds=1)
     names = [name for name, rows in together.states.items() if rows.numel()]
-    if not names:
-        pytest.skip("keeps nothing")
     changed = classes(SIZES)
     changed.inputs[SIZES[0] :] += 1.0
     apart = run_rounds(client, shared_out(changed), rounds=1)
@@ -465,96 +483,72 @@ def test_a_client_does_not_depend_on_those_beside_it(kind, arguments):
 
 
 @pytest.mark.slow
-@every
-@each_engine
-def test_a_client_that_takes_no_part_keeps_what_it_has(kind, arguments, engine):
-    """To the bit; and whoever takes part keeps something else."""
-    client, data = make(kind, arguments), shared_out(classes(SIZES))
-    before, after = (
-        run_rounds(client, data, rounds, engine=engine, sampler=Cohorts((0, 1, 3), (0, 1, 2)))
-        for rounds in (1, 2)
-    )
-    names = [name for name, rows in before.states.items() if rows.numel()]
-    for name in names:
-        assert torch.equal(before.states[name][3], after.states[name][3]), name
-    for k in (0, 1, 2) if names else ():
-        assert any(not before.states[n][k].equal(after.states[n][k]) for n in names)
-
-
-@pytest.mark.slow
-@every
-def test_the_order_of_the_clients_does_not_matter(kind, arguments):
-    """Ids and data permuted together permute the results; of full batches, as draws go by id."""
-    if kind.__name__ in SPLITS:
-        pytest.skip("what it takes to be a part goes by id, too")
-    for cohort in (None, (0, 2)):
-        check_permutation(kind, arguments, cohort)
-
-
-def check_permutation(kind, arguments, cohort):
-    """Check a cohort, or all clients, against the same with other ids."""
-    order = torch.tensor([2, 0, 3, 1])
-    arrays = classes(SIZES)
-    other = replace(arrays, client=order.argsort()[arrays.client])
+@one_test_per_class([pair for pair in CONFIGURATIONS if pair[0].__name__ not in SPLIT_MINIBATCHES])
+def test_permuted_clients_permute_the_results(kind, arguments):
+    """For full batches, as shuffles depend on the id; in rounds of some and of all clients."""
+    order, arrays = torch.tensor([2, 0, 3, 1]), classes(SIZES)
+    ids = order.argsort()
+    permuted = replace(arrays, client=ids[arrays.client])
     settings = {"optimizer": sgd(0.1, momentum=0.5), "local_steps": 3, **arguments}
-    client = kind(seeded(smooth), **settings)
+    client = kind(seeded(net_without_dropout), **settings)
+    cohorts = [(0, 2), (0, 1, 2, 3), (1, 2)]
+    permuted_cohorts = [sorted(ids[list(cohort)].tolist()) for cohort in cohorts]
 
-    def run(arrays, clients):
-        sampler = All() if clients is None else Only(*sorted(clients))
-        return run_rounds(client, shared_out(arrays, batch_size=10), rounds=3, sampler=sampler)
+    def run(arrays, cohorts):
+        data, sampler = shared_out(arrays, batch_size=10), VariedCohorts(*cohorts)
+        return run_rounds(client, data, rounds=3, sampler=sampler)
 
-    there = cohort and [int(order.argsort()[k]) for k in cohort]
-    first, second = run(arrays, cohort), run(other, there)
+    first, second = run(arrays, cohorts), run(permuted, permuted_cohorts)
     close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-9)
     close(second.w, first.w)
     if len(first.v):
         close(second.v, first.v[order])
     for name, rows in first.states.items():
         close(second.states[name], rows[order])
-    for one, two in zip(first.reports, second.reports, strict=True):
-        close(one["train/loss"], two["train/loss"])
+    for one, other in zip(first.reports, second.reports, strict=True):
+        close(one["train/loss"], other["train/loss"])
 
 
-def smooth():
-    """The net without dropout, whose draws go by the client's id."""
-    parts = list(net())
-    return nn.Sequential(*parts[:3], nn.Identity(), parts[4])
+def net_without_dropout():
+    """Return the net without dropout, whose draws depend on the client's id."""
+    layers = list(net())
+    return nn.Sequential(*layers[:3], nn.Identity(), layers[4])
 
 
-@every
-def test_optimizers_that_need_a_closure_are_refused_before_training(kind, arguments):
+@all_clients
+def test_optimizers_with_a_closure_are_refused_before_training(kind, arguments):
     client = make(kind, arguments, optimizer=lambda params: torch.optim.LBFGS(params, lr=1.0))
     with pytest.raises(ValueError, match=r"Expected argument `optimizer` .* but got LBFGS"):
         client.configure_optimizers()
 
 
-@every
-def test_a_criterion_that_is_no_mean_is_refused(kind, arguments):
+@all_clients
+def test_criterion_that_is_no_mean_is_refused(kind, arguments):
     sums = [nn.CrossEntropyLoss(reduction=reduction) for reduction in ("sum", "none")]
     for criterion in (*sums, nn.Identity()):
         with pytest.raises(ValueError, match=r"Expected argument `criterion` .* but got"):
             make(kind, arguments, criterion=criterion)
 
 
-@every
-def test_a_number_that_must_be_given_is_not_none(kind, arguments):
+@all_clients
+def test_none_is_refused_for_required_numbers(kind, arguments):
     for parameter in inspect.signature(kind.__init__).parameters.values():
         if parameter.annotation is float:
             with pytest.raises((TypeError, ValueError), match=r"got None|NoneType"):
                 make(kind, {**arguments, parameter.name: None})
 
 
-@every
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-def test_a_round_without_a_trainer_is_refused_with_a_sentence(kind, arguments):
+@all_clients
+def test_trainer_without_a_federation_is_refused(kind, arguments):
     client = make(kind, arguments)
     trainer = Trainer(logger=False, enable_checkpointing=False, barebones=True, max_epochs=1)
     with pytest.raises(TypeError, match=r"fitted by `pl_fed.Trainer\(federation=...\)` but got"):
         trainer.fit(client, [torch.zeros(1)])
 
 
-@every
-def test_all_optimizers_group_by_model(kind, arguments):
+@all_clients
+def test_optimizer_groups_are_the_trained_models(kind, arguments):
     client = make(kind, arguments)
     groups = client.configure_optimizers().param_groups
     assert [group["name"] for group in groups] == list(client.trained)
@@ -563,22 +557,34 @@ def test_all_optimizers_group_by_model(kind, arguments):
         assert all(a is b for a, b in zip(group["params"], expected, strict=True))
 
 
-class Forged(RandomLabels):
-    """Poisons the labels, and turns the uploads round."""
+class PoisonedAndReversed(RandomLabels):
+    """Trains on random labels, and uploads -10 times the update."""
 
     def forge(self, honest, own, context):
-        """Give the opposite of the own uploads, larger."""
         return -10 * own
 
 
-@pytest.mark.slow
-@every
-def test_it_goes_with_any_aggregator_under_attack(kind, arguments):
-    client = make(kind, arguments)
-    data = shared_out(classes([9, 8, 12, 10, 7, 11]))
-    for aggregator in (Median, TrimmedMean, Krum, Term, QFFL, FedMGDA, TiltedMean):
-        settings = {"aggregator": aggregator(), "attack": Forged(), "ids": [2]}
+def check_rounds_under_attack(kind, arguments, aggregators):
+    """Check that models stay finite, and that no upload is rejected."""
+    client, data = make(kind, arguments), shared_out(classes([9, 8, 12, 10, 7, 11]))
+    for aggregator in aggregators:
+        settings = {"aggregator": aggregator(), "attack": PoisonedAndReversed(), "ids": [2]}
         outcome = run_rounds(client, data, rounds=2, sampler=Uniform(5), **settings)
         assert outcome.w.isfinite().all(), aggregator
         assert outcome.v.isfinite().all(), aggregator
         assert {float(report["train/rejected"]) for report in outcome.reports} == {0.0}
+
+
+@pytest.mark.slow
+@each_client
+def test_attacked_clients_train_with_an_aggregator_that_reads_losses(kind, arguments):
+    """An aggregator reads rows, and Term losses at w^t: no more depends on the algorithm."""
+    check_rounds_under_attack(kind, arguments, (Term,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [FedAvg, FLAME, Local, Mocha, Scaffold])
+def test_attacked_clients_train_with_every_kind_of_aggregator(kind):
+    """Clients that upload updates, messages, nothing or models, and that propose a state."""
+    aggregators = (Median, TrimmedMean, Krum, QFFL, FedMGDA, TiltedMean)
+    check_rounds_under_attack(kind, ARGUMENTS.get(kind.__name__, [{}])[0], aggregators)

@@ -226,9 +226,8 @@ def full_gradient(i, theta, local, lam):
 
 
 @pytest.mark.slow
-@each_engine
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_a_tolerance_is_reached_and_no_step_is_taken_after_that(engine, weights):
+@pytest.mark.parametrize(("engine", "weights"), [("one_by_one", "samples"), ("stacked", "uniform")])
+def test_steps_end_at_the_first_iterate_within_the_tolerance(engine, weights):
     """(17) and (18): each client of a cohort stops at the first iterate within its ε_i."""
     lam, rho, decay, rate, sampler = 1.0, 0.3, 0.3, 0.2, Uniform(3)
     client = flame(

@@ -67,10 +67,17 @@ def error(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize("rho", [0.05, 0.2], ids=["rho < lam alpha", "rho = lam / m"])
-@pytest.mark.parametrize("cohort_size", [5, 3])
-def test_it_converges_to_135(weights, rho, cohort_size):
+@pytest.mark.parametrize(
+    ("weights", "rho", "cohort_size"),
+    [
+        ("uniform", 0.05, 5),  # rho < lam alpha
+        ("uniform", 0.2, 5),  # rho = lam / m
+        ("samples", 0.05, 5),
+        ("samples", 0.2, 3),
+    ],
+)
+def test_rounds_converge_to_solution_135(weights, rho, cohort_size):
+    """One axis at a time: tests of the client hold every round to Algorithm 1 for all pairs."""
     problem = LeastSquares.drawn(SIZES)
     if weights == "uniform":  # the paper's own formula, once
         inverses = [np.linalg.inv(h + np.eye(3)) for h in problem.hessians]
@@ -90,7 +97,7 @@ def test_it_converges_to_135(weights, rho, cohort_size):
 @pytest.mark.slow
 @pytest.mark.parametrize("b", [[0.5, 1.0, 2.0, 3.0, 4.0], [2.0] * 5], ids=["unequal", "equal"])
 @pytest.mark.parametrize("lam", [0.5, 2.0])
-def test_it_converges_to_136(b, lam):
+def test_rounds_converge_to_solution_136(b, lam):
     """And to (137) where all b_i are equal: the mean of the θ̂_i."""
     problem = LeastSquares.drawn(SIZES, b=b)
     found = after(flame(problem, lam, lam / 4), data_of(problem), 110)
@@ -101,7 +108,7 @@ def test_it_converges_to_136(b, lam):
     assert (error(found["w"], estimates.mean(0)) < 1e-6) == (len(set(b.flatten())) == 1)
 
 
-def test_the_error_falls_linearly():
+def test_error_falls_linearly():
     """Theorem 4 b) (for least squares, the exponent is 1/2): by about the same factor a round."""
     problem = LeastSquares.drawn(SIZES)
     w, theta = problem.solution(1.0)
@@ -120,7 +127,7 @@ def test_the_error_falls_linearly():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cohort_size", [5, 2])
-def test_the_lyapunov_function_decreases(cohort_size):
+def test_lyapunov_function_decreases(cohort_size):
     """Lemma 1: L̃(P^t) − L̃(P^(t+1)) ≥ D_1 ΔΓ^(t+1), with inexact θ_i and some of the clients."""
     lam, rho, alpha, decay = 0.14, 0.112, 0.2, 0.7
     problem = LeastSquares.drawn(SIZES, b=[0.01, 0.02, 0.03, 0.04, 0.05], noise=0.1)

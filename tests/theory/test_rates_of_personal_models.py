@@ -18,6 +18,7 @@ from pl_fed.clients import Ditto
 from pl_fed.samplers import All
 
 DEVICES, SAMPLES, INPUTS = 5, 12, 3
+MOMENTUM = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.5)  # at the server
 
 
 def quadratic_world():
@@ -68,18 +69,21 @@ def fixed_point(curvature, pulls, steps, lr, mu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("steps", "mu", "server"),
+    ("lam", "steps", "mu", "server"),
     [
-        (1, 0.0, {}),
-        (3, 0.0, {}),
-        (3, 2.0, {}),
-        (1, 0.0, {"server_optimizer": functools.partial(torch.optim.SGD, lr=0.7, momentum=0.5)}),
+        (0.1, 1, 0.0, {}),
+        (0.1, 3, 0.0, {}),
+        (0.1, 3, 2.0, {}),
+        (0.1, 1, 0.0, {"server_optimizer": MOMENTUM}),
+        (5.0, 3, 0.0, {}),
     ],
-    ids=["gradient descent", "FedAvg", "FedProx", "momentum at the server"],
+    ids=["gradient descent", "FedAvg", "FedProx", "momentum at the server", "FedAvg, large lam"],
 )
-@pytest.mark.parametrize("lam", [0.1, 5.0])
-def test_a_linear_rate_is_inherited(steps, mu, server, lam):
-    """With full batches w^t falls geometrically; so do all v_k, with the same factor."""
+def test_personal_models_inherit_a_linear_rate(lam, steps, mu, server):
+    """With full batches w^t falls geometrically; so do all v_k, with the same factor.
+
+    The pull of the v_k depends on w^t alone, not on how it is trained: one large λ is enough.
+    """
     arrays, curvature, pulls = quadratic_world()
     net = nn.Linear(INPUTS, 1, bias=False)
     nn.init.zeros_(net.weight)
@@ -100,7 +104,7 @@ def test_a_linear_rate_is_inherited(steps, mu, server, lam):
 
 
 @pytest.mark.slow
-def test_a_rate_of_one_over_t_is_inherited():
+def test_personal_models_inherit_a_rate_of_one_over_t():
     """Point estimation of 100 numbers at once, a sample a step: noise that falls with the steps.
 
     η_t = 1 / (t + 1) for w makes the mean of the samples of it, and Lemma 13's is
