@@ -170,7 +170,7 @@ def test_result_does_not_depend_on_the_order_of_uploads(kind, arguments, uploads
     weights, round_context = torch.arange(1, n + 1), context(uploads)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     assert_close(
-        make(kind, arguments)(uploads[order], weights[order], round_context.of(order)),
+        make(kind, arguments)(uploads[order], weights[order], round_context.select(order)),
         make(kind, arguments)(uploads, weights, round_context),
         rtol=1e-12,
         atol=1e-10,
