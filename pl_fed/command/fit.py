@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from lightning.pytorch import Callback
 from lightning.pytorch import Trainer as LightningTrainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -60,7 +60,6 @@ class FederatedCLI(SectionsCLI):
         self.run_dir: Path | None = None
         self._lock: RunLock | None = None
         self._ckpt_path: str | None = None
-        self._arguments = sys.argv[1:] if args is None else args
         with contextlib.ExitStack() as self._until_the_end:
             try:
                 super().__init__(
@@ -77,16 +76,6 @@ class FederatedCLI(SectionsCLI):
                 raise
             if getattr(self.trainer, "fast_dev_run", False):  # leaves no results
                 discard_unstarted_run(self.run_dir)
-
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Return the subcommands that need a parser, with the arguments to skip.
-
-        If the command line starts with a subcommand, only that one needs a parser: building a
-        parser takes longer than parsing a command line.
-        """
-        subcommands = LightningCLI.subcommands()
-        name = self._arguments[0] if isinstance(self._arguments, list) and self._arguments else ""
-        return {name: subcommands[name]} if name in subcommands else subcommands
 
     def _clean_up(self, error: BaseException) -> None:
         """Remove the folder of a run that did not start; explain how to resume a stopped run.

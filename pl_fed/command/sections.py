@@ -19,10 +19,12 @@ class SectionsCLI(LightningCLI):
     """LightningCLI with the sections model, data, federation and trainer.
 
     Args:
+        args: List of arguments to parse; ``None`` uses the command line.
         **arguments: Further arguments of LightningCLI.
     """
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, args: ArgsType = None, **arguments: Any) -> None:
+        self._arguments = sys.argv[1:] if args is None else args
         super().__init__(
             Client,
             FederatedData,
@@ -32,8 +34,19 @@ class SectionsCLI(LightningCLI):
             subclass_mode_model=True,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
+            args=args,
             **arguments,
         )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Return the subcommands that need a parser, with the arguments to skip.
+
+        If the command line starts with a subcommand, only that one needs a parser: building a
+        parser takes longer than parsing a command line.
+        """
+        subcommands = LightningCLI.subcommands()
+        name = self._arguments[0] if isinstance(self._arguments, list) and self._arguments else ""
+        return {name: subcommands[name]} if name in subcommands else subcommands
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the section ``federation``."""

@@ -1,8 +1,12 @@
 """The command line builds the parser of its subcommand only."""
 
 import pytest
+import torch
 
+from pl_fed.command.export import ExportCLI
 from pl_fed.command.fit import FederatedCLI
+from pl_fed.command.sections import SectionsCLI
+from pl_fed.rounds.identity import CHECKPOINT_FORMAT
 
 SUBCOMMANDS = ["fit", "validate", "test", "predict"]
 
@@ -11,13 +15,13 @@ SUBCOMMANDS = ["fit", "validate", "test", "predict"]
 def parsers(monkeypatch):
     """The parsers that the command line builds, in this order."""
     parsers = []
-    add_arguments = FederatedCLI.add_arguments_to_parser
+    add_arguments = SectionsCLI.add_arguments_to_parser
 
     def record_parser(cli, parser):
         parsers.append(parser)
         add_arguments(cli, parser)
 
-    monkeypatch.setattr(FederatedCLI, "add_arguments_to_parser", record_parser)
+    monkeypatch.setattr(SectionsCLI, "add_arguments_to_parser", record_parser)
     return parsers
 
 
@@ -38,3 +42,11 @@ def test_command_line_without_a_subcommand_knows_all_of_them(parsers, capsys, ar
     if "--config" not in arguments:
         for subcommand in SUBCOMMANDS:
             assert subcommand in output.out + output.err
+
+
+def test_export_builds_one_parser(parsers, tmp_path):
+    (tmp_path / "config.yaml").write_text("{}")
+    torch.save({"federation": {"format": CHECKPOINT_FORMAT}}, tmp_path / "last.ckpt")
+    with pytest.raises(SystemExit):  # the config has no model
+        ExportCLI(["--ckpt", str(tmp_path / "last.ckpt"), "--client", "1"])
+    assert len(parsers) == 1
