@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from made_data import write_mnist
 
 from pl_fed import data
 from pl_fed.clients import Client, Model
@@ -120,9 +121,10 @@ def test_the_readme_has_commands():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", commands(), ids=lambda words: "-".join(words)[:60])
-def test_command(folder, arguments, real_data):
-    if "fashion_mnist" in " ".join(arguments) and not real_data:
-        pytest.skip("PL_FED_DATA does not name a folder with the real data")
+def test_command_runs(folder, arguments, monkeypatch):
+    if "fashion_mnist" in " ".join(arguments):
+        write_mnist(folder / "data", "FashionMNIST")
+        monkeypatch.setenv("PL_FED_DATA", str(folder / "data"))
     if arguments[-1] in ("--help", "--print_config"):
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
