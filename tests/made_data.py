@@ -2,12 +2,42 @@
 
 import io
 import json
+import struct
 
 import numpy as np
 import pyarrow as pa
 from PIL import Image
 from pyarrow import parquet
 from torchvision import datasets
+
+
+def write_idx(path, array):
+    """Write uint8 numbers in the idx format: magic number, sizes, bytes."""
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    path.write_bytes(header + array.tobytes())
+
+
+def write_mnist(root, name, train=1400, test=600):
+    """Write random images and balanced labels in the four idx files of MNIST or FashionMNIST."""
+    numbers = np.random.default_rng(0)
+    raw = root / name / "raw"
+    raw.mkdir(parents=True)
+    for part, count in (("train", train), ("t10k", test)):
+        images = numbers.integers(256, size=(count, 28, 28), dtype=np.uint8)
+        write_idx(raw / f"{part}-images-idx3-ubyte", images)
+        write_idx(raw / f"{part}-labels-idx1-ubyte", (np.arange(count) % 10).astype(np.uint8))
+
+
+def write_mnist_writers(root, train=1400, test=600, each=20):
+    """Write MNIST and the ids of its writers, each with some images of one official part."""
+    write_mnist(root, "MNIST", train, test)
+    (root / "MNIST_writers").mkdir()
+    writers = np.arange(train + test) // each
+    np.savez(
+        root / "MNIST_writers" / "mnist_writer_ids.npz",
+        train_writer=writers[:train],
+        test_writer=writers[train:],
+    )
 
 
 def write_vehicle(root, devices=(0, 5, 22), each=4):

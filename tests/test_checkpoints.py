@@ -1,5 +1,6 @@
-"""A checkpoint never runs code, is refused in one sentence where it does not fit, and is kept."""
+"""Loading a checkpoint runs no code; one that does not fit is refused in one sentence and kept."""
 
+import copy
 import errno
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import pl_fed.lightning.checkpoints
+from pl_fed.command.fit import FederatedCLI
 from pl_fed.command.main import main
 from pl_fed.lightning.checkpoints import AtomicCheckpointIO, read_identity
 from pl_fed.run_folder import TEMPORARY_NAME
@@ -31,9 +33,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """A folder in which a run of two rounds lies under ``runs``."""
-    folder = tmp_path_factory.mktemp("written")
+def original_run(tmp_path_factory):
+    """A folder with a run of two rounds under ``runs``."""
+    folder = tmp_path_factory.mktemp("original")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         main(["fit", *SHORT, "--trainer.max_epochs", "2"])
@@ -41,29 +43,55 @@ def written(tmp_path_factory):
 
 
 @pytest.fixture
-def run(written, tmp_path, monkeypatch):
-    """A copy of that run, below the current folder."""
-    shutil.copytree(written / "runs", tmp_path / "runs")
+def run(original_run, tmp_path, monkeypatch):
+    """The folder of a copy of that run, below the current folder."""
+    shutil.copytree(original_run / "runs", tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     (folder,) = Path("runs").iterdir()
     return folder
 
 
 @pytest.fixture
-def good(run):
-    """What its checkpoint holds."""
+def content(run):
+    """The content of the run's checkpoint."""
     return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
 
 
 @pytest.fixture
-def server(tmp_path):
-    """The address of a server of the current folder."""
+def parsed_once(monkeypatch):
+    """Lets all commands of a test have the parsed arguments of the first command."""
+    setup_parser, parse_arguments, first = (
+        FederatedCLI.setup_parser,
+        FederatedCLI.parse_arguments,
+        {},
+    )
 
-    class Quiet(SimpleHTTPRequestHandler):
+    def setup_parser_once(cli, *args, **kwargs):
+        if not first:
+            setup_parser(cli, *args, **kwargs)
+        vars(cli).update(first)
+
+    def parse_arguments_once(cli, parser, args):
+        if not first:
+            parse_arguments(cli, parser, args)
+            names = ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
+            first.update({name: getattr(cli, name) for name in names})
+            first.update(config=cli.config, _ckpt_path=cli._ckpt_path)
+        cli.config = copy.deepcopy(first["config"])
+
+    monkeypatch.setattr(FederatedCLI, "setup_parser", setup_parser_once)
+    monkeypatch.setattr(FederatedCLI, "parse_arguments", parse_arguments_once)
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The URL of a server of the current folder."""
+
+    class QuietHandler(SimpleHTTPRequestHandler):
         def log_message(self, *_):
             pass
 
-    handler = partial(Quiet, directory=str(tmp_path))
+    handler = partial(QuietHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
         thread = threading.Thread(target=http.serve_forever)
         thread.start()
@@ -72,24 +100,25 @@ def server(tmp_path):
         thread.join()
 
 
-def refused(capsys, subcommand, *arguments):
-    """Return the one sentence with which a command ends."""
+def error_of(capsys, subcommand, *arguments):
+    """Run a command that fails; return its error message, which is one sentence."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as stopped:
         main([subcommand, *(SHORT if subcommand != "export" else []), *arguments])
-    assert ended.value.code in (1, 2)
+    assert stopped.value.code in (1, 2)
     (line,) = [s for s in capsys.readouterr().err.splitlines() if s.startswith("error: ")]
     return line.removeprefix("error: ")
 
 
-class Evil:
-    """Makes a file when it is unpickled."""
+class Malicious:
+    """Creates a file when it is unpickled."""
 
     def __reduce__(self):
         return (open, ("executed", "w"))
 
 
-def places_of(path, server):
+def addresses_of(path, server):
+    """Yield the path of a file, and URLs of it."""
     yield path
     yield f"file://{Path(path).absolute()}"
     yield f"local://{Path(path).absolute()}"
@@ -97,55 +126,58 @@ def places_of(path, server):
 
 
 @pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
-def test_no_checkpoint_runs_code_wherever_it_lies(good, server, capsys, monkeypatch, subcommand):
-    torch.save({**good, "other": Evil()}, "evil.ckpt")
-    for large in (False, True):
-        monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0 if large else 1 << 28)
-        for place in places_of("evil.ckpt", server):
-            found = refused(capsys, subcommand, "--ckpt_path", place)
-            assert "which contains objects other than tensors, numbers and strings" in found
-            assert place in found
-            assert not Path("executed").exists()
-
-
-def test_an_export_runs_no_code(run, good, capsys, monkeypatch):
-    path = run / "checkpoints" / "last.ckpt"
-    torch.save({**good, "other": Evil()}, path)
-    for large in (False, True):
-        monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0 if large else 1 << 28)
-        found = refused(capsys, "export", "--ckpt", str(path), "--client", "1")
-        assert "which contains objects other than tensors" in found
+def test_loading_a_checkpoint_runs_no_code(content, server, capsys, monkeypatch, subcommand):
+    """Large files are mapped. All subcommands load in the same way, so one of them tries all."""
+    torch.save({**content, "other": Malicious()}, "malicious.ckpt")
+    path, *urls = addresses_of("malicious.ckpt", server)
+    sizes_and_addresses = [(False, path), (True, urls[-1])]
+    if subcommand == "fit":
+        sizes_and_addresses = [(is_large, a) for is_large in (False, True) for a in (path, *urls)]
+    for is_large, address in sizes_and_addresses:
+        monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0 if is_large else 1 << 28)
+        message = error_of(capsys, subcommand, "--ckpt_path", address)
+        assert "which contains objects other than tensors, numbers and strings" in message
+        assert address in message
         assert not Path("executed").exists()
 
 
-def test_who_wrote_a_checkpoint_is_read_without_running_code(good):
-    torch.save({**good, "other": Evil()}, "evil.ckpt")
-    assert read_identity("evil.ckpt") == {}
+def test_export_runs_no_code(run, content, capsys, monkeypatch):
+    path = run / "checkpoints" / "last.ckpt"
+    torch.save({**content, "other": Malicious()}, path)
+    for is_large in (False, True):
+        monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0 if is_large else 1 << 28)
+        message = error_of(capsys, "export", "--ckpt", str(path), "--client", "1")
+        assert "which contains objects other than tensors" in message
+        assert not Path("executed").exists()
+
+
+def test_reading_the_identity_of_a_checkpoint_runs_no_code(content):
+    torch.save({**content, "other": Malicious()}, "malicious.ckpt")
+    assert read_identity("malicious.ckpt") == {}
     assert not Path("executed").exists()
 
 
-def test_a_checkpoint_at_an_address_is_as_the_file(run, server, capsys):
+def test_checkpoint_at_a_url_gives_the_results_of_the_file(run, server, capsys):
     path = run / "checkpoints" / "last.ckpt"
-    said = []
-    for place in places_of(str(path), server):
-        main(["test", *SHORT, "--ckpt_path", place])
-        said.append(re.findall(r"personal model.*", capsys.readouterr().out))
-    assert said == said[:1] * 4
+    results = []
+    for address in addresses_of(str(path), server):
+        main(["test", *SHORT, "--ckpt_path", address])
+        results.append(re.findall(r"personal model.*", capsys.readouterr().out))
+    assert results == results[:1] * 4
     main(["fit", *SHORT, "--trainer.max_epochs", "3", "--ckpt_path", f"{server}/{path}"])
 
 
-def test_a_fetched_checkpoint_is_compared_with_its_checksums(run, server, capsys):
-    content = (run / "checkpoints" / "last.ckpt").read_bytes()
-    place = content.index(b"PK", len(content) // 2) - 200
-    Path("broken.ckpt").write_bytes(
-        content[:place] + bytes(b ^ 255 for b in content[place : place + 8]) + content[place + 8 :]
-    )
-    for source in (f"{server}/broken.ckpt", "broken.ckpt"):
-        assert "to be a complete checkpoint" in refused(capsys, "test", "--ckpt_path", source)
+def test_checkpoint_with_wrong_checksums_is_refused(run, server, capsys):
+    content = bytearray((run / "checkpoints" / "last.ckpt").read_bytes())
+    start = content.index(b"PK", len(content) // 2) - 200
+    content[start : start + 8] = bytes(byte ^ 255 for byte in content[start : start + 8])
+    Path("broken.ckpt").write_bytes(content)
+    for address in (f"{server}/broken.ckpt", "broken.ckpt"):
+        assert "to be a complete checkpoint" in error_of(capsys, "test", "--ckpt_path", address)
 
 
 @pytest.mark.parametrize(
-    ("place", "words"),
+    ("address", "words"),
     [
         ("foo://x", "a URL that fsspec can read but got foo://x: Protocol not known: foo"),
         ("file://nowhere", "to be a checkpoint, last or best but got file://nowhere: no such file"),
@@ -154,29 +186,29 @@ def test_a_fetched_checkpoint_is_compared_with_its_checksums(run, server, capsys
         ("http://127.0.0.1:1/x.ckpt", "can be fetched but got http://127.0.0.1:1/x.ckpt: "),
     ],
 )
-def test_a_place_without_a_checkpoint(run, server, capsys, place, words):
-    place, words = (text.replace("{server}", server) for text in (place, words))
+def test_address_without_a_checkpoint_is_refused(run, server, capsys, address, words):
+    address, words = (text.replace("{server}", server) for text in (address, words))
     for subcommand in ("fit", "test"):
-        assert words in refused(capsys, subcommand, "--ckpt_path", place)
+        assert words in error_of(capsys, subcommand, "--ckpt_path", address)
     assert len([*Path("runs").iterdir()]) == 1, "no folder is left"
 
 
-def test_loading_objects_is_refused(run, capsys):
+def test_option_to_load_objects_is_refused(run, capsys):
     for subcommand in ("fit", "validate", "test", "predict"):
-        found = refused(capsys, subcommand, "--ckpt_path", "last", "--weights_only", "false")
-        assert found.startswith("Expected argument `weights_only` to be True, or left out")
+        message = error_of(capsys, subcommand, "--ckpt_path", "last", "--weights_only", "false")
+        assert message.startswith("Expected argument `weights_only` to be True, or left out")
 
 
-def test_objects_are_not_loaded_whatever_is_asked_for(good):
-    torch.save({**good, "other": Evil()}, "evil.ckpt")
-    for asked in (None, True, False):
+def test_objects_are_refused_for_every_value_of_weights_only(content):
+    torch.save({**content, "other": Malicious()}, "malicious.ckpt")
+    for weights_only in (None, True, False):
         with pytest.raises(ValueError, match="contains objects other than tensors"):
-            AtomicCheckpointIO().load_checkpoint("evil.ckpt", weights_only=asked)
+            AtomicCheckpointIO().load_checkpoint("malicious.ckpt", weights_only=weights_only)
     assert not Path("executed").exists()
 
 
 def without(mapping, *names):
-    """Return nested dicts without one entry."""
+    """Return a copy of nested dicts without one entry."""
     first, *others = names
     if not others:
         return {name: value for name, value in mapping.items() if name != first}
@@ -184,81 +216,93 @@ def without(mapping, *names):
 
 
 def changed(mapping, value, *names):
+    """Return a copy of nested dicts with another value of one entry."""
     first, *others = names
     return {**mapping, first: changed(mapping[first], value, *others) if others else value}
 
 
-def torn(good):
-    """Yield checkpoints that pl_fed did not write, and words of the sentence."""
+def damaged_contents(content):
+    """Yield contents of checkpoints that pl_fed did not write, and words of the error message."""
+    change = partial(changed, content)
     for name in pl_fed.lightning.checkpoints._PARTS:
         if name != "federation":
-            yield without(good, *name.split(".")), f"with the part `{name}`"
-            yield changed(good, [], *name.split(".")), f"with the part `{name}`"
+            yield without(content, *name.split(".")), f"with the part `{name}`"
+            yield change([], *name.split(".")), f"with the part `{name}`"
     for value in (None, [1], 3):
-        yield {**good, "federation": value}, "with the part `federation`"
+        yield {**content, "federation": value}, "with the part `federation`"
     for value in ([1, 2], torch.zeros(3), {}):
         yield value, "which contains no federation"
     engine = ("federation", "engine")
-    yield changed(good, "fast", *engine, "engine"), "whose engine is one of"
-    yield changed(good, -1, *engine, "size"), "at least 1 client"
+    yield change("fast", *engine, "engine"), "whose engine is one of"
+    yield change(-1, *engine, "size"), "at least 1 client"
     store = ("federation", "store", "personal")
-    clients = good["federation"]["store"]["personal"]["clients"]
-    rows = good["federation"]["store"]["personal"]["rows"]
-    yield changed(good, clients + 1000, *store, "clients"), "to have client ids from 0 to 5 but got"
-    yield changed(good, clients - 9, *store, "clients"), "ids of at least 0"
-    yield changed(good, clients * 0, *store, "clients"), "different client ids"
-    yield changed(good, None, *store, "clients"), "to have a default row, ids of clients and rows"
-    yield changed(good, [x[:, :-1] for x in rows], *store, "rows"), "to have a row of"
-    yield changed(good, rows[:0], *store, "rows"), "to have a row of"
-    yield changed(good, 5, *store), "to have a default row"
-    one = good["federation"]["store"]["personal"]
-    yield changed(good, {"other": one}, "federation", "store"), "client states to be"
-    yield changed(good, 1.5, "federation", "identity", "inputs"), "with the same inputs"
-    yield changed(good, "other", "federation", "identity"), "with the part `federation.identity`"
-    yield changed(good, "often", "federation", "participation"), "of 6 clients but got one of st"
-    name, tensor = next(iter(good["state_dict"].items()))
-    yield without(good, "state_dict", name), f"for `{name}` but got one with no tensor"
-    yield changed(good, tensor[:1], "state_dict", name), f"for `{name}` but got one with shape [1"
-    yield changed(good, tensor, "state_dict", "other"), "have no tensor for `other` but got one"
+    clients = content["federation"]["store"]["personal"]["clients"]
+    rows = content["federation"]["store"]["personal"]["rows"]
+    yield (
+        change(clients + 1000, *store, "clients"),
+        "to have client ids from 0 to 5 but got",
+    )
+    yield change(clients - 9, *store, "clients"), "ids of at least 0"
+    yield change(clients * 0, *store, "clients"), "different client ids"
+    yield (
+        change(None, *store, "clients"),
+        "to have a default row, ids of clients and rows",
+    )
+    yield change([x[:, :-1] for x in rows], *store, "rows"), "to have a row of"
+    yield change(rows[:0], *store, "rows"), "to have a row of"
+    yield change(5, *store), "to have a default row"
+    one = content["federation"]["store"]["personal"]
+    yield change({"other": one}, "federation", "store"), "client states to be"
+    yield change(1.5, "federation", "identity", "inputs"), "with the same inputs"
+    yield change("other", "federation", "identity"), "with the part `federation.identity`"
+    yield change("often", "federation", "participation"), "of 6 clients but got one of st"
+    name, tensor = next(iter(content["state_dict"].items()))
+    yield without(content, "state_dict", name), f"for `{name}` but got one with no tensor"
+    yield (
+        change(tensor[:1], "state_dict", name),
+        f"for `{name}` but got one with shape [1",
+    )
+    yield change(tensor, "state_dict", "other"), "have no tensor for `other` but got one"
 
 
-def test_a_checkpoint_that_pl_fed_did_not_write_changes_no_file(run, good, capsys):
+@pytest.mark.usefixtures("parsed_once")
+def test_refused_checkpoint_changes_no_file(run, content, capsys):
     path = run / "checkpoints" / "last.ckpt"
-    for checkpoint, words in torn(good):
-        torch.save(checkpoint, path)
+    for damaged, words in damaged_contents(content):
+        torch.save(damaged, path)
         before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
-        more = ["--ckpt_path", "last", "--trainer.max_epochs", "3"]
-        found = refused(capsys, "fit", *more)
-        assert found.startswith("Expected ")
-        assert words in found
+        arguments = ["--ckpt_path", "last", "--trainer.max_epochs", "3"]
+        message = error_of(capsys, "fit", *arguments)
+        assert message.startswith("Expected ")
+        assert words in message
         assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch, number):
+def test_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, number):
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint({"round": 1}, path)
     content = path.read_bytes()
 
-    def full():
+    def raise_disk_error():
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(pl_fed.lightning.checkpoints, "_PIECE", -1)
-    monkeypatch.setattr(pl_fed.lightning.checkpoints.DiskRows, "give_back", full)
+    monkeypatch.setattr(pl_fed.lightning.checkpoints.DiskRows, "give_back", raise_disk_error)
     words = f"Expected to write .*last.ckpt but got: {os.strerror(number)}.* is kept"
     with pytest.raises(OSError, match=words):
         AtomicCheckpointIO().save_checkpoint({"round": 2}, path)
     assert path.read_bytes() == content
-    assert not (tmp_path / TEMPORARY_NAME).exists(), "its room is given back"
+    assert not (tmp_path / TEMPORARY_NAME).exists(), "its disk space is freed"
 
 
-def test_an_interrupt_while_saving_stays_one(tmp_path, monkeypatch):
-    """A RuntimeError of the writer would end in a trace."""
+def test_interrupt_while_saving_is_raised_as_an_interrupt(tmp_path, monkeypatch):
+    """A RuntimeError of the writer would end in a traceback."""
 
-    def interrupted():
+    def interrupt():
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pl_fed.lightning.checkpoints, "_PIECE", -1)
-    monkeypatch.setattr(pl_fed.lightning.checkpoints.DiskRows, "give_back", interrupted)
+    monkeypatch.setattr(pl_fed.lightning.checkpoints.DiskRows, "give_back", interrupt)
     with pytest.raises(KeyboardInterrupt):
         AtomicCheckpointIO().save_checkpoint({"x": torch.zeros(1000)}, tmp_path / "last.ckpt")

@@ -1,7 +1,6 @@
-"""Every shipped config opens with the command that runs it, and that command runs (shortened)."""
+"""The first line of each shipped config is a command that runs it; it runs for one round here."""
 
 import csv
-import os
 import shlex
 from pathlib import Path
 
@@ -9,91 +8,113 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from made_data import write_celeba, write_femnist, write_scans, write_tags, write_vehicle
+from made_data import (
+    write_celeba,
+    write_femnist,
+    write_mnist,
+    write_mnist_writers,
+    write_scans,
+    write_tags,
+    write_vehicle,
+)
+from torchvision import datasets
 
 from pl_fed.command.main import main
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))  # its sweeps are run by W&B
-SHORT = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))  # W&B runs the sweeps
+ONE_ROUND = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
 
 
-def command(config: Path) -> list[str]:
-    """The arguments of the command in the first line of a config."""
-    first = config.read_text().splitlines()[0]
-    words = shlex.split(first.removeprefix("# "))
-    assert words[:3] == ["python", "-m", "pl_fed"], f"{config.name} opens with {first!r}"
+def arguments_of(config: Path) -> list[str]:
+    """Return the arguments of the command in the first line of a config."""
+    first_line = config.read_text().splitlines()[0]
+    words = shlex.split(first_line.removeprefix("# "))
+    assert words[:3] == ["python", "-m", "pl_fed"], f"{config.name} opens with {first_line!r}"
+    assert f"configs/{config.name}" in words
     return words[3:]
 
 
-def tiny_images(folder: Path) -> Path:
-    draws = np.random.default_rng(0)
-    x = draws.integers(0, 256, (120, 3, 8, 8), dtype=np.uint8)
-    np.savez(folder / "tiny.npz", x=x, y=np.arange(120) % 10)
-    return folder / "tiny.npz"
+@pytest.fixture(scope="module")
+def data_folder(tmp_path_factory):
+    """A folder with small random data in the file formats of the configs' data sets."""
+    folder = tmp_path_factory.mktemp("data")
+    write_mnist(folder, "FashionMNIST")  # 20 samples for each of 100 clients
+    write_mnist_writers(folder)
+    write_vehicle(folder, range(10))
+    write_femnist(folder)
+    write_scans(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        write_celeba(folder, [k // 5 for k in range(60)], patch)
+    images = np.random.default_rng(0).integers(0, 256, (120, 3, 8, 8), dtype=np.uint8)
+    np.savez(folder / "images.npz", x=images, y=np.arange(120) % 10)
+    return folder
 
 
-def made(name: str, root: Path, monkeypatch) -> list[str] | None:
-    """Write data of the real format, for configs whose real data few have, and say where it is."""
-    if name == "vehicle" and "PL_FED_DATA" not in os.environ:
-        write_vehicle(root, range(10))
-    elif name == "femnist":
-        write_femnist(root)
-    elif name == "celeba":
-        write_celeba(root, [k // 5 for k in range(60)], monkeypatch)
-    elif name == "medical_mnist":
-        write_scans(root)
-    elif name == "stackoverflow_tags":
-        return ["--data.dataset.path", str(write_tags(root))]
-    else:
-        return None
-    return ["--data.dataset.root", str(root)]
-
-
-def shortened(config: Path, folder: Path, monkeypatch) -> list[str]:
-    """What makes a config run in seconds, and offline."""
-    if arguments := made(config.stem, folder, monkeypatch):
-        return [*arguments, "--trainer.accelerator", "cpu"]
-    if config.name == "frozen_body.yaml":
+def overrides_for(config: Path, data_folder: Path) -> list[str]:
+    """Return the arguments with which a config runs within seconds, and without a download."""
+    if config.stem == "stackoverflow_tags":
+        return ["--data.dataset.path", str(write_tags(data_folder))]
+    if config.stem == "frozen_body":
         return [
             *("--model.net.weights", "none", "--data.num_clients", "4"),
-            *("--data.dataset", "pl_fed.data.Npz", "--data.dataset.path", str(tiny_images(folder))),
-            *("--federation.sampler.cohort_size", "2", "--trainer.accelerator", "cpu"),
+            *("--data.dataset", "pl_fed.data.Npz"),
+            *("--data.dataset.path", str(data_folder / "images.npz")),
+            *("--federation.sampler.cohort_size", "2"),
         ]
-    if "mnist" in " ".join(command(config)) and "PL_FED_DATA" not in os.environ:
-        pytest.skip("PL_FED_DATA does not name a folder with the real data")
     if "finetune_epochs" in config.read_text():  # of all clients, before each evaluation
         return ["--model.finetune_epochs", "null", "--model.finetune_steps", "1"]
     return ["--model.local_epochs", "1"] if "fedtilt" in config.name else []
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=[path.stem for path in CONFIGS])
-def test_config_runs(config, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    arguments = command(config)
-    assert f"configs/{config.name}" in arguments
-    extra = [*shortened(config, tmp_path, monkeypatch), *SHORT]
-    main([*arguments, *extra, "--trainer.default_root_dir", str(tmp_path / "runs")])
-    (run,) = (tmp_path / "runs").iterdir()
+def run_one_round(arguments: list[str], folder: Path) -> Path:
+    """Run a command for one round, and return the run's folder."""
+    main([*arguments, *ONE_ROUND, "--trainer.default_root_dir", str(folder / "runs")])
+    (run,) = (folder / "runs").iterdir()
     wandb.finish()
+    return run
+
+
+def check_files_of(run: Path) -> None:
+    """Check that a run has written a checkpoint, its config and its tables."""
     assert (run / "checkpoints" / "last.ckpt").is_file()
     for name in ("config.yaml", "metrics.csv", "per_client.csv"):
         assert (run / name).read_text().count("\n") > 1, name
 
 
-@pytest.mark.parametrize("name", ["fedadam", "fedadagrad", "fedavgm", "fedyogi"])
-def test_server_optimizers_run_without_any_download(name, tmp_path, monkeypatch):
-    """On top of the quickstart's algorithm, as of any other."""
+@pytest.mark.parametrize("config", CONFIGS, ids=[path.stem for path in CONFIGS])
+def test_config_runs_on_small_data(config, data_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PL_FED_DATA", str(data_folder))
+    monkeypatch.setattr(datasets.CelebA, "file_list", [])
+    overrides = [*overrides_for(config, data_folder), "--trainer.accelerator", "cpu"]
+    check_files_of(run_one_round([*arguments_of(config), *overrides], tmp_path))
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist", "mnist_writers", "vehicle"])
+def test_config_runs_on_real_data(name, tmp_path, monkeypatch, real_data):
+    if real_data is None:
+        pytest.skip("PL_FED_DATA does not name a folder with the real data")
+    monkeypatch.chdir(ROOT)
+    check_files_of(run_one_round(arguments_of(ROOT / "configs" / f"{name}.yaml"), tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [("fedadam", "Adam"), ("fedadagrad", "Adagrad"), ("fedavgm", "SGD"), ("fedyogi", "Yogi")],
+)
+def test_server_optimizer_config_runs_on_top_of_the_quickstart(
+    name, optimizer, tmp_path, monkeypatch
+):
     monkeypatch.chdir(ROOT)
     files = ("--config", "configs/quickstart.yaml", "--config", f"configs/{name}.yaml")
-    main(["fit", *files, *SHORT, "--trainer.default_root_dir", str(tmp_path)])
-    (checkpoint,) = tmp_path.glob("*/checkpoints/last.ckpt")
-    saved = torch.load(checkpoint, weights_only=True)["federation"]["server"]
-    expected = {"fedadam": "Adam", "fedadagrad": "Adagrad", "fedavgm": "SGD", "fedyogi": "Yogi"}
-    assert saved["optimizer class"] == expected[name]
-    assert saved["optimizer"]["state"]
+    run = run_one_round(["fit", *files], tmp_path)
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    server = checkpoint["federation"]["server"]
+    assert server["optimizer class"] == optimizer
+    assert server["optimizer"]["state"]
 
 
 @pytest.mark.parametrize(
@@ -107,25 +128,25 @@ def test_server_optimizers_run_without_any_download(name, tmp_path, monkeypatch)
         ("stackoverflow_tags", "savez(path, x=inputs, y=targets, client=owners)"),
     ],
 )
-def test_data_that_are_not_there_are_one_sentence(name, words, tmp_path, monkeypatch, capsys):
+def test_missing_data_are_reported_in_one_sentence(name, words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PL_FED_DATA", str(tmp_path / "none"))
     config = ROOT / "configs" / f"{name}.yaml"
-    files = [ROOT / word for word in command(config) if word.endswith(".yaml")]
+    files = [ROOT / word for word in arguments_of(config) if word.endswith(".yaml")]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        main(["fit", *(f"--config={file}" for file in files), *SHORT])
-    (found,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert found.startswith("error: Expected argument ")
-    assert words in found
+        main(["fit", *(f"--config={file}" for file in files), *ONE_ROUND])
+    (message,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert message.startswith("error: Expected argument ")
+    assert words in message
 
 
-def test_the_loss_of_tags_falls(tmp_path, monkeypatch):
-    """Real-valued targets, several a sample: metrics are losses, and training lowers them."""
+def test_training_lowers_the_loss_of_the_multi_label_config(tmp_path, monkeypatch):
+    """Each sample has several real-valued targets: the metrics have losses, but no accuracy."""
     monkeypatch.chdir(ROOT)
     path = write_tags(tmp_path, words=200, tags=20, each=20)
     main(
         [
-            *("fit", "--config", "configs/stackoverflow_tags.yaml", *SHORT),
+            *("fit", "--config", "configs/stackoverflow_tags.yaml", *ONE_ROUND),
             *("--data.dataset.path", str(path), "--trainer.default_root_dir", str(tmp_path)),
             *("--model.net.in_features", "200", "--model.net.num_classes", "20"),
             *("--model.optimizer.lr", "10", "--trainer.max_epochs", "20"),

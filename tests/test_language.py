@@ -30,7 +30,7 @@ EXEMPT_FUNCTIONS = {"before_instantiate_classes"}  # a hook of LightningCLI
 ADJECTIVES = {  # participles that belong to a noun: ``trimmed_mean``, ``training_step``
     *("ascending", "cached", "centred", "enclosing", "frozen", "loading", "mapping", "masked"),
     *("merging", "missing", "mixed", "needed", "padded", "pulled", "running", "spaced"),
-    *("squared", "symmetrized", "tested", "tilted", "training", "trimmed", "uncalled"),
+    *("squared", "symmetrized", "tested", "tilted", "training", "trimmed"),
     *("undefined", "unfrozen", "unpadded", "untrained", "validated", "weighted"),
     *("finished", "reading"),
 }

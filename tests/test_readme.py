@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from made_data import write_mnist
 
 from pl_fed import data
 from pl_fed.clients import Client, Model
@@ -61,12 +62,12 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_python_from_a_notebook(folder, capsys):
+def test_python_example_of_a_fit_reaches_some_accuracy(folder, capsys):
     exec(block("python", "import pl_fed\n"), {})
     assert 0.5 < float(capsys.readouterr().out.splitlines()[-1]) <= 1
 
 
-def test_tensors_that_are_at_hand():
+def test_example_of_a_data_source_loads_tensors():
     names = {"torch": torch, "data": data, "my_dataset": Endless()}
     names["my_owners"] = torch.tensor([2, 0, 1, 1, 2, 0])
     exec(block("python", "class Mine"), names)
@@ -76,11 +77,11 @@ def test_tensors_that_are_at_hand():
     assert names["mine"].clients.owners == [["Ada"], ["Bo"], ["Cy"]]
 
 
-def test_a_plain_test_of_an_algorithm(folder):
+def test_example_test_of_an_algorithm_passes(folder):
     exec(block("python", "client.new_round"), {})
 
 
-def test_data_of_ones_own(folder):
+def test_example_of_users_data_fits(folder):
     exec(block("python", "np.savez"), {})
     (folder / "mine.yaml").write_text(block("yaml", "# mine.yaml"))
     layers = ["--config", "configs/quickstart.yaml", "--config", "mine.yaml"]
@@ -90,7 +91,7 @@ def test_data_of_ones_own(folder):
 
 
 @pytest.mark.slow
-def test_a_model_taken_home(folder, capsys):
+def test_example_of_an_export_gives_logits(folder, capsys):
     main(["fit", "--config", "configs/quickstart.yaml", *SHORT])
     (run,) = folder.glob("runs/quickstart/*")
     words = block("bash", "--select validation").replace(
@@ -108,21 +109,22 @@ def test_a_model_taken_home(folder, capsys):
 
 
 @pytest.mark.slow
-def test_a_report(folder):
+def test_example_of_a_report_runs(folder):
     main(["fit", "--config", "configs/quickstart.yaml", *SHORT])
     main(shlex.split(block("bash", "pl_fed report"), comments=True)[3:])
     assert "Ditto" in (folder / "runs" / "report" / "report.html").read_text()
 
 
-def test_the_readme_has_commands():
+def test_readme_has_fit_commands():
     assert len(commands()) >= 8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", commands(), ids=lambda words: "-".join(words)[:60])
-def test_command(folder, arguments, real_data):
-    if "fashion_mnist" in " ".join(arguments) and not real_data:
-        pytest.skip("PL_FED_DATA does not name a folder with the real data")
+def test_command_runs(folder, arguments, monkeypatch):
+    if "fashion_mnist" in " ".join(arguments):
+        write_mnist(folder / "data", "FashionMNIST")
+        monkeypatch.setenv("PL_FED_DATA", str(folder / "data"))
     if arguments[-1] in ("--help", "--print_config"):
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
@@ -137,7 +139,7 @@ def test_command(folder, arguments, real_data):
     assert list(folder.glob("runs/*/*/per_client.csv"))
 
 
-def test_paths_that_the_readme_names_exist():
+def test_paths_in_the_readme_exist():
     named = re.findall(r"(?:configs|experiments)/[\w/]+\.(?:yaml|py)", TEXT)
     assert named
     for name in named:
@@ -147,12 +149,12 @@ def test_paths_that_the_readme_names_exist():
             assert (ROOT / "pl_fed" / name).is_dir(), name
 
 
-def test_configs_are_yaml():
+def test_example_config_is_yaml():
     assert yaml.safe_load(block("yaml", "# mine.yaml"))["data"]["partitioner"] is None
 
 
 @pytest.mark.parametrize("readme", ROOMS, ids=lambda path: path.parent.name)
-def test_the_readme_of_a_room(readme, tmp_path, monkeypatch):
+def test_code_of_a_package_readme_runs(readme, tmp_path, monkeypatch):
     """Each Python block is a file, named in its first line; its tests pass and its fits run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -175,7 +177,7 @@ def test_the_readme_of_a_room(readme, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("readme", ROOMS, ids=lambda path: path.parent.name)
-def test_files_that_the_readme_of_a_room_names_exist(readme):
+def test_files_in_a_package_readme_exist(readme):
     text = re.sub(r"^```.*?^```", "", readme.read_text(), flags=re.DOTALL | re.MULTILINE)
     named = re.findall(r"`([\w/]+\.py)`", text)
     assert named
@@ -183,7 +185,7 @@ def test_files_that_the_readme_of_a_room_names_exist(readme):
         assert (readme.parent / name).is_file() or (ROOT / name).is_file(), name
 
 
-def test_the_readme_of_the_algorithms_names_all_that_an_author_writes():
+def test_readme_of_the_algorithms_names_all_members_for_authors():
     text = (ROOT / "pl_fed" / "clients" / "README.md").read_text().replace("`self.", "`")
     named = set(re.findall(r"`(\w+)", text))
     serving = {

@@ -1,13 +1,12 @@
-"""A run that was killed and resumed ends as if it had never been killed, bit for bit."""
+"""A run that was killed and resumed ends bit for bit as an uninterrupted run."""
 
 import csv
 import functools
+import multiprocessing
 import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -54,31 +53,31 @@ MONITOR = "val/personal/loss"
 
 
 class Killed(Exception):  # noqa: N818
-    """Stands for a kill: nothing is saved on the way out."""
+    """Stands for a kill: nothing is saved afterwards."""
 
 
 class Killer(Callback):
-    """Dies at a hook, in round 3 or in the first one after it in which the hook is called."""
+    """Raises at a hook, in the first round from ``start`` on in which the hook is called."""
 
-    def __init__(self, hook=None):
-        self.hook = hook
+    def __init__(self, hook=None, start=3):
+        self.hook, self.start = hook, start
         if hook not in (None, "training_step"):
-            setattr(self, hook, self.die)
+            setattr(self, hook, self.kill)
 
-    def die(self, trainer, *_):
-        if trainer.current_epoch >= 3:
+    def kill(self, trainer, *_):
+        if trainer.current_epoch >= self.start:
             raise Killed
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        pl_module.dies = self.hook == "training_step" and trainer.current_epoch >= 3
+        pl_module.dies = self.hook == "training_step" and trainer.current_epoch >= self.start
 
 
 class LateKiller(Killer, Checkpoint):
-    """The same, right after a checkpoint was saved at that hook: checkpoints come last."""
+    """A killer that is called after the callback that saves: checkpoints come last."""
 
 
 class Mortal(Ditto):
-    """Ditto, which can die in the middle of a round: in the second client's second step."""
+    """Ditto that can be killed in the middle of a round: in the second client's second step."""
 
     dies, steps = False, 0
 
@@ -128,7 +127,7 @@ def make(
     memory=0.5,
     **arguments,
 ):
-    """Make the trainer and the client of a run: nothing is shared with those of another run."""
+    """Return a trainer and a client that share nothing with those of another run."""
     torch.manual_seed(0)
     algorithm = client(
         net(),
@@ -157,16 +156,17 @@ def make(
     return trainer, algorithm
 
 
-def rows(folder, leave_out=("time/round",)):
+def rows(folder, excluded=("time/round",)):
+    """Return the rows of metrics.csv without the columns that measure time."""
     with (folder / "metrics.csv").open(newline="") as file:
         return [
-            {name: value for name, value in row.items() if name not in leave_out}
+            {name: value for name, value in row.items() if name not in excluded}
             for row in csv.DictReader(file)
         ]
 
 
 def differences(one, other, where=""):
-    """Yield where two nests of dicts, lists and tensors differ."""
+    """Yield the places at which two nests of dicts, lists and tensors differ."""
     if isinstance(one, torch.Tensor):
         if one.dtype != other.dtype or not torch.equal(one, other):
             yield where
@@ -182,150 +182,182 @@ def differences(one, other, where=""):
         yield f"{where}: {one} and {other}"
 
 
-def placeless(nest, folder):
-    """Replace the run's folder in a checkpoint's paths, and leave out what measures time."""
+def normalized(nest, folder):
+    """Return a checkpoint without its folder in paths and without measured times."""
     if isinstance(nest, dict):
         return {
-            placeless(name, folder): placeless(each, folder)
-            for name, each in nest.items()
+            normalized(name, folder): normalized(entry, folder)
+            for name, entry in nest.items()
             if name != "time/round"
         }
     return nest.replace(str(folder), "RUN") if isinstance(nest, str) else nest
 
 
 def checkpoint(folder):
-    """Return the last checkpoint; whether it was saved in its last round or after it is all one."""
+    """Return the last checkpoint, without the counters of the moment at which it was saved."""
     content = torch.load(last_checkpoint(folder), weights_only=True)
     del content["epoch"], content["loops"]["fit_loop"]["epoch_progress"]
-    return placeless(content, folder)
+    return normalized(content, folder)
 
 
 def outcome(trainer, client, folder):
-    """Return all that a run ends with."""
+    """Return the final state of a run."""
     return {
         "rounds": (trainer.current_epoch, trainer.global_step),
         "client": client.state_dict(),
         "federation": trainer.federation.state_dict(),
         "learning rates": [group["lr"] for group in trainer.optimizers[0].param_groups],
-        "schedules": [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs],
+        "schedules": [entry.scheduler.state_dict() for entry in trainer.lr_scheduler_configs],
         "metrics.csv": rows(folder),
         "checkpoint": checkpoint(folder),
     }
 
 
-def run(folder, **how):
+def run(folder, **settings):
+    """Run to the end; return the final state."""
     folder.mkdir()
-    trainer, client = make(folder, **how)
+    trainer, client = make(folder, **settings)
     trainer.fit(client, digits())
     return outcome(trainer, client, folder)
 
 
-def run_killed(folder, kill, **how):
-    """Run until killed, and resume."""
-    folder.mkdir()
-    trainer, client = make(folder, kill=kill, **how)
+def kill(folder, killer, resumes=False, **settings):
+    """Run until killed; return the round in which that was."""
+    folder.mkdir(exist_ok=resumes)
+    trainer, client = make(folder, kill=killer, **settings)
     with pytest.raises(Killed):
-        trainer.fit(client, digits())
-    return resume(folder, **how)
+        trainer.fit(client, digits(), ckpt_path="last" if resumes else None)
+    return trainer.current_epoch
 
 
-def resume(folder, **how):
-    trainer, client = make(folder, **how)
+def resume(folder, **settings):
+    """Resume to the end; return the final state."""
+    trainer, client = make(folder, **settings)
     trainer.fit(client, digits(), ckpt_path="last")
     return outcome(trainer, client, folder)
 
 
-def saved(**how):
-    """Return callbacks that save: made anew for each run, as they remember."""
-    return lambda: [ModelCheckpoint(save_last=True, **how)]
+def kill_and_resume(folder, killer, **settings):
+    """Run until killed, and resume to the end; return the final state."""
+    kill(folder, killer, **settings)
+    return resume(folder, **settings)
 
 
-MOMENTS = [
+def saver(**settings):
+    """Return a function that returns new callbacks that save: they have a state."""
+    return lambda: [ModelCheckpoint(save_last=True, **settings)]
+
+
+MOMENTS = [  # in an order in which a validation follows some rounds after the one before it
+    "on_validation_start",
     "on_train_epoch_start",
     "on_train_batch_start",
+    "on_validation_batch_end",
     "training_step",
     "on_before_optimizer_step",
-    "on_train_batch_end",
-    "on_validation_start",
-    "on_validation_batch_end",
     "on_validation_epoch_end",
-    "on_validation_end",
+    "on_train_batch_end",
     "on_train_epoch_end",
-    "on_train_end",
+    "on_validation_end",
 ]
 SAVES = {
-    "each epoch": (saved(), {}),
-    "each epoch, max_steps": (saved(), {"max_steps": ROUNDS, "max_epochs": None}),
+    "each epoch": (saver(), {}),
+    "each epoch, max_steps": (saver(), {"stop": "max_steps"}),
     "each epoch, validation every 2nd": (
-        saved(save_on_train_epoch_end=True),
+        saver(save_on_train_epoch_end=True),
         {"check_val_every_n_epoch": 2},
     ),
-    "each validation": (saved(save_on_train_epoch_end=False), {}),
-    "each validation, every 2nd": (saved(), {"check_val_every_n_epoch": 2}),
+    "each validation": (saver(save_on_train_epoch_end=False), {}),
+    "each validation, every 2nd": (saver(), {"check_val_every_n_epoch": 2}),
     "each validation, every 3rd": (
-        saved(save_on_train_epoch_end=False),
-        {"check_val_every_n_epoch": 3, "max_steps": ROUNDS},
+        saver(save_on_train_epoch_end=False),
+        {"check_val_every_n_epoch": 3, "stop": "max_epochs and max_steps"},
     ),
     "the best of each validation": (
-        saved(monitor=MONITOR, save_top_k=-1, save_on_train_epoch_end=False),
+        saver(monitor=MONITOR, save_top_k=-1, save_on_train_epoch_end=False),
         {},
     ),
-    "each step": (saved(every_n_train_steps=1), {}),
+    "each step": (saver(every_n_train_steps=1), {}),
     "each step, max_steps": (
-        saved(every_n_train_steps=1),
-        {"max_steps": ROUNDS, "check_val_every_n_epoch": 2},
+        saver(every_n_train_steps=1),
+        {"check_val_every_n_epoch": 2, "stop": "max_epochs and max_steps"},
     ),
 }
+
+
+def settings_of(name, rounds=ROUNDS, **settings):
+    """Return the settings of a run that saves in one of the ways above, with new callbacks."""
+    make_callbacks, own_settings = SAVES[name]
+    settings = {**own_settings, **settings}
+    stop = settings.pop("stop", "max_epochs")
+    for limit in ("max_epochs", "max_steps"):
+        if limit in stop:
+            settings[limit] = rounds
+        elif limit == "max_epochs":
+            settings[limit] = None
+    return {"callbacks": make_callbacks(), **settings}
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Return the outcome of a run that is not killed, one for each way of saving."""
+    """Returns the final state of a run that is not killed, which saves in one of the ways above."""
 
     @functools.cache
-    def outcome_of(name):
-        make_callbacks, arguments = SAVES[name]
-        folder = tmp_path_factory.mktemp("whole") / "run"
-        return run(folder, callbacks=make_callbacks(), **arguments)
+    def final_state(name, rounds=ROUNDS):
+        folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+        return run(folder, **settings_of(name, rounds))
 
-    return outcome_of
+    return final_state
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
+def test_resumed_run_equals_uninterrupted_run(tmp_path, uninterrupted, moment):
+    """For each moment of a kill; the next test combines them with all ways of saving."""
+    name = "each epoch"
+    kill(tmp_path / "run", Killer(moment), **settings_of(name))
+    resumed = resume(tmp_path / "run", **settings_of(name))
+    assert list(differences(uninterrupted(name), resumed)) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAVES)
-def test_killed_and_resumed_is_as_never_killed(tmp_path, uninterrupted, name, moment):
-    make_callbacks, arguments = SAVES[name]
-    folder = tmp_path / "run"
-    folder.mkdir()
-    trainer, client = make(folder, kill=moment, callbacks=make_callbacks(), **arguments)
-    with pytest.raises(Killed):
-        trainer.fit(client, digits())
-    result = resume(folder, callbacks=make_callbacks(), **arguments)
-    expected = uninterrupted(name)
-    if moment == "on_train_end":  # resumed when all is done, ModelCheckpoint saves that moment
-        expected = {**expected, "checkpoint": result["checkpoint"]}
-    assert list(differences(expected, result)) == []
+def test_run_resumed_after_each_kill_equals_uninterrupted_run(tmp_path, uninterrupted, name):
+    """The run is killed at each of the moments in turn, each time in a later round."""
+    start, rounds = 3, 10 + 4 * SAVES[name][1].get("check_val_every_n_epoch", 1)
+    settings = functools.partial(settings_of, name, rounds, num_sanity_val_steps=0)
+    first = [*SAVES].index(name)  # so that each way of saving has another kill before any resume
+    for index, moment in enumerate(MOMENTS[first:] + MOMENTS[:first]):
+        killed = kill(tmp_path / "run", Killer(moment, start), resumes=index > 0, **settings())
+        assert killed >= start
+        start = killed + 1
+    resumed = resume(tmp_path / "run", **settings())
+    assert list(differences(uninterrupted(name, rounds), resumed)) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAVES)
+def test_run_killed_at_its_end_and_resumed_equals_uninterrupted_run(tmp_path, uninterrupted, name):
+    rounds = 3
+    kill(tmp_path / "run", Killer("on_train_end", start=0), **settings_of(name, rounds))
+    resumed = resume(tmp_path / "run", **settings_of(name, rounds))
+    # resumed after the last round, ModelCheckpoint saves that moment
+    expected = {**uninterrupted(name, rounds), "checkpoint": resumed["checkpoint"]}
+    assert list(differences(expected, resumed)) == []
+
+
+after_training = saver(every_n_train_steps=1)
+after_validation = saver(save_on_train_epoch_end=False)
+after_round = saver(save_on_train_epoch_end=True)
 RESUMES = {
-    "after the training": (saved(every_n_train_steps=1), "on_validation_start"),
-    "after the validation": (saved(save_on_train_epoch_end=False), "on_train_epoch_end"),
-    "after the round": (saved(save_on_train_epoch_end=True), "on_train_epoch_start"),
-    "as soon as the training is saved": (
-        saved(every_n_train_steps=1),
-        LateKiller("on_train_batch_end"),
-    ),
-    "as soon as the validation is saved": (
-        saved(save_on_train_epoch_end=False),
-        LateKiller("on_validation_end"),
-    ),
-    "as soon as the round is saved": (
-        saved(save_on_train_epoch_end=True),
-        LateKiller("on_train_epoch_end"),
-    ),
+    "after the training": (after_training, "on_validation_start"),
+    "after the validation": (after_validation, "on_train_epoch_end"),
+    "after the round": (after_round, "on_train_epoch_start"),
+    "as soon as the training is saved": (after_training, LateKiller("on_train_batch_end")),
+    "as soon as the validation is saved": (after_validation, LateKiller("on_validation_end")),
+    "as soon as the round is saved": (after_round, LateKiller("on_train_epoch_end")),
 }
-"""Where a round is taken up again: how it is saved, and when the run is killed."""
+"""The place in a round at which a run resumes: how it is saved, and when it is killed."""
 resumes = pytest.mark.parametrize(("save", "moment"), RESUMES.values(), ids=RESUMES)
 
 TRAINED = {
@@ -342,12 +374,12 @@ TRAINED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", TRAINED.values(), ids=TRAINED)
-def test_whatever_is_trained(tmp_path, how):
+@pytest.mark.parametrize("settings", TRAINED.values(), ids=TRAINED)
+def test_resumed_run_with_other_settings_equals_uninterrupted_run(tmp_path, settings):
     save, moment = RESUMES["after the training"]
-    whole = run(tmp_path / "whole", callbacks=save(), **how)
-    again = run_killed(tmp_path / "killed", moment, callbacks=save(), **how)
-    assert list(differences(whole, again)) == []
+    expected = run(tmp_path / "uninterrupted", callbacks=save(), **settings)
+    resumed = kill_and_resume(tmp_path / "killed", moment, callbacks=save(), **settings)
+    assert list(differences(expected, resumed)) == []
 
 
 class LogsAtTheEnd(Callback):
@@ -355,102 +387,132 @@ class LogsAtTheEnd(Callback):
         pl_module.log("mine", float(trainer.current_epoch) ** 2)
 
 
-WATCHERS = {
-    "EarlyStopping after validation": lambda: [
-        EarlyStopping(MONITOR, patience=9, check_on_train_epoch_end=False)
+WATCHERS = {  # two groups, because two callbacks EarlyStopping have the same key in a checkpoint
+    "EarlyStopping after validation, LearningRateMonitor, a user's metric": lambda: [
+        EarlyStopping(MONITOR, patience=9, check_on_train_epoch_end=False),
+        LearningRateMonitor(),
+        LogsAtTheEnd(),
     ],
-    "EarlyStopping after the round": lambda: [EarlyStopping(MONITOR, patience=9)],
-    "LearningRateMonitor": lambda: [LearningRateMonitor()],
-    "WeightAveraging": lambda: [WeightAveraging()],
-    "a metric of one's own": lambda: [LogsAtTheEnd()],
+    "EarlyStopping after the round, WeightAveraging": lambda: [
+        EarlyStopping(MONITOR, patience=9),
+        WeightAveraging(),
+    ],
 }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted_run(tmp_path_factory):
+    """Returns the final state of a run with the settings of a function, computed once."""
+
+    @functools.cache
+    def final_state(make_settings):
+        return run(tmp_path_factory.mktemp("uninterrupted") / "run", **make_settings())
+
+    return final_state
+
+
+@functools.cache
+def watched(watchers, save):
+    """Return a function that returns the settings of a run with callbacks that watch and save."""
+    return lambda: {"callbacks": [*watchers(), *save()]}
 
 
 @pytest.mark.slow
 @resumes
 @pytest.mark.parametrize("watchers", WATCHERS.values(), ids=WATCHERS)
-def test_whoever_watches(tmp_path, watchers, save, moment):
-    whole = run(tmp_path / "whole", callbacks=[*watchers(), *save()])
-    again = run_killed(tmp_path / "killed", moment, callbacks=[*watchers(), *save()])
-    assert list(differences(whole, again)) == []
+def test_resumed_callbacks_equal_those_of_an_uninterrupted_run(
+    tmp_path, uninterrupted_run, watchers, save, moment
+):
+    settings = watched(watchers, save)
+    resumed = kill_and_resume(tmp_path / "killed", moment, **settings())
+    assert list(differences(uninterrupted_run(settings), resumed)) == []
+
+
+@functools.cache
+def scheduled(save, every):
+    """Return a function that returns the settings of a run whose schedule watches a metric."""
+    return lambda: {
+        "schedule": plateau,
+        "check_val_every_n_epoch": every,
+        "callbacks": save(),
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2], ids=["each round", "every 2nd"])
 @resumes
-def test_a_schedule_that_watches_a_metric(tmp_path, every, save, moment):
-    how = {"schedule": plateau, "check_val_every_n_epoch": every}
-    whole = run(tmp_path / "whole", callbacks=save(), **how)
-    again = run_killed(tmp_path / "killed", moment, callbacks=save(), **how)
-    assert list(differences(whole, again)) == []
-    assert whole["learning rates"][0] < 0.1, "or the schedule had nothing to do"
+def test_resumed_schedule_that_watches_a_metric_equals_that_of_an_uninterrupted_run(
+    tmp_path, uninterrupted_run, every, save, moment
+):
+    settings = scheduled(save, every)
+    expected = uninterrupted_run(settings)
+    resumed = kill_and_resume(tmp_path / "killed", moment, **settings())
+    assert list(differences(expected, resumed)) == []
+    assert expected["learning rates"][0] < 0.1, "the schedule must have lowered the learning rate"
 
 
-def test_a_metric_seen_rounds_ago_is_still_there(tmp_path):
-    """EarlyStopping looks after each round, at a metric of every third."""
+def test_resumed_callback_remembers_a_metric_of_an_earlier_round(tmp_path):
+    """EarlyStopping looks after each round at a metric that is logged in every third."""
 
-    def callbacks():
+    def settings():
         stopping = EarlyStopping(MONITOR, patience=9, check_on_train_epoch_end=True, strict=False)
-        return [stopping, *saved(save_on_train_epoch_end=True)()]
+        return {"callbacks": [stopping, *after_round()], "check_val_every_n_epoch": 3}
 
-    how = {"check_val_every_n_epoch": 3}
-    whole = run(tmp_path / "whole", callbacks=callbacks(), **how)
-    again = run_killed(tmp_path / "killed", "on_train_epoch_start", callbacks=callbacks(), **how)
-    assert list(differences(whole, again)) == []
+    expected = run(tmp_path / "uninterrupted", **settings())
+    resumed = kill_and_resume(tmp_path / "killed", "on_train_epoch_start", **settings())
+    assert list(differences(expected, resumed)) == []
 
 
 @pytest.mark.slow
-def test_stopped_early_is_not_taken_up_again(tmp_path):
+def test_resumed_run_that_was_stopped_early_trains_no_further(tmp_path):
     def callbacks():
-        return [EarlyStopping("round", mode="max", stopping_threshold=3.0), *saved()()]
+        return [EarlyStopping("round", mode="max", stopping_threshold=3.0), *saver()()]
 
-    whole = run(tmp_path / "whole", callbacks=callbacks())
-    assert whole["rounds"] == (5, 5)
-    again = run_killed(tmp_path / "killed", "on_train_end", callbacks=callbacks())
-    assert list(differences(whole, again)) == []
-
-
-@pytest.mark.slow
-def test_more_rounds(tmp_path):
-    whole = run(tmp_path / "whole", schedule=None)
-    run(tmp_path / "longer", schedule=None, max_epochs=4)
-    longer = resume(tmp_path / "longer", schedule=None, max_epochs=ROUNDS)
-    assert list(differences(whole, longer)) == []
+    expected = run(tmp_path / "uninterrupted", callbacks=callbacks())
+    assert expected["rounds"] == (5, 5)
+    resumed = kill_and_resume(tmp_path / "killed", "on_train_end", callbacks=callbacks())
+    assert list(differences(expected, resumed)) == []
 
 
 @pytest.mark.slow
-def test_more_rounds_in_the_same_process(tmp_path):
-    whole = run(tmp_path / "whole", schedule=None)
-    folder = tmp_path / "longer"
+@pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
+def test_run_with_more_rounds_equals_a_run_of_all_rounds(tmp_path):
+    """It gets more rounds when it is resumed, or in the same process."""
+    expected = run(tmp_path / "uninterrupted", schedule=None)
+    run(tmp_path / "resumed", schedule=None, max_epochs=4)
+    resumed = resume(tmp_path / "resumed", schedule=None, max_epochs=ROUNDS)
+    assert list(differences(expected, resumed)) == []
+
+    folder = tmp_path / "same process"
     folder.mkdir()
     trainer, client = make(folder, schedule=None, max_epochs=4)
     trainer.fit(client, digits())
     trainer.fit_loop.max_epochs = ROUNDS
     trainer.fit(client, digits())
-    assert list(differences(whole, outcome(trainer, client, folder))) == []
+    assert list(differences(expected, outcome(trainer, client, folder))) == []
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
-@pytest.mark.parametrize("moment", ["on_validation_start", "on_train_epoch_end"])
-def test_fit_again_after_an_error(tmp_path, moment):
-    """The same trainer goes on where it was, without a checkpoint."""
-    how = {"schedule": None, "max_steps": ROUNDS, "check_val_every_n_epoch": 2}
-    folder = tmp_path / "run"
-    folder.mkdir()
-    killer = Killer(moment)
-    trainer, client = make(folder, kill=killer, **how)
-    with pytest.raises(Killed):
+def test_second_fit_after_an_error_continues_the_run(tmp_path):
+    """The same trainer continues without a checkpoint."""
+    settings = {"schedule": None, "max_steps": ROUNDS, "check_val_every_n_epoch": 2}
+    expected = run(tmp_path / "uninterrupted", **settings)
+    for moment in ("on_validation_start", "on_train_epoch_end"):
+        folder = tmp_path / moment
+        folder.mkdir()
+        killer = Killer(moment)
+        trainer, client = make(folder, kill=killer, **settings)
+        with pytest.raises(Killed):
+            trainer.fit(client, digits())
+        setattr(killer, moment, lambda *_: None)
         trainer.fit(client, digits())
-    setattr(killer, moment, lambda *_: None)
-    trainer.fit(client, digits())
-    whole = run(tmp_path / "whole", **how)
-    assert list(differences(whole, outcome(trainer, client, folder))) == []
+        assert list(differences(expected, outcome(trainer, client, folder))) == [], moment
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_plain_tensors_and_numbers(tmp_path):
-    run(tmp_path / "run", callbacks=[EarlyStopping(MONITOR), *saved(monitor=MONITOR)()])
+def test_checkpoint_holds_only_tensors_and_plain_values(tmp_path):
+    run(tmp_path / "run", callbacks=[EarlyStopping(MONITOR), *saver(monitor=MONITOR)()])
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         content = torch.load(path, weights_only=True)
         if path.stem == "last":  # as the last round ended, or after it if time was short
@@ -466,7 +528,7 @@ def test_a_checkpoint_is_plain_tensors_and_numbers(tmp_path):
         assert trainer.global_step == ROUNDS + 1
 
 
-# What does not fit
+# Refused checkpoints
 
 
 OTHERS = {
@@ -476,16 +538,15 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize(("what", "other"), OTHERS.items(), ids=OTHERS)
-def test_a_checkpoint_of_another_federation_is_refused(tmp_path, what, other):
-    how, num_clients = other
+def test_checkpoint_of_another_federation_is_refused(tmp_path):
     run(tmp_path / "run", max_epochs=1)
-    trainer, client = make(tmp_path / "run", **how)
-    with pytest.raises(ValueError, match=f"^Expected a checkpoint with the {what} "):
-        trainer.fit(client, digits(num_clients), ckpt_path="last")
+    for part, (settings, num_clients) in OTHERS.items():
+        trainer, client = make(tmp_path / "run", **settings)
+        with pytest.raises(ValueError, match=f"^Expected a checkpoint with the {part} "):
+            trainer.fit(client, digits(num_clients), ckpt_path="last")
 
 
-def test_a_checkpoint_of_plain_lightning_is_refused(tmp_path):
+def test_checkpoint_of_plain_lightning_is_refused(tmp_path):
     path = tmp_path / "checkpoints" / "last.ckpt"
     path.parent.mkdir()
     torch.save({"state_dict": {}, "pytorch-lightning_version": "2.6.0"}, path)
@@ -496,7 +557,7 @@ def test_a_checkpoint_of_plain_lightning_is_refused(tmp_path):
         trainer.fit(client, digits(), ckpt_path="last")
 
 
-def test_nothing_to_resume_is_refused(tmp_path):
+def test_resume_without_a_checkpoint_is_refused(tmp_path):
     trainer, client = make(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"^Expected argument `ckpt_path` = \"last\""):
         trainer.fit(client, digits(), ckpt_path="last")
@@ -504,42 +565,42 @@ def test_nothing_to_resume_is_refused(tmp_path):
         last_run(tmp_path)
 
 
-@pytest.mark.parametrize("evaluate", ["validate", "test", "predict"])
-def test_evaluations_take_the_last_checkpoint_or_say_that_there_is_none(tmp_path, evaluate):
-    """A new trainer's models are not trained."""
+def test_evaluations_load_the_last_checkpoint_and_refuse_to_run_without_one(tmp_path):
+    """The models of a new trainer are untrained."""
     run(tmp_path / "run", max_epochs=1)
-    trainer, client = make(tmp_path / "run")
-    getattr(trainer, evaluate)(client, datamodule=digits(), ckpt_path="last")
-    assert client.state_dict().keys()
     trained = checkpoint(tmp_path / "run")["state_dict"]
-    assert all(torch.equal(trained[name], row) for name, row in client.state_dict().items())
-    trainer, client = make(tmp_path / "other")
-    with pytest.raises(FileNotFoundError, match=r"^Expected argument `ckpt_path` = \"last\""):
+    for evaluate in ("validate", "test", "predict"):
+        trainer, client = make(tmp_path / "run")
         getattr(trainer, evaluate)(client, datamodule=digits(), ckpt_path="last")
+        assert client.state_dict().keys()
+        assert all(torch.equal(trained[name], row) for name, row in client.state_dict().items())
+        trainer, client = make(tmp_path / "other")
+        with pytest.raises(FileNotFoundError, match=r"^Expected argument `ckpt_path` = \"last\""):
+            getattr(trainer, evaluate)(client, datamodule=digits(), ckpt_path="last")
 
 
-# Where checkpoints lie, and how they are written
+# Folders of checkpoints, and writing them
 
 
-def test_the_last_run_is_the_one_that_was_saved_last(tmp_path):
+def test_last_run_is_the_one_saved_last(tmp_path):
     for name in ("a", "b", "c"):
-        run(tmp_path / name, max_epochs=1)
+        run(tmp_path / name, max_epochs=1, num_sanity_val_steps=0)
     os.utime(tmp_path / "b" / "checkpoints" / "last.ckpt")
     assert last_run(tmp_path) == tmp_path / "b"
 
 
-def test_a_run_whose_folder_was_moved_goes_on(tmp_path):
+def test_run_in_a_moved_folder_resumes(tmp_path):
     """Lightning does not recognise its last.ckpt then, and writes last-v1.ckpt."""
-    run(tmp_path / "here", callbacks=saved()(), max_epochs=2)
+    run(tmp_path / "here", callbacks=saver()(), max_epochs=2)
     (tmp_path / "here").rename(tmp_path / "there")
     with pytest.warns(UserWarning, match="dirpath has changed"):
-        resume(tmp_path / "there", callbacks=saved()(), max_epochs=4)
+        resume(tmp_path / "there", callbacks=saver()(), max_epochs=4)
     assert (tmp_path / "there" / "checkpoints" / "last-v1.ckpt").exists()
     assert checkpoint(tmp_path / "there")["global_step"] == 4
     assert last_run(tmp_path) == tmp_path / "there"
 
 
-def test_a_kill_while_writing_leaves_the_good_checkpoint(tmp_path, monkeypatch):
+def test_kill_while_writing_leaves_the_previous_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint({"round": 1}, path)
 
@@ -554,53 +615,53 @@ def test_a_kill_while_writing_leaves_the_good_checkpoint(tmp_path, monkeypatch):
     monkeypatch.undo()
     AtomicCheckpointIO().save_checkpoint({"round": 2}, path)
     assert torch.load(path, weights_only=True) == {"round": 2}
-    assert [each.name for each in tmp_path.iterdir()] == ["last.ckpt"], "what was left is used"
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"], "no partial file remains"
 
 
-def test_a_kill_while_writing_one_leaves_nothing_beside_the_next(tmp_path, monkeypatch):
-    """Checkpoints of each round have names of their own; what a kill leaves is used by the next."""
+def test_next_checkpoint_overwrites_the_partial_file_of_a_kill(tmp_path, monkeypatch):
+    """Also if the checkpoint of each round has a name of its own."""
     monkeypatch.setattr(os, "fsync", Mock(side_effect=Killed))
     with pytest.raises(Killed):
         AtomicCheckpointIO().save_checkpoint({"round": 1}, tmp_path / "round=1.ckpt")
     monkeypatch.undo()
     assert not (tmp_path / "round=1.ckpt").exists()
     AtomicCheckpointIO().save_checkpoint({"round": 2}, tmp_path / "round=2.ckpt")
-    assert [each.name for each in tmp_path.iterdir()] == ["round=2.ckpt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["round=2.ckpt"]
 
 
 @pytest.fixture
-def all_is_large(monkeypatch):
-    """Checkpoints are mapped, and states are half in memory and half on disk, in many blocks."""
+def large_sizes(monkeypatch):
+    """Lets checkpoints count as large, so that they are mapped, and states take many blocks."""
     monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0)
     monkeypatch.setattr(pl_fed.lightning.checkpoints, "_PIECE", 0)
     monkeypatch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 1)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("all_is_large")
-def test_a_large_run_is_as_any_other(tmp_path, uninterrupted):
-    """It is killed, and resumed from a mapped checkpoint; all that it ends with is the same."""
+@pytest.mark.usefixtures("large_sizes")
+def test_run_resumed_from_a_large_checkpoint_equals_uninterrupted_run(tmp_path):
+    """The checkpoint is mapped, and half of the states are in memory, half on disk."""
     save, moment = RESUMES["after the training"]
     size = sum(p.numel() for p in dropout_net().parameters()) * 4
-    again = run_killed(
+    resumed = kill_and_resume(
         tmp_path / "killed", moment, callbacks=save(), memory=3 * size, max_epochs=ROUNDS
     )
-    whole = run(tmp_path / "whole", callbacks=save())
-    for each in (whole, again):
-        for content in (each["federation"], each["checkpoint"]["federation"]):
+    expected = run(tmp_path / "uninterrupted", callbacks=save())
+    for final_state in (expected, resumed):
+        for content in (final_state["federation"], final_state["checkpoint"]["federation"]):
             personal = content["store"]["personal"]
             assert len(personal["rows"]) == len(personal["clients"]) == 5, "a block for each row"
-    assert list(differences(whole, again)) == []
+    assert list(differences(expected, resumed)) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_a_checkpoint_is_streamed(tmp_path, monkeypatch, on_disk):
-    """Saving and loading 64 MB of states takes a few blocks of memory more, not 64 MB."""
+def test_checkpoint_is_written_and_read_in_pieces(tmp_path, monkeypatch, on_disk):
+    """Saving and loading 64 MB of states takes a few blocks of extra memory, not 64 MB."""
     monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0)
     monkeypatch.setattr(
         pl_fed.lightning.checkpoints, "_PARTS", {}
-    )  # this one has clients' states alone
+    )  # this checkpoint holds only the states of clients
     monkeypatch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 1 << 22)
     defaults, path = {"personal": torch.zeros(1 << 18)}, tmp_path / "last.ckpt"
     store, again = (ClientStore(64, defaults, tmp_path if on_disk else None) for _ in range(2))
@@ -608,17 +669,17 @@ def test_a_checkpoint_is_streamed(tmp_path, monkeypatch, on_disk):
         store.write("personal", torch.tensor([client]), torch.full((1, 1 << 18), client + 1.0))
     peaks, page_out = [], pl_fed.state.store.page_out
 
-    def watched_write(self, content):
+    def recording_write(self, content):
         peaks.append(resident())
         return write(self, content)
 
-    def watched_page_out(rows):
+    def recording_page_out(rows):
         peaks.append(resident())
         page_out(rows)
 
     write = pl_fed.lightning.checkpoints._Stream.write
-    monkeypatch.setattr(pl_fed.lightning.checkpoints._Stream, "write", watched_write)
-    monkeypatch.setattr(pl_fed.state.store, "page_out", watched_page_out)
+    monkeypatch.setattr(pl_fed.lightning.checkpoints._Stream, "write", recording_write)
+    monkeypatch.setattr(pl_fed.state.store, "page_out", recording_page_out)
     before = resident()
     content = {"federation": {"format": CHECKPOINT_FORMAT, "store": store.state_dict()}}
     AtomicCheckpointIO().save_checkpoint(content, path)
@@ -634,17 +695,17 @@ def test_a_checkpoint_is_streamed(tmp_path, monkeypatch, on_disk):
 
 
 def resident():
-    """Bytes of memory that this process really has."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-@pytest.mark.parametrize("how", ["OnExceptionCheckpoint", "save_on_exception"])
-def test_within_a_round_nothing_is_saved_on_exception(tmp_path, how):
-    """Clients would be ahead of the server, and the last good checkpoint overwritten."""
+@pytest.mark.parametrize("kind", ["OnExceptionCheckpoint", "save_on_exception"])
+def test_exception_within_a_round_saves_no_checkpoint(tmp_path, kind):
+    """The clients would be ahead of the server, and the last good checkpoint overwritten."""
     folder = tmp_path / "run"
     folder.mkdir()
-    callbacks = saved(every_n_epochs=2, save_on_exception=how == "save_on_exception")()
-    if how == "OnExceptionCheckpoint":
+    callbacks = saver(every_n_epochs=2, save_on_exception=kind == "save_on_exception")()
+    if kind == "OnExceptionCheckpoint":
         callbacks.append(OnExceptionCheckpoint(folder / "checkpoints", "exception"))
     trainer, client = make(folder, kill="training_step", callbacks=callbacks)
     with (
@@ -659,51 +720,50 @@ def test_within_a_round_nothing_is_saved_on_exception(tmp_path, how):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:No checkpoint is written")
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_the_last_checkpoint_after_an_exception(tmp_path, uninterrupted, moment):
-    """It is saved once more on the way out, unless the round cannot be."""
+@pytest.mark.parametrize("moment", [*MOMENTS, "on_train_end"])
+def test_exception_between_rounds_saves_the_last_checkpoint(tmp_path, uninterrupted, moment):
     folder = tmp_path / "run"
     folder.mkdir()
-    saver = LastCheckpoint()
-    trainer, client = make(folder, kill=moment, callbacks=[saver])
-    saver.on_train_start = lambda *_: setattr(saver, "_training", True)
-    saver.on_train_epoch_end = lambda *_: None
+    last = LastCheckpoint()
+    trainer, client = make(folder, kill=moment, callbacks=[last])
+    last.on_train_start = lambda *_: setattr(last, "_training", True)
+    last.on_train_epoch_end = lambda *_: None
     with pytest.raises(Killed):
         trainer.fit(client, digits())
-    within = moment in (
+    is_within_round = moment in (
         *("training_step", "on_before_optimizer_step", "on_train_batch_end"),
-        "on_validation_end",  # of callbacks that watch, some may have looked
+        "on_validation_end",  # some of the callbacks that watch may have been called already
     )
-    assert (last_checkpoint(folder) is None) is within
-    if not within:
-        result = resume(folder)
-        expected = {**uninterrupted("each epoch"), "checkpoint": result["checkpoint"]}
-        assert list(differences(expected, result)) == []
+    assert (last_checkpoint(folder) is None) is is_within_round
+    if not is_within_round:
+        resumed = resume(folder)
+        expected = {**uninterrupted("each epoch"), "checkpoint": resumed["checkpoint"]}
+        assert list(differences(expected, resumed)) == []
+
+
+def watching_settings():
+    """Return the settings of a run whose callbacks and schedule decide by a metric."""
+    stopping = EarlyStopping(MONITOR, min_delta=9.0, patience=4, check_on_train_epoch_end=True)
+    schedule = functools.partial(
+        ReduceLROnPlateau, monitor=MONITOR, factor=0.5, patience=2, threshold=0.99
+    )
+    return {"schedule": schedule, "callbacks": [stopping, LastCheckpoint()]}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "moment", ["on_validation_batch_end", "on_validation_epoch_end", "on_train_epoch_end"]
 )
-def test_whoever_watches_looks_once_though_a_round_was_ended_twice(tmp_path, moment):
-    def how():
-        stopping = EarlyStopping(MONITOR, min_delta=9.0, patience=4, check_on_train_epoch_end=True)
-        schedule = functools.partial(
-            ReduceLROnPlateau, monitor=MONITOR, factor=0.5, patience=2, threshold=0.99
-        )
-        return {"schedule": schedule, "callbacks": [stopping, LastCheckpoint()]}
-
-    whole = run(tmp_path / "whole", **how())
-    folder = tmp_path / "killed"
-    folder.mkdir()
-    trainer, client = make(folder, kill=moment, **how())
-    with pytest.raises(Killed):
-        trainer.fit(client, digits())
-    assert last_checkpoint(folder) is not None
-    again = resume(folder, **how())
-    left_out = {"checkpoint": None}  # it also holds when it was saved
-    assert list(differences(whole | left_out, again | left_out)) == []
-    assert 3 < whole["rounds"][0] < ROUNDS, "or nobody had anything to decide"
+def test_callbacks_count_a_round_once_though_it_ends_again_after_a_resume(
+    tmp_path, uninterrupted_run, moment
+):
+    kill(tmp_path / "killed", moment, **watching_settings())
+    assert last_checkpoint(tmp_path / "killed") is not None
+    resumed = resume(tmp_path / "killed", **watching_settings())
+    expected = uninterrupted_run(watching_settings)
+    excluded = {"checkpoint": None}  # it also holds the moment at which it was saved
+    assert list(differences(expected | excluded, resumed | excluded)) == []
+    assert 3 < expected["rounds"][0] < ROUNDS, "EarlyStopping must have stopped the run"
 
 
 class Unloadable(torch.optim.lr_scheduler.ConstantLR):
@@ -712,44 +772,43 @@ class Unloadable(torch.optim.lr_scheduler.ConstantLR):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["callback", "schedule"])
-def test_an_error_while_loading_leaves_the_checkpoint(tmp_path, what):
+def test_error_while_loading_leaves_the_checkpoint_unchanged(tmp_path):
     run(tmp_path / "run")
     before = last_checkpoint(tmp_path / "run").read_bytes()
-    killer = Killer()
-    if what == "callback":
-        killer.on_fit_start = fail
-    schedule = Unloadable if what == "schedule" else cosine
-    trainer, client = make(tmp_path / "run", kill=killer, schedule=schedule)
-    with pytest.raises(Killed):
-        trainer.fit(client, digits(), ckpt_path="last")
-    assert last_checkpoint(tmp_path / "run").read_bytes() == before
+    failing = Killer()
+    failing.on_fit_start = raise_killed
+    for settings in ({"kill": failing, "schedule": cosine}, {"schedule": Unloadable}):
+        trainer, client = make(tmp_path / "run", **settings)
+        with pytest.raises(Killed):
+            trainer.fit(client, digits(), ckpt_path="last")
+        assert last_checkpoint(tmp_path / "run").read_bytes() == before
 
 
-def fail(*_):
+def raise_killed(*_):
     raise Killed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 5], ids=["validated", "not validated"])
-def test_asked_to_end_a_run_ends_its_round_and_saves_it(tmp_path, every):
-    """SIGTERM is what a cluster sends before it kills."""
-    folder, how = tmp_path / "run", {"check_val_every_n_epoch": every}
+def test_run_saves_its_round_after_sigterm(tmp_path, every):
+    """A cluster sends SIGTERM before it kills."""
+    folder, settings = tmp_path / "run", {"check_val_every_n_epoch": every}
     folder.mkdir()
-    trainer, client = make(folder, **how)
-    trainer.callbacks[0].on_before_optimizer_step = ask_to_end
+    trainer, client = make(folder, **settings)
+    trainer.callbacks[0].on_before_optimizer_step = send_sigterm
     with pytest.raises(SIGTERMException):
         trainer.fit(client, digits())
     assert checkpoint(folder)["global_step"] == 4
-    assert list(differences(run(tmp_path / "whole", **how), resume(folder, **how))) == []
+    expected = run(tmp_path / "uninterrupted", **settings)
+    assert list(differences(expected, resume(folder, **settings))) == []
 
 
-def ask_to_end(trainer, *_):
+def send_sigterm(trainer, *_):
     if trainer.current_epoch == 3:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-# For good
+# Killed processes
 
 
 CONFIG = """
@@ -785,44 +844,50 @@ trainer:
 
 
 @pytest.mark.slow
-def test_killed_for_good_at_random_moments(tmp_path):
+def test_run_killed_by_sigkill_at_random_moments_equals_uninterrupted_run(tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    main(["fit", "--config", str(config), "--trainer.default_root_dir", str(whole)])
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    main(["fit", "--config", str(config), "--trainer.default_root_dir", str(uninterrupted)])
 
     moments = random.Random(os.getpid())
     for rounds in (-1, 5, 30, 60):
         process = start(config, killed)
         while not any(rounds_of(path.parent) > rounds for path in killed.glob("*/checkpoints")):
-            assert process.poll() is None, process.stderr.read()
+            assert process.is_alive(), process.exitcode
             time.sleep(0.01)
         time.sleep(moments.uniform(0, 0.1))
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
     process = start(config, killed)
-    assert process.wait() == 0, process.stderr.read()
+    process.join()
+    assert process.exitcode == 0
 
-    (one,), (other,) = whole.iterdir(), killed.iterdir()
-    assert list(differences(checkpoint(one), checkpoint(other))) == []
-    assert rows(one) == rows(other)
-    assert (one / "per_client.csv").read_text() == (other / "per_client.csv").read_text()
+    (expected,), (resumed,) = uninterrupted.iterdir(), killed.iterdir()
+    assert list(differences(checkpoint(expected), checkpoint(resumed))) == []
+    assert rows(expected) == rows(resumed)
+    assert (expected / "per_client.csv").read_text() == (resumed / "per_client.csv").read_text()
 
 
 def rounds_of(folder):
+    """Return the number of rounds that a run has logged."""
     return len(rows(folder)) if (folder / "metrics.csv").exists() else 0
 
 
 def start(config, root):
+    """Start or resume a run in a process of its own, which has the imports of a fork server."""
     arguments = ["fit", "--config", str(config), "--trainer.default_root_dir", str(root)]
     if any(root.glob("*/checkpoints")):
         arguments += ["--ckpt_path", "last"]
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    return subprocess.Popen(
-        [sys.executable, "-m", "pl_fed", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **threads},
-        cwd=Path(__file__).parent.parent,
-    )
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["worlds", "pl_fed.command.main"])  # other tests need `worlds`
+    process = context.Process(target=run_command, args=(arguments, torch.get_num_threads()))
+    process.start()
+    return process
+
+
+def run_command(arguments, threads):
+    """Run the command line with as many threads as the test has, for the same rounding."""
+    torch.set_num_threads(threads)
+    main(arguments)

@@ -60,7 +60,6 @@ class FederatedCLI(SectionsCLI):
         self.run_dir: Path | None = None
         self._lock: RunLock | None = None
         self._ckpt_path: str | None = None
-        self._arguments = sys.argv[1:] if args is None else args
         with contextlib.ExitStack() as self._until_the_end:
             try:
                 super().__init__(

@@ -27,15 +27,9 @@ set_loader(_YAML, load, exceptions=(yaml.YAMLError,))
 
 
 class Parser(LightningArgumentParser):
-    """Lightning's parser with short help and short error messages.
+    """Lightning's parser with short help and short error messages."""
 
-    Args:
-        has_sections: Whether the parser gets the sections of a config. The parser of a subcommand
-            that is not called needs only its name.
-    """
-
-    def __init__(self, *args: Any, has_sections: bool = True, **kwargs: Any) -> None:
-        self.has_sections = has_sections
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(
             *args, **{"parser_mode": _YAML, **kwargs, "formatter_class": ShortHelpFormatter}
         )

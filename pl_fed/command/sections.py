@@ -21,20 +21,13 @@ from pl_fed.federation import Federation
 class SectionsCLI(LightningCLI):
     """LightningCLI with the sections model, data, federation and trainer.
 
-    Only the subcommand that is called gets the sections: each takes a tenth of a second.
-
     Args:
         args: List of arguments to parse; ``None`` uses the command line.
-        parser_kwargs: Arguments of the parser.
         **arguments: Further arguments of LightningCLI.
     """
 
-    def __init__(
-        self,
-        args: ArgsType = None,
-        parser_kwargs: dict[str, Any] | None = None,
-        **arguments: Any,
-    ) -> None:
+    def __init__(self, args: ArgsType = None, **arguments: Any) -> None:
+        self._arguments = sys.argv[1:] if args is None else args
         with self._error_paths():
             super().__init__(
                 Client,
@@ -45,7 +38,6 @@ class SectionsCLI(LightningCLI):
                 subclass_mode_model=True,
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
-                parser_kwargs={**(parser_kwargs or {}), **_uncalled_subcommands(args)},
                 args=args,
                 **arguments,
             )
@@ -62,20 +54,19 @@ class SectionsCLI(LightningCLI):
                 error.args = (name_config_path(error.args[0], config), *error.args[1:])
             raise
 
-    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add ``seed_everything``."""
-        if _has_sections(parser):
-            super().add_default_arguments_to_parser(parser)
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Return the subcommands that need a parser, with the arguments to skip.
 
-    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the sections ``trainer``, ``model`` and ``data``."""
-        if _has_sections(parser):
-            super().add_core_arguments_to_parser(parser)
+        If the command line starts with a subcommand, only that one needs a parser: building a
+        parser takes longer than parsing a command line.
+        """
+        subcommands = LightningCLI.subcommands()
+        name = self._arguments[0] if isinstance(self._arguments, list) and self._arguments else ""
+        return {name: subcommands[name]} if name in subcommands else subcommands
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the section ``federation``."""
-        if _has_sections(parser):
-            parser.add_class_arguments(Federation, "federation", sub_configs=True)
+        parser.add_class_arguments(Federation, "federation", sub_configs=True)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments.
@@ -96,24 +87,6 @@ class SectionsCLI(LightningCLI):
                 "Expected argument `seed_everything` to be an integer from 0 to 4294967295 but got"
                 f" {str(config['seed_everything']).lower()}: set a number, for example 0."
             )
-
-
-def _has_sections(parser: LightningArgumentParser) -> bool:
-    return not isinstance(parser, Parser) or parser.has_sections
-
-
-def _uncalled_subcommands(args: ArgsType) -> dict[str, dict[str, Any]]:
-    """Return the parser arguments of the subcommands that the first argument does not call.
-
-    Returns an empty dictionary if the first argument is no subcommand: an option such as
-    ``--config`` may come before the subcommand and hold arguments of any.
-    """
-    arguments = sys.argv[1:] if args is None else args
-    names = LightningCLI.subcommands()
-    called = arguments[0] if isinstance(arguments, list) and arguments else None
-    if called not in names:
-        return {}
-    return {name: {"has_sections": False} for name in names if name != called}
 
 
 def _describe_wrong_encoding(error: UnicodeDecodeError) -> str:

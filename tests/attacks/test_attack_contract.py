@@ -208,8 +208,7 @@ def test_forged_rows_follow_the_ids_in_any_order_of_clients(kind, arguments, see
         attackers=round_context.attackers[to],
         observed=round_context.observed[frm],
         clients=round_context.clients[torch.randperm(9, generator=draws)],
-        simulate_merge=round_context.simulate_merge
-        and (lambda rows: round_context.simulate_merge(rows[back])),
+        simulate_merge=simulate_merge and (lambda rows: simulate_merge(rows[back])),
     )
     rows = attack.forge(benign, own, round_context)
     again = attack.forge(benign[frm], own[to], moved)

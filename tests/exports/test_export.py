@@ -128,7 +128,7 @@ def assert_gives(outputs, expected):
     torch.testing.assert_close(found, torch.tensor(probabilities).double(), rtol=0, atol=1e-6)
 
 
-CASES = {
+CASES = {  # a few local steps, as FedRep has them, give each client a model of its own
     "Ditto": {"lam": 0.1},
     "FLAME": {"lam": 1.0, "rho": 0.1},
     "Finetuning": {"finetune_steps": 4},
@@ -153,10 +153,10 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_files_give_what_predict_gives(case, tmp_path, monkeypatch):
+def test_exported_models_give_the_predictions_of_predict(case, tmp_path, monkeypatch):
     """State dict and program, on inputs that the manifest alone prepares."""
     monkeypatch.chdir(tmp_path)
-    how = {"algorithm": case, **CASES[case]}
+    how = {"algorithm": case, **({} if case == "FedRep" else {"local_steps": 3}), **CASES[case]}
     run = trained(tmp_path, **how)
     expected = predicted(run)
     out, about = export(run, "--client", *map(str, CLIENTS))
@@ -220,7 +220,7 @@ torch.save(found, folder / "found.pt")
 
 
 @pytest.mark.slow
-def test_where_there_is_no_pl_fed(folder):
+def test_exported_models_load_without_pl_fed(folder):
     out, about = export(folder, "--client", "all", "--global")
     names = [each["name"] for each in about["models"]]
     assert names == ["global", *(f"client_{k}" for k in range(6))]
@@ -241,7 +241,7 @@ def test_where_there_is_no_pl_fed(folder):
         assert torch.equal(tensor, saved[f"global_model.{name}"])
 
 
-def test_the_manifest_says_what_one_must_know(folder):
+def test_manifest_has_models_and_input_preparation(folder):
     _, about = export(folder, "--client", "4", "3")
     assert [each["client"] for each in about["models"]] == [4, 3], "in the order asked for"
     assert about["classes"] == 10
@@ -263,7 +263,7 @@ def test_the_manifest_says_what_one_must_know(folder):
 
 
 @pytest.mark.slow
-def test_validation_takes_the_better_model_as_the_hybrid_does(folder):
+def test_selection_by_validation_takes_the_model_with_the_better_accuracy(folder):
     """Each model's validation accuracy, counted anew from the files; ties go by the loss."""
     own, _ = export(folder, "--client", "all", "--global", out="own")
     best, about = export(folder, "--client", "all", "--select", "validation", out="best")
@@ -297,7 +297,7 @@ def test_validation_takes_the_better_model_as_the_hybrid_does(folder):
     assert set(chosen) == {"global", "personal"}, "or nothing was chosen here"
 
 
-def test_the_global_model_for_clients(folder):
+def test_selected_global_model_is_exported_for_a_client(folder):
     out, about = export(folder, "--client", "2", "--global", "--select", "global")
     assert [each["model"] for each in about["models"]] == ["global", "global"]
     first, second = (torch.load(out / f"{n}.pt", weights_only=True) for n in ("global", "client_2"))
@@ -305,7 +305,7 @@ def test_the_global_model_for_clients(folder):
 
 
 @pytest.mark.slow
-def test_uint8_images_pairs_transforms_and_no_validation_data(tmp_path):
+def test_manifest_describes_scale_normalization_and_transforms(tmp_path):
     """What is written of the inputs' preparation is what was done to them."""
     draws = np.random.default_rng(0)
     x = draws.integers(0, 256, (60, 3, 4, 4), dtype=np.uint8)
@@ -341,7 +341,7 @@ def test_uint8_images_pairs_transforms_and_no_validation_data(tmp_path):
 
 
 @pytest.mark.slow
-def test_real_valued_targets_have_a_loss_and_no_accuracy(tmp_path):
+def test_manifest_of_a_regression_has_a_loss_and_no_accuracy(tmp_path):
     x = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
     np.savez(tmp_path / "mine.npz", x=x, y=x[:, :2] * 2, client=np.arange(60) // 20 + 7)
     data = {
@@ -368,7 +368,7 @@ NO_ONNX = importlib.util.find_spec("onnxscript") is None
 
 
 @pytest.mark.skipif(NO_ONNX, reason="the package onnxscript is not there")
-def test_onnx(tmp_path):
+def test_onnx_file_gives_the_predictions_of_predict(tmp_path):
     from onnx.reference import ReferenceEvaluator
 
     run = trained(tmp_path, net=BUSY)
@@ -385,7 +385,7 @@ def test_onnx(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_client_that_never_took_part_and_rows_that_are_not_asked_for(tmp_path, monkeypatch):
+def test_export_loads_only_requested_rows_and_defaults_of_unsampled_clients(tmp_path, monkeypatch):
     """Of the checkpoint only the rows that are wanted get into the store."""
     sampler = {"class_path": "pl_fed.samplers.Uniform", "init_args": {"cohort_size": 2}}
     run = trained(tmp_path, federation={"sampler": sampler}, trainer={"max_epochs": 1})
@@ -407,7 +407,7 @@ def test_a_client_that_never_took_part_and_rows_that_are_not_asked_for(tmp_path,
         assert torch.equal(torch.cat([tensor.flatten() for tensor in own.values()]), row)
 
 
-def test_rows_of_some_clients(run):
+def test_client_subset_io_loads_only_rows_of_its_clients(run):
     some, every = (
         ClientSubsetIO(torch.tensor(ids)).load_checkpoint(checkpoint(run))["federation"]["store"][
             "personal"
@@ -421,7 +421,7 @@ def test_rows_of_some_clients(run):
         assert torch.equal(row, all_rows[client])
 
 
-def test_a_large_checkpoint_is_mapped_and_never_read_as_a_whole(folder, monkeypatch):
+def test_export_maps_a_large_checkpoint(folder, monkeypatch):
     """Nor by Lightning's command line, which looks for hyperparameters in it."""
     how = []
     load = torch.load
@@ -439,7 +439,7 @@ def test_a_large_checkpoint_is_mapped_and_never_read_as_a_whole(folder, monkeypa
 # From Python
 
 
-def test_models_of_a_federation_after_a_fit(tmp_path):
+def test_model_of_a_federation_is_an_independent_copy(tmp_path):
     """Copies: what becomes of them is no matter to the federation."""
     net = nets.Busy()
     client = pl_fed.clients.Ditto(net, lam=0.1)
@@ -532,7 +532,7 @@ WRONG = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", WRONG)
-def test_one_sentence(what, folder, capsys, tmp_path, monkeypatch):
+def test_invalid_arguments_are_refused_in_one_sentence(what, folder, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     args, words = WRONG[what]
     found = refused(capsys, *(str(folder) if each == "RUN" else each for each in args))
@@ -542,7 +542,7 @@ def test_one_sentence(what, folder, capsys, tmp_path, monkeypatch):
     assert not (folder / "exports").exists()
 
 
-def test_files_that_are_no_checkpoints(folder, capsys, tmp_path):
+def test_files_that_are_not_checkpoints_are_refused(folder, capsys, tmp_path):
     (tmp_path / "text.ckpt").write_text("hello")
     np.savez(tmp_path / "arrays.npz", x=np.zeros(3))
     (tmp_path / "half.ckpt").write_bytes(checkpoint(folder).read_bytes()[:5000])
@@ -564,7 +564,7 @@ def test_files_that_are_no_checkpoints(folder, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_was_carried_elsewhere(folder, tmp_path):
+def test_checkpoint_moved_with_its_config_is_exported(folder, tmp_path):
     """With its config beside it."""
     for path in (checkpoint(folder), folder / "config.yaml"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -575,7 +575,7 @@ def test_a_checkpoint_that_was_carried_elsewhere(folder, tmp_path):
     assert all(torch.equal(*pair) for pair in zip(*(each.values() for each in found)))
 
 
-def test_a_run_of_another_machine(folder, tmp_path):
+def test_run_of_a_machine_with_gpus_is_exported(folder, tmp_path):
     """One with GPUs."""
     (tmp_path / "last.ckpt").write_bytes(checkpoint(folder).read_bytes())
     config = yaml.safe_load((folder / "config.yaml").read_text())
@@ -586,7 +586,7 @@ def test_a_run_of_another_machine(folder, tmp_path):
     assert (out / "client_1.pt").exists()
 
 
-def test_a_checkpoint_whose_name_has_a_metrics_slashes(folder, tmp_path):
+def test_checkpoint_with_slashes_in_its_name_is_exported(folder, tmp_path):
     below = tmp_path / "checkpoints" / "epoch=2-val" / "personal" / "accuracy=0.708.ckpt"
     below.parent.mkdir(parents=True)
     below.write_bytes(checkpoint(folder).read_bytes())
@@ -597,7 +597,7 @@ def test_a_checkpoint_whose_name_has_a_metrics_slashes(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_algorithms_without_one_of_the_models(tmp_path, capsys):
+def test_selection_of_a_missing_model_is_refused(tmp_path, capsys):
     run = trained(tmp_path, "FedAvg")
     for select in ("personal", "validation"):
         found = refused(capsys, "--ckpt", run, "--client", "1", "--select", select)
@@ -613,7 +613,7 @@ def test_algorithms_without_one_of_the_models(tmp_path, capsys):
     assert "`global` to be absent" in found
 
 
-def test_onnx_needs_a_package(folder, capsys, monkeypatch):
+def test_onnx_without_its_package_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     found = refused(capsys, "--ckpt", folder, "--client", "1", "--format", "onnx")
     assert 'pip install "pl_fed[onnx]"' in found
@@ -622,7 +622,7 @@ def test_onnx_needs_a_package(folder, capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("net", ["Undecided", "TwoByTwo"])
-def test_a_net_that_cannot_be_traced(net, tmp_path, capsys):
+def test_net_that_cannot_be_traced_is_exported_as_state_dict_only(net, tmp_path, capsys):
     """Its state dict can be had."""
     data = {"batch_size": 2, "drop_last": True, "test_fraction": 0.0, "val_fraction": 0.0}
     run = trained(tmp_path, net={"class_path": f"nets.{net}"}, data=data)
@@ -634,7 +634,7 @@ def test_a_net_that_cannot_be_traced(net, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_an_interrupted_export_leaves_nothing(folder, monkeypatch):
+def test_interrupted_export_leaves_no_files(folder, monkeypatch):
     """Nothing of its own: a hidden folder beside its place may be the user's."""
     beside = folder / ".out.tmp"
     beside.mkdir()
@@ -660,7 +660,7 @@ def test_an_interrupted_export_leaves_nothing(folder, monkeypatch):
     assert (beside / "mine").exists()
 
 
-def test_a_folder_that_holds_something_is_left_alone(folder, capsys):
+def test_export_into_a_nonempty_folder_is_refused(folder, capsys):
     (folder / "full").mkdir()
     (folder / "full" / "mine.txt").write_text("mine")
     mine = {
@@ -677,7 +677,7 @@ def test_a_folder_that_holds_something_is_left_alone(folder, capsys):
     assert len(list(out.iterdir())) == 3
 
 
-def test_a_folder_is_made_whole(tmp_path):
+def test_create_atomically_leaves_no_partial_folder(tmp_path):
     with pytest.raises(FileNotFoundError), create_atomically(tmp_path / "a" / "b") as beside:
         (beside / "file").rename(beside / "none" / "file")
     assert not list((tmp_path / "a").iterdir())
@@ -689,7 +689,7 @@ def test_a_folder_is_made_whole(tmp_path):
     assert (tmp_path / "a" / "b").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-def test_nothing_is_written_beside_and_the_data_may_lie_elsewhere(folder, tmp_path, monkeypatch):
+def test_export_writes_only_into_its_folder(folder, tmp_path, monkeypatch):
     """By default a new folder in the run's; the config's loggers and callbacks have no part."""
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     monkeypatch.chdir(tmp_path)
@@ -703,7 +703,7 @@ def test_nothing_is_written_beside_and_the_data_may_lie_elsewhere(folder, tmp_pa
     assert len(list(folder.parent.iterdir())) >= 1
 
 
-def test_help_tells_the_options(capsys, monkeypatch):
+def test_help_lists_the_options(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["some_program", *sys.argv[1:]])
     with pytest.raises(SystemExit) as stopped:
         main(["export", "--help"])

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_folders import (
     CONFIG,
@@ -56,17 +56,12 @@ class Reader(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-@pytest.fixture
-def written(tmp_path):
-    """Write runs, and a page about them."""
-
-    def write(*given, skipped=()):
-        for number, (changes, how) in enumerate(given):
-            write_run(tmp_path / "runs" / f"run{number}", with_changes(changes), **how)
-        runs, _ = find_runs([tmp_path / "runs"])
-        return page.write(runs, tmp_path / "out", skipped)
-
-    return write
+def write_page(folder, *descriptions, skipped=()):
+    """Write runs, given by changes of the config and by results, and a page; return its path."""
+    for number, (changes, results) in enumerate(descriptions):
+        write_run(folder / "runs" / f"run{number}", with_changes(changes), **results)
+    runs, _ = find_runs([folder / "runs"])
+    return page.write(runs, folder / "out", skipped)
 
 
 TWO_SEEDS = [({"seed_everything": seed}, {"accuracy": (0.5, 0.25 * seed)}) for seed in (1, 2)]
@@ -79,8 +74,14 @@ OTHERS = [
 ]
 
 
-def test_it_opens_offline(written):
-    text = written(*TWO_SEEDS, *OTHERS).read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def shared_page(tmp_path_factory):
+    """The path of a page about four runs, which tests only read: pictures take seconds."""
+    return write_page(tmp_path_factory.mktemp("page"), *TWO_SEEDS, *OTHERS)
+
+
+def test_page_opens_offline(shared_page):
+    text = shared_page.read_text(encoding="utf-8")
     reader = Reader(text)
     tags = {tag for tag, _ in reader.tags}
     assert not tags & {"script", "link", "iframe", "object", "embed", "base", "form", "svg"}
@@ -95,20 +96,19 @@ def test_it_opens_offline(written):
     assert policy["content"].startswith("default-src 'none'; img-src data:")
 
 
-def test_links_lead_somewhere(written):
-    path = written(*TWO_SEEDS, *OTHERS)
-    reader = Reader(path.read_text(encoding="utf-8"))
+def test_links_have_targets(shared_page):
+    reader = Reader(shared_page.read_text(encoding="utf-8"))
     places = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
     assert len(places) == len(set(places))
     links = [attributes["href"] for attributes in reader.each("a")]
     for link in links:
-        assert link[1:] in places if link.startswith("#") else (path.parent / link).is_file()
+        assert link[1:] in places if link.startswith("#") else (shared_page.parent / link).is_file()
     chapters = {link for link in links if link.startswith("#")}
     assert {"#runs", "#classes", "#robustness", "#uploads", "#configs"} <= chapters
 
 
-def test_each_picture_has_words_and_files(written):
-    path = written(*TWO_SEEDS, *OTHERS)
+def test_each_picture_has_a_description_and_files(shared_page):
+    path = shared_page
     reader = Reader(path.read_text(encoding="utf-8"))
     names = [each["id"].removeprefix("picture-") for each in reader.each("figure")]
     assert len(names) == len(reader.each("img")) == 12
@@ -119,9 +119,9 @@ def test_each_picture_has_words_and_files(written):
     assert len(read_table(path.parent / "runs.csv")) == 4
 
 
-def test_a_report_takes_the_place_of_another(written, tmp_path):
-    """All that the other wrote is gone, and nothing else."""
-    folder = written(*TWO_SEEDS, *OTHERS).parent
+def test_report_replaces_a_previous_report(tmp_path):
+    """It removes all files of the previous report, and no others."""
+    folder = write_page(tmp_path, *TWO_SEEDS, *OTHERS).parent
     assert (folder / "uploads.png").is_file()
     for name in ("mine.png", "uploads_mine.csv"):
         (folder / name).write_text("mine")
@@ -131,11 +131,11 @@ def test_a_report_takes_the_place_of_another(written, tmp_path):
     assert {path.name for path in folder.iterdir()} == {*own, "mine.png", "uploads_mine.csv"}
 
 
-def test_tables(written):
-    reader = Reader(written(*TWO_SEEDS, *OTHERS).read_text(encoding="utf-8"))
+def test_tables_have_the_results_and_settings_of_the_runs(shared_page):
+    reader = Reader(shared_page.read_text(encoding="utf-8"))
     rows = {tuple(cells) for cells in reader.cells}
-    found = {row[:3]: row for row in rows}
-    group = found["1", "Ditto, lam=0.1 (2 seeds)", "personal"]
+    by_name = {row[:3]: row for row in rows}
+    group = by_name["1", "Ditto, lam=0.1 (2 seeds)", "personal"]
     assert group[3:] == (
         "0.4375 ± 0.0884",
         "0.0625 ± 0.0884",
@@ -144,7 +144,7 @@ def test_tables(written):
         "0.1250 ± 0.0000",
     )
     assert ("run0, seed 1", "personal", "0.3750", "0.1250", "0.2500", "0.5000", "0.1250") in rows
-    attacked = found["2", "Ditto, lam=0.1, RandomLabels, fraction=0.25", "run2"]
+    attacked = by_name["2", "Ditto, lam=0.1, RandomLabels, fraction=0.25", "run2"]
     assert attacked[3:] == (
         *("Ditto", "MLP", "Digits", "Shards(classes_per_client=2)", "4", "3", "4"),
         *("RandomLabels", "0.25", "Mean", "0", "stacked", "2.0 s"),
@@ -160,8 +160,8 @@ def test_tables(written):
     assert not {"RandomLabels", "–", "0", "0.25"} - {cell for row in rows for cell in row}
 
 
-def test_what_is_unfinished_or_left_out_is_said(written):
-    path = written(*OTHERS, skipped=["elsewhere/run: only evaluated, not a fit."])
+def test_page_names_unfinished_and_skipped_runs(tmp_path):
+    path = write_page(tmp_path, *OTHERS, skipped=["elsewhere/run: only evaluated, not a fit."])
     text = "".join(Reader(path.read_text(encoding="utf-8")).texts)
     assert "Unfinished runs, shown with their results so far: run1." in text
     assert "Not shown: elsewhere/run: only evaluated, not a fit." in text
@@ -169,45 +169,50 @@ def test_what_is_unfinished_or_left_out_is_said(written):
     assert {row["state"] for row in read_table(path.parent / "runs.csv")} == {"", "unfinished"}
 
 
-def test_a_run_that_only_began(written):
-    reader = Reader(written(({}, {"tested": False, "rounds": 1})).read_text(encoding="utf-8"))
+def test_page_of_a_run_without_results_says_so(tmp_path):
+    path = write_page(tmp_path, ({}, {"tested": False, "rounds": 1}))
+    reader = Reader(path.read_text(encoding="utf-8"))
     assert "No run has test results." in reader.texts
     assert "1 of 4" in reader.texts
 
 
-def test_a_run_of_all_rounds_without_a_test_is_finished(written):
-    path = written(({}, {"tested": False}))
+def test_run_of_all_rounds_without_a_test_is_finished(tmp_path):
+    path = write_page(tmp_path, ({}, {"tested": False}))
     assert "Unfinished" not in path.read_text(encoding="utf-8")
     (row,) = read_table(path.parent / "runs.csv")
     assert (row["state"], row["rounds"]) == ("", "4")
 
 
-def test_old_runs_without_classes_are_said(written):
-    reader = Reader(written(({}, {"classes": False})).read_text(encoding="utf-8"))
+def test_page_names_runs_without_results_by_class(tmp_path):
+    path = write_page(tmp_path, ({}, {"classes": False}))
+    reader = Reader(path.read_text(encoding="utf-8"))
     assert "Not shown here, without per_class.csv: run0." in reader.texts
 
 
-def test_runs_of_real_values_beside_accuracies_are_said(tmp_path):
+def test_page_names_runs_without_accuracy_beside_runs_with_accuracy(tmp_path):
     for name in ("classes", "values"):
         write_run(tmp_path / name)
     without_accuracy(tmp_path / "values")
 
-    def said(*names):
+    def chapters_with_note(*names):
         path = page.write([read_run(tmp_path / name) for name in names], tmp_path / "out")
         chapters = path.read_text(encoding="utf-8").split('<section id="')
         return {
-            each.partition('"')[0]: "Not shown here, without test accuracy: values." in each
-            for each in chapters
+            text.partition('"')[0]: "Not shown here, without test accuracy: values." in text
+            for text in chapters
         }
 
-    together = said("classes", "values")
-    assert [name for name, found in together.items() if found] == ["mean-against-spread", "clients"]
-    assert not any(said("values").values()), "their losses are shown"
+    together = chapters_with_note("classes", "values")
+    assert [name for name, has_note in together.items() if has_note] == [
+        "mean-against-spread",
+        "clients",
+    ]
+    assert not any(chapters_with_note("values").values()), "their losses are shown"
 
 
-def test_what_cannot_be_drawn_leaves_the_report_that_was_there(written, monkeypatch):
-    path = written(*TWO_SEEDS, *OTHERS)
-    before = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+def test_error_while_drawing_leaves_the_previous_report(tmp_path, monkeypatch):
+    path = write_page(tmp_path, *TWO_SEEDS)
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
 
     def fails(groups):
         raise RuntimeError
@@ -215,10 +220,10 @@ def test_what_cannot_be_drawn_leaves_the_report_that_was_there(written, monkeypa
     monkeypatch.setattr(page.times, "draw_round_times", fails)
     with pytest.raises(RuntimeError):
         page.write([read_run(path.parent.parent / "runs" / "run0")], path.parent)
-    assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == before
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
 
 
-def test_a_folder_whose_name_is_no_text(tmp_path):
+def test_folder_with_an_undecodable_name_is_escaped(tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     path = page.write([read_run(write_run(folder))], tmp_path / "out")
     assert "caf\\udce9" in path.read_text(encoding="utf-8")
@@ -226,34 +231,35 @@ def test_a_folder_whose_name_is_no_text(tmp_path):
     assert row["run"] == "caf\\udce9"
 
 
-def test_a_run_from_python(tmp_path):
+def test_run_without_config_has_no_defence_in_the_table(tmp_path):
     folder = write_run(tmp_path / "mine")
     (folder / "config.yaml").unlink()
     text = page.write([read_run(folder)], tmp_path / "out").read_text(encoding="utf-8")
     assert "<h1>1 run: mine</h1>" in text
     (row,) = read_table(tmp_path / "out" / "runs.csv")
-    assert (row["defence"], row["byzantine"]) == ("–", "0"), "who is byzantine is in per_client.csv"
+    assert (row["defence"], row["byzantine"]) == ("–", "0"), "as in per_client.csv"
 
 
-def test_of_an_untested_run_from_python_little_is_known(tmp_path):
+def test_run_without_config_and_results_has_unknown_settings_in_the_table(tmp_path):
     folder = write_run(tmp_path / "mine", tested=False)
     (folder / "config.yaml").unlink()
     page.write([read_run(folder)], tmp_path / "out")
     (row,) = read_table(tmp_path / "out" / "runs.csv")
     assert {row[name] for name in ("clients", "byzantine", "attack", "defence")} == {"–"}
-    assert row["state"] == "", "nothing says that it did not come to its end"
+    assert row["state"] == "", "no file says that it is unfinished"
 
 
-def test_configs_are_folded_away_whole(written):
-    text = written(({"federation.adversary.attack": ATTACK}, {})).read_text(encoding="utf-8")
+def test_page_has_complete_configs(tmp_path):
+    path = write_page(tmp_path, ({"federation.adversary.attack": ATTACK}, {}))
+    text = path.read_text(encoding="utf-8")
     (config,) = re.findall(r"<details>.*?<pre>(.*?)</pre></details>", text, flags=re.DOTALL)
     assert "class_path: pl_fed.attacks.RandomLabels" in html.unescape(config)
     assert "cohort_size: 3" in config
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
-def test_whatever_a_config_says_is_only_text(text, tmp_path_factory):
+def test_values_of_a_config_add_no_markup(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("odd")
     config = with_changes({"data.dataset": {"class_path": "a.Npz", "init_args": {"path": text}}})
     runs = [read_run(write_run(folder / "a", config)), read_run(write_run(folder / "b"))]
@@ -271,7 +277,7 @@ def test_whatever_a_config_says_is_only_text(text, tmp_path_factory):
     assert text in shown
 
 
-def test_markup_in_names_is_text(tmp_path):
+def test_markup_in_names_is_escaped(tmp_path):
     odd = '<script>alert("&")</script>'
     config = with_changes({"model.class_path": f"a.{odd}", "model.init_args.lam": odd})
     runs = [read_run(write_run(tmp_path / name, each), f"{odd}{name}")
@@ -283,13 +289,13 @@ def test_markup_in_names_is_text(tmp_path):
     assert any(odd in attributes["alt"] for attributes in reader.each("img"))
 
 
-def test_the_same_runs_give_the_same_page(written, tmp_path):
-    first = written(*TWO_SEEDS).read_bytes()
+def test_same_runs_give_the_same_page(tmp_path):
+    first = write_page(tmp_path, *TWO_SEEDS).read_bytes()
     runs, _ = find_runs([tmp_path / "runs"])
     assert page.write(runs, tmp_path / "again").read_bytes() == first
 
 
-def test_durations():
+def test_table_has_durations_in_words():
     config = with_changes({"trainer.max_epochs": 400})
 
     def duration(seconds, tmp):
@@ -306,29 +312,29 @@ def test_durations():
 
 
 def with_rounds(folder, rounds):
-    """Write in how many rounds each client took part."""
+    """Write the number of rounds in which each client took part."""
     table = read_table(folder / "per_client.csv")
     write_table(folder / "per_client.csv", [{**r, "rounds": n} for r, n in zip(table, rounds)])
     return folder
 
 
 @pytest.mark.parametrize("models", [("global", "personal"), ("global",)])
-def test_clients_that_never_took_part_are_said_where_models_are_personal(tmp_path, models):
+def test_page_counts_clients_that_never_took_part_if_models_are_personal(tmp_path, models):
     folder = write_run(tmp_path / "mine", byzantine=[1], models=models)
     runs = [read_run(with_rounds(folder, [0, 0, 5, 0])), read_run(write_run(tmp_path / "old"))]
     texts = Reader(page.write(runs, tmp_path / "out").read_text(encoding="utf-8")).texts
-    said = [text for text in texts if text.startswith("Benign clients that never took part: ")]
-    assert len(said) == ("personal" in models)
-    assert all("part: 2 of 3 in mine. Personal models" in text for text in said)
+    notes = [text for text in texts if text.startswith("Benign clients that never took part: ")]
+    assert len(notes) == ("personal" in models)
+    assert all("part: 2 of 3 in mine. Personal models" in text for text in notes)
 
 
-def test_what_robustness_leaves_out_is_said_on_the_page(written):
-    reader = Reader(written(*TWO_SEEDS, *OTHERS).read_text(encoding="utf-8"))
+def test_page_names_runs_that_the_robustness_chapter_excludes(shared_page):
+    reader = Reader(shared_page.read_text(encoding="utf-8"))
     assert "Not shown here: 3 Ditto, lam=1 (no test results)." in reader.texts
 
 
 def test_names_of_models_cannot_add_markup_or_leave_the_folder(tmp_path):
-    """They are columns of files that anybody may have written, and become names of files."""
+    """They are columns of files that anybody may have written, and become parts of file names."""
     odd = ('"><img src=x onerror=1>', "..", "a b", "a_b", "x" * 130)
     path = page.write([read_run(write_run(tmp_path / "run", models=odd))], tmp_path / "out")
     reader = Reader(path.read_text(encoding="utf-8"))

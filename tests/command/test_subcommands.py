@@ -1,0 +1,52 @@
+"""The command line builds the parser of its subcommand only."""
+
+import pytest
+import torch
+
+from pl_fed.command.export import ExportCLI
+from pl_fed.command.fit import FederatedCLI
+from pl_fed.command.sections import SectionsCLI
+from pl_fed.rounds.identity import CHECKPOINT_FORMAT
+
+SUBCOMMANDS = ["fit", "validate", "test", "predict"]
+
+
+@pytest.fixture
+def parsers(monkeypatch):
+    """The parsers that the command line builds, in this order."""
+    parsers = []
+    add_arguments = SectionsCLI.add_arguments_to_parser
+
+    def record_parser(cli, parser):
+        parsers.append(parser)
+        add_arguments(cli, parser)
+
+    monkeypatch.setattr(SectionsCLI, "add_arguments_to_parser", record_parser)
+    return parsers
+
+
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+def test_command_line_builds_only_the_parser_of_its_subcommand(parsers, subcommand):
+    with pytest.raises(SystemExit):
+        FederatedCLI([subcommand, "--help"])
+    (parser,) = parsers
+    assert parser.subcommand == subcommand
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["fot"], ["--config", "fit.yaml"]])
+def test_command_line_without_a_subcommand_knows_all_of_them(parsers, capsys, arguments):
+    with pytest.raises(SystemExit):
+        FederatedCLI(arguments)
+    assert len(parsers) == 4
+    output = capsys.readouterr()
+    if "--config" not in arguments:
+        for subcommand in SUBCOMMANDS:
+            assert subcommand in output.out + output.err
+
+
+def test_export_builds_one_parser(parsers, tmp_path):
+    (tmp_path / "config.yaml").write_text("{}")
+    torch.save({"federation": {"format": CHECKPOINT_FORMAT}}, tmp_path / "last.ckpt")
+    with pytest.raises(SystemExit):  # the config has no model
+        ExportCLI(["--ckpt", str(tmp_path / "last.ckpt"), "--client", "1"])
+    assert len(parsers) == 1
