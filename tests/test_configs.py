@@ -13,6 +13,7 @@ from made_data import (
     write_femnist,
     write_mnist,
     write_mnist_writers,
+    write_plays,
     write_scans,
     write_tags,
     write_vehicle,
@@ -46,6 +47,7 @@ def data_folder(tmp_path_factory):
     write_vehicle(folder, range(10))
     write_femnist(folder)
     write_scans(folder)
+    write_plays(folder, [(f"Role {k}", 450 * f"a{k} b") for k in range(12)])
     with pytest.MonkeyPatch.context() as patch:
         write_celeba(folder, [k // 5 for k in range(60)], patch)
     images = np.random.default_rng(0).integers(0, 256, (120, 3, 8, 8), dtype=np.uint8)
