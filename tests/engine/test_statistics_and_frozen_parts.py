@@ -239,8 +239,9 @@ def test_a_mean_by_samples_counts_statistics_by_samples():
     torch.testing.assert_close(outcome.w_statistics, expected)
 
 
-def test_those_of_a_rejected_client_are_in_no_mean_by_samples():
-    """Client 1 sends what is none: it is left out, and so is its weight."""
+@pytest.mark.parametrize(("weighting", "weights"), [("samples", (5, 8)), ("uniform", (1, 1))])
+def test_mean_of_statistics_excludes_a_client_with_a_broken_upload(weighting, weights):
+    """The upload of client 1 is broken: neither its statistics nor its weight count."""
 
     class Diverging(FedAvg):
         def end_round(self, client):
@@ -249,11 +250,12 @@ def test_those_of_a_rejected_client_are_in_no_mean_by_samples():
 
     arrays = classes([5, 3, 8])
     client = Diverging(with_batch_norm(), optimizer=sgd(), local_steps=1)
-    how = {"aggregator": Mean("samples"), "max_rejected": 1.0, "chunk_size": 2}
+    settings = {"aggregator": Mean(weighting), "max_rejected": 1.0, "chunk_size": 2}
     with pytest.warns(UserWarning, match="left out"):
-        outcome = run_rounds(client, shared_out(arrays, batch_size=8), rounds=1, **how)
+        outcome = run_rounds(client, shared_out(arrays, batch_size=8), rounds=1, **settings)
     rows = [0.9 * START + 0.1 * of_batch(arrays.inputs[arrays.client == k]) for k in (0, 2)]
-    torch.testing.assert_close(outcome.w_statistics, (5 * rows[0] + 8 * rows[1]) / 13)
+    expected = (weights[0] * rows[0] + weights[1] * rows[1]) / sum(weights)
+    torch.testing.assert_close(outcome.w_statistics, expected)
 
 
 def test_mapper_begins_each_w_with_the_servers_statistics():

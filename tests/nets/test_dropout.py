@@ -4,9 +4,12 @@ import copy
 
 import pytest
 import torch
+from small_federations import run_rounds, sgd, shared_out
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from pl_fed.clients import Local
+from pl_fed.data.source import Arrays
 from pl_fed.nets.dropout import Draws, KeyedDropout, key_dropouts
 from pl_fed.random import key
 
@@ -187,3 +190,18 @@ def test_activation_checkpointing_drops_the_same_again():
 def test_activation_checkpointing_of_a_layer_used_twice_is_refused():
     with pytest.raises(ValueError, match="to be called once a step but got one that is called 2 "):
         gradient(Checkpointed(True, twice=True))
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_clients_with_equal_samples_have_different_masks(engine):
+    targets, owners = torch.zeros(12, dtype=torch.int64), torch.arange(12) // 6
+    data = shared_out(Arrays(torch.ones(12, 4), targets, owners, num_classes=3), batch_size=6)
+
+    def personal_models(p):
+        client = Local(nn.Sequential(nn.Dropout(p), nn.Linear(4, 3)), sgd(), local_steps=1)
+        return run_rounds(client, data, rounds=1, engine=engine).v
+
+    first, second = personal_models(0.0)
+    torch.testing.assert_close(first, second)
+    first, second = personal_models(0.5)
+    assert not torch.allclose(first, second)
