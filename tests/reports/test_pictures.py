@@ -438,6 +438,15 @@ def test_curves_have_the_rounds_that_were_validated(groups):
     check(personal, other, training)
 
 
+def test_a_run_stopped_before_its_first_validation_hides_no_curve_of_its_group(groups):
+    stopped = {"seed_everything": 1}, {"accuracy": (0.6,), "rounds": 1, "tested": False}
+    (group,) = groups(*seeds((0.2,)), stopped)
+    personal, other = curves.draw_validation([group])
+    assert (personal.name, other.name) == ("curves_personal", "curves_global")
+    rows = [row for row in personal.rows if row["metric"] == "val/personal/accuracy"]
+    assert [(row["round"], row["runs"]) for row in rows] == [(1, 1), (3, 1)]
+
+
 def test_an_accuracy_of_zero_is_a_curve(groups):
     found = groups(({}, {"accuracy": (0.0,)}))
     assert len(lines_drawn(next(curves.draw_validation(found)))) == 1
