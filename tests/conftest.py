@@ -26,14 +26,16 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 20, 50)
 
 
-@pytest.fixture(autouse=True)
-def fast_lane(request, monkeypatch):
-    """Let no test of the fast lane start a process or compile."""
-    if request.config.option.markexpr == FAST:
-        monkeypatch.setattr(subprocess.Popen, "__init__", refuse_in_fast_lane)
-        monkeypatch.setattr(BaseProcess, "start", refuse_in_fast_lane)
-        monkeypatch.setattr(compiled, "compile_graph", refuse_in_fast_lane)
-        monkeypatch.setattr(torch_internals, "compile_graph", refuse_in_fast_lane)
+@pytest.fixture(autouse=True, scope="session")
+def fast_lane(request):
+    """Let no test or fixture of the fast lane start a process or compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.option.markexpr == FAST:
+            patch.setattr(subprocess.Popen, "__init__", refuse_in_fast_lane)
+            patch.setattr(BaseProcess, "start", refuse_in_fast_lane)
+            patch.setattr(compiled, "compile_graph", refuse_in_fast_lane)
+            patch.setattr(torch_internals, "compile_graph", refuse_in_fast_lane)
+        yield
 
 
 def refuse_in_fast_lane(*_, **__):
