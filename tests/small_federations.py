@@ -1,4 +1,4 @@
-"""Tiny federations for tests: given arrays, and rounds that are run without a Trainer."""
+"""Tiny federations for tests: arrays as data sets, and rounds without a Trainer."""
 
 import copy
 import re
@@ -18,7 +18,7 @@ from pl_fed.samplers import All, Sampler
 
 
 def said(name, arguments):
-    """A name for a parametrized test, the same in every process: without addresses."""
+    """Return an id for a parametrized test, without addresses: equal in every process."""
     return re.sub(r" at 0x\w+", "", f"{name}{list(arguments.values())}")
 
 
@@ -26,7 +26,7 @@ NOTHING_READABLE = r"a row of the round \(none outside of a round\) but got 'bro
 
 
 class Given(DataSource):
-    """Arrays as a data set."""
+    """Given: arrays as a data set."""
 
     def __init__(self, arrays):
         self.arrays = arrays
@@ -36,7 +36,7 @@ class Given(DataSource):
 
 
 class Only(Sampler):
-    """Draws the same clients in every round."""
+    """Only: draws the same clients in every round."""
 
     def __init__(self, *clients):
         self.clients = clients
@@ -49,7 +49,7 @@ class Only(Sampler):
 
 
 class Cohorts(Sampler):
-    """Draws the cohorts that are given, round after round; each of the same size."""
+    """Cohorts: draws the given cohorts in order, one per round; all have the same size."""
 
     def __init__(self, *cohorts):
         self.cohorts = list(cohorts)
@@ -72,7 +72,7 @@ class VariedCohorts(Cohorts):
 
 
 def classes(sizes, shape=(4,), num_classes=3, seed=0):
-    """Random samples of random classes, so many for each client."""
+    """Return random samples of random classes; ``sizes`` are the numbers of samples by client."""
     draw = torch.Generator().manual_seed(seed)
     owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     x = torch.randn(len(owner), *shape, generator=draw)
@@ -81,19 +81,19 @@ def classes(sizes, shape=(4,), num_classes=3, seed=0):
 
 
 def reals(x, y, owner):
-    """Samples with real-valued targets, as nested lists or tensors."""
+    """Return samples with real-valued targets, from nested lists or tensors."""
     x, y = (torch.as_tensor(each, dtype=torch.float64) for each in (x, y))
     return Arrays(x, y, torch.as_tensor(owner))
 
 
 def shared_out(arrays, batch_size=4, **kwargs):
-    """The arrays as a datamodule whose clients train on all that they have."""
+    """Return the arrays as a datamodule whose clients train on all their samples."""
     settings = {"val_fraction": 0.0, "test_fraction": 0.0, "seed": 0, **kwargs}
     return FederatedData(Given(arrays), batch_size=batch_size, **settings)
 
 
 def seeded(make, seed=0):
-    """What ``make()`` gives when torch's generator begins with ``seed``."""
+    """Return ``make()`` with torch's generator seeded."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         return make()
@@ -105,7 +105,7 @@ OF_THE_ADVERSARY = {entry.name for entry in fields(Adversary)}
 def sections(
     engine="auto", chunk_size=None, compile_mode=None, folder=None, memory=0.5, **settings
 ):
-    """The arguments of a federation, given the arguments of its sections by their own names."""
+    """Return the arguments of a federation from the arguments of its sections."""
     adversary = {name: settings.pop(name) for name in OF_THE_ADVERSARY & settings.keys()}
     return {
         "adversary": Adversary(**adversary),
@@ -117,10 +117,16 @@ def sections(
 
 @dataclass
 class Outcome:
-    """What rounds led to.
+    """Outcome: the models, states and reports after some rounds.
 
-    These are w, and the rows of all v_k as they are evaluated; the running statistics of both; the
-    reports; and what clients and the server keep, by name.
+    Attributes:
+        w: The global model's parameters.
+        v: The parameters of all personal models, as they are evaluated.
+        w_statistics: The running statistics of the global model.
+        v_statistics: The running statistics of all personal models.
+        reports: The report of each round.
+        states: The states of all clients, by name.
+        server_states: The states of the server, by name.
     """
 
     w: torch.Tensor
@@ -132,11 +138,11 @@ class Outcome:
     server_states: dict
 
     def distance(self, other):
-        """The largest difference of any number."""
+        """Return the largest difference of any number."""
         pairs = [(self.w, other.w), (self.v, other.v)]
         pairs += [(self.w_statistics, other.w_statistics), (self.v_statistics, other.v_statistics)]
-        mine, others = ({**each.states, **each.server_states} for each in (self, other))
-        pairs += [(mine[name], others[name]) for name in mine.keys() & others.keys()]
+        own, others = ({**run.states, **run.server_states} for run in (self, other))
+        pairs += [(own[name], others[name]) for name in own.keys() & others.keys()]
         pairs += [(r["train/loss"], s["train/loss"]) for r, s in zip(self.reports, other.reports)]
         return max(float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs)
 
@@ -164,7 +170,7 @@ def run_rounds(
     schedule = None
     if isinstance(optimizer, dict):
         optimizer, schedule = optimizer["optimizer"], optimizer["lr_scheduler"]["scheduler"]
-        optimizer._opt_called = True  # as the loop does: the engine steps one that is built anew
+        optimizer._opt_called = True  # as the loop does: the engine steps a rebuilt optimizer
     reports = []
     for round in range(rounds):
         reports.append(federation.run_round(round, optimizer))
@@ -186,17 +192,17 @@ def run_rounds(
 
 
 def sgd(lr=0.1, **kwargs):
-    """A builder of SGD, as a config gives it."""
+    """Return a builder of SGD, as a config gives it."""
     return lambda params: torch.optim.SGD(params, lr=lr, **kwargs)
 
 
 def mlp(width=5, inputs=4, num_classes=3):
-    """A smooth little net: nothing in it is exactly zero, so no rounding is blown up."""
+    """Return a small smooth net without exact zeros, which would amplify rounding errors."""
     return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, num_classes))
 
 
 class Point(nn.Module):
-    """A net that gives its one parameter, whatever it is asked: a point to be estimated."""
+    """Point: a net that returns its one parameter for any input, a point to be estimated."""
 
     def __init__(self, dimensions=1, start=0.0):
         super().__init__()
@@ -207,7 +213,7 @@ class Point(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Its layer has a list of its weights."""
+    """Recurrent: a net whose layer keeps a list of its weights."""
 
     def __init__(self):
         super().__init__()
@@ -218,7 +224,7 @@ class Recurrent(nn.Module):
 
 
 class Views(nn.Module):
-    """A net that no batch without samples goes through."""
+    """Views: a net that fails on a batch without samples."""
 
     def __init__(self):
         super().__init__()
@@ -229,7 +235,7 @@ class Views(nn.Module):
 
 
 class HalfSquares(nn.Module):
-    """½ ‖output − target‖², over the samples of a batch."""
+    """Half squares: ½ ‖output − target‖² of each sample, or its mean over a batch."""
 
     def __init__(self, reduction="mean"):
         super().__init__()
@@ -241,7 +247,7 @@ class HalfSquares(nn.Module):
 
 
 def points(*clients):
-    """One-dimensional observations: for each client a list of numbers."""
+    """Return one-dimensional observations, from a list of numbers for each client."""
     y = torch.tensor([[number] for client in clients for number in client])
     owner = [k for k, client in enumerate(clients) for _ in client]
     return reals(torch.zeros(len(y), 1), y, owner)

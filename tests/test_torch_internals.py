@@ -1,4 +1,4 @@
-"""What pl_fed uses of torch's internals: found, or missed in one sentence."""
+"""torch's internals that pl_fed uses: available, or reported missing in one sentence."""
 
 import subprocess
 import sys
@@ -35,8 +35,8 @@ CACHED = (
 
 
 @pytest.fixture
-def forgotten():
-    """Look torch's internals up anew, within the test and after it."""
+def clear_caches():
+    """Look torch's internals up again, within the test and after it."""
     for function in CACHED:
         function.cache_clear()
     yield
@@ -44,13 +44,13 @@ def forgotten():
         function.cache_clear()
 
 
-def without_module(name):
-    """Return what hides a module of torch, as if a release had moved it."""
+def hide_module(name):
+    """Return a function that hides a module of torch, as if a release had moved it."""
     return lambda monkeypatch: monkeypatch.setitem(sys.modules, name, None)
 
 
-def without_name(module, name):
-    """Return what takes a name out of a module of torch."""
+def delete_name(module, name):
+    """Return a function that deletes a name from a module of torch."""
 
     def hide(monkeypatch):
         monkeypatch.delattr(f"{module}.{name}")
@@ -58,29 +58,29 @@ def without_name(module, name):
     return hide
 
 
-def with_other_arguments(monkeypatch):
-    """Give the compiler other arguments."""
+def change_compiler_arguments(monkeypatch):
+    """Rename the arguments of the compiler."""
     import torch._inductor
 
     monkeypatch.setattr(torch._inductor, "compile", lambda graph, *, inputs: graph)
 
 
 RELEASES = {
-    "the compiler": without_module("torch._inductor"),
-    "the compiler's function": without_name("torch._inductor", "compile"),
-    "the compiler's arguments": with_other_arguments,
-    "the tracing context": without_name("torch._guards", "tracing"),
-    "stand-ins for tensors": without_name("torch._subclasses", "FakeTensorMode"),
-    "the tracer": without_module("torch.fx.experimental.proxy_tensor"),
-    "the modes": without_module("torch.utils._python_dispatch"),
+    "the compiler": hide_module("torch._inductor"),
+    "the compiler's function": delete_name("torch._inductor", "compile"),
+    "the compiler's arguments": change_compiler_arguments,
+    "the tracing context": delete_name("torch._guards", "tracing"),
+    "stand-ins for tensors": delete_name("torch._subclasses", "FakeTensorMode"),
+    "the tracer": hide_module("torch.fx.experimental.proxy_tensor"),
+    "the modes": hide_module("torch.utils._python_dispatch"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", COMPILED)
 @pytest.mark.parametrize("release", RELEASES)
-def test_an_engine_that_torch_no_longer_compiles_runs_eagerly(
-    monkeypatch, forgotten, engine, release
+def test_compiled_engine_runs_eagerly_if_torch_has_moved_its_internals(
+    monkeypatch, clear_caches, engine, release
 ):
     client, data = FedAvg(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes([8, 8]))
     expected = run_rounds(client, data, rounds=3, engine=engine.removesuffix("_compiled"))
@@ -88,13 +88,13 @@ def test_an_engine_that_torch_no_longer_compiles_runs_eagerly(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outcome = run_rounds(client, data, rounds=3, engine=engine)
-    sentences = [str(warning.message) for warning in caught]
-    (sentence,) = [each for each in sentences if "Local steps run eagerly" in each]
+    messages = [str(warning.message) for warning in caught]
+    (sentence,) = [message for message in messages if "Local steps run eagerly" in message]
     assert MOVED in sentence
     assert outcome.distance(expected) == 0
 
 
-def test_a_release_without_modes_evaluates_by_its_own_kernels(monkeypatch, forgotten):
+def test_release_without_operator_modes_evaluates_by_its_own_kernels(monkeypatch, clear_caches):
     RELEASES["the modes"](monkeypatch)
     with pytest.warns(UserWarning, match="Evaluations use torch's own kernels") as caught:
         answers = [has_operator_modes() for _ in range(2)]
@@ -102,7 +102,7 @@ def test_a_release_without_modes_evaluates_by_its_own_kernels(monkeypatch, forgo
     assert MOVED in str(caught[0].message)
 
 
-def test_a_release_that_does_not_tell_a_backward_pass(monkeypatch, forgotten):
+def test_release_that_hides_the_backward_pass_is_reported_once(monkeypatch, clear_caches):
     monkeypatch.delattr("torch._C._current_graph_task_id")
     with pytest.warns(UserWarning, match="activation checkpointing may be wrong") as caught:
         answers = [is_in_backward() for _ in range(2)]
@@ -110,7 +110,7 @@ def test_a_release_that_does_not_tell_a_backward_pass(monkeypatch, forgotten):
     assert MOVED in str(caught[0].message)
 
 
-def test_without_oneDNN_there_is_no_product_by_it(monkeypatch, forgotten):  # noqa: N802
+def test_release_without_oneDNN_has_no_product_by_oneDNN(monkeypatch, clear_caches):  # noqa: N802
     class Operators:
         """No operator at all."""
 
@@ -118,31 +118,31 @@ def test_without_oneDNN_there_is_no_product_by_it(monkeypatch, forgotten):  # no
     assert onednn_product() is None
 
 
-def test_a_backward_pass_is_noticed():
-    seen = []
+def test_backward_pass_is_detected():
+    answers = []
     x = torch.ones(2, requires_grad=True)
-    x.register_hook(lambda gradient: seen.append(is_in_backward()))
+    x.register_hook(lambda gradient: answers.append(is_in_backward()))
     assert not is_in_backward()
     (2 * x).sum().backward()
-    assert seen == [True]
+    assert answers == [True]
 
 
 class Doubled(OperatorMode):
-    """Doubles what is added."""
+    """Doubles every sum."""
 
     def run(self, operator, args, kwargs):
         result = operator(*args, **kwargs)
         return result * 2 if operator is torch.ops.aten.add.Tensor else result
 
 
-def test_operators_are_exchanged_within_a_mode_only():
+def test_operators_are_replaced_within_a_mode_only():
     x = torch.ones(2)
     with Doubled():
         assert (x + x).tolist() == [4, 4]
     assert (x + x).tolist() == [2, 2]
 
 
-def test_operators_tell_their_arguments():
+def test_arguments_of_operators_are_readable():
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     assert "dropout_p" in [argument.name for argument in arguments_of(attention)]
     assert signature_of(torch.ops.aten.relu.default) == "(Tensor self) -> Tensor"
@@ -150,17 +150,17 @@ def test_operators_tell_their_arguments():
         arguments_of(nn.Linear)
 
 
-def test_numbers_that_are_taken_out_are_noticed():
-    noticed = []
+def test_operator_that_takes_a_number_out_of_a_tensor_is_detected():
+    answers = []
 
-    class Noticing(OperatorMode):
+    class Recording(OperatorMode):
         def run(self, operator, args, kwargs):
-            noticed.append(takes_number_out(operator))
+            answers.append(takes_number_out(operator))
             return operator(*args, **kwargs)
 
-    with Noticing():
+    with Recording():
         (torch.ones(1) + 1).item()
-    assert noticed == [False, False, True]
+    assert answers == [False, False, True]
 
 
 EAGER_FIT = """
@@ -186,16 +186,16 @@ print([name for name in imported if name.startswith(("torch._inductor", "torch._
 
 
 @pytest.mark.slow
-def test_an_eager_fit_does_not_import_the_compiler():
-    """Torch's optimizers import it by themselves, and so it is asked who does."""
+def test_eager_fit_does_not_import_the_compiler():
+    """torch's optimizers import it themselves, so the test watches the imports of pl_fed."""
     command = [sys.executable, "-W", "ignore", "-c", EAGER_FIT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip().endswith("[]"), done.stdout[-2000:]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert process.stdout.strip().endswith("[]"), process.stdout[-2000:]
 
 
 def test_torch_and_torchvision_are_bounded_above():
     requirements = (Path(pl_fed.__file__).parents[1] / "pyproject.toml").read_text()
     for package in ("torch", "torchvision"):
-        (line,) = [each for each in requirements.splitlines() if f'"{package}>' in each]
+        (line,) = [line for line in requirements.splitlines() if f'"{package}>' in line]
         assert ",<" in line

@@ -1,4 +1,4 @@
-"""``auto``: its choice, the checkpoint of it, and that measuring changes no number."""
+"""The engine ``auto``: its choice, its checkpoint, and measurements that change no number."""
 
 import copy
 import math
@@ -36,41 +36,48 @@ SIZES = [7, 3, 10, 2]
 pytestmark = pytest.mark.usefixtures("uncompiled")
 
 
+class Clock:
+    """Clock: replaces the measured times of the engines.
+
+    Attributes:
+        seconds: Seconds that a step of each engine takes.
+        timed: The engines that have been timed, in order.
+    """
+
+    def __init__(self):
+        self.seconds = dict.fromkeys(ALL_ENGINES, 1.0)
+        self.timed = []
+
+
 @pytest.fixture
 def clock(monkeypatch):
-    """Exchange the clock: seconds that a step of each engine takes, to be set; what was timed."""
-
-    class Clock:
-        seconds = dict.fromkeys(ALL_ENGINES, 1.0)
-        timed = []
-
-    made = Clock()
-    made.seconds, made.timed, running = dict(Clock.seconds), [], []
+    """Exchange the clock of the measurements."""
+    clock, engines = Clock(), []
     for kind in (OneByOne, BatchedRunner):
 
         def run(self, client, optimizer, chunk, original=kind.run):
             name = "one_by_one" if getattr(self, "size", None) is None else "stacked"
-            running.append(name + "_compiled" * getattr(self, "compiled", False))
+            engines.append(name + "_compiled" * getattr(self, "compiled", False))
             return original(self, client, optimizer, chunk)
 
         monkeypatch.setattr(kind, "run", run)
 
     def seconds(self, chunk):
         self.run(chunk)
-        made.timed.append(running[-1])
-        return made.seconds[running[-1]] * sum(chunk.batches.steps)
+        clock.timed.append(engines[-1])
+        return clock.seconds[engines[-1]] * sum(chunk.batches.steps)
 
     monkeypatch.setattr(Candidate, "seconds", seconds)
-    return made
+    return clock
 
 
-def client_of(kind=Ditto, net=mlp, **options):
+def make_client(kind=Ditto, net=mlp, **options):
     return kind(seeded(net), **{"optimizer": sgd(0.1, momentum=0.5), "local_steps": 3, **options})
 
 
-def settled(client=None, rounds=1000.0, name="auto", **settings):
-    """The choice of a federation that has run its first of so many rounds."""
-    client = (client or client_of()).double()
+def choose_engine(client=None, rounds=1000.0, name="auto", **settings):
+    """Return the choice of a federation after the first of a number of rounds."""
+    client = (client or make_client()).double()
     federation = Federation(All(), seed=0, **sections(engine=name, **settings))
     settings = RunSettings(rounds=rounds)
     federation.setup(client, shared_out(classes(SIZES)), "fit", settings=settings)
@@ -81,14 +88,14 @@ def settled(client=None, rounds=1000.0, name="auto", **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fastest", ALL_ENGINES)
-def test_the_fastest_is_chosen(clock, fastest):
+def test_fastest_engine_is_chosen(clock, fastest):
     clock.seconds[fastest] = 0.5
-    engine = settled()
-    assert engine.current == fastest
-    assert {name: speed.step for name, speed in engine.speeds.items()} == clock.seconds
+    choice = choose_engine()
+    assert choice.current == fastest
+    assert {name: speed.step for name, speed in choice.speeds.items()} == clock.seconds
 
 
-def test_what_takes_long_to_begin_has_to_pay_off():
+def test_setup_time_counts_in_total_time():
     slow, quick = Speed(2.0), Speed(1.0, setup=100.0)
     assert slow.total(99) < quick.total(99)
     assert slow.total(101) > quick.total(101)
@@ -106,84 +113,84 @@ def test_what_takes_long_to_begin_has_to_pay_off():
         (61.0 / 12_000, ALL_ENGINES),
     ],
 )
-def test_it_measures_as_far_as_it_pays(clock, step, timed):
+def test_engines_are_timed_if_the_run_is_long_enough(clock, step, timed):
     clock.seconds = dict.fromkeys(ALL_ENGINES, step)
-    settled()
+    choose_engine()
     assert set(clock.timed) == set(timed)
 
 
-def test_too_little_to_do_is_run_one_by_one(clock):
+def test_short_run_uses_one_by_one_without_speeds(clock):
     clock.seconds = {**dict.fromkeys(ALL_ENGINES, 1e-9), "one_by_one": 1e-6}
-    engine = settled()
-    assert (engine.current, engine.speeds) == ("one_by_one", {})
-    assert clock.timed == ["one_by_one", "one_by_one"]  # to know how little it is
+    choice = choose_engine()
+    assert (choice.current, choice.speeds) == ("one_by_one", {})
+    assert clock.timed == ["one_by_one", "one_by_one"]  # to estimate the length of the run
 
 
-def test_without_an_end_in_sight_nothing_is_timed(clock):
-    assert settled(rounds=0.0).current == "one_by_one"
+def test_run_with_an_unknown_number_of_rounds_is_not_timed(clock):
+    assert choose_engine(rounds=0.0).current == "one_by_one"
     assert clock.timed == []
 
 
 @pytest.mark.slow
-def test_endless_rounds_are_worth_measuring(clock):
+def test_endless_run_is_timed(clock):
     clock.seconds["stacked_compiled"] = 0.5
-    assert settled(rounds=float("inf")).current == "stacked_compiled"
+    assert choose_engine(rounds=float("inf")).current == "stacked_compiled"
 
 
 @pytest.mark.slow
-def test_what_cannot_be_compiled_is_left_out_and_said_once(clock, monkeypatch):
-    def none(*_, **__):
+def test_compiled_engines_without_a_compiler_are_excluded_with_one_warning(clock, monkeypatch):
+    def fail(*_, **__):
         raise RuntimeError("No working C++ compiler found")
 
-    monkeypatch.setattr(compiled, "compile_graph", none)
+    monkeypatch.setattr(compiled, "compile_graph", fail)
     with pytest.warns(UserWarning, match="Local steps run eagerly") as caught:
-        engine = settled()
-    assert len([each for each in caught if "run eagerly" in str(each.message)]) == 1
-    assert tuple(engine.speeds) == EAGER
+        choice = choose_engine()
+    assert sum("run eagerly" in str(warning.message) for warning in caught) == 1
+    assert tuple(choice.speeds) == EAGER
 
 
-def test_what_does_not_fit_into_memory_is_left_out(clock, monkeypatch):
+def test_engine_out_of_memory_is_excluded(clock, monkeypatch):
     run = BatchedRunner.run
 
-    def full(self, *args):
+    def run_out_of_memory(self, *args):
         if self.compiled and self.size:
             raise torch.OutOfMemoryError("no room")
         return run(self, *args)
 
-    monkeypatch.setattr(BatchedRunner, "run", full)
-    engine = settled()
-    assert "stacked_compiled" not in engine.speeds
-    assert engine.current in engine.speeds
+    monkeypatch.setattr(BatchedRunner, "run", run_out_of_memory)
+    choice = choose_engine()
+    assert "stacked_compiled" not in choice.speeds
+    assert choice.current in choice.speeds
 
 
-def net_with_batch_norm():
+def batch_norm_net():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
-def test_what_cannot_be_stacked_is_left_out(clock, recwarn):
+def test_stacked_engines_are_excluded_for_a_net_that_does_not_stack(clock, recwarn):
     clock.seconds["stacked"] = clock.seconds["stacked_compiled"] = 0.1
     clock.seconds["one_by_one_compiled"] = 0.5
-    engine = settled(client_of(FedAvg, net_with_batch_norm))
-    assert engine.current == "one_by_one_compiled"
-    assert tuple(engine.speeds) == ("one_by_one", "one_by_one_compiled")
-    assert not [each for each in recwarn if "Clients are run" in str(each.message)]
+    choice = choose_engine(make_client(FedAvg, batch_norm_net))
+    assert choice.current == "one_by_one_compiled"
+    assert tuple(choice.speeds) == ("one_by_one", "one_by_one_compiled")
+    assert not any("Clients are run" in str(warning.message) for warning in recwarn)
 
 
 @pytest.mark.slow
-def test_a_second_run_measures_afresh(clock):
-    """Nothing outside a run decides its last digits."""
+def test_second_run_measures_again(clock):
+    """The numbers of a run depend on nothing outside of it."""
     clock.seconds["stacked"] = 0.5
-    assert settled().current == "stacked"
+    assert choose_engine().current == "stacked"
     timed = len(clock.timed)
     clock.seconds["one_by_one"] = 0.1
-    assert settled().current == "one_by_one"
+    assert choose_engine().current == "one_by_one"
     assert len(clock.timed) == 2 * timed
 
 
 @pytest.mark.slow
-def test_a_run_writes_nothing_outside_its_folder(clock, tmp_path, monkeypatch):
+def test_measurement_writes_no_file_into_the_cache_folder(clock, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    settled()
+    choose_engine()
     assert not [*tmp_path.iterdir()]
 
 
@@ -198,18 +205,18 @@ def test_a_run_writes_nothing_outside_its_folder(clock, tmp_path, monkeypatch):
         {"step": 1e-3, "setup": -1.0},
     ],
 )
-def test_speeds_of_a_damaged_checkpoint_are_forgotten(speed):
+def test_damaged_speeds_of_a_checkpoint_are_ignored(speed):
     state = {"asked": "auto", "engine": "stacked", "size": 7, "speeds": {"stacked": speed}}
     choice = EngineChoice()
     choice.load_state_dict(state)
     assert (choice.current, choice.size, choice.speeds) == ("stacked", 7, {})
 
 
-# No number changes
+# Measurements change no number
 
 
 def run_auto(monkeypatch, client, data, **settings):
-    """Rounds as the federation runs them when there is much to do."""
+    """Run rounds with ``auto`` as at the beginning of a long run."""
     original = Federation.setup
 
     def setup(self, *args, settings):
@@ -226,52 +233,53 @@ def dropout_net():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fastest", ALL_ENGINES)
-def test_results_are_equal_whatever_is_chosen(clock, monkeypatch, fastest):
+def test_run_with_any_chosen_engine_equals_run_one_by_one(clock, monkeypatch, fastest):
     clock.seconds[fastest] = 0.5
-    client, data = client_of(net=dropout_net), shared_out(classes(SIZES))
+    client, data = make_client(net=dropout_net), shared_out(classes(SIZES))
     torch.manual_seed(3)
     expected = run_rounds(client, data, rounds=3, sampler=Uniform(3))
-    drawn = torch.random.get_rng_state()
+    generator_state = torch.random.get_rng_state()
     torch.manual_seed(3)
     outcome = run_auto(monkeypatch, client, data, rounds=3, sampler=Uniform(3))
     assert outcome.distance(expected) <= (0 if fastest == "one_by_one" else 1e-10)
-    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert torch.equal(torch.random.get_rng_state(), generator_state)
     assert set(clock.timed) == set(ALL_ENGINES)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("net", [net_with_batch_norm, dropout_net])
-def test_measuring_changes_nothing(clock, net):
-    client = client_of(net=net).double().train()
+@pytest.mark.parametrize("net", [batch_norm_net, dropout_net])
+def test_measurement_changes_no_state(clock, net):
+    client = make_client(net=net).double().train()
     federation = Federation(All(), seed=0)
     settings = RunSettings(rounds=1e9)
     federation.setup(client, shared_out(classes([7, 3, 10])), "fit", settings=settings)
-    federation.store.write(*a_state(federation))
+    federation.store.write(*personal_state(federation))
     state, draws = copy.deepcopy(client.state_dict()), torch.random.get_rng_state()
     stored = copy.deepcopy(federation.store.state_dict())
     settle = federation.engine_choice.choose
-    seen = []
+    after = []
 
-    def settle_and_look(task):
+    def settle_and_stop(task):
         settle(task)
-        seen.extend([copy.deepcopy(client.state_dict()), torch.random.get_rng_state()])
-        seen.append(copy.deepcopy(federation.store.state_dict()))
+        after.extend([copy.deepcopy(client.state_dict()), torch.random.get_rng_state()])
+        after.append(copy.deepcopy(federation.store.state_dict()))
         raise KeyboardInterrupt
 
-    federation.engine_choice.choose = settle_and_look
+    federation.engine_choice.choose = settle_and_stop
     with pytest.raises(KeyboardInterrupt):
         federation.run_round(0, client.configure_optimizers())
     assert clock.timed
     assert all(torch.equal(value, client.state_dict()[name]) for name, value in state.items())
-    assert torch.equal(draws, seen[1])
-    assert str(stored) == str(seen[2])
+    assert torch.equal(draws, after[1])
+    assert str(stored) == str(after[2])
     assert client.draws.key == 0
     with pytest.raises(ValueError, match=NOTHING_READABLE):
         client.read("broadcast")
     assert all(parameter.grad is None for parameter in client.parameters())
 
 
-def a_state(federation):
+def personal_state(federation):
+    """Return a personal model of client 1, as the arguments of ``store.write``."""
     row = torch.linspace(-1, 1, federation.client.row("personal").layout.numel).double()
     return "personal", torch.tensor([1]), row[None]
 
@@ -279,18 +287,18 @@ def a_state(federation):
 # Stop and resume
 
 
-def test_a_choice_is_saved_and_taken_up():
+def test_choice_is_restored_from_its_state_dict():
     choice = EngineChoice()
     choice.current, choice.size = "stacked_compiled", 7
     choice.speeds = {"stacked_compiled": Speed(2e-5, setup=4.0)}
-    other = EngineChoice()
-    other.load_state_dict(choice.state_dict())
-    assert (other.current, other.size, other.stacks) == ("stacked_compiled", 7, True)
-    assert other.state_dict() == choice.state_dict()
-    assert other.speeds == choice.speeds
+    restored = EngineChoice()
+    restored.load_state_dict(choice.state_dict())
+    assert (restored.current, restored.size, restored.stacks) == ("stacked_compiled", 7, True)
+    assert restored.state_dict() == choice.state_dict()
+    assert restored.speeds == choice.speeds
 
 
-def test_what_is_asked_for_wins_over_what_was_saved():
+def test_config_overrides_the_choice_of_a_checkpoint():
     state = {"asked": "auto", "engine": "stacked", "size": 7, "speeds": {}}
     for name, chunk_size, expected in (
         ("auto", None, ("stacked", 7)),
@@ -304,8 +312,8 @@ def test_what_is_asked_for_wins_over_what_was_saved():
         assert (choice.current, choice.size) == expected
 
 
-def test_an_engine_that_was_given_up_is_not_tried_again():
-    """The numbers of a run that was stopped would be others."""
+def test_resumed_run_does_not_retry_an_engine_that_failed():
+    """Its numbers would differ from those of the uninterrupted run."""
     state = {"asked": "stacked_compiled", "engine": "stacked", "size": 7, "speeds": {}}
     choice = EngineChoice(EngineOptions("stacked_compiled"))
     choice.load_state_dict(state)
@@ -313,8 +321,8 @@ def test_an_engine_that_was_given_up_is_not_tried_again():
 
 
 def fit(folder, rounds, engine="auto", resume=False, chunk_size=None):
-    """Fit, from the checkpoint there; return what the run led to."""
-    client = client_of(net=dropout_net)
+    """Fit, if asked from the folder's checkpoint; return the choice, w and all v."""
+    client = make_client(net=dropout_net)
     trainer = pl_fed.Trainer(
         Federation(Uniform(3), engine=EngineOptions(engine, chunk_size=chunk_size), seed=0),
         max_epochs=rounds,
@@ -338,41 +346,41 @@ def fit(folder, rounds, engine="auto", resume=False, chunk_size=None):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_with_its_engine_bit_for_bit(clock, tmp_path):
+def test_resumed_run_keeps_its_engine_and_equals_the_uninterrupted_run(clock, tmp_path):
     clock.seconds = {**dict.fromkeys(ALL_ENGINES, 100.0), "stacked_compiled": 50.0}
-    engine, *whole = fit(tmp_path / "whole", 4)
-    assert engine.current == "stacked_compiled"
+    choice, *uninterrupted = fit(tmp_path / "uninterrupted", 4)
+    assert choice.current == "stacked_compiled"
     fit(tmp_path / "stopped", 2)
     clock.seconds["one_by_one"] = 1.0
     clock.timed.clear()
-    engine, *resumed = fit(tmp_path / "stopped", 4, resume=True)
-    assert (engine.current, clock.timed) == ("stacked_compiled", [])
-    assert all(torch.equal(one, other) for one, other in zip(whole, resumed))
-    other, *_ = fit(tmp_path / "stopped", 5, engine="one_by_one", resume=True)
-    assert other.current == "one_by_one"
+    choice, *resumed = fit(tmp_path / "stopped", 4, resume=True)
+    assert (choice.current, clock.timed) == ("stacked_compiled", [])
+    assert all(map(torch.equal, uninterrupted, resumed))
+    choice, *_ = fit(tmp_path / "stopped", 5, engine="one_by_one", resume=True)
+    assert choice.current == "one_by_one"
 
 
 @pytest.mark.slow
-def test_a_run_that_is_resumed_at_its_end_keeps_its_engine(clock, tmp_path):
+def test_run_that_is_resumed_at_its_end_keeps_its_engine(clock, tmp_path):
     clock.seconds = {**dict.fromkeys(ALL_ENGINES, 100.0), "stacked": 50.0}
     fit(tmp_path, 2)
-    engine, *_ = fit(tmp_path, 2, resume=True)
-    assert (engine.current, engine.size) == ("stacked", 3)
+    choice, *_ = fit(tmp_path, 2, resume=True)
+    assert (choice.current, choice.size) == ("stacked", 3)
     saved = torch.load(tmp_path / "checkpoint.ckpt")["federation"]["engine"]
     assert saved.pop("speeds")["stacked"] == {"step": 50.0, "setup": 150.0}
     assert saved == {"asked": "auto", "engine": "stacked", "size": 3}
 
 
 @pytest.mark.slow
-def test_the_cohorts_rows_are_not_loaded_to_count_its_steps(clock, monkeypatch):
+def test_measurement_loads_no_more_rows_than_a_chunk(clock, monkeypatch):
     """A cohort may be larger than memory; a chunk is not."""
-    read = []
+    sizes = []
     original = LocalTraining._load_chunk
 
     def load(self, plan, clients, *args, **kwargs):
-        read.append(len(clients))
+        sizes.append(len(clients))
         return original(self, plan, clients, *args, **kwargs)
 
     monkeypatch.setattr(LocalTraining, "_load_chunk", load)
-    settled(chunk_size=2)
-    assert max(read) == 2
+    choose_engine(chunk_size=2)
+    assert max(sizes) == 2

@@ -1,4 +1,4 @@
-"""A criterion that is no mean of losses of single samples: its own value counts in every engine."""
+"""Criteria that are no mean of sample losses: every engine minimises their own value."""
 
 import copy
 
@@ -17,23 +17,23 @@ from pl_fed.samplers import All
 
 
 class MaskedBCE(nn.Module):
-    """Binary cross entropy over the labels that are there: a missing one is -1."""
+    """Binary cross entropy over the present labels; a missing label is -1."""
 
     def __init__(self):
         super().__init__()
         self.reduction = "mean"
 
     def forward(self, outputs, targets):
-        there = targets >= 0
+        present = targets >= 0
         losses = functional.binary_cross_entropy_with_logits(
             outputs, targets.clamp(min=0), reduction="none"
         )
-        losses = torch.where(there, losses, 0)
-        return losses if self.reduction == "none" else losses.sum() / there.sum().clamp(min=1)
+        losses = torch.where(present, losses, 0)
+        return losses if self.reduction == "none" else losses.sum() / present.sum().clamp(min=1)
 
 
 class PixelCrossEntropy(nn.Module):
-    """Cross entropy over pixels, of which some are ignored."""
+    """Cross entropy over pixels; those of class 255 are ignored."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ class PixelCrossEntropy(nn.Module):
 
 
 class TokenCrossEntropy(nn.Module):
-    """Cross entropy over tokens, all in one row, as for language models."""
+    """Cross entropy over the flattened tokens of a minibatch, as for language models."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ class TokenCrossEntropy(nn.Module):
 
 
 class AlwaysMean(nn.Module):
-    """A loss that does not know reduction="none"."""
+    """A loss that does not support ``reduction="none"``."""
 
     reduction = "mean"
 
@@ -71,7 +71,7 @@ class AlwaysMean(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Logits [batch, tokens, 5] of tokens, which come as floating-point numbers."""
+    """Logits [batch, tokens, 5] of tokens, given as floating-point numbers."""
 
     def __init__(self):
         super().__init__()
@@ -106,13 +106,13 @@ def distances(sizes, draw, owner):
     return AlwaysMean(), lambda: nn.Linear(4, 2), reals(x, x[:, :2] ** 2, owner)
 
 
-KINDS = {each.__name__: each for each in (labels, pixels, tokens, distances)}
+KINDS = {kind.__name__: kind for kind in (labels, pixels, tokens, distances)}
 EQUAL, UNEQUAL = [8, 4, 12, 8], [9, 4, 6, 11]
-kinds = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def made(kind, sizes, algorithm=FedAvg, **options):
-    """A client and the samples of all clients."""
+def make_federation(kind, sizes, algorithm=FedAvg, **options):
+    """Return a client with a kind of criterion, and the samples of all clients."""
     draw = torch.Generator().manual_seed(0)
     owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     criterion, net, arrays = KINDS[kind](sizes, draw, owner)
@@ -130,48 +130,48 @@ ENGINES = ["one_by_one_compiled", "stacked", "stacked_compiled", "auto"]
 
 
 @pytest.mark.slow
-@kinds
+@each_kind
 @pytest.mark.parametrize("engine", ENGINES)
-def test_engines_agree_where_all_minibatches_are_full(kind, engine):
-    client, arrays = made(kind, EQUAL, Ditto)
+def test_engines_agree_for_full_minibatches(kind, engine):
+    client, arrays = make_federation(kind, EQUAL, Ditto)
     data = shared_out(arrays)
-    one = run_rounds(client, data, engine="one_by_one")
-    other = run_rounds(client, data, **engine_options(engine))
-    assert one.distance(other) < 1e-10
+    expected = run_rounds(client, data, engine="one_by_one")
+    outcome = run_rounds(client, data, **engine_options(engine))
+    assert expected.distance(outcome) < 1e-10
 
 
 @pytest.mark.slow
-@kinds
+@each_kind
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "auto"])
-def test_engines_agree_where_minibatches_are_of_several_sizes(kind, engine):
-    client, arrays = made(kind, UNEQUAL)
-    one = run_rounds(client, shared_out(arrays), engine="one_by_one")
-    other = run_rounds(client, shared_out(arrays), **engine_options(engine))
-    assert one.distance(other) < 1e-10
+def test_engines_agree_for_minibatches_of_several_sizes(kind, engine):
+    client, arrays = make_federation(kind, UNEQUAL)
+    expected = run_rounds(client, shared_out(arrays), engine="one_by_one")
+    outcome = run_rounds(client, shared_out(arrays), **engine_options(engine))
+    assert expected.distance(outcome) < 1e-10
 
 
 @pytest.mark.slow
-@kinds
+@each_kind
 @pytest.mark.parametrize("engine", ["stacked", "stacked_compiled"])
-def test_stacking_is_refused_where_minibatches_are_of_several_sizes(kind, engine):
-    client, arrays = made(kind, UNEQUAL)
+def test_stacking_is_refused_for_minibatches_of_several_sizes(kind, engine):
+    client, arrays = make_federation(kind, UNEQUAL)
     match = r"^Expected argument `federation.engine.name` to be one_by_one, .*stacked.*\(4\)"
     with pytest.raises(ValueError, match=match):
         run_rounds(client, shared_out(arrays), engine=engine)
-    dropped = shared_out(made(kind, [9, 4, 6, 11])[1], drop_last=True)
-    one = run_rounds(client, dropped, engine="one_by_one")
-    assert one.distance(run_rounds(client, dropped, engine=engine)) < 1e-10
+    dropped = shared_out(arrays, drop_last=True)
+    expected = run_rounds(client, dropped, engine="one_by_one")
+    assert expected.distance(run_rounds(client, dropped, engine=engine)) < 1e-10
 
 
-@kinds
-def test_what_is_minimised_is_the_criterion_by_hand(kind):
-    client, arrays = made(kind, UNEQUAL, local_steps=1, local_epochs=None)
+@each_kind
+def test_minimised_loss_equals_the_criterion_by_hand(kind):
+    client, arrays = make_federation(kind, UNEQUAL, local_steps=1, local_epochs=None)
     outcome = run_rounds(client, shared_out(arrays, batch_size=11), rounds=1)
     losses, models = [], []
-    for one in range(4):
+    for client_id in range(4):
         net = copy.deepcopy(client.global_model).double()
-        mine = arrays.client == one
-        loss = client.criterion(net(arrays.inputs[mine].double()), arrays.targets[mine].double())
+        own = arrays.client == client_id
+        loss = client.criterion(net(arrays.inputs[own].double()), arrays.targets[own].double())
         loss.backward()
         losses.append(loss.item())
         models.append(torch.cat([(p - 0.1 * p.grad).detach().flatten() for p in net.parameters()]))
@@ -179,11 +179,11 @@ def test_what_is_minimised_is_the_criterion_by_hand(kind):
     torch.testing.assert_close(outcome.w, torch.stack(models).mean(0), rtol=0, atol=1e-10)
 
 
-@kinds
+@each_kind
 @pytest.mark.parametrize("algorithm", [Ditto, Finetuning])
-def test_logged_losses_are_the_criterion_by_hand(kind, algorithm):
+def test_logged_losses_equal_the_criterion_by_hand(kind, algorithm):
     options = {"finetune_epochs": 1} if algorithm is Finetuning else {}
-    client, arrays = made(kind, UNEQUAL, algorithm, **options)
+    client, arrays = make_federation(kind, UNEQUAL, algorithm, **options)
     client = client.double()
     data = shared_out(arrays, val_fraction=0.3, test_fraction=0.4)
     federation = Federation(All(), seed=0, engine=EngineOptions("auto"))
@@ -195,9 +195,9 @@ def test_logged_losses_are_the_criterion_by_hand(kind, algorithm):
         federation.evaluate("test", torch.arange(4))
     for name in ("global", "personal"):
         expected = []
-        for one, net in enumerate(federation.models_of(torch.arange(4), name)):
-            mine = federation.data.test.samples(one)
-            x, y = federation.data.inputs[mine], federation.data.targets[mine]
+        for client_id, net in enumerate(federation.models_of(torch.arange(4), name)):
+            own = federation.data.test.samples(client_id)
+            x, y = federation.data.inputs[own], federation.data.targets[own]
             expected.append(client.criterion(net(x), y).item())
         logged = federation.metrics("test")[name]
         assert logged.per_client()["loss"].tolist() == pytest.approx(expected, abs=1e-10)
@@ -205,41 +205,41 @@ def test_logged_losses_are_the_criterion_by_hand(kind, algorithm):
 
 
 @pytest.mark.slow
-@kinds
+@each_kind
 @pytest.mark.parametrize("algorithm", [PerFedAvg, DittoGreedy, DittoChoice])
-def test_parts_of_batches_and_validation_data_are_judged_by_the_criterion(kind, algorithm):
-    """Their masks leave samples out, and so does no engine by padding."""
+def test_criterion_supports_masks_of_batch_parts_and_validation_data(kind, algorithm):
+    """These masks exclude samples; no engine pads minibatches for such a criterion."""
     lams = {DittoGreedy: {"lams": [0.1, 1.0]}, DittoChoice: {"lams": [0.1, 1.0]}}
-    client, arrays = made(kind, EQUAL, algorithm, **lams.get(algorithm, {}))
+    client, arrays = make_federation(kind, EQUAL, algorithm, **lams.get(algorithm, {}))
     data = shared_out(arrays, batch_size=2, val_fraction=0.25)
     assert torch.isfinite(run_rounds(client, data).w).all()
 
 
-def test_start_losses_are_the_criterion_by_hand():
-    """Those of poisoned data, too."""
+def test_start_losses_equal_the_criterion_by_hand():
+    """The start losses of Byzantine clients are those of their poisoned data."""
 
     class Shifted(Attack):
         def poison(self, batch, context):
             return batch._replace(inputs=batch.inputs + 1)
 
-    client, arrays = made("labels", UNEQUAL)
-    client, told = client.double(), []
+    client, arrays = make_federation("labels", UNEQUAL)
+    client, start_losses = client.double(), []
 
     class Spy(Term):
         def forward(self, uploads, weights, context):
-            told.append(context.start_losses)
+            start_losses.append(context.start_losses)
             return super().forward(uploads, weights, context)
 
     settings = {"attack": Shifted(), "ids": [1], "engine": "one_by_one"}
     run_rounds(client, shared_out(arrays), rounds=1, aggregator=Spy(0.1), **settings)
     expected = []
-    for one in range(4):
-        mine = arrays.client == one
-        x = arrays.inputs[mine].double() + (one == 1)
+    for client_id in range(4):
+        own = arrays.client == client_id
+        x = arrays.inputs[own].double() + (client_id == 1)
         expected.append(
-            client.criterion(client.global_model(x), arrays.targets[mine].double()).item()
+            client.criterion(client.global_model(x), arrays.targets[own].double()).item()
         )
-    assert told[-1].tolist() == pytest.approx(expected, abs=1e-10)
+    assert start_losses[-1].tolist() == pytest.approx(expected, abs=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_start_losses_are_the_criterion_by_hand():
         (Ditto, {"regularizer": "fisher"}, "needs sample gradients"),
     ],
 )
-def test_what_needs_losses_of_single_samples_refuses_it(algorithm, options, words):
+def test_algorithms_that_need_sample_losses_refuse_batch_criteria(algorithm, options, words):
     class Smoothed(nn.CrossEntropyLoss):
         """Cross entropy that is divided by the number of classes in the batch."""
 
@@ -278,7 +278,7 @@ def test_what_needs_losses_of_single_samples_refuses_it(algorithm, options, word
         (nn.HuberLoss(), "probabilities"),
     ],
 )
-def test_losses_of_torch_are_means_of_losses_of_samples(criterion, targets):
+def test_losses_of_torch_are_recognised_as_means_of_sample_losses(criterion, targets):
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(24, 4, generator=draw)
     y = torch.randint(3, (24,), generator=draw)
@@ -292,8 +292,8 @@ def test_losses_of_torch_are_means_of_losses_of_samples(criterion, targets):
     assert client.averages_samples
 
 
-def test_one_missing_label_among_many_is_found():
-    """Codes for what is missing are the smallest or the largest numbers."""
+def test_single_missing_label_is_detected():
+    """Codes of missing labels are the smallest or the largest numbers."""
     x = torch.randn(5000, 4)
     y = torch.randint(2, (5000, 3)).float()
     y[3001, 1] = -1
@@ -303,10 +303,9 @@ def test_one_missing_label_among_many_is_found():
     assert not client.averages_samples
 
 
-def test_it_is_said_once(caplog):
-    client, arrays = made("labels", UNEQUAL)
+def test_batch_criterion_is_reported_once(caplog):
+    client, arrays = make_federation("labels", UNEQUAL)
     federation = Federation(All(), seed=0)
     for stage in ("fit", "validate", "test"):
         federation.setup(client, shared_out(arrays), stage)
-    said = [each for each in caplog.messages if "MaskedBCE is not the mean" in each]
-    assert len(said) == 1
+    assert sum("MaskedBCE is not the mean" in message for message in caplog.messages) == 1

@@ -1,4 +1,4 @@
-"""Which engine runs the clients, and how many at a time."""
+"""The choice of the engine and of its number of clients at a time."""
 
 import ctypes
 import math
@@ -21,31 +21,31 @@ from pl_fed.samplers import All
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The sizes of the chunks that each engine was given."""
-    given = {"OneByOne": [], "BatchedRunner": []}
+    """Return the sizes of the chunks of each engine."""
+    calls = {"OneByOne": [], "BatchedRunner": []}
     for engine in (OneByOne, BatchedRunner):
 
         def run(self, client, optimizer, chunk, engine=engine, original=engine.run):
-            given[engine.__name__].append(len(chunk.clients))
+            calls[engine.__name__].append(len(chunk.clients))
             return original(self, client, optimizer, chunk)
 
         monkeypatch.setattr(engine, "run", run)
-    return given
+    return calls
 
 
 @pytest.mark.parametrize(
     ("name", "used"),
     [("one_by_one", "OneByOne"), ("stacked", "BatchedRunner"), ("auto", "OneByOne")],
 )
-def test_the_engine_asked_for_runs_them_and_auto_is_one_by_one_on_a_cpu(calls, name, used):
+def test_configured_engine_runs_the_clients_and_auto_is_one_by_one_on_a_cpu(calls, name, used):
     client = FedAvg(seeded(mlp), optimizer=sgd())
     run_rounds(client, shared_out(classes([4] * 5)), rounds=1, engine=name, chunk_size=2)
     assert calls.pop(used) == [2, 2, 1]
     assert list(calls.values()) == [[]]
 
 
-def task_of(client, cohort, data=None):
-    """So many clients of a federation, as the federation hands them to its engine."""
+def make_workload(client, cohort, data=None):
+    """Return the workload of a cohort of a given size, as the federation makes it."""
     federation = Federation(All(), seed=0)
     federation.setup(client, data or shared_out(classes([4])), "fit")
     optimizer, cohort = client.configure_optimizers(), torch.zeros(cohort)
@@ -58,39 +58,45 @@ def task_of(client, cohort, data=None):
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "stacked", "auto"])
-def test_the_chunk_size_asked_for_holds(name):
+def test_configured_chunk_size_is_used(name):
     assert (
-        EngineChoice(EngineOptions(name, 7)).clients_at_a_time(name, task_of(FedAvg(mlp()), 100))
+        EngineChoice(EngineOptions(name, 7)).clients_at_a_time(
+            name, make_workload(FedAvg(mlp()), 100)
+        )
         == 7
     )
 
 
 @pytest.mark.parametrize("name", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("cohort", [1, 3])
-def test_small_clients_are_run_all_at_a_time(name, cohort):
+def test_small_clients_run_all_at_a_time(name, cohort):
     assert (
-        EngineChoice(EngineOptions(name)).clients_at_a_time(name, task_of(Ditto(mlp()), cohort))
+        EngineChoice(EngineOptions(name)).clients_at_a_time(
+            name, make_workload(Ditto(mlp()), cohort)
+        )
         == cohort
     )
 
 
-def test_large_clients_are_loaded_in_turn_where_they_are_run_in_turn():
-    """Rows of 220 kB, 38 of which are the 8 MB that are loaded; rows of 8.8 MB, one by one."""
+def test_large_clients_are_loaded_in_chunks_of_eight_megabytes():
+    """These are 38 rows of 220 kB, or one row of 8.8 MB."""
     data = shared_out(classes([1], (1000,), 100))
     for bottleneck, expected in ((50, 38), (2000, 1)):
         net = nn.Sequential(nn.Linear(1000, bottleneck, False), nn.Linear(bottleneck, 100, False))
-        task = task_of(FedAvg(net), 100, data)
-        assert EngineChoice().clients_at_a_time("one_by_one", task) == expected
+        work = make_workload(FedAvg(net), 100, data)
+        assert EngineChoice().clients_at_a_time("one_by_one", work) == expected
 
 
-def test_clients_that_do_not_stack_are_loaded_like_others_that_run_in_turn(monkeypatch):
+def test_clients_that_do_not_stack_use_the_chunk_size_of_one_by_one(monkeypatch):
     client = FedAvg(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), optimizer=sgd())
     data, federation = (
         shared_out(classes([4] * 3)),
         Federation(All(), engine=EngineOptions("stacked"), seed=0),
     )
     federation.setup(client, data, "fit")
-    monkeypatch.setattr("pl_fed.engine.choice.free_memory", lambda device: 0)  # for no stack
+    monkeypatch.setattr(
+        "pl_fed.engine.choice.free_memory", lambda device: 0
+    )  # would allow no stack
     with pytest.warns(UserWarning, match="run one by one"):
         federation.run_round(0, client.configure_optimizers())
     assert (federation.engine_choice.current, federation.engine_choice.size) == ("one_by_one", 3)
@@ -98,32 +104,32 @@ def test_clients_that_do_not_stack_are_loaded_like_others_that_run_in_turn(monke
 
 def test_a_stack_takes_half_of_the_free_memory(monkeypatch):
     monkeypatch.setattr("pl_fed.engine.choice.free_memory", lambda device: 12_000)
-    client = FedAvg(nn.Linear(4, 3, bias=False).double())  # rows of 96 bytes, six of each
-    wide = shared_out(classes([1], (4,)), batch_size=1)  # 4 doubles, 64 times, for activations
+    client = FedAvg(nn.Linear(4, 3, bias=False).double())  # six rows of 96 bytes for each client
+    wide = shared_out(classes([1], (4,)), batch_size=1)  # 64 times 4 doubles for activations
     choice = EngineChoice(EngineOptions("stacked"))
-    assert choice.clients_at_a_time("stacked", task_of(client, 4, wide)) == 2
-    assert choice.clients_at_a_time("stacked", task_of(client, 100, wide)) == 2
+    assert choice.clients_at_a_time("stacked", make_workload(client, 4, wide)) == 2
+    assert choice.clients_at_a_time("stacked", make_workload(client, 100, wide)) == 2
     monkeypatch.setattr("pl_fed.engine.choice.free_memory", lambda device: 100)
-    assert choice.clients_at_a_time("stacked", task_of(client, 100, wide)) == 1
+    assert choice.clients_at_a_time("stacked", make_workload(client, 100, wide)) == 1
 
 
-def test_chunks_of_a_stack_are_of_like_sizes_and_fit_a_cache():
-    """Rows of a little more than 1 MiB, 5 MiB of which are run at a time: 9 clients are 3, 3, 3."""
+def test_chunks_of_a_stack_have_similar_sizes_and_fit_a_cache():
+    """Of rows of a little over 1 MiB, 5 MiB run at a time: 9 clients are chunks of 3, 3 and 3."""
     net = nn.Sequential(nn.Linear(256, 1023, bias=False), nn.Linear(1023, 1, bias=False))
     data = shared_out(classes([1], (256,), 1))
-    task = task_of(FedAvg(net), 9, data)
-    assert EngineChoice().clients_at_a_time("stacked", task) == 3
+    work = make_workload(FedAvg(net), 9, data)
+    assert EngineChoice().clients_at_a_time("stacked", work) == 3
 
 
-def test_keeping_freed_memory_is_left_out_without_glibc(monkeypatch):
-    def missing(name):
+def test_freed_memory_is_not_kept_without_glibc(monkeypatch):
+    def fail(name):
         raise OSError(name)
 
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(ctypes, "CDLL", fail)
     keep_freed_memory.__wrapped__()
 
 
-def test_it_sets_glibc_once(monkeypatch):
+def test_glibc_is_configured_once(monkeypatch):
     settings = []
 
     class Library:
@@ -138,7 +144,7 @@ def test_it_sets_glibc_once(monkeypatch):
     assert settings == [(-3, 2**25), (-1, 2**28)]
 
 
-def test_an_engine_trains_in_the_dtype_of_the_client():
+def test_engine_trains_in_the_dtype_of_the_client():
     client = FedAvg(seeded(mlp), optimizer=sgd())
     for dtype in (torch.float32, torch.float64):
         for engine in ("one_by_one", "stacked"):
@@ -147,6 +153,6 @@ def test_an_engine_trains_in_the_dtype_of_the_client():
 
 
 @pytest.mark.parametrize("name", ["stackd", None])
-def test_an_engine_that_there_is_not(name):
+def test_unknown_engine_is_refused(name):
     with pytest.raises(ValueError, match=r"`federation.engine.name` to be 'auto', .* but got"):
         Federation(All(), engine=EngineOptions(name))

@@ -1,4 +1,4 @@
-"""Steps that are compiled: that they are, what is refused, and what is said then."""
+"""Compiled steps: their numbers, the steps that are refused, and the warnings."""
 
 import ctypes
 import shutil
@@ -17,15 +17,14 @@ from pl_fed import EngineOptions, Federation
 from pl_fed.attacks import RandomLabels
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.engine import LocalSettings, compiled
-from pl_fed.engine.choice import COMPILED, STACKED
-from pl_fed.models import DittoCelebaCNN
+from pl_fed.engine.choice import COMPILED, EAGER, STACKED
 from pl_fed.rounds.settings import RunSettings
 from pl_fed.samplers import All, Uniform
 
 pytestmark = pytest.mark.slow
 
-SAYING = "Local steps run eagerly, as they cannot be compiled"
-SIZES = [7, 3, 10, 1]  # with batches of 4, the first client has a whole one
+RUN_EAGERLY = "Local steps run eagerly, as they cannot be compiled"
+SIZES = [7, 3, 10, 1]  # in minibatches of 4: the first client has a full one
 needs_a_compiler = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None,
     reason="there is no C++ compiler",
@@ -34,37 +33,57 @@ each_compiled = pytest.mark.parametrize("engine", COMPILED)
 
 
 @contextmanager
-def saying(*expected):
-    """What is said of engines is this, word for word in its beginning, and each once."""
+def assert_engine_warnings(*expected):
+    """Check that the warnings about engines begin with these texts, one warning for each."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    said = [str(each.message) for each in caught]
-    said = [each for each in said if "Local steps run" in each or "Clients are run" in each]
-    assert len(said) == len(expected), said
-    for one, other in zip(said, expected):
-        assert one.startswith(other), said
+    messages = [str(warning.message) for warning in caught]
+    messages = [text for text in messages if "Local steps run" in text or "Clients are run" in text]
+    assert len(messages) == len(expected), messages
+    for message, beginning in zip(messages, expected):
+        assert message.startswith(beginning), messages
 
 
-# Compiled in truth
+# Steps that the compiler compiles
 
 
-def all_options(params):
+def sgd_with_all_options(params):
     return torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.05)
 
 
 def batch_norm_net():
+    """A net whose second BatchNorm uses the statistics of the batch: its size must be known."""
     return nn.Sequential(
-        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)
-    )
+        nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.Tanh(), nn.MaxPool2d(2),
+        nn.BatchNorm2d(3, track_running_stats=False), nn.Flatten(), nn.Linear(12, 3),
+    )  # fmt: skip
+
+
+class Scaled(nn.Module):
+    """A net with a parameter without numbers, which comes first, and one without dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.empty = nn.Parameter(torch.zeros(0))
+        self.last, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.last(x) * self.scale + self.empty.sum()
 
 
 def dropout_net():
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 3))
 
 
-TRUE = {  # engine, client, shape of a sample
-    "FedAvg, stacked": ("stacked_compiled", lambda: FedAvg(seeded(mlp), all_options), (4,)),
+def scaled_dropout_net():
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.5), Scaled())
+
+
+COMPILED_CASES = {  # engine, client, shape of a sample
+    "FedAvg, stacked": (
+        "stacked_compiled", lambda: FedAvg(seeded(Scaled), sgd_with_all_options), (4,)
+    ),
     "Ditto with dropout, stacked": (
         "stacked_compiled",
         lambda: Ditto(seeded(dropout_net), 0.5, optimizer=sgd(0.1), personal_epochs=2),
@@ -72,7 +91,7 @@ TRUE = {  # engine, client, shape of a sample
     ),
     "Ditto with dropout, one by one": (
         "one_by_one_compiled",
-        lambda: Ditto(seeded(dropout_net), 0.5, optimizer=sgd(0.1), local_epochs=3),
+        lambda: Ditto(seeded(scaled_dropout_net), 0.5, optimizer=sgd(0.1), local_epochs=3),
         (4,),
     ),
     "FedAvg with BatchNorm, one by one": (
@@ -80,27 +99,22 @@ TRUE = {  # engine, client, shape of a sample
         lambda: FedAvg(seeded(batch_norm_net), optimizer=sgd(0.1), local_epochs=2),
         (2, 4, 4),
     ),
-    "FedAvg with statistics of the batch, one by one": (  # whose shape has to be known
-        "one_by_one_compiled",
-        lambda: FedAvg(seeded(lambda: DittoCelebaCNN(2, 3, image_size=16)), sgd(0.01)),
-        (2, 16, 16),
-    ),
-}
+}  # fmt: skip
 
 
 @needs_a_compiler
-@pytest.mark.parametrize("case", TRUE)
-def test_a_compiled_run_gives_the_numbers_of_an_eager_one(case):
-    engine, make, shape = TRUE[case]
+@pytest.mark.parametrize("case", COMPILED_CASES)
+def test_compiled_run_equals_eager_run(case):
+    engine, make, shape = COMPILED_CASES[case]
     client, data = make(), shared_out(classes(SIZES, shape))
     eager = run_rounds(client, data)
-    with saying():
+    with assert_engine_warnings():
         compiled = run_rounds(client, data, engine=engine, chunk_size=3)
     assert eager.distance(compiled) <= 1e-10
 
 
 class Weighted(nn.Module):
-    """A net with a constant: a buffer that is not saved, and so no running statistic."""
+    """A net with a constant: a buffer outside of its state dict, and so no running statistic."""
 
     def __init__(self, factor):
         super().__init__()
@@ -112,8 +126,8 @@ class Weighted(nn.Module):
         return self.layer(x) * self.factor
 
 
-def found(function):
-    """How many graphs were found as they had been compiled before, and how many not looked for."""
+def count_cache_lookups(function):
+    """Return the number of graphs from the compiler's cache, and of graphs that bypassed it."""
     names = ("fxgraph_cache_hit", "fxgraph_cache_bypass")
     before = [counters["inductor"][name] for name in names]
     function()
@@ -121,24 +135,24 @@ def found(function):
 
 
 @needs_a_compiler
-def test_what_was_compiled_is_found_again_with_the_same_constants_only(monkeypatch):
+def test_compiled_graph_is_reused_for_equal_constants_only(monkeypatch):
     data = shared_out(classes(SIZES))
 
-    def agrees(factor):
+    def assert_compiled_run_equals_eager_run(factor):
         client = FedAvg(seeded(lambda: Weighted(factor)), sgd(0.1))
         eager = run_rounds(client, data)
         compiled = run_rounds(client, data, engine="one_by_one_compiled")
         assert eager.distance(compiled) <= 1e-10
 
-    agrees(2.0)
-    assert found(lambda: agrees(2.0)) == [1, 0]
-    agrees(3.0)  # with its own
-    monkeypatch.setattr(compiled, "_MAX_CACHED_CONSTANTS", 2)
-    assert found(lambda: agrees(2.0)) == [0, 1], "to look at many numbers takes long"
+    assert_compiled_run_equals_eager_run(2.0)
+    assert count_cache_lookups(lambda: assert_compiled_run_equals_eager_run(2.0)) == [1, 0]
+    assert_compiled_run_equals_eager_run(3.0)
+    monkeypatch.setattr(compiled, "_MAX_CACHED_CONSTANTS", 2)  # a lookup reads all constants
+    assert count_cache_lookups(lambda: assert_compiled_run_equals_eager_run(2.0)) == [0, 1]
 
 
-class Seen(FedAvg):
-    """A client that reports which numbers its dropout leaves."""
+class ReportsDropout(FedAvg):
+    """A client that reports the positions that its dropout keeps, as a number."""
 
     def training_step(self, batch, batch_idx):
         kept = self.global_model[0](torch.ones_like(batch.inputs)) > 0
@@ -152,70 +166,70 @@ def test_draws_of_compiled_dropout_are_bit_equal():
     net = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3))
     data = shared_out(classes([8, 8, 8], (6,)))
     outcomes = [
-        run_rounds(Seen(net, sgd(0.1)), data, engine=engine)
+        run_rounds(ReportsDropout(net, sgd(0.1)), data, engine=engine)
         for engine in ("one_by_one", "stacked_compiled")
     ]
-    kept = [[float(report["train/kept"]) for report in each.reports] for each in outcomes]
+    kept = [[float(report["train/kept"]) for report in outcome.reports] for outcome in outcomes]
     assert kept[0] == kept[1]
     assert kept[0][0] != kept[0][1]
 
 
 @each_compiled
-def test_whatever_the_cohort_is_inputs_are_as_they_were_compiled_for(
+def test_every_full_minibatch_has_the_compiled_shapes_for_any_cohort(
     monkeypatch, uncompiled, engine
 ):
-    taken, takes = [], compiled.CompiledStep.takes
+    answers, takes = [], compiled.CompiledStep.takes
 
-    def noted(step, inputs):
-        taken.append(takes(step, inputs))
-        return taken[-1]
+    def record(step, inputs):
+        answers.append(takes(step, inputs))
+        return answers[-1]
 
-    monkeypatch.setattr(compiled.CompiledStep, "takes", noted)
+    monkeypatch.setattr(compiled.CompiledStep, "takes", record)
     data = shared_out(classes([4, 8, 8, 16, 24, 12]))
-    how = {"sampler": Uniform(3), "rounds": 5, "engine": engine}
-    run_rounds(FedAvg(seeded(dropout_net), optimizer=sgd(0.1)), data, **how)
-    assert len(taken) > 20
-    assert all(taken)
+    client = FedAvg(seeded(dropout_net), optimizer=sgd(0.1))
+    run_rounds(client, data, sampler=Uniform(3), rounds=5, engine=engine)
+    assert len(answers) > 20
+    assert all(answers)
 
 
 class Transposed(RandomLabels):
-    """Byzantine clients whose inputs lie otherwise."""
+    """Byzantine clients whose inputs have another memory layout."""
 
     def poison(self, batch, context):
-        """Give inputs of another order in memory, and other labels."""
-        other = batch.inputs.T.contiguous().T
-        assert other.stride() != batch.inputs.stride()
-        return super().poison(batch._replace(inputs=other), context)
+        """Return inputs with another memory layout, and random labels."""
+        transposed = batch.inputs.T.contiguous().T
+        assert transposed.stride() != batch.inputs.stride()
+        return super().poison(batch._replace(inputs=transposed), context)
 
 
 @each_compiled
-def test_what_an_attack_gives_may_lie_otherwise(uncompiled, engine):
+def test_compiled_run_equals_eager_run_with_poisoned_inputs_of_another_layout(uncompiled, engine):
     data = shared_out(classes([8, 8, 8]))
-    how = {"attack": Transposed(), "ids": [1]}
-    eager = run_rounds(FedAvg(seeded(mlp), optimizer=sgd(0.1)), data, **how)
-    compiled = run_rounds(FedAvg(seeded(mlp), optimizer=sgd(0.1)), data, engine=engine, **how)
+    client, settings = FedAvg(seeded(mlp), optimizer=sgd(0.1)), {"attack": Transposed(), "ids": [1]}
+    eager = run_rounds(client, data, **settings)
+    compiled = run_rounds(client, data, engine=engine, **settings)
     assert eager.distance(compiled) <= 1e-10
 
 
-# What cannot be compiled
+# Steps that cannot be compiled
 
 
 @each_compiled
-def test_without_a_compiler_it_says_so_once(monkeypatch, engine):
-    def none(*_, **__):
+def test_missing_compiler_is_reported_once(monkeypatch, engine):
+    def fail(*_, **__):
         raise RuntimeError("No working C++ compiler found.\nA page of advice")
 
-    monkeypatch.setattr(compiled, "compile_graph", none)
+    monkeypatch.setattr(compiled, "compile_graph", fail)
     client, data = FedAvg(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes(SIZES))
-    with saying(f"{SAYING}: No working C++ compiler found."):
+    with assert_engine_warnings(f"{RUN_EAGERLY}: No working C++ compiler found."):
         outcome = run_rounds(client, data, rounds=3, engine=engine, chunk_size=2)
     eager = engine.removesuffix("_compiled")
     assert outcome.distance(run_rounds(client, data, rounds=3, engine=eager, chunk_size=2)) == 0
 
 
 @each_compiled
-def test_a_compiled_step_with_other_numbers_is_noticed(monkeypatch, engine):
-    def wrong(graph, *_, **__):
+def test_compiled_step_with_wrong_numbers_is_detected(monkeypatch, engine):
+    def compile_wrongly(graph, *_, **__):
         def run(weight, *tensors):
             gradients = graph(weight, *tensors)
             weight.mul_(1.1)
@@ -223,15 +237,17 @@ def test_a_compiled_step_with_other_numbers_is_noticed(monkeypatch, engine):
 
         return run
 
-    monkeypatch.setattr(compiled, "compile_graph", wrong)
+    monkeypatch.setattr(compiled, "compile_graph", compile_wrongly)
     client, data = FedAvg(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes(SIZES))
-    with saying(f"{SAYING}: a compiled step gave other numbers than an eager one"):
+    with assert_engine_warnings(
+        f"{RUN_EAGERLY}: a compiled step gave other numbers than an eager one"
+    ):
         outcome = run_rounds(client, data, engine=engine)
     assert outcome.distance(run_rounds(client, data)) <= 1e-10
 
 
-class After(nn.Module):
-    """A net with a function behind its first layer."""
+class WithActivation(nn.Module):
+    """A net with a function after its first layer."""
 
     def __init__(self, function):
         super().__init__()
@@ -242,7 +258,7 @@ class After(nn.Module):
 
 
 def client_with(step, net=mlp):
-    """A client whose loss is changed by ``step(client, loss, batch_idx)``."""
+    """Return a client that minimises ``step(client, loss, batch_idx)``."""
 
     class Changed(FedAvg):
         def training_step(self, batch, batch_idx):
@@ -259,7 +275,10 @@ def identity(client, loss, batch_idx):
 
 
 REFUSED = {
-    "a draw from torch's generator": (identity, lambda: After(lambda h: F.dropout(h, 0.5))),
+    "a draw from torch's generator": (
+        identity,
+        lambda: WithActivation(lambda h: F.dropout(h, 0.5)),
+    ),
     "a branch on the loss": (lambda c, loss, i: loss * 2 if loss > 1.1 else loss, mlp),
     "a number taken out": (lambda c, loss, i: loss * loss.item(), mlp),
     "a branch on the step": (lambda c, loss, i: loss * 3 if i == 1 else loss, mlp),
@@ -268,56 +287,56 @@ REFUSED = {
     "a number out of a buffer": (lambda c, loss, i: loss * float(c.power), mlp),
     "an array of numpy": (
         identity,
-        lambda: After(lambda h: h * torch.from_numpy(h.detach().cpu().numpy())),
+        lambda: WithActivation(lambda h: h * torch.from_numpy(h.detach().cpu().numpy())),
     ),
     "numpy's own function": (
         identity,
-        lambda: After(lambda h: h * torch.as_tensor(np.tanh(np.asarray(h.detach())))),
+        lambda: WithActivation(lambda h: h * torch.as_tensor(np.tanh(np.asarray(h.detach())))),
     ),
     "a list": (
         identity,
-        lambda: After(lambda h: h * torch.tensor(h.detach().tolist(), dtype=h.dtype)),
+        lambda: WithActivation(lambda h: h * torch.tensor(h.detach().tolist(), dtype=h.dtype)),
     ),
 }
 
 
 @each_compiled
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_and_right(uncompiled, engine, case):
+def test_refused_step_is_reported_once_and_runs_eagerly(uncompiled, engine, case):
     step, net = REFUSED[case]
     client, data = client_with(step, net), shared_out(classes([3, *SIZES]))
     torch.manual_seed(1)
     expected = run_rounds(client, data, rounds=3)
-    drawn = torch.random.get_rng_state()
+    generator_state = torch.random.get_rng_state()
     torch.manual_seed(1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outcome = run_rounds(client, data, rounds=3, engine=engine, chunk_size=1)
-    assert len([each for each in caught if SAYING in str(each.message)]) == 1
+    assert sum(RUN_EAGERLY in str(warning.message) for warning in caught) == 1
     assert outcome.distance(expected) <= 1e-10
-    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert torch.equal(torch.random.get_rng_state(), generator_state)
 
 
-def test_an_error_in_the_objective_is_not_hidden():
+def test_error_in_the_objective_is_raised():
     def broken(client, loss, batch_idx):
         raise KeyError("mistake")
 
     data = shared_out(classes(SIZES))
-    said = pytest.warns(UserWarning, match=f"{SAYING}: KeyError 'mistake'")
-    with said, pytest.raises(KeyError, match="mistake"):
+    warns = pytest.warns(UserWarning, match=f"{RUN_EAGERLY}: KeyError 'mistake'")
+    with warns, pytest.raises(KeyError, match="mistake"):
         run_rounds(client_with(broken), data, engine="one_by_one_compiled")
 
 
-class Trainerlike:
-    """As much of a trainer as a client reads."""
+class StubTrainer:
+    """The part of a trainer that a client reads."""
 
     current_epoch = 0
 
 
-def rounds_of(client, engine, change, rounds=6, autocast=None, dtype=torch.float64):
-    """Run rounds before each of which something of the client is changed; return the rows."""
+def run_changing_rounds(client, engine, change, rounds=6, autocast=None, dtype=torch.float64):
+    """Run rounds, each after ``change(client, round)``; return the global row and the engine."""
     client = client.to(dtype)
-    client.trainer = trainer = Trainerlike()
+    client.trainer = trainer = StubTrainer()
     federation = Federation(All(), engine=EngineOptions(engine), seed=0)
     change(client, 0)  # the algorithm is tried when the federation is set up
     settings = RunSettings(LocalSettings(autocast or nullcontext))
@@ -356,30 +375,34 @@ CHANGED = {
 }  # fmt: skip
 
 
-@each_compiled
-@pytest.mark.parametrize("case", CHANGED)
-def test_what_changes_every_round_is_compiled_four_times_and_then_run_eagerly(
+@pytest.mark.parametrize(
+    ("case", "engine"),
+    [*((case, "one_by_one_compiled") for case in CHANGED), ("a number", "stacked_compiled")],
+)
+def test_step_that_changes_every_round_is_compiled_four_times_and_then_runs_eagerly(
     uncompiled, engine, case
 ):
     step, change = CHANGED[case]
-    expected, _ = rounds_of(client_with(step), "one_by_one", change)
-    with saying(f"{SAYING}: shapes, options or attributes of the client change"):
-        row, current = rounds_of(client_with(step), engine, change)
+    expected, _ = run_changing_rounds(client_with(step), "one_by_one", change)
+    with assert_engine_warnings(
+        f"{RUN_EAGERLY}: shapes, options or attributes of the client change"
+    ):
+        row, current = run_changing_rounds(client_with(step), engine, change)
     assert len(uncompiled) == 4
     assert current == engine.removesuffix("_compiled")
     assert (row - expected).abs().max() <= 1e-10
 
 
 @each_compiled
-def test_what_changes_once_is_compiled_anew(uncompiled, engine):
+def test_step_that_changes_once_is_compiled_again(uncompiled, engine):
     step, _ = CHANGED["a number"]
 
     def change(client, round):
         client.scale = 2.0 if round > 2 else 1.0
 
-    expected, _ = rounds_of(client_with(step), "one_by_one", change)
-    with saying():
-        row, current = rounds_of(client_with(step), engine, change)
+    expected, _ = run_changing_rounds(client_with(step), "one_by_one", change, rounds=5)
+    with assert_engine_warnings():
+        row, current = run_changing_rounds(client_with(step), engine, change, rounds=5)
     assert (len(uncompiled), current) == (2, engine)
     assert (row - expected).abs().max() <= 1e-10
 
@@ -394,13 +417,15 @@ def read_epoch(client, loss, batch_idx):
 
 @each_compiled
 @pytest.mark.parametrize("step", [read_trainer, read_epoch])
-def test_a_step_that_reads_the_trainer_is_run_eagerly(uncompiled, engine, step):
-    def nothing(client, round):
+def test_step_that_reads_the_trainer_runs_eagerly(uncompiled, engine, step):
+    def keep(client, round):
         pass
 
-    expected, _ = rounds_of(client_with(step), "one_by_one", nothing, rounds=3)
-    with saying(f"{SAYING}: `training_step` reads the trainer (current_epoch)"):
-        row, _ = rounds_of(client_with(step), engine, nothing, rounds=3)
+    expected, _ = run_changing_rounds(client_with(step), "one_by_one", keep, rounds=3)
+    with assert_engine_warnings(
+        f"{RUN_EAGERLY}: `training_step` reads the trainer (current_epoch)"
+    ):
+        row, _ = run_changing_rounds(client_with(step), engine, keep, rounds=3)
     assert (row - expected).abs().max() <= 1e-10
 
 
@@ -410,25 +435,27 @@ def bfloat16():
 
 @pytest.mark.parametrize("engine", STACKED)
 @pytest.mark.parametrize("step", [read_trainer, CHANGED["a number"][0]], ids=["epoch", "number"])
-def test_a_stack_in_mixed_precision_follows_what_changes_too(uncompiled, engine, step):
-    """It is traced for one client, even where it is not compiled."""
-    how = {"change": CHANGED["a number"][1], "autocast": bfloat16, "dtype": torch.float32}
-    expected, _ = rounds_of(client_with(step), "one_by_one", **how)
+def test_stack_in_mixed_precision_follows_changes_of_the_step(uncompiled, engine, step):
+    """In mixed precision, a stack is traced for one client, even if it is not compiled."""
+    settings = {"autocast": bfloat16, "dtype": torch.float32}
+    change = CHANGED["a number"][1]
+    expected, _ = run_changing_rounds(client_with(step), "one_by_one", change, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        row, current = rounds_of(client_with(step), engine, **how)
-    still, _ = rounds_of(client_with(step), "one_by_one", **{**how, "change": hold})
-    assert (row - expected).abs().max() < 5e-2 * (expected - still).abs().max() + 2e-2
+        row, current = run_changing_rounds(client_with(step), engine, change, **settings)
+    constant, _ = run_changing_rounds(client_with(step), "one_by_one", reset, **settings)
+    assert (row - expected).abs().max() < 5e-2 * (expected - constant).abs().max() + 2e-2
     assert current == ("one_by_one" if step is read_trainer else "stacked")
 
 
-def hold(client, round):
+def reset(client, round):
+    """Keep the numbers of the first round."""
     client.scale = 1.0
     client.trainer.current_epoch = 0
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", *COMPILED])
-def test_what_a_step_makes_has_the_precision_of_the_run(uncompiled, engine):
+def test_new_tensors_of_a_step_have_the_precision_of_the_run(uncompiled, engine):
     """Double precision sets torch's default dtype around the steps."""
 
     @contextmanager
@@ -441,17 +468,17 @@ def test_what_a_step_makes_has_the_precision_of_the_run(uncompiled, engine):
 
     dtypes = set()
 
-    def note(client, loss, batch_idx):
+    def record_dtype(client, loss, batch_idx):
         dtypes.add(torch.zeros(1).dtype)
         return loss
 
     data = shared_out(classes(SIZES))
-    run_rounds(client_with(note), data, engine=engine, autocast=double)
+    run_rounds(client_with(record_dtype), data, engine=engine, autocast=double)
     assert dtypes == {torch.float64}
 
 
-class Remembering(nn.Module):
-    """A net that reads its input by means that no trace sees."""
+class ReadsMemory(nn.Module):
+    """A net that reads its input's memory, invisibly for a trace."""
 
     def __init__(self):
         super().__init__()
@@ -463,60 +490,48 @@ class Remembering(nn.Module):
         return self.last(x + torch.frombuffer(content, dtype=x.dtype).view(x.shape))
 
 
-def test_a_minibatch_that_became_a_constant_is_noticed():
-    """It is compared on other inputs than those that were traced."""
+def test_minibatch_that_became_a_constant_is_detected():
+    """The compiled step is compared on other inputs than those of the trace."""
     data = shared_out(classes([8, 8]), batch_size=4)
 
     def client():
-        return FedAvg(seeded(Remembering), optimizer=sgd(0.1), local_epochs=2)
+        return FedAvg(seeded(ReadsMemory), optimizer=sgd(0.1), local_epochs=2)
 
     expected = run_rounds(client(), data, rounds=2)
-    with pytest.warns(UserWarning, match=SAYING):
-        found = run_rounds(client(), data, rounds=2, engine="one_by_one_compiled")
-    assert found.distance(expected) <= 1e-10
+    with pytest.warns(UserWarning, match=RUN_EAGERLY):
+        outcome = run_rounds(client(), data, rounds=2, engine="one_by_one_compiled")
+    assert outcome.distance(expected) <= 1e-10
 
 
-class Scaled(nn.Module):
-    """A net with a parameter without dimensions, and one without numbers, which comes first."""
-
-    def __init__(self):
-        super().__init__()
-        self.nothing = nn.Parameter(torch.zeros(0))
-        self.last, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x):
-        return self.last(x) * self.scale + self.nothing.sum()
-
-
-@pytest.mark.parametrize(
-    "engine", ["one_by_one", "stacked", "one_by_one_compiled", "stacked_compiled"]
-)
-def test_parameters_without_dimensions_or_numbers(engine):
+@pytest.mark.parametrize("engine", [*EAGER, *COMPILED])
+def test_parameters_without_dimensions_or_numbers_are_trained(uncompiled, engine):
+    """``COMPILED_CASES`` compile such parameters with either engine."""
     data = shared_out(classes([8, 8]), batch_size=4)
 
-    def outcome(net, engine):
+    def run(net, engine):
         return run_rounds(Ditto(seeded(net), optimizer=sgd(0.1)), data, rounds=2, engine=engine)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*stacked|.*compiled")
-        found = outcome(Scaled, engine)
-    assert found.distance(outcome(Scaled, "one_by_one")) <= 1e-10
-    plain = outcome(lambda: Scaled().last, engine)
-    assert not torch.equal(found.v[:, :-1], plain.v), "the scale is trained"
-    assert (found.v[:, -1] != 1.5).all()
-    assert (found.v - found.v[:1]).abs().max() > 0
+        outcome = run(Scaled, engine)
+    assert outcome.distance(run(Scaled, "one_by_one")) <= 1e-10
+    unscaled = run(lambda: Scaled().last, engine)
+    assert not torch.equal(outcome.v[:, :-1], unscaled.v), "the scale is trained"
+    assert (outcome.v[:, -1] != 1.5).all()
+    assert (outcome.v - outcome.v[:1]).abs().max() > 0
 
 
 class Attentive(nn.Module):
-    """Attention is an operation that may draw, and does not here."""
+    """A net with attention, an operator that may draw, but does not without dropout."""
 
     def __init__(self):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-        self.first, self.layer, self.last = nn.Linear(2, 4), layer, nn.Linear(4, 3)
+        self.first, self.last = nn.Linear(2, 4), nn.Linear(4, 3)
+        self.attention, self.drop = nn.MultiheadAttention(4, 2, batch_first=True), nn.Dropout(0.0)
 
     def forward(self, x):
-        return self.last(self.layer(self.first(x.view(len(x), 2, 2))).mean(1))
+        x = self.first(x.view(len(x), 2, 2))
+        return self.last(self.drop(self.attention(x, x, x, need_weights=False)[0]).mean(1))
 
 
 @needs_a_compiler
@@ -525,10 +540,8 @@ class Attentive(nn.Module):
     [(Recurrent, "one_by_one_compiled"), *((Attentive, engine) for engine in COMPILED)],
 )
 def test_recurrent_layers_and_attention_stay_compiled(net, engine):
-    client, data = (
-        FedAvg(seeded(net), optimizer=sgd(0.5), local_steps=3),
-        shared_out(classes(SIZES)),
-    )
-    with saying():
-        found = run_rounds(client, data, rounds=6, engine=engine)
-    assert found.distance(run_rounds(client, data, rounds=6)) < 1e-10
+    client = FedAvg(seeded(net), optimizer=sgd(0.5), local_steps=3)
+    data = shared_out(classes(SIZES))
+    with assert_engine_warnings():
+        outcome = run_rounds(client, data, rounds=6, engine=engine)
+    assert outcome.distance(run_rounds(client, data, rounds=6)) < 1e-10

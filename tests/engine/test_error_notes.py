@@ -12,7 +12,7 @@ SIZES = [9, 4, 6, 11, 5, 8, 7]
 
 
 class Fails(FedAvg):
-    """Fails in one local step of the second round, or in a hook of it, of client 3."""
+    """Fails in the second round: in a local step, or in a hook of client 3."""
 
     def __init__(self, net, hook, **kwargs):
         super().__init__(net, **kwargs)
@@ -33,8 +33,8 @@ class Fails(FedAvg):
         return super().end_round(client)
 
 
-def notes_of(hook, sampler, **settings):
-    """The notes of the error with which the second round ends."""
+def collect_notes(hook, sampler, **settings):
+    """Return the notes of the error that ends the second round."""
     client = Fails(seeded(mlp), hook, optimizer=sgd(0.1), local_steps=3)
     federation = Federation(sampler, seed=0, **sections(**settings))
     federation.setup(client, shared_out(classes(SIZES)), "fit")
@@ -46,23 +46,22 @@ def notes_of(hook, sampler, **settings):
     return caught.value.__notes__
 
 
-def test_one_by_one_it_names_client_and_step():
-    notes = notes_of("training_step", Only(3, 5), engine="one_by_one")
+def test_note_of_one_by_one_names_client_and_step():
+    notes = collect_notes("training_step", Only(3, 5), engine="one_by_one")
     assert notes == ["In round 1, client 3, local step 2."]
 
 
-def test_stacked_it_names_the_clients_of_the_stack():
-    notes = notes_of("training_step", Only(3, 5, 1), engine="stacked", chunk_size=2)
+def test_note_of_stacked_names_the_clients_of_the_stack():
+    notes = collect_notes("training_step", Only(3, 5, 1), engine="stacked", chunk_size=2)
     (note,) = notes
     assert note.startswith("In round 1, clients ")
     assert note.endswith(".")
-    everyone = tuple(range(7))
-    (note,) = notes_of("training_step", Only(*everyone), engine="stacked", chunk_size=7)
+    (note,) = collect_notes("training_step", Only(*range(7)), engine="stacked", chunk_size=7)
     assert note.endswith(", ... (7 in all).")
 
 
 class BadData(Attack):
-    """Gives no minibatch in the second round: an error that no compiled step sees before."""
+    """Fails in the second round: an error that compiling the step does not meet."""
 
     def poison(self, batch, context):
         if context.round == 1:
@@ -71,7 +70,7 @@ class BadData(Attack):
 
 
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
-def test_compiled_it_names_the_clients_of_the_chunk(uncompiled, engine):
+def test_note_of_a_compiled_engine_names_the_clients_of_the_chunk(uncompiled, engine):
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=1)
     settings = {"sampler": Only(3, 5), "engine": engine, "attack": BadData(), "ids": [3]}
     with pytest.raises(RuntimeError, match="broken") as caught:
@@ -81,19 +80,19 @@ def test_compiled_it_names_the_clients_of_the_chunk(uncompiled, engine):
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("hook", ["begin", "end_round"])
-def test_hooks_around_the_local_steps(engine, hook):
-    notes = notes_of(hook, Only(3, 5), engine=engine, chunk_size=1)
+def test_note_of_an_error_in_a_hook_names_the_hook(engine, hook):
+    notes = collect_notes(hook, Only(3, 5), engine=engine, chunk_size=1)
     assert notes == [f"In round 1, client 3, `{hook}`."]
 
 
 class FailsToAdapt(Finetuning):
-    """Its adaptation fails."""
+    """Fails in its adaptation."""
 
     def adaptation_step(self, batch, batch_idx):
         raise RuntimeError("broken")
 
 
-def test_the_adaptation_before_an_evaluation():
+def test_note_of_an_error_in_the_adaptation_names_the_adaptation():
     client = FailsToAdapt(seeded(mlp), finetune_steps=1)
     federation = Federation(Only(0), seed=0, engine=EngineOptions("one_by_one", chunk_size=1))
     federation.setup(client, shared_out(classes(SIZES), val_fraction=0.3), "fit")

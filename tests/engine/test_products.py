@@ -1,11 +1,11 @@
-"""Large products of compiled steps by oneDNN, where MKL is held back."""
+"""Large products of compiled steps by oneDNN, on processors where MKL is slower."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_federations import classes, run_rounds, seeded, sgd, shared_out
-from test_compiled import needs_a_compiler, saying
+from test_compiled import assert_engine_warnings, needs_a_compiler
 from torch import nn
 
 from pl_fed import Federation
@@ -20,7 +20,7 @@ needs_onednn = pytest.mark.skipif(
 )
 
 
-class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+class ProductCounter(torch.utils._python_dispatch.TorchDispatchMode):
     """Counts products by oneDNN."""
 
     number = 0
@@ -30,85 +30,88 @@ class Counting(torch.utils._python_dispatch.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def number_of_products(function):
-    with Counting() as counted, FasterProducts():
+def count_products(function):
+    with ProductCounter() as counter, FasterProducts():
         function()
-    return counted.number
+    return counter.number
 
 
 @needs_onednn
 @given(
     shape=st.tuples(*[st.integers(1, 40)] * 3),
-    turned=st.tuples(st.booleans(), st.booleans()),
+    transposed=st.tuples(st.booleans(), st.booleans()),
     bias=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_it_is_the_product(shape, turned, bias):
+def test_product_by_onednn_equals_matrix_product(shape, transposed, bias):
     m, k, n = shape
-    a = torch.randn(k, m).t() if turned[0] else torch.randn(m, k)
-    b = torch.randn(n, k).t() if turned[1] else torch.randn(k, n)
-    added = torch.randn(n) if bias else None
-    expected = a.double() @ b.double() + (0 if added is None else added.double())
-    found = torch.ops.pl_fed.product(a, b, added)
-    assert found.is_contiguous()  # as compiled steps count on
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
-    assert torch.ops.pl_fed.product(a.to("meta"), b.to("meta")).shape == found.shape
+    a = torch.randn(k, m).t() if transposed[0] else torch.randn(m, k)
+    b = torch.randn(n, k).t() if transposed[1] else torch.randn(k, n)
+    offset = torch.randn(n) if bias else None
+    expected = a.double() @ b.double() + (0 if offset is None else offset.double())
+    product = torch.ops.pl_fed.product(a, b, offset)
+    assert product.is_contiguous()  # compiled steps rely on this
+    torch.testing.assert_close(product.double(), expected, rtol=0, atol=1e-4)
+    assert torch.ops.pl_fed.product(a.to("meta"), b.to("meta")).shape == product.shape
 
 
 @needs_onednn
-def test_only_large_products_of_float32_change():
+def test_only_large_products_of_float32_run_by_onednn():
     large, small = torch.randn(200, 200), torch.randn(20, 20)
-    assert number_of_products(lambda: large @ large) == 1
-    assert number_of_products(lambda: small @ small) == 0
-    assert number_of_products(lambda: large.double() @ large.double()) == 0
-    assert number_of_products(lambda: large.bfloat16() @ large.bfloat16()) == 0
-    assert number_of_products(lambda: torch.addmm(large[0], large, large)) == 1
-    assert number_of_products(lambda: torch.addmm(large, large, large)) == 0
-    assert number_of_products(lambda: torch.addmm(large[0], large, large, beta=2)) == 0
+    assert count_products(lambda: large @ large) == 1
+    assert count_products(lambda: small @ small) == 0
+    assert count_products(lambda: large.double() @ large.double()) == 0
+    assert count_products(lambda: large.bfloat16() @ large.bfloat16()) == 0
+    assert count_products(lambda: torch.addmm(large[0], large, large)) == 1
+    assert count_products(lambda: torch.addmm(large, large, large)) == 0
+    assert count_products(lambda: torch.addmm(large[0], large, large, beta=2)) == 0
     net, x = nn.Linear(200, 200), large.clone().requires_grad_()
-    assert number_of_products(lambda: net(x).sum().backward()) == 3
+    assert count_products(lambda: net(x).sum().backward()) == 3
 
 
-def wide():
+def wide_net():
     return nn.Sequential(nn.Linear(4, 128), nn.Tanh(), nn.Linear(128, 3))
 
 
-def outcome(engine):
-    client = Ditto(seeded(wide), 0.5, optimizer=sgd(0.1), local_epochs=2)
+def run(engine):
+    client = Ditto(seeded(wide_net), 0.5, optimizer=sgd(0.1), local_epochs=2)
     data = shared_out(classes([9, 4, 8]), batch_size=4)
     return run_rounds(client, data, engine=engine, dtype=torch.float32)
 
 
 @pytest.fixture
-def faster(monkeypatch):
+def faster_products(monkeypatch):
+    """Let compiled steps run small products by oneDNN, too."""
     monkeypatch.setattr(products, "_MIN_MULTIPLICATIONS", 1000)
     monkeypatch.setattr(compiled, "is_mkl_slow", lambda: True)
 
 
 @pytest.mark.slow
 @needs_onednn
-def test_steps_have_them_where_mkl_is_held_back(faster, monkeypatch, uncompiled):
-    eager, changed = outcome("one_by_one"), outcome("one_by_one_compiled")
+def test_compiled_steps_multiply_by_onednn_where_mkl_is_held_back(
+    faster_products, monkeypatch, uncompiled
+):
+    eager, changed = run("one_by_one"), run("one_by_one_compiled")
     monkeypatch.setattr(compiled, "is_mkl_slow", lambda: False)
-    outcome("one_by_one_compiled")
+    run("one_by_one_compiled")
     product = torch.ops.pl_fed.product.default
-    numbers = [sum(node.target is product for node in each.graph.nodes) for each in uncompiled]
-    assert numbers == [10, 0]  # of each model: 2 forward, 3 backward
+    numbers = [sum(node.target is product for node in graph.graph.nodes) for graph in uncompiled]
+    assert numbers == [10, 0]  # for each model: 2 forward, 3 backward
     assert eager.distance(changed) <= 1e-6
 
 
 @needs_onednn
-def test_evaluations_have_them_where_mkl_is_held_back(monkeypatch):
+def test_evaluations_multiply_by_onednn_where_mkl_is_held_back(monkeypatch):
     monkeypatch.setattr(products, "_MIN_MULTIPLICATIONS", 1000)
     federation, data = Federation(All(), seed=0), shared_out(classes([9, 4, 8]))
-    federation.setup(Ditto(seeded(wide)).float(), data, "validate")
+    federation.setup(Ditto(seeded(wide_net)).float(), data, "validate")
     clients = data.clients.to(torch.device("cpu"), torch.float32)
     numbers, losses = [], []
     for held_back in (True, False):
-        monkeypatch.setattr(evaluator, "is_mkl_slow", lambda yes=held_back: yes)
-        with Counting() as counted:
+        monkeypatch.setattr(evaluator, "is_mkl_slow", lambda held_back=held_back: held_back)
+        with ProductCounter() as counter:
             losses.append(federation.evaluator.start_losses(clients, torch.arange(3), {}))
-        numbers.append(counted.number)
+        numbers.append(counter.number)
     assert numbers == [2, 0]
     torch.testing.assert_close(*losses)
 
@@ -116,13 +119,13 @@ def test_evaluations_have_them_where_mkl_is_held_back(monkeypatch):
 @pytest.mark.slow
 @needs_onednn
 @needs_a_compiler
-def test_compiled_steps_give_the_same_numbers(faster):
-    eager = outcome("one_by_one")
-    with saying():
-        assert eager.distance(outcome("one_by_one_compiled")) <= 1e-6
+def test_compiled_run_with_products_by_onednn_equals_eager_run(faster_products):
+    eager = run("one_by_one")
+    with assert_engine_warnings():
+        assert eager.distance(run("one_by_one_compiled")) <= 1e-6
 
 
-def test_it_is_for_processors_where_mkl_keeps_to_avx2(monkeypatch, tmp_path):
+def test_mkl_is_held_back_on_amd_processors_with_avx512(monkeypatch, tmp_path):
     cpus = tmp_path / "cpuinfo"
     monkeypatch.setattr(products, "Path", lambda _: cpus)
 

@@ -1,6 +1,7 @@
-"""All engines give the same numbers, over every net and every client that a walk finds.
+"""All engines give the same numbers for every net and every client that pl_fed ships.
 
-A new net is covered when its smallest arguments stand in the table; a new client at once.
+A walk over the package finds them: add the arguments of a new net to ``NET_ARGUMENTS``; a new
+client needs no change.
 """
 
 import importlib
@@ -18,7 +19,7 @@ from pl_fed.clients import Client, Ditto
 
 ENGINES = ("one_by_one_compiled", "stacked", "stacked_compiled")
 SIZES = [5, 2, 3]
-SMALLEST = {  # arguments, and the shape of a sample; three classes where there may be so many
+NET_ARGUMENTS = {  # the smallest arguments, and the shape of a sample
     "LinearSVM": ({"in_features": 6}, (6,)),
     "LogisticRegression": ({"in_features": 6}, (6,)),
     "MLP": ({"in_features": 6, "hidden": [5, 4]}, (6,)),
@@ -30,8 +31,9 @@ SMALLEST = {  # arguments, and the shape of a sample; three classes where there 
     "FedTiltCNN": ({"image_size": 4, "widths": [4, 6]}, (3, 4, 4)),
     "FrozenBody": ({"architecture": "shufflenet_v2_x0_5"}, (3, 32, 32)),
 }
-MIXING = {"DittoCelebaCNN"}  # BatchNorm: in no stack
-ARGUMENTS = {
+RECURRENT = {"CharacterGRU"}  # torch cannot stack recurrent layers
+NOT_STACKABLE = {"DittoCelebaCNN"}  # BatchNorm mixes samples
+CLIENT_ARGUMENTS = {
     "APFL": [{"alpha": 0.4, "alpha_lr": 0.1}],
     "Ditto": [
         {"lam": 0.3, "personal_steps": 3, "personal_lr": 0.05},
@@ -49,50 +51,53 @@ ARGUMENTS = {
 }
 
 
-def walk(package, parent, but=()):
-    """The classes that a package ships; torch cannot stack recurrent layers."""
+def shipped_classes(package, parent, excluded=()):
+    """Yield a parameter for each public, concrete subclass of ``parent`` in a package."""
     for entry in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         for name, member in vars(importlib.import_module(entry.name)).items():
-            own = inspect.isclass(member) and member.__module__ == entry.name
-            public = own and not name.startswith("_")
-            public = public and name not in but
-            if public and issubclass(member, parent) and not inspect.isabstract(member):
+            is_defined_here = inspect.isclass(member) and member.__module__ == entry.name
+            is_public = is_defined_here and not name.startswith("_") and name not in excluded
+            if is_public and issubclass(member, parent) and not inspect.isabstract(member):
                 yield pytest.param(member, id=name)
 
 
-def agree(client, data, mixing=False):
-    first = run_rounds(client, data)
+def assert_engines_agree(client, data, stackable=True):
+    """Compare the other engines with ``one_by_one``; return the outcome of ``one_by_one``."""
+    expected = run_rounds(client, data)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Local steps run eagerly")
-        warnings.filterwarnings("ignore" if mixing else "error", "Clients are run one by one")
+        warnings.filterwarnings("error" if stackable else "ignore", "Clients are run one by one")
         for engine in ENGINES:
-            assert first.distance(run_rounds(client, data, engine=engine, chunk_size=2)) <= 1e-10
-    return first
+            outcome = run_rounds(client, data, engine=engine, chunk_size=2)
+            assert expected.distance(outcome) <= 1e-10
+    return expected
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", walk(pl_fed.models, nn.Module, but={"CharacterGRU"}))
-def test_every_net(uncompiled, kind):
-    arguments, shape = SMALLEST[kind.__name__]
-    three = "num_classes" in inspect.signature(kind).parameters
-    net = seeded(lambda: kind(**({"num_classes": 3} if three else {}), **arguments))
+@pytest.mark.parametrize("net_class", shipped_classes(pl_fed.models, nn.Module, RECURRENT))
+def test_engines_agree_for_every_shipped_net(uncompiled, net_class):
+    arguments, shape = NET_ARGUMENTS[net_class.__name__]
+    has_classes = "num_classes" in inspect.signature(net_class).parameters
+    if has_classes:
+        arguments = {"num_classes": 3, **arguments}
+    net = seeded(lambda: net_class(**arguments))
     client = Ditto(net, lam=0.3, optimizer=sgd(0.02, momentum=0.5), local_steps=2)
-    data = shared_out(classes(SIZES, shape, num_classes=3 if three else 2))
-    outcome = agree(client, data, kind.__name__ in MIXING)
+    data = shared_out(classes(SIZES, shape, num_classes=3 if has_classes else 2))
+    outcome = assert_engines_agree(client, data, net_class.__name__ not in NOT_STACKABLE)
     assert outcome.distance(run_rounds(client, data, rounds=1)) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "arguments"),
+    ("client_class", "arguments"),
     [
         pytest.param(*param.values, arguments, id=said(param.id, arguments))
-        for param in walk(pl_fed.clients, Client)
-        for arguments in ARGUMENTS.get(param.id, [{}])
+        for param in shipped_classes(pl_fed.clients, Client)
+        for arguments in CLIENT_ARGUMENTS.get(param.id, [{}])
     ],
 )
-def test_every_client(uncompiled, kind, arguments):
+def test_engines_agree_for_every_shipped_client(uncompiled, client_class, arguments):
     options = {"optimizer": sgd(0.1, weight_decay=0.01), "local_epochs": 2}
-    client = kind(seeded(mlp), **{**options, **arguments})
-    agree(client, shared_out(classes(SIZES)))
+    client = client_class(seeded(mlp), **{**options, **arguments})
+    assert_engines_agree(client, shared_out(classes(SIZES)))
     assert len(uncompiled) == 2

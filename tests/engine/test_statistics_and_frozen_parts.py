@@ -1,4 +1,4 @@
-"""Running statistics travel with a model; what is frozen is shared, and never moves."""
+"""Running statistics are part of a model; frozen parts are shared, and never change."""
 
 import copy
 
@@ -14,74 +14,76 @@ from pl_fed.clients import Ditto, FedAvg, Local, Mapper
 from pl_fed.samplers import All
 
 
-def with_batch_norm(momentum=0.1):
+def batch_norm_net(momentum=0.1):
     return seeded(lambda: nn.Sequential(nn.BatchNorm1d(4, momentum=momentum), nn.Linear(4, 3)))
 
 
-def of_batch(x):
-    """The statistics that BatchNorm keeps of one minibatch, as a row."""
+def batch_statistics(x):
+    """Return BatchNorm's statistics of one minibatch, as a row."""
     return torch.cat([x.mean(0), x.var(0)]).double()
 
 
 START = torch.cat([torch.zeros(4), torch.ones(4)]).double()
 
 
-def test_one_step_moves_the_statistics_by_the_momentum():
+def test_one_step_updates_the_statistics_by_the_momentum():
     data = shared_out(classes([5]), batch_size=5)
-    client = FedAvg(with_batch_norm(), optimizer=sgd(), local_steps=1)
+    client = FedAvg(batch_norm_net(), optimizer=sgd(), local_steps=1)
     outcome = run_rounds(client, data, rounds=1)
-    expected = 0.9 * START + 0.1 * of_batch(data.clients.inputs)
+    expected = 0.9 * START + 0.1 * batch_statistics(data.clients.inputs)
     torch.testing.assert_close(outcome.w_statistics, expected)
 
 
-def test_the_servers_statistics_are_the_mean_over_the_clients():
+def test_statistics_of_the_server_are_the_mean_over_the_clients():
     arrays = classes([5, 3, 8])
     data = shared_out(arrays, batch_size=8)
-    client = FedAvg(with_batch_norm(), optimizer=sgd(), local_steps=1)
-    rows = [0.9 * START + 0.1 * of_batch(arrays.inputs[arrays.client == k]) for k in range(3)]
+    client = FedAvg(batch_norm_net(), optimizer=sgd(), local_steps=1)
+    rows = [
+        0.9 * START + 0.1 * batch_statistics(arrays.inputs[arrays.client == k]) for k in range(3)
+    ]
     outcome = run_rounds(client, data, rounds=1)
     torch.testing.assert_close(outcome.w_statistics, torch.stack(rows).mean(0))
     rows = [
-        0.9 * outcome.w_statistics + 0.1 * of_batch(arrays.inputs[arrays.client == k])
+        0.9 * outcome.w_statistics + 0.1 * batch_statistics(arrays.inputs[arrays.client == k])
         for k in range(3)
     ]
     outcome = run_rounds(client, data, rounds=2)
     torch.testing.assert_close(outcome.w_statistics, torch.stack(rows).mean(0))
 
 
-def test_personal_statistics_are_the_clients_own():
+def test_personal_statistics_belong_to_the_client():
     arrays = classes([5, 3, 8])
-    client = Ditto(with_batch_norm(), optimizer=sgd(), local_steps=1)
+    client = Ditto(batch_norm_net(), optimizer=sgd(), local_steps=1)
     outcome = run_rounds(client, shared_out(arrays, batch_size=8), rounds=2)
     for k in range(3):
-        batch = of_batch(arrays.inputs[arrays.client == k])
+        batch = batch_statistics(arrays.inputs[arrays.client == k])
         expected = 0.9 * (0.9 * START + 0.1 * batch) + 0.1 * batch
         torch.testing.assert_close(outcome.v_statistics[k], expected)
 
 
-def test_those_of_a_client_that_does_not_take_part_stay():
-    client = Ditto(with_batch_norm(), optimizer=sgd(), local_steps=1)
+def test_statistics_of_a_client_outside_the_cohort_stay_constant():
+    client = Ditto(batch_norm_net(), optimizer=sgd(), local_steps=1)
     data = shared_out(classes([5, 3, 8]), batch_size=8)
     outcome = run_rounds(client, data, rounds=2, sampler=Only(0, 2))
     assert torch.equal(outcome.v_statistics[1], START)
     assert not torch.equal(outcome.v_statistics[2], START)
 
 
-def test_a_model_that_has_done_its_steps_stands_still_with_its_statistics():
-    """s = 1 step on v beside r = 4 on w: v sees one minibatch, though w goes on."""
+def test_model_and_its_statistics_stay_constant_after_its_last_step():
+    """With s = 1 step on v and r = 4 steps on w, v sees one minibatch."""
     data = shared_out(classes([6, 6]), batch_size=3)
-    many = Ditto(with_batch_norm(), optimizer=sgd(), local_steps=4, personal_steps=1)
-    one = Ditto(with_batch_norm(), optimizer=sgd(), local_steps=1)
-    after_many, after_one = (run_rounds(each, data, rounds=1) for each in (many, one))
+    many = Ditto(batch_norm_net(), optimizer=sgd(), local_steps=4, personal_steps=1)
+    one = Ditto(batch_norm_net(), optimizer=sgd(), local_steps=1)
+    after_many, after_one = (run_rounds(client, data, rounds=1) for client in (many, one))
     assert torch.equal(after_many.v_statistics, after_one.v_statistics)
     assert torch.equal(after_many.v, after_one.v)
     assert not torch.equal(after_many.w_statistics, after_one.w_statistics)
 
 
 @pytest.mark.parametrize("model", ["global", "personal"])
-def test_rows_stay_tied_to_models_that_are_moved(model):
-    """As Lightning does after each stage on a GPU: parameters stay, and buffers are exchanged."""
-    client = Ditto(with_batch_norm())
+def test_rows_stay_tied_to_a_model_that_is_moved_to_another_device(model):
+    """After each stage on a GPU, Lightning's move keeps parameters and exchanges buffers."""
+    client = Ditto(batch_norm_net())
     for row in (client.row, client.statistics):
         assert not (row(model).data == 7).any()
     client._apply(torch.clone)
@@ -92,8 +94,8 @@ def test_rows_stay_tied_to_models_that_are_moved(model):
     assert all((net[0].get_buffer(name) == 7).all() for name in ("running_mean", "running_var"))
 
 
-def test_a_client_s_model_is_the_same_after_a_move():
-    client, data = Local(with_batch_norm(), optimizer=sgd()), shared_out(classes([4, 8]))
+def test_model_of_a_client_is_equal_after_a_move():
+    client, data = Local(batch_norm_net(), optimizer=sgd()), shared_out(classes([4, 8]))
     federation = Federation(All(), seed=0, engine=EngineOptions("one_by_one"))
     federation.setup(client, data, "fit")
     federation.run_round(0, client.configure_optimizers())
@@ -105,14 +107,16 @@ def test_a_client_s_model_is_the_same_after_a_move():
         assert torch.equal(after[name], tensor), name
 
 
-def test_a_cumulative_average_is_over_the_clients_own_minibatches():
-    """With momentum None, BatchNorm counts in a buffer of integers what no row holds."""
+def test_cumulative_average_is_over_the_minibatches_of_the_client():
+    """With momentum None, BatchNorm counts minibatches in an integer buffer outside of all rows."""
     arrays = classes([10, 5, 15])
-    client = Ditto(with_batch_norm(momentum=None), optimizer=sgd(), local_epochs=1)
+    client = Ditto(batch_norm_net(momentum=None), optimizer=sgd(), local_epochs=1)
     data = shared_out(arrays, batch_size=5)
     outcome = run_rounds(client, data, rounds=1, shuffle=False)
     expected = [
-        torch.stack([of_batch(batch) for batch in data.clients.inputs[own].split(5)]).mean(0)
+        torch.stack([batch_statistics(batch) for batch in data.clients.inputs[own].split(5)]).mean(
+            0
+        )
         for own in map(data.clients.train.samples, range(3))
     ]
     torch.testing.assert_close(outcome.v_statistics, torch.stack(expected))
@@ -120,8 +124,8 @@ def test_a_cumulative_average_is_over_the_clients_own_minibatches():
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2])
-def test_it_does_not_depend_on_the_chunks_or_on_earlier_rounds(chunk_size):
-    client = Local(with_batch_norm(momentum=None), optimizer=sgd(), local_epochs=2)
+def test_cumulative_average_does_not_depend_on_chunks_or_other_clients(chunk_size):
+    client = Local(batch_norm_net(momentum=None), optimizer=sgd(), local_epochs=2)
     data = shared_out(classes([7, 5, 9]), batch_size=5)
     first = run_rounds(client, data)
     assert first.distance(run_rounds(client, data, chunk_size=chunk_size)) == 0
@@ -130,7 +134,7 @@ def test_it_does_not_depend_on_the_chunks_or_on_earlier_rounds(chunk_size):
 
 
 class Constant(nn.Module):
-    """A net with constants that are saved with it."""
+    """A net with a constant buffer in its state dict."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +145,7 @@ class Constant(nn.Module):
         return self.net(x - self.mean)
 
 
-def test_constants_stay_bit_for_bit():
+def test_constant_buffers_stay_bit_equal():
     client = FedAvg(Constant(), optimizer=sgd(), local_steps=1)
     sizes = [5] * 7
     outcome = run_rounds(client, shared_out(classes(sizes)), rounds=5, dtype=torch.float32)
@@ -153,33 +157,33 @@ def test_constants_stay_bit_for_bit():
 
 @pytest.fixture(scope="module")
 def resnet():
-    """An untrained ResNet-18 as it is used for transfer: only the head is trained."""
+    """Return an untrained ResNet-18 for transfer learning: only the head is trained."""
     net = seeded(lambda: resnet18(weights=None))
     net.requires_grad_(False)
     net.fc = nn.Linear(512, 3)
     return net
 
 
-def test_the_rows_of_a_frozen_resnet_hold_its_head_only(resnet):
+def test_rows_of_a_frozen_resnet_contain_only_its_head(resnet):
     client = Ditto(copy.deepcopy(resnet))
     assert client.row("global").layout.numel == client.row("personal").layout.numel == 512 * 3 + 3
     assert client.statistics("global").layout.numel == 0
 
 
-def test_the_frozen_tensors_are_the_same_objects(resnet):
+def test_both_models_share_the_frozen_tensors(resnet):
     client = Ditto(copy.deepcopy(resnet))
     w, v = client.global_model, client.personal_model
     tensors = [*w.named_parameters(), *w.named_buffers()]
-    other = dict([*v.named_parameters(), *v.named_buffers()])
+    personal = dict([*v.named_parameters(), *v.named_buffers()])
     for name, tensor in tensors:
-        assert (other[name] is tensor) == (not name.startswith("fc")), name
+        assert (personal[name] is tensor) == (not name.startswith("fc")), name
     assert w.layer1 is v.layer1
     assert w.fc is not v.fc
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_a_frozen_resnet_never_moves(resnet, engine):
+def test_frozen_resnet_never_changes(resnet, engine):
     client = Ditto(copy.deepcopy(resnet), optimizer=sgd(0.1), local_steps=2)
     before = {name: value.clone() for name, value in client.state_dict().items()}
     federation = Federation(All(), engine=EngineOptions(engine), seed=0)
@@ -195,14 +199,14 @@ def test_a_frozen_resnet_never_moves(resnet, engine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
-def test_both_engines_agree_on_a_frozen_resnet(resnet, kind):
+def test_eager_engines_agree_for_a_frozen_resnet(resnet, kind):
     client = kind(copy.deepcopy(resnet), optimizer=sgd(0.1), local_steps=2)
     data = shared_out(classes([4, 3], (3, 16, 16)))
     first = run_rounds(client, data, rounds=1)
     assert first.distance(run_rounds(client, data, rounds=1, engine="stacked")) < 1e-10
 
 
-def test_a_frozen_batch_norm_without_parameters_keeps_its_statistics():
+def test_frozen_batch_norm_without_parameters_keeps_its_statistics():
     body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False))
     net = nn.Sequential(body.requires_grad_(False), nn.Linear(4, 3))
     client = Ditto(net, optimizer=sgd(0.1), local_steps=2)
@@ -229,11 +233,13 @@ def test_tied_weights_stay_tied():
         assert model[2].weight is model[0].weight
 
 
-def test_a_mean_by_samples_counts_statistics_by_samples():
+def test_mean_by_samples_weights_statistics_by_samples():
     arrays = classes([5, 3, 8])
     data = shared_out(arrays, batch_size=8)
-    client = FedAvg(with_batch_norm(), optimizer=sgd(), local_steps=1)
-    rows = [0.9 * START + 0.1 * of_batch(arrays.inputs[arrays.client == k]) for k in range(3)]
+    client = FedAvg(batch_norm_net(), optimizer=sgd(), local_steps=1)
+    rows = [
+        0.9 * START + 0.1 * batch_statistics(arrays.inputs[arrays.client == k]) for k in range(3)
+    ]
     outcome = run_rounds(client, data, rounds=1, aggregator=Mean("samples"))
     expected = (5 * rows[0] + 3 * rows[1] + 8 * rows[2]) / 16
     torch.testing.assert_close(outcome.w_statistics, expected)
@@ -249,26 +255,26 @@ def test_mean_of_statistics_excludes_a_client_with_a_broken_upload(weighting, we
             return uploads.where(client.ids[:, None] != 1, torch.nan)
 
     arrays = classes([5, 3, 8])
-    client = Diverging(with_batch_norm(), optimizer=sgd(), local_steps=1)
+    client = Diverging(batch_norm_net(), optimizer=sgd(), local_steps=1)
     settings = {"aggregator": Mean(weighting), "max_rejected": 1.0, "chunk_size": 2}
     with pytest.warns(UserWarning, match="left out"):
         outcome = run_rounds(client, shared_out(arrays, batch_size=8), rounds=1, **settings)
-    rows = [0.9 * START + 0.1 * of_batch(arrays.inputs[arrays.client == k]) for k in (0, 2)]
+    rows = [0.9 * START + 0.1 * batch_statistics(arrays.inputs[arrays.client == k]) for k in (0, 2)]
     expected = (weights[0] * rows[0] + weights[1] * rows[1]) / sum(weights)
     torch.testing.assert_close(outcome.w_statistics, expected)
 
 
-def test_mapper_begins_each_w_with_the_servers_statistics():
+def test_mapper_starts_every_global_model_with_the_statistics_of_the_server():
     """Client 1 takes part in the second round only."""
     arrays = classes([6, 6])
     data = shared_out(arrays, batch_size=6)
-    client = Mapper(with_batch_norm(), (0.5,), optimizer=sgd(), local_steps=1)
-    first, second = (of_batch(arrays.inputs[arrays.client == k]) for k in (0, 1))
+    client = Mapper(batch_norm_net(), (0.5,), optimizer=sgd(), local_steps=1)
+    first, second = (batch_statistics(arrays.inputs[arrays.client == k]) for k in (0, 1))
     outcome = run_rounds(client, data, rounds=2, sampler=Cohorts((0,), (1,)))
     expected = 0.9 * (0.9 * START + 0.1 * first) + 0.1 * second
     torch.testing.assert_close(outcome.w_statistics, expected)
     again = run_rounds(
-        Mapper(with_batch_norm(), (0.5,), optimizer=sgd(), local_steps=1),
+        Mapper(batch_norm_net(), (0.5,), optimizer=sgd(), local_steps=1),
         data,
         rounds=3,
         sampler=Cohorts((0,), (1,), (0,)),
@@ -277,7 +283,7 @@ def test_mapper_begins_each_w_with_the_servers_statistics():
 
 
 class Centred(nn.Module):
-    """A net that takes off a running mean which is not saved with it."""
+    """A net that subtracts a running mean, a buffer outside of its state dict."""
 
     def __init__(self):
         super().__init__()
@@ -291,10 +297,10 @@ class Centred(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "one_by_one_compiled"])
-def test_a_buffer_that_is_not_saved_is_nobody_elses(engine, uncompiled):
+def test_buffer_outside_the_state_dict_is_not_passed_to_other_clients(engine, uncompiled):
     client, data = Local(seeded(Centred), optimizer=sgd(0.1)), shared_out(classes([9, 7, 5]))
     both, alone = (
-        run_rounds(client, data, rounds=2, sampler=Only(*who), engine=engine)
-        for who in ((0, 1), (1,))
+        run_rounds(client, data, rounds=2, sampler=Only(*cohort), engine=engine)
+        for cohort in ((0, 1), (1,))
     )
     assert torch.equal(both.v[1], alone.v[1])

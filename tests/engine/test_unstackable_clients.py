@@ -1,4 +1,4 @@
-"""Clients that do not stack are run one by one: said once, and with the right numbers."""
+"""Clients that do not stack run one by one, with one warning and with the right numbers."""
 
 import warnings
 
@@ -13,12 +13,12 @@ from pl_fed import EngineOptions, Federation
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.samplers import All
 
-SAYING = "Clients are run one by one"
+RUN_ONE_BY_ONE = "Clients are run one by one"
 SIZES = [7, 3, 10, 2]
 
 
-class After(nn.Module):
-    """A net with a function behind its first layer."""
+class Activated(nn.Module):
+    """A net with a function after its first layer."""
 
     def __init__(self, function):
         super().__init__()
@@ -43,7 +43,7 @@ class Counting(nn.Module):
 
 
 class Standardizing(nn.Module):
-    """A net whose samples see each other, which no type tells."""
+    """A net that mixes the samples of a minibatch, but has no layer of a mixing type."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Standardizing(nn.Module):
 
 
 class OwnSGD(SGD):
-    """An optimizer that pl_fed does not know."""
+    """An optimizer of the user."""
 
 
 class IgnoresTheMask(FedAvg):
@@ -63,7 +63,7 @@ class IgnoresTheMask(FedAvg):
 
 
 class Ids(nn.Embedding):
-    """Vectors of as many ids as there are inputs, by the sign of each."""
+    """An embedding of the signs of the inputs."""
 
     def __init__(self, **options):
         super().__init__(2, 2, **options)
@@ -81,14 +81,14 @@ def fedavg(net, optimizer=None, kind=FedAvg):
 
 
 CASES = {
-    "BatchNorm": (fedavg(lambda: After(nn.BatchNorm1d(5))), "mixes the samples"),
+    "BatchNorm": (fedavg(lambda: Activated(nn.BatchNorm1d(5))), "mixes the samples"),
     "BatchNorm without statistics": (
-        fedavg(lambda: After(nn.BatchNorm1d(5, track_running_stats=False))),
+        fedavg(lambda: Activated(nn.BatchNorm1d(5, track_running_stats=False))),
         "mixes the samples",
     ),
     "frozen BatchNorm without statistics": (
         fedavg(
-            lambda: After(nn.BatchNorm1d(5, track_running_stats=False).requires_grad_(False)),
+            lambda: Activated(nn.BatchNorm1d(5, track_running_stats=False).requires_grad_(False)),
         ),
         "mixes the samples",
     ),
@@ -96,14 +96,14 @@ CASES = {
         fedavg(lambda: nn.Sequential(Ids(scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 3))),
         "mixes the samples",
     ),
-    "samples that see each other": (fedavg(Standardizing), "depends on masked"),
+    "mixed samples": (fedavg(Standardizing), "depends on masked"),
     "a branch on the data": (
-        fedavg(lambda: After(lambda h: h.tanh() if h.sum() > 0 else h.sigmoid())),
+        fedavg(lambda: Activated(lambda h: h.tanh() if h.sum() > 0 else h.sigmoid())),
         "data-dependent",
     ),
-    "a number taken out": (fedavg(lambda: After(lambda h: h * h.sum().item())), "item"),
+    "a number out of a tensor": (fedavg(lambda: Activated(lambda h: h * h.sum().item())), "item"),
     "dropout from torch's generator": (
-        fedavg(lambda: After(lambda h: F.dropout(h, 0.5))),
+        fedavg(lambda: Activated(lambda h: F.dropout(h, 0.5))),
         "random",
     ),
     "a buffer that changes": (
@@ -116,11 +116,11 @@ CASES = {
     ),
     "Adafactor": (fedavg(mlp, lambda p: Adafactor(p, lr=0.01)), "whether Adafactor updates"),
     "Muon": (fedavg(without_bias, lambda p: Muon(p, lr=0.01)), "whether Muon updates"),
-    "an optimizer of one's own": (fedavg(mlp, lambda p: OwnSGD(p, lr=0.1)), "OwnSGD updates"),
+    "an optimizer of the user": (fedavg(mlp, lambda p: OwnSGD(p, lr=0.1)), "OwnSGD updates"),
     "an objective that ignores the mask": (fedavg(mlp, kind=IgnoresTheMask), "depends on masked"),
     "Ditto with BatchNorm": (
         lambda: Ditto(
-            seeded(lambda: After(nn.BatchNorm1d(5))), optimizer=sgd(0.1), local_steps=3,
+            seeded(lambda: Activated(nn.BatchNorm1d(5))), optimizer=sgd(0.1), local_steps=3,
             personal_steps=1,
         ),
         "mixes the samples",
@@ -130,27 +130,26 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_said_once_and_right(case):
+def test_unstackable_client_is_reported_once_and_runs_one_by_one(case):
     make, reason = CASES[case]
     client, data = make(), shared_out(classes(SIZES), batch_size=5)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outcome = run_rounds(client, data, rounds=3, engine="stacked", chunk_size=2)
-    said = [str(warning.message) for warning in caught if SAYING in str(warning.message)]
-    assert len(said) == 1
-    assert reason in said[0]
+    (message,) = [text for text in map(str, (w.message for w in caught)) if RUN_ONE_BY_ONE in text]
+    assert reason in message
     expected = run_rounds(client, data, rounds=3, engine="one_by_one")
     assert outcome.distance(expected) == 0
     assert not torch.equal(outcome.w, client.row("global").data.double())
 
 
-def test_one_by_one_says_nothing(recwarn):
+def test_one_by_one_warns_of_no_unstackable_client(recwarn):
     make, _ = CASES["BatchNorm"]
     run_rounds(make(), shared_out(classes(SIZES), batch_size=5), engine="one_by_one")
-    assert not [warning for warning in recwarn if SAYING in str(warning.message)]
+    assert not [warning for warning in recwarn if RUN_ONE_BY_ONE in str(warning.message)]
 
 
-def test_an_error_in_the_objective_is_not_hidden():
+def test_error_in_the_objective_is_raised():
     class Broken(FedAvg):
         def training_step(self, batch, batch_idx):
             if self.training:  # the trial before training passes
@@ -158,13 +157,16 @@ def test_an_error_in_the_objective_is_not_hidden():
             return super().training_step(batch, batch_idx)
 
     client = Broken(seeded(mlp), optimizer=sgd())
-    with pytest.warns(UserWarning, match=SAYING), pytest.raises(KeyError, match="my mistake"):
+    with (
+        pytest.warns(UserWarning, match=RUN_ONE_BY_ONE),
+        pytest.raises(KeyError, match="my mistake"),
+    ):
         run_rounds(client, shared_out(classes(SIZES)), engine="stacked")
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("returned", [None, {"other": torch.zeros(1)}, {"loss": 1.0}], ids=str)
-def test_a_training_step_that_gives_no_loss_is_refused(returned, engine):
+def test_training_step_without_a_loss_is_refused(returned, engine):
     class Silent(FedAvg):
         def training_step(self, batch, batch_idx):
             return returned
@@ -178,7 +180,7 @@ def test_a_training_step_that_gives_no_loss_is_refused(returned, engine):
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("name", ["cohort", "update_norm"])
-def test_a_training_step_that_gives_a_round_s_own_number_is_refused(name, engine):
+def test_training_step_with_a_reserved_output_name_is_refused(name, engine):
     class Careless(FedAvg):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
@@ -191,7 +193,7 @@ def test_a_training_step_that_gives_a_round_s_own_number_is_refused(name, engine
             run_rounds(client, shared_out(classes(SIZES)), engine=engine)
 
 
-def test_another_client_of_the_same_federation_is_tried_anew():
+def test_every_new_client_of_a_federation_is_checked():
     federation = Federation(All(), engine=EngineOptions("stacked"), seed=0)
     data = shared_out(classes(SIZES), batch_size=5)
 
@@ -200,19 +202,19 @@ def test_another_client_of_the_same_federation_is_tried_anew():
         client.train()
         federation.run_round(0, client.configure_optimizers())
 
-    with pytest.warns(UserWarning, match=SAYING):
+    with pytest.warns(UserWarning, match=RUN_ONE_BY_ONE):
         one_round(CASES["BatchNorm"][0]())
-    with pytest.warns(UserWarning, match=SAYING):
+    with pytest.warns(UserWarning, match=RUN_ONE_BY_ONE):
         one_round(CASES["Muon"][0]())
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", SAYING)
+        warnings.filterwarnings("error", RUN_ONE_BY_ONE)
         one_round(FedAvg(seeded(mlp), optimizer=sgd()))
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("centre", ["global", "personal", "elsewhere"])
-def test_a_live_model_is_no_centre(engine, centre):
-    """A pull to what is being trained would lose its term, or follow it."""
+def test_model_in_training_is_refused_as_the_centre_of_a_pull(engine, centre):
+    """Such a pull would be zero, or its centre would move."""
 
     class Aliased(Ditto):
         def squared_distance(self, model):
@@ -227,22 +229,22 @@ def test_a_live_model_is_no_centre(engine, centre):
 
 
 class WarmsUp(FedAvg):
-    """Its model is pulled back from the second step on."""
+    """Pulls its model to the broadcast from the second step on."""
 
     def training_step(self, batch, batch_idx):
         loss = self.loss("global", batch)
         return loss + self.squared_distance("personal") if batch_idx else loss
 
 
-def test_what_is_read_late_is_there():
+def test_rows_that_only_later_steps_read_are_available():
     client = WarmsUp(seeded(mlp), optimizer=sgd(0.1), local_epochs=2)
     data = shared_out(classes([9, 7, 5]))
-    one, other = (run_rounds(client, data, engine=each) for each in ("one_by_one", "stacked"))
-    assert one.distance(other) < 1e-12
+    stacked = run_rounds(client, data, engine="stacked")
+    assert stacked.distance(run_rounds(client, data, engine="one_by_one")) < 1e-12
 
 
 class Columns(nn.Module):
-    """A net that drops from samples that are its last dimension."""
+    """A net with dropout on a tensor whose last dimension is the samples."""
 
     def __init__(self):
         super().__init__()
@@ -252,13 +254,13 @@ class Columns(nn.Module):
         return self.last(self.drop(self.first(x).t()).t().tanh())
 
 
-def test_samples_that_are_dropped_from_otherwise_beside_padding():
+def test_dropout_that_depends_on_padding_is_not_stacked():
     client = FedAvg(seeded(Columns), optimizer=sgd(0.1), local_epochs=2)
     data = shared_out(classes([9, 7, 5]))
-    one = run_rounds(client, data)
+    expected = run_rounds(client, data)
     with pytest.warns(UserWarning, match="stacked: the loss .* depends on masked samples"):
-        other = run_rounds(client, data, engine="stacked")
-    assert one.distance(other) == 0
+        outcome = run_rounds(client, data, engine="stacked")
+    assert outcome.distance(expected) == 0
 
 
 class Flags(FedAvg):
