@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from made_data import write_celeba, write_femnist, write_scans, write_tags, write_vehicle
+from made_data import (
+    write_celeba,
+    write_femnist,
+    write_patients,
+    write_scans,
+    write_tags,
+    write_vehicle,
+)
 
 from pl_fed.command.main import main
 
@@ -47,6 +54,8 @@ def made(name: str, root: Path, monkeypatch) -> list[str] | None:
         write_scans(root)
     elif name == "stackoverflow_tags":
         return ["--data.dataset.path", str(write_tags(root))]
+    elif name == "table":
+        return ["--data.dataset.path", str(write_patients(root))]
     else:
         return None
     return ["--data.dataset.root", str(root)]
@@ -104,6 +113,7 @@ def test_server_optimizers_run_without_any_download(name, tmp_path, monkeypatch)
         ("femnist", "run `./preprocess.sh -s niid"),
         ("celeba", "set `data.dataset.download: true` to fetch it"),
         ("medical_mnist", "a folder with MedicalMNIST/<class>/<image> but found none in"),
+        ("table", "a CSV file but found none at"),
         ("stackoverflow_tags", "savez(path, x=inputs, y=targets, client=owners)"),
     ],
 )

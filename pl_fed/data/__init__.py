@@ -13,4 +13,5 @@ from pl_fed.data.module import FederatedData as FederatedData
 from pl_fed.data.npz import Npz as Npz
 from pl_fed.data.source import Arrays as Arrays
 from pl_fed.data.source import DataSource as DataSource
+from pl_fed.data.table import Table as Table
 from pl_fed.data.vehicle import Vehicle as Vehicle
