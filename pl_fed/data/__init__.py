@@ -1,6 +1,7 @@
 """Data sets, and the split of their samples over clients."""
 
 from pl_fed.data.celeba import CelebA as CelebA
+from pl_fed.data.client_folder import ClientFolder as ClientFolder
 from pl_fed.data.diabetes import Diabetes as Diabetes
 from pl_fed.data.digits import Digits as Digits
 from pl_fed.data.femnist import FEMNIST as FEMNIST

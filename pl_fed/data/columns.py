@@ -16,7 +16,7 @@ from pl_fed.trees import Tree
 
 TABLE_KINDS = {".csv": "a CSV file", ".tsv": "a CSV file", ".parquet": "a parquet file"}
 _COMPRESSED = (".gz", ".bz2", ".zst")
-_PARTS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
+PARTS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 _LISTED = 100  # largest number of categories that a preparation lists
 
 
@@ -52,6 +52,14 @@ def read_table(path: Path, delimiter: str | None = None) -> Any:
         separator = delimiter or ("\t" if suffix == ".tsv" else ",")
         options = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
         return csv.read_csv(path, parse_options=options)
+
+
+def check_delimiter(delimiter: str | None) -> None:
+    """Raise ``ValueError`` unless a delimiter is one character, or ``None``."""
+    if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1):
+        raise ValueError(
+            f"Expected argument `delimiter` to be one character but got {delimiter!r}."
+        )
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ def _build_split(table: Any, name: str) -> Tensor:
     _check_complete(table, name)
     ids, values = _encode(table, name)
     numbers = {str(part): part for part in (TRAIN, VAL, TEST)}
-    parts = [{**_PARTS, **numbers}.get(value.lower()) for value in values]
+    parts = [{**PARTS, **numbers}.get(value.lower()) for value in values]
     if None in parts:
         raise ValueError(
             f"Expected column {name!r} to hold train, val and test, or 0, 1 and 2, but got"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pl_fed.data.column_roles import ColumnRoles
-from pl_fed.data.columns import TABLE_KINDS, build_arrays, read_table, table_suffix
+from pl_fed.data.columns import TABLE_KINDS, build_arrays, check_delimiter, read_table, table_suffix
 from pl_fed.data.reading import report_read_errors
 from pl_fed.data.source import Arrays, DataSource
 
@@ -94,11 +94,3 @@ class Table(DataSource):
             samples = build_arrays(table, self.roles)
         self.preparation = samples.preparation
         return samples.arrays
-
-
-def check_delimiter(delimiter: str | None) -> None:
-    """Raise ``ValueError`` unless a delimiter is one character, or ``None``."""
-    if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1):
-        raise ValueError(
-            f"Expected argument `delimiter` to be one character but got {delimiter!r}."
-        )
