@@ -15,4 +15,5 @@ from pl_fed.data.npz import Npz as Npz
 from pl_fed.data.source import Arrays as Arrays
 from pl_fed.data.source import DataSource as DataSource
 from pl_fed.data.table import Table as Table
+from pl_fed.data.torch_dataset import TorchDataset as TorchDataset
 from pl_fed.data.vehicle import Vehicle as Vehicle

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from pl_fed.arguments import check_choice, check_instances, check_integers
 from pl_fed.configurable import Configurable
@@ -91,7 +92,7 @@ class FederatedData(Configurable, LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        check_instances(DataSource, dataset=dataset)
+        _check_source(dataset)
         check_instances(Partitioner, partitioner=partitioner)
         check_instances(Skew, skew=skew)
         check_integers(1, batch_size=batch_size, clients_per_eval_batch=clients_per_eval_batch)
@@ -493,6 +494,16 @@ class FederatedData(Configurable, LightningDataModule):
                         f" ({len(arrays)}) but got {len(x)} from {type(transform).__name__}."
                     )
         return x
+
+
+def _check_source(dataset: object) -> None:
+    """Raise ``TypeError`` unless an object is a data source; name the source that reads it."""
+    if isinstance(dataset, Dataset):
+        raise TypeError(
+            "Expected argument `dataset` to be an object of a subclass of DataSource but got"
+            f" {type(dataset).__name__}: pass pl_fed.data.TorchDataset(dataset)."
+        )
+    check_instances(DataSource, dataset=dataset)
 
 
 @contextmanager
