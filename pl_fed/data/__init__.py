@@ -9,6 +9,7 @@ from pl_fed.data.image_folder import ImageFolder as ImageFolder
 from pl_fed.data.images import CIFAR10 as CIFAR10
 from pl_fed.data.images import MNIST as MNIST
 from pl_fed.data.images import FashionMNIST as FashionMNIST
+from pl_fed.data.lightning_data import LightningData as LightningData
 from pl_fed.data.mnist_writers import MNISTWriters as MNISTWriters
 from pl_fed.data.module import FederatedData as FederatedData
 from pl_fed.data.npz import Npz as Npz

@@ -498,11 +498,13 @@ class FederatedData(Configurable, LightningDataModule):
 
 def _check_source(dataset: object) -> None:
     """Raise ``TypeError`` unless an object is a data source; name the source that reads it."""
-    if isinstance(dataset, Dataset):
-        raise TypeError(
-            "Expected argument `dataset` to be an object of a subclass of DataSource but got"
-            f" {type(dataset).__name__}: pass pl_fed.data.TorchDataset(dataset)."
-        )
+    readers = {Dataset: "TorchDataset", LightningDataModule: "LightningData"}
+    for kind, reader in readers.items():
+        if isinstance(dataset, kind):
+            raise TypeError(
+                "Expected argument `dataset` to be an object of a subclass of DataSource but got"
+                f" {type(dataset).__name__}: pass pl_fed.data.{reader}(dataset)."
+            )
     check_instances(DataSource, dataset=dataset)
 
 
