@@ -5,6 +5,7 @@ from pl_fed.data.client_folder import ClientFolder as ClientFolder
 from pl_fed.data.diabetes import Diabetes as Diabetes
 from pl_fed.data.digits import Digits as Digits
 from pl_fed.data.femnist import FEMNIST as FEMNIST
+from pl_fed.data.hugging_face import HuggingFace as HuggingFace
 from pl_fed.data.image_folder import ImageFolder as ImageFolder
 from pl_fed.data.images import CIFAR10 as CIFAR10
 from pl_fed.data.images import MNIST as MNIST

@@ -68,7 +68,7 @@ class BatchRoles:
         """
         if isinstance(batch, Mapping):
             names: list[Any] = [name for name in batch if name != self.client]
-            target = self._find_target(names)
+            target = self.find_target(names)
         elif isinstance(batch, tuple | list):
             names = [*range(len(batch))]
             if isinstance(self.client, int) and len(batch) == sample_length:
@@ -90,7 +90,8 @@ class BatchRoles:
             return {name: entries[name] for name in inputs}, entries[target]
         return tuple(entries[name] for name in inputs), entries[target]
 
-    def _find_target(self, names: Sequence[Any]) -> Any:
+    def find_target(self, names: Sequence[Any]) -> Any:
+        """Return the key of the target among the keys of a dict; ``None`` without a single one."""
         if self.target is not None:
             return self.target
         candidates = [name for name in _TARGET_KEYS if name in names]

@@ -498,13 +498,18 @@ class FederatedData(Configurable, LightningDataModule):
 
 def _check_source(dataset: object) -> None:
     """Raise ``TypeError`` unless an object is a data source; name the source that reads it."""
-    readers = {Dataset: "TorchDataset", LightningDataModule: "LightningData"}
-    for kind, reader in readers.items():
-        if isinstance(dataset, kind):
-            raise TypeError(
-                "Expected argument `dataset` to be an object of a subclass of DataSource but got"
-                f" {type(dataset).__name__}: pass pl_fed.data.{reader}(dataset)."
-            )
+    reader = None
+    if isinstance(dataset, LightningDataModule):
+        reader = "LightningData"
+    elif isinstance(dataset, Dataset):
+        reader = "TorchDataset"
+    elif type(dataset).__module__.split(".")[0] == "datasets":
+        reader = "HuggingFace"
+    if reader is not None:
+        raise TypeError(
+            "Expected argument `dataset` to be an object of a subclass of DataSource but got"
+            f" {type(dataset).__name__}: pass pl_fed.data.{reader}(dataset)."
+        )
     check_instances(DataSource, dataset=dataset)
 
 

@@ -183,6 +183,7 @@ def test_partitioners_use_the_targets():
         _ = FederatedData(real, Dirichlet(0.1), 2, seed=0).clients
 
 
+@pytest.mark.slow
 def test_reading_in_processes_gives_the_same():
     one, other = (TorchDataset(Pairs(), "sites", num_workers=n).load() for n in (0, 2))
     assert torch.equal(one.inputs, other.inputs)
