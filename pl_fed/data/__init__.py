@@ -13,6 +13,7 @@ from pl_fed.data.images import FashionMNIST as FashionMNIST
 from pl_fed.data.lightning_data import LightningData as LightningData
 from pl_fed.data.mnist_writers import MNISTWriters as MNISTWriters
 from pl_fed.data.module import FederatedData as FederatedData
+from pl_fed.data.npy_folder import NpyFolder as NpyFolder
 from pl_fed.data.npz import Npz as Npz
 from pl_fed.data.source import Arrays as Arrays
 from pl_fed.data.source import DataSource as DataSource

@@ -1,7 +1,7 @@
 """The data of a federation as a LightningDataModule."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -221,7 +221,7 @@ class FederatedData(Configurable, LightningDataModule):
         inputs = self._transform_inputs(arrays)
         owners = self._list_owners(arrays, (train, val, test))
         data = ClientData(inputs, targets, train, val, test, arrays.num_classes, root, owners)
-        data = replace(data, fingerprint=fingerprint)
+        data = replace(data, fingerprint=fingerprint, mapped=arrays.mapped)
         if self.skew is not None:
             data = data.copy_shared_samples()
         data = self._apply_skew(data, after_normalizing=False)
@@ -459,6 +459,15 @@ class FederatedData(Configurable, LightningDataModule):
             ]
         )
 
+    def _refuse_changes(self, is_set: Mapping[str, bool], inputs: str) -> None:
+        """Raise ``ValueError`` if an argument would change inputs that no argument can change."""
+        for name, value in is_set.items():
+            if value:
+                raise ValueError(
+                    f"Expected argument `{name}` to be left out for inputs {inputs} but got"
+                    f" {getattr(self, name)}: change the inputs in the data source or in the net."
+                )
+
     def _transform_inputs(self, arrays: Arrays) -> Tree:
         """Return the transformed inputs in float32.
 
@@ -470,14 +479,11 @@ class FederatedData(Configurable, LightningDataModule):
             "normalize": self.normalize != "none",
             "skew": self.skew is not None,
         }
+        if arrays.mapped:
+            self._refuse_changes(is_set, "in a memory map, which they would load")
+            return arrays.inputs
         if not isinstance(arrays.inputs, Tensor):
-            for name, value in is_set.items():
-                if value:
-                    raise ValueError(
-                        f"Expected argument `{name}` to be left out for inputs of several tensors"
-                        f" ({describe(arrays.inputs)}) but got {getattr(self, name)}: change the"
-                        " inputs in the data source."
-                    )
+            self._refuse_changes(is_set, f"of several tensors ({describe(arrays.inputs)})")
             return tree_map(_to_float32, arrays.inputs)
         if not any(is_set.values()):
             return _to_float32(arrays.inputs)
