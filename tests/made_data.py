@@ -152,3 +152,19 @@ def write_tags(root, users=12, each=6, words=10_000, tags=500):
     path = root / "stackoverflow_tags.npz"
     np.savez(path, x=x, y=y, client=np.repeat(np.arange(users) * 7 + 3, each))
     return path
+
+
+def write_patients(root, hospitals=6, each=20):
+    """A table as hospitals may have it: numbers, categories, a class and the hospital."""
+    numbers = np.random.default_rng(0)
+    count = hospitals * each
+    age, pressure = numbers.normal(size=(2, count)).round(4)
+    lines = ["age,pressure,sex,ward,hospital,readmitted"]
+    for patient in range(count):
+        sex, ward = "fm"[patient % 2], ("surgery", "heart", "eyes")[patient % 3]
+        readmitted = "yes" if age[patient] + pressure[patient] > 0.5 else "no"
+        hospital = f"hospital {patient // each}"
+        lines.append(f"{age[patient]},{pressure[patient]},{sex},{ward},{hospital},{readmitted}")
+    path = root / "patients.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path

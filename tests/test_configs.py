@@ -13,6 +13,7 @@ from made_data import (
     write_femnist,
     write_mnist,
     write_mnist_writers,
+    write_patients,
     write_plays,
     write_scans,
     write_tags,
@@ -59,6 +60,8 @@ def overrides_for(config: Path, data_folder: Path) -> list[str]:
     """Return the arguments with which a config runs within seconds, and without a download."""
     if config.stem == "stackoverflow_tags":
         return ["--data.dataset.path", str(write_tags(data_folder))]
+    if config.stem == "table":
+        return ["--data.dataset.path", str(write_patients(data_folder))]
     if config.stem == "frozen_body":
         return [
             *("--model.net.weights", "none", "--data.num_clients", "4"),
@@ -127,6 +130,7 @@ def test_server_optimizer_config_runs_on_top_of_the_quickstart(
         ("femnist", "run `./preprocess.sh -s niid"),
         ("celeba", "set `data.dataset.download: true` to fetch it"),
         ("medical_mnist", "a folder with MedicalMNIST/<class>/<image> but found none in"),
+        ("table", "a CSV file but found none at"),
         ("stackoverflow_tags", "savez(path, x=inputs, y=targets, client=owners)"),
     ],
 )

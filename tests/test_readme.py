@@ -67,14 +67,16 @@ def test_python_example_of_a_fit_reaches_some_accuracy(folder, capsys):
     assert 0.5 < float(capsys.readouterr().out.splitlines()[-1]) <= 1
 
 
-def test_example_of_a_data_source_loads_tensors():
-    names = {"torch": torch, "data": data, "my_dataset": Endless()}
-    names["my_owners"] = torch.tensor([2, 0, 1, 1, 2, 0])
+def test_examples_of_a_torch_data_set_and_of_tensors_load():
+    names = {"data": data, "my_dataset": Endless(), "my_owners": torch.tensor([2, 0, 1, 1, 2, 0])}
+    exec(block("python", "data.TorchDataset"), names)
+    assert names["mine"].clients.owners == [["0"], ["1"], ["2"]]
+    names["x"], names["y"] = torch.ones(6, 2), torch.arange(6)
     exec(block("python", "class Mine"), names)
-    arrays = names["Mine"]().load()
+    assert names["Mine"]().load().names == ["Ada", "Bo", "Cy"]
+    arrays = data.TorchDataset(Endless()).load()
     assert arrays.inputs.tolist() == [[k, k] for k in range(6)]
     assert arrays.targets.tolist() == [0, 1, 2, 3, 4, 5]
-    assert names["mine"].clients.owners == [["Ada"], ["Bo"], ["Cy"]]
 
 
 def test_example_test_of_an_algorithm_passes(folder):

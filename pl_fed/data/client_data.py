@@ -88,6 +88,9 @@ class ClientData:
         ids: Position of each sample in the data set, int64 [samples], on the CPU. ``None`` if
             samples are in the data set's order, without copies.
         dtype: Floating-point type of gathered images: see :meth:`batch`.
+        mapped: Whether inputs are memory maps. They stay on the CPU in their own type, and gathered
+            rows are moved and converted.
+        keeps_integers: Whether integers in gathered rows of memory maps stay integers.
         fingerprint: Fingerprint of the data set's inputs by :func:`fingerprint_of`, if known.
     """
 
@@ -102,6 +105,8 @@ class ClientData:
     ids: Tensor | None = None
     fingerprint: dict[str, Any] | None = None
     dtype: torch.dtype = torch.float32
+    mapped: bool = False
+    keeps_integers: bool = True
 
     @property
     def num_clients(self) -> int:
@@ -179,10 +184,20 @@ class ClientData:
 
     def inputs_of(self, index: Tensor) -> Tree:
         """Return the inputs of samples, int64 [n]; uint8 images become floats in [0, 1]."""
+        if self.mapped:
+            return tree_map(lambda leaf: self._read_rows(leaf, index), self.inputs)
         inputs = gather(self.inputs, index)
         if isinstance(inputs, Tensor) and inputs.dtype != torch.uint8:
             return inputs
         return tree_map(lambda leaf: scale_images(leaf, self.dtype), inputs)
+
+    def _read_rows(self, leaf: Tensor, index: Tensor) -> Tensor:
+        """Return rows of a memory map on the device of their index, in the type of the models."""
+        rows = leaf.index_select(0, index.cpu()).to(index.device)
+        if rows.dtype == torch.uint8:
+            return scale_images(rows, self.dtype)
+        is_kept = self.keeps_integers and not rows.is_floating_point()
+        return rows if is_kept else rows.to(torch.float32).to(self.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -208,15 +223,24 @@ class ClientData:
         source = self.part(part)
         places = source.offsets[clients, None] + torch.arange(source.largest)
         index = source.index[places.clamp_(max=len(source.index) - 1).to(source.index.device)]
-        inputs = tree_map(lambda leaf: scale_images(leaf, self.dtype), select(self.inputs, index))
+        if self.mapped:
+            rows = self.inputs_of(index.flatten())
+            inputs = tree_map(lambda leaf: leaf.unflatten(0, index.shape), rows)
+        else:
+            inputs = select(self.inputs, index)
+            inputs = tree_map(lambda leaf: scale_images(leaf, self.dtype), inputs)
         return inputs, select(self.targets, index)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "ClientData":
-        """Return the data on a device, with floating-point numbers in the given dtype."""
+        """Return the data on a device, with floating-point numbers in the given dtype.
+
+        Memory maps stay on the CPU in their own type.
+        """
         train, val, test = (
             Part(part.index.to(device), part.offsets) for part in (self.train, self.val, self.test)
         )
-        inputs, targets = (move_tree(tree, device, dtype) for tree in (self.inputs, self.targets))
+        targets = move_tree(self.targets, device, dtype)
+        inputs = self.inputs if self.mapped else move_tree(self.inputs, device, dtype)
         return replace(
             self,
             inputs=inputs,

@@ -1,7 +1,7 @@
 """The data of a federation as a LightningDataModule."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from pl_fed.arguments import check_choice, check_instances, check_integers
 from pl_fed.configurable import Configurable
@@ -91,7 +92,7 @@ class FederatedData(Configurable, LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        check_instances(DataSource, dataset=dataset)
+        _check_source(dataset)
         check_instances(Partitioner, partitioner=partitioner)
         check_instances(Skew, skew=skew)
         check_integers(1, batch_size=batch_size, clients_per_eval_batch=clients_per_eval_batch)
@@ -220,7 +221,7 @@ class FederatedData(Configurable, LightningDataModule):
         inputs = self._transform_inputs(arrays)
         owners = self._list_owners(arrays, (train, val, test))
         data = ClientData(inputs, targets, train, val, test, arrays.num_classes, root, owners)
-        data = replace(data, fingerprint=fingerprint)
+        data = replace(data, fingerprint=fingerprint, mapped=arrays.mapped)
         if self.skew is not None:
             data = data.copy_shared_samples()
         data = self._apply_skew(data, after_normalizing=False)
@@ -458,6 +459,15 @@ class FederatedData(Configurable, LightningDataModule):
             ]
         )
 
+    def _refuse_changes(self, is_set: Mapping[str, bool], inputs: str) -> None:
+        """Raise ``ValueError`` if an argument would change inputs that no argument can change."""
+        for name, value in is_set.items():
+            if value:
+                raise ValueError(
+                    f"Expected argument `{name}` to be left out for inputs {inputs} but got"
+                    f" {getattr(self, name)}: change the inputs in the data source or in the net."
+                )
+
     def _transform_inputs(self, arrays: Arrays) -> Tree:
         """Return the transformed inputs in float32.
 
@@ -469,14 +479,11 @@ class FederatedData(Configurable, LightningDataModule):
             "normalize": self.normalize != "none",
             "skew": self.skew is not None,
         }
+        if arrays.mapped:
+            self._refuse_changes(is_set, "in a memory map, which they would load")
+            return arrays.inputs
         if not isinstance(arrays.inputs, Tensor):
-            for name, value in is_set.items():
-                if value:
-                    raise ValueError(
-                        f"Expected argument `{name}` to be left out for inputs of several tensors"
-                        f" ({describe(arrays.inputs)}) but got {getattr(self, name)}: change the"
-                        " inputs in the data source."
-                    )
+            self._refuse_changes(is_set, f"of several tensors ({describe(arrays.inputs)})")
             return tree_map(_to_float32, arrays.inputs)
         if not any(is_set.values()):
             return _to_float32(arrays.inputs)
@@ -493,6 +500,23 @@ class FederatedData(Configurable, LightningDataModule):
                         f" ({len(arrays)}) but got {len(x)} from {type(transform).__name__}."
                     )
         return x
+
+
+def _check_source(dataset: object) -> None:
+    """Raise ``TypeError`` unless an object is a data source; name the source that reads it."""
+    reader = None
+    if isinstance(dataset, LightningDataModule):
+        reader = "LightningData"
+    elif isinstance(dataset, Dataset):
+        reader = "TorchDataset"
+    elif type(dataset).__module__.split(".")[0] == "datasets":
+        reader = "HuggingFace"
+    if reader is not None:
+        raise TypeError(
+            "Expected argument `dataset` to be an object of a subclass of DataSource but got"
+            f" {type(dataset).__name__}: pass pl_fed.data.{reader}(dataset)."
+        )
+    check_instances(DataSource, dataset=dataset)
 
 
 @contextmanager

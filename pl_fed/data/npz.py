@@ -62,6 +62,6 @@ class Npz(DataSource):
             names = owners.tolist()
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         classes = count_classes(tensors["y"]) if self.num_classes is None else self.num_classes
-        inputs, targets = tensors.pop("x"), tensors.pop("y")
+        client, split = tensors.get("client"), tensors.get("split")
         with report_read_errors(path, "samples", {"inputs": "x", "targets": "y"}):
-            return Arrays(inputs, targets, **tensors, num_classes=classes, names=names)
+            return Arrays(tensors["x"], tensors["y"], client, split, classes, names)

@@ -75,6 +75,24 @@ def read_npz(
             return {name: _convert(name, file[name], name in texts) for name in names}
 
 
+def read_npy(path: Path, name: str, allow_text: bool = False) -> np.ndarray:
+    """Return the array of an ``.npy`` file; integers become int64, except in the inputs ``x``.
+
+    Args:
+        path: An existing file.
+        name: The name of the array in errors.
+        allow_text: Whether the array may hold strings instead of numbers.
+
+    Raises:
+        ValueError: If the file cannot be read, or does not hold numbers.
+    """
+    with report_read_errors(path, "an .npy file of numbers"):
+        array = np.load(path, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise TypeError("it is an archive of several arrays")
+        return _convert(name, array, allow_text)
+
+
 def _convert(name: str, array: np.ndarray, allow_text: bool) -> np.ndarray:
     """Return an array with a type and a memory layout that torch takes."""
     if array.dtype.kind not in ("biufU" if allow_text else "biuf"):

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from pl_fed.configurable import Configurable
+from pl_fed.data.memory_map import holds_memory_map, tensors_of_memory_maps
 from pl_fed.trees import Tree, count_samples, describe, foreign_leaf, leaves
 
 TRAIN, VAL, TEST = 0, 1, 2
+_BLOCK = 1 << 24  # numbers that are checked at once
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Arrays:
         num_classes: Number of classes; 0 if the targets are not class ids [samples].
         names: Names of the owners (writers, users); the ids in ``client`` are then positions in
             this list. ``None`` if the owners have no names.
+        mapped: Whether inputs are memory maps (``numpy.load(path, mmap_mode="r")``), which become
+            tensors that share their files. Each minibatch reads and converts its own rows.
 
     Raises:
         TypeError: If inputs, targets, ``client`` or ``split`` are no tensors.
@@ -52,9 +56,11 @@ class Arrays:
     split: Tensor | None = None
     num_classes: int = 0
     names: Sequence[str] | None = None
+    mapped: bool = False
 
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""
+        self._open_memory_maps()
         self._check_tensors()
         first = leaves(self.inputs)[0]
         if first.dim() == 0 or len(first) == 0:
@@ -73,7 +79,7 @@ class Arrays:
             if isinstance(tensor, Tensor):
                 object.__setattr__(self, name, _to_int64(name, tensor))
         for leaf in leaves(self.inputs):
-            _check_finite("inputs", leaf.to(torch.float32) if leaf.is_floating_point() else leaf)
+            _check_finite("inputs", leaf, torch.float32)
         for leaf in leaves(self.targets):
             _check_finite("targets", leaf)
         if self.names is None:
@@ -83,6 +89,11 @@ class Arrays:
             _check_ids("client", self.client, range(len(self.names)), "positions in `names`")
         _check_ids("split", self.split, range(3), "0 (train), 1 (val) or 2 (test)")
         self._check_targets()
+
+    def _open_memory_maps(self) -> None:
+        if holds_memory_map(self.inputs):
+            object.__setattr__(self, "inputs", tensors_of_memory_maps(self.inputs))
+            object.__setattr__(self, "mapped", True)
 
     def _check_tensors(self) -> None:
         for name in ("client", "split"):
@@ -179,13 +190,24 @@ def _to_int64(name: str, values: Tensor) -> Tensor:
     return integers
 
 
-def _check_finite(name: str, values: Tensor) -> None:
-    if values.is_floating_point() and not bool(values.isfinite().all()):
-        broken = (~values.isfinite()).flatten(1 if values.dim() > 1 else 0)
-        samples = (broken.any(1) if broken.dim() > 1 else broken).nonzero().flatten()
+def _check_finite(name: str, values: Tensor, dtype: torch.dtype | None = None) -> None:
+    """Raise ``ValueError`` for NaN or infinity in real numbers, also after a conversion.
+
+    It reads blocks of 16 million numbers, so that a memory map needs little memory.
+    """
+    if not values.is_floating_point():
+        return
+    samples: list[int] = []
+    block = max(1, _BLOCK // max(1, values[:1].numel()))
+    for begin in range(0, len(values), block):
+        finite = values[begin : begin + block].to(dtype or values.dtype).isfinite()
+        if not bool(finite.all()):
+            broken = ~finite.reshape(len(finite), -1).all(1)
+            samples += (broken.nonzero().flatten() + begin).tolist()
+    if samples:
         raise ValueError(
             f"Expected `{name}` to hold finite numbers but got NaN or infinity in {len(samples)}"
-            f" samples, first in sample {int(samples[0])}."
+            f" samples, first in sample {samples[0]}."
         )
 
 

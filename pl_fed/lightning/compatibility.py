@@ -123,6 +123,13 @@ def _check_calls_super(client: Client) -> None:
 
 def check_data(datamodule: Any) -> None:
     """Refuse data of another class, or with a hook that never receives samples."""
+    is_plain = isinstance(datamodule, LightningDataModule)
+    if is_plain and not isinstance(datamodule, FederatedData):
+        raise TypeError(
+            "Expected argument `datamodule` to be a FederatedData but got"
+            f" {type(datamodule).__name__}: pass"
+            " FederatedData(pl_fed.data.LightningData(datamodule))."
+        )
     check_instances(FederatedData, datamodule=datamodule)
     if datamodule is not None:
         _check_overridden("datamodule", TRANSFERS, datamodule, LightningDataModule)

@@ -45,7 +45,9 @@ def place_data(client: Client, data: ClientData) -> ClientData:
                 compute_features(net, scale_images(x, torch.float32).to(row.device, row.dtype))
                 for x in data.inputs.split(_BATCH)
             ]
-        data = replace(data, inputs=torch.cat(pieces))
+        data = replace(data, inputs=torch.cat(pieces), mapped=False)
+    elif not client.takes_integers and data.mapped:
+        data = replace(data, keeps_integers=False)
     elif not client.takes_integers:
         data = replace(data, inputs=integers_to_floats(data.inputs))
     return data.to(row.device, row.dtype)

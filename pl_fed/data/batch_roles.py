@@ -1,0 +1,151 @@
+"""Batch roles: the inputs, targets and clients in the batches of a data set or dataloader."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pl_fed.trees import Tree, foreign_leaf
+
+Owner = Callable[[Any], Any] | int | str | Sequence[Any] | None
+_TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+
+
+@dataclass(frozen=True)
+class BatchRoles:
+    """Batch roles: the use of each entry of a sample or batch, by key or position.
+
+    Attributes:
+        client: The owner of each sample: the key or position of an entry, a function of a sample,
+            the name of an attribute of the data set, or the owners of all samples.
+        inputs: The entries of the inputs; ``None`` for all entries without another role.
+        target: The entry of the targets. ``None`` for the last entry of a tuple, or the entry of a
+            dict with the key labels, label, targets, target or y.
+
+    Example:
+        >>> batch = {"ids": torch.ones(2, 3), "site": ["a", "b"], "label": torch.zeros(2)}
+        >>> BatchRoles(client="site").separate(batch, 3)
+        (tensor([[1., 1., 1.],
+                [1., 1., 1.]]), tensor([0., 0.]))
+    """
+
+    client: Owner = None
+    inputs: Sequence[str | int] | None = None
+    target: str | int | None = None
+
+    def owner(self, sample: Any) -> Any:
+        """Return the owner of a sample, or ``None`` if samples do not hold their owners.
+
+        Raises:
+            ValueError: If the sample has no such entry, or the function fails.
+        """
+        if callable(self.client):
+            return self.client(sample)
+        if isinstance(self.client, int):
+            if isinstance(sample, tuple | list) and -len(sample) <= self.client < len(sample):
+                return sample[self.client]
+            raise ValueError(
+                "Expected argument `client` to be a position in each sample but got"
+                f" {self.client} for {_describe_entries(sample)}."
+            )
+        if isinstance(self.client, str) and isinstance(sample, Mapping) and self.client in sample:
+            return sample[self.client]
+        return None
+
+    def separate(self, batch: Any, sample_length: int) -> tuple[Tree, Tree]:
+        """Return the inputs and the targets of a batch.
+
+        Args:
+            batch: The batch: a dict, a tuple or a list.
+            sample_length: Number of entries of a sample. A batch of as many entries holds the
+                owners at the same position.
+
+        Raises:
+            ValueError: If the batch has no such entries.
+        """
+        if isinstance(batch, Mapping):
+            names: list[Any] = [name for name in batch if name != self.client]
+            target = self.find_target(names)
+        elif isinstance(batch, tuple | list):
+            names = [*range(len(batch))]
+            if isinstance(self.client, int) and len(batch) == sample_length:
+                names.remove(self.client % sample_length)
+            target = self.target if self.target is not None or not names else names[-1]
+        else:
+            names, target = [], None
+        inputs = [name for name in names if name != target] if self.inputs is None else self.inputs
+        if not inputs or any(name not in names for name in (*inputs, target)):
+            raise ValueError(
+                "Expected each sample to have inputs and a target, as (x, y) or a dict, but got"
+                f" {_describe_entries(batch)}: name them by `inputs` and `target`, or return (x, x)"
+                " from a data set without targets."
+            )
+        entries = {name: _to_tree(name, batch[name]) for name in (*inputs, target)}
+        if len(inputs) == 1:
+            return entries[inputs[0]], entries[target]
+        if isinstance(batch, Mapping):
+            return {name: entries[name] for name in inputs}, entries[target]
+        return tuple(entries[name] for name in inputs), entries[target]
+
+    def find_target(self, names: Sequence[Any]) -> Any:
+        """Return the key of the target among the keys of a dict; ``None`` without a single one."""
+        if self.target is not None:
+            return self.target
+        candidates = [name for name in _TARGET_KEYS if name in names]
+        return candidates[0] if len(candidates) == 1 else None
+
+
+def number_owners(owners: Sequence[Any]) -> tuple[Tensor, list[str] | None]:
+    """Return the id of each sample's owner, and the names of the ids unless owners are integers.
+
+    Raises:
+        ValueError: If an owner is neither an integer nor a text.
+
+    Example:
+        >>> number_owners([7, 3]), number_owners(["b", "a"])
+        ((tensor([7, 3]), None), (tensor([1, 0]), ['a', 'b']))
+    """
+    values = [owner.item() if hasattr(owner, "item") else owner for owner in owners]
+    for value in values:
+        if not isinstance(value, int | str):
+            raise ValueError(
+                "Expected argument `client` to give an integer or a text for each sample but got"
+                f" {value!r}."
+            )
+    if all(isinstance(value, int) for value in values):
+        return torch.tensor(values, dtype=torch.int64), None
+    names, ids = np.unique([str(value) for value in values], return_inverse=True)
+    return torch.from_numpy(ids).to(torch.int64), names.tolist()
+
+
+def _to_tree(name: Any, value: Any) -> Tree:
+    """Return an entry of a batch with arrays as tensors and mappings as dicts."""
+    tree = _convert(value)
+    kind = foreign_leaf(tree)
+    if kind is not None:
+        raise ValueError(
+            f"Expected entry {name!r} of each sample to hold tensors, arrays or numbers but got"
+            f" {kind}: leave it out by `inputs`, or convert it by `collate_fn`."
+        )
+    return tree
+
+
+def _convert(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return torch.as_tensor(value)
+    if isinstance(value, Mapping):
+        return {name: _convert(item) for name, item in value.items()}
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return tuple(_convert(item) for item in value)
+    return value
+
+
+def _describe_entries(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f"a dict of {', '.join(map(str, batch)) or 'nothing'}"
+    if isinstance(batch, tuple | list):
+        return f"{len(batch)} entries"
+    return type(batch).__name__

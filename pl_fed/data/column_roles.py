@@ -1,0 +1,124 @@
+"""Column roles: the use of each column of a table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ColumnRoles:
+    """Column roles: the use of each column of a table.
+
+    Attributes:
+        target: The column of the targets, or the columns of several real-valued targets.
+        client: The column of the owner of each sample.
+        inputs: The columns of the inputs; ``None`` for all columns without another role.
+        exclude: Columns that ``inputs=None`` leaves out.
+        one_hot: Input columns of categories that become one 0/1 input per category.
+        ids: Input columns of categories that become ids, for embeddings.
+        split: The column of the official part of each sample.
+        classes: Whether the target is a class; ``None`` for yes unless it is real-valued.
+
+    Raises:
+        TypeError: If an argument is no name or list of names.
+        ValueError: If a column has two roles, or is named twice.
+    """
+
+    target: str | Sequence[str]
+    client: str | None = None
+    inputs: Sequence[str] | None = None
+    exclude: Sequence[str] | None = None
+    one_hot: Sequence[str] | None = None
+    ids: Sequence[str] | None = None
+    split: str | None = None
+    classes: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        for role in ("client", "split"):
+            name = getattr(self, role)
+            if name is not None and not isinstance(name, str):
+                raise TypeError(
+                    f"Expected argument `{role}` to be the name of a column but got {name!r}."
+                )
+        for role in ("target", "inputs", "exclude", "one_hot", "ids"):
+            self._check_list(role)
+        if not self.targets:
+            raise ValueError("Expected argument `target` to name a column but got an empty list.")
+        categories = self._columns("one_hot", "ids")
+        for roles in (("target", "client", "split", "exclude", "inputs"), ("one_hot", "ids")):
+            self._check_disjoint(roles)
+        for role in ("target", "client", "split", "exclude"):
+            for name in self._columns(role):
+                if name in categories:
+                    raise ValueError(
+                        f"Expected argument `{role}` to name a column without another use but got"
+                        f" {name!r}, which is also in `one_hot` or `ids`."
+                    )
+        if len(self.targets) > 1 and self.classes:
+            raise ValueError(
+                "Expected argument `classes` to be left out for several targets but got True: set"
+                " `target` to a single column."
+            )
+
+    @property
+    def targets(self) -> list[str]:
+        """The columns of the targets."""
+        return self._columns("target")
+
+    def input_columns(self, names: Sequence[str]) -> list[str]:
+        """Return the columns of the inputs, in the order of ``inputs`` or of the table."""
+        if self.inputs is None:
+            used = {*self._columns("target", "client", "split", "exclude")}
+            return [name for name in names if name not in used]
+        extra = [name for name in self._columns("one_hot", "ids") if name not in self.inputs]
+        return [*self.inputs, *extra]
+
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Raise ``ValueError`` if a table lacks a column, or has two columns of one name."""
+        listed = ", ".join(map(str, names)) or "none"
+        doubled = [name for name in names if names.count(name) > 1]
+        if doubled:
+            raise ValueError(
+                f"Expected a table to name each column once but got {doubled[0]!r} twice: rename it"
+            )
+        for role in ("target", "client", "split", "inputs", "exclude", "one_hot", "ids"):
+            for name in self._columns(role):
+                if name not in names:
+                    raise ValueError(
+                        f"Expected argument `{role}` to name a column but got {name!r}, and none of"
+                        f" this name (columns: {listed})"
+                    )
+        if not self.input_columns(names):
+            raise ValueError(f"Expected a column of inputs but got none (columns: {listed})")
+
+    def _columns(self, *roles: str) -> list[str]:
+        columns: list[str] = []
+        for role in roles:
+            value = getattr(self, role)
+            columns += [value] if isinstance(value, str) else value or []
+        return columns
+
+    def _check_list(self, role: str) -> None:
+        value = getattr(self, role)
+        if isinstance(value, str) and role != "target":
+            raise TypeError(
+                f"Expected argument `{role}` to be a list of columns but got {value!r}: write"
+                f" [{value}]."
+            )
+        names = [value] if isinstance(value, str) else value
+        is_list = isinstance(names, list | tuple) or (names is None and role != "target")
+        if not is_list or not all(isinstance(name, str) for name in names or ()):
+            raise TypeError(
+                f"Expected argument `{role}` to be a list of names of columns but got {value!r}."
+            )
+
+    def _check_disjoint(self, roles: Sequence[str]) -> None:
+        uses: dict[str, str] = {}
+        for role in roles:
+            for name in self._columns(role):
+                if name in uses:
+                    raise ValueError(
+                        f"Expected argument `{role}` to name a column without another use but got"
+                        f" {name!r}, which is also in `{uses[name]}`."
+                    )
+                uses[name] = role

@@ -1,0 +1,186 @@
+"""Your own data from a ``LightningDataModule``."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    default_collate,
+)
+
+from pl_fed.arguments import check_instances, check_integers
+from pl_fed.data.dataset_reading import read_data_sets
+from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
+from pl_fed.data.torch_dataset import build_roles, choose_collation
+from pl_fed.text import first_line
+
+_HOOKS = {TRAIN: "train_dataloader", VAL: "val_dataloader", TEST: "test_dataloader"}
+_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class LightningData(DataSource):
+    """Lightning data: the data sets in the dataloaders of a ``LightningDataModule``.
+
+    The data sets of ``train_dataloader``, ``val_dataloader`` and ``test_dataloader`` are the
+    official parts. Each sample is read once, and joined by the dataloaders' ``collate_fn``. The
+    federation draws its own minibatches: ``data.batch_size`` replaces that of the dataloaders.
+    Random augmentation would be frozen: pl_fed warns about it. Set ``data.augment`` instead.
+
+    Args:
+        datamodule: The data module. pl_fed calls its ``prepare_data`` and ``setup``.
+        client: The owner of each sample, an integer or a text: the key or position of an entry of
+            the sample, the name of an attribute of the data sets with one owner per sample, or a
+            list of the owners of all training, validation and test samples. ``None`` if samples
+            have no owners, so that a partitioner is needed.
+        client_fn: A function that returns the owner of a sample, instead of ``client``.
+        inputs: The keys or positions of the inputs. ``None`` uses all entries besides client and
+            target.
+        target: The key or position of the target. ``None`` uses the last entry of a tuple, or the
+            entry called labels, label, targets, target or y of a dict.
+        padding: The number that pads shorter samples to the longest one, for all entries or by the
+            key of an entry; for dataloaders without a ``collate_fn``.
+        num_classes: Number of classes. ``None`` uses the largest class id + 1.
+        num_workers: Number of processes that read; 0 for the main one.
+
+    Raises:
+        TypeError: If an argument is of another type.
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> class Digits(LightningDataModule):
+        ...     def train_dataloader(self):
+        ...         return DataLoader([(0.5, 1), (1.5, 0)], batch_size=2)
+        ...     def test_dataloader(self):
+        ...         return DataLoader([(2.5, 1)])
+        >>> arrays = LightningData(Digits()).load()
+        >>> arrays.inputs.tolist(), arrays.targets.tolist(), arrays.split.tolist()
+        ([0.5, 1.5, 2.5], [1, 0, 1], [0, 0, 2])
+    """
+
+    def __init__(
+        self,
+        datamodule: LightningDataModule,
+        client: int | str | list[int] | list[str] | None = None,
+        client_fn: Callable[[Any], Any] | None = None,
+        inputs: list[str] | list[int] | None = None,
+        target: int | str | None = None,
+        padding: float | dict[str, float] | None = None,
+        num_classes: int | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        check_instances(LightningDataModule, datamodule=datamodule)
+        if num_classes is not None:
+            check_integers(0, num_classes=num_classes)
+        check_integers(0, num_workers=num_workers)
+        choose_collation(None, padding)
+        self.datamodule = datamodule
+        self.roles = build_roles(client, client_fn, inputs, target)
+        self.padding = padding
+        self.num_classes = num_classes
+        self.num_workers = num_workers
+
+    @property
+    def name(self) -> str:
+        """The class of the data module, for messages."""
+        return type(self.datamodule).__name__
+
+    def load(self) -> Arrays:
+        """Return all samples, read once.
+
+        Raises:
+            TypeError: If a hook returns another object than a DataLoader of a map-style data set.
+            ValueError: If a hook fails without a Trainer, there is no training data, dataloaders
+                join samples in different ways, or samples do not fit together.
+        """
+        self._warn_of_batch_hooks()
+        loaders = self._build_loaders()
+        if TRAIN not in loaders:
+            raise ValueError(
+                f"Expected argument `datamodule` to have a `train_dataloader` but got {self.name}"
+                " without one."
+            )
+        collate_fn = self._find_collation(loaders)
+        data_sets = {part: self._select(part, loader) for part, loader in loaders.items()}
+        return read_data_sets(data_sets, self.roles, collate_fn, self.num_classes, self.num_workers)
+
+    def _build_loaders(self) -> dict[int, Any]:
+        """Return the dataloaders of the parts that the data module has."""
+        with self._explain_errors("prepare_data"):
+            self.datamodule.prepare_data()
+        loaders: dict[int, Any] = {}
+        stages = {TRAIN: "fit", TEST: "test"}
+        for part, hook in _HOOKS.items():
+            if part in stages:
+                with self._explain_errors("setup"):
+                    self.datamodule.setup(stages[part])
+            if is_overridden(hook, self.datamodule):
+                with self._explain_errors(hook):
+                    loaders[part] = getattr(self.datamodule, hook)()
+                self._check_loader(hook, loaders[part])
+        return loaders
+
+    def _check_loader(self, hook: str, loader: object) -> None:
+        if not isinstance(loader, DataLoader):
+            raise TypeError(
+                f"Expected `{hook}` of {self.name} to return one DataLoader but got"
+                f" {type(loader).__name__}: join the data sets by ConcatDataset."
+            )
+        if loader.batch_size is None and loader.batch_sampler is None:
+            raise TypeError(
+                f"Expected `{hook}` of {self.name} to return a DataLoader of single samples but got"
+                " one with batch_size=None, whose data set makes batches: set a batch size."
+            )
+
+    def _find_collation(self, loaders: dict[int, Any]) -> Callable[[list[Any]], Any] | None:
+        first = loaders[TRAIN].collate_fn
+        for part, loader in loaders.items():
+            if loader.collate_fn != first:
+                raise ValueError(
+                    f"Expected all dataloaders of {self.name} to have one `collate_fn` but"
+                    f" `{_HOOKS[part]}` has another than `{_HOOKS[TRAIN]}`: give them the same, and"
+                    " set `data.augment` for changes of training batches."
+                )
+        return choose_collation(None if first is default_collate else first, self.padding)
+
+    def _select(self, part: int, loader: Any) -> Any:
+        """Return the data set of a loader, or the samples that its sampler selects."""
+        sampler = loader.sampler
+        if isinstance(sampler, SubsetRandomSampler):
+            return Subset(loader.dataset, [int(index) for index in sampler.indices])
+        usual = isinstance(sampler, RandomSampler | SequentialSampler | DistributedSampler)
+        if not usual or type(loader.batch_sampler) is not BatchSampler:
+            other = loader.batch_sampler if usual else sampler
+            rank_zero_warn(
+                f"pl_fed ignores the sampler {type(other).__name__} of `{_HOOKS[part]}` of"
+                f" {self.name}: a pass over a client's data visits each sample once."
+            )
+        return loader.dataset
+
+    def _warn_of_batch_hooks(self) -> None:
+        for hook in _BATCH_HOOKS:
+            if is_overridden(hook, self.datamodule):
+                rank_zero_warn(
+                    f"pl_fed does not call `{hook}` of {self.name}: change samples in the data set,"
+                    " or set `data.augment` for changes of training batches."
+                )
+
+    @contextmanager
+    def _explain_errors(self, hook: str) -> Iterator[None]:
+        """Replace any error of a hook by one sentence."""
+        try:
+            yield
+        except Exception as error:  # of any type
+            raise ValueError(
+                f"Expected `{hook}` of {self.name} to run without a Trainer but got"
+                f" {type(error).__name__}: {first_line(error)}."
+            ) from error

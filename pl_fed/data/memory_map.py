@@ -1,0 +1,44 @@
+"""Memory maps as tensors: files of arrays, of which only the rows in use are in memory."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+from pl_fed.trees import Tree
+
+_TYPES = "bool, uint8, an integer or a floating-point number of at most 64 bits"
+
+
+def holds_memory_map(tree: Any) -> bool:
+    """Return whether a leaf of a tree is a ``numpy.memmap``."""
+    if isinstance(tree, dict | tuple | list):
+        return any(map(holds_memory_map, tree.values() if isinstance(tree, dict) else tree))
+    return isinstance(tree, np.memmap)
+
+
+def tensors_of_memory_maps(tree: Any) -> Tree:
+    """Return a tree with memory maps as tensors that share their files; never write to them.
+
+    Raises:
+        TypeError: If torch has no such type.
+
+    Example:
+        >>> tensors_of_memory_maps((torch.zeros(1), 3))
+        (tensor([0.]), 3)
+    """
+    if isinstance(tree, dict):
+        return {name: tensors_of_memory_maps(branch) for name, branch in tree.items()}
+    if isinstance(tree, tuple | list):
+        branches = [tensors_of_memory_maps(branch) for branch in tree]
+        return type(tree)(*branches) if hasattr(tree, "_fields") else type(tree)(branches)
+    if not isinstance(tree, np.memmap):
+        return tree
+    kind = tree.dtype
+    is_unsigned = kind.kind == "u" and kind.itemsize > 1  # torch does not gather their rows
+    if kind.kind not in "biuf" or is_unsigned or kind.itemsize > 8 or not kind.isnative:
+        raise TypeError(f"Expected a memory map to hold {_TYPES} but got {kind}.")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable")
+        return torch.from_numpy(tree)

@@ -1,0 +1,96 @@
+"""Your own data from a CSV or parquet file."""
+
+from pathlib import Path
+
+from pl_fed.data.column_roles import ColumnRoles
+from pl_fed.data.columns import TABLE_KINDS, build_arrays, check_delimiter, read_table, table_suffix
+from pl_fed.data.reading import report_read_errors
+from pl_fed.data.source import Arrays, DataSource
+
+
+class Table(DataSource):
+    r"""Table: your own data from a CSV or parquet file with one sample per row.
+
+    The first line of a CSV file names the columns. Inputs are a tensor [samples, inputs] of
+    float32; numbers and booleans are taken as they are. With ``ids``, inputs are the tuple of that
+    tensor and one of ids, int64 [samples, columns], and the net is called as ``net(numbers, ids)``;
+    without other inputs, they are the ids alone. Categories, classes and clients are numbered from
+    0 in the sorted order of their values. Missing categories have an id of their own, the last.
+
+    Reading needs the package pyarrow: ``pip install pl_fed[tables]``.
+
+    Args:
+        path: The path of the file: ``.csv``, ``.tsv`` (also with ``.gz``) or ``.parquet``.
+        target: The column of the targets. A column of text, booleans or integers holds classes; one
+            of real values is a target [samples, 1]. A list of columns holds several real-valued
+            targets or labels, [samples, columns].
+        client: The column of the owner of each sample: integers or text. No partitioner is needed
+            then.
+        inputs: The columns of the inputs. ``None`` uses all columns without another role.
+        exclude: Columns that are no inputs.
+        one_hot: Columns of categories, each of which becomes an input of 0 and 1.
+        ids: Columns of categories that become ids, for embeddings.
+        split: The column of the official part of each sample: train, val or test, or 0, 1 or 2.
+        classes: Whether the target holds classes. ``None`` infers it; set ``false`` for a
+            regression of integers, such as counts.
+        delimiter: What separates the values in a CSV file. ``None`` for a comma, or a tab in a
+            ``.tsv`` file.
+
+    Raises:
+        TypeError: If an argument is no name, or no list of names.
+        ValueError: If a column has two roles, or the file is of another kind.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "patients.csv")
+        >>> _ = path.write_text("age,sex,ill,hospital\n44,f,no,Bern\n51,m,yes,Bern\n9,f,no,Uri")
+        >>> arrays = Table(str(path), target="ill", client="hospital", one_hot=["sex"]).load()
+        >>> arrays.inputs.tolist(), arrays.targets.tolist()
+        ([[44.0, 1.0, 0.0], [51.0, 0.0, 1.0], [9.0, 1.0, 0.0]], [0, 1, 0])
+        >>> arrays.client.tolist(), arrays.names
+        ([0, 0, 1], ['Bern', 'Uri'])
+    """
+
+    def __init__(
+        self,
+        path: str,
+        target: str | list[str],
+        client: str | None = None,
+        inputs: list[str] | None = None,
+        exclude: list[str] | None = None,
+        one_hot: list[str] | None = None,
+        ids: list[str] | None = None,
+        split: str | None = None,
+        classes: bool | None = None,
+        delimiter: str | None = None,
+    ) -> None:
+        if table_suffix(Path(path)) not in TABLE_KINDS:
+            raise ValueError(
+                f"Expected argument `path` to be a .csv, .tsv or .parquet file but got {path}."
+            )
+        check_delimiter(delimiter)
+        self.path = path
+        self.delimiter = delimiter
+        self.roles = ColumnRoles(target, client, inputs, exclude, one_hot, ids, split, classes)
+
+    def load(self) -> Arrays:
+        """Return the samples of the file.
+
+        Raises:
+            FileNotFoundError: If there is no file at the path.
+            ModuleNotFoundError: If the package pyarrow is not installed.
+            ValueError: If the file is broken, a column is missing, or the values of a column do not
+                fit its role.
+        """
+        path = Path(self.path).expanduser()
+        kind = TABLE_KINDS[table_suffix(path)]
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"Expected argument `path` to be {kind} but found none at {path.absolute()}: set"
+                " `data.dataset.path`."
+            )
+        table = read_table(path, self.delimiter)
+        with report_read_errors(path, f"{kind} of samples"):
+            samples = build_arrays(table, self.roles)
+        self.preparation = samples.preparation
+        return samples.arrays

@@ -1,0 +1,189 @@
+"""A folder with one file per client: arrays or tables."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from made_data import write_patients
+
+from pl_fed.data import ClientFolder, FederatedData, Npz, Table
+
+SIZES = {"client_10": 4, "client_9": 3, "b": 5}
+
+
+def write_arrays(folder, name, size, seed=0, **arrays):
+    draw = np.random.default_rng([seed, size])
+    given = {"x": draw.normal(size=(size, 3)), "y": draw.integers(3, size=size), **arrays}
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / f"{name}.npz", **{k: v for k, v in given.items() if v is not None})
+    return given["x"], given["y"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, size in SIZES.items():
+        write_arrays(tmp_path, name, size)
+    return tmp_path
+
+
+def test_arrays_of_each_client(folder):
+    (folder / ".hidden.npz").write_text("left out")
+    (folder / "readme.txt").write_text("left out")
+    arrays = ClientFolder(str(folder)).load()
+    assert arrays.names == ["b", "client_9", "client_10"]
+    begin = 0
+    for id, name in enumerate(arrays.names):
+        x, y = write_arrays(folder, name, SIZES[name])
+        samples = slice(begin, begin + SIZES[name])
+        assert arrays.client[samples].tolist() == [id] * SIZES[name]
+        assert torch.equal(arrays.inputs[samples], torch.from_numpy(x))
+        assert torch.equal(arrays.targets[samples], torch.from_numpy(y))
+        begin += SIZES[name]
+    assert len(arrays) == begin
+    clients = FederatedData(ClientFolder(str(folder)), seed=0).clients
+    assert clients.owners == [["b"], ["client_9"], ["client_10"]]
+
+
+def test_types_stay_and_classes_are_counted_over_all_files(tmp_path):
+    write_arrays(tmp_path, "a", 2, x=np.full((2, 1, 4, 4), 255, "uint8"), y=[0, 1])
+    write_arrays(tmp_path, "b", 2, x=np.zeros((2, 1, 4, 4), "uint8"), y=[4, 0], split=None)
+    arrays = ClientFolder(str(tmp_path)).load()
+    assert (arrays.inputs.dtype, arrays.num_classes) == (torch.uint8, 5)
+    assert ClientFolder(str(tmp_path), num_classes=7).load().num_classes == 7
+
+
+def test_official_parts_by_folders(tmp_path):
+    for part, names in (("train", "ba"), ("test", "ab"), ("val", "b")):
+        for name in names:
+            write_arrays(tmp_path / part, name, 3, seed=ord(name))
+    data = FederatedData(ClientFolder(str(tmp_path)), split="official", seed=0)
+    arrays, clients = data.dataset.load(), data.clients
+    assert arrays.names == ["a", "b"]
+    assert arrays.client.tolist() == [0] * 6 + [1] * 9
+    assert arrays.split.tolist() == [0] * 3 + [2] * 3 + [0] * 3 + [1] * 3 + [2] * 3
+    sizes = [part.sizes.tolist() for part in (clients.train, clients.val, clients.test)]
+    assert sizes == [[3, 3], [0, 3], [3, 3]]
+
+
+def test_official_parts_by_an_array(tmp_path):
+    for name in "ab":
+        write_arrays(tmp_path, name, 3, split=np.array([0, 1, 2]))
+    assert ClientFolder(str(tmp_path)).load().split.tolist() == [0, 1, 2] * 2
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """The table of patients, and a folder with a file for each of its hospitals."""
+    pytest.importorskip("pyarrow")
+    path = write_patients(tmp_path)
+    header, *lines = path.read_text().splitlines()
+    folder = tmp_path / "hospitals"
+    folder.mkdir()
+    for line in lines:
+        name = line.split(",")[4]
+        file = folder / f"{name}.csv"
+        if not file.exists():
+            file.write_text(f"{header}\n")
+        with file.open("a") as out:
+            out.write(f"{line}\n")
+    return path, folder
+
+
+def test_a_folder_of_tables_is_the_joined_table(tables):
+    path, folder = tables
+    settings = {"target": "readmitted", "one_hot": ["sex"], "ids": ["ward"]}
+    whole = Table(str(path), client="hospital", **settings)
+    pieces = ClientFolder(str(folder), exclude=["hospital"], **settings)
+    a, b = whole.load(), pieces.load()
+    assert a.names == b.names
+    assert torch.equal(a.client, b.client)
+    assert torch.equal(a.targets, b.targets)
+    assert all(torch.equal(one, other) for one, other in zip(a.inputs, b.inputs, strict=True))
+    assert whole.preparation == pieces.preparation
+
+
+def test_categories_and_types_are_joined_over_all_tables(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.csv").write_text("x,city,y\n1,Uri,0\n")
+    (tmp_path / "b.tsv").write_text("y\tx\tcity\n2\t1.5\tBern\n")
+    arrays = ClientFolder(str(tmp_path), target="y", one_hot=["city"]).load()
+    assert arrays.inputs.tolist() == [[1, 0, 1], [1.5, 1, 0]]
+    assert arrays.targets.tolist() == [0, 1]
+
+
+def refused(folder, path, words, error=ValueError, **settings):
+    with pytest.raises(error, match=words) as failed:
+        ClientFolder(str(folder), **settings).load()
+    sentence = str(failed.value)
+    assert sentence.startswith("Expected ")
+    assert sentence.endswith(".")
+    assert str(path) in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.zeros((4, 2))}, r"hold arrays like b.npz \(x \[3\] .* but got x \[2\]"),
+        ({"x": np.zeros((4, 3), "float32")}, r"float64\), .* but got x \[3\] \(torch.float32\)"),
+        ({"y": np.zeros(4)}, r"but got x \[3\] \(torch.float64\), y \[\] \(torch.float64\)"),
+        ({"y": None}, "to hold an array `y` but got x"),
+        ({"y": np.zeros(3, int)}, "`y` to have 4 rows"),
+        ({"x": np.full((4, 3), np.nan)}, "`x` to hold finite numbers"),
+        ({"y": -np.ones(4, int)}, "`y` to be class ids"),
+        ({"split": np.zeros(4, int)}, "like b.npz .* but got .* split"),
+    ],
+)
+def test_arrays_that_do_not_fit(folder, arrays, words):
+    write_arrays(folder, "client_10", 4, **arrays)
+    refused(folder, folder / "client_10.npz", words)
+
+
+def test_tables_that_do_not_fit(tables):
+    _, folder = tables
+    settings = {"target": "readmitted", "exclude": ["hospital"], "one_hot": ["sex", "ward"]}
+    file = folder / "hospital 3.csv"
+    text = file.read_text()
+    refused(folder, folder, "`target` to name the column .* but got None and None")
+    refused(folder, folder, "`num_classes` to be None, but got y and 2", target="y",
+            num_classes=2)  # fmt: skip
+    file.write_text(text.replace("pressure", "bmi"))
+    refused(folder, file, "the columns of hospital 0.csv but got bmi, pressure in only", **settings)
+    header, first, *lines = text.splitlines()
+    file.write_text("\n".join([header, "," + first.split(",", 1)[1], *lines]))
+    refused(folder, file, "'age' to hold finite .* in 1 rows, first in row 0", **settings)
+    file.write_text(f"{header}\n")
+    refused(folder, file, "at least one row but got none", **settings)
+    file.write_text("\n".join([header, "1,2,f,4,hospital 3,yes"]))
+    refused(folder, folder, "tables that fit together but got Arrow", **settings)
+
+
+def test_folders_that_do_not_fit(folder):
+    nowhere = folder / "nowhere"
+    refused(nowhere, nowhere, "found none at .*: set `data.dataset.folder`", FileNotFoundError)
+    nowhere.mkdir()
+    refused(nowhere, nowhere, "one for each client, .* but got none in", FileNotFoundError)
+    refused(folder, folder, "`ids` to be left out for .npz .* but got \\['a'\\]", ids=["a"])
+    write_arrays(folder / "test", "b", 3)
+    refused(folder, folder, "but got files both in it and in test in", FileNotFoundError)
+    shutil.rmtree(folder / "test")
+    (folder / "c.csv").write_text("x,y\n1,2\n")
+    refused(folder, folder, "either .npz files or tables but got both")
+
+
+def test_two_files_of_a_client(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "a.tsv").write_text("x\ty\n1\t2\n")
+    refused(tmp_path, tmp_path, "one file for each client but got 2 for a", target="y")
+
+
+def test_it_is_the_federation_of_one_file(folder, tmp_path):
+    arrays = ClientFolder(str(folder)).load()
+    path = tmp_path / "folder" / "joined.npz"
+    path.parent.mkdir()
+    names = np.array([f"{id} {arrays.owner_name(int(id))}" for id in arrays.client])
+    np.savez(path, x=arrays.inputs, y=arrays.targets, client=names)
+    one, other = (FederatedData(s, seed=0).clients for s in (ClientFolder(str(folder)), Npz(path)))
+    assert one.digests["samples"] == other.digests["samples"]
+    assert one.digests["labels"] == other.digests["labels"]

@@ -1,0 +1,178 @@
+"""Data sets of Hugging Face, from memory and from disk."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pl_fed.data import FederatedData, HuggingFace
+from pl_fed.partitioners import Dirichlet
+
+datasets = pytest.importorskip("datasets")
+datasets.disable_progress_bars()
+
+COUNT = 300
+FEATURES = {
+    "input_ids": datasets.Sequence(datasets.Value("int32")),
+    "attention_mask": datasets.Sequence(datasets.Value("bool")),
+    "pixels": datasets.Array3D((1, 2, 2), "uint8"),
+    "length": datasets.Value("float32"),
+    "text": datasets.Value("string"),
+    "user": datasets.Value("string"),
+    "label": datasets.ClassLabel(names=["no", "yes", "maybe"]),
+}
+
+
+def columns(count=COUNT, seed=0):
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(1, 9, size=count)
+    return {
+        "input_ids": [draw.integers(100, size=length).tolist() for length in lengths],
+        "attention_mask": [[True] * length for length in lengths],
+        "pixels": draw.integers(256, size=(count, 1, 2, 2), dtype=np.uint8),
+        "length": lengths.astype("float32"),
+        "text": ["words"] * count,
+        "user": [f"user {k % 7}" for k in range(count)],
+        "label": draw.integers(2, size=count),
+    }
+
+
+def made(count=COUNT, seed=0):
+    return datasets.Dataset.from_dict(columns(count, seed), datasets.Features(FEATURES))
+
+
+TOKENS = {"inputs": ["input_ids", "attention_mask"], "padding": {"input_ids": 7}}
+TOKENS["padding"]["attention_mask"] = 0
+
+
+def test_columns_keep_their_types_and_are_padded():
+    arrays = HuggingFace(made(), "user", **TOKENS).load()
+    rows = columns()
+    longest = max(map(len, rows["input_ids"]))
+    ids = [[*row, *[7] * (longest - len(row))] for row in rows["input_ids"]]
+    assert arrays.inputs["input_ids"].dtype == torch.int32
+    assert arrays.inputs["input_ids"].tolist() == ids
+    mask = arrays.inputs["attention_mask"]
+    assert mask.dtype == torch.bool
+    assert mask.sum(1).tolist() == [len(row) for row in rows["input_ids"]]
+    assert arrays.targets.tolist() == rows["label"].tolist()
+    assert arrays.num_classes == 3, "of the ClassLabel"
+    assert [arrays.owner_name(int(id)) for id in arrays.client] == rows["user"]
+
+
+def test_a_single_column_is_the_tensor():
+    arrays = HuggingFace(made(), inputs=["pixels"]).load()
+    assert arrays.inputs.dtype == torch.uint8
+    assert np.array_equal(arrays.inputs.numpy(), columns()["pixels"])
+    assert HuggingFace(made(), inputs=["pixels"], num_classes=9).load().num_classes == 9
+
+
+def test_all_columns_without_text_are_inputs():
+    source = HuggingFace(made(), "user", padding=0)
+    arrays = source.load()
+    assert [*arrays.inputs] == ["input_ids", "attention_mask", "pixels", "length"]
+    assert source.preparation == "inputs: input_ids, attention_mask, pixels, length"
+
+
+def test_a_real_target():
+    arrays = HuggingFace(made(), inputs=["pixels"], target="length").load()
+    assert (arrays.targets.dtype, arrays.num_classes) == (torch.float32, 0)
+
+
+def test_images_become_tensors():
+    images = [Image.fromarray(np.full((4, 6, 3), k, np.uint8)) for k in range(5)]
+    features = {"image": datasets.Image(), "label": datasets.Value("int64")}
+    data = datasets.Dataset.from_dict(
+        {"image": images, "label": [*range(5)]}, datasets.Features(features)
+    )
+    arrays = HuggingFace(data).load()
+    assert (arrays.inputs.dtype, arrays.inputs.shape) == (torch.uint8, (5, 3, 4, 6))
+    assert arrays.inputs[:, 0, 0, 0].tolist() == [*range(5)]
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_official_parts(tmp_path, on_disk):
+    parts = {"test": made(20, 2), "train": made(50, 1), "unsupervised": made(9, 3)}
+    parts["validation"] = made(10, 4)
+    data = datasets.DatasetDict(parts)
+    data.save_to_disk(tmp_path / "mine")
+    source = HuggingFace(str(tmp_path / "mine") if on_disk else data, "user", ["pixels"])
+    arrays = source.load()
+    assert arrays.split.bincount().tolist() == [50, 10, 20]
+    for part, name in enumerate(("train", "validation", "test")):
+        expected = parts[name].with_format("torch")["pixels"][:]
+        assert torch.equal(arrays.inputs[arrays.split == part], expected.to(torch.uint8))
+    clients = FederatedData(source, seed=0).clients
+    assert (clients.num_clients, int(clients.test.sizes.sum())) == (7, 20)
+
+
+def test_one_data_set_on_disk_and_a_partitioner(tmp_path):
+    made().save_to_disk(tmp_path / "mine")
+    source = HuggingFace(tmp_path / "mine", inputs=["pixels"])
+    clients = FederatedData(source, Dirichlet(0.5), 3, seed=0).clients
+    assert (clients.num_clients, clients.num_classes) == (3, 3)
+
+
+def test_a_data_set_with_indices_and_another_format():
+    data = made().with_format("numpy").select(range(9, 4, -1))
+    arrays = HuggingFace(data, "user", ["pixels"]).load()
+    assert np.array_equal(arrays.inputs.numpy(), columns()["pixels"][9:4:-1])
+    assert [arrays.names[k] for k in arrays.client] == columns()["user"][9:4:-1]
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "error", "words"),
+    [
+        (made, {"inputs": ["input_ids"]}, ValueError, "the same shape but got several: set `padd"),
+        (made, {"inputs": ["ids"]}, ValueError, r"`inputs` to name a column but got 'ids' \(colu"),
+        (made, {"client": "owner"}, ValueError, "`client` to name a column but got 'owner'"),
+        (made, {"target": "y"}, ValueError, "`target` to name a column but got 'y'"),
+        (made, {"target": "text"}, ValueError, "column 'text' to hold numbers but got text: enco"),
+        (made, {"inputs": ["text"]}, ValueError, "column 'text' to hold numbers but got text"),
+        (lambda: made().remove_columns("label"), {}, ValueError, "`target` .* but got None"),
+        (lambda: made().select_columns(["text", "label"]), {}, ValueError, "inputs but got none"),
+        (lambda: made().to_iterable_dataset(), {}, TypeError, "IterableDataset: load it without"),
+        (lambda: made().with_transform(dict), {}, TypeError, "without a transform .*TorchDataset"),
+        (lambda: datasets.DatasetDict(a=made()), {}, ValueError, "train, validation or test but"),
+        (lambda: "nowhere", {}, FileNotFoundError, r"`dataset.save_to_disk` but got /.*nowhere \("),
+    ],
+)
+def test_data_sets_that_do_not_fit(build, settings, error, words):
+    with pytest.raises(error, match=f"^Expected .*{words}") as failed:
+        HuggingFace(build(), **settings).load()
+    assert str(failed.value).endswith(".")
+    assert "\n" not in str(failed.value)
+
+
+def test_settings_that_do_not_fit():
+    with pytest.raises(TypeError, match=r"a datasets.Dataset, a DatasetDict or .* but got 3"):
+        HuggingFace(3)
+    with pytest.raises(TypeError, match=r"`inputs` to be a list of entries .* write \[pixels\]"):
+        HuggingFace(made(), inputs="pixels")
+    with pytest.raises(TypeError, match=r"got Dataset: pass pl_fed.data.HuggingFace\(dataset\)"):
+        FederatedData(made())
+
+
+def test_from_a_config(tmp_path, monkeypatch):
+    from pl_fed.command.main import main
+
+    monkeypatch.chdir(tmp_path)
+    made().save_to_disk("mine")
+    arguments = "fit --model pl_fed.clients.FedAvg --model.net pl_fed.models.MLP"
+    arguments += " --model.net.in_features 4 --model.net.hidden [3] --model.net.num_classes 3"
+    arguments += " --data.dataset pl_fed.data.HuggingFace --data.dataset.dataset mine"
+    arguments += " --data.dataset.client user --data.dataset.inputs [pixels]"
+    arguments += " --federation.sampler pl_fed.samplers.All"
+    main([*arguments.split(), "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"])
+    (table,) = tmp_path.glob("runs/*/per_client.csv")
+    owners = [line.split(",")[1] for line in table.read_text().splitlines()[1:]]
+    assert owners == [f"user {k}" for k in range(7)]
+
+
+def test_without_the_package(monkeypatch):
+    source = HuggingFace(made())
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"run `pip install pl_fed\[hf\]`"):
+        source.load()

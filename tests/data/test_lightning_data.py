@@ -1,0 +1,246 @@
+"""The data sets of a LightningDataModule, as the parts of a federation."""
+
+import sys
+import warnings
+
+import pytest
+import torch
+from lightning import LightningDataModule
+from test_torch_dataset import Augmented, Pairs, Stream, Texts, collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    random_split,
+)
+
+import pl_fed
+from pl_fed.data import FederatedData, LightningData
+from pl_fed.partitioners import Dirichlet
+
+
+class Module(LightningDataModule):
+    """As they are written: attributes in setup, by stage; a random split."""
+
+    def __init__(self, **loader):
+        super().__init__()
+        self.loader = {"batch_size": 8, **loader}
+        self.calls = []
+
+    def prepare_data(self):
+        self.calls.append("prepare_data")
+
+    def setup(self, stage):
+        self.calls.append(stage)
+        if stage == "fit":
+            draw = torch.Generator().manual_seed(0)
+            self.train, self.val = random_split(Pairs(100, 1), [0.8, 0.2], draw)
+        if stage == "test":
+            self.test = Pairs(30, 2)
+
+    def train_dataloader(self):
+        return DataLoader(self.train, shuffle=True, drop_last=True, **self.loader)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, **self.loader)
+
+    def test_dataloader(self):
+        return DataLoader(self.test, **self.loader)
+
+
+def test_the_dataloaders_are_the_official_parts():
+    module = Module()
+    source = LightningData(module, client="sites")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        arrays = source.load()
+    assert module.calls == ["prepare_data", "fit", "test"]
+    assert arrays.split.tolist() == [0] * 80 + [1] * 20 + [2] * 30
+    train, test = Pairs(100, 1), Pairs(30, 2)
+    index = [*module.train.indices, *module.val.indices]
+    assert torch.equal(arrays.inputs, torch.cat([train.x[index], test.x]))
+    assert torch.equal(arrays.targets, torch.cat([train.y[index], test.y]))
+    owners = [train.sites[k] for k in index] + test.sites
+    assert [arrays.owner_name(int(id)) for id in arrays.client] == owners
+    clients = FederatedData(source, seed=0).clients  # the official split by default
+    assert clients.test.sizes.sum() == 30
+    assert clients.num_clients == 7
+
+
+def test_a_partitioner_keeps_the_official_test_samples():
+    clients = FederatedData(LightningData(Module()), Dirichlet(1.0), 3, seed=0).clients
+    assert sorted(clients.test.index.tolist()) == [*range(100, 130)]
+
+
+def test_texts_with_a_collation_or_with_padding():
+    class Text(LightningDataModule):
+        def __init__(self, **loader):
+            super().__init__()
+            self.loader = loader
+
+        def train_dataloader(self):
+            return DataLoader(Texts(40), **self.loader)
+
+        def test_dataloader(self):
+            return DataLoader(Texts(12), **self.loader)
+
+    a = LightningData(Text(collate_fn=collate), client="user").load()
+    b = LightningData(Text(), "user", inputs=["ids", "mask"], padding=0).load()
+    assert torch.equal(a.inputs[0], b.inputs["ids"])
+    assert torch.equal(a.inputs[0], collate([Texts()[k] for k in (*range(40), *range(12))])[0][0])
+    assert torch.equal(a.client, b.client)
+    assert a.names == b.names
+
+
+class WithSampler(Module):
+    def __init__(self, build):
+        super().__init__()
+        self.build = build
+
+    def train_dataloader(self):
+        return DataLoader(self.train, 8, sampler=self.build(self.train))
+
+
+def test_a_sampler_of_a_subset_selects():
+    index = [5, 3, 8]
+    arrays = LightningData(WithSampler(lambda _: SubsetRandomSampler(index))).load()
+    assert arrays.split.tolist() == [0] * 3 + [1] * 20 + [2] * 30
+
+
+def test_another_sampler_is_ignored_and_said():
+    module = WithSampler(lambda data: WeightedRandomSampler([1.0] * len(data), 10))
+    words = "ignores the sampler WeightedRandomSampler of `train_dataloader` of WithSampler"
+    with pytest.warns(UserWarning, match=words):
+        assert len(LightningData(module).load()) == 130
+
+    class Own(BatchSampler):
+        pass
+
+    module.train_dataloader = lambda: DataLoader(
+        module.train, batch_sampler=Own(SequentialSampler(module.train), 4, False)
+    )
+    with pytest.warns(UserWarning, match="ignores the sampler Own of `train_dataloader`"):
+        assert len(LightningData(module).load()) == 130
+    module.train_dataloader = lambda: DataLoader(
+        module.train, batch_sampler=BatchSampler(RandomSampler(module.train), 4, False)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LightningData(module).load()
+
+
+def test_random_augmentation_and_changes_of_batches_are_said():
+    class Random(Module):
+        def train_dataloader(self):
+            return DataLoader(Augmented(lambda: torch.rand(()), 50))
+
+        def val_dataloader(self):
+            return DataLoader(Augmented(lambda: 0.0, 50))
+
+        def test_dataloader(self):
+            return DataLoader(Augmented(lambda: 0.0, 50))
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch
+
+    with pytest.warns(UserWarning, match="frozen") as said:
+        LightningData(Random()).load()
+    texts = [str(warning.message) for warning in said]
+    assert sum("Augmented gives other samples when" in text for text in texts) == 1
+    assert sum("does not call `on_after_batch_transfer` of Random" in text for text in texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("hooks", "error", "words"),
+    [
+        ({"train_dataloader": None}, ValueError, "to have a `train_dataloader` but got Bad"),
+        (
+            {"val_dataloader": lambda self: [DataLoader(self.val)]},
+            TypeError,
+            "`val_dataloader` of Bad to return one DataLoader but got list: join",
+        ),
+        (
+            {"test_dataloader": lambda self: DataLoader(Stream(), batch_size=2)},
+            TypeError,
+            "`dataset` to be a map-style data set, .* but got Stream",
+        ),
+        (
+            {"test_dataloader": lambda self: DataLoader(self.test, batch_size=None)},
+            TypeError,
+            "of single samples but got one with batch_size=None",
+        ),
+        (
+            {"setup": lambda self, stage: self.trainer.world_size},
+            ValueError,
+            "`setup` of Bad to run without a Trainer but got AttributeError: ",
+        ),
+        (
+            {"test_dataloader": lambda self: DataLoader(self.test, collate_fn=list)},
+            ValueError,
+            "one `collate_fn` but `test_dataloader` has another than `train_dataloader`",
+        ),
+    ],
+)
+def test_modules_that_do_not_fit(hooks, error, words):
+    if hooks.get("train_dataloader", hooks) is None:
+        bad = type("Bad", (LightningDataModule,), {})()
+    else:
+        bad = type("Bad", (Module,), hooks)()
+    with pytest.raises(error, match=f"^Expected .*{words}") as failed:
+        LightningData(bad).load()
+    assert str(failed.value).endswith(".")
+
+
+def test_settings_that_do_not_fit():
+    with pytest.raises(TypeError, match=r"`datamodule` to be an object .* of LightningDataModule"):
+        LightningData(Pairs())
+    with pytest.raises(ValueError, match="`client` to be left out with `client_fn`"):
+        LightningData(Module(), client=0, client_fn=len)
+    with pytest.raises(ValueError, match="`padding` to be left out with `collate_fn`"):
+        LightningData(Module(collate_fn=list), padding=0).load()
+    with pytest.raises(TypeError, match=r"got Module: pass pl_fed.data.LightningData\(dataset\)"):
+        FederatedData(Module())
+
+
+def test_a_trainer_says_how_a_data_module_is_wrapped(tmp_path):
+    federation = pl_fed.Federation(pl_fed.samplers.All(), seed=0)
+    trainer = pl_fed.Trainer(federation, run_dir=tmp_path, accelerator="cpu")
+    words = r"a FederatedData but got Module: pass FederatedData\(pl_fed.data.LightningData\("
+    with pytest.raises(TypeError, match=words):
+        trainer.fit(pl_fed.clients.FedAvg(pl_fed.models.MLP(4, [3], 3)), Module())
+
+
+def test_from_a_config(tmp_path, monkeypatch):
+    from pl_fed.command.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_module.py").write_text(
+        "import torch\n"
+        "from lightning import LightningDataModule\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "class Blobs(LightningDataModule):\n"
+        "    def __init__(self, count: int = 10, batch_size: int = 4):\n"
+        "        super().__init__()\n"
+        "        self.save_hyperparameters()\n"
+        "    def setup(self, stage):\n"
+        "        k = torch.arange(self.hparams.count)\n"
+        "        self.data = TensorDataset(torch.randn(len(k), 4), k % 3, k % 2)\n"
+        "    def train_dataloader(self):\n"
+        "        return DataLoader(self.data, self.hparams.batch_size, shuffle=True)\n"
+        "    test_dataloader = train_dataloader\n"
+    )
+    arguments = "fit --model pl_fed.clients.FedAvg --model.net pl_fed.models.MLP"
+    arguments += " --model.net.in_features 4 --model.net.hidden [3] --model.net.num_classes 2"
+    arguments += " --data.dataset pl_fed.data.LightningData"
+    arguments += " --data.dataset.datamodule my_module.Blobs --data.dataset.datamodule.count 60"
+    arguments += " --data.dataset.client 1 --federation.sampler pl_fed.samplers.All"
+    arguments += " --trainer.max_epochs 1 --trainer.accelerator cpu"
+    main(arguments.split())
+    (table,) = tmp_path.glob("runs/*/per_client.csv")
+    lines = table.read_text().splitlines()
+    assert [line.split(",")[1] for line in lines[1:]] == ["0", "1", "2"]
+    sys.modules.pop("my_module")

@@ -1,0 +1,236 @@
+"""Inputs in memory maps: the same numbers as in memory, and not in memory."""
+
+import numpy as np
+import pytest
+import torch
+from small_federations import Given, mlp, run_rounds, seeded
+from torch import nn
+
+import pl_fed
+from pl_fed.clients import Ditto, FedAvg
+from pl_fed.data import Arrays, FederatedData, NpyFolder
+from pl_fed.partitioners import IID, Dirichlet
+from pl_fed.skews import Quality
+
+COUNT = 60
+OWNERS = np.arange(COUNT) // 13  # unequal: the last clients have fewer
+DTYPES = ["uint8", "float32", "float64", "float16", "int32", "bool"]
+
+
+def inputs_of(dtype):
+    draw = np.random.default_rng(0)
+    if dtype in ("uint8", "int32", "bool"):
+        return draw.integers(256, size=(COUNT, 4)).astype(dtype)
+    return draw.normal(size=(COUNT, 4)).astype(dtype)
+
+
+def write(folder, x, **arrays):
+    folder.mkdir(exist_ok=True)
+    given = {"x": x, "y": np.arange(len(x)) % 3, "client": OWNERS[: len(x)], **arrays}
+    for name, array in given.items():
+        if array is not None:
+            np.save(folder / f"{name}.npy", array)
+    return str(folder)
+
+
+class Convert(nn.Module):
+    """Takes integers as numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        return self.net(x.to(self.net[0].weight.dtype))
+
+
+def federations(tmp_path, dtype):
+    """The same samples in memory and in a memory map."""
+    x = inputs_of(dtype)
+    folder = write(tmp_path, x)
+    tensors = torch.from_numpy(x), torch.arange(COUNT) % 3, torch.from_numpy(OWNERS)
+    in_memory = Given(Arrays(*tensors, num_classes=3))
+    settings = {"batch_size": 4, "val_fraction": 0.2, "test_fraction": 0.2, "seed": 0}
+    return [FederatedData(source, **settings) for source in (in_memory, NpyFolder(folder))]
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("net", [mlp, Convert], ids=["floats", "integers"])
+def test_rounds_give_the_same_numbers(tmp_path, dtype, engine, net):
+    a, b = (
+        run_rounds(Ditto(seeded(net), local_epochs=2), data, 2, engine=engine)
+        for data in federations(tmp_path, dtype)
+    )
+    assert a.distance(b) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_whole_fit_gives_the_same_numbers(tmp_path, dtype):
+    results = []
+    for run, data in enumerate(federations(tmp_path / "data", dtype)):
+        federation = pl_fed.Federation(pl_fed.samplers.All(), seed=0)
+        trainer = pl_fed.Trainer(federation, max_epochs=2, accelerator="cpu",
+                                 run_dir=tmp_path / f"{run}", enable_progress_bar=False,
+                                 precision="64-true" if dtype == "float64" else 32)  # fmt: skip
+        client = Ditto(seeded(mlp))
+        trainer.fit(client, data)
+        results.append(trainer.test(client, data, verbose=False)[0])
+    assert results[0] == results[1]
+
+
+def test_the_inputs_stay_in_the_file(tmp_path):
+    x = inputs_of("uint8")
+    clients = FederatedData(NpyFolder(write(tmp_path, x)), seed=0).clients
+    assert (clients.mapped, clients.inputs.dtype) == (True, torch.uint8)
+    moved = clients.to(torch.device("cpu"), torch.float64)
+    assert moved.inputs.data_ptr() == clients.inputs.data_ptr()
+    map = np.lib.format.open_memmap(tmp_path / "x.npy", mode="r+")
+    map[7] = 255  # the tensor shares the file
+    map.flush()
+    assert clients.inputs[7].tolist() == [255] * 4
+    assert moved.inputs_of(torch.tensor([7])).tolist() == [[1.0] * 4]
+    assert moved.inputs_of(torch.tensor([7])).dtype == torch.float64
+
+
+def test_a_tree_of_memory_maps(tmp_path):
+    write(tmp_path, inputs_of("uint8"), z=inputs_of("float64"))
+    maps = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "xz"}
+    arrays = Arrays(maps, torch.arange(COUNT) % 3, torch.from_numpy(OWNERS), num_classes=3)
+    assert arrays.mapped
+    clients = FederatedData(Given(arrays), seed=0).clients
+    batch = clients.batch(torch.tensor([5, 2])).inputs
+    assert batch["x"].tolist() == (torch.from_numpy(maps["x"][[5, 2]]) / 255).tolist()
+    assert batch["z"].tolist() == torch.from_numpy(maps["z"][[5, 2]]).float().tolist()
+    padded, _ = clients.pad_part("train", torch.tensor([0, 4]))
+    assert padded["x"].shape == (2, clients.train.largest, 4)
+
+
+def test_everything_is_read(tmp_path):
+    names = np.array(["b", "a", "c"])[np.arange(COUNT) % 3]
+    split = np.arange(COUNT) % 2 * 2
+    folder = write(tmp_path, inputs_of("float32"), client=names, split=split)
+    arrays = NpyFolder(folder).load()
+    assert [arrays.owner_name(int(id)) for id in arrays.client] == names.tolist()
+    assert arrays.split.tolist() == split.tolist()
+    assert arrays.num_classes == 3
+    assert NpyFolder(folder, num_classes=5).load().num_classes == 5
+    (tmp_path / "client.npy").unlink()
+    assert NpyFolder(folder).load().client is None
+    clients = FederatedData(NpyFolder(folder), Dirichlet(0.5), 3, split="own", seed=0).clients
+    assert clients.num_clients == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"normalize": "channel"}, "normalize"),
+        ({"skew": Quality()}, "skew"),
+        ({"transforms": [nn.Identity()]}, "transforms"),
+    ],
+)
+def test_changes_of_all_inputs_are_refused(tmp_path, settings, name):
+    data = FederatedData(NpyFolder(write(tmp_path, inputs_of("uint8"))), **settings)
+    with pytest.raises(ValueError, match=f"`{name}` to be left out for inputs in a memory map"):
+        _ = data.clients
+
+
+def test_augmentation_changes_each_minibatch(tmp_path):
+    folder = write(tmp_path, inputs_of("uint8"))
+    outcomes = [
+        run_rounds(
+            FedAvg(seeded(mlp)),
+            FederatedData(NpyFolder(folder), batch_size=4, test_fraction=0.0, **settings),
+            1,
+        )
+        for settings in ({}, {"augment": [nn.Dropout(0.5)]})
+    ]
+    assert outcomes[0].distance(outcomes[1]) > 1e-6
+
+
+BROKEN = inputs_of("float32")
+BROKEN[[7, 50], 2] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (
+            {"x": BROKEN},
+            "`x` to hold finite numbers .* in 2 samples, first in sample 7",
+        ),
+        ({"x": inputs_of("uint8").astype("uint16")}, "memory map to hold bool, .* but got uint16"),
+        ({"x": inputs_of("float32").astype(">f4")}, "memory map to hold bool, .* but got >f4"),
+        ({"x": np.array([["a"]] * COUNT)}, "memory map to hold bool, .* but got <U1"),
+        ({"x": np.array([{}] * COUNT)}, "x.npy to be an .npy file of numbers but got ValueError"),
+        ({"y": np.zeros(5, int)}, r"`y` to have 60 rows, as many as `x`, but got shape \[5"),
+        ({"y": np.array(["a"] * COUNT)}, "y.npy to be an .npy file of numbers but got TypeError"),
+        ({"y": np.arange(COUNT) - 1}, "`y` to be class ids from 0"),
+        ({"client": np.zeros(COUNT)}, "`client` to be integers but got"),
+        ({"split": np.full(COUNT, 3)}, r"`split` to be 0 \(train\), 1"),
+    ],
+)
+def test_files_that_do_not_fit(tmp_path, arrays, words):
+    folder = write(tmp_path, **{"x": inputs_of("uint8"), **arrays})
+    with pytest.raises(ValueError, match=f"^Expected .*{words}") as failed:
+        NpyFolder(folder).load()
+    assert str(tmp_path) in str(failed.value)
+    assert "\n" not in str(failed.value)
+
+
+def test_files_that_are_missing(tmp_path):
+    folder = write(tmp_path, inputs_of("uint8"))
+    (tmp_path / "y.npy").unlink()
+    with pytest.raises(FileNotFoundError, match=r"x.npy and y.npy but got no y.npy in /.*: write"):
+        NpyFolder(folder).load()
+    np.savez(tmp_path / "y.npz", a=np.zeros(3))
+    (tmp_path / "y.npz").rename(tmp_path / "y.npy")
+    with pytest.raises(ValueError, match=r"an .npy file of numbers but got TypeError: it is an"):
+        NpyFolder(folder).load()
+
+
+def test_large_inputs_are_checked_in_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr("pl_fed.data.source._BLOCK", 9)  # two rows, of four numbers
+    folder = write(tmp_path, BROKEN)
+    with pytest.raises(ValueError, match="in 2 samples, first in sample 7"):
+        NpyFolder(folder).load()
+    write(tmp_path, inputs_of("float32"))
+    assert len(NpyFolder(folder).load()) == COUNT
+
+
+@pytest.mark.slow
+def test_a_fit_needs_less_memory_than_its_inputs(tmp_path):
+    """Of the anonymous memory: the pages of the file are the system's, and free on demand."""
+    import subprocess
+    import sys
+
+    rows = 20_000
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "uint8", (rows, 3, 64, 64))
+    x[:, 0, 0, 0] = 1  # 246 MB, or 983 MB as float32
+    x.flush()
+    np.save(tmp_path / "y.npy", np.arange(rows) % 2)
+    np.save(tmp_path / "client.npy", np.arange(rows) // 20)
+    code = f"""
+import torch, pl_fed
+from pl_fed import clients, data, samplers
+def anonymous():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
+net = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, 2))
+client = clients.FedAvg(net)
+mapped = data.FederatedData(data.NpyFolder({str(tmp_path)!r}))
+federation = pl_fed.Federation(samplers.Uniform(10), engine=pl_fed.EngineOptions("one_by_one"))
+trainer = pl_fed.Trainer(federation, max_epochs=3, accelerator="cpu", logger=False,
+    run_dir={str(tmp_path / "run")!r}, enable_progress_bar=False)
+before = anonymous()
+trainer.fit(client, mapped)
+print(anonymous() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout.splitlines()[-1]) < 200  # MB
+
+
+def test_partitioners_by_labels_alone(tmp_path):
+    folder = write(tmp_path, inputs_of("uint8"), client=None)
+    clients = FederatedData(NpyFolder(folder), IID(), 4, seed=0).clients
+    assert clients.train.sizes.tolist() == [10] * 4

@@ -1,0 +1,403 @@
+"""Map-style data sets: read once, by the entries of their samples."""
+
+import random
+import sys
+import warnings
+from collections import UserDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+import pl_fed
+from pl_fed.clients import FedAvg
+from pl_fed.data import FederatedData, TorchDataset
+from pl_fed.partitioners import Dirichlet
+
+COUNT = 300  # more than are read at once
+
+
+class Pairs(Dataset):
+    """Images, and their classes."""
+
+    def __init__(self, count=COUNT, seed=0):
+        draw = torch.Generator().manual_seed(seed)
+        self.x = torch.randint(256, (count, 1, 2, 2), generator=draw, dtype=torch.uint8)
+        self.y = torch.randint(3, (count,), generator=draw)
+        self.sites = [f"site {k % 7}" for k in range(count)]
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], int(self.y[index])
+
+
+class Texts(Dataset):
+    """Token ids of several lengths in dicts, as tokenizers return them."""
+
+    def __init__(self, count=COUNT, mapping=dict):
+        self.lengths = [1 + 7 * k % 11 for k in range(count)]
+        self.mapping = mapping
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        length = self.lengths[index]
+        return self.mapping(
+            ids=torch.arange(length) + index,
+            mask=[1] * length,
+            label=index % 2,
+            user=f"user {index % 5}",
+        )
+
+
+def test_pairs_keep_their_types():
+    pairs = Pairs()
+    arrays = TorchDataset(pairs, client="sites").load()
+    assert arrays.inputs.dtype == torch.uint8
+    assert torch.equal(arrays.inputs, pairs.x)
+    assert (arrays.targets.dtype, arrays.num_classes) == (torch.int64, 3)
+    assert torch.equal(arrays.targets, pairs.y)
+    assert [arrays.owner_name(int(id)) for id in arrays.client] == pairs.sites
+    assert arrays.split is None
+
+
+@pytest.mark.parametrize("mapping", [dict, lambda **entries: UserDict(entries)])
+def test_dicts_of_several_lengths_are_padded_to_the_longest(mapping):
+    texts = Texts(mapping=mapping)
+    settings = {"client": "user", "inputs": ["ids", "mask"]}
+    padding = {"ids": -1, "mask": 0}
+    arrays = TorchDataset(texts, padding=padding, **settings).load()
+    ids = pad_sequence([texts[k]["ids"] for k in range(COUNT)], True, -1)
+    assert torch.equal(arrays.inputs["ids"], ids)
+    assert torch.equal(arrays.inputs["mask"], (ids >= 0).long())
+    assert arrays.targets.tolist() == [k % 2 for k in range(COUNT)]
+    assert arrays.names == [f"user {k}" for k in range(5)]
+    assert arrays.client.tolist() == [k % 5 for k in range(COUNT)]
+
+
+def collate(samples):
+    """As for a DataLoader of texts: padded to the longest text of a batch."""
+    ids = pad_sequence([sample["ids"] for sample in samples], batch_first=True)
+    return (ids, ids > 0), torch.tensor([sample["label"] for sample in samples])
+
+
+def user_of(sample):
+    return int(sample["user"][-1]) + 3
+
+
+def test_a_collation_and_a_function_of_the_client():
+    texts = Texts()
+    arrays = TorchDataset(texts, client_fn=user_of, collate_fn=collate).load()
+    (ids, mask), targets = collate([texts[k] for k in range(COUNT)])
+    assert torch.equal(arrays.inputs[0], ids)
+    assert torch.equal(arrays.inputs[1], mask)
+    assert torch.equal(arrays.targets, targets)
+    assert arrays.client.tolist() == [k % 5 + 3 for k in range(COUNT)]
+
+
+def test_entries_by_position():
+    x, z, y = torch.randn(9, 2), torch.arange(9), torch.rand(9, 1)
+    dataset = TensorDataset(x, torch.arange(9) // 3 + 5, z, y)
+    arrays = TorchDataset(dataset, client=1).load()
+    assert torch.equal(arrays.inputs[0], x)
+    assert torch.equal(arrays.inputs[1], z)
+    assert torch.equal(arrays.targets, y)
+    assert arrays.client.tolist() == [5, 5, 5, 6, 6, 6, 7, 7, 7]
+    arrays = TorchDataset(dataset, client=1, inputs=[3], target=2).load()
+    assert torch.equal(arrays.inputs, y)
+    assert (arrays.targets.tolist(), arrays.num_classes) == ([*range(9)], 9)
+    arrays = TorchDataset(dataset, client=-3, inputs=[0]).load()
+    assert torch.equal(arrays.inputs, x)
+    assert arrays.client.tolist() == [5, 5, 5, 6, 6, 6, 7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    "owners", [[k % 4 for k in range(COUNT)], torch.arange(COUNT) % 4, np.arange(COUNT) % 4]
+)
+def test_clients_as_a_list(owners):
+    arrays = TorchDataset(Pairs(), client=owners).load()
+    assert arrays.client.tolist() == [k % 4 for k in range(COUNT)]
+    assert arrays.names is None
+
+
+def test_an_attribute_below_subsets():
+    pairs = Pairs(40)
+    part = Subset(Subset(pairs, range(3, 30)), [5, 0, 2])
+    both = ConcatDataset([part, Pairs(10)])
+    arrays = TorchDataset(both, client="sites").load()
+    expected = [pairs.sites[k] for k in (8, 3, 5)] + pairs.sites[:10]
+    assert [arrays.owner_name(int(id)) for id in arrays.client] == expected
+
+
+def test_official_parts():
+    parts = [Pairs(30, seed) for seed in range(3)]
+    source = TorchDataset(parts[0], "sites", val=parts[1], test=parts[2])
+    arrays = source.load()
+    assert arrays.split.tolist() == [0] * 30 + [1] * 30 + [2] * 30
+    assert torch.equal(arrays.inputs, torch.cat([part.x for part in parts]))
+    clients = FederatedData(source, split="official", seed=0).clients
+    assert clients.num_clients == 7
+    assert {int(k) // 30 for k in clients.test.index} == {2}
+
+
+def test_padding_is_the_same_in_all_parts():
+    short, long = Texts(3), Texts(12)
+    settings = {"inputs": ["ids"], "padding": 0}
+    arrays = TorchDataset(short, test=long, **settings).load()
+    assert arrays.inputs.shape == (15, max(long.lengths))
+
+
+def test_samples_of_dicts_and_targets_of_several_dimensions():
+    """Segmentation: a class for each pixel, and a dict of inputs of several types."""
+    samples = [
+        ({"image": np.ones((3, 2, 2), "uint8"), "age": np.float32(k)}, np.full((2, 2), k % 3))
+        for k in range(5)
+    ]
+    arrays = TorchDataset(samples).load()
+    assert {name: leaf.dtype for name, leaf in arrays.inputs.items()} == {
+        "image": torch.uint8,
+        "age": torch.float32,
+    }
+    assert (arrays.targets.shape, arrays.num_classes) == ((5, 2, 2), 0)
+
+
+def test_partitioners_use_the_targets():
+    clients = FederatedData(TorchDataset(Pairs()), Dirichlet(0.1), 4, seed=0).clients
+    assert (clients.num_clients, clients.num_classes) == (4, 3)
+    real = TorchDataset(TensorDataset(torch.ones(9, 1), torch.rand(9, 1)))
+    with pytest.raises(TypeError, match="class ids for Dirichlet, which splits classes, but got"):
+        _ = FederatedData(real, Dirichlet(0.1), 2, seed=0).clients
+
+
+@pytest.mark.slow
+def test_reading_in_processes_gives_the_same():
+    one, other = (TorchDataset(Pairs(), "sites", num_workers=n).load() for n in (0, 2))
+    assert torch.equal(one.inputs, other.inputs)
+    assert torch.equal(one.client, other.client)
+
+
+class Augmented(Pairs):
+    """Draws from all three global generators."""
+
+    def __init__(self, draws, count=COUNT):
+        super().__init__(count)
+        self.draws = draws
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + self.draws(), y
+
+
+DRAWS = {
+    "torch": lambda: torch.rand(()),
+    "numpy": lambda: np.random.rand(),  # noqa: NPY002
+    "random": random.random,
+}
+
+
+@pytest.mark.parametrize("draws", DRAWS.values(), ids=DRAWS)
+def test_random_augmentation_is_said_and_the_same_in_every_run(draws):
+    state = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    sources = [TorchDataset(Augmented(draws)) for _ in range(2)]
+    with pytest.warns(UserWarning, match="Augmented gives other samples .* `data.augment`, which"):
+        one = sources[0].load()
+    draws()
+    with pytest.warns(UserWarning, match="random augmentation is frozen"):
+        other = sources[1].load()
+    assert torch.equal(one.inputs, other.inputs)
+    draws()
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    changed = [not torch.equal(state[0], after[0]), state[1] != after[1], state[2] != after[2]]
+    assert sum(changed) <= 1, "only the draws between the readings moved a generator"
+
+
+def test_a_deterministic_data_set_is_not_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TorchDataset(Pairs()).load()
+
+
+class Counting(Pairs):
+    """Counts how often a sample is read."""
+
+    reads = 0
+
+    def __getitem__(self, index):
+        Counting.reads += 1
+        return super().__getitem__(index)
+
+
+def test_each_sample_is_read_once_and_a_few_again():
+    TorchDataset(Counting()).load()
+    assert Counting.reads == COUNT + 2 * 16
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield torch.ones(1), 0
+
+
+class Failing(Pairs):
+    def __getitem__(self, index):
+        raise KeyError("image 7.png")
+
+
+ROWS = [(torch.ones(2), 0), (torch.ones(2), 1)]
+RAGGED = [(torch.ones(2), 0), (torch.ones(3), 1)]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "settings", "error", "words"),
+    [
+        (Stream(), {}, TypeError, "`dataset` to be a map-style .* but got Stream: read its"),
+        (3, {}, TypeError, "`dataset` to be a map-style .* but got int"),
+        (Failing(), {}, ValueError, "Failing to give samples .* but got KeyError: 'image 7.png'"),
+        (RAGGED, {}, ValueError, "samples of list to have the same shape .*: set `padding` to"),
+        ([], {}, ValueError, "at least one sample but got none"),
+        ([torch.ones(2)] * 3, {}, ValueError, "inputs and a target, as .* but got Tensor: name th"),
+        ([(torch.ones(2),)] * 3, {}, ValueError, "but got 1 entries: name them by `inputs` and"),
+        ([{"a": 1, "b": 2}] * 3, {}, ValueError, "but got a dict of a, b: name them by `inputs`"),
+        ([{"a": 1, "y": 2, "label": 1}] * 3, {}, ValueError, "a dict of a, y, label: name them"),
+        ([{"a": 1, "y": 2}] * 3, {"inputs": ["b"]}, ValueError, "a dict of a, y"),
+        ([("text", 1)] * 3, {}, ValueError, "entry 0 of each sample to hold tensors, .* got str"),
+        (ROWS, {"client": 5}, ValueError, "`client` to be a position in each sample but got 5"),
+        (ROWS, {"client": "site"}, ValueError, "`client` to be the key .* of list .* got 'site'"),
+        (ROWS, {"client": [1]}, ValueError, "owner for each of 2 samples but got 1 owners"),
+        (ROWS, {"client_fn": lambda sample: 0.5}, ValueError, "integer or a text .* but got 0.5"),
+        (
+            [(torch.ones(1), 0)] * 256 + [(torch.ones(1).double(), 0)],
+            {},
+            ValueError,
+            "one type but got torch.float32 and torch.float64",
+        ),
+        (
+            ROWS,
+            {"collate_fn": lambda samples: (torch.ones(1, 2), torch.ones(1))},
+            ValueError,
+            r"`collate_fn` to return tensors with a row for each of 2 samples .* shape \[1, 2\]",
+        ),
+    ],
+)
+def test_data_sets_that_do_not_fit(dataset, settings, error, words):
+    with pytest.raises(error, match=f"^Expected .*{words}") as failed:
+        TorchDataset(dataset, **settings).load()
+    assert str(failed.value).endswith(".")
+    assert "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"inputs": "x"}, TypeError, r"`inputs` to be a list of entries but got 'x': write \[x\]"),
+        ({"collate_fn": 3}, TypeError, "`collate_fn` to be a function but got 3"),
+        ({"client_fn": 3}, TypeError, "`client_fn` to be a function but got 3"),
+        ({"client_fn": len, "client": 0}, ValueError, "`client` to be left out with `client_fn`"),
+        ({"collate_fn": default_collate, "padding": 0}, ValueError, "`padding` to be left out"),
+        ({"padding": {"x": float("nan")}}, ValueError, "`padding` to be a finite number"),
+        ({"num_classes": -1}, ValueError, "`num_classes` to be at least 0"),
+        ({"num_workers": 0.5}, TypeError, "`num_workers` to be an integer"),
+    ],
+)
+def test_settings_that_do_not_fit(settings, error, words):
+    with pytest.raises(error, match=f"^Expected argument {words}"):
+        TorchDataset(ROWS, **settings)
+
+
+def test_a_data_set_is_wrapped():
+    with pytest.raises(TypeError, match=r"but got Pairs: pass pl_fed.data.TorchDataset\(dataset\)"):
+        FederatedData(Pairs())
+
+
+def test_one_client_trains_as_with_a_dataloader():
+    """FedAvg of a client that holds all samples takes the steps of a plain loop over them."""
+    pairs = Pairs(40)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    before = [p.detach().clone() for p in net.parameters()]
+    source = TorchDataset(pairs, client_fn=lambda sample: 0)
+    data = FederatedData(source, batch_size=40, val_fraction=0.0, test_fraction=0.0)
+    federation = pl_fed.Federation(pl_fed.samplers.All(), seed=0)
+    trainer = pl_fed.Trainer(federation, max_epochs=3, accelerator="cpu", logger=False,
+                             enable_progress_bar=False, enable_checkpointing=False)  # fmt: skip
+    trainer.fit(FedAvg(net, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)), data)
+    trained = federation.model_of(0, "global")
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    for parameter, value in zip(plain.parameters(), before):
+        parameter.data.copy_(value)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        for x, y in DataLoader(pairs, 40):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(plain(x / 255), y).backward()
+            optimizer.step()
+    for one, other in zip(trained.parameters(), plain.parameters()):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_from_a_config(tmp_path, monkeypatch):
+    from pl_fed.command.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_code.py").write_text(
+        "import torch\n"
+        "class Blobs(torch.utils.data.Dataset):\n"
+        "    def __init__(self, count: int):\n"
+        "        self.count = count\n"
+        "    def __len__(self):\n"
+        "        return self.count\n"
+        "    def __getitem__(self, k):\n"
+        "        return {'x': torch.ones(4) * k, 'y': k % 2, 'site': f's{k % 3}', 'note': 'a'}\n"
+        "def collate(samples):\n"
+        "    samples = [{k: v for k, v in s.items() if k != 'note'} for s in samples]\n"
+        "    return torch.utils.data.default_collate(samples)\n"
+        "def site(sample):\n"
+        "    return sample['site'] + '!'\n"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        "model:\n"
+        "  class_path: pl_fed.clients.FedAvg\n"
+        "  init_args:\n"
+        "    net: {class_path: pl_fed.models.MLP, init_args: {in_features: 4, hidden: [3],"
+        " num_classes: 2}}\n"
+        "data:\n"
+        "  dataset:\n"
+        "    class_path: pl_fed.data.TorchDataset\n"
+        "    init_args:\n"
+        "      dataset: {class_path: my_code.Blobs, init_args: {count: 60}}\n"
+        "      inputs: [x]\n"
+        "federation:\n"
+        "  sampler: {class_path: pl_fed.samplers.All}\n"
+        "trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}\n"
+    )
+
+    def owners(*arguments):
+        for path in tmp_path.glob("runs/*"):
+            for file in sorted(path.rglob("*"), reverse=True):
+                file.unlink() if file.is_file() else file.rmdir()
+            path.rmdir()
+        main(["fit", "--config", "mine.yaml", "--trainer.default_root_dir", "runs", *arguments])
+        (table,) = tmp_path.glob("runs/*/per_client.csv")
+        return [line.split(",")[1] for line in table.read_text().splitlines()[1:]]
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*Unable to serialize.*")  # for `resume`
+        assert owners("--data.dataset.client", "site") == ["s0", "s1", "s2"]
+    functions = ("--data.dataset.client_fn", "my_code.site", "--data.dataset.collate_fn",
+                 "my_code.collate")  # fmt: skip
+    assert owners(*functions) == ["s0!", "s1!", "s2!"]
+    sys.modules.pop("my_code")
