@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pl_fed.arguments import check_finite_options, check_optimizers
 from pl_fed.clients.contract import Objective
+from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.metrics import ClientMetrics
 
 if TYPE_CHECKING:
@@ -96,11 +97,18 @@ class FederationModule(LightningModule):
                 ``monitor``.
         """
         parameters = self.trained_parameters
+        own = self.objective.optimizer
+        if isinstance(own, ModuleOptimizer):
+            own.restart()
         check_optimizers(optimizer=self.objective.optimizer(next(iter(parameters.values()))))
         optimizer = self.objective.build_optimizer(parameters)
-        if self.lr_scheduler is None:
+        scheduler: Any = None
+        if self.lr_scheduler is not None:
+            scheduler = self.lr_scheduler(optimizer)
+        elif isinstance(own, ModuleOptimizer):
+            scheduler = own.build_schedule(optimizer)
+        if scheduler is None:
             return optimizer
-        scheduler = self.lr_scheduler(optimizer)
         check_finite_options(lr_scheduler=optimizer)
         if isinstance(scheduler, ReduceLROnPlateau) and not hasattr(scheduler, "monitor"):
             raise ValueError(
