@@ -4,7 +4,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn import functional
-from torchmetrics import MetricCollection
+from torchmetrics import MaxMetric, MeanMetric, MetricCollection
 from torchmetrics.classification import (
     BinaryAUROC,
     BinaryF1Score,
@@ -181,3 +181,85 @@ class LitTokens(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.RMSprop(self.parameters(), lr=0.01)
+
+
+class LitTemplate(LightningModule):
+    """A widespread template: net and optimizer as arguments, a metric object for each number."""
+
+    def __init__(self, net, optimizer, scheduler=None):
+        super().__init__()
+        self.save_hyperparameters(logger=False, ignore=["net"])
+        self.net = net
+        self.criterion = nn.CrossEntropyLoss()
+        self.train_acc = MulticlassAccuracy(3)
+        self.val_acc = MulticlassAccuracy(3)
+        self.train_loss, self.val_loss = MeanMetric(), MeanMetric()
+        self.val_acc_best = MaxMetric()
+
+    def forward(self, x):
+        return self.net(x)
+
+    def on_train_start(self):
+        self.val_acc_best.reset()
+
+    def model_step(self, batch):
+        x, y = batch
+        logits = self(x)
+        return self.criterion(logits, y), logits.argmax(1), y
+
+    def training_step(self, batch, batch_idx):
+        loss, predictions, y = self.model_step(batch)
+        self.train_loss(loss)
+        self.train_acc(predictions, y)
+        self.log("train/loss", self.train_loss, on_step=False, on_epoch=True, prog_bar=True)
+        self.log("train/acc", self.train_acc, on_step=False, on_epoch=True, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        loss, predictions, y = self.model_step(batch)
+        self.val_loss(loss)
+        self.val_acc(predictions, y)
+        self.log("val/loss", self.val_loss, on_step=False, on_epoch=True, prog_bar=True)
+        self.log("val/acc", self.val_acc, on_step=False, on_epoch=True, prog_bar=True)
+
+    def on_validation_epoch_end(self):
+        self.val_acc_best(self.val_acc.compute())
+        self.log("val/acc_best", self.val_acc_best.compute(), sync_dist=True, prog_bar=True)
+
+    def configure_optimizers(self):
+        optimizer = self.hparams.optimizer(params=self.trainer.model.parameters())
+        scheduler = self.hparams.scheduler(optimizer=optimizer)
+        options = {"monitor": "val/loss", "interval": "epoch", "frequency": 1}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, **options}}
+
+
+class LitLists(LightningModule):
+    """Collects outputs in a list until the end of the epoch, and logs the learning rate."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+        self.outputs = []
+        self.register_buffer("weights", torch.tensor([1.0, 3.0]))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = functional.cross_entropy(self.net(x), y, weight=self.weights.to(x.dtype))
+        self.log("train_loss", loss, on_step=True, on_epoch=True, logger=True)
+        self.log("lr", self.optimizers().param_groups[0]["lr"])
+        return {"loss": loss, "samples": len(x)}
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.outputs.append((self.net(x).softmax(1)[:, 1], y))
+
+    def on_validation_epoch_end(self):
+        scores, y = (torch.cat(tensors) for tensors in zip(*self.outputs))
+        self.log("val_auroc", BinaryAUROC()(scores, y))
+        self.outputs.clear()
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+        return [optimizer], [schedule]

@@ -126,7 +126,7 @@ class Client(Configurable, ClientRounds, ABC):
         check_builders(optimizer=optimizer, lr_scheduler=lr_scheduler)
         check_net(net)
         if "configure_optimizers" in list_hooks(net) and names_no_optimizer(optimizer):
-            optimizer = ModuleOptimizer(net)
+            optimizer = ModuleOptimizer(net, schedules=lr_scheduler is None)
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.local_work = LocalWork(local_steps, local_epochs or 1)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 from torch import Tensor
@@ -97,16 +98,11 @@ class FederationModule(LightningModule):
                 ``monitor``.
         """
         parameters = self.trained_parameters
-        own = self.objective.optimizer
-        if isinstance(own, ModuleOptimizer):
-            own.restart()
+        if isinstance(self.objective.optimizer, ModuleOptimizer):
+            self.objective.optimizer.restart()
         check_optimizers(optimizer=self.objective.optimizer(next(iter(parameters.values()))))
         optimizer = self.objective.build_optimizer(parameters)
-        scheduler: Any = None
-        if self.lr_scheduler is not None:
-            scheduler = self.lr_scheduler(optimizer)
-        elif isinstance(own, ModuleOptimizer):
-            scheduler = own.build_schedule(optimizer)
+        scheduler = self.build_schedule(optimizer)
         if scheduler is None:
             return optimizer
         check_finite_options(lr_scheduler=optimizer)
@@ -120,6 +116,13 @@ class FederationModule(LightningModule):
         if hasattr(scheduler, "monitor"):
             config["monitor"] = scheduler.monitor
         return {"optimizer": optimizer, "lr_scheduler": config}  # type: ignore[return-value]
+
+    def build_schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Return the schedule of the local optimizer, or ``None`` without one."""
+        if self.lr_scheduler is not None:
+            return self.lr_scheduler(optimizer)
+        build = self.objective.optimizer
+        return build.build_schedule(optimizer) if isinstance(build, ModuleOptimizer) else None
 
     def setup(self, stage: str) -> None:
         """Make the federation ready, in the trainer's precision, before a checkpoint is loaded."""

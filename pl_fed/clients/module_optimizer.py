@@ -24,10 +24,13 @@ class ModuleOptimizer:
 
     Args:
         module: A LightningModule with ``configure_optimizers``.
+        schedules: Whether the module's schedule is that of the local optimizer; otherwise it is
+            ignored.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, schedules: bool = True) -> None:
         self.module = module
+        self.schedules = schedules
         self._example: _Example | None = None
         self._has_informed = False
 
@@ -65,7 +68,8 @@ class ModuleOptimizer:
             raise ValueError(
                 f"Expected `configure_optimizers` of {name} to return an optimizer but got None."
             )
-        optimizer, schedule = _unpack(name, result)
+        optimizer, schedules = _unpack(name, result)
+        schedule = _read_schedule(name, schedules) if self.schedules else None
         _check_parameters(name, self.module, optimizer)
         if not self._has_informed:
             self._has_informed = True
@@ -160,8 +164,8 @@ def names_no_optimizer(optimizer: Callable[[Any], Any]) -> bool:
     return type(built) is torch.optim.SGD and built.defaults == default.defaults
 
 
-def _unpack(name: str, result: Any) -> tuple[torch.optim.Optimizer, LRScheduler | None]:
-    """Return the optimizer and the schedule in the result of ``configure_optimizers``."""
+def _unpack(name: str, result: Any) -> tuple[torch.optim.Optimizer, list[Any]]:
+    """Return the optimizer and the schedules in the result of ``configure_optimizers``."""
     optimizers: Any
     schedules: Any = []
     if isinstance(result, Mapping):
@@ -172,31 +176,37 @@ def _unpack(name: str, result: Any) -> tuple[torch.optim.Optimizer, LRScheduler 
         optimizers = result if isinstance(result, list | tuple) else [result]
     if len(optimizers) == 1 and isinstance(optimizers[0], Mapping):
         return _unpack(name, optimizers[0])
-    schedules = [schedule for schedule in schedules if schedule is not None]
-    for noun, values in (("optimizer", optimizers), ("lr_scheduler", schedules)):
-        if len(values) > 1:
-            raise ValueError(
-                f"Expected `configure_optimizers` of {name} to return one {noun} but got"
-                f" {len(values)}: use one {noun}, since every model of a client has one."
-            )
-    schedule = _read_schedule(name, schedules[0]) if schedules else None
-    return optimizers[0], schedule
+    if len(optimizers) != 1:
+        raise ValueError(
+            f"Expected `configure_optimizers` of {name} to return one optimizer but got"
+            f" {len(optimizers)}: use one optimizer, or set `model.optimizer`."
+        )
+    return optimizers[0], [schedule for schedule in schedules if schedule is not None]
 
 
-def _read_schedule(name: str, schedule: Any) -> LRScheduler:
-    """Return a schedule that steps once in each epoch, which is a round."""
-    options = schedule if isinstance(schedule, Mapping) else {"scheduler": schedule}
+def _read_schedule(name: str, schedules: list[Any]) -> LRScheduler | None:
+    """Return the schedule, which steps once in each epoch: a round; ``None`` without one."""
+    if not schedules:
+        return None
+    if len(schedules) > 1:
+        raise ValueError(
+            f"Expected `configure_optimizers` of {name} to return one lr_scheduler but got"
+            f" {len(schedules)}: use one, or set `model.lr_scheduler`."
+        )
+    first = schedules[0]
+    options = first if isinstance(first, Mapping) else {"scheduler": first}
     scheduler = options["scheduler"]
     interval, frequency = options.get("interval", "epoch"), options.get("frequency", 1)
     if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
         raise ValueError(
             f"Expected `lr_scheduler` of {name}.configure_optimizers to be a schedule of epochs but"
-            f" got {type(scheduler).__name__}: leave it out, and set `model.lr_scheduler`."
+            f" got {type(scheduler).__name__}: set `model.lr_scheduler` instead."
         )
     if interval != "epoch" or frequency != 1:
         raise ValueError(
             f"Expected `lr_scheduler` of {name}.configure_optimizers to have interval epoch and"
-            f" frequency 1 but got {interval} and {frequency}: a schedule steps once a round."
+            f" frequency 1 but got {interval} and {frequency}, since a schedule steps once a"
+            " round: set `model.lr_scheduler` instead."
         )
     return scheduler
 

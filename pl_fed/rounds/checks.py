@@ -80,9 +80,7 @@ def check_net(
             f" {dtype}: small steps would be lost in them. To compute in lower precision, set the"
             " trainer's precision to bf16-mixed."
         )
-    leaves: dict[str, list[Tensor]] = {
-        name: list(trainable_parameters(client.model(name)).values()) for name in client.trained
-    }
+    leaves = _list_leaves(client)
     optimizer = call_or_explain(
         "Expected argument `optimizer` to build a local optimizer but that",
         lambda: client.objective.build_optimizer(leaves),
@@ -92,6 +90,13 @@ def check_net(
     client.state_defaults()  # refuses a default that is not a row
     client.server_state_defaults()
     _run_net(client, data, augment)
+
+
+def _list_leaves(client: Client) -> dict[str, list[Tensor]]:
+    """Return the trainable parameters of each trained model."""
+    return {
+        name: list(trainable_parameters(client.model(name)).values()) for name in client.trained
+    }
 
 
 def check_features(client: Client, datamodule: FederatedData) -> None:
@@ -199,7 +204,10 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tree], Tree] |
     try:
         with torch.no_grad():
             if isinstance(client.task, LightningTask):
-                try_steps(client, client.task, lambda: _first_samples(client, data), augment)
+                optimizer = client.objective.build_optimizer(_list_leaves(client))
+                try_steps(
+                    client, client.task, lambda: _first_samples(client, data), optimizer, augment
+                )
                 return
             outputs, targets = _compute_outputs(client, data, augment)
             client.task.check_targets(data.targets, data.num_classes)

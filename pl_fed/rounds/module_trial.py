@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import nn
 
 from pl_fed.clients.base import Client
@@ -23,6 +24,7 @@ def try_steps(
     client: Client,
     task: LightningTask,
     first_samples: Callable[[], Batch],
+    optimizer: torch.optim.Optimizer,
     augment: Callable[[Tree], Tree] | None = None,
 ) -> None:
     """Run the steps of a module on a few samples, and find the names of its metrics.
@@ -34,6 +36,7 @@ def try_steps(
         client: The algorithm.
         task: The task; the names are those of all logs in the evaluation of both parts.
         first_samples: Returns a few samples in the net's input format.
+        optimizer: The local optimizer, for steps that read it.
         augment: Changes the inputs of each minibatch.
 
     Raises:
@@ -45,7 +48,7 @@ def try_steps(
             "Expected no argument `federation.metrics` for the task LightningTask but got"
             f" {', '.join(task.further_metrics)}: log metrics in `validation_step` and `test_step`."
         )
-    net = _copy(client)
+    net = _copy(client, optimizer)
     batch = first_samples()
     with fork_torch_rng(batch.device), evaluation_mode(net):
         if augment is not None:
@@ -96,14 +99,20 @@ def _try_step(net: nn.Module, batch: Batch, step: str, call: Callable[[], Any]) 
     )
 
 
-def _copy(client: Client) -> nn.Module:
-    """Return a copy of the net with the same trainer; the net if Python cannot copy it."""
+def _copy(client: Client, optimizer: torch.optim.Optimizer) -> nn.Module:
+    """Return a copy of the net with the same trainer; the net if Python cannot copy it.
+
+    A trainer has no optimizers and schedules before the fit, so the copy has its own.
+    """
     try:
         net = copy.deepcopy(client.global_model)
     except Exception:  # for example an attribute with a lock or an open file
         return client.global_model
     with suppress(RuntimeError):  # the client has no trainer
         net.trainer = client.trainer  # type: ignore[assignment]
+    schedule = client.build_schedule(optimizer)
+    vars(net)["optimizers"] = lambda *_, **__: optimizer
+    vars(net)["lr_schedulers"] = lambda: schedule
     return net
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from pl_fed.tasks.base import Task
 from pl_fed.tasks.metric_values import keep_local
 from pl_fed.tasks.module_steps import call_step, list_hooks
 from pl_fed.tasks.step_logs import StepLogs, short_name
-from pl_fed.trees import Tree, leaves, select
+from pl_fed.trees import Tree, describe, leaves, select
 from pl_fed.types import Batch
 
 BatchStructure = Literal["pair", "joint"]
@@ -23,6 +24,9 @@ _LOSS_WORDS = {
     *("loss", "error", "err", "mse", "rmse", "mae", "mape", "nll", "perplexity", "ppl"),
     *("bpc", "cer", "wer", "ece", "brier", "distance"),
 }
+
+_METRICS: WeakKeyDictionary[nn.Module, list[Metric | MetricCollection]] = WeakKeyDictionary()
+"""The metrics of each module."""
 
 
 class LightningTask(Task):
@@ -208,9 +212,19 @@ class LightningTask(Task):
         return total / max(1, size)
 
     def predict_batch(self, module: nn.Module, batch: Batch) -> Tree:
-        """Return the result of ``predict_step``; without one, the outputs for the inputs."""
+        """Return the result of ``predict_step``; without one, the outputs for the inputs.
+
+        Raises:
+            ValueError: If the module has no ``predict_step``, and refuses the inputs.
+        """
         if "predict_step" not in list_hooks(module):
-            return self.predict(module, batch.inputs)
+            try:
+                return self.predict(module, batch.inputs)
+            except (TypeError, NotImplementedError, AttributeError, KeyError) as error:
+                raise ValueError(
+                    f"Expected {type(module).__name__} to have a `predict_step`, or to take inputs"
+                    f" {describe(batch.inputs)}, but that failed ({error}): define `predict_step`."
+                ) from error
         return call_step(module, "predict_step", self.build_batch(batch.inputs, batch.targets), 0)
 
     def predictions(self, outputs: Tree) -> dict[str, Tensor]:
@@ -238,14 +252,18 @@ def guess_direction(name: str) -> bool:
 
 def reset_metrics(module: nn.Module) -> None:
     """Reset the metrics of torchmetrics in a module that have been updated."""
-    for part in module.modules():
-        if isinstance(part, MetricCollection):
-            if any(metric.update_called for metric in part.values(copy_state=False)):
-                part.reset()
-        elif isinstance(part, Metric):
-            keep_local(part)
-            if part.update_called:
-                part.reset()
+    if module not in _METRICS:
+        _METRICS[module] = [
+            part for part in module.modules() if isinstance(part, Metric | MetricCollection)
+        ]
+    for metric in _METRICS[module]:
+        if isinstance(metric, MetricCollection):
+            if any(part.update_called for part in metric.values(copy_state=False)):
+                metric.reset()
+            continue
+        keep_local(metric)
+        if metric.update_called:
+            metric.reset()
 
 
 def _module_of(net: Any) -> nn.Module:

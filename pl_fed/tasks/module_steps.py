@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -99,18 +100,19 @@ def call_step(net: Callable[..., Any], step: str, batch: Any, batch_idx: Any) ->
         batch: The batch, in the module's own structure.
         batch_idx: The index of the batch.
     """
-    module = net.module if isinstance(net, Net) else net
+    module: Any = net.module if isinstance(net, Net) else net
     function = getattr(module, step)
-    arguments = (batch, batch_idx, 0)[: _count_arguments(function)]
+    arguments = (batch, batch_idx, 0)[: _count_arguments(type(module), step)]
     if not isinstance(net, Net):
         return function(*arguments)
     tensors = {f"module.{name}": tensor for name, tensor in net.tensors.items()}
     return functional_call(_Step(net.module, step), tensors, arguments)
 
 
-def _count_arguments(function: Callable[..., Any]) -> int:
+@cache
+def _count_arguments(kind: type, step: str) -> int:
     """Return the number of arguments of a step: batch, batch_idx and dataloader_idx, in order."""
-    parameters = inspect.signature(function).parameters.values()
+    _, *parameters = inspect.signature(getattr(kind, step)).parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return 2
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -1,13 +1,22 @@
 """Unchanged LightningModules under algorithms and engines, beside plain Lightning fits."""
 
 import copy
+import functools
 import warnings
 
 import lightning
 import pytest
 import torch
-from lit_modules import LitAutoencoder, LitImages, LitRegression, LitTable, LitTokens
-from small_federations import run_rounds, seeded, sgd, shared_out
+from lit_modules import (
+    LitAutoencoder,
+    LitImages,
+    LitLists,
+    LitRegression,
+    LitTable,
+    LitTemplate,
+    LitTokens,
+)
+from small_federations import mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
@@ -129,7 +138,7 @@ def test_one_client_is_the_plain_lightning_fit(make, tmp_path):
     outcome = run_rounds(FedAvg(net, **settings), data, rounds=epochs, shuffle=False)
     row = nn.utils.parameters_to_vector(plain.parameters()).detach()
     torch.testing.assert_close(outcome.w, row, rtol=0, atol=1e-10)
-    start = nn.utils.parameters_to_vector(net.parameters())
+    start = nn.utils.parameters_to_vector(net.parameters()).detach()
     assert float((outcome.w - start).abs().max()) > 1e-2
     if make is LitImages:
         norm = plain.net[1]
@@ -305,6 +314,49 @@ def test_the_module_reads_the_round_from_its_trainer(tmp_path):
     assert all(epoch == step for epoch, step, _ in rounds)
 
 
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_a_widespread_template_runs_unchanged(tmp_path, engine):
+    def make():
+        schedule = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+        return LitTemplate(mlp(), functools.partial(torch.optim.Adam, lr=0.01), schedule)
+
+    n = 48
+    arrays = Arrays(draw(n, 4).float(), labels(n, 3), owners([16] * 3), num_classes=3)
+    federation = pl_fed.Federation(All(), seed=0, engine=pl_fed.EngineOptions(engine))
+    with pytest.warns(UserWarning, match="does not call `on_train_start` of LitTemplate"):
+        trainer, client, data = set_up(
+            make, arrays, tmp_path=tmp_path, rounds=2, federation=federation
+        )
+    assert client.optimizers().param_groups[0]["lr"] == 0.01 / 4
+    logged = trainer.callback_metrics
+    for model in ("global", "personal"):
+        net = trainer.federation.model_of(0, model)
+        batch = data.clients.batch(data.clients.val.samples(0))
+        with torch.no_grad():
+            loss = float(nn.functional.cross_entropy(net(batch.inputs), batch.targets))
+        table = trainer.federation.metrics("val")[model].per_client()
+        assert float(table["loss"][0]) == pytest.approx(loss, rel=1e-5)
+        assert torch.equal(table["acc"], table["acc_best"]), "metrics are reset between clients"
+        assert {f"train/{model}/acc", f"train/{model}/loss", f"val/{model}/acc_std"} <= set(logged)
+
+
+def test_lists_of_a_module_hold_one_clients_outputs(tmp_path):
+    trainer, client, data = set_up(
+        LitLists, float32(table([16, 24, 16])), FedAvg, tmp_path=tmp_path, rounds=4
+    )
+    assert float(trainer.callback_metrics["train/lr"]) == pytest.approx(0.01 / 4)
+    assert client.optimizers().param_groups[0]["lr"] == 0
+    measured = trainer.federation.metrics("val")["global"].per_client()["auroc"]
+    net = trainer.federation.model_of(0, "global")
+    for k in range(3):
+        batch = data.clients.batch(data.clients.val.samples(k))
+        with torch.no_grad():
+            scores = net.net(batch.inputs).softmax(1)[:, 1]
+        assert float(measured[k]) == pytest.approx(float(BinaryAUROC()(scores, batch.targets)))
+    with pytest.raises(ValueError, match="Expected LitLists to have a `predict_step`, or to take"):
+        trainer.predict(client, data)
+
+
 def test_the_optimizer_and_the_schedule_are_those_of_the_module(tmp_path):
     _, client, data = set_up(LitImages, float32(images()), tmp_path=tmp_path, rounds=2)
     (group, personal) = client.optimizers().param_groups
@@ -450,7 +502,7 @@ REFUSED = {
     ),
     "a plateau": (
         lambda: fedavg_round(with_optimizer(plateau)),
-        "to be a schedule of epochs but got ReduceLROnPlateau: leave it out, and set `model.lr_",
+        "to be a schedule of epochs but got ReduceLROnPlateau: set `model.lr_scheduler`",
     ),
     "another batch": (
         lambda: fedavg_round(LitImages()),
