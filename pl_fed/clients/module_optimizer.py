@@ -150,9 +150,11 @@ class _FollowingSchedule(LRScheduler):
 def names_no_optimizer(optimizer: Callable[[Any], Any]) -> bool:
     """Return whether an argument ``optimizer`` is the default: SGD with learning rate 0.05.
 
-    A function of the user's own counts as an optimizer that the user has chosen.
+    A function of the user's own counts as an optimizer that the user has chosen. A config cannot
+    tell the default from the same optimizer by name.
     """
-    package = (getattr(optimizer, "__module__", None) or "").split(".")[0]
+    function = getattr(optimizer, "func", optimizer)  # of a partial, as a config gives it
+    package = (getattr(function, "__module__", None) or "").split(".")[0]
     if package not in ("pl_fed", "jsonargparse"):
         return False
     parameter = nn.Parameter(torch.zeros(1))

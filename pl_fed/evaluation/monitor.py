@@ -56,11 +56,11 @@ class Monitor:
         names = [*(["accuracy"] if classes else []), *measures, "loss"]
         if name is None:
             name = names[0]
-        name = name if name in names else task.metric_name(name)
+        given_name, name = name, name if name in names else task.metric_name(name)
         if name not in names:
             raise ValueError(
                 f"Expected argument `federation.monitor` to be one of {', '.join(names)} for the"
-                f" task {type(task).__name__} but got {name!r}."
+                f" task {type(task).__name__} but got {given_name!r}."
             )
         if name in measures:
             return cls(name, measures[name], list(measures).index(name))

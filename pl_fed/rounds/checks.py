@@ -17,6 +17,7 @@ from pl_fed.arguments import check_finite_options, check_not_differentiable
 from pl_fed.attacks import Attack
 from pl_fed.attacks.base import apply_attacks
 from pl_fed.clients.base import Client
+from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData, integers_to_floats
 from pl_fed.data.module import FederatedData
@@ -84,6 +85,7 @@ def check_net(
     optimizer = call_or_explain(
         "Expected argument `optimizer` to build a local optimizer but that",
         lambda: client.objective.build_optimizer(leaves),
+        explains_own=not isinstance(client.objective.optimizer, ModuleOptimizer),
     )
     check_finite_options(optimizer=optimizer)
     check_not_differentiable(optimizer=optimizer)

@@ -96,6 +96,7 @@ def _try_step(net: nn.Module, batch: Batch, step: str, call: Callable[[], Any]) 
         f"Expected `{step}` of {type(net).__name__} to take inputs {describe(batch.inputs)} and"
         f" targets {describe(batch.targets)} of each sample but that",
         call,
+        explains_own=False,
     )
 
 

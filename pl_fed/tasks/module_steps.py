@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -100,9 +100,9 @@ def call_step(net: Callable[..., Any], step: str, batch: Any, batch_idx: Any) ->
         batch: The batch, in the module's own structure.
         batch_idx: The index of the batch.
     """
-    module: Any = net.module if isinstance(net, Net) else net
-    function = getattr(module, step)
-    arguments = (batch, batch_idx, 0)[: _count_arguments(type(module), step)]
+    module = net.module if isinstance(net, Net) else net
+    function, kind = getattr(module, step), cast(Any, type(module))
+    arguments = (batch, batch_idx, 0)[: _count_arguments(kind, step)]
     if not isinstance(net, Net):
         return function(*arguments)
     tensors = {f"module.{name}": tensor for name, tensor in net.tensors.items()}

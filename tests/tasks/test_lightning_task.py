@@ -2,11 +2,14 @@
 
 import copy
 import functools
+import sys
 import warnings
 
 import lightning
+import numpy as np
 import pytest
 import torch
+import yaml
 from lit_modules import (
     LitAutoencoder,
     LitImages,
@@ -25,6 +28,7 @@ import pl_fed
 from pl_fed.aggregators import Median
 from pl_fed.attacks import Backdoor, SignFlipping
 from pl_fed.clients import APFL, Ditto, FedAvg, FedRep, FedTilt, PerFedAvg, PFedMe, Scaffold
+from pl_fed.command.main import main
 from pl_fed.data import Arrays
 from pl_fed.samplers import All
 from pl_fed.tasks import Classification, LightningTask
@@ -560,8 +564,9 @@ def log_classes(self, batch, batch_idx):
 
 @pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
 def test_modules_that_do_not_fit_get_one_sentence(call, words):
-    with pytest.raises((ValueError, TypeError), match=f"Expected .*{words}"):
+    with pytest.raises((ValueError, TypeError), match=f"^Expected .*{words}") as raised:
         call()
+    assert "failed: Expected `" not in str(raised.value), "one sentence of pl_fed"
 
 
 def test_hooks_that_are_not_called_are_named():
@@ -610,3 +615,41 @@ def test_a_log_is_lower_or_higher_by_its_name():
     federation = pl_fed.Federation(All(), seed=0)
     federation.setup(run_client, shared_out(float32(numbers())), "fit")
     assert run_client.task.measures == {"hits": True, "recon_error": False, "bits": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [False, True])
+def test_the_command_line_takes_a_module_by_its_path(tmp_path, chosen):
+    """The module's optimizer is that of the run, unless the config chooses one."""
+    config = {
+        "model": {
+            "class_path": "pl_fed.clients.FedAvg",
+            "init_args": {"net": {"class_path": "lit_modules.LitAutoencoder"}},
+        },
+        "data": {"dataset": {"class_path": "pl_fed.data.Npz",
+                             "init_args": {"path": str(tmp_path / "data.npz")}},
+                 "partitioner": None},
+        "federation": {"sampler": {"class_path": "pl_fed.samplers.All"}},
+        "trainer": {"max_epochs": 1, "default_root_dir": str(tmp_path), "accelerator": "cpu",
+                    "enable_progress_bar": False, "enable_model_summary": False},
+    }  # fmt: skip
+    if chosen:
+        optimizer = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.02}}
+        config["model"]["init_args"]["optimizer"] = optimizer
+    arrays = float32(numbers([16, 16]))
+    np.savez(tmp_path / "data.npz", x=arrays.inputs, y=arrays.targets, client=arrays.client)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    rates = []
+
+    class Watched(FedAvg):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            rates.append((type(optimizer), optimizer.param_groups[0]["lr"]))
+            return optimizer
+
+    sys.modules[__name__].Watched = Watched  # by its path, as a config names it
+    Watched.__qualname__ = "Watched"
+    main(["fit", "--config", str(tmp_path / "c.yaml"), "--model", f"{__name__}.Watched"])
+    expected = (torch.optim.Adam, 0.02) if chosen else (torch.optim.SGD, 0.3)
+    assert set(rates) == {expected}
+    assert list(tmp_path.glob("*/per_client.csv"))
