@@ -1,6 +1,8 @@
 """Text that comes from data and errors, and goes to terminals, messages and spreadsheets."""
 
+import linecache
 import re
+from pathlib import Path
 
 _FORMULA = re.compile(r"[=+\-@\t\r']")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
@@ -39,6 +41,28 @@ def csv_cell(text: str) -> str:
         ("'=1+1", '-2', "''", 'a=b')
     """
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+
+
+_LIBRARIES = {"torch", "functorch", "torchvision", "torchmetrics", "lightning", "pl_fed"}
+
+
+def find_code_line(error: BaseException) -> str:
+    """Return the last line of a user's code in an error's traceback, with its place, or ``""``.
+
+    Lines of torch, of Lightning, of torchmetrics and of pl_fed belong to no user.
+
+    Args:
+        error: An error that was caught.
+    """
+    place, found = error.__traceback__, ""
+    while place is not None:
+        frame, number = place.tb_frame, place.tb_lineno
+        package = str(frame.f_globals.get("__name__")).split(".")[0]
+        line = linecache.getline(frame.f_code.co_filename, number).strip()
+        if line and package not in _LIBRARIES:
+            found = f"{Path(frame.f_code.co_filename).name}:{number}: {line}"
+        place = place.tb_next
+    return found
 
 
 def first_line(error: BaseException) -> str:

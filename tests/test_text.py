@@ -1,12 +1,14 @@
 """Text that comes from data: no terminal obeys it, no spreadsheet computes it."""
 
+import re
 import string
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pl_fed.text import csv_cell, escape_controls
+from pl_fed.text import csv_cell, escape_controls, find_code_line
 
 
 @given(st.text())
@@ -39,3 +41,12 @@ def test_no_cell_is_a_formula_and_none_loses_its_text(text):
 @pytest.mark.parametrize("number", ["-2", "+1", "-2.5e-3", "12"])
 def test_numbers_stay_numbers(number):
     assert csv_cell(number) == number
+
+
+def test_the_line_of_a_users_code_in_an_error():
+    try:
+        torch.func.vmap(lambda x: x.item())(torch.zeros(2))  # a user's line
+    except RuntimeError as error:
+        line = find_code_line(error)
+    assert re.fullmatch(r"test_text.py:\d+: .*x.item.*# a user's line", line)
+    assert find_code_line(ValueError()) == ""

@@ -226,15 +226,13 @@ class LightningNet(LightningModule):
         return self.layer(x)
 
 
-@pytest.mark.parametrize(
-    "method", ["training_step", "validation_step", "configure_optimizers", "on_train_start"]
-)
-def test_a_lightning_module_is_no_net_if_it_would_not_be_trained_by_its_own_steps(method):
+@pytest.mark.parametrize("method", ["validation_step", "configure_optimizers", "on_train_start"])
+def test_a_lightning_module_with_steps_but_no_training_step_is_no_net(method):
     net = giving(LightningNet, method, None)()
-    match = f"^Expected argument `net` .* LightningModule Own with `{method}`, which pl_fed does"
+    match = f"^Expected argument `net` .* but got Own with `{method}` and no `training_step`: "
     with pytest.raises(TypeError, match=match + ".* as `criterion` and its optimizer as"):
         FedAvg(net)
-    with pytest.raises(TypeError, match="LightningModule FedAvg with"):
+    with pytest.raises(TypeError, match="without federated learning but got FedAvg: give the net"):
         FedAvg(fedavg())
 
 

@@ -2,9 +2,13 @@
 
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from pl_fed.arguments import check_integers
+from pl_fed.arguments import check_instances, check_integers
+from pl_fed.clients.host import FederationModule
+from pl_fed.tasks import CriterionTask, LightningTask, Task
+from pl_fed.tasks.module_steps import check_hooks, has_training_step, list_hooks
 
 
 def check_work(steps: int | None, epochs: int | None, prefix: str = "local") -> None:
@@ -46,34 +50,74 @@ def check_builders(**builders: Any) -> None:
 
 
 def check_net(net: nn.Module) -> None:
-    """Refuse a net that is no module, or a LightningModule with its own steps or hooks.
+    """Refuse a net that is no module, or a LightningModule with steps or hooks that do not fit.
 
-    pl_fed would not call these steps and hooks.
+    pl_fed calls the steps of a LightningModule only if it has a ``training_step``.
 
     Raises:
-        TypeError: If the net is one of these; the message names the remedy.
+        TypeError: If the net is no module, a client, or a LightningModule with steps or hooks but
+            without a ``training_step``.
+        ValueError: If the module optimizes manually or has hooks of local steps.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(
             f"Expected argument `net` to be a torch.nn.Module but got {net!r}: if it is from a"
             " config, annotate it in the subclass's __init__ (net: torch.nn.Module)."
         )
-    kind = type(net)
-    bases = kind.__mro__
-    names = [base.__name__ for base in bases]  # pytorch_lightning has a class of its own
-    if "LightningModule" not in names:
-        return
-    place = names.index("LightningModule")
-    defined = dict.fromkeys(name for base in bases[:place] for name in vars(base))
-    ignored = [
-        name
-        for name in defined
-        if not name.startswith("_") and hasattr(bases[place], name) and not hasattr(nn.Module, name)
-    ]
-    if ignored:
+    hooks, name = list_hooks(net), type(net).__name__
+    if isinstance(net, FederationModule):
         raise TypeError(
-            "Expected argument `net` to be a module that turns inputs into outputs but got the"
-            f" LightningModule {kind.__name__} with `{'`, `'.join(ignored)}`, which pl_fed does not"
-            " call: give the module that it trains as `net`, its loss as `criterion` and its"
-            " optimizer as `optimizer`."
+            f"Expected argument `net` to be a module without federated learning but got {name}:"
+            " give the net of its clients."
         )
+    if has_training_step(net):
+        if uncalled := check_hooks(net):
+            rank_zero_warn(
+                f"pl_fed does not call `{'`, `'.join(uncalled)}` of {name}: data, callbacks and"
+                " rounds are those of the federation."
+            )
+    elif hooks:
+        raise TypeError(
+            "Expected argument `net` to be a module that turns inputs into outputs, or a"
+            f" LightningModule with a `training_step`, but got {name} with"
+            f" `{'`, `'.join(hooks)}` and no `training_step`: define `training_step`, or give the"
+            " module that it trains as `net`, its loss as `criterion` and its optimizer as"
+            " `optimizer`."
+        )
+
+
+def choose_net_task(net: nn.Module, criterion: nn.Module | None, task: Task | None) -> Task | None:
+    """Return the task for a net, or ``None`` if the data determine it.
+
+    Args:
+        net: The net.
+        criterion: The argument ``criterion``.
+        task: The argument ``task``.
+
+    Raises:
+        TypeError: If the task is no :class:`Task`.
+        ValueError: If the arguments exclude each other.
+    """
+    check_instances(Task, task=task)
+    if task is not None and criterion is not None:
+        raise ValueError(
+            "Expected only one of `task` and `criterion` but got both: give the criterion to"
+            f" the task, as {type(task).__name__}(criterion=...)."
+        )
+    name = type(net).__name__
+    if not has_training_step(net):
+        if isinstance(task, LightningTask):
+            raise ValueError(
+                "Expected argument `net` to be a LightningModule with a `training_step` for the"
+                f" task LightningTask but got {name}."
+            )
+        return task or (None if criterion is None else CriterionTask(criterion))
+    other = criterion if task is None else task
+    if other is not None and not isinstance(other, LightningTask):
+        argument = "criterion" if task is None else "task"
+        raise ValueError(
+            f"Expected no argument `{argument}` for {name}, a LightningModule with a"
+            f" `training_step`, but got {type(other).__name__}: to use it, give the module without"
+            " steps as `net`."
+        )
+    return task or LightningTask()

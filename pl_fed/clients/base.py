@@ -10,8 +10,12 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from pl_fed.arguments import check_instances
-from pl_fed.clients.argument_checks import check_builders, check_net, check_work
+from pl_fed.clients.argument_checks import (
+    check_builders,
+    check_net,
+    check_work,
+    choose_net_task,
+)
 from pl_fed.clients.client_rounds import ClientRounds, DeclaredState
 from pl_fed.clients.contract import (
     RESERVED_NAMES,
@@ -21,6 +25,7 @@ from pl_fed.clients.contract import (
     RowDefault,
     validation_rows,
 )
+from pl_fed.clients.module_optimizer import ModuleOptimizer, names_no_optimizer
 from pl_fed.configurable import Configurable
 from pl_fed.data.batches import LocalWork
 from pl_fed.data.client_data import ClientData, move_tree
@@ -32,6 +37,7 @@ from pl_fed.nets.rows import (
     trainable_parameters,
 )
 from pl_fed.tasks import Classification, CriterionTask, Task, choose_task
+from pl_fed.tasks.module_steps import list_hooks
 from pl_fed.trees import Tree, count_samples, leaves, tree_map
 from pl_fed.types import Batch, Population
 
@@ -127,6 +133,8 @@ class Client(Configurable, ClientRounds, ABC):
         check_work(local_steps, local_epochs)
         check_builders(optimizer=optimizer, lr_scheduler=lr_scheduler)
         check_net(net)
+        if "configure_optimizers" in list_hooks(net) and names_no_optimizer(optimizer):
+            optimizer = ModuleOptimizer(net, schedules=lr_scheduler is None)
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.local_work = LocalWork(local_steps, local_epochs or 1)
@@ -136,18 +144,11 @@ class Client(Configurable, ClientRounds, ABC):
         self.add_module("global_model", net)
         self._readable: Mapping[str, Any] = {}
         self.set_models({"global": Model()} if models is None else models)
-        check_instances(Task, task=task)
-        if task is not None and criterion is not None:
-            raise ValueError(
-                "Expected only one of `task` and `criterion` but got both: give the criterion to"
-                f" the task, as {type(task).__name__}(criterion=...)."
-            )
         self.takes_integers = True
+        own_task = choose_net_task(net, criterion, task)
         self._task_is_open = task is None
         self._task_data: tuple[int, ...] = ()
-        if task is None:
-            task = Classification() if criterion is None else CriterionTask(criterion)
-        self._set_task(task)
+        self._set_task(own_task or Classification())
         self.adaptation: Objective | None = None
         self.population = Population()
 
@@ -183,6 +184,33 @@ class Client(Configurable, ClientRounds, ABC):
     def averages_samples(self) -> bool:
         """Whether the loss of a batch is the mean of its sample losses."""
         return self.task.averages_samples
+
+    def _run_training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
+        """Return the outputs of ``training_step``, with the logs of a LightningModule."""
+        with self.task.training_logs(batch_idx) as logs:
+            outputs = self.training_step(batch, batch_idx)
+        return self._add_logs(outputs, logs) if logs else outputs
+
+    def _add_logs(
+        self, outputs: Tensor | dict[str, Tensor], logs: Mapping[int, Mapping[str, Tensor]]
+    ) -> Tensor | dict[str, Tensor]:
+        """Add logged values to the outputs; with the model's name if several models log.
+
+        A logged loss of the name ``loss`` is left out: it is part of the objective.
+        """
+        models = {id(self.model(name)): name for name in self.models}
+        named = {
+            f"{models[module]}/{name}" if len(logs) > 1 else name: value
+            for module, values in logs.items()
+            for name, value in values.items()
+        }
+        if not isinstance(outputs, dict):
+            outputs = {"loss": outputs}
+        loss = outputs.get("loss")
+        if not isinstance(loss, Tensor):  # the engine refuses the outputs
+            return outputs
+        logged = {name: value.to(loss) for name, value in named.items() if name not in outputs}
+        return {**outputs, **logged}
 
     # Declarations of an algorithm
 
@@ -361,7 +389,10 @@ class Client(Configurable, ClientRounds, ABC):
     # Tools for algorithms
 
     def loss(self, model: str, batch: Batch) -> Tensor:
-        """Return the mean loss of a model over the samples of a batch that count."""
+        """Return the mean loss of a model over the samples of a batch that count.
+
+        The loss of a LightningModule is that of its ``training_step``.
+        """
         return self.task.loss(self.model(model), batch)
 
     def outputs_of(self, model: str, batch: Batch) -> Tree:
@@ -396,9 +427,10 @@ class Client(Configurable, ClientRounds, ABC):
             moved = {name: at[name] - 0.1 * gradient[name] for name in at}
             return self.loss_at("global", moved, batch)
         """
-        gradient: dict[str, Tensor] = torch.func.grad(lambda at: self.loss_at(model, at, batch))(
-            dict(parameters)
-        )
+        with self.task.without_logs():  # the logs must not leave the gradient's transform
+            gradient: dict[str, Tensor] = torch.func.grad(
+                lambda at: self.loss_at(model, at, batch)
+            )(dict(parameters))
         return gradient
 
     def mean_loss(self, outputs: Tree, batch: Batch) -> Tensor:
@@ -426,7 +458,7 @@ class Client(Configurable, ClientRounds, ABC):
         if not self.averages_samples:
             raise ValueError(
                 "Expected argument `criterion` to be the mean of the sample losses that"
-                f' reduction="none" gives but got {type(self.criterion).__name__}, with a different'
+                f' reduction="none" gives but got {self.task.name}, with a different'
                 f" value on these data: {reason}."
             )
 

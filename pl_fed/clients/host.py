@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pl_fed.arguments import check_finite_options, check_optimizers
 from pl_fed.clients.contract import Objective
+from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.metrics import ClientMetrics
 
 if TYPE_CHECKING:
@@ -96,11 +98,13 @@ class FederationModule(LightningModule):
                 ``monitor``.
         """
         parameters = self.trained_parameters
+        if isinstance(self.objective.optimizer, ModuleOptimizer):
+            self.objective.optimizer.restart()
         check_optimizers(optimizer=self.objective.optimizer(next(iter(parameters.values()))))
         optimizer = self.objective.build_optimizer(parameters)
-        if self.lr_scheduler is None:
+        scheduler = self.build_schedule(optimizer)
+        if scheduler is None:
             return optimizer
-        scheduler = self.lr_scheduler(optimizer)
         check_finite_options(lr_scheduler=optimizer)
         if isinstance(scheduler, ReduceLROnPlateau) and not hasattr(scheduler, "monitor"):
             raise ValueError(
@@ -112,6 +116,13 @@ class FederationModule(LightningModule):
         if hasattr(scheduler, "monitor"):
             config["monitor"] = scheduler.monitor
         return {"optimizer": optimizer, "lr_scheduler": config}  # type: ignore[return-value]
+
+    def build_schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Return the schedule of the local optimizer, or ``None`` without one."""
+        if self.lr_scheduler is not None:
+            return self.lr_scheduler(optimizer)
+        build = self.objective.optimizer
+        return build.build_schedule(optimizer) if isinstance(build, ModuleOptimizer) else None
 
     def setup(self, stage: str) -> None:
         """Make the federation ready, in the trainer's precision, before a checkpoint is loaded."""

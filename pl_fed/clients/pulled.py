@@ -116,8 +116,13 @@ class Pulled(Client, ABC):
             batch: The client's minibatch.
             lams: λ of each model, by the model's name.
         """
-        centre = self._describe_centre(batch)
-        losses = []
+        if self.regularizer == "l2":  # needs no outputs, and a LightningModule's step has none
+            losses = [
+                self.loss(model, batch) + lam / 2 * self.squared_distance(model)
+                for model, lam in lams.items()
+            ]
+            return sum(losses[1:], losses[0])
+        losses, centre = [], self._describe_centre(batch)
         for model, lam in lams.items():
             outputs = self.outputs_of(model, batch)
             pull = self._distance(model, outputs, centre, batch)
@@ -126,8 +131,6 @@ class Pulled(Client, ABC):
 
     def _describe_centre(self, batch: Batch) -> Any:
         """Return the part of R that depends on w^t and the minibatch alone."""
-        if self.regularizer == "l2":
-            return None
         net, centre = self.model("global"), self.tensors("broadcast")
         buffers: dict[str, Tensor] = {}  # those in the net are of the global model's local steps
         if (layout := self.statistics("global").layout).numel:
@@ -161,7 +164,5 @@ class Pulled(Client, ABC):
         """
         if self.regularizer == "kl":
             return symmetrized_divergence(outputs, centre, batch.mask)
-        if self.regularizer == "fisher":
-            parameters = self.parameters_of(model)
-            return weighted_squared_distance(parameters, self.tensors("broadcast"), centre)
-        return self.squared_distance(model)
+        parameters = self.parameters_of(model)
+        return weighted_squared_distance(parameters, self.tensors("broadcast"), centre)

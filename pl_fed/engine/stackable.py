@@ -7,7 +7,7 @@ from pl_fed.clients.base import Client
 from pl_fed.engine.base import CannotStackError, Chunk, LocalSettings, restore_buffers
 from pl_fed.engine.batched import BatchedRunner, StepInputs, drop_unsupported_mask
 from pl_fed.random import fork_torch_rng
-from pl_fed.text import first_line
+from pl_fed.text import find_code_line, first_line
 from pl_fed.trees import Tree, leaves, tree_map
 from pl_fed.types import Batch
 
@@ -64,7 +64,9 @@ def check_stackable(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # an error with another cause will occur again one by one
-        raise CannotStackError(first_line(error)) from error
+        line = find_code_line(error)
+        reason = f"{first_line(error)} ({line})" if line else first_line(error)
+        raise CannotStackError(reason) from error
     if changed:
         raise CannotStackError(f"training changes a buffer of the net ({changed[0]})")
     if not all(torch.allclose(loss, other, rtol=1e-3, equal_nan=True) for other in other_losses):

@@ -1,21 +1,16 @@
 """The metrics of a task for each client, on its own samples."""
 
-import re
 import warnings
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities import prints
 
 from pl_fed.evaluation.sample_collector import SampleCollector
 from pl_fed.metrics.named import metric_arguments
 from pl_fed.tasks import Task
+from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, compute_metric, keep_local
 from pl_fed.trees import Tree
-
-_UNDEFINED = (RuntimeError, ValueError, IndexError)  # for example R² of one sample
-_UNDEFINED_VALUE = re.compile("should be meaningless|is undefined|required to compute")
 
 
 class ClientMeasures:
@@ -67,7 +62,7 @@ def local_metrics(task: Task, device: torch.device) -> dict[str, Any]:
     """Return a task's metrics by name, for one client; they do not communicate."""
     metrics = {name: metric.to(device) for name, metric in task.all_metrics().items()}
     for metric in metrics.values():
-        metric.distributed_available_fn = _is_not_distributed
+        keep_local(metric)
     return metrics
 
 
@@ -88,25 +83,7 @@ def measure(
         for metric in metrics.values():
             try:
                 metric.update(*metric_arguments(metric, predictions, targets))
-                values.append(_compute(metric) if computes else torch.nan)
-            except _UNDEFINED:
+                values.append(float(compute_metric(metric)) if computes else torch.nan)
+            except UNDEFINED_ERRORS:
                 values.append(torch.nan)
     return values
-
-
-def _compute(metric: Any) -> float:
-    """Return a metric's value; NaN if torchmetrics warns that it is undefined.
-
-    For example, torchmetrics returns 0 for the AUROC of samples of one class, with a warning, in
-    the first process only.
-    """
-    in_every_process = mock.patch.object(prints.rank_zero_only, "rank", 0)
-    with warnings.catch_warnings(record=True) as caught, in_every_process:
-        warnings.simplefilter("always")
-        value = float(metric.compute())
-    undefined = any(_UNDEFINED_VALUE.search(str(warning.message)) for warning in caught)
-    return torch.nan if undefined else value
-
-
-def _is_not_distributed() -> bool:
-    return False

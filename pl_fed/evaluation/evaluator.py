@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -18,10 +18,12 @@ from pl_fed.engine.products import FasterProducts, is_mkl_slow
 from pl_fed.evaluation.client_losses import ClientLosses
 from pl_fed.evaluation.client_measures import ClientMeasures
 from pl_fed.evaluation.monitor import Monitor, Tables, metric_directions, prefer_second
+from pl_fed.evaluation.step_evaluation import StepEvaluation
 from pl_fed.metrics import ClientMetrics
 from pl_fed.nets.calls import Net
 from pl_fed.nets.dropout import unkey_dropouts
 from pl_fed.nets.modes import evaluation_mode
+from pl_fed.tasks import LightningTask
 from pl_fed.torch_internals import has_operator_modes
 from pl_fed.trees import Tree, gather, join, select, split, tree_map
 from pl_fed.types import Batch
@@ -133,6 +135,8 @@ class Evaluator:
         """Return the results of each model for each client."""
         models = list(models)
         sizes = data.part(part).sizes[clients]
+        if self.client.task.runs_steps:
+            return {model: self._step_tables(data, part, clients, model) for model in models}
         sums = {model: _Sums(self.client, data, sizes) for model in models}
         for model, position, index, outputs in self._run_models(data, part, clients, models):
             sums[model].add(position, index, outputs)
@@ -203,6 +207,9 @@ class Evaluator:
     ) -> Tables:
         """Return the results of each client's own model."""
         sizes = data.part(part).sizes[clients]
+        if self.client.task.runs_steps:
+            with torch.no_grad(), evaluation_mode(self.client):
+                return self._step_tables(data, part, clients, model, rows)
         sums, order = _Sums(self.client, data, sizes, measures), _sort_by_size(sizes)
         samples = self._samples(data, part, clients[order])
         with torch.no_grad(), evaluation_mode(self.client):
@@ -234,6 +241,8 @@ class Evaluator:
         Returns:
             float64 [clients].
         """
+        if self.client.task.runs_steps:
+            return self._start_losses_of_steps(data, clients, poison)
         module, samples = self.client.model("global"), self._samples(data, "train", clients)
         losses = ClientLosses.create(self.client, samples.sizes, data.device)
         with torch.no_grad(), evaluation_mode(self.client):
@@ -257,6 +266,8 @@ class Evaluator:
             ``probability`` of the predicted class. Predictions without classes have the shape of
             ``target`` if it fits.
         """
+        if self.client.task.runs_steps:
+            return self._predict_by_steps(data, clients, model)
         pieces = list(self._run_models(data, "test", clients, [model]))
         if not pieces:
             return [self._predictions(data, client, None) for client in clients.tolist()]
@@ -287,6 +298,74 @@ class Evaluator:
         if fits and prediction.numel() == target.numel():  # outputs [samples, 1]
             table["prediction"] = prediction.reshape(target.shape)
         return table
+
+    # Evaluation by the steps of a LightningModule
+
+    def _evaluate_steps(
+        self, data: ClientData, part: str, clients: Tensor, model: str
+    ) -> StepEvaluation:
+        """Return the evaluation of a model by the steps of the net."""
+        task = cast(LightningTask, self.client.task)
+        return StepEvaluation(task, self.client.model(model), self._samples(data, part, clients))
+
+    def _step_tables(
+        self,
+        data: ClientData,
+        part: str,
+        clients: Tensor,
+        model: str,
+        rows: ModelRows | None = None,
+    ) -> Tables:
+        """Return the results of a model for each client; by default its current models."""
+        evaluation = self._evaluate_steps(data, part, clients, model)
+        for position in self._load_clients(clients, evaluation.samples.sizes, model, rows):
+            evaluation.evaluate(position, part)
+        return evaluation.tables
+
+    def _start_losses_of_steps(
+        self, data: ClientData, clients: Tensor, poison: Mapping[int, Callable[[Batch], Batch]]
+    ) -> Tensor:
+        """Return the mean loss of the global model over each client's training data."""
+        evaluation = self._evaluate_steps(data, "train", clients, "global")
+        with torch.no_grad(), evaluation_mode(self.client):
+            for position, client in enumerate(clients.tolist()):
+                evaluation.measure_training_loss(position, poison.get(client))
+        return evaluation.losses
+
+    def _predict_by_steps(
+        self, data: ClientData, clients: Tensor, model: str
+    ) -> list[dict[str, Any]]:
+        """Return each client's predictions on its own test samples."""
+        evaluation = self._evaluate_steps(data, "test", clients, model)
+        outputs = {
+            position: evaluation.predict(position)
+            for position in self._load_clients(clients, evaluation.samples.sizes, model)
+        }
+        return [
+            self._predictions(data, client, outputs.get(position))
+            for position, client in enumerate(clients.tolist())
+        ]
+
+    def _load_clients(
+        self, clients: Tensor, sizes: Tensor, model: str, rows: ModelRows | None = None
+    ) -> Iterator[int]:
+        """Yield the position of each client with samples while its model is loaded.
+
+        Args:
+            clients: Client ids, int64 [clients].
+            sizes: Number of samples of each client.
+            model: The name of the model.
+            rows: The clients' models; by default those at the start of an evaluation.
+        """
+        if model == "global" and rows is None:
+            yield from sizes.nonzero().flatten().tolist()
+            return
+        for positions in self._split_clients(sizes):
+            own = self._begin(clients[positions]).models[model] if rows is None else rows[positions]
+            with ModelGuard(self.client, [model]):
+                for number, position in enumerate(positions.tolist()):
+                    self._load_rows(model, own[number])
+                    yield position
 
     def _run_models(
         self, data: ClientData, part: str, clients: Tensor, models: Iterable[str]

@@ -56,10 +56,11 @@ class Monitor:
         names = [*(["accuracy"] if classes else []), *measures, "loss"]
         if name is None:
             name = names[0]
+        given_name, name = name, name if name in names else task.metric_name(name)
         if name not in names:
             raise ValueError(
                 f"Expected argument `federation.monitor` to be one of {', '.join(names)} for the"
-                f" task {type(task).__name__} but got {name!r}."
+                f" task {type(task).__name__} but got {given_name!r}."
             )
         if name in measures:
             return cls(name, measures[name], list(measures).index(name))
@@ -76,13 +77,8 @@ class Monitor:
 
 
 def metric_directions(task: Task) -> Mapping[str, bool]:
-    """Return the names of a task's metrics, and whether larger values are better.
-
-    A metric of torchmetrics without a direction counts as better if larger.
-    """
-    return {
-        name: metric.higher_is_better is not False for name, metric in task.all_metrics().items()
-    }
+    """Return the names of a task's metrics, and whether larger values are better."""
+    return task.metric_directions()
 
 
 def prefer_second(first: Tables, second: Tables, monitor: Monitor | None = None) -> Tensor:

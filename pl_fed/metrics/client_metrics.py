@@ -28,7 +28,8 @@ TAKEN_NAMES = ("accuracy", "loss", "class_std", "samples", "backdoor_success")
 """Reserved names: no metric of a task may have them."""
 
 _LOSSES = ("loss", "loss_var")
-_STATISTICS = ("", "_weighted", "_std", "_var", "_worst10", "_best10", "_jain")
+STATISTICS = ("", "_weighted", "_std", "_var", "_worst10", "_best10", "_jain")
+"""Endings of the names of statistics over clients."""
 
 
 class ClientMetrics(Metric):
@@ -172,12 +173,12 @@ class ClientMetrics(Metric):
         task's metric are missing if it is undefined for all clients; ``<metric>_undefined`` is the
         number of clients without a value.
         """
-        suffixes = (*_STATISTICS, "_undefined")
+        suffixes = (*STATISTICS, "_undefined")
         measures = [f"{name}{suffix}" for name in self.measures for suffix in suffixes]
         if self.num_classes == 0:
-            losses = dict.fromkeys((*_LOSSES, *(f"loss{suffix}" for suffix in _STATISTICS)))
+            losses = dict.fromkeys((*_LOSSES, *(f"loss{suffix}" for suffix in STATISTICS)))
             return (*measures, *losses)
-        accuracies = (f"accuracy{suffix}" for suffix in _STATISTICS)
+        accuracies = (f"accuracy{suffix}" for suffix in STATISTICS)
         success = ("backdoor_success",) if self.backdoor else ()
         class_stds = ("class_std_mean", "class_std_std")
         return (*accuracies, *_LOSSES, *class_stds, *measures, *success)

@@ -256,7 +256,8 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 def running_statistics(module: nn.Module) -> dict[str, Tensor]:
     """Return the running statistics: the floating-point buffers that training may change, by name.
 
-    These buffers are saved with the module and are not in a frozen submodule. Usually they are
+    These buffers are saved with the module, and are neither in a frozen submodule nor weights of a
+    loss. Usually they are
     BatchNorm's running means and variances.
     """
     return {
@@ -282,10 +283,17 @@ def buffers_outside_rows(module: nn.Module) -> dict[str, Tensor]:
     return {name: b for _, name, b in _unfrozen_buffers(module) if name not in statistics}
 
 
+_LOSSES = (
+    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
+    *(nn.MultiMarginLoss, nn.MultiLabelSoftMarginLoss),
+)
+"""Losses with weights in buffers. No training changes them."""
+
+
 def _unfrozen_buffers(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     frozen = {part for submodule in frozen_modules(module) for part in submodule.modules()}
     for prefix, owner in module.named_modules():
-        if owner not in frozen:
+        if owner not in frozen and not isinstance(owner, _LOSSES):
             for name, buffer in owner.named_buffers(recurse=False):
                 yield owner, f"{prefix}.{name}" if prefix else name, buffer
 

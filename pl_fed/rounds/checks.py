@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from pl_fed.arguments import check_finite_options, check_not_differentiable
 from pl_fed.attacks import Attack
 from pl_fed.attacks.base import apply_attacks
 from pl_fed.clients.base import Client
+from pl_fed.clients.module_optimizer import ModuleOptimizer
 from pl_fed.data.batches import BatchRule
 from pl_fed.data.client_data import ClientData, integers_to_floats
 from pl_fed.data.module import FederatedData
@@ -27,8 +28,11 @@ from pl_fed.metrics.named import metric_arguments
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.nets.rows import trainable_parameters
 from pl_fed.random import fork_torch_rng
+from pl_fed.rounds.explanations import call_or_explain
 from pl_fed.rounds.features import compute_features, keeps_features
+from pl_fed.rounds.module_trial import try_steps
 from pl_fed.rounds.trained_cohort import UploadStatus
+from pl_fed.tasks import LightningTask
 from pl_fed.trees import Tree, count_samples, describe, leaves, select
 from pl_fed.types import Batch, ClientContext, RoundContext
 
@@ -77,18 +81,24 @@ def check_net(
             f" {dtype}: small steps would be lost in them. To compute in lower precision, set the"
             " trainer's precision to bf16-mixed."
         )
-    leaves: dict[str, list[Tensor]] = {
-        name: list(trainable_parameters(client.model(name)).values()) for name in client.trained
-    }
-    optimizer = _call_or_explain(
+    leaves = _list_leaves(client)
+    optimizer = call_or_explain(
         "Expected argument `optimizer` to build a local optimizer but that",
         lambda: client.objective.build_optimizer(leaves),
+        explains_own=not isinstance(client.objective.optimizer, ModuleOptimizer),
     )
     check_finite_options(optimizer=optimizer)
     check_not_differentiable(optimizer=optimizer)
     client.state_defaults()  # refuses a default that is not a row
     client.server_state_defaults()
     _run_net(client, data, augment)
+
+
+def _list_leaves(client: Client) -> dict[str, list[Tensor]]:
+    """Return the trainable parameters of each trained model."""
+    return {
+        name: list(trainable_parameters(client.model(name)).values()) for name in client.trained
+    }
 
 
 def check_features(client: Client, datamodule: FederatedData) -> None:
@@ -115,7 +125,7 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
         )
     with evaluation_mode(client):
         expected = f"Expected `features` of {name} with `keep_features` = True to take inputs"
-        features = _call_or_explain(f"{expected} but that", lambda: compute_features(net, x))
+        features = call_or_explain(f"{expected} but that", lambda: compute_features(net, x))
         if features.requires_grad:
             raise ValueError(
                 f"Expected `features` of {name} with `keep_features` = True to use frozen"
@@ -124,7 +134,7 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
         expected = (
             f"Expected {name} with `keep_features` = True to take features in place of inputs"
         )
-        outputs = _call_or_explain(f"{expected} but that", lambda: net(features))
+        outputs = call_or_explain(f"{expected} but that", lambda: net(features))
         if not torch.allclose(outputs, net(x), rtol=1e-3, atol=1e-5):
             raise ValueError(f"{expected} but got other outputs for features than for inputs.")
 
@@ -150,10 +160,10 @@ def check_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -
                 f"Expected inputs of one tensor of real numbers for {name}, which changes them, but"
                 f" got {describe(first)}."
             )
-        if attack.triggers and not data.num_classes:
+        if attack.triggers and not client.count_classes(data):
             raise ValueError(
                 f"Expected the data to have classes for {name}, because its trigger stands for one"
-                " of them, but got real-valued targets."
+                f" of them, but got the task {type(client.task).__name__} without classes."
             )
 
 
@@ -195,6 +205,12 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tree], Tree] |
     client.eval()
     try:
         with torch.no_grad():
+            if isinstance(client.task, LightningTask):
+                optimizer = client.objective.build_optimizer(_list_leaves(client))
+                try_steps(
+                    client, client.task, lambda: _first_samples(client, data), optimizer, augment
+                )
+                return
             outputs, targets = _compute_outputs(client, data, augment)
             client.task.check_targets(data.targets, data.num_classes)
             client.task.check_outputs(outputs, targets, data.num_classes)
@@ -229,11 +245,11 @@ def _predict(client: Client, batch: Batch, augment: Callable[[Tree], Tree] | Non
     if augment is not None:
         with fork_torch_rng(batch.device):
             shapes = ", ".join(str(list(leaf.shape)) for leaf in leaves(inputs))
-            inputs = _call_or_explain(
+            inputs = call_or_explain(
                 f"Expected argument `augment` to take inputs of shape {shapes} but that",
                 lambda: augment(inputs),
             )
-    return _call_or_explain(
+    return call_or_explain(
         f"Expected argument `net` to take inputs of shape {describe(inputs)} but"
         f" {type(net).__name__}",
         lambda: client.task.predict(net, inputs),
@@ -244,7 +260,7 @@ def _predict(client: Client, batch: Batch, augment: Callable[[Tree], Tree] | Non
 def _try_loss(client: Client, outputs: Tree, targets: Tree) -> None:
     """Refuse a criterion that fails for outputs and targets, or does not return one number."""
     is_real = isinstance(targets, Tensor) and targets.is_floating_point()
-    loss = _call_or_explain(
+    loss = call_or_explain(
         f"Expected argument `criterion` to take outputs of shape {_shapes(outputs)} and targets of"
         f" shape {_shapes(targets)} ({', '.join(str(leaf.dtype) for leaf in leaves(targets))}"
         f"{', where class ids are integers' if is_real else ''}) but {client.task.name}",
@@ -268,7 +284,7 @@ def _try_metrics(client: Client, outputs: Tree, targets: Tree) -> None:
                 f"Expected the metrics of the task {name} to have names other than"
                 f" {', '.join(TAKEN_NAMES)} but got {key!r}."
             )
-        _call_or_explain(
+        call_or_explain(
             f"Expected the metric `{key}` of the task {name} to take outputs of shape"
             f" {_shapes(outputs)} and targets of shape {_shapes(targets)} but that",
             lambda: metric.update(  # noqa: B023
@@ -338,29 +354,6 @@ def _averages_samples(client: Client, data: ClientData, outputs: Tree) -> bool:
     return True
 
 
-def _call_or_explain(
-    expected: str, call: Callable[[], Any], remedies: Mapping[str, str] | None = None
-) -> Any:
-    """Return the value of a function, or raise its error with an explanation.
-
-    Args:
-        expected: The beginning of the new message.
-        call: The function.
-        remedies: Endings of the new message, by words in the message of the error.
-
-    Raises:
-        ValueError: If the function fails.
-    """
-    try:
-        return call()
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        for words, remedy in (remedies or {}).items():
-            if words in reason:
-                reason = f"{reason.rstrip('.')}{remedy}."
-        raise ValueError(f"{expected} failed: {reason}") from error
-
-
 def check_engine(client: Client, rule: BatchRule, data: ClientData, engine: str) -> None:
     """Inform about a criterion that is defined for whole batches only; refuse an unfit engine.
 
@@ -384,6 +377,8 @@ def check_engine(client: Client, rule: BatchRule, data: ClientData, engine: str)
             f" padding, but got {engine} and minibatches of several sizes: `drop_last` gives"
             f" clients with at least `batch_size` ({rule.batch_size}) samples equal minibatches."
         )
+    if client.task.runs_steps:  # no user expects otherwise
+        return
     rank_zero_info(
         f"{name} is not the mean of one loss for each sample: pl_fed calls it on minibatches"
         " without padding, and on all samples of a client together for the logged losses."

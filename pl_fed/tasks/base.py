@@ -3,6 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from pl_fed.configurable import Configurable
 from pl_fed.functional.losses import averages_samples, masked_mean
 from pl_fed.trees import Tree, leaves, select
 from pl_fed.types import Batch
+
+_NO_LOGS: AbstractContextManager[Any] = nullcontext({})
 
 
 class Task(Configurable, ABC):
@@ -26,6 +29,8 @@ class Task(Configurable, ABC):
         averages_samples: Whether the loss of a batch is the mean of the losses of its samples.
             pl_fed tests it on the clients' data before training. If it is not, pl_fed calls
             :meth:`batch_loss` on batches without padding.
+        runs_steps: Whether the module has steps of its own (:class:`pl_fed.tasks.LightningTask`),
+            which replace losses, metrics and predictions of outputs.
         further_metrics: Metrics besides :meth:`metrics`, by name (``federation.metrics``).
 
     Example:
@@ -38,6 +43,7 @@ class Task(Configurable, ABC):
     """
 
     averages_samples: bool = True
+    runs_steps: bool = False
     further_metrics: Mapping[str, Metric] = {}
 
     @property
@@ -106,7 +112,38 @@ class Task(Configurable, ABC):
         """Return whether the batch loss is the mean of the samples' losses, also with padding."""
         return averages_samples(self.batch_loss, self.losses, outputs, targets, self.weights)
 
+    def training_logs(
+        self, batch_idx: Any
+    ) -> AbstractContextManager[Mapping[int, Mapping[str, Tensor]]]:
+        """Return a context of a local step with the values that the step logs; none by default.
+
+        Args:
+            batch_idx: The index of the local step.
+
+        Returns:
+            A context with the logged values by the id of the module and by name.
+        """
+        return _NO_LOGS
+
+    def without_logs(self) -> AbstractContextManager[Any]:
+        """Return a context that drops logged values."""
+        return _NO_LOGS
+
     # Evaluation
+
+    def metric_directions(self) -> Mapping[str, bool]:
+        """Return the names of all metrics, and whether larger values are better.
+
+        A metric of torchmetrics without a direction counts as better if larger.
+        """
+        return {
+            name: metric.higher_is_better is not False
+            for name, metric in self.all_metrics().items()
+        }
+
+    def metric_name(self, name: str) -> str:
+        """Return the name of a metric in the logs, for its name in ``federation.monitor``."""
+        return name
 
     def metrics(self) -> MetricCollection | dict[str, Any]:
         """Return the task's metrics besides the loss, by name; none by default.

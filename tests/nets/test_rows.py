@@ -11,6 +11,7 @@ from torch import nn
 from pl_fed.nets.rows import (
     Row,
     RowLayout,
+    buffers_outside_rows,
     copy_trainable,
     finite_rows,
     frozen_modules,
@@ -208,3 +209,10 @@ def test_infinities_that_cancel_and_large_numbers_are_told_apart():
 def test_no_rows_are_no_trouble():
     assert finite_rows(torch.empty(0, 3)).tolist() == []
     assert finite_rows(torch.empty(2, 0)).tolist() == [True, True]
+
+
+def test_the_weights_of_a_loss_are_no_running_statistics():
+    weight = torch.tensor([1.0, 2.0])
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.CrossEntropyLoss(weight))
+    assert list(running_statistics(net)) == ["1.running_mean", "1.running_var"]
+    assert "2.weight" not in buffers_outside_rows(net)

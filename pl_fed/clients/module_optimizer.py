@@ -1,0 +1,230 @@
+"""The local optimizer of a LightningModule: the one that ``configure_optimizers`` returns."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from pl_fed.nets.rows import trainable_parameters
+
+_NO_OPTIONS = ("params", "name", "initial_lr")
+
+
+class ModuleOptimizer:
+    """Module optimizer: builds local optimizers like that of ``configure_optimizers``.
+
+    It calls ``configure_optimizers`` when a trainer has set up the federation. Local optimizers
+    have the same class and options, and parameters of other models.
+
+    Args:
+        module: A LightningModule with ``configure_optimizers``.
+        schedules: Whether the module's schedule is that of the local optimizer; otherwise it is
+            ignored.
+    """
+
+    def __init__(self, module: nn.Module, schedules: bool = True) -> None:
+        self.module = module
+        self.schedules = schedules
+        self._example: _Example | None = None
+        self._has_informed = False
+
+    def __call__(self, parameters: Any) -> torch.optim.Optimizer:
+        """Build a local optimizer.
+
+        Args:
+            parameters: Parameters or parameter groups.
+
+        Raises:
+            ValueError: If the module has several optimizers, parameter groups or schedules, or a
+                schedule of single steps.
+        """
+        if self._example is None:
+            self._example = self._configure()
+        example = self._example
+        optimizer = type(example.optimizer)(parameters, **example.arguments)
+        for group in optimizer.param_groups:
+            group.update(example.options)
+        return optimizer
+
+    def restart(self) -> None:
+        """Call ``configure_optimizers`` again for the next optimizer, as at the start of a fit."""
+        self._example = None
+
+    def build_schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
+        """Return a schedule of a local optimizer, stepped once a round; ``None`` without one."""
+        schedule = None if self._example is None else self._example.schedule
+        return None if schedule is None else _FollowingSchedule(optimizer, schedule)
+
+    def _configure(self) -> "_Example":
+        name = type(self.module).__name__
+        result = self.module.configure_optimizers()  # type: ignore[operator]
+        if result is None:
+            raise ValueError(
+                f"Expected `configure_optimizers` of {name} to return an optimizer but got None."
+            )
+        optimizer, schedules = _unpack(name, result)
+        schedule = _read_schedule(name, schedules) if self.schedules else None
+        _check_parameters(name, self.module, optimizer)
+        if not self._has_informed:
+            self._has_informed = True
+            rank_zero_info(
+                f"The local optimizer is {type(optimizer).__name__} of {name}.configure_optimizers:"
+                " `model.optimizer` replaces it."
+            )
+        group = optimizer.param_groups[0]
+        options = {key: value for key, value in group.items() if key not in _NO_OPTIONS}
+        if "initial_lr" in group:  # the schedule may have changed the rate
+            options["lr"] = group["initial_lr"]
+        accepted = inspect.signature(type(optimizer)).parameters
+        arguments = {key: value for key, value in options.items() if key in accepted}
+        further = {key: value for key, value in options.items() if key not in accepted}
+        return _Example(optimizer, schedule, arguments, further)
+
+
+@dataclass(frozen=True)
+class _Example:
+    """Example: the optimizer of a module.
+
+    Attributes:
+        optimizer: The optimizer that ``configure_optimizers`` returned.
+        schedule: Its schedule, or ``None``.
+        arguments: The arguments of its class.
+        options: Further entries of its parameter group.
+    """
+
+    optimizer: torch.optim.Optimizer
+    schedule: LRScheduler | None
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+
+class _FollowingSchedule(LRScheduler):
+    """Following schedule: copies the learning rates of another schedule to a local optimizer.
+
+    The rate of a group changes by the same factor as that of the other schedule's optimizer.
+
+    Args:
+        optimizer: The local optimizer.
+        schedule: The schedule, with an optimizer of its own.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, schedule: LRScheduler) -> None:
+        self.schedule = schedule
+        self.taken_steps = 0
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rate of each group, after a step of the other schedule."""
+        if self.last_epoch > self.taken_steps:
+            self.taken_steps = self.last_epoch
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the other optimizer takes no steps
+                self.schedule.step()
+        group = self.schedule.optimizer.param_groups[0]
+        initial, rate = group["initial_lr"], group["lr"]
+        return [
+            rate if base == initial or not initial else base * rate / initial
+            for base in self.base_lrs
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with that of the other schedule."""
+        state = {k: v for k, v in super().state_dict().items() if k != "schedule"}
+        rate = self.schedule.optimizer.param_groups[0]["lr"]
+        return {**state, "schedule": self.schedule.state_dict(), "schedule_lr": rate}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Restore the state, and that of the other schedule."""
+        own = dict(state_dict)
+        self.schedule.load_state_dict(own.pop("schedule"))
+        self.schedule.optimizer.param_groups[0]["lr"] = own.pop("schedule_lr")
+        super().load_state_dict(own)
+
+
+def names_no_optimizer(optimizer: Callable[[Any], Any]) -> bool:
+    """Return whether an argument ``optimizer`` is the default: SGD with learning rate 0.05.
+
+    A function of the user's own counts as an optimizer that the user has chosen. A config cannot
+    tell the default from the same optimizer by name.
+    """
+    function = getattr(optimizer, "func", optimizer)  # of a partial, as a config gives it
+    package = (getattr(function, "__module__", None) or "").split(".")[0]
+    if package not in ("pl_fed", "jsonargparse"):
+        return False
+    parameter = nn.Parameter(torch.zeros(1))
+    try:
+        built = optimizer([parameter])
+    except Exception:  # another check refuses the function
+        return False
+    default = torch.optim.SGD([parameter], lr=0.05)
+    return type(built) is torch.optim.SGD and built.defaults == default.defaults
+
+
+def _unpack(name: str, result: Any) -> tuple[torch.optim.Optimizer, list[Any]]:
+    """Return the optimizer and the schedules in the result of ``configure_optimizers``."""
+    optimizers: Any
+    schedules: Any = []
+    if isinstance(result, Mapping):
+        optimizers, schedules = [result["optimizer"]], [result.get("lr_scheduler")]
+    elif isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], list | tuple):
+        optimizers, schedules = result
+    else:
+        optimizers = result if isinstance(result, list | tuple) else [result]
+    if len(optimizers) == 1 and isinstance(optimizers[0], Mapping):
+        return _unpack(name, optimizers[0])
+    if len(optimizers) != 1:
+        raise ValueError(
+            f"Expected `configure_optimizers` of {name} to return one optimizer but got"
+            f" {len(optimizers)}: use one optimizer, or set `model.optimizer`."
+        )
+    return optimizers[0], [schedule for schedule in schedules if schedule is not None]
+
+
+def _read_schedule(name: str, schedules: list[Any]) -> LRScheduler | None:
+    """Return the schedule, which steps once in each epoch: a round; ``None`` without one."""
+    if not schedules:
+        return None
+    if len(schedules) > 1:
+        raise ValueError(
+            f"Expected `configure_optimizers` of {name} to return one lr_scheduler but got"
+            f" {len(schedules)}: use one, or set `model.lr_scheduler`."
+        )
+    first = schedules[0]
+    options = first if isinstance(first, Mapping) else {"scheduler": first}
+    scheduler = options["scheduler"]
+    interval, frequency = options.get("interval", "epoch"), options.get("frequency", 1)
+    if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
+        raise ValueError(
+            f"Expected `lr_scheduler` of {name}.configure_optimizers to be a schedule of epochs but"
+            f" got {type(scheduler).__name__}: set `model.lr_scheduler` instead."
+        )
+    if interval != "epoch" or frequency != 1:
+        raise ValueError(
+            f"Expected `lr_scheduler` of {name}.configure_optimizers to have interval epoch and"
+            f" frequency 1 but got {interval} and {frequency}, since a schedule steps once a"
+            " round: set `model.lr_scheduler` instead."
+        )
+    return scheduler
+
+
+def _check_parameters(name: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse several parameter groups, and an optimizer of a part of the trainable parameters."""
+    if len(optimizer.param_groups) > 1:
+        raise ValueError(
+            f"Expected the optimizer of {name}.configure_optimizers to have one parameter group but"
+            f" got {len(optimizer.param_groups)}: use one group, or set `model.optimizer`."
+        )
+    own = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
+    for parameter_name, parameter in trainable_parameters(module).items():
+        if id(parameter) not in own:
+            raise ValueError(
+                f"Expected the optimizer of {name}.configure_optimizers to have all trainable"
+                f" parameters but got one without `{parameter_name}`: set its requires_grad=False"
+                " to freeze it."
+            )

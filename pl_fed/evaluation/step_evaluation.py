@@ -1,0 +1,94 @@
+"""The evaluation of clients by the steps of a LightningModule, one client after the other."""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pl_fed.data.client_data import ClientData
+from pl_fed.evaluation.monitor import Tables
+from pl_fed.tasks import LightningTask
+from pl_fed.trees import Tree, join, select
+from pl_fed.types import Batch
+
+
+class SamplesLike(Protocol):
+    """The part of the evaluator's samples that a step evaluation reads."""
+
+    data: ClientData
+    sizes: Tensor
+
+    def client_batches(self, position: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (position, repeated for each sample; sample ids) of one client, in batches."""
+
+
+class StepEvaluation:
+    """Step evaluation: collects the results of a module's steps for each client.
+
+    Args:
+        task: The task.
+        module: The module; it holds the model of one client at a time.
+        samples: The clients' samples.
+    """
+
+    def __init__(self, task: LightningTask, module: nn.Module, samples: SamplesLike) -> None:
+        self.task = task
+        self.module = module
+        self.samples = samples
+        sizes, device = samples.sizes, samples.data.device
+        self._loss = torch.zeros(len(sizes), dtype=torch.float64, device=device)
+        self._values = self._loss.new_full((len(sizes), len(task.measures)), torch.nan)
+
+    def evaluate(self, position: int, part: str) -> None:
+        """Evaluate the client at a position on its samples of a part of the data."""
+        loss, values = self.task.evaluate(self.module, self.batches(position), part)
+        self._loss[position] = loss
+        for column, name in enumerate(self.task.measures):
+            self._values[position, column] = values.get(name, torch.nan)
+
+    def measure_training_loss(
+        self, position: int, poison: Callable[[Batch], Batch] | None = None
+    ) -> None:
+        """Evaluate ``training_step`` for the client at a position, on poisoned samples if given."""
+        batches = self.batches(position, poison)
+        self._loss[position] = self.task.training_mean(self.module, batches)
+
+    def predict(self, position: int) -> Tree:
+        """Return the predictions for the samples of the client at a position."""
+        batches = self.batches(position)
+        return join([self.task.predict_batch(self.module, batch) for batch in batches])
+
+    def batches(
+        self, position: int, poison: Callable[[Batch], Batch] | None = None
+    ) -> "_ClientBatches":
+        """Return the samples of the client at a position in batches."""
+        return _ClientBatches(self.samples, position, poison)
+
+    @property
+    def losses(self) -> Tensor:
+        """The mean loss of each client, float64 [clients]; 0 without samples."""
+        return self._loss
+
+    @property
+    def tables(self) -> Tables:
+        """The results of all clients."""
+        count = self.samples.sizes.to(self._loss.device)[:, None]
+        return Tables(torch.zeros_like(count), count, self._loss * count[:, 0], self._values)
+
+
+class _ClientBatches:
+    """Client batches: the samples of one client in batches; may be iterated several times."""
+
+    def __init__(
+        self, samples: SamplesLike, position: int, poison: Callable[[Batch], Batch] | None
+    ) -> None:
+        self.samples = samples
+        self.position = position
+        self.poison = poison
+
+    def __iter__(self) -> Iterator[Batch]:
+        data = self.samples.data
+        for _, index in self.samples.client_batches(self.position):
+            batch = Batch(data.inputs_of(index), select(data.targets, index), None, index)
+            yield batch if self.poison is None else self.poison(batch)

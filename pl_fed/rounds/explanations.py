@@ -1,0 +1,41 @@
+"""Errors of users' code, with an explanation."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def call_or_explain(
+    expected: str,
+    call: Callable[[], Any],
+    remedies: Mapping[str, str] | None = None,
+    explains_own: bool = True,
+) -> Any:
+    """Return the value of a function, or raise its error with an explanation.
+
+    Args:
+        expected: The beginning of the new message.
+        call: The function.
+        remedies: Endings of the new message, by words in the message of the error.
+        explains_own: Whether to explain errors that pl_fed's own code raises.
+
+    Raises:
+        ValueError: If the function fails.
+    """
+    try:
+        return call()
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if not explains_own and _is_own(error):
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        for words, remedy in (remedies or {}).items():
+            if words in reason:
+                reason = f"{reason.rstrip('.')}{remedy}."
+        raise ValueError(f"{expected} failed: {reason}") from error
+
+
+def _is_own(error: BaseException) -> bool:
+    """Return whether pl_fed's own code raised an error."""
+    place, module = error.__traceback__, ""
+    while place is not None:
+        module, place = str(place.tb_frame.f_globals.get("__name__")), place.tb_next
+    return module.split(".")[0] == "pl_fed"

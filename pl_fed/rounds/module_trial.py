@@ -1,0 +1,130 @@
+"""A trial of a LightningModule's steps before training, on a few samples."""
+
+import copy
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from pl_fed.clients.base import Client
+from pl_fed.metrics.client_metrics import STATISTICS, TAKEN_NAMES
+from pl_fed.nets.modes import evaluation_mode
+from pl_fed.random import fork_torch_rng
+from pl_fed.rounds.explanations import call_or_explain
+from pl_fed.tasks import LightningTask
+from pl_fed.tasks.lightning_task import guess_direction
+from pl_fed.tasks.step_logs import StepLogs
+from pl_fed.trees import Tree, describe, leaves
+from pl_fed.types import Batch
+
+
+def try_steps(
+    client: Client,
+    task: LightningTask,
+    first_samples: Callable[[], Batch],
+    optimizer: torch.optim.Optimizer,
+    augment: Callable[[Tree], Tree] | None = None,
+) -> None:
+    """Run the steps of a module on a few samples, and find the names of its metrics.
+
+    The trial runs on a copy of the module, in evaluation mode. It sets ``task.measures`` and
+    ``client.takes_integers``.
+
+    Args:
+        client: The algorithm.
+        task: The task; the names are those of all logs in the evaluation of both parts.
+        first_samples: Returns a few samples in the net's input format.
+        optimizer: The local optimizer, for steps that read it.
+        augment: Changes the inputs of each minibatch.
+
+    Raises:
+        ValueError: If a step fails, or logs values with a reserved name; or if the federation has
+            further metrics.
+    """
+    if task.further_metrics:
+        raise ValueError(
+            "Expected no argument `federation.metrics` for the task LightningTask but got"
+            f" {', '.join(task.further_metrics)}: log metrics in `validation_step` and `test_step`."
+        )
+    net = _copy(client, optimizer)
+    batch = first_samples()
+    with fork_torch_rng(batch.device), evaluation_mode(net):
+        if augment is not None:
+            batch = batch._replace(inputs=augment(batch.inputs))
+        try:
+            _try_training(net, task, batch)
+        except ValueError:
+            if all(leaf.is_floating_point() for leaf in leaves(batch.inputs)):
+                raise
+            client.takes_integers = False  # as for other nets: integers may be features
+            floats = first_samples()
+            try:
+                _try_training(net, task, floats)
+            except ValueError:
+                client.takes_integers = True
+            else:
+                batch = floats
+            if client.takes_integers:
+                raise
+        task.measures = {}
+        for part, step in (("val", "validation_step"), ("test", "test_step")):
+            task.measures |= _try_evaluation(net, task, batch, part, step)
+    _check_names(type(net).__name__, task.measures)
+
+
+def _try_training(net: nn.Module, task: LightningTask, batch: Batch) -> None:
+    _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
+
+
+def _try_evaluation(
+    net: nn.Module, task: LightningTask, batch: Batch, part: str, step: str
+) -> dict[str, bool]:
+    """Evaluate a part, and return the names of its metrics and their directions."""
+    logs = StepLogs()
+    _, values = _try_step(net, batch, step, lambda: task.evaluate(net, [batch], part, logs))
+    declared = logs.directions()
+    return {
+        name: declared.get(name, name not in task.lower_is_better and guess_direction(name))
+        for name in values
+    }
+
+
+def _try_step(net: nn.Module, batch: Batch, step: str, call: Callable[[], Any]) -> Any:
+    return call_or_explain(
+        f"Expected `{step}` of {type(net).__name__} to take inputs {describe(batch.inputs)} and"
+        f" targets {describe(batch.targets)} of each sample but that",
+        call,
+        explains_own=False,
+    )
+
+
+def _copy(client: Client, optimizer: torch.optim.Optimizer) -> nn.Module:
+    """Return a copy of the net with the same trainer; the net if Python cannot copy it.
+
+    A trainer has no optimizers and schedules before the fit, so the copy has its own.
+    """
+    try:
+        net = copy.deepcopy(client.global_model)
+    except Exception:  # for example an attribute with a lock or an open file
+        return client.global_model
+    with suppress(RuntimeError):  # the client has no trainer
+        net.trainer = client.trainer  # type: ignore[assignment]
+    schedule = client.build_schedule(optimizer)
+    vars(net)["optimizers"] = lambda *_, **__: optimizer
+    vars(net)["lr_schedulers"] = lambda: schedule
+    return net
+
+
+def _check_names(net: str, measures: dict[str, bool]) -> None:
+    """Refuse names of logged metrics that pl_fed needs for others."""
+    taken = {name for name in TAKEN_NAMES if name not in ("accuracy", "loss")}
+    taken |= {f"{name}{suffix}" for name in ("loss", *measures) for suffix in STATISTICS if suffix}
+    for name in measures:
+        if name in taken or not name.isidentifier():
+            raise ValueError(
+                f"Expected {net} to log metrics by names of letters, digits and underscores that no"
+                f" statistic over clients has (`acc_std`, for example) but got {name!r}: use"
+                " another name."
+            )

@@ -1,0 +1,286 @@
+"""The task of a LightningModule: its own steps define loss, metrics and predictions."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+
+from pl_fed.arguments import check_choice
+from pl_fed.nets.calls import Net
+from pl_fed.tasks.base import Task
+from pl_fed.tasks.metric_values import keep_local
+from pl_fed.tasks.module_steps import call_step, list_hooks
+from pl_fed.tasks.step_logs import StepLogs, short_name
+from pl_fed.trees import Tree, describe, leaves, select
+from pl_fed.types import Batch
+
+BatchStructure = Literal["pair", "joint"]
+
+_LOSS_WORDS = {
+    *("loss", "error", "err", "mse", "rmse", "mae", "mape", "nll", "perplexity", "ppl"),
+    *("bpc", "cer", "wer", "ece", "brier", "distance"),
+}
+
+_METRICS: WeakKeyDictionary[nn.Module, list[Metric | MetricCollection]] = WeakKeyDictionary()
+"""The metrics of each module."""
+
+
+class LightningTask(Task):
+    """Lightning task: a LightningModule's own steps, unchanged, are the learning problem.
+
+    Clients with a LightningModule as net have this task by default. ``training_step`` returns the
+    loss. Its logs become ``train/<name>``: the mean over the local steps of the cohort's clients.
+    ``validation_step`` and ``test_step`` run on each client's own samples. Their logs become
+    metrics with all statistics over clients. Metrics of torchmetrics in the module are reset
+    before each client, and in training before each step. Names lose the stage: ``val_acc`` and
+    ``test/acc`` are the metric ``acc``.
+
+    Steps take batches without padding. Algorithms that need the losses of single samples, such as
+    FedTilt, refuse this task.
+
+    Args:
+        batch: The structure of a batch. ``"pair"`` is the tuple (inputs, targets). ``"joint"``
+            merges dicts of inputs and targets into one dict, or tuples into one tuple. ``None``
+            takes ``"joint"`` if both are dicts, otherwise ``"pair"``.
+        lower_is_better: Names of logged numbers with small values for good models. By default
+            these are names with a word like loss, error, mae, rmse or perplexity. Metrics of
+            torchmetrics declare it themselves.
+
+    Raises:
+        ValueError: If ``batch`` is unknown.
+
+    Example:
+        >>> task = LightningTask()
+        >>> task.build_batch({"ids": torch.zeros(2)}, {"labels": torch.ones(2)}).keys()
+        dict_keys(['ids', 'labels'])
+    """
+
+    averages_samples = False
+    runs_steps = True
+
+    def __init__(
+        self, batch: BatchStructure | None = None, lower_is_better: Sequence[str] = ()
+    ) -> None:
+        if batch is not None:
+            check_choice(("pair", "joint"), batch=batch)
+        self.batch = batch
+        self.lower_is_better = tuple(map(short_name, lower_is_better))
+        self.measures: dict[str, bool] = {}
+        self._step_logs: dict[int, dict[str, Tensor]] | None = None
+        self._batch_idx: Any = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the task's loss in messages."""
+        return "the loss of `training_step`"
+
+    def losses(self, outputs: Tree, targets: Tree) -> Tensor:
+        """Raise an error: a step returns the loss of a whole batch.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            "Expected a task with the losses of single samples but got LightningTask: the module's"
+            " `training_step` returns the loss of a whole batch."
+        )
+
+    def is_sample_mean(self, outputs: Tree, targets: Tree) -> bool:
+        """Return ``False``: a step may do anything with its batch."""
+        return False
+
+    def build_batch(self, inputs: Tree, targets: Tree) -> Any:
+        """Return inputs and targets as the batch of a step."""
+        both_dicts = isinstance(inputs, dict) and isinstance(targets, dict)
+        if both_dicts and self.batch != "pair":
+            return {**inputs, **targets}
+        if self.batch != "joint":
+            return inputs, targets
+        if isinstance(inputs, dict) or isinstance(targets, dict):
+            raise ValueError(
+                "Expected inputs and targets of the data to be both dicts for a LightningTask with"
+                f' batch="joint" but got {type(inputs).__name__} and {type(targets).__name__}.'
+            )
+        parts = (inputs, targets)
+        tuples = [tuple(part) if isinstance(part, tuple | list) else (part,) for part in parts]
+        return (*tuples[0], *tuples[1])
+
+    # Training
+
+    def loss(self, net: Callable[..., Any], batch: Batch) -> Tensor:
+        """Return the loss of ``training_step`` on the samples that ``batch.mask`` selects."""
+        if batch.mask is not None:
+            selected = batch.mask.nonzero().flatten()
+            if not len(selected):
+                return 0 * _first_tensor(net).sum()
+            inputs, targets = select(batch.inputs, selected), select(batch.targets, selected)
+            batch = batch._replace(inputs=inputs, targets=targets)
+        module, logs = _module_of(net), StepLogs()
+        reset_metrics(module)
+        with logs.record(module):
+            example = self.build_batch(batch.inputs, batch.targets)
+            output = call_step(net, "training_step", example, self._batch_idx)
+        loss = read_loss(output)
+        if loss is None:
+            raise TypeError(
+                "Expected `training_step` to return a loss, or a dict with the tensor `loss`, but"
+                f" got {type(output).__name__}."
+            )
+        if self._step_logs is not None:
+            self._step_logs.setdefault(id(module), logs.values())
+        reset_metrics(module)
+        return loss
+
+    @contextmanager
+    def training_logs(self, batch_idx: Any) -> Iterator[dict[int, dict[str, Tensor]]]:
+        """Collect the logs of a local step's first call of each module, by the module's id."""
+        before = self._step_logs, self._batch_idx
+        self._step_logs, self._batch_idx = {}, batch_idx
+        try:
+            yield self._step_logs
+        finally:
+            self._step_logs, self._batch_idx = before
+
+    @contextmanager
+    def without_logs(self) -> Iterator[None]:
+        """Drop the logs within the context, for example of a gradient inside an objective."""
+        before, self._step_logs = self._step_logs, None
+        try:
+            yield
+        finally:
+            self._step_logs = before
+
+    # Evaluation
+
+    def metric_directions(self) -> dict[str, bool]:
+        """Return the names of the logged metrics, and whether larger values are better."""
+        return self.measures
+
+    def metric_name(self, name: str) -> str:
+        """Return a metric's name without its stage: ``val_acc`` is ``acc``."""
+        return short_name(name)
+
+    def evaluate(
+        self, module: nn.Module, batches: Iterable[Batch], part: str, logs: StepLogs | None = None
+    ) -> tuple[float, dict[str, float]]:
+        """Return the loss and the metrics of a module on one client's samples.
+
+        The loss is the loss that the evaluation step returns, or else the loss that it logs, or
+        else the loss of ``training_step``.
+
+        Args:
+            module: A LightningModule in evaluation mode.
+            batches: The client's samples, at least one; may be iterated several times.
+            part: ``val`` or ``test``; the steps of the other part replace missing ones.
+            logs: Records the logs; new logs by default.
+        """
+        stage = _choose_stage(module, part)
+        if stage is None:
+            return self.training_mean(module, batches), {}
+        logs, total, size = logs or StepLogs(), 0.0, 0
+        reset_metrics(module)
+        with logs.record(module):
+            getattr(module, f"on_{stage}_epoch_start")()
+            for index, batch in enumerate(batches):
+                logs.size = batch.size
+                example = self.build_batch(batch.inputs, batch.targets)
+                loss = read_loss(call_step(module, f"{stage}_step", example, index))
+                total += torch.nan if loss is None else float(loss) * batch.size
+                size += batch.size
+            getattr(module, f"on_{stage}_epoch_end")()
+        values = {name: float(value) for name, value in logs.values().items()}
+        reset_metrics(module)
+        logged_loss = values.pop("loss", None)
+        if loss is not None:
+            return total / size, values
+        if logged_loss is not None:
+            return logged_loss, values
+        return self.training_mean(module, batches), values
+
+    def training_mean(self, module: nn.Module, batches: Iterable[Batch]) -> float:
+        """Return the mean of the loss of ``training_step`` over one client's samples."""
+        total, size = 0.0, 0
+        with self.without_logs():
+            for index, batch in enumerate(batches):
+                self._batch_idx = index
+                total += float(self.loss(module, batch)) * batch.size
+                size += batch.size
+        return total / max(1, size)
+
+    def predict_batch(self, module: nn.Module, batch: Batch) -> Tree:
+        """Return the result of ``predict_step``; without one, the outputs for the inputs.
+
+        Raises:
+            ValueError: If the module has no ``predict_step``, and refuses the inputs.
+        """
+        if "predict_step" not in list_hooks(module):
+            try:
+                return self.predict(module, batch.inputs)
+            except (TypeError, NotImplementedError, AttributeError, KeyError) as error:
+                raise ValueError(
+                    f"Expected {type(module).__name__} to have a `predict_step`, or to take inputs"
+                    f" {describe(batch.inputs)}, but that failed ({error}): define `predict_step`."
+                ) from error
+        return call_step(module, "predict_step", self.build_batch(batch.inputs, batch.targets), 0)
+
+    def predictions(self, outputs: Tree) -> dict[str, Tensor]:
+        """Return the outputs: as ``prediction``, or the columns of a dict."""
+        if isinstance(outputs, dict) and "prediction" in outputs:
+            return outputs
+        return {"prediction": outputs}
+
+
+def read_loss(output: Any) -> Tensor | None:
+    """Return the loss in the result of a step; ``None`` if there is none."""
+    loss = output.get("loss") if isinstance(output, dict) else output
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
+def guess_direction(name: str) -> bool:
+    """Return whether larger values of a logged number are better, by the words of its name.
+
+    Example:
+        >>> guess_direction("acc"), guess_direction("mae"), guess_direction("recon_error")
+        (True, False, False)
+    """
+    return not _LOSS_WORDS & set(name.lower().split("_"))
+
+
+def reset_metrics(module: nn.Module) -> None:
+    """Reset the metrics of torchmetrics in a module that have been updated."""
+    if module not in _METRICS:
+        _METRICS[module] = [
+            part for part in module.modules() if isinstance(part, Metric | MetricCollection)
+        ]
+    for metric in _METRICS[module]:
+        if isinstance(metric, MetricCollection):
+            if any(part.update_called for part in metric.values(copy_state=False)):
+                metric.reset()
+            continue
+        keep_local(metric)
+        if metric.update_called:
+            metric.reset()
+
+
+def _module_of(net: Any) -> nn.Module:
+    module: nn.Module = net.module if isinstance(net, Net) else net
+    return module
+
+
+def _first_tensor(net: Any) -> Tensor:
+    """Return a trainable tensor of a net, for a loss of 0 with a gradient."""
+    if isinstance(net, Net):
+        return leaves(dict(net.tensors))[0]
+    tensor: Tensor = next(leaf for leaf in net.parameters() if leaf.requires_grad)
+    return tensor
+
+
+def _choose_stage(module: nn.Module, part: str) -> str | None:
+    """Return the stage whose step evaluates a part of the data; ``None`` if there is no step."""
+    stages = ("test", "validation") if part == "test" else ("validation", "test")
+    hooks = list_hooks(module)
+    return next((stage for stage in stages if f"{stage}_step" in hooks), None)

@@ -1,0 +1,131 @@
+"""The steps of a LightningModule: which ones it defines, and calls of them."""
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
+
+from torch import nn
+
+from pl_fed.nets.calls import Net, functional_call
+
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+_CALLED = (
+    *STEPS,
+    "configure_optimizers",
+    *("on_validation_epoch_start", "on_validation_epoch_end"),
+    *("on_test_epoch_start", "on_test_epoch_end"),
+)
+_SKIPPED = (  # they observe, or belong to data and to processes
+    *("setup", "teardown", "configure_callbacks", "prepare_data"),
+    *("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
+    *("on_fit_start", "on_fit_end", "on_train_start", "on_train_end"),
+    *("on_train_epoch_start", "on_train_epoch_end"),
+    *("on_validation_start", "on_validation_end", "on_test_start", "on_test_end"),
+    *("on_validation_model_eval", "on_validation_model_train"),
+    *("on_test_model_eval", "on_test_model_train"),
+    *("on_predict_start", "on_predict_end", "on_predict_epoch_start", "on_predict_epoch_end"),
+    *("on_save_checkpoint", "on_load_checkpoint"),
+)
+
+
+def list_hooks(net: nn.Module) -> list[str]:
+    """Return the steps and hooks of Lightning that a module's class defines, in their order.
+
+    Returns:
+        Names of methods; empty for a module that is no LightningModule.
+    """
+    bases = type(net).__mro__
+    names = [base.__name__ for base in bases]  # pytorch_lightning has a class of its own
+    if "LightningModule" not in names:
+        return []
+    place = names.index("LightningModule")
+    defined = dict.fromkeys(name for base in bases[:place] for name in vars(base))
+    return [
+        name
+        for name in defined
+        if not name.startswith("_")
+        and hasattr(bases[place], name)
+        and not hasattr(nn.Module, name)
+        and callable(getattr(bases[place], name))
+    ]
+
+
+def has_training_step(net: object) -> bool:
+    """Return whether a net is a LightningModule with a ``training_step``."""
+    return isinstance(net, nn.Module) and "training_step" in list_hooks(net)
+
+
+def check_hooks(net: nn.Module) -> list[str]:
+    """Refuse a module with a ``training_step`` whose hooks would change its training.
+
+    Args:
+        net: A LightningModule with a ``training_step``.
+
+    Returns:
+        The names of hooks that pl_fed does not call and that need not change the training.
+
+    Raises:
+        ValueError: If the module optimizes manually, has hooks of local steps, or a step that takes
+            an iterator.
+    """
+    name, hooks = type(net).__name__, list_hooks(net)
+    if not getattr(net, "automatic_optimization", True):
+        raise ValueError(
+            f"Expected argument `net` to have `automatic_optimization` = True but got {name} with"
+            " False: return the loss from `training_step` without manual_backward, since the local"
+            " optimizer takes the step."
+        )
+    refused = [hook for hook in hooks if hook not in (*_CALLED, *_SKIPPED)]
+    if refused:
+        raise ValueError(
+            f"Expected argument `net` to have no hooks of single steps but got {name} with"
+            f" `{'`, `'.join(refused)}`: move their code into `training_step`, or use the trainer's"
+            " options."
+        )
+    for step in STEPS:
+        if step in hooks and "dataloader_iter" in inspect.signature(getattr(net, step)).parameters:
+            raise ValueError(
+                f"Expected `{step}` of {name} to take (batch, batch_idx) but got dataloader_iter."
+            )
+    return [hook for hook in hooks if hook in _SKIPPED]
+
+
+def call_step(net: Callable[..., Any], step: str, batch: Any, batch_idx: Any) -> Any:
+    """Return the result of a step.
+
+    Args:
+        net: A LightningModule, or one with other tensors (:class:`~pl_fed.nets.calls.Net`).
+        step: The name of the step.
+        batch: The batch, in the module's own structure.
+        batch_idx: The index of the batch.
+    """
+    module = net.module if isinstance(net, Net) else net
+    function, kind = getattr(module, step), cast(Any, type(module))
+    arguments = (batch, batch_idx, 0)[: _count_arguments(kind, step)]
+    if not isinstance(net, Net):
+        return function(*arguments)
+    tensors = {f"module.{name}": tensor for name, tensor in net.tensors.items()}
+    return functional_call(_Step(net.module, step), tensors, arguments)
+
+
+@cache
+def _count_arguments(kind: type, step: str) -> int:
+    """Return the number of arguments of a step: batch, batch_idx and dataloader_idx, in order."""
+    _, *parameters = inspect.signature(getattr(kind, step)).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return 2
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(parameter.kind in positional for parameter in parameters)
+
+
+class _Step(nn.Module):
+    """Step: ``forward`` is a step of a module, for ``functional_call``."""
+
+    def __init__(self, module: nn.Module, step: str) -> None:
+        super().__init__()
+        self.module = module
+        self.step = step
+
+    def forward(self, *arguments: Any) -> Any:
+        return getattr(self.module, self.step)(*arguments)

@@ -1,0 +1,177 @@
+"""The logs of one step, or of one client's steps, of a LightningModule."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+
+from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, compute_metric
+
+_STAGE = re.compile(r"^(train|training|val|valid|validation|test)[/_. -]+(?=.)")
+_NO_LETTER = re.compile(r"\W+")
+_REDUCTIONS = ("mean", "sum", "min", "max")
+
+
+class StepLogs:
+    """Step logs: records ``self.log`` and ``self.log_dict`` of a LightningModule.
+
+    A number has the mean over its steps as value, weighted by their samples, or another
+    ``reduce_fx``. A metric of torchmetrics has the value of its state at the end.
+
+    Attributes:
+        size: The number of samples of the current step.
+    """
+
+    def __init__(self) -> None:
+        self.size = 1
+        self._numbers: dict[str, list[Tensor]] = {}
+        self._weights: dict[str, list[float]] = {}
+        self._reductions: dict[str, str] = {}
+        self._metrics: dict[str, Metric | tuple[MetricCollection, str]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all logged values."""
+        return [*self._numbers, *self._metrics]
+
+    @contextmanager
+    def record(self, module: nn.Module) -> Iterator[None]:
+        """Record the logs of a module within the context."""
+        attributes = vars(module)
+        names = ("log", "log_dict")
+        before: dict[str, Any] = {name: attributes[name] for name in names if name in attributes}
+        attributes["log"], attributes["log_dict"] = self.log, self.log_dict
+        try:
+            yield
+        finally:
+            del attributes["log"], attributes["log_dict"]
+            for name, function in before.items():
+                attributes[name] = function
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: str | Callable[..., Any] = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Record a number, a tensor of one number, or a metric of torchmetrics.
+
+        The arguments are those of ``LightningModule.log``; pl_fed honours ``reduce_fx`` and
+        ``batch_size``.
+
+        Raises:
+            TypeError: If the value is of another type.
+            ValueError: If the tensor has several numbers, or the reduction is unknown.
+        """
+        name = short_name(name)
+        if isinstance(value, Metric):
+            self._metrics[name] = value
+            return
+        reduction = getattr(reduce_fx, "__name__", reduce_fx)
+        if reduction not in _REDUCTIONS:
+            raise ValueError(
+                f"Expected `reduce_fx` of self.log({name!r}, ...) to be one of"
+                f" {', '.join(_REDUCTIONS)} but got {reduction!r}."
+            )
+        if isinstance(value, bool | int | float):
+            value = torch.tensor(float(value))
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"Expected self.log({name!r}, ...) to take a number, a tensor of one number or a"
+                f" metric of torchmetrics but got {type(value).__name__}."
+            )
+        if value.numel() != 1:
+            raise ValueError(
+                f"Expected self.log({name!r}, ...) to take one number but got shape"
+                f" {list(value.shape)}."
+            )
+        self._numbers.setdefault(name, []).append(value.detach().reshape(()))
+        self._weights.setdefault(name, []).append(float(batch_size or self.size))
+        self._reductions[name] = str(reduction)
+
+    def log_dict(
+        self, dictionary: Mapping[str, Any] | MetricCollection, *args: Any, **kwargs: Any
+    ) -> None:
+        """Record each entry of a dict of values, or each metric of a collection."""
+        if isinstance(dictionary, MetricCollection):
+            for name in dictionary:
+                self._metrics[short_name(str(name))] = (dictionary, str(name))
+            return
+        for name, value in dictionary.items():
+            self.log(name, value, *args, **kwargs)
+
+    def values(self) -> dict[str, Tensor]:
+        """Return the value of each name; NaN for a metric that is undefined for the samples."""
+        values = {name: self._reduce(name) for name in self._numbers}
+        collections: dict[int, Any] = {}
+        for name, metric in self._metrics.items():
+            if isinstance(metric, tuple):
+                collection, key = metric
+                if id(collection) not in collections:
+                    collections[id(collection)] = _compute(collection)
+                results = collections[id(collection)]
+                value = results[key] if isinstance(results, dict) else results
+            else:
+                value = _compute(metric)
+            values[name] = torch.as_tensor(value).detach()
+        for name, value in values.items():
+            if value.numel() != 1:
+                raise ValueError(
+                    f"Expected the metric of self.log({name!r}, ...) to give one number but got"
+                    f" shape {list(value.shape)}: set, for example, its argument `average: macro`."
+                )
+        return values
+
+    def directions(self) -> dict[str, bool]:
+        """Return whether larger values are better, for each logged metric that declares it."""
+        directions = {}
+        for name, metric in self._metrics.items():
+            single = metric[0][metric[1]] if isinstance(metric, tuple) else metric
+            if single.higher_is_better is not None:
+                directions[name] = bool(single.higher_is_better)
+        return directions
+
+    def _reduce(self, name: str) -> Tensor:
+        values, reduction = self._numbers[name], self._reductions[name]
+        if len(values) == 1:
+            return values[0]
+        numbers = torch.stack([value.double() for value in values])
+        if reduction == "mean":
+            weights = numbers.new_tensor(self._weights[name])
+            return (numbers * weights).sum() / weights.sum()
+        if reduction == "sum":
+            return numbers.sum()
+        return numbers.amin() if reduction == "min" else numbers.amax()
+
+
+def short_name(name: str) -> str:
+    """Return the name of a logged value without its stage, as an identifier.
+
+    Example:
+        >>> short_name("val_acc"), short_name("train/top-5"), short_name("f1"), short_name("val")
+        ('acc', 'top_5', 'f1', 'val')
+    """
+    return _NO_LETTER.sub("_", _STAGE.sub("", name)).strip("_") or name
+
+
+def _compute(metric: Any) -> Any:
+    """Return a metric's value; NaN if the metric refuses its samples."""
+    try:
+        return compute_metric(metric)
+    except UNDEFINED_ERRORS:
+        return torch.tensor(torch.nan)
