@@ -17,7 +17,7 @@ from torch import nn
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
 from pl_fed.attacks import Backdoor
-from pl_fed.clients import FedAvg, FedTilt
+from pl_fed.clients import FedAvg, FedTilt, PFedMe
 from pl_fed.tasks import Classification, LightningTask
 
 
@@ -136,6 +136,10 @@ REFUSED = {
     "further metrics": (
         lambda: fedavg_round(LitTable(), table, metrics=[BinaryAUROC()]),
         "no argument `federation.metrics` for the task LightningTask but got binary_auroc: log",
+    ),
+    "a schedule under pFedMe": (
+        lambda: run_rounds(PFedMe(LitImages(norm=False)), shared_out(images())),
+        "`lr_scheduler` to be None, as it would scale the steps of both models, but got",
     ),
     "losses of samples": (
         lambda: run_rounds(FedTilt(LitTable()), shared_out(table())),

@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import BinaryAUROC
 
 import pl_fed
-from pl_fed.aggregators import QFFL, Median
+from pl_fed.aggregators import QFFL, FLTrust, Median
 from pl_fed.attacks import SignFlipping
 from pl_fed.clients import APFL, Ditto, FedAvg, FedRep, PerFedAvg, PFedMe, Scaffold
 from pl_fed.command.main import main
@@ -258,6 +258,45 @@ def test_losses_of_the_broadcast_are_those_of_the_training_step():
     errors = (net(x) - x).square().mean(1)
     expected = torch.stack([errors[arrays.client == k].mean() for k in range(2)]).detach()
     torch.testing.assert_close(losses[-1], expected, rtol=1e-10, atol=0)
+
+
+class Lookahead(torch.optim.Adam):
+    """An optimizer of a user's own, with options in keyword arguments."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+
+
+def test_models_with_options_of_their_own_keep_them():
+    net = LitAutoencoder()
+    net.__class__ = type("Own", (LitAutoencoder,), {"configure_optimizers": build_lookahead})
+    client = Ditto(net, personal_lr=0.5)
+    optimizer = client.objective.build_optimizer(client.trained_parameters)
+    assert type(optimizer) is Lookahead
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.5]
+    assert [group["betas"] for group in optimizer.param_groups] == [(0.5, 0.9)] * 2
+
+
+def build_lookahead(module):
+    return Lookahead(module.parameters(), lr=0.25, betas=(0.5, 0.9))
+
+
+def test_the_root_update_is_that_of_the_modules_steps():
+    data = shared_out(numbers([8, 8]), root_samples=4)
+    roots = []
+
+    class Watched(FLTrust):
+        def forward(self, uploads, weights, context):
+            roots.append(context.root)
+            return super().forward(uploads, weights, context)
+
+    net = seeded(LitAutoencoder).double()
+    run_rounds(FedAvg(net), data, rounds=1, aggregator=Watched(), shuffle=False)
+    plain = copy.deepcopy(net)
+    x = data.clients.to(torch.device("cpu"), torch.float64).batch(data.clients.root).inputs
+    (plain(x) - x).square().mean().backward()
+    step = torch.cat([-0.3 * p.grad.flatten() for p in plain.parameters()])
+    torch.testing.assert_close(roots[-1], step, rtol=1e-8, atol=1e-10)
 
 
 class LitBranch(LitAutoencoder):
