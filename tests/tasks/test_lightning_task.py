@@ -299,6 +299,27 @@ def test_the_root_update_is_that_of_the_modules_steps():
     torch.testing.assert_close(roots[-1], step, rtol=1e-8, atol=1e-10)
 
 
+class LitSparse(LitAutoencoder):
+    """Logs other names in other steps."""
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 0:
+            self.log("first", 1.0)
+        else:
+            self.log("later", 1.0)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_a_name_that_some_steps_log_is_no_number(engine):
+    data = shared_out(numbers([8, 8]))
+    with pytest.warns(UserWarning, match="leaves out `later`, which the steps of the module"):
+        report = run_rounds(FedAvg(seeded(LitSparse)), data, engine=engine).reports[-1]
+    assert torch.as_tensor(report["train/first"]).isnan()
+    assert torch.isfinite(torch.as_tensor(report["train/recon"]))
+    assert "train/later" not in report
+
+
 class LitBranch(LitAutoencoder):
     """Branches on data."""
 
