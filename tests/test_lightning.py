@@ -32,6 +32,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.cli import ReduceLROnPlateau
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.profilers import Profiler
+from lit_modules import LitAutoencoder
 from small_federations import sections
 
 import pl_fed
@@ -1174,6 +1175,8 @@ def test_a_client_adds_to_the_hooks_it_needs(tmp_path):
 def test_what_is_no_client_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"^Expected argument `model` to be a pl_fed.clients.Cl"):
         fit(tmp_path, lightning.LightningModule())
+    with pytest.raises(TypeError, match=r"to an algorithm, as in pl_fed.clients.FedAvg\(Lit"):
+        fit(tmp_path, LitAutoencoder())
     by_hand = client_of(FedAvg)
     by_hand.automatic_optimization = False
     with pytest.raises(ValueError, match=r"^Expected argument `model` to have automatic_optimiza"):

@@ -47,9 +47,11 @@ class ModuleOptimizer:
         if self._example is None:
             self._example = self._configure()
         example = self._example
+        parameters = list(parameters)
+        own_options = [set(part) if isinstance(part, Mapping) else set() for part in parameters]
         optimizer = type(example.optimizer)(parameters, **example.arguments)
-        for group in optimizer.param_groups:
-            group.update(example.options)
+        for group, own in zip(optimizer.param_groups, own_options):
+            group.update({k: v for k, v in example.options.items() if k not in own})
         return optimizer
 
     def restart(self) -> None:

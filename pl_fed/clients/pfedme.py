@@ -76,21 +76,17 @@ class PFedMe(Client):
         check_positive(lam=lam, personal_lr=personal_lr)
         check_integers(1, personal_steps=personal_steps)
         self.refuse_running_statistics("a local round evaluates the net at several points")
-        if self.lr_scheduler is not None:
-            raise ValueError(
-                "Expected argument `lr_scheduler` to be None, as it would scale the steps of both"
-                f" models, but got {self.lr_scheduler!r}."
-            )
+        self._refuse_schedule(self.lr_scheduler)
         self.lam = lam
         self.personal_steps = personal_steps
         self.personal_lr = personal_lr
         self.weight_decay = 0.0  # of the local optimizer: set by `check`
 
     def check(self, data: ClientData, population: Population) -> None:
-        """Read the weight decay from the optimizer; it must be SGD.
+        """Read the weight decay from the optimizer; it must be SGD without a schedule.
 
         Raises:
-            ValueError: If the optimizer is not SGD.
+            ValueError: If the optimizer is not SGD, or a LightningModule has a schedule.
         """
         optimizer = self.objective.build_optimizer(self.trained_parameters)
         if type(optimizer) is not torch.optim.SGD:
@@ -98,7 +94,15 @@ class PFedMe(Client):
                 "Expected argument `optimizer` to build torch.optim.SGD but got"
                 f" {type(optimizer).__name__}."
             )
+        self._refuse_schedule(self.build_schedule(optimizer))
         self.weight_decay = float(optimizer.defaults["weight_decay"])
+
+    def _refuse_schedule(self, schedule: object) -> None:
+        if schedule is not None:
+            raise ValueError(
+                "Expected argument `lr_scheduler` to be None, as it would scale the steps of both"
+                f" models, but got {schedule!r}."
+            )
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Take K steps on θ_i, and return λ/2 ‖w_i − θ_i‖² as the objective of w_i.

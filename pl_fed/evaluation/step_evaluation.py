@@ -44,6 +44,7 @@ class StepEvaluation:
         """Evaluate the client at a position on its samples of a part of the data."""
         loss, values = self.task.evaluate(self.module, self.batches(position), part)
         self._loss[position] = loss
+        self.task.warn_of_omitted(values, self.task.measures)
         for column, name in enumerate(self.task.measures):
             self._values[position, column] = values.get(name, torch.nan)
 

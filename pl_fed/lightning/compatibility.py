@@ -24,6 +24,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from pl_fed.arguments import check_instances
 from pl_fed.clients.base import Client
 from pl_fed.data.module import FederatedData
+from pl_fed.tasks.module_steps import has_training_step
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
@@ -94,9 +95,16 @@ def check_trainer(trainer: Any, model: Any) -> None:
 def check_model(model: Any) -> None:
     """Refuse a model that is not a client, or that overrides a method that is never called."""
     if not isinstance(model, Client):
+        name = type(model).__name__
+        if has_training_step(model):
+            raise TypeError(
+                f"Expected argument `model` to be a pl_fed.clients.Client but got {name}: give the"
+                f" module to an algorithm, as in pl_fed.clients.FedAvg({name}(...)), and fit the"
+                " algorithm."
+            )
         raise TypeError(
             "Expected argument `model` to be a pl_fed.clients.Client but got"
-            f" {type(model).__name__}: pass the net, its loss and its optimizer to an algorithm, as"
+            f" {name}: pass the net, its loss and its optimizer to an algorithm, as"
             " in pl_fed.clients.FedAvg(net, criterion=..., optimizer=...), and fit the algorithm."
         )
     _check_overridden("model", METHODS, model, LightningModule)

@@ -29,8 +29,8 @@ def try_steps(
 ) -> None:
     """Run the steps of a module on a few samples, and find the names of its metrics.
 
-    The trial runs on a copy of the module, in evaluation mode. It sets ``task.measures`` and
-    ``client.takes_integers``.
+    The trial runs on a copy of the module, in evaluation mode. It sets ``task.measures``,
+    ``task.step_names`` and ``client.takes_integers``.
 
     Args:
         client: The algorithm.
@@ -75,7 +75,11 @@ def try_steps(
 
 
 def _try_training(net: nn.Module, task: LightningTask, batch: Batch) -> None:
-    _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
+    """Run ``training_step``, and set the names that it logs."""
+    task.step_names = None
+    with task.training_logs(0) as logs:
+        _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
+    task.step_names = tuple(logs[id(net)])
 
 
 def _try_evaluation(

@@ -1,5 +1,6 @@
 """The task of a LightningModule: its own steps define loss, metrics and predictions."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -39,6 +40,9 @@ class LightningTask(Task):
     before each client, and in training before each step. Names lose the stage: ``val_acc`` and
     ``test/acc`` are the metric ``acc``.
 
+    Steps should log the same names in every step. A trial before training finds the names: other
+    names are left out with a warning, and a missing one makes the mean of the round NaN.
+
     Steps take batches without padding. Algorithms that need the losses of single samples, such as
     FedTilt, refuse this task.
 
@@ -49,6 +53,11 @@ class LightningTask(Task):
         lower_is_better: Names of logged numbers with small values for good models. By default
             these are names with a word like loss, error, mae, rmse or perplexity. Metrics of
             torchmetrics declare it themselves.
+
+    Attributes:
+        measures: The names of the logged metrics of evaluations, and whether larger values are
+            better. The trial before training sets them.
+        step_names: The names that ``training_step`` logs; ``None`` before that trial.
 
     Raises:
         ValueError: If ``batch`` is unknown.
@@ -70,6 +79,8 @@ class LightningTask(Task):
         self.batch = batch
         self.lower_is_better = tuple(map(short_name, lower_is_better))
         self.measures: dict[str, bool] = {}
+        self.step_names: tuple[str, ...] | None = None
+        self._omitted: set[str] = set()
         self._step_logs: dict[int, dict[str, Tensor]] | None = None
         self._batch_idx: Any = 0
 
@@ -131,9 +142,28 @@ class LightningTask(Task):
                 f" got {type(output).__name__}."
             )
         if self._step_logs is not None:
-            self._step_logs.setdefault(id(module), logs.values())
+            self._step_logs.setdefault(id(module), self._align_logs(logs.values(), loss))
         reset_metrics(module)
         return loss
+
+    def _align_logs(self, values: dict[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
+        """Return logged values by the names of the trial; NaN for a name without a value."""
+        if self.step_names is None:
+            return values
+        self.warn_of_omitted(values, self.step_names)
+        missing = loss.new_full((), torch.nan)
+        return {name: values.get(name, missing) for name in self.step_names}
+
+    def warn_of_omitted(self, names: Iterable[str], known_names: Iterable[str]) -> None:
+        """Warn once of each name that the trial before training did not log."""
+        omitted = set(names) - set(known_names) - self._omitted
+        if omitted:
+            self._omitted |= omitted
+            warnings.warn(
+                f"pl_fed leaves out `{'`, `'.join(sorted(omitted))}`, which the steps of the module"
+                " log in some batches only: log the same names in every step.",
+                stacklevel=2,
+            )
 
     @contextmanager
     def training_logs(self, batch_idx: Any) -> Iterator[dict[int, dict[str, Tensor]]]:

@@ -10,10 +10,21 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lit_federations import (
+    draw,
+    float32,
+    images,
+    labels,
+    numbers,
+    owners,
+    sentences,
+    set_up,
+    table,
+    trainer_of,
+)
 from lit_modules import (
     LitAutoencoder,
     LitImages,
-    LitLists,
     LitRegression,
     LitTable,
     LitTemplate,
@@ -22,60 +33,16 @@ from lit_modules import (
 from small_federations import mlp, run_rounds, seeded, sgd, shared_out
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
+from torchmetrics.classification import BinaryAUROC
 
 import pl_fed
-from pl_fed.aggregators import Median
-from pl_fed.attacks import Backdoor, SignFlipping
-from pl_fed.clients import APFL, Ditto, FedAvg, FedRep, FedTilt, PerFedAvg, PFedMe, Scaffold
+from pl_fed.aggregators import QFFL, FLTrust, Median
+from pl_fed.attacks import SignFlipping
+from pl_fed.clients import APFL, Ditto, FedAvg, FedRep, PerFedAvg, PFedMe, Scaffold
 from pl_fed.command.main import main
 from pl_fed.data import Arrays
 from pl_fed.samplers import All
-from pl_fed.tasks import Classification, LightningTask
-from pl_fed.tasks.step_logs import StepLogs
-from pl_fed.trees import select
-from pl_fed.types import Batch
-
-SIZES = [8, 8, 8]
-
-
-def owners(sizes):
-    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def labels(samples, classes, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(classes, (samples,), generator=generator)
-
-
-def images(sizes=SIZES):
-    n = sum(sizes)
-    return Arrays(draw(n, 1, 6, 6), labels(n, 3), owners(sizes), num_classes=3)
-
-
-def table(sizes=SIZES):
-    n = sum(sizes)
-    return Arrays(draw(n, 4), labels(n, 2), owners(sizes), num_classes=2)
-
-
-def numbers(sizes=SIZES):
-    n = sum(sizes)
-    return Arrays(draw(n, 4), draw(n, 1, seed=2), owners(sizes))
-
-
-def sentences(sizes=SIZES):
-    n, generator = sum(sizes), torch.Generator().manual_seed(0)
-    ids = torch.randint(1, 11, (n, 6), generator=generator)
-    lengths = torch.randint(2, 7, (n, 1), generator=generator)
-    mask = (torch.arange(6) < lengths).long()
-    targets = torch.where(mask.bool(), ids.roll(-1, 1), -100)
-    batch = {"input_ids": ids * mask, "attention_mask": mask}
-    return Arrays(batch, {"labels": targets}, owners(sizes))
-
+from pl_fed.tasks import LightningTask
 
 MODULES = {
     "images": (LitImages, images),
@@ -191,117 +158,6 @@ def test_a_metric_object_in_training_has_the_value_of_each_step():
     assert "log" not in vars(client.global_model)
 
 
-def set_up(make, arrays, algorithm=Ditto, tmp_path=None, rounds=1, federation=None, **settings):
-    """Fit, and return the trainer, the client and the data."""
-    client = algorithm(seeded(make), **settings)
-    data = shared_out(arrays, val_fraction=0.25, test_fraction=0.25)
-    trainer = trainer_of(tmp_path, rounds, federation)
-    trainer.fit(client, data)
-    return trainer, client, data
-
-
-def trainer_of(folder, rounds, federation=None):
-    return pl_fed.Trainer(
-        federation or pl_fed.Federation(All(), seed=0), run_dir=folder, max_epochs=rounds,
-        accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-
-
-def float32(arrays):
-    x, y = (t.float() if t.is_floating_point() else t for t in (arrays.inputs, arrays.targets))
-    return Arrays(x, y, arrays.client, num_classes=arrays.num_classes)
-
-
-def test_evaluation_steps_give_each_clients_metrics(tmp_path):
-    arrays = float32(table([16, 24, 4]))
-    trainer, client, data = set_up(LitTable, arrays, tmp_path=tmp_path)
-    trainer.test(client, data)
-    metrics = trainer.federation.metrics("test")["personal"].per_client()
-    clients, expected = data.clients, {"auroc": [], "loss": []}
-    for k in range(3):
-        net = trainer.federation.model_of(k, "personal")
-        batch = clients.batch(clients.test.samples(k))
-        with torch.no_grad():
-            logits = net(batch.inputs)
-            expected["loss"].append(float(net.loss(logits, batch.targets.float())))
-        if len(batch.targets.unique()) == 2:
-            expected["auroc"].append(float(BinaryAUROC()(logits.sigmoid(), batch.targets)))
-        else:
-            expected["auroc"].append(torch.nan)
-    for name, values in expected.items():
-        torch.testing.assert_close(
-            metrics[name], torch.tensor(values).double(), equal_nan=True, rtol=1e-5, atol=1e-6
-        )
-    logged = trainer.callback_metrics
-    undefined = sum(value != value for value in expected["auroc"])
-    assert undefined >= 1, "or nothing is undefined here"
-    assert float(logged["test/personal/auroc_undefined"]) == undefined
-    defined = [value for value in expected["auroc"] if value == value]
-    assert float(logged["test/personal/auroc"]) == pytest.approx(sum(defined) / len(defined))
-    for model in ("global", "personal", "hybrid"):
-        for statistic in ("", "_std", "_worst10", "_jain"):
-            assert f"test/{model}/f1{statistic}" in logged
-
-
-def test_a_step_without_a_returned_loss_has_the_logged_one_or_that_of_training(tmp_path):
-    task, batch = LightningTask(), Batch(draw(6, 1, 6, 6), labels(6, 3))
-    net = seeded(LitImages).double().eval()
-    with torch.no_grad():
-        loss, values = task.evaluate(net, [batch, batch], "val")
-        expected = float(nn.functional.cross_entropy(net(batch.inputs), batch.targets))
-        accuracy = float((net(batch.inputs).argmax(1) == batch.targets).double().mean())
-        assert loss == pytest.approx(expected)
-        assert values == {"acc": pytest.approx(accuracy)}
-        returned, _ = task.evaluate(net, [batch, batch], "test")
-        assert returned == pytest.approx(expected)
-        net, batch = seeded(LitRegression).double().eval(), Batch(draw(6, 4), draw(6, 1, seed=3))
-        loss, values = task.evaluate(net, [batch], "val")
-        errors = net.net(batch.inputs) - batch.targets
-        assert loss == pytest.approx(float(errors.square().mean()))
-        assert values["mae"] == pytest.approx(float(errors.abs().mean()))
-        assert values["r2"] < 1
-
-
-def test_the_mean_of_a_logged_number_is_weighted_by_samples():
-    task, net = LightningTask(), seeded(LitTokens).eval()
-    arrays = sentences([9])
-    batches = [
-        Batch(select(arrays.inputs, part), select(arrays.targets, part))
-        for part in (slice(0, 7), slice(7, 9))
-    ]
-    with torch.no_grad():
-        _, values = task.evaluate(net, batches, "val")
-        losses = [net._loss(task.build_batch(*batch[:2])).exp() for batch in batches]
-    assert values["perplexity"] == pytest.approx(float(losses[0] * 7 + losses[1] * 2) / 9, rel=1e-5)
-
-
-def test_a_logged_metric_chooses_models(tmp_path):
-    federation = pl_fed.Federation(All(), seed=0, monitor="val_mae")
-    trainer, client, data = set_up(
-        LitRegression, float32(numbers([16, 16])), tmp_path=tmp_path, federation=federation
-    )
-    assert trainer.federation.monitored_metric == "mae"
-    assert not trainer.federation.session.evaluation.monitor.higher_is_better
-    trainer.validate(client, data)
-    metrics = trainer.federation.metrics("val")
-    mae = {name: metrics[name].per_client()["mae"] for name in ("global", "personal", "hybrid")}
-    assert torch.equal(mae["hybrid"], torch.minimum(mae["global"], mae["personal"]))
-    with pytest.raises(ValueError, match=r"`federation.monitor` to be one of mae, r2, loss for"):
-        run_rounds(FedAvg(LitRegression()), shared_out(numbers()), monitor="f1")
-
-
-def test_predictions_are_those_of_predict_step(tmp_path):
-    trainer, client, data = set_up(
-        LitRegression, float32(numbers([16, 24])), FedAvg, tmp_path=tmp_path
-    )
-    tables = [table for batch in trainer.predict(client, data) for table in batch]
-    net, clients = trainer.federation.model_of(0, "global"), data.clients
-    for k in range(2):
-        inputs = clients.batch(clients.test.samples(k)).inputs
-        with torch.no_grad():
-            torch.testing.assert_close(tables[k]["prediction"].flatten(), net.net(inputs)[:, 0])
-
-
 def test_the_module_reads_the_round_from_its_trainer(tmp_path):
     rounds = []
 
@@ -342,23 +198,6 @@ def test_a_widespread_template_runs_unchanged(tmp_path, engine):
         assert float(table["loss"][0]) == pytest.approx(loss, rel=1e-5)
         assert torch.equal(table["acc"], table["acc_best"]), "metrics are reset between clients"
         assert {f"train/{model}/acc", f"train/{model}/loss", f"val/{model}/acc_std"} <= set(logged)
-
-
-def test_lists_of_a_module_hold_one_clients_outputs(tmp_path):
-    trainer, client, data = set_up(
-        LitLists, float32(table([16, 24, 16])), FedAvg, tmp_path=tmp_path, rounds=4
-    )
-    assert float(trainer.callback_metrics["train/lr"]) == pytest.approx(0.01 / 4)
-    assert client.optimizers().param_groups[0]["lr"] == 0
-    measured = trainer.federation.metrics("val")["global"].per_client()["auroc"]
-    net = trainer.federation.model_of(0, "global")
-    for k in range(3):
-        batch = data.clients.batch(data.clients.val.samples(k))
-        with torch.no_grad():
-            scores = net.net(batch.inputs).softmax(1)[:, 1]
-        assert float(measured[k]) == pytest.approx(float(BinaryAUROC()(scores, batch.targets)))
-    with pytest.raises(ValueError, match="Expected LitLists to have a `predict_step`, or to take"):
-        trainer.predict(client, data)
 
 
 def test_the_optimizer_and_the_schedule_are_those_of_the_module(tmp_path):
@@ -404,6 +243,83 @@ def test_further_algorithms_attacks_and_aggregators_take_a_module():
     assert report["train/byzantine"] == 1
 
 
+def test_losses_of_the_broadcast_are_those_of_the_training_step():
+    """An aggregator that needs them gets the mean over each client's samples."""
+    losses = []
+
+    class Watched(QFFL):
+        def forward(self, uploads, weights, context):
+            losses.append(context.start_losses)
+            return super().forward(uploads, weights, context)
+
+    arrays, net = numbers([6, 9]), seeded(LitAutoencoder).double()
+    run_rounds(FedAvg(net), shared_out(arrays), rounds=1, aggregator=Watched())
+    x = arrays.inputs.float().double()
+    errors = (net(x) - x).square().mean(1)
+    expected = torch.stack([errors[arrays.client == k].mean() for k in range(2)]).detach()
+    torch.testing.assert_close(losses[-1], expected, rtol=1e-10, atol=0)
+
+
+class Lookahead(torch.optim.Adam):
+    """An optimizer of a user's own, with options in keyword arguments."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+
+
+def test_models_with_options_of_their_own_keep_them():
+    net = LitAutoencoder()
+    net.__class__ = type("Own", (LitAutoencoder,), {"configure_optimizers": build_lookahead})
+    client = Ditto(net, personal_lr=0.5)
+    optimizer = client.objective.build_optimizer(client.trained_parameters)
+    assert type(optimizer) is Lookahead
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.5]
+    assert [group["betas"] for group in optimizer.param_groups] == [(0.5, 0.9)] * 2
+
+
+def build_lookahead(module):
+    return Lookahead(module.parameters(), lr=0.25, betas=(0.5, 0.9))
+
+
+def test_the_root_update_is_that_of_the_modules_steps():
+    data = shared_out(numbers([8, 8]), root_samples=4)
+    roots = []
+
+    class Watched(FLTrust):
+        def forward(self, uploads, weights, context):
+            roots.append(context.root)
+            return super().forward(uploads, weights, context)
+
+    net = seeded(LitAutoencoder).double()
+    run_rounds(FedAvg(net), data, rounds=1, aggregator=Watched(), shuffle=False)
+    plain = copy.deepcopy(net)
+    x = data.clients.to(torch.device("cpu"), torch.float64).batch(data.clients.root).inputs
+    (plain(x) - x).square().mean().backward()
+    step = torch.cat([-0.3 * p.grad.flatten() for p in plain.parameters()])
+    torch.testing.assert_close(roots[-1], step, rtol=1e-8, atol=1e-10)
+
+
+class LitSparse(LitAutoencoder):
+    """Logs other names in other steps."""
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 0:
+            self.log("first", 1.0)
+        else:
+            self.log("later", 1.0)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+def test_a_name_that_some_steps_log_is_no_number(engine):
+    data = shared_out(numbers([8, 8]))
+    with pytest.warns(UserWarning, match="leaves out `later`, which the steps of the module"):
+        report = run_rounds(FedAvg(seeded(LitSparse)), data, engine=engine).reports[-1]
+    assert torch.as_tensor(report["train/first"]).isnan()
+    assert torch.isfinite(torch.as_tensor(report["train/recon"]))
+    assert "train/later" not in report
+
+
 class LitBranch(LitAutoencoder):
     """Branches on data."""
 
@@ -422,158 +338,6 @@ def test_a_module_that_cannot_be_stacked_names_the_line():
     assert outcome.distance(run_rounds(client, data)) == 0
 
 
-def lit(**members):
-    """An autoencoder with other members."""
-    return type("Own", (LitAutoencoder,), members)()
-
-
-def with_optimizer(build):
-    return lit(configure_optimizers=build)
-
-
-def scheduled(optimizer, **options):
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, **options}}
-
-
-def plateau(module):
-    optimizer = torch.optim.SGD(module.parameters(), 0.1)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "val_loss"}
-
-
-def fedavg_round(net, arrays=numbers, **settings):
-    return run_rounds(FedAvg(net), shared_out(arrays()), **settings)
-
-
-def adam(parameters):
-    return torch.optim.Adam(parameters, lr=0.1)
-
-
-REFUSED = {
-    "manual optimization": (
-        lambda: FedAvg(lit(automatic_optimization=False)),
-        "`automatic_optimization` = True but got Own with False",
-    ),
-    "hooks of steps": (
-        lambda: FedAvg(lit(on_after_backward=None, optimizer_step=None)),
-        "no hooks of single steps but got Own with `on_after_backward`, `optimizer_step`: move",
-    ),
-    "an iterator": (
-        lambda: FedAvg(lit(training_step=lambda self, dataloader_iter: None)),
-        r"`training_step` of Own to take \(batch, batch_idx\) but got dataloader_iter",
-    ),
-    "a criterion": (
-        lambda: FedAvg(lit(), criterion=nn.MSELoss()),
-        "no argument `criterion` for Own, a LightningModule with a `training_step`, but got MSE",
-    ),
-    "another task": (
-        lambda: FedAvg(lit(), task=Classification()),
-        "no argument `task` for Own, .* but got Classification",
-    ),
-    "a task without steps": (
-        lambda: FedAvg(nn.Linear(1, 1), task=LightningTask()),
-        "LightningModule with a `training_step` for the task LightningTask but got Linear",
-    ),
-    "two optimizers": (
-        lambda: fedavg_round(
-            with_optimizer(lambda m: [adam(m.encoder.parameters()), adam(m.decoder.parameters())])
-        ),
-        "`configure_optimizers` of Own to return one optimizer but got 2",
-    ),
-    "no optimizer": (
-        lambda: fedavg_round(with_optimizer(lambda m: None)),
-        "`configure_optimizers` of Own to return an optimizer but got None",
-    ),
-    "parameter groups": (
-        lambda: fedavg_round(
-            with_optimizer(
-                lambda m: adam([{"params": m.encoder.parameters()},
-                                {"params": m.decoder.parameters(), "lr": 0.01}])
-            )
-        ),
-        "Own.configure_optimizers to have one parameter group but got 2",
-    ),
-    "a part of the parameters": (
-        lambda: fedavg_round(with_optimizer(lambda m: adam(m.encoder.parameters()))),
-        "all trainable parameters but got one without `decoder.weight`: set its requires_grad=Fal",
-    ),
-    "a schedule of steps": (
-        lambda: fedavg_round(
-            with_optimizer(lambda m: scheduled(adam(m.parameters()), interval="step"))
-        ),
-        "interval epoch and frequency 1 but got step and 1",
-    ),
-    "a plateau": (
-        lambda: fedavg_round(with_optimizer(plateau)),
-        "to be a schedule of epochs but got ReduceLROnPlateau: set `model.lr_scheduler`",
-    ),
-    "another batch": (
-        lambda: fedavg_round(LitImages()),
-        r"`training_step` of LitImages to take inputs \[4\] .* but that failed:",
-    ),
-    "no loss": (
-        lambda: fedavg_round(lit(training_step=lambda self, batch, batch_idx: None)),
-        "`training_step` to return a loss, or a dict with the tensor `loss`, but got NoneType",
-    ),
-    "a logged tensor": (
-        lambda: fedavg_round(
-            lit(validation_step=lambda self, batch, batch_idx: self.log("val_x", batch[0]))
-        ),
-        r"self.log\('x', ...\) to take one number but got shape",
-    ),
-    "a reserved name": (
-        lambda: fedavg_round(
-            lit(validation_step=lambda self, batch, batch_idx: self.log("val_samples", 1.0))
-        ),
-        "that no statistic over clients has .* but got 'samples'",
-    ),
-    "a metric of several numbers": (
-        lambda: fedavg_round(
-            lit(validation_step=log_classes, classes=MulticlassAccuracy(3, average=None))
-        ),
-        r"metric of self.log\('classes', ...\) to give one number but got shape \[3\]",
-    ),
-    "further metrics": (
-        lambda: fedavg_round(LitTable(), table, metrics=[BinaryAUROC()]),
-        "no argument `federation.metrics` for the task LightningTask but got binary_auroc: log",
-    ),
-    "losses of samples": (
-        lambda: run_rounds(FedTilt(LitTable()), shared_out(table())),
-        "FedTilt tilts sample losses",
-    ),
-    "a joint batch": (
-        lambda: LightningTask(batch="joint").build_batch({"x": 1}, torch.zeros(1)),
-        'both dicts for a LightningTask with batch="joint" but got dict and Tensor',
-    ),
-    "a backdoor": (
-        lambda: fedavg_round(LitImages(), images, attack=Backdoor(target=0), fraction=0.4),
-        "classes for Backdoor, .* but got the task LightningTask without classes",
-    ),
-    "padding": (
-        lambda: run_rounds(FedAvg(LitTable()), shared_out(table([5, 8])), engine="stacked"),
-        "one_by_one_compiled or auto for the loss of `training_step`, .* minibatches of several",
-    ),
-}  # fmt: skip
-
-
-def log_classes(self, batch, batch_idx):
-    self.classes.update(torch.tensor([0, 1]), torch.tensor([0, 2]))
-    self.log("val_classes", self.classes)
-
-
-@pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
-def test_modules_that_do_not_fit_get_one_sentence(call, words):
-    with pytest.raises((ValueError, TypeError), match=f"^Expected .*{words}") as raised:
-        call()
-    assert "failed: Expected `" not in str(raised.value), "one sentence of pl_fed"
-
-
-def test_hooks_that_are_not_called_are_named():
-    with pytest.warns(UserWarning, match="does not call `on_train_epoch_end`, `setup` of Own"):
-        FedAvg(lit(on_train_epoch_end=lambda self: None, setup=lambda self, stage: None))
-
-
 @pytest.mark.parametrize(
     ("structure", "inputs", "targets", "expected"),
     [
@@ -587,34 +351,6 @@ def test_hooks_that_are_not_called_are_named():
 )
 def test_a_batch_has_the_structure_that_is_asked_for(structure, inputs, targets, expected):
     assert LightningTask(structure).build_batch(inputs, targets) == expected
-
-
-def test_logs_reduce_as_they_are_asked_to():
-    logs = StepLogs()
-    for size, value in ((1, 1.0), (3, 5.0)):
-        logs.size = size
-        logs.log("val/mean", value)
-        logs.log("sum", torch.tensor(value), reduce_fx="sum")
-        logs.log_dict({"min": value, "max": value}, reduce_fx=torch.min)
-        logs.log("max", value, reduce_fx="max")
-    values = {name: float(value) for name, value in logs.values().items()}
-    assert values == {"mean": 4.0, "sum": 6.0, "min": 1.0, "max": 5.0}
-    with pytest.raises(ValueError, match=r"`reduce_fx` .* to be one of mean, sum, min, max but"):
-        logs.log("x", 1.0, reduce_fx="median")
-    with pytest.raises(TypeError, match="a metric of torchmetrics but got str"):
-        logs.log("x", "1")
-
-
-def test_a_log_is_lower_or_higher_by_its_name():
-    class LitScores(LitAutoencoder):
-        def validation_step(self, batch, batch_idx):
-            self.log_dict({"val_hits": 1.0, "val_recon_error": 1.0, "val_bits": 1.0})
-
-    client = FedAvg(LitScores(), task=LightningTask(lower_is_better=["val_bits"]))
-    run_client = copy.deepcopy(client)
-    federation = pl_fed.Federation(All(), seed=0)
-    federation.setup(run_client, shared_out(float32(numbers())), "fit")
-    assert run_client.task.measures == {"hits": True, "recon_error": False, "bits": False}
 
 
 @pytest.mark.slow

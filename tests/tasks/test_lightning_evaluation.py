@@ -1,0 +1,216 @@
+"""Evaluation and prediction by the steps of LightningModules, for each client."""
+
+import copy
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from lit_federations import (
+    draw,
+    float32,
+    labels,
+    numbers,
+    sentences,
+    set_up,
+    table,
+)
+from lit_modules import (
+    LitAutoencoder,
+    LitImages,
+    LitLists,
+    LitRegression,
+    LitTable,
+    LitTokens,
+)
+from small_federations import run_rounds, seeded, shared_out
+from torch import nn
+from torchmetrics.classification import BinaryAUROC
+
+import pl_fed
+from pl_fed.clients import FedAvg
+from pl_fed.samplers import All
+from pl_fed.tasks import LightningTask
+from pl_fed.tasks.step_logs import StepLogs
+from pl_fed.trees import select
+from pl_fed.types import Batch
+
+
+def test_evaluation_steps_give_each_clients_metrics(tmp_path):
+    arrays = float32(table([16, 24, 4]))
+    trainer, client, data = set_up(LitTable, arrays, tmp_path=tmp_path)
+    trainer.test(client, data)
+    metrics = trainer.federation.metrics("test")["personal"].per_client()
+    clients, expected = data.clients, {"auroc": [], "loss": []}
+    for k in range(3):
+        net = trainer.federation.model_of(k, "personal")
+        batch = clients.batch(clients.test.samples(k))
+        with torch.no_grad():
+            logits = net(batch.inputs)
+            expected["loss"].append(float(net.loss(logits, batch.targets.float())))
+        if len(batch.targets.unique()) == 2:
+            expected["auroc"].append(float(BinaryAUROC()(logits.sigmoid(), batch.targets)))
+        else:
+            expected["auroc"].append(torch.nan)
+    for name, values in expected.items():
+        torch.testing.assert_close(
+            metrics[name], torch.tensor(values).double(), equal_nan=True, rtol=1e-5, atol=1e-6
+        )
+    logged = trainer.callback_metrics
+    undefined = sum(value != value for value in expected["auroc"])
+    assert undefined >= 1, "or nothing is undefined here"
+    assert float(logged["test/personal/auroc_undefined"]) == undefined
+    defined = [value for value in expected["auroc"] if value == value]
+    assert float(logged["test/personal/auroc"]) == pytest.approx(sum(defined) / len(defined))
+    for model in ("global", "personal", "hybrid"):
+        for statistic in ("", "_std", "_worst10", "_jain"):
+            assert f"test/{model}/f1{statistic}" in logged
+
+
+def test_a_step_without_a_returned_loss_has_the_logged_one_or_that_of_training(tmp_path):
+    task, batch = LightningTask(), Batch(draw(6, 1, 6, 6), labels(6, 3))
+    net = seeded(LitImages).double().eval()
+    with torch.no_grad():
+        loss, values = task.evaluate(net, [batch, batch], "val")
+        expected = float(nn.functional.cross_entropy(net(batch.inputs), batch.targets))
+        accuracy = float((net(batch.inputs).argmax(1) == batch.targets).double().mean())
+        assert loss == pytest.approx(expected)
+        assert values == {"acc": pytest.approx(accuracy)}
+        returned, _ = task.evaluate(net, [batch, batch], "test")
+        assert returned == pytest.approx(expected)
+        net, batch = seeded(LitRegression).double().eval(), Batch(draw(6, 4), draw(6, 1, seed=3))
+        loss, values = task.evaluate(net, [batch], "val")
+        errors = net.net(batch.inputs) - batch.targets
+        assert loss == pytest.approx(float(errors.square().mean()))
+        assert values["mae"] == pytest.approx(float(errors.abs().mean()))
+        assert values["r2"] < 1
+
+
+def test_the_mean_of_a_logged_number_is_weighted_by_samples():
+    task, net = LightningTask(), seeded(LitTokens).eval()
+    arrays = sentences([9])
+    batches = [
+        Batch(select(arrays.inputs, part), select(arrays.targets, part))
+        for part in (slice(0, 7), slice(7, 9))
+    ]
+    with torch.no_grad():
+        _, values = task.evaluate(net, batches, "val")
+        losses = [net._loss(task.build_batch(*batch[:2])).exp() for batch in batches]
+    assert values["perplexity"] == pytest.approx(float(losses[0] * 7 + losses[1] * 2) / 9, rel=1e-5)
+
+
+def test_a_logged_metric_chooses_models(tmp_path):
+    federation = pl_fed.Federation(All(), seed=0, monitor="val_mae")
+    trainer, client, data = set_up(
+        LitRegression, float32(numbers([16, 16])), tmp_path=tmp_path, federation=federation
+    )
+    assert trainer.federation.monitored_metric == "mae"
+    assert not trainer.federation.session.evaluation.monitor.higher_is_better
+    trainer.validate(client, data)
+    metrics = trainer.federation.metrics("val")
+    mae = {name: metrics[name].per_client()["mae"] for name in ("global", "personal", "hybrid")}
+    assert torch.equal(mae["hybrid"], torch.minimum(mae["global"], mae["personal"]))
+    with pytest.raises(ValueError, match=r"`federation.monitor` to be one of mae, r2, loss for"):
+        run_rounds(FedAvg(LitRegression()), shared_out(numbers()), monitor="f1")
+
+
+def test_predictions_are_those_of_predict_step(tmp_path):
+    trainer, client, data = set_up(
+        LitRegression, float32(numbers([16, 24])), FedAvg, tmp_path=tmp_path
+    )
+    tables = [table for batch in trainer.predict(client, data) for table in batch]
+    net, clients = trainer.federation.model_of(0, "global"), data.clients
+    for k in range(2):
+        inputs = clients.batch(clients.test.samples(k)).inputs
+        with torch.no_grad():
+            torch.testing.assert_close(tables[k]["prediction"].flatten(), net.net(inputs)[:, 0])
+
+
+def test_lists_of_a_module_hold_one_clients_outputs(tmp_path):
+    trainer, client, data = set_up(
+        LitLists, float32(table([16, 24, 16])), FedAvg, tmp_path=tmp_path, rounds=4
+    )
+    assert float(trainer.callback_metrics["train/lr"]) == pytest.approx(0.01 / 4)
+    assert client.optimizers().param_groups[0]["lr"] == 0
+    measured = trainer.federation.metrics("val")["global"].per_client()["auroc"]
+    net = trainer.federation.model_of(0, "global")
+    for k in range(3):
+        batch = data.clients.batch(data.clients.val.samples(k))
+        with torch.no_grad():
+            scores = net.net(batch.inputs).softmax(1)[:, 1]
+        assert float(measured[k]) == pytest.approx(float(BinaryAUROC()(scores, batch.targets)))
+    with pytest.raises(ValueError, match="Expected LitLists to have a `predict_step`, or to take"):
+        trainer.predict(client, data)
+
+
+def test_logs_reduce_as_they_are_asked_to():
+    logs = StepLogs()
+    for size, value in ((1, 1.0), (3, 5.0)):
+        logs.size = size
+        logs.log("val/mean", value)
+        logs.log("sum", torch.tensor(value), reduce_fx="sum")
+        logs.log_dict({"min": value, "max": value}, reduce_fx=torch.min)
+        logs.log("max", value, reduce_fx="max")
+    values = {name: float(value) for name, value in logs.values().items()}
+    assert values == {"mean": 4.0, "sum": 6.0, "min": 1.0, "max": 5.0}
+    with pytest.raises(ValueError, match=r"`reduce_fx` .* to be one of mean, sum, min, max but"):
+        logs.log("x", 1.0, reduce_fx="median")
+    with pytest.raises(TypeError, match="a metric of torchmetrics but got str"):
+        logs.log("x", "1")
+
+
+def test_a_log_is_lower_or_higher_by_its_name():
+    class LitScores(LitAutoencoder):
+        def validation_step(self, batch, batch_idx):
+            self.log_dict({"val_hits": 1.0, "val_recon_error": 1.0, "val_bits": 1.0})
+
+    client = FedAvg(LitScores(), task=LightningTask(lower_is_better=["val_bits"]))
+    run_client = copy.deepcopy(client)
+    federation = pl_fed.Federation(All(), seed=0)
+    federation.setup(run_client, shared_out(float32(numbers())), "fit")
+    assert run_client.task.measures == {"hits": True, "recon_error": False, "bits": False}
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_metrics_of_one(tmp_path):
+    arrays = table([16, 24, 16])
+    np.savez(tmp_path / "data.npz", x=arrays.inputs, y=arrays.targets, client=arrays.client)
+    config = {
+        "model": {
+            "class_path": "pl_fed.clients.Ditto",
+            "init_args": {"net": {"class_path": "lit_modules.LitTable"}},
+        },
+        "data": {
+            "dataset": {
+                "class_path": "pl_fed.data.Npz",
+                "init_args": {"path": str(tmp_path / "data.npz")},
+            },
+            "partitioner": None,
+            "val_fraction": 0.25,
+        },
+        "federation": {"sampler": {"class_path": "pl_fed.samplers.All"}},
+        "trainer": {"max_epochs": 2, "accelerator": "cpu", "precision": "64-true"},
+    }
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    tables = []
+    for processes in ("1", "2"):
+        command = [sys.executable, "-m", "pl_fed", "fit", "--config", str(tmp_path / "c.yaml")]
+        command += ["--trainer.devices", processes, "--trainer.strategy", "ddp"]
+        folder = tmp_path / processes
+        command += ["--trainer.default_root_dir", str(folder)]
+        tests = Path(__file__).parent.parent  # the module is found in the current folder
+        subprocess.run(command, check=True, cwd=tests, capture_output=True)
+        (path,) = folder.glob("*/metrics.csv")
+        with path.open(newline="") as file:
+            tables.append(list(csv.DictReader(file)))
+    assert {"train/global/positives", "val/personal/auroc", "val/personal/f1_std"} <= set(
+        tables[0][0]
+    )
+    for row, other in zip(*tables, strict=True):
+        for name in row:
+            if row[name] and not name.startswith("time/"):
+                assert float(row[name]) == pytest.approx(float(other[name]), abs=1e-10), name

@@ -1,0 +1,177 @@
+"""LightningModules that do not fit get one sentence before training."""
+
+import pytest
+import torch
+from lit_federations import (
+    images,
+    numbers,
+    table,
+)
+from lit_modules import (
+    LitAutoencoder,
+    LitImages,
+    LitTable,
+)
+from small_federations import run_rounds, shared_out
+from torch import nn
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
+
+from pl_fed.attacks import Backdoor
+from pl_fed.clients import FedAvg, FedTilt, PFedMe
+from pl_fed.tasks import Classification, LightningTask
+
+
+def lit(**members):
+    """An autoencoder with other members."""
+    return type("Own", (LitAutoencoder,), members)()
+
+
+def with_optimizer(build):
+    return lit(configure_optimizers=build)
+
+
+def scheduled(optimizer, **options):
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, **options}}
+
+
+def plateau(module):
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "val_loss"}
+
+
+def fedavg_round(net, arrays=numbers, **settings):
+    return run_rounds(FedAvg(net), shared_out(arrays()), **settings)
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.1)
+
+
+REFUSED = {
+    "manual optimization": (
+        lambda: FedAvg(lit(automatic_optimization=False)),
+        "`automatic_optimization` = True but got Own with False",
+    ),
+    "hooks of steps": (
+        lambda: FedAvg(lit(on_after_backward=None, optimizer_step=None)),
+        "no hooks of single steps but got Own with `on_after_backward`, `optimizer_step`: move",
+    ),
+    "an iterator": (
+        lambda: FedAvg(lit(training_step=lambda self, dataloader_iter: None)),
+        r"`training_step` of Own to take \(batch, batch_idx\) but got dataloader_iter",
+    ),
+    "a criterion": (
+        lambda: FedAvg(lit(), criterion=nn.MSELoss()),
+        "no argument `criterion` for Own, a LightningModule with a `training_step`, but got MSE",
+    ),
+    "another task": (
+        lambda: FedAvg(lit(), task=Classification()),
+        "no argument `task` for Own, .* but got Classification",
+    ),
+    "a task without steps": (
+        lambda: FedAvg(nn.Linear(1, 1), task=LightningTask()),
+        "LightningModule with a `training_step` for the task LightningTask but got Linear",
+    ),
+    "two optimizers": (
+        lambda: fedavg_round(
+            with_optimizer(lambda m: [adam(m.encoder.parameters()), adam(m.decoder.parameters())])
+        ),
+        "`configure_optimizers` of Own to return one optimizer but got 2",
+    ),
+    "no optimizer": (
+        lambda: fedavg_round(with_optimizer(lambda m: None)),
+        "`configure_optimizers` of Own to return an optimizer but got None",
+    ),
+    "parameter groups": (
+        lambda: fedavg_round(
+            with_optimizer(
+                lambda m: adam([{"params": m.encoder.parameters()},
+                                {"params": m.decoder.parameters(), "lr": 0.01}])
+            )
+        ),
+        "Own.configure_optimizers to have one parameter group but got 2",
+    ),
+    "a part of the parameters": (
+        lambda: fedavg_round(with_optimizer(lambda m: adam(m.encoder.parameters()))),
+        "all trainable parameters but got one without `decoder.weight`: set its requires_grad=Fal",
+    ),
+    "a schedule of steps": (
+        lambda: fedavg_round(
+            with_optimizer(lambda m: scheduled(adam(m.parameters()), interval="step"))
+        ),
+        "interval epoch and frequency 1 but got step and 1",
+    ),
+    "a plateau": (
+        lambda: fedavg_round(with_optimizer(plateau)),
+        "to be a schedule of epochs but got ReduceLROnPlateau: set `model.lr_scheduler`",
+    ),
+    "another batch": (
+        lambda: fedavg_round(LitImages()),
+        r"`training_step` of LitImages to take inputs \[4\] .* but that failed:",
+    ),
+    "no loss": (
+        lambda: fedavg_round(lit(training_step=lambda self, batch, batch_idx: None)),
+        "`training_step` to return a loss, or a dict with the tensor `loss`, but got NoneType",
+    ),
+    "a logged tensor": (
+        lambda: fedavg_round(
+            lit(validation_step=lambda self, batch, batch_idx: self.log("val_x", batch[0]))
+        ),
+        r"self.log\('x', ...\) to take one number but got shape",
+    ),
+    "a reserved name": (
+        lambda: fedavg_round(
+            lit(validation_step=lambda self, batch, batch_idx: self.log("val_samples", 1.0))
+        ),
+        "that no statistic over clients has .* but got 'samples'",
+    ),
+    "a metric of several numbers": (
+        lambda: fedavg_round(
+            lit(validation_step=log_classes, classes=MulticlassAccuracy(3, average=None))
+        ),
+        r"metric of self.log\('classes', ...\) to give one number but got shape \[3\]",
+    ),
+    "further metrics": (
+        lambda: fedavg_round(LitTable(), table, metrics=[BinaryAUROC()]),
+        "no argument `federation.metrics` for the task LightningTask but got binary_auroc: log",
+    ),
+    "a schedule under pFedMe": (
+        lambda: run_rounds(PFedMe(LitImages(norm=False)), shared_out(images())),
+        "`lr_scheduler` to be None, as it would scale the steps of both models, but got",
+    ),
+    "losses of samples": (
+        lambda: run_rounds(FedTilt(LitTable()), shared_out(table())),
+        "FedTilt tilts sample losses",
+    ),
+    "a joint batch": (
+        lambda: LightningTask(batch="joint").build_batch({"x": 1}, torch.zeros(1)),
+        'both dicts for a LightningTask with batch="joint" but got dict and Tensor',
+    ),
+    "a backdoor": (
+        lambda: fedavg_round(LitImages(), images, attack=Backdoor(target=0), fraction=0.4),
+        "classes for Backdoor, .* but got the task LightningTask without classes",
+    ),
+    "padding": (
+        lambda: run_rounds(FedAvg(LitTable()), shared_out(table([5, 8])), engine="stacked"),
+        "one_by_one_compiled or auto for the loss of `training_step`, .* minibatches of several",
+    ),
+}  # fmt: skip
+
+
+def log_classes(self, batch, batch_idx):
+    self.classes.update(torch.tensor([0, 1]), torch.tensor([0, 2]))
+    self.log("val_classes", self.classes)
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
+def test_modules_that_do_not_fit_get_one_sentence(call, words):
+    with pytest.raises((ValueError, TypeError), match=f"^Expected .*{words}") as raised:
+        call()
+    assert "failed: Expected `" not in str(raised.value), "one sentence of pl_fed"
+
+
+def test_hooks_that_are_not_called_are_named():
+    with pytest.warns(UserWarning, match="does not call `on_train_epoch_end`, `setup` of Own"):
+        FedAvg(lit(on_train_epoch_end=lambda self: None, setup=lambda self, stage: None))
