@@ -369,7 +369,7 @@ class FederatedData(Configurable, LightningDataModule):
             _warn_if_shared(self.partitioner, split)
             return split
         with _explain_missing_classes(self.partitioner, arrays):
-            pieces = self.partitioner.split(arrays.labels[samples], clients, draw)
+            pieces = self.partitioner.split(arrays.partition_labels[samples], clients, draw)
         split = Part.from_pieces(check_parts(self.partitioner, pieces, len(samples), clients))
         _warn_if_shared(self.partitioner, split)
         return Part(samples[split.index], split.offsets)
@@ -384,7 +384,7 @@ class FederatedData(Configurable, LightningDataModule):
         draw, clients = generator(self.seed, "partition"), self.num_clients or 0
         with _explain_missing_classes(self.partitioner, arrays):
             pieces, other_pieces = self.partitioner.split_matching(
-                arrays.labels[train], arrays.labels[other], clients, draw
+                arrays.partition_labels[train], arrays.partition_labels[other], clients, draw
             )
         split = Part.from_pieces(check_parts(self.partitioner, pieces, len(train), clients))
         matching = Part.from_pieces(
@@ -529,8 +529,8 @@ def _explain_missing_classes(partitioner: Partitioner, arrays: Arrays) -> Iterat
             raise
         raise TypeError(
             f"Expected the data to have class ids for {type(partitioner).__name__}, which splits"
-            f" classes, but got targets of {describe(arrays.targets)}: use the partitioner IID or"
-            " Quantity, or ByOwner if the data set records owners."
+            f" classes, but got targets of {describe(arrays.targets)} and no `labels`: use the"
+            " partitioner IID or Quantity, or ByOwner if the data set records owners."
         ) from error
 
 
