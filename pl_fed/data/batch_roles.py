@@ -22,6 +22,7 @@ class BatchRoles:
         client: The owner of each sample: the key or position of an entry, a function of a sample,
             the name of an attribute of the data set, or the owners of all samples.
         inputs: The entries of the inputs; ``None`` for all entries without another role.
+        labels: The entry of the class of each sample for partitioners; ``None`` uses the targets.
         target: The entry of the targets. ``None`` for the last entry of a tuple, or the entry of a
             dict with the key labels, label, targets, target or y.
 
@@ -29,12 +30,13 @@ class BatchRoles:
         >>> batch = {"ids": torch.ones(2, 3), "site": ["a", "b"], "label": torch.zeros(2)}
         >>> BatchRoles(client="site").separate(batch, 3)
         (tensor([[1., 1., 1.],
-                [1., 1., 1.]]), tensor([0., 0.]))
+                [1., 1., 1.]]), tensor([0., 0.]), None)
     """
 
     client: Owner = None
     inputs: Sequence[str | int] | None = None
     target: str | int | None = None
+    labels: str | int | None = None
 
     def owner(self, sample: Any) -> Any:
         """Return the owner of a sample, or ``None`` if samples do not hold their owners.
@@ -55,8 +57,8 @@ class BatchRoles:
             return sample[self.client]
         return None
 
-    def separate(self, batch: Any, sample_length: int) -> tuple[Tree, Tree]:
-        """Return the inputs and the targets of a batch.
+    def separate(self, batch: Any, sample_length: int) -> tuple[Tree, Tree, Tree]:
+        """Return the inputs, the targets and the labels of a batch; the latter may be ``None``.
 
         Args:
             batch: The batch: a dict, a tuple or a list.
@@ -66,35 +68,55 @@ class BatchRoles:
         Raises:
             ValueError: If the batch has no such entries.
         """
-        if isinstance(batch, Mapping):
-            names: list[Any] = [name for name in batch if name != self.client]
-            target = self.find_target(names)
-        elif isinstance(batch, tuple | list):
-            names = [*range(len(batch))]
-            if isinstance(self.client, int) and len(batch) == sample_length:
-                names.remove(self.client % sample_length)
-            target = self.target if self.target is not None or not names else names[-1]
-        else:
-            names, target = [], None
-        inputs = [name for name in names if name != target] if self.inputs is None else self.inputs
-        if not inputs or any(name not in names for name in (*inputs, target)):
+        roles = self._without_negative_positions(batch)
+        names, target = roles._find_entries(batch, sample_length)
+        labels = () if roles.labels is None else (roles.labels,)
+        others = [name for name in names if name not in (target, *labels)]
+        inputs = others if roles.inputs is None else roles.inputs
+        if not inputs or any(name not in names for name in (*inputs, target, *labels)):
             raise ValueError(
                 "Expected each sample to have inputs and a target, as (x, y) or a dict, but got"
                 f" {_describe_entries(batch)}: name them by `inputs` and `target`, or return (x, x)"
                 " from a data set without targets."
             )
-        entries = {name: _to_tree(name, batch[name]) for name in (*inputs, target)}
+        entries = {name: _to_tree(name, batch[name]) for name in (*inputs, target, *labels)}
+        joined: Tree = tuple(entries[name] for name in inputs)
         if len(inputs) == 1:
-            return entries[inputs[0]], entries[target]
+            joined = entries[inputs[0]]
+        elif isinstance(batch, Mapping):
+            joined = {name: entries[name] for name in inputs}
+        return joined, entries[target], entries[labels[0]] if labels else None
+
+    def _without_negative_positions(self, batch: Any) -> "BatchRoles":
+        """Return roles whose positions in a tuple count from its first entry."""
+        if not isinstance(batch, tuple | list):
+            return self
+
+        def count(name: Any) -> Any:
+            is_negative = isinstance(name, int) and -len(batch) <= name < 0
+            return name + len(batch) if is_negative else name
+
+        inputs = None if self.inputs is None else [count(name) for name in self.inputs]
+        return BatchRoles(self.client, inputs, count(self.target), count(self.labels))
+
+    def _find_entries(self, batch: Any, sample_length: int) -> tuple[list[Any], Any]:
+        """Return the names of the entries without the owner's, and the name of the target."""
         if isinstance(batch, Mapping):
-            return {name: entries[name] for name in inputs}, entries[target]
-        return tuple(entries[name] for name in inputs), entries[target]
+            names: list[Any] = [name for name in batch if name != self.client]
+            return names, self.find_target(names)
+        if not isinstance(batch, tuple | list):
+            return [], None
+        names = [*range(len(batch))]
+        if isinstance(self.client, int) and len(batch) == sample_length:
+            names.remove(self.client % sample_length)
+        last = [name for name in names if name != self.labels][-1:]
+        return names, self.target if self.target is not None or not last else last[0]
 
     def find_target(self, names: Sequence[Any]) -> Any:
         """Return the key of the target among the keys of a dict; ``None`` without a single one."""
         if self.target is not None:
             return self.target
-        candidates = [name for name in _TARGET_KEYS if name in names]
+        candidates = [name for name in _TARGET_KEYS if name in names and name != self.labels]
         return candidates[0] if len(candidates) == 1 else None
 
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ _READ_TWICE = 16  # samples that are read again, to find random draws
 class _Samples:
     inputs: Tree
     targets: Tree
+    labels: Tree
     owners: Sequence[Any] | None
 
 
@@ -74,7 +75,8 @@ def read_data_sets(
     if classes is None:
         is_flat = isinstance(samples.targets, Tensor) and samples.targets.dim() == 1
         classes = count_classes(samples.targets) if is_flat else 0
-    return Arrays(samples.inputs, samples.targets, client, split, classes, names)
+    inputs, targets, labels = samples.inputs, samples.targets, samples.labels
+    return Arrays(inputs, targets, client, split, classes, names, labels)
 
 
 def _number_owners(
@@ -106,14 +108,14 @@ def _read_batch(samples: list[Any], roles: BatchRoles, collate: Collate) -> _Sam
     """Return the inputs, targets and owners of some samples of a data set."""
     owners = [roles.owner(sample) for sample in samples]
     length = len(samples[0]) if isinstance(samples[0], Sized) else 0
-    inputs, targets = roles.separate(collate(samples), length)
-    for leaf in (*leaves(inputs), *leaves(targets)):
+    inputs, targets, labels = roles.separate(collate(samples), length)
+    for leaf in leaves((inputs, targets, labels)):
         if leaf.shape[:1] != (len(samples),):
             raise ValueError(
                 f"Expected argument `collate_fn` to return tensors with a row for each of"
                 f" {len(samples)} samples but got shape {list(leaf.shape)}."
             )
-    return _Samples(inputs, targets, None if None in owners else owners)
+    return _Samples(inputs, targets, labels, None if None in owners else owners)
 
 
 def _read_chunks(
@@ -133,7 +135,8 @@ def _read_chunks(
     for chunk in loader:
         if store is None:
             empty = partial(_allocate, len(dataset))
-            store = _Samples(tree_map(empty, chunk.inputs), tree_map(empty, chunk.targets), None)
+            inputs, targets = tree_map(empty, chunk.inputs), tree_map(empty, chunk.targets)
+            store = _Samples(inputs, targets, tree_map(empty, chunk.labels), None)
         for rows, leaf in zip(_leaves_of(store), _leaves_of(chunk), strict=True):
             if rows.dtype != leaf.dtype:
                 raise ValueError(
@@ -146,7 +149,7 @@ def _read_chunks(
         done += len(_leaves_of(chunk)[0])
     if store is None:
         raise ValueError("Expected at least one sample but got none.")
-    return _Samples(store.inputs, store.targets, owners)
+    return replace(store, owners=owners)
 
 
 def _allocate(count: int, leaf: Tensor) -> Tensor:
@@ -154,7 +157,7 @@ def _allocate(count: int, leaf: Tensor) -> Tensor:
 
 
 def _leaves_of(samples: _Samples) -> list[Tensor]:
-    return [*leaves(samples.inputs), *leaves(samples.targets)]
+    return leaves((samples.inputs, samples.targets, samples.labels))
 
 
 class _UnequalShapesError(Exception):

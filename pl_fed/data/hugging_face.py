@@ -35,6 +35,8 @@ class HuggingFace(DataSource):
             no text.
         target: The column of the targets. ``None`` uses the one that is called labels, label,
             targets, target or y.
+        labels: The column of the class of each sample, for partitioners, where the target is not a
+            class id. ``None`` uses the target.
         padding: The number that pads shorter samples to the longest one, for all columns or by
             name, for example ``{"input_ids": 0, "attention_mask": 0}``.
         num_classes: Number of classes. ``None`` uses the classes of a ``ClassLabel``, or the
@@ -60,6 +62,7 @@ class HuggingFace(DataSource):
         client: str | None = None,
         inputs: list[str] | None = None,
         target: str | None = None,
+        labels: str | None = None,
         padding: float | dict[str, float] | None = None,
         num_classes: int | None = None,
     ) -> None:
@@ -72,7 +75,7 @@ class HuggingFace(DataSource):
         if num_classes is not None:
             check_integers(0, num_classes=num_classes)
         self.dataset = dataset
-        self.roles = build_roles(client, None, inputs, target)
+        self.roles = build_roles(client, None, inputs, target, labels)
         self.collate_fn = choose_collation(None, padding)
         self.num_classes = num_classes
 
@@ -119,8 +122,8 @@ class HuggingFace(DataSource):
 
     def _read(self, dataset: Any) -> Arrays:
         roles = self._find_columns(dataset)
-        names = [*(roles.inputs or ()), roles.target]
-        rows = _Rows(dataset, [*names, *([roles.client] if roles.client else [])])
+        optional = [name for name in (roles.client, roles.labels) if name is not None]
+        rows = _Rows(dataset, [*(roles.inputs or ()), roles.target, *optional])
         classes = self.num_classes
         if classes is None:
             classes = getattr(dataset.features[roles.target], "num_classes", None)
@@ -131,14 +134,17 @@ class HuggingFace(DataSource):
         """Return the roles with the names of all columns that are used."""
         columns, client = dataset.column_names, self.roles.client
         target = self.roles.find_target([name for name in columns if name != client])
-        others = [name for name in columns if name not in (client, target)]
+        labels = self.roles.labels
+        others = [name for name in columns if name not in (client, target, labels)]
         texts = {name for name in columns if _type_of(dataset.features[name]) in _TEXTS}
         inputs = self.roles.inputs
         if inputs is None:
             inputs = [name for name in others if name not in texts]
-        for role, names in (("target", [target]), ("inputs", inputs), ("client", [client])):
+        used = {"target": [target], "inputs": inputs}
+        used |= {"client": [client] if client else [], "labels": [labels] if labels else []}
+        for role, names in used.items():
             for name in names:
-                if name not in columns and not (role == "client" and name is None):
+                if name not in columns:
                     raise ValueError(
                         f"Expected argument `{role}` to name a column but got {name!r} (columns:"
                         f" {', '.join(columns)})."
@@ -153,7 +159,7 @@ class HuggingFace(DataSource):
                 f"Expected a column of inputs but got none (columns: {', '.join(columns)}): encode"
                 " texts before, by `dataset.map`."
             )
-        return BatchRoles(client, inputs, target)
+        return BatchRoles(client, inputs, target, labels)
 
 
 class _Rows:

@@ -47,6 +47,8 @@ class LightningData(DataSource):
             target.
         target: The key or position of the target. ``None`` uses the last entry of a tuple, or the
             entry called labels, label, targets, target or y of a dict.
+        labels: The key or position of the class of each sample, for partitioners, where the target
+            is not a class id. ``None`` uses the target.
         padding: The number that pads shorter samples to the longest one, for all entries or by the
             key of an entry; for dataloaders without a ``collate_fn``.
         num_classes: Number of classes. ``None`` uses the largest class id + 1.
@@ -74,6 +76,7 @@ class LightningData(DataSource):
         client_fn: Callable[[Any], Any] | None = None,
         inputs: list[str] | list[int] | None = None,
         target: int | str | None = None,
+        labels: int | str | None = None,
         padding: float | dict[str, float] | None = None,
         num_classes: int | None = None,
         num_workers: int = 0,
@@ -84,7 +87,7 @@ class LightningData(DataSource):
         check_integers(0, num_workers=num_workers)
         choose_collation(None, padding)
         self.datamodule = datamodule
-        self.roles = build_roles(client, client_fn, inputs, target)
+        self.roles = build_roles(client, client_fn, inputs, target, labels)
         self.padding = padding
         self.num_classes = num_classes
         self.num_workers = num_workers

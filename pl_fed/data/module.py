@@ -53,7 +53,8 @@ class FederatedData(Configurable, LightningDataModule):
             standard deviation over all training samples. ``"channel"`` computes them per channel
             (dimension 1); a constant channel is divided by 1. ``"feature"`` computes them per input
             number and adds 0.001 to the standard deviation. Ditto's code adds the same to pixels in
-            0..255; here pixels are in [0, 1].
+            0..255; here pixels are in [0, 1]. Of inputs of several tensors, those of real numbers
+            and images are normalized, each by itself.
         transforms: Batched modules (``torchvision.transforms.v2``), applied once to all inputs
             before normalization; images are in [0, 1] there. Random draws depend on ``seed``.
         skew: A change of the inputs that differs between clients: see :mod:`pl_fed.skews`.
@@ -225,15 +226,23 @@ class FederatedData(Configurable, LightningDataModule):
         if self.skew is not None:
             data = data.copy_shared_samples()
         data = self._apply_skew(data, after_normalizing=False)
-        normalization = Normalization.fit(data.inputs, self.normalize, data.train.index)
-        if normalization is not None:
-            data = replace(data, inputs=normalization(data.inputs))
+        normalization = self._fit_normalization(data)
+        data = replace(data, inputs=tree_map(_normalize, data.inputs, normalization))
         self._preparation = self._describe_preparation(arrays, normalization)
         return self._apply_skew(data, after_normalizing=True)
 
-    def _describe_preparation(
-        self, arrays: Arrays, normalization: Normalization | None
-    ) -> dict[str, Any]:
+    def _fit_normalization(self, data: ClientData) -> Tree:
+        """Return the normalization of each tensor of the inputs; ``None`` for integers."""
+        return tree_map(
+            lambda leaf: (
+                Normalization.fit(leaf, self.normalize, data.train.index)
+                if leaf.is_floating_point()
+                else None
+            ),
+            data.inputs,
+        )
+
+    def _describe_preparation(self, arrays: Arrays, normalization: Tree) -> dict[str, Any]:
         return {
             "dataset": {
                 "class": type(self.dataset).__name__,
@@ -242,8 +251,8 @@ class FederatedData(Configurable, LightningDataModule):
             "scale": 255 if leaves(arrays.inputs)[0].dtype == torch.uint8 else 1,
             "transforms": [str(transform) for transform in self.transforms],
             "skew": None if self.skew is None else type(self.skew).__name__,
-            "mean": None if normalization is None else normalization.mean[0].tolist(),
-            "std": None if normalization is None else normalization.std[0].tolist(),
+            "mean": _describe_normalization(normalization, "mean"),
+            "std": _describe_normalization(normalization, "std"),
         }
 
     def _apply_skew(self, data: ClientData, after_normalizing: bool) -> ClientData:
@@ -369,7 +378,7 @@ class FederatedData(Configurable, LightningDataModule):
             _warn_if_shared(self.partitioner, split)
             return split
         with _explain_missing_classes(self.partitioner, arrays):
-            pieces = self.partitioner.split(arrays.labels[samples], clients, draw)
+            pieces = self.partitioner.split(arrays.partition_labels[samples], clients, draw)
         split = Part.from_pieces(check_parts(self.partitioner, pieces, len(samples), clients))
         _warn_if_shared(self.partitioner, split)
         return Part(samples[split.index], split.offsets)
@@ -384,7 +393,7 @@ class FederatedData(Configurable, LightningDataModule):
         draw, clients = generator(self.seed, "partition"), self.num_clients or 0
         with _explain_missing_classes(self.partitioner, arrays):
             pieces, other_pieces = self.partitioner.split_matching(
-                arrays.labels[train], arrays.labels[other], clients, draw
+                arrays.partition_labels[train], arrays.partition_labels[other], clients, draw
             )
         split = Part.from_pieces(check_parts(self.partitioner, pieces, len(train), clients))
         matching = Part.from_pieces(
@@ -483,8 +492,11 @@ class FederatedData(Configurable, LightningDataModule):
             self._refuse_changes(is_set, "in a memory map, which they would load")
             return arrays.inputs
         if not isinstance(arrays.inputs, Tensor):
+            inputs = arrays.inputs
+            if is_set.pop("normalize"):  # also images that would stay uint8
+                inputs = tree_map(lambda leaf: scale_images(leaf, torch.float32), inputs)
             self._refuse_changes(is_set, f"of several tensors ({describe(arrays.inputs)})")
-            return tree_map(_to_float32, arrays.inputs)
+            return tree_map(_to_float32, inputs)
         if not any(is_set.values()):
             return _to_float32(arrays.inputs)
         x = arrays.inputs.to(torch.float32)
@@ -529,8 +541,8 @@ def _explain_missing_classes(partitioner: Partitioner, arrays: Arrays) -> Iterat
             raise
         raise TypeError(
             f"Expected the data to have class ids for {type(partitioner).__name__}, which splits"
-            f" classes, but got targets of {describe(arrays.targets)}: use the partitioner IID or"
-            " Quantity, or ByOwner if the data set records owners."
+            f" classes, but got targets of {describe(arrays.targets)} and no `labels`: use the"
+            " partitioner IID or Quantity, or ByOwner if the data set records owners."
         ) from error
 
 
@@ -542,6 +554,23 @@ def _to_float32(leaf: Tensor) -> Tensor:
     if leaf.dtype == torch.uint8:
         return leaf if 4 * leaf.nbytes > _LARGE else scale_images(leaf, torch.float32)
     return leaf.to(torch.float32) if leaf.dtype not in _INTEGERS else leaf
+
+
+def _normalize(leaf: Tensor, normalization: Normalization | None) -> Tensor:
+    return leaf if normalization is None else normalization(leaf)
+
+
+def _describe_normalization(normalization: Tree, name: str) -> Any:
+    """Return the means or standard deviations of each tensor; ``None`` without normalization."""
+    if isinstance(normalization, Normalization):
+        return getattr(normalization, name)[0].tolist()
+    if isinstance(normalization, dict):
+        described = {k: _describe_normalization(v, name) for k, v in normalization.items()}
+        return described if any(value is not None for value in described.values()) else None
+    if isinstance(normalization, tuple | list):
+        values = [_describe_normalization(branch, name) for branch in normalization]
+        return values if any(value is not None for value in values) else None
+    return None
 
 
 def _has_parts(split: Tensor) -> bool:

@@ -36,6 +36,8 @@ class Arrays:
         num_classes: Number of classes; 0 if the targets are not class ids [samples].
         names: Names of the owners (writers, users); the ids in ``client`` are then positions in
             this list. ``None`` if the owners have no names.
+        labels: Class of each sample, int [samples], for partitioners, where the targets are not
+            class ids; ``None`` uses the targets.
         mapped: Whether inputs are memory maps (``numpy.load(path, mmap_mode="r")``), which become
             tensors that share their files. Each minibatch reads and converts its own rows.
 
@@ -56,6 +58,7 @@ class Arrays:
     split: Tensor | None = None
     num_classes: int = 0
     names: Sequence[str] | None = None
+    labels: Tensor | None = None
     mapped: bool = False
 
     def __post_init__(self) -> None:
@@ -67,14 +70,14 @@ class Arrays:
             raise ValueError(
                 f"Expected `inputs` to hold at least one sample but got shape {list(first.shape)}."
             )
-        for name in ("inputs", "targets", "client", "split"):
+        for name in ("inputs", "targets", "client", "split", "labels"):
             for leaf in leaves(getattr(self, name)):
                 if leaf.shape[:1] != (len(self),):
                     raise ValueError(
                         f"Expected `{name}` to have {len(self)} rows, as many as `inputs`, but got"
                         f" shape {list(leaf.shape)}."
                     )
-        for name in ("targets", "client", "split"):
+        for name in ("targets", "client", "split", "labels"):
             tensor = getattr(self, name)
             if isinstance(tensor, Tensor):
                 object.__setattr__(self, name, _to_int64(name, tensor))
@@ -88,6 +91,7 @@ class Arrays:
             _check_names(self.names)
             _check_ids("client", self.client, range(len(self.names)), "positions in `names`")
         _check_ids("split", self.split, range(3), "0 (train), 1 (val) or 2 (test)")
+        _check_ids("labels", self.labels, range(2**31), "class ids from 0")
         self._check_targets()
 
     def _open_memory_maps(self) -> None:
@@ -96,7 +100,7 @@ class Arrays:
             object.__setattr__(self, "mapped", True)
 
     def _check_tensors(self) -> None:
-        for name in ("client", "split"):
+        for name in ("client", "split", "labels"):
             tensor = getattr(self, name)
             if tensor is not None and not isinstance(tensor, Tensor):
                 raise TypeError(_expect_tensor(name, type(tensor).__name__))
@@ -134,9 +138,11 @@ class Arrays:
         return count_samples(self.inputs)
 
     @property
-    def labels(self) -> Tensor:
-        """The targets for partitioners; zeros if a sample has no single label."""
+    def partition_labels(self) -> Tensor:
+        """The labels, or else the targets, for partitioners; zeros without a label per sample."""
         targets = self.targets
+        if self.labels is not None:
+            return self.labels
         if isinstance(targets, Tensor) and (targets.is_floating_point() or targets.dim() == 1):
             return targets
         return torch.zeros(len(self))

@@ -14,8 +14,9 @@ class Table(DataSource):
     The first line of a CSV file names the columns. Inputs are a tensor [samples, inputs] of
     float32; numbers and booleans are taken as they are. With ``ids``, inputs are the tuple of that
     tensor and one of ids, int64 [samples, columns], and the net is called as ``net(numbers, ids)``;
-    without other inputs, they are the ids alone. Categories, classes and clients are numbered from
-    0 in the sorted order of their values. Missing categories have an id of their own, the last.
+    without other inputs, they are the ids alone. ``data.normalize: feature`` normalizes the
+    numbers. Categories, classes and clients are numbered from 0 in the sorted order of their
+    values. Missing categories have an id of their own, the last.
 
     Reading needs the package pyarrow: ``pip install pl_fed[tables]``.
 

@@ -31,6 +31,8 @@ class TorchDataset(DataSource):
             target.
         target: The key or position of the target. ``None`` uses the last entry of a tuple, or the
             entry called labels, label, targets, target or y of a dict.
+        labels: The key or position of the class of each sample, for partitioners, where the target
+            is not a class id. ``None`` uses the target.
         client_fn: A function that returns the owner of a sample, instead of ``client``.
         collate_fn: Joins a list of samples into a batch. ``None`` uses torch's ``default_collate``.
         padding: The number that pads shorter samples to the longest one, for all entries or by the
@@ -59,6 +61,7 @@ class TorchDataset(DataSource):
         client: int | str | list[int] | list[str] | None = None,
         inputs: list[str] | list[int] | None = None,
         target: int | str | None = None,
+        labels: int | str | None = None,
         client_fn: Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         padding: float | dict[str, float] | None = None,
@@ -70,7 +73,7 @@ class TorchDataset(DataSource):
         if num_classes is not None:
             check_integers(0, num_classes=num_classes)
         check_integers(0, num_workers=num_workers)
-        self.roles = build_roles(client, client_fn, inputs, target)
+        self.roles = build_roles(client, client_fn, inputs, target, labels)
         self.collate_fn = choose_collation(collate_fn, padding)
         self.parts = {TRAIN: dataset, VAL: val, TEST: test}
         self.num_classes = num_classes
@@ -95,6 +98,7 @@ def build_roles(
     client_fn: Callable[[Any], Any] | None,
     inputs: Sequence[str | int] | None,
     target: int | str | None,
+    labels: int | str | None,
 ) -> BatchRoles:
     """Return the use of the entries of samples.
 
@@ -112,7 +116,7 @@ def build_roles(
             f"Expected argument `inputs` to be a list of entries but got {inputs!r}: write"
             f" [{inputs}]."
         )
-    return BatchRoles(client if client_fn is None else client_fn, inputs, target)
+    return BatchRoles(client if client_fn is None else client_fn, inputs, target, labels)
 
 
 def choose_collation(

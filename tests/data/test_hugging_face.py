@@ -81,6 +81,16 @@ def test_a_real_target():
     assert (arrays.targets.dtype, arrays.num_classes) == (torch.float32, 0)
 
 
+def test_labels_for_partitioners():
+    arrays = HuggingFace(made(), inputs=["pixels"], target="length", labels="label").load()
+    assert arrays.labels.tolist() == columns()["label"].tolist()
+    assert arrays.num_classes == 0
+    arrays = HuggingFace(made(), "user", target="length", labels="label", padding=0).load()
+    assert [*arrays.inputs] == ["input_ids", "attention_mask", "pixels"]
+    with pytest.raises(ValueError, match="`labels` to name a column but got 'kind'"):
+        HuggingFace(made(), labels="kind").load()
+
+
 def test_images_become_tensors():
     images = [Image.fromarray(np.full((4, 6, 3), k, np.uint8)) for k in range(5)]
     features = {"image": datasets.Image(), "label": datasets.Value("int64")}

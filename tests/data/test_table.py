@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import torch
 from made_data import write_patients
+from small_federations import run_rounds, seeded, sgd
+from torch import nn
 
+from pl_fed.clients import FedAvg
 from pl_fed.data import FederatedData, Table
 from pl_fed.partitioners import Dirichlet
 
@@ -173,6 +176,45 @@ def test_a_partitioner_splits_by_the_classes(tmp_path):
     clients = FederatedData(table, Dirichlet(0.3), 3, seed=0).clients
     assert (clients.num_clients, clients.num_classes) == (3, 2)
     assert clients.owners == []
+
+
+def test_numbers_are_normalized_and_ids_are_not(tmp_path):
+    path = write_patients(tmp_path)
+    table = Table(str(path), "readmitted", "hospital", one_hot=["sex"], ids=["ward"])
+    data = FederatedData(table, normalize="feature", seed=0)
+    numbers, ids = data.clients.inputs
+    before, ids_before = table.load().inputs
+    train = before[data.clients.train.index]
+    std, mean = torch.std_mean(train, 0, correction=0)
+    assert torch.allclose(numbers, (before - mean) / (std + 0.001))
+    assert torch.equal(ids, ids_before)
+    assert data.preparation["mean"] == [pytest.approx(mean.tolist()), None]
+    plain = FederatedData(table, seed=0)
+    assert torch.equal(plain.clients.inputs[0], before)
+    assert plain.preparation["mean"] is None
+
+
+class Wards(nn.Module):
+    """Embeddings of the ids beside the numbers, as nets for tables have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(3, 2), nn.Linear(4 + 2, 2)
+
+    def forward(self, numbers, ids):
+        return self.linear(torch.cat([numbers, self.embedding(ids[:, 0])], 1))
+
+
+def test_a_net_with_embeddings_learns_the_table(tmp_path):
+    path = write_patients(tmp_path)
+    table = Table(str(path), "readmitted", "hospital", one_hot=["sex"], ids=["ward"])
+    settings = {"val_fraction": 0.0, "test_fraction": 0.0, "normalize": "feature", "seed": 0}
+    data = FederatedData(table, **settings)
+    client = FedAvg(seeded(Wards), optimizer=sgd(0.5), local_epochs=2)
+    outcomes = [run_rounds(client, data, 5, engine=name) for name in ("one_by_one", "stacked")]
+    assert outcomes[0].distance(outcomes[1]) < 1e-10
+    losses = [float(report["train/loss"]) for report in outcomes[0].reports]
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def refused(path, words, target="ill", **settings):

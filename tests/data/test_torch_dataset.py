@@ -183,6 +183,38 @@ def test_partitioners_use_the_targets():
         _ = FederatedData(real, Dirichlet(0.1), 2, seed=0).clients
 
 
+IMAGES = torch.arange(60.0).view(60, 1, 1, 1).expand(60, 1, 2, 2)
+MASKS = torch.randint(2, (60, 2, 2), generator=torch.Generator().manual_seed(0))
+TUPLES = [(IMAGES[k], MASKS[k], k % 3) for k in range(60)]
+DICTS = [dict(zip(("image", "target", "label"), sample)) for sample in TUPLES]
+
+
+@pytest.mark.parametrize(("samples", "labels"), [(TUPLES, 2), (TUPLES, -1), (DICTS, "label")])
+def test_partitioners_use_labels_where_targets_are_no_classes(samples, labels):
+    """Segmentation: a mask is the target, and the class of the image splits the samples."""
+    arrays = TorchDataset(samples, labels=labels).load()
+    assert torch.equal(arrays.inputs, IMAGES)
+    assert torch.equal(arrays.targets, MASKS)
+    assert (arrays.labels.tolist(), arrays.num_classes) == ([k % 3 for k in range(60)], 0)
+    classes = [(image, label) for image, _, label in TUPLES]
+    split, expected = (
+        FederatedData(source, Dirichlet(0.1), 4, val_fraction=0, test_fraction=0, seed=3).clients
+        for source in (TorchDataset(samples, labels=labels), TorchDataset(classes))
+    )
+    assert torch.equal(split.train.index, expected.train.index)
+    assert torch.equal(split.train.offsets, expected.train.offsets)
+
+
+def test_without_labels_a_partitioner_by_classes_is_refused():
+    pairs = [sample[:2] for sample in TUPLES]
+    with pytest.raises(TypeError, match=r"class ids for Dirichlet, .* and no `labels`: use the"):
+        _ = FederatedData(TorchDataset(pairs), Dirichlet(0.1), 4).clients
+    with pytest.raises(ValueError, match="`labels` to be class ids from 0 but got -1"):
+        TorchDataset([(0.5, 0.5, -1)], labels=2).load()
+    with pytest.raises(ValueError, match=r"`labels` to be integers but got torch\.float64"):
+        TorchDataset([(0.5, 0.5, 0.5)], labels=2).load()
+
+
 @pytest.mark.slow
 def test_reading_in_processes_gives_the_same():
     one, other = (TorchDataset(Pairs(), "sites", num_workers=n).load() for n in (0, 2))

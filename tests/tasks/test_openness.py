@@ -415,9 +415,9 @@ REFUSED = {
     ),
     "Dirichlet": (lambda: by_class(line()), "class ids for Dirichlet"),
     "Dirichlet of trees": (lambda: by_class(pairs()), "class ids for Dirichlet"),
-    "normalized trees": (
-        lambda: shared_out(pairs(), normalize="feature").clients,
-        "`normalize` to be left out for inputs of several tensors",
+    "transformed trees": (
+        lambda: shared_out(pairs(), transforms=[nn.Identity()]).clients,
+        "`transforms` to be left out for inputs of several tensors",
     ),
     "classes that are none": (
         lambda: run_rounds(FedAvg(net_of_one(), task=Classification()), shared_out(line())),
