@@ -125,6 +125,7 @@ def addresses_of(path, server):
     yield f"{server}/{path}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
 def test_loading_a_checkpoint_runs_no_code(content, server, capsys, monkeypatch, subcommand):
     """Large files are mapped. All subcommands load in the same way, so one of them tries all."""
@@ -157,6 +158,7 @@ def test_reading_the_identity_of_a_checkpoint_runs_no_code(content):
     assert not Path("executed").exists()
 
 
+@pytest.mark.slow
 def test_checkpoint_at_a_url_gives_the_results_of_the_file(run, server, capsys):
     path = run / "checkpoints" / "last.ckpt"
     results = []
@@ -176,6 +178,7 @@ def test_checkpoint_with_wrong_checksums_is_refused(run, server, capsys):
         assert "to be a complete checkpoint" in error_of(capsys, "test", "--ckpt_path", address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "words"),
     [
@@ -265,6 +268,7 @@ def damaged_contents(content):
     yield change(tensor, "state_dict", "other"), "have no tensor for `other` but got one"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("parsed_once")
 def test_refused_checkpoint_changes_no_file(run, content, capsys):
     path = run / "checkpoints" / "last.ckpt"

@@ -25,6 +25,7 @@ from pl_fed.partitioners import IID
 from pl_fed.run_folder import is_first_process, last_checkpoint
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
     pytest.mark.filterwarnings("ignore:In round . the uploads of clients"),
@@ -117,7 +118,6 @@ def assert_agree(expected_outcome, processes, tolerance=1e-10):
             assert_close(processes[0][what], mine[what], 0.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("size", "name"), RUNS)
 def test_several_processes_end_as_one_process(one_process, several_processes, size, name):
     tolerance = 1e-5 if worlds.SCENARIOS[name]["precision"] == "32-true" else 1e-10
@@ -234,7 +234,6 @@ def wait_for_rounds(root, process):
     raise AssertionError(process.communicate(timeout=1)[0])
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_terminated_run_resumes_after_a_kill_with_another_number_of_processes(tmp_path, start_fit):
     """One run in one folder: SIGTERM to two processes, SIGKILL to one of two, one to the end."""
@@ -263,7 +262,6 @@ def test_terminated_run_resumes_after_a_kill_with_another_number_of_processes(tm
     assert metrics["round"] == list(range(rounds + 3))  # the last row is the test's
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_other_processes_end_when_the_first_is_killed(tmp_path, start_fit):
     process = start_fit(2, 100_000)
@@ -284,7 +282,6 @@ LONG_TEST = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("lost", ["asked to end", "one is asked to end", "one is killed"])
 def test_processes_do_not_wait_for_a_lost_one_in_the_test_phase(tmp_path, start_fit, lost):
@@ -353,7 +350,6 @@ time.sleep(100)
 """
 
 
-@pytest.mark.slow
 def test_process_ends_when_its_launcher_is_killed_before_they_meet():
     launcher = subprocess.Popen(
         [sys.executable, "-c", STARTS, STARTED],
@@ -367,7 +363,6 @@ def test_process_ends_when_its_launcher_is_killed_before_they_meet():
     assert output.startswith("error: Expected the process that started this one to go on until all")
 
 
-@pytest.mark.slow
 def test_process_ends_at_once_if_its_launcher_has_ended():
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -383,7 +378,6 @@ def test_process_ends_at_once_if_its_launcher_has_ended():
     assert f"(process {gone.pid};" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_other_processes_do_not_wait_for_one_that_is_killed_at_start_up(start_fit):
     """The second process is an interpreter, which imports for seconds while the first is killed."""

@@ -155,6 +155,7 @@ def test_example_config_is_yaml():
     assert yaml.safe_load(block("yaml", "# mine.yaml"))["data"]["partitioner"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("readme", ROOMS, ids=lambda path: path.parent.name)
 def test_code_of_a_package_readme_runs(readme, tmp_path, monkeypatch):
     """Each Python block is a file, named in its first line; its tests pass and its fits run."""

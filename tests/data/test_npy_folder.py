@@ -54,6 +54,7 @@ def federations(tmp_path, dtype):
     return [FederatedData(source, **settings) for source in (in_memory, NpyFolder(folder))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("net", [mlp, Convert], ids=["floats", "integers"])
@@ -65,6 +66,7 @@ def test_rounds_give_the_same_numbers(tmp_path, dtype, engine, net):
     assert a.distance(b) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_whole_fit_gives_the_same_numbers(tmp_path, dtype):
     results = []

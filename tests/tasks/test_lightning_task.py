@@ -61,6 +61,7 @@ def trained_values(report):
     return {k: v for k, v in report.items() if k.startswith("train/") and k[6:] not in counts}
 
 
+@pytest.mark.slow
 @every_module
 @pytest.mark.parametrize("algorithm", [FedAvg, Ditto, APFL, FedRep])
 def test_engines_agree(make, arrays, algorithm):
