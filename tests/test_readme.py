@@ -39,15 +39,15 @@ def blocks(language, text=TEXT):
 
 
 def block(language, words):
-    (found,) = [each for each in blocks(language) if words in each]
-    return found
+    (blocks_of_words,) = [text for text in blocks(language) if words in text]
+    return blocks_of_words
 
 
 def commands(text=TEXT):
     """The fits of a README, each as a list of arguments."""
     lines = "".join(blocks("bash", text)).replace("\\\n", " ").splitlines()
     words = [shlex.split(line, comments=True) for line in lines]
-    return [each[3:] for each in words if each[:4] == ["python", "-m", "pl_fed", "fit"]]
+    return [words[3:] for words in words if words[:4] == ["python", "-m", "pl_fed", "fit"]]
 
 
 @pytest.fixture

@@ -165,21 +165,21 @@ def rows(folder, excluded=("time/round",)):
         ]
 
 
-def differences(one, other, where=""):
+def differences(first, second, where=""):
     """Yield the places at which two nests of dicts, lists and tensors differ."""
-    if isinstance(one, torch.Tensor):
-        if one.dtype != other.dtype or not torch.equal(one, other):
+    if isinstance(first, torch.Tensor):
+        if first.dtype != second.dtype or not torch.equal(first, second):
             yield where
-    elif isinstance(one, dict):
-        if one.keys() != other.keys():
-            yield f"{where}: {one.keys() ^ other.keys()}"
-        for name in one.keys() & other.keys():
-            yield from differences(one[name], other[name], f"{where}/{name}")
-    elif isinstance(one, list | tuple) and len(one) == len(other):
-        for index, (a, b) in enumerate(zip(one, other)):
+    elif isinstance(first, dict):
+        if first.keys() != second.keys():
+            yield f"{where}: {first.keys() ^ second.keys()}"
+        for name in first.keys() & second.keys():
+            yield from differences(first[name], second[name], f"{where}/{name}")
+    elif isinstance(first, list | tuple) and len(first) == len(second):
+        for index, (a, b) in enumerate(zip(first, second)):
             yield from differences(a, b, f"{where}/{index}")
-    elif one != other:
-        yield f"{where}: {one} and {other}"
+    elif first != second:
+        yield f"{where}: {first} and {second}"
 
 
 def normalized(nest, folder):
