@@ -1,4 +1,4 @@
-"""Small made files in the formats of real data sets."""
+"""Small artificial files in the formats of real data sets."""
 
 import io
 import json
@@ -41,7 +41,7 @@ def write_mnist_writers(root, train=1400, test=600, samples_per_writer=20):
 
 
 def write_vehicle(root, devices=(0, 5, 22), samples_per_device=4):
-    """As Ditto's file."""
+    """Write random samples in the format of Ditto's Vehicle file."""
     numbers = np.random.default_rng(0)
     samples = len(devices) * samples_per_device
     (root / "Vehicle").mkdir()
@@ -63,7 +63,7 @@ def write_plays(root, speeches):
 
 
 def leaf(users):
-    """The content of one of LEAF's files: inputs and classes of each user."""
+    """Return the content of a LEAF file: inputs and classes of each user."""
     return json.dumps(
         {
             "users": list(users),
@@ -74,7 +74,7 @@ def leaf(users):
 
 
 def write_femnist(root, writers=12, samples_per_writer=10):
-    """As LEAF's preprocess.sh writes it, most of each writer's characters to train on."""
+    """Write random characters in the format of LEAF's preprocess.sh."""
     numbers = np.random.default_rng(0)
     for part, share in (("train", 0.8), ("test", 0.2)):
         count = int(samples_per_writer * share)
@@ -87,14 +87,14 @@ def write_femnist(root, writers=12, samples_per_writer=10):
 
 
 def png(pixels):
-    """As a cell of the data set flwrlabs/femnist has an image."""
+    """Return an image as a cell of the data set flwrlabs/femnist."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format="PNG")
     return {"bytes": file.getvalue(), "path": None}
 
 
 def write_parquet(root, name, **columns):
-    """As the data set flwrlabs/femnist has it."""
+    """Write a table in the format of the data set flwrlabs/femnist."""
     path = root / "femnist" / f"{name}.parquet"
     path.parent.mkdir(exist_ok=True)
     parquet.write_table(pa.table(columns), path)
@@ -102,7 +102,7 @@ def write_parquet(root, name, **columns):
 
 
 def write_celeba(root, identity, monkeypatch):
-    """As torchvision wants it: an image of each identity given; md5 sums are not asked for."""
+    """Write an image per identity in torchvision's format, and disable its check of md5 sums."""
     folder = root / "celeba"
     (folder / "img_align_celeba").mkdir(parents=True)
     count = len(identity)
@@ -130,7 +130,7 @@ def write_celeba(root, identity, monkeypatch):
 
 
 def write_scans(root, images_per_kind=20):
-    """As Medical MNIST: grey images of 64×64, in a folder for each of six kinds."""
+    """Write Medical MNIST: grey images of 64×64, in a folder for each of six kinds."""
     numbers = np.random.default_rng(0)
     for kind in ("AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT"):
         folder = root / "MedicalMNIST" / kind
@@ -141,7 +141,7 @@ def write_scans(root, images_per_kind=20):
 
 
 def write_tags(root, users=12, questions_per_user=6, words=10_000, tags=500):
-    """As StackOverflow's tag prediction: shares of words, and some tags of each question."""
+    """Write questions in the format of StackOverflow's tag prediction: word shares and tags."""
     numbers = np.random.default_rng(0)
     count = users * questions_per_user
     x = np.zeros((count, words), dtype="float32")
@@ -155,7 +155,7 @@ def write_tags(root, users=12, questions_per_user=6, words=10_000, tags=500):
 
 
 def write_patients(root, hospitals=6, patients_per_hospital=20):
-    """A table as hospitals may have it: numbers, categories, a class and the hospital."""
+    """Write a table of patients: numbers, categories, a class and the hospital."""
     numbers = np.random.default_rng(0)
     count = hospitals * patients_per_hospital
     age, pressure = numbers.normal(size=(2, count)).round(4)

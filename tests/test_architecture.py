@@ -1,6 +1,6 @@
-"""The house: imports go downwards, leaves know nothing of Lightning, one file knows its insides.
+"""Architecture: imports go downwards, leaves do not import Lightning, one file uses its internals.
 
-A new room or file has no floor, and fails here until somebody gives it one.
+A new room or file fails here until it gets a floor.
 """
 
 import ast
@@ -42,7 +42,7 @@ FLOORS = {
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
-SAME_FLOOR = {  # which room may import which beside it; so there are no cycles
+SAME_FLOOR = {  # imports allowed between rooms of one floor, without cycles
     "engine": {"clients"},
     "callbacks": {"federation", "loggers", "reports"},
     "exports": {"federation", "run_folder"},
@@ -69,7 +69,7 @@ ROOMS_OF_TEXT_FILES = ("callbacks", "data", "exports", "loggers", "reports")
 
 
 def violations(paths, find):
-    """Return what a rule's ``find`` yields for each file that breaks the rule, by file."""
+    """Return the problems that ``find`` yields, by file, without files that have none."""
     problems_by_file = {name_of(path): list(find(path)) for path in paths}
     return {name: problems for name, problems in problems_by_file.items() if problems}
 
@@ -104,7 +104,7 @@ def tree(path):
 
 
 def imports(path):
-    """Yield the full name of whatever a file imports, wherever in it."""
+    """Yield the full names of all imports of a file."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -129,7 +129,7 @@ def test_every_room_has_a_floor():
 
 
 def upward_imports(path):
-    """Yield the rooms that a file imports from and that do not lie below its own."""
+    """Yield the rooms that a file imports from though they do not lie below its own room."""
     room = room_of(path)
     allowed = SAME_FLOOR.get(room, set()) | {room}
     for imported in imported_rooms(path):
@@ -209,7 +209,7 @@ OUTSIDE_THE_LOOP = [path for path in files() if name_of(path) != "lightning.loop
 
 @cache
 def private_names():
-    """What begins with an underscore in Lightning's trainer, loops, modules and command line."""
+    """Return the private names in Lightning's trainer, loops, modules and command line."""
     lightning = Path(importlib.util.find_spec("lightning.pytorch").origin).parent
     sources = [
         *lightning.glob("trainer/**/*.py"),
@@ -222,7 +222,7 @@ def private_names():
 
 
 def private_definitions(source):
-    """The single-underscore functions, classes and attributes that a source defines."""
+    """Return the names with one leading underscore that a source defines."""
     names = set()
     for node in ast.walk(source):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -329,7 +329,7 @@ def test_package_has_no_assert():
 
 
 def undocumented_names(node, prefix=""):
-    """Yield the public classes and functions within a module or class that say nothing."""
+    """Yield the public classes and functions without a docstring in a module or class."""
     for child in node.body:
         if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -343,7 +343,7 @@ def undocumented_names(node, prefix=""):
 
 
 def undocumented_names_of_file(path):
-    """Yield what a file leaves undocumented, its own module first."""
+    """Yield the names without a docstring in a file, the module first."""
     if ast.get_docstring(tree(path)) is None:
         yield "the module"
     yield from undocumented_names(tree(path))

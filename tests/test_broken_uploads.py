@@ -47,20 +47,20 @@ class BreakingClient:
     """A client with a broken loss or upload in one round.
 
     Attributes:
-        who: The client's id.
-        how: The kind of breakage: one of BREAKS.
+        broken_client: The id of the client.
+        breakage: The kind of breakage: one of BREAKS.
         now: Whether this is the round.
     """
 
-    broken_clients, breakage, now = BROKEN, "", False
+    broken_client, breakage, now = BROKEN, "", False
 
     def training_step(self, batch, batch_idx):
-        is_broken = self.read("client")[0] == self.broken_clients
+        is_broken = self.read("client")[0] == self.broken_client
         factor = math.nan if self.now and self.breakage == "a loss" else 1.0
         return super().training_step(batch, batch_idx) * torch.where(is_broken, factor, 1.0)
 
     def end_round(self, client):
-        upload, is_broken = super().end_round(client), client.ids == self.broken_clients
+        upload, is_broken = super().end_round(client), client.ids == self.broken_client
         if not self.now or not is_broken.any() or upload is None or self.breakage == "a loss":
             return upload
         if self.breakage in ("another length", "nothing"):
@@ -74,7 +74,7 @@ class BreakingClient:
 
 
 def breaking_client(kind, breakage="NaN", **options):
-    """Return an algorithm one client of which breaks."""
+    """Return an algorithm with one breaking client."""
     broken_kind = type(f"Breaking{kind.__name__}", (BreakingClient, kind), {"breakage": breakage})
     options = {"optimizer": sgd(0.1), "local_steps": 2, **options}
     return broken_kind(seeded(mlp), **options)
@@ -222,11 +222,11 @@ OTHER_KINDS = {
 class OtherKind:
     """A client with rows of another kind in one round: an upload, or the state named ``of``."""
 
-    broken_clients, change, of, now = BROKEN, staticmethod(lambda rows: rows), "upload", False
+    broken_client, change, of, now = BROKEN, staticmethod(lambda rows: rows), "upload", False
 
     def end_round(self, client):
         upload = super().end_round(client)
-        if self.now and (client.ids == self.broken_clients).any():
+        if self.now and (client.ids == self.broken_client).any():
             if self.of == "upload":
                 return self.change(upload)
             if self.of in client.states:
@@ -247,7 +247,7 @@ def client_of_another_kind(kind, change, of="upload"):
 @quiet
 @pytest.mark.parametrize("place", [0, 2, 4], ids=["first", "third", "last"])
 def test_upload_of_another_kind_changes_no_other_upload(place):
-    """Wherever in the cohort it is: uploads lie in one tensor, which has one dtype."""
+    """The place in the cohort does not matter. All uploads share a tensor with one dtype."""
     intact_clients = [client for client in COHORT if client != BROKEN]
     cohort = [*intact_clients[:place], BROKEN, *intact_clients[place:]]
     without = run(breaking_client(Ditto), [cohort, intact_clients, cohort], broken=None)
@@ -369,7 +369,7 @@ def federation_rounds(client, rounds, engine):
 
 
 class BreakingClients(BreakingClient):
-    """Some clients whose losses break in every round."""
+    """Several clients with broken losses in every round."""
 
     broken_clients = ()
 
@@ -384,7 +384,7 @@ class BreakingClients(BreakingClient):
 
 
 def breaking_clients(*broken_clients):
-    """Return an algorithm whose losses break for these clients."""
+    """Return an algorithm with broken losses of these clients."""
     broken_kind = type(
         "SeveralBreak", (BreakingClients, FedAvg), {"broken_clients": broken_clients}
     )

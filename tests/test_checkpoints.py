@@ -101,7 +101,7 @@ def server(tmp_path):
 
 
 def error_of(capsys, subcommand, *arguments):
-    """Run a command that fails; return its error message, which is one sentence."""
+    """Run a failing command; return its error message of one sentence."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stopped:
         main([subcommand, *(SHORT if subcommand != "export" else []), *arguments])

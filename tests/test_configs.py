@@ -57,7 +57,7 @@ def data_folder(tmp_path_factory):
 
 
 def overrides_for(config: Path, data_folder: Path) -> list[str]:
-    """Return the arguments with which a config runs within seconds, and without a download."""
+    """Return the arguments for running a config within seconds, without a download."""
     if config.stem == "stackoverflow_tags":
         return ["--data.dataset.path", str(write_tags(data_folder))]
     if config.stem == "table":

@@ -1,4 +1,4 @@
-"""Objects describe the arguments that they were made with, in plain values."""
+"""Objects describe the arguments of their constructors in plain values."""
 
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from pl_fed.configurable import Configurable, class_path, class_record, plain_va
 
 
 class AnyArguments(Configurable):
-    """Takes anything."""
+    """Accepts any arguments."""
 
     def __init__(self, value=None, *more, **options):
         self.value = value
@@ -81,7 +81,7 @@ def test_object_without_a_description_is_accepted():
 
 
 def test_arguments_of_a_class_without_arguments_are_refused():
-    """As Python does for a class that has no `__new__`."""
+    """The error equals Python's for a class without `__init__`."""
     with pytest.raises(TypeError, match="All\\(\\) takes no arguments"):
         samplers.All(3)
 

@@ -1,4 +1,4 @@
-"""Every public class of a room can be had from the room itself: nothing is forgotten by hand."""
+"""Every room exports all its public classes."""
 
 import importlib
 import inspect

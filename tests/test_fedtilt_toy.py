@@ -1,4 +1,4 @@
-"""FedTilt's toy example shows what its section IV-A says it shows, in a fifth of the rounds."""
+"""FedTilt's toy example reproduces the results of section IV-A, in a fifth of the rounds."""
 
 import importlib.util
 import math
@@ -65,11 +65,11 @@ def test_second_experiment_with_large_tau_is_accurate_for_the_small_class(run):
     assert by_class.min() > 0.99
     assert by_class.mean(1).diff().abs() < 0.005
     assert by_class.diff(dim=1).abs().max() < 0.01
-    assert run(2, -100.0, 1.0).by_class_of_many.min() < 0.2, "a negative one gives a class up"
+    assert run(2, -100.0, 1.0).by_class_of_many.min() < 0.2, "a negative τ loses a class"
 
 
 def test_third_experiment_with_negative_lam_ignores_outliers(run):
-    """They move the boundary of plain losses, and a positive λ follows single samples."""
+    """Outliers move the boundary of plain losses, and a positive λ fits single samples."""
     clean, disturbed = (run(3, 100.0, -100.0, noise) for noise in (0.0, 5.0))
     assert disturbed.share_moved_from(clean).max() < 0.03
     assert clean.by_class_of_many.mean(1).diff().abs() < 0.05

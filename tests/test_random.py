@@ -1,4 +1,4 @@
-"""The keyed random numbers: known values, distributions, independence of how they are drawn."""
+"""The keyed random numbers: published values, distributions and independence."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from pl_fed.random import generator, integers, key, mix, normals, random_bits, u
 
 GAMMA = 0x9E3779B97F4A7C15
 COUNTERS = torch.arange(50_000)
-EXPECTED_KEY = 3996241534076482386  # of the text "0/batches/3"
+EXPECTED_KEY = 3996241534076482386  # the key of the text "0/batches/3"
 
 
 def signed(number):
@@ -21,7 +21,7 @@ def signed(number):
 
 
 def reference_mix(z):
-    """SplitMix64's output function in Python's unbounded integers."""
+    """Return SplitMix64's output in Python's unbounded integers."""
     z &= 2**64 - 1
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
@@ -79,7 +79,7 @@ def test_normals_are_normal(seed):
 
 
 def test_normals_equal_the_box_muller_formula():
-    """Box and Muller's formula, of the uniforms of the two counters next to each other."""
+    """The formula uses the uniforms of two neighbouring counters."""
     u, v = uniforms(3, torch.tensor([14, 15])).tolist()
     expected = math.sqrt(-2 * math.log(1 - u)) * math.cos(2 * math.pi * v)
     assert normals(3, torch.tensor([7])).item() == pytest.approx(expected, rel=1e-6)
@@ -110,7 +110,7 @@ def test_neighbouring_counters_and_keys_are_not_correlated():
 
 
 def test_numbers_of_different_keys_do_not_overlap():
-    # key + i·γ overlaps for keys that lie a multiple of γ apart, which hashed keys do not
+    # key + i·γ overlaps for keys that lie a multiple of γ apart. Hashed keys do not.
     keys = [key(0, "test", client) for client in range(200)]
     numbers = random_bits(torch.tensor(keys).unsqueeze(1), torch.arange(1000))
     assert numbers.unique().numel() == numbers.numel()

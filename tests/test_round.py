@@ -1,4 +1,4 @@
-"""A round happens as a whole, or not at all."""
+"""A round changes models and states completely, or not at all."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_failed_round_leaves_models_and_states_unchanged(tmp_path):
 
 
 class Counting(Uniform):
-    """Counts how often it draws."""
+    """Counts its draws."""
 
     draws = 0
 
@@ -67,7 +67,7 @@ class Counting(Uniform):
 
 
 def test_cohort_is_drawn_once(tmp_path):
-    """The loop shows it to the hooks, which may do with it as they like, and the round takes it."""
+    """Hooks get a copy of the cohort. Their changes do not affect the round."""
 
     class ZeroedBatch(Ditto):
         def on_train_batch_start(self, batch, batch_idx):
@@ -80,7 +80,7 @@ def test_cohort_is_drawn_once(tmp_path):
     client, federation = make_client_and_federation(ZeroedBatch)
     federation.sampler = sampler
     fit(tmp_path / "a", client, federation, rounds=4)
-    assert sampler.draws <= 5, "one of them for the round after the last"
+    assert sampler.draws <= 5, "one draw is for the round after the last"
     unchanged, other = make_client_and_federation(Ditto)
     other.sampler = Uniform(3)
     fit(tmp_path / "b", unchanged, other, rounds=4)
@@ -99,7 +99,7 @@ def test_other_data_have_other_cohorts():
 @pytest.mark.parametrize("chunk_size", [1, 2, 5])
 @pytest.mark.parametrize("rows_in_memory", [0, 2, 4])
 def test_placement_of_states_changes_no_result(monkeypatch, chunk_size, rows_in_memory):
-    """Rows in memory, on disk, or some here and some there; the disk's are fetched ahead."""
+    """Rows are in memory, on disk, or in both. Rows on disk are prefetched."""
     monkeypatch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 1)
     net = seeded(lambda: MLP(4, [3], 3))
     size = sum(parameter.numel() for parameter in net.parameters()) * 8
@@ -110,7 +110,7 @@ def test_placement_of_states_changes_no_result(monkeypatch, chunk_size, rows_in_
 
 
 def test_next_chunk_is_prefetched_during_training(monkeypatch):
-    """Chunk after chunk of the cohort, and then the first of the next round's."""
+    """The chunks of the cohort are prefetched, and then the first chunk of the next round."""
     prefetched = []
     monkeypatch.setattr(
         pl_fed.state.ClientStore, "prefetch", lambda _, clients: prefetched.append(clients.tolist())

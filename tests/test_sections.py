@@ -1,4 +1,4 @@
-"""The sections of a federation: mistakes get one sentence, and what is made stays as it is."""
+"""The sections of a federation: invalid arguments are refused, and sections are frozen."""
 
 from dataclasses import FrozenInstanceError, fields
 

@@ -1,4 +1,4 @@
-"""Each sweep file is one that W&B's agent can run: its command parses, its metric is logged."""
+"""W&B's agent can run each sweep file: the command parses and the metric is logged."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Text that comes from data: no terminal obeys it, no spreadsheet computes it."""
+"""Text of users and data is escaped for terminals and spreadsheets."""
 
 import re
 import string

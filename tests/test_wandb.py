@@ -1,4 +1,4 @@
-"""An offline run of Weights & Biases holds what ``metrics.csv`` holds, against ``round``."""
+"""An offline run of Weights & Biases holds the numbers of ``metrics.csv`` by ``round``."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Small federations that are run by Trainers in several processes, as torchrun would start them."""
+"""Small federations for Trainers in several processes, started as by torchrun."""
 
 import copy
 import os
@@ -50,21 +50,21 @@ ROUNDS = 3
 
 
 class OppositeAttack(Attack):
-    """Forges what the honest ones are not."""
+    """Forges uploads opposite to the mean of the honest ones."""
 
     def forge(self, honest, own, context):
         return -honest.mean(0).expand_as(own) * (1 + context.losses.sum())
 
 
 class DivergentPoison(Attack):
-    """Poisons its data so that its own training breaks."""
+    """Poisons data so that the Byzantine client's training diverges."""
 
     def poison(self, batch, context):
         return batch._replace(inputs=batch.inputs / 0)
 
 
 class DivergentClient(Client):
-    """One of its clients, whose samples are known, gets a loss that is none."""
+    """Client 5, recognized by its samples, gets a loss of NaN."""
 
     def training_step(self, batch, batch_idx):
         begin = sum(SIZES[:5])
@@ -73,15 +73,15 @@ class DivergentClient(Client):
 
 
 class DivergentFedAvg(DivergentClient, FedAvg):
-    """One of these."""
+    """FedAvg with a divergent client."""
 
 
 class DivergentDitto(DivergentClient, Ditto):
-    """So does one of these, which have models of their own."""
+    """Ditto, which has personal models, with a divergent client."""
 
 
 class ShortUploads(Ditto):
-    """One of its clients sends too little."""
+    """Client 5 sends an upload that is too short."""
 
     def end_round(self, client):
         upload = super().end_round(client)
@@ -89,7 +89,7 @@ class ShortUploads(Ditto):
 
 
 class MissingUploads(Ditto):
-    """One of its clients sends nothing."""
+    """Client 5 sends no upload."""
 
     def end_round(self, client):
         return None if (client.ids == 5).any() else super().end_round(client)
@@ -248,7 +248,7 @@ def make(name, folder, rounds, processes, nodes):
 
 
 def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
-    """Run a scenario, and return all that it leads to: the same in whatever process."""
+    """Run a scenario, and return its outcome, which is equal in all processes."""
     trainer, client, data = make(name, folder, rounds, processes, nodes)
     try:
         trainer.fit(client, data, ckpt_path=resumes)
@@ -275,16 +275,16 @@ def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
 
 
 def in_order(table):
-    """A store's rows by client: they lie in the order in which they were first written."""
+    """Return the rows of a store sorted by client. A store keeps the order of first writes."""
     order = table["clients"].argsort()
     rows = torch.cat([table["default"].expand(0, -1), *table["rows"]])
     return {"clients": table["clients"][order], "rows": rows[order]}
 
 
 def start(size, nodes, jobs, folder):
-    """Run jobs, dicts of arguments by name, in processes; return what each process got.
+    """Run jobs, dicts of arguments by name, in processes; return the outcomes of each process.
 
-    The machine stands for so many nodes, each with its share of the processes.
+    The machine simulates several nodes, each with its share of the processes.
     """
     context = fork_context()
     with socket.socket() as free:
@@ -317,7 +317,7 @@ def _work(rank, size, nodes, port, jobs, folder):
     )
     from lightning.pytorch.utilities import rank_zero_only
 
-    rank_zero_only.rank = rank  # as it would be, had it been imported by torchrun
+    rank_zero_only.rank = rank  # the value that torchrun's environment gives
     outcomes = {}
     try:
         for name, arguments in jobs.items():

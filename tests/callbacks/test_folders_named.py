@@ -1,4 +1,4 @@
-"""What is printed about folders, whatever they are called."""
+"""Messages print the names of folders literally."""
 
 from types import SimpleNamespace
 

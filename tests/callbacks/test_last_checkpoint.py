@@ -1,4 +1,4 @@
-"""What is saved, and when, beside a callback that averages models."""
+"""The last checkpoint beside weight averaging, a best checkpoint and another run."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from pl_fed.samplers import All
 
 
 class Failure(Callback):
-    """Breaks off in the third round's validation."""
+    """Raises an error in the third round's validation."""
 
     def on_validation_batch_end(self, trainer, *args):
         if trainer.current_epoch == 2 and not trainer.sanity_checking:
@@ -63,7 +63,7 @@ def test_resumed_run_with_weight_averaging_equals_uninterrupted_run(tmp_path, av
 
 @pytest.mark.slow
 def test_last_checkpoint_is_of_the_last_round_beside_a_best_checkpoint(tmp_path):
-    """Lightning's own is of the last round that was among the best: here the first."""
+    """Lightning's own last checkpoint would be of the last best round: here the first."""
     best = ModelCheckpoint(monitor="round", mode="min", save_last=True, filename="best")
     trainer = quiet_trainer(tmp_path, 4, callbacks=best)
     trainer.fit(*make_client_and_data())

@@ -1,4 +1,4 @@
-"""Rows of clients and of their classes, after a test and after a validation."""
+"""Tables of clients and of their classes, after a test and after a validation."""
 
 import csv
 from dataclasses import replace
@@ -38,7 +38,7 @@ def fit_and_test(folder, data, outputs, **federation):
 
 
 def test_per_class_has_a_row_for_each_tested_class_of_each_client(tmp_path):
-    """Against the models, asked sample by sample."""
+    """The table equals a loop over the samples."""
     attack = {"attack": RandomLabels(), "ids": [2]}
     _, client, data = fit_and_test(tmp_path, classes(SIZES), 3, **attack)
     table = rows(tmp_path / "per_class.csv")
@@ -107,4 +107,4 @@ def test_validation_writes_its_own_table(tmp_path):
         assert float(row["global_loss"]) == pytest.approx(float(loss), rel=1e-5)
     file.unlink()
     trainer.test(client, data, verbose=False)
-    assert not file.exists(), "a test writes nothing of it"
+    assert not file.exists(), "a test removes the table of the validation"

@@ -1,4 +1,4 @@
-"""What a run from Python was made of, by which reports name and group it."""
+"""The config of a run from Python. Reports label and group runs by it."""
 
 import warnings
 from functools import partial

@@ -1,4 +1,4 @@
-"""The table that a fit ends with."""
+"""The table at the end of a fit."""
 
 from types import SimpleNamespace
 
@@ -62,4 +62,4 @@ def test_summary_of_a_user_metric(capsys):
     assert lines[0] == "test results of benign clients"
     for number in ("mae, mean over clients", "mae, worst 10 % of clients", "0.9000", "r2, mean"):
         assert number in text
-    assert "r2, worst" not in text, "others have their mean"
+    assert "r2, worst" not in text, "other metrics have only their mean"

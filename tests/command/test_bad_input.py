@@ -78,7 +78,7 @@ def run(*arguments, subcommand="fit"):
 
 @pytest.fixture
 def get_refusal(config_folder, monkeypatch, capsys):
-    """Run a command that must be refused before it trains; return its sentence."""
+    """Run a command that must be refused before training; return its error sentence."""
 
     def fail_on_training(*_, **__):
         raise AssertionError("training began")
@@ -823,7 +823,7 @@ def test_failing_class_is_named_with_file_and_line(get_refusal):
 
 
 class Untyped(torch.nn.Sequential):
-    """A net whose arguments have no types, as nets often have."""
+    """A net with untyped arguments."""
 
     def __init__(self, inputs, classes=10):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(inputs, classes))

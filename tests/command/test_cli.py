@@ -241,7 +241,12 @@ def test_resume_with_another_config_warns_and_keeps_both_configs(run, tmp_path):
 
 
 def test_run_stopped_before_its_first_checkpoint_restarts_in_its_folder(tmp_path):
-    options = ["--model.lam", "1", "--federation.engine.name", "one_by_one"]  # auto may choose anew
+    options = [
+        "--model.lam",
+        "1",
+        "--federation.engine.name",
+        "one_by_one",
+    ]  # auto may choose another engine
     older, newer = fit(tmp_path), fit(tmp_path, *options)
     expected = (newer / "per_client.csv").read_text()
     remove_checkpoint(newer)
@@ -329,7 +334,7 @@ def test_run_folder_is_locked_until_the_last_file_is_written(tmp_path, monkeypat
     assert all(held)
     (run,) = tmp_path.iterdir()
     with try_lock(run) as acquired:
-        assert acquired, "and no longer"
+        assert acquired, "the lock is released at the end"
 
 
 INTERRUPTS = {"Ctrl-C": (KeyboardInterrupt, 1), "SIGTERM": (SIGTERMException, 143)}

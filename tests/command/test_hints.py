@@ -37,7 +37,7 @@ def test_error_is_followed_by_its_hint(arguments, hint, capsys, monkeypatch, req
 
 
 def test_every_synonym_names_an_existing_option(capsys, request, monkeypatch):
-    """An option that has moved would make its hint wrong."""
+    """The hint of a moved option would be wrong."""
     monkeypatch.chdir(request.config.rootpath)
     with pytest.raises(SystemExit):
         main(["fit", *QUICKSTART, "--print_config"])

@@ -24,7 +24,7 @@ UNWRITABLE = "Expected argument `out` to be a folder that can be written but got
 
 
 def test_report_groups_two_seeds_of_the_quickstart(tmp_path, capsys):
-    """Two seeds are one group, whose numbers are the means of what the fits ended with."""
+    """Two seeds are one group. Its numbers are the means of the final results of the fits."""
     for seed in ("0", "1"):
         folders = ("--trainer.default_root_dir", str(tmp_path / "runs"))
         main([*FIT, *folders, "--seed_everything", seed])

@@ -53,7 +53,7 @@ TINY = {
 
 @pytest.fixture
 def forked_workers(monkeypatch):
-    """Let workers be forks, which need not import Lightning."""
+    """Start workers as forks, without a new import of Lightning."""
     context = fork_context()
     monkeypatch.setattr(grid.multiprocessing, "get_context", lambda _: context)
 

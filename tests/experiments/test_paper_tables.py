@@ -80,7 +80,7 @@ def test_fit_accepts_the_config(name, tmp_path, parsed_config, capsys):
 
 
 def test_unsynchronized_ditto_equals_hand_computed_rounds():
-    """Two rounds by hand: one step of each copy a round, w their mean, v pulled to w."""
+    """Compute two rounds by hand: a step of each copy, w as their mean, v pulled to w."""
     data = shared_out(classes([6, 6]), batch_size=6)
     client = UnsynchronizedDitto(seeded(mlp), lam=0.5, global_lr=0.3, optimizer=sgd(0.1))
     result = run_rounds(client, data, rounds=2)
@@ -105,7 +105,7 @@ def test_unsynchronized_ditto_equals_hand_computed_rounds():
 
 @pytest.mark.slow
 def test_choice_among_runs_equals_the_choice_within_one_run(tmp_path):
-    """Each client's own λ: by the runs that there are of each, and by Ditto that has all."""
+    """Each client chooses its λ among single runs, and in one run of DittoChoice."""
     lams = ditto_run.choices_of("clean")
     tiny = {
         "seed_everything": 1,
@@ -139,7 +139,9 @@ def test_choice_among_runs_equals_the_choice_within_one_run(tmp_path):
     tables = ditto_run.rows_of(fit(merge_configs(tiny, fedavg), tmp_path / "alone"))
     assert [*tables] == ["results.csv"], "there are no personal models"
     globals_.append({k: v for k, v in tables["results.csv"][0].items() if "global" in k})
-    assert all(figures == globals_[0] for figures in globals_), "whatever λ is, it is FedAvg's"
+    assert all(figures == globals_[0] for figures in globals_), (
+        "the global model is FedAvg's for every λ"
+    )
     choices = spec(
         "pl_fed.clients.DittoChoice",
         lams=list(lams),
@@ -149,7 +151,7 @@ def test_choice_among_runs_equals_the_choice_within_one_run(tmp_path):
     )
     chosen = fit(merge_configs(tiny, {"model": choices}), tmp_path / "one")
     few = [int(row["val_samples"]) < ditto_run.MIN_VALIDATION for row in clients[0]]
-    assert any(few), "some have too little to choose by"
+    assert any(few), "some clients have too few validation samples"
     assert not all(few)
     for name, value in ditto_report.own_lam(clients, "clean").items():
         assert value == pytest.approx(float(chosen.last[f"test/personal/{name}"]), abs=2e-5)
@@ -175,14 +177,16 @@ def test_unbalanced_clients_have_two_classes_ten_to_one():
     counts = torch.stack([labels[part].bincount(minlength=4) for part in parts])
     assert torch.equal(counts.sort(1).values, torch.tensor([[0, 0, 10, 100]]).expand(8, 4))
     for group in counts.split(4):
-        assert torch.equal(group.sum(0), torch.full((4,), 110)), "each once larger, once smaller"
+        assert torch.equal(group.sum(0), torch.full((4,), 110)), (
+            "each class is once larger and once smaller"
+        )
     with pytest.raises(ValueError, match="`num_clients` to be a multiple of the 4 classes but got"):
         Unbalanced().split(labels, 6, torch.Generator())
 
 
 @pytest.mark.parametrize("name", points.FIGURE_1)
 def test_errors_of_points_equal_theory_and_simulation(name):
-    """Against the least error of (79), (84), at λ*, and against draws."""
+    """The errors equal the minimum of (79) and (84) at λ*, and the errors of draws."""
     setting = points.FIGURE_1[name]
     noise = setting.sigma**2 / setting.samples
     excess = setting.malicious / (setting.devices - 1) * (setting.tau_a**2 - setting.tau**2)
@@ -219,7 +223,7 @@ def aggregator(config):
     ],
 )
 def test_defences_average_the_papers_number_of_uploads(config, num_averaged):
-    """Ten uploads, three of them far off: each coordinate is moved by one upload alone."""
+    """Three of ten uploads are outliers. Each upload moves one coordinate."""
     uploads = torch.eye(10, dtype=torch.float64) * torch.tensor([1.0] * 7 + [50.0] * 3)
     context = RoundContext(num_byzantine=3, clients=torch.arange(10), losses=torch.arange(10.0))
     context = replace(context, start_losses=torch.arange(10.0))
@@ -253,5 +257,5 @@ def test_table_counts_agreeing_figures():
 
 
 def test_readme_shows_the_current_tables():
-    """Fails when rows were added: python -m experiments.summary puts them there."""
+    """The test fails for new rows: run python -m experiments.summary."""
     assert dict(summary.BLOCK.findall((summary.ROOT / "README.md").read_text())) == summary.texts()

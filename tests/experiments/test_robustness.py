@@ -35,7 +35,7 @@ ROWS = [
 
 
 def test_cells_cover_the_grid_and_other_fractions():
-    """All pairs at the grid's fraction, and some at others: each once."""
+    """All pairs occur once at the grid's fraction, and some pairs at other fractions."""
     attacks, defences = ["none", "random labels", "flipped labels"], ["Mean", "Median"]
     cells = experiment.cells(attacks, defences, [0.2], [0, 1])
     assert len(cells) == len(set(cells))

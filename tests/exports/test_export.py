@@ -1,4 +1,4 @@
-"""``export``: clients' models as files that load without pl_fed and give what ``predict`` does."""
+"""``export``: models of clients as files that load without pl_fed and predict equally."""
 
 import csv
 import importlib.util
@@ -79,7 +79,7 @@ def fit(folder, *args, **kwargs):
 
 
 def predict(run):
-    """Return what ``predict`` says, by client: lists of samples, predictions, probabilities."""
+    """Return the output of ``predict`` by client: samples, predictions, probabilities."""
     before = set(run.parent.glob("*/predictions.csv"))
     main(["predict", "--config", str(run / "config.yaml"), "--ckpt_path", str(checkpoint(run))])
     (new,) = set(run.parent.glob("*/predictions.csv")) - before
@@ -104,7 +104,7 @@ def export(run, *args, out="out"):
 
 
 def prepare_inputs(about, samples):
-    """Digits as whoever has no pl_fed prepares them: by the manifest alone."""
+    """Prepare Digits without pl_fed, by the manifest alone."""
     about = about["inputs"]
     assert about["dataset"] == {"class": "Digits", "preparation": "pixels divided by 16"}
     pixels = torch.from_numpy(load_digits().images[samples][:, None]) / 16
@@ -116,7 +116,7 @@ def prepare_inputs(about, samples):
 
 
 def rebuild_net(net):
-    """The net as its user configured it."""
+    """Build the net of a config."""
     net_class = {"nets.Busy": nets.Busy, "nets.OnFeatures": nets.OnFeatures}.get(
         net["class_path"], MLP
     )
@@ -156,7 +156,7 @@ CASES = {  # a few local steps, as FedRep has them, give each client a model of 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_exported_models_give_the_predictions_of_predict(case, tmp_path, monkeypatch):
-    """State dict and program, on inputs that the manifest alone prepares."""
+    """The state dict and the program predict on inputs prepared by the manifest alone."""
     monkeypatch.chdir(tmp_path)
     options = {"algorithm": case, **({} if case == "FedRep" else {"local_steps": 3}), **CASES[case]}
     run = fit(tmp_path, **options)
@@ -183,7 +183,7 @@ def test_exported_models_give_the_predictions_of_predict(case, tmp_path, monkeyp
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of Ditto with validation data, where the global model is the better one for some."""
+    """A run of Ditto with validation data. The global model is better for some clients."""
     options = {"lam": 0.01, "personal_lr": 0.02, "local_epochs": 1}
     longer = {"data": {"val_fraction": 0.2}, "trainer": {"max_epochs": 12}}
     return fit(tmp_path_factory.mktemp("ditto"), **options, **longer)
@@ -191,7 +191,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def folder(run):
-    """The run's folder, of which what a test adds is taken away."""
+    """The run's folder. Files added by a test are removed after it."""
     before = set(run.iterdir())
     yield run
     for path in set(run.iterdir()) - before:
@@ -250,7 +250,7 @@ def test_exported_models_load_without_pl_fed(folder):
 
 def test_manifest_has_models_and_input_preparation(folder):
     _, about = export(folder, "--client", "4", "3")
-    assert [entry["client"] for entry in about["models"]] == [4, 3], "in the order asked for"
+    assert [entry["client"] for entry in about["models"]] == [4, 3], "in the requested order"
     assert about["classes"] == 10
     assert about["algorithm"] == "Ditto"
     assert about["net"] == "pl_fed.models.mlp.MLP"
@@ -271,7 +271,7 @@ def test_manifest_has_models_and_input_preparation(folder):
 
 @pytest.mark.slow
 def test_selection_by_validation_takes_the_model_with_the_better_accuracy(folder):
-    """Each model's validation accuracy, counted anew from the files; ties go by the loss."""
+    """The exported files give each model's validation accuracy. The loss decides ties."""
     own, _ = export(folder, "--client", "all", "--global", out="own")
     best, about = export(folder, "--client", "all", "--select", "validation", out="best")
     module = FederatedData(Digits(), Shards(3), 6, val_fraction=0.2, normalize="feature", seed=0)
@@ -301,7 +301,7 @@ def test_selection_by_validation_takes_the_model_with_the_better_accuracy(folder
         first = torch.load(source, weights_only=True)
         second = torch.load(best / f"client_{client}.pt", weights_only=True)
         assert all(torch.equal(first[name], second[name]) for name in first)
-    assert set(chosen) == {"global", "personal"}, "or nothing was chosen here"
+    assert set(chosen) == {"global", "personal"}, "otherwise the test compares no choice"
 
 
 def test_selected_global_model_is_exported_for_a_client(folder):
@@ -313,7 +313,7 @@ def test_selected_global_model_is_exported_for_a_client(folder):
 
 @pytest.mark.slow
 def test_manifest_describes_scale_normalization_and_transforms(tmp_path):
-    """What is written of the inputs' preparation is what was done to them."""
+    """The manifest describes the actual preparation of the inputs."""
     draws = np.random.default_rng(0)
     x = draws.integers(0, 256, (60, 3, 4, 4), dtype=np.uint8)
     y = np.arange(60) % 3
@@ -393,7 +393,7 @@ def test_onnx_file_gives_the_predictions_of_predict(tmp_path):
 
 @pytest.mark.slow
 def test_export_loads_only_requested_rows_and_defaults_of_unsampled_clients(tmp_path, monkeypatch):
-    """Of the checkpoint only the rows that are wanted get into the store."""
+    """The store gets only the requested rows of the checkpoint."""
     sampler = {"class_path": "pl_fed.samplers.Uniform", "init_args": {"cohort_size": 2}}
     run = fit(tmp_path, federation={"sampler": sampler}, trainer={"max_epochs": 1})
     saved = torch.load(checkpoint(run), weights_only=True)["federation"]["store"]["personal"]
@@ -429,7 +429,7 @@ def test_client_subset_io_loads_only_rows_of_its_clients(run):
 
 
 def test_export_maps_a_large_checkpoint(folder, monkeypatch):
-    """Nor by Lightning's command line, which looks for hyperparameters in it."""
+    """Lightning's command line does not load it either, in its search for hyperparameters."""
     loads = []
     load = torch.load
 
@@ -447,7 +447,7 @@ def test_export_maps_a_large_checkpoint(folder, monkeypatch):
 
 
 def test_model_of_a_federation_is_an_independent_copy(tmp_path):
-    """Copies: what becomes of them is no matter to the federation."""
+    """Changes of the copies do not affect the federation."""
     net = nets.Busy()
     client = pl_fed.clients.Ditto(net, lam=0.1)
     module = FederatedData(Digits(), Shards(3), 6, seed=0)
@@ -574,7 +574,7 @@ def test_files_that_are_not_checkpoints_are_refused(folder, capsys, tmp_path):
 
 @pytest.mark.slow
 def test_checkpoint_moved_with_its_config_is_exported(folder, tmp_path):
-    """With its config beside it."""
+    """The config lies beside the checkpoint."""
     for path in (checkpoint(folder), folder / "config.yaml"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     main(["export", "--ckpt", str(tmp_path / "last.ckpt"), "--client", "1"])
@@ -585,7 +585,7 @@ def test_checkpoint_moved_with_its_config_is_exported(folder, tmp_path):
 
 
 def test_run_of_a_machine_with_gpus_is_exported(folder, tmp_path):
-    """One with GPUs."""
+    """The config asks for GPUs."""
     (tmp_path / "last.ckpt").write_bytes(checkpoint(folder).read_bytes())
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["trainer"] |= {"accelerator": "cuda", "devices": 4, "strategy": "ddp"}
@@ -632,7 +632,7 @@ def test_onnx_without_its_package_is_refused(folder, capsys, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("net", ["Undecided", "TwoByTwo"])
 def test_net_that_cannot_be_traced_is_exported_as_state_dict_only(net, tmp_path, capsys):
-    """Its state dict can be had."""
+    """The state dict can be exported."""
     data = {"batch_size": 2, "drop_last": True, "test_fraction": 0.0, "val_fraction": 0.0}
     run = fit(tmp_path, net={"class_path": f"nets.{net}"}, data=data)
     message = get_refusal(capsys, "--ckpt", run, "--client", "1")

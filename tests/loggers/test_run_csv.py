@@ -1,4 +1,4 @@
-"""``metrics.csv`` where it was damaged: it is a log, for which no run is lost."""
+"""A damaged ``metrics.csv`` is renamed, and the run continues."""
 
 import csv
 
@@ -20,7 +20,7 @@ DAMAGED = {
 
 @pytest.fixture(autouse=True)
 def default_limit():
-    """The length of a value at which Python's reader stops; reports read longer ones."""
+    """Restore the largest length of a value of Python's reader: reports raise it."""
     before = csv.field_size_limit(131_072)
     yield
     csv.field_size_limit(before)

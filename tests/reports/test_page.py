@@ -1,4 +1,4 @@
-"""The page: what is in it, and that it needs nothing but itself."""
+"""The page of a report: its contents, and that it opens offline."""
 
 import html
 import os
@@ -76,7 +76,7 @@ OTHERS = [
 
 @pytest.fixture(scope="module")
 def shared_page(tmp_path_factory):
-    """The path of a page about four runs, which tests only read: pictures take seconds."""
+    """The path of a page about four runs, shared because pictures take seconds."""
     return write_page(tmp_path_factory.mktemp("page"), *TWO_SEEDS, *OTHERS)
 
 
@@ -314,7 +314,7 @@ def test_table_has_durations_in_words():
 
 
 def with_rounds(folder, rounds):
-    """Write the number of rounds in which each client took part."""
+    """Write each client's number of rounds."""
     table = read_table(folder / "per_client.csv")
     write_table(folder / "per_client.csv", [{**r, "rounds": n} for r, n in zip(table, rounds)])
     return folder
@@ -336,7 +336,7 @@ def test_page_names_runs_that_the_robustness_chapter_excludes(shared_page):
 
 
 def test_names_of_models_cannot_add_markup_or_leave_the_folder(tmp_path):
-    """They are columns of files that anybody may have written, and become parts of file names."""
+    """Names of models come from files of unknown origin, and become parts of file names."""
     odd = ('"><img src=x onerror=1>', "..", "a b", "a_b", "x" * 130)
     path = page.write([read_run(write_run(tmp_path / "run", models=odd))], tmp_path / "out")
     reader = Reader(path.read_text(encoding="utf-8"))
