@@ -140,7 +140,7 @@ def test_backdoor_succeeds_and_keeps_the_accuracy(tmp_path):
     assert abs(with_attack - without_attack) < 0.05
 
 
-# What it is made of, and when
+# Triggered samples
 
 
 def test_client_with_only_the_target_class_does_not_count(tmp_path):

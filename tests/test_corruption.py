@@ -61,10 +61,12 @@ def test_byzantine_clients_poison_corrupted_data():
     """The corruption precedes the attack."""
     attack, data = Recording(), shared_out(classes(SIZES))
     labels = run_rounds(make_client(), data, attack=FlippedLabels(), ids=[1])
-    both = run_rounds(make_client(), data, attack=FlippedLabels(), ids=[1], corruption=attack)
-    alone = run_rounds(make_client(), data, corruption=attack)
-    assert (both.w != labels.w).any()
-    assert (both.w != alone.w).any()
+    with_attack = run_rounds(
+        make_client(), data, attack=FlippedLabels(), ids=[1], corruption=attack
+    )
+    corrupted = run_rounds(make_client(), data, corruption=attack)
+    assert (with_attack.w != labels.w).any()
+    assert (with_attack.w != corrupted.w).any()
 
 
 @pytest.mark.parametrize("kind", [GaussianNoise, Outliers, RandomLabels])
@@ -82,10 +84,10 @@ def test_variances_of_two_noises_add_up():
     batch = pl_fed.types.Batch(torch.zeros(1000, 50), torch.zeros(1000), samples=torch.arange(1000))
     noise, context = GaussianNoise(samples=1.0), ClientContext(0, 0, 1, 10)
     first = noise.poison(batch, context).inputs
-    both = Combined([FlippedUploads(), noise, noise]).poison(batch, context).inputs
-    assert both.std() == pytest.approx(2**0.5, rel=0.02)
+    second = Combined([FlippedUploads(), noise, noise]).poison(batch, context).inputs
+    assert second.std() == pytest.approx(2**0.5, rel=0.02)
     assert torch.equal(Combined([FlippedUploads(), noise]).poison(batch, context).inputs, first)
-    assert abs(np.corrcoef(first.flatten(), (both - first).flatten())[0, 1]) < 0.02
+    assert abs(np.corrcoef(first.flatten(), (second - first).flatten())[0, 1]) < 0.02
 
 
 def test_fixed_corruption_equals_training_on_corrupted_data():

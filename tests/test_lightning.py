@@ -309,7 +309,7 @@ def test_log_in_training_step_is_refused(tmp_path):
         fit(tmp_path, make_client(Logs))
 
 
-# How long
+# Length of a run
 
 
 @pytest.mark.slow
@@ -654,7 +654,7 @@ def test_overfit_batches_takes_the_same_batches_in_each_round(tmp_path, overfit,
     only = {
         "sampler": SingleClient(),
         "engine": "one_by_one",
-    }  # "auto" looks at the first ones, too
+    }  # "auto" reads the first batches, too
     fit(tmp_path, client, federation=only, overfit_batches=overfit)
     rounds = [client.batches[begin : begin + 2] for begin in (0, 2, 4)]
     assert (rounds[0] == rounds[1] == rounds[2]) is same
@@ -858,7 +858,7 @@ def test_inference_mode_changes_no_result(tmp_path):
     ) == (expected)
 
 
-# Loggers, profilers, and other company
+# Loggers, profilers and other callbacks
 
 
 def test_other_loggers_get_the_numbers_of_metrics_csv(tmp_path):
@@ -946,7 +946,7 @@ def test_prediction_writer_gets_every_client(tmp_path):
     assert written == {**dict(enumerate(sizes)), "batches": 3}
 
 
-# All of it: a new argument, hook or callback of Lightning's fails here until someone decides
+# Completeness: these tests fail for each new argument, hook or callback of Lightning
 
 
 HONOURED = {
@@ -1106,7 +1106,7 @@ def test_late_last_checkpoint_is_refused(tmp_path):
 
 def test_remote_checkpoint_folder_is_refused(tmp_path):
     saver = ModelCheckpoint(tmp_path)
-    saver.dirpath = "s3://bucket/run"  # as it is where fsspec knows the place
+    saver.dirpath = "s3://bucket/run"  # as with fsspec for remote folders
     with pytest.raises(ValueError, match="Expected ModelCheckpoint with a local folder as `dirpa"):
         fit(tmp_path, callbacks=saver)
 

@@ -25,7 +25,7 @@ ROUNDS, SELDOM = 7, 100
 
 
 class Recording(Logger):
-    """Records the logged metrics, and the round in which they are logged."""
+    """Records the logged metrics and their rounds."""
 
     name = version = "recording"
 
@@ -199,7 +199,7 @@ def test_failing_logger_leaves_the_rows_of_other_loggers(tmp_path, saved, done):
     assert (tmp_path / "checkpoints" / "last.ckpt").exists() is saved
 
 
-# What watches a round in which nothing is written
+# Callbacks that read metrics in rounds without writing
 
 
 class Watcher(Callback):
@@ -249,7 +249,7 @@ def test_early_stopping_and_best_checkpoint_follow_the_training_loss(tmp_path):
     assert outcomes[0] == outcomes[1]
 
 
-# What users log themselves
+# Metrics of users
 
 
 class Logs(Ditto):
@@ -301,7 +301,7 @@ def test_invalid_log_every_n_steps_is_refused(tmp_path, every):
         fit(tmp_path, every)
 
 
-# The rows that wait
+# Waiting rows
 
 
 class LazyNumber:

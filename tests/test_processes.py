@@ -231,7 +231,7 @@ def start_interpreter(arguments, folder):
 
 
 def fork_first_process(arguments, folder):
-    """Start the first process as a fork, which starts an interpreter as the second."""
+    """Start the first process as a fork. It starts an interpreter as the second."""
     return ForkedCommand(arguments, folder, forks_others=False)
 
 
@@ -399,7 +399,7 @@ def test_process_ends_at_once_if_its_launcher_has_ended():
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_other_processes_do_not_wait_for_one_that_is_killed_at_start_up(start_fit):
-    """The second process is an interpreter, which imports for seconds while the first is killed."""
+    """The first process is killed while the second, an interpreter, still imports."""
     process = start_fit(2, 100_000, start_process=fork_first_process)
     until = time.monotonic() + 100
     while not children(process) and time.monotonic() < until and process.poll() is None:

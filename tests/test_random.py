@@ -91,7 +91,7 @@ def test_normals_are_finite():
     assert 4.5 < numbers.abs().max() < 5.8
 
 
-def test_the_largest_uniform_is_below_one():
+def test_largest_uniform_is_below_one():
     # 24 bits fit a float32 exactly; one more would round up to 1
     numbers = uniforms(key(0, "test"), torch.arange(2_000_000))
     scaled = numbers.double() * 2**24

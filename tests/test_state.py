@@ -212,7 +212,7 @@ def test_two_stores_may_share_a_folder(tmp_path):
     assert first.read("a", ids(0)).tolist() == [[1.0]]
 
 
-# Where the rows go
+# Placement of the rows
 
 
 @pytest.mark.parametrize(("free_bytes", "on_disk"), [(160, False), (159, True), (1 << 40, False)])

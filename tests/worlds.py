@@ -77,7 +77,7 @@ class DivergentFedAvg(DivergentClient, FedAvg):
 
 
 class DivergentDitto(DivergentClient, Ditto):
-    """Ditto, which has personal models, with a divergent client."""
+    """Ditto, with personal models and a divergent client."""
 
 
 class ShortUploads(Ditto):
@@ -248,7 +248,7 @@ def make(name, folder, rounds, processes, nodes):
 
 
 def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
-    """Run a scenario, and return its outcome, which is equal in all processes."""
+    """Run a scenario, and return its outcome. All processes return equal outcomes."""
     trainer, client, data = make(name, folder, rounds, processes, nodes)
     try:
         trainer.fit(client, data, ckpt_path=resumes)
@@ -266,7 +266,7 @@ def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
         "per client": {model: metrics.per_client() for model, metrics in metrics.items()},
         "logged": {k: v for k, v in trainer.callback_metrics.items() if k != "time/round"},
         "predictions": [
-            [one["client"], one["prediction"]] for batch in predictions for one in batch
+            [row["client"], row["prediction"]] for batch in predictions for row in batch
         ],
         "held": sorted(
             {k for metrics in store.state_dict().values() for k in metrics["clients"].tolist()}

@@ -483,7 +483,7 @@ def test_model_of_a_federation_is_an_independent_copy(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in globals_)))
 
 
-# What cannot be
+# Refusals
 
 
 def get_refusal(capsys, *args):

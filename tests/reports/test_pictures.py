@@ -44,7 +44,7 @@ def seeds(*accuracies, **options):
     ]
 
 
-# Who gets what
+# Clients
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
@@ -109,8 +109,8 @@ def test_pictures_show_losses_for_real_valued_targets(make_groups, tmp_path):
     (config := again / "config.yaml").write_text(
         config.read_text().replace("seed_everything: 0", "seed_everything: 1")
     )
-    (both,) = spread.draw_spread(group_runs(find_runs([tmp_path])[0]))
-    assert [row["spread"] for row in both.rows] == [0.75], "the mean of the two deviations"
+    (pooled,) = spread.draw_spread(group_runs(find_runs([tmp_path])[0]))
+    assert [row["spread"] for row in pooled.rows] == [0.75], "the mean of the two deviations"
     assert [picture.name for picture in curves.draw_validation(groups)] == [
         "curves_personal",
         "curves_global",
@@ -471,10 +471,10 @@ def test_only_drawn_group_is_named_in_a_report_of_several(make_groups):
     empty = {"tested": False, "extra": {"time/round": None}}
     groups = make_groups(({}, empty), ({"data.num_clients": 7}, {"extra": {"train/forged": 2}}))
     for draw in (curves.draw_uploads, spread.draw_spread, times.draw_round_times):
-        (among,), (alone,) = draw(groups), draw(groups[1:])
-        (legend,) = among.figure.legends
+        (of_several,), (single,) = draw(groups), draw(groups[1:])
+        (legend,) = of_several.figure.legends
         assert [text.get_text() for text in legend.get_texts()] == [groups[1].title]
-        assert alone.figure.legends == [], "the report has only this group"
+        assert single.figure.legends == [], "the report has only this group"
 
 
 def drawn_lines(picture):
@@ -482,8 +482,8 @@ def drawn_lines(picture):
 
 
 def test_logarithmic_scale_has_plain_numbers(make_groups):
-    found = make_groups(({}, {"rounds": 1}), ({}, {"rounds": 4, "extra": {"time/round": 200}}))
-    (picture,) = times.draw_round_times(found)
+    groups = make_groups(({}, {"rounds": 1}), ({}, {"rounds": 4, "extra": {"time/round": 200}}))
+    (picture,) = times.draw_round_times(groups)
     assert picture.figure.axes[0].get_yscale() == "log"
     assert b">100<" in picture.svg()
     assert b"mathdefault" not in picture.svg()

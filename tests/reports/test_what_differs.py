@@ -33,7 +33,7 @@ def test_seeds_and_output_settings_keep_the_identity(changes):
 
 
 def test_other_settings_change_the_group():
-    others = {
+    settings = {
         "model.init_args.lam": 0.2,
         "data.num_clients": 5,
         "federation.aggregator": MEDIAN,
@@ -42,8 +42,8 @@ def test_other_settings_change_the_group():
         "trainer.max_epochs": 5,
         "model.init_args.seed": 1,
     }
-    names = [configs.group_name(with_changes({key: value})) for key, value in others.items()]
-    assert len({configs.group_name(CONFIG), *names}) == 1 + len(others)
+    names = [configs.group_name(with_changes({key: value})) for key, value in settings.items()]
+    assert len({configs.group_name(CONFIG), *names}) == 1 + len(settings)
     assert all(name.startswith("Ditto-") and len(name) == 14 for name in names)
 
 
