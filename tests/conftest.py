@@ -1,4 +1,4 @@
-"""What several tests share."""
+"""Fixtures and hooks for all tests."""
 
 import gc
 import os
@@ -20,7 +20,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """Let the garbage collector skip what lives as long as the process: 4 % of the suite's time."""
+    """Let the garbage collector skip permanent objects: 4 % of the suite's time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
@@ -51,7 +51,7 @@ def real_data():
 
 @pytest.fixture
 def uncompiled(monkeypatch):
-    """Run traced steps without compiling them, which takes seconds; return the traced graphs.
+    """Run traced steps without the slow compilation; return the traced graphs.
 
     The tracer notes no shapes then, more than half of its work: only the compiler reads them.
     """

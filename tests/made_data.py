@@ -1,4 +1,4 @@
-"""Small made files in the formats of real data sets."""
+"""Small artificial files in the formats of real data sets."""
 
 import io
 import json
@@ -28,11 +28,11 @@ def write_mnist(root, name, train=1400, test=600):
         write_idx(raw / f"{part}-labels-idx1-ubyte", (np.arange(count) % 10).astype(np.uint8))
 
 
-def write_mnist_writers(root, train=1400, test=600, each=20):
+def write_mnist_writers(root, train=1400, test=600, samples_per_writer=20):
     """Write MNIST and the ids of its writers, each with some images of one official part."""
     write_mnist(root, "MNIST", train, test)
     (root / "MNIST_writers").mkdir()
-    writers = np.arange(train + test) // each
+    writers = np.arange(train + test) // samples_per_writer
     np.savez(
         root / "MNIST_writers" / "mnist_writer_ids.npz",
         train_writer=writers[:train],
@@ -40,16 +40,16 @@ def write_mnist_writers(root, train=1400, test=600, each=20):
     )
 
 
-def write_vehicle(root, devices=(0, 5, 22), each=4):
-    """As Ditto's file."""
+def write_vehicle(root, devices=(0, 5, 22), samples_per_device=4):
+    """Write random samples in the format of Ditto's Vehicle file."""
     numbers = np.random.default_rng(0)
-    samples = len(devices) * each
+    samples = len(devices) * samples_per_device
     (root / "Vehicle").mkdir()
     np.savez(
         root / "Vehicle" / "vehicle_ditto_train.npz",
         x=numbers.normal(size=(samples, 100)).astype("float32"),
         y=np.resize(np.array([-1, 1], dtype=np.int8), samples),
-        device=np.repeat(devices, each).astype(np.int16),
+        device=np.repeat(devices, samples_per_device).astype(np.int16),
         device_names=np.array([f"f_{device:05}" for device in devices]),
     )
 
@@ -63,7 +63,7 @@ def write_plays(root, speeches):
 
 
 def leaf(users):
-    """The content of one of LEAF's files: inputs and classes of each user."""
+    """Return the content of a LEAF file: inputs and classes of each user."""
     return json.dumps(
         {
             "users": list(users),
@@ -73,28 +73,28 @@ def leaf(users):
     )
 
 
-def write_femnist(root, writers=12, each=10):
-    """As LEAF's preprocess.sh writes it, most of each writer's characters to train on."""
+def write_femnist(root, writers=12, samples_per_writer=10):
+    """Write random characters in the format of LEAF's preprocess.sh."""
     numbers = np.random.default_rng(0)
     for part, share in (("train", 0.8), ("test", 0.2)):
-        count = int(each * share)
-        made = {
+        count = int(samples_per_writer * share)
+        user_data = {
             f"f{w:04}_00": (numbers.random((count, 784)), numbers.integers(62, size=count).tolist())
             for w in range(writers)
         }
         (root / "femnist" / part).mkdir(parents=True)
-        (root / "femnist" / part / f"all_data_0_{part}.json").write_text(leaf(made))
+        (root / "femnist" / part / f"all_data_0_{part}.json").write_text(leaf(user_data))
 
 
 def png(pixels):
-    """As a cell of the data set flwrlabs/femnist has an image."""
+    """Return an image as a cell of the data set flwrlabs/femnist."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format="PNG")
     return {"bytes": file.getvalue(), "path": None}
 
 
 def write_parquet(root, name, **columns):
-    """As the data set flwrlabs/femnist has it."""
+    """Write a table in the format of the data set flwrlabs/femnist."""
     path = root / "femnist" / f"{name}.parquet"
     path.parent.mkdir(exist_ok=True)
     parquet.write_table(pa.table(columns), path)
@@ -102,7 +102,7 @@ def write_parquet(root, name, **columns):
 
 
 def write_celeba(root, identity, monkeypatch):
-    """As torchvision wants it: an image of each identity given; md5 sums are not asked for."""
+    """Write an image per identity in torchvision's format, and disable its check of md5 sums."""
     folder = root / "celeba"
     (folder / "img_align_celeba").mkdir(parents=True)
     count = len(identity)
@@ -129,41 +129,41 @@ def write_celeba(root, identity, monkeypatch):
     monkeypatch.setattr(datasets.CelebA, "file_list", [])
 
 
-def write_scans(root, each=20):
-    """As Medical MNIST: grey images of 64×64, in a folder for each of six kinds."""
+def write_scans(root, images_per_kind=20):
+    """Write Medical MNIST: grey images of 64×64, in a folder for each of six kinds."""
     numbers = np.random.default_rng(0)
     for kind in ("AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT"):
         folder = root / "MedicalMNIST" / kind
         folder.mkdir(parents=True)
-        for number in range(each):
+        for number in range(images_per_kind):
             pixels = numbers.integers(256, size=(64, 64), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{number:06}.jpeg")
 
 
-def write_tags(root, users=12, each=6, words=10_000, tags=500):
-    """As StackOverflow's tag prediction: shares of words, and some tags of each question."""
+def write_tags(root, users=12, questions_per_user=6, words=10_000, tags=500):
+    """Write questions in the format of StackOverflow's tag prediction: word shares and tags."""
     numbers = np.random.default_rng(0)
-    count = users * each
+    count = users * questions_per_user
     x = np.zeros((count, words), dtype="float32")
     y = np.zeros((count, tags), dtype="float32")
     for question in range(count):
         x[question, numbers.integers(words, size=20)] += 1 / 20
         y[question, numbers.integers(tags, size=numbers.integers(1, 6))] = 1
     path = root / "stackoverflow_tags.npz"
-    np.savez(path, x=x, y=y, client=np.repeat(np.arange(users) * 7 + 3, each))
+    np.savez(path, x=x, y=y, client=np.repeat(np.arange(users) * 7 + 3, questions_per_user))
     return path
 
 
-def write_patients(root, hospitals=6, each=20):
-    """A table as hospitals may have it: numbers, categories, a class and the hospital."""
+def write_patients(root, hospitals=6, patients_per_hospital=20):
+    """Write a table of patients: numbers, categories, a class and the hospital."""
     numbers = np.random.default_rng(0)
-    count = hospitals * each
+    count = hospitals * patients_per_hospital
     age, pressure = numbers.normal(size=(2, count)).round(4)
     lines = ["age,pressure,sex,ward,hospital,readmitted"]
     for patient in range(count):
         sex, ward = "fm"[patient % 2], ("surgery", "heart", "eyes")[patient % 3]
         readmitted = "yes" if age[patient] + pressure[patient] > 0.5 else "no"
-        hospital = f"hospital {patient // each}"
+        hospital = f"hospital {patient // patients_per_hospital}"
         lines.append(f"{age[patient]},{pressure[patient]},{sex},{ward},{hospital},{readmitted}")
     path = root / "patients.csv"
     path.write_text("\n".join(lines) + "\n")

@@ -1,6 +1,6 @@
-"""The house: imports go downwards, leaves know nothing of Lightning, one file knows its insides.
+"""Architecture: imports go downwards, leaves do not import Lightning, one file uses its internals.
 
-A new room or file has no floor, and fails here until somebody gives it one.
+A new room or file fails here until it gets a floor.
 """
 
 import ast
@@ -42,7 +42,7 @@ FLOORS = {
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
-SAME_FLOOR = {  # which room may import which beside it; so there are no cycles
+SAME_FLOOR = {  # imports allowed between rooms of one floor, without cycles
     "engine": {"clients"},
     "callbacks": {"federation", "loggers", "reports"},
     "exports": {"federation", "run_folder"},
@@ -69,19 +69,19 @@ ROOMS_OF_TEXT_FILES = ("callbacks", "data", "exports", "loggers", "reports")
 
 
 def violations(paths, find):
-    """Return what a rule's ``find`` yields for each file that breaks the rule, by file."""
-    found = {name_of(path): list(find(path)) for path in paths}
-    return {name: problems for name, problems in found.items() if problems}
+    """Return the problems that ``find`` yields, by file, without files that have none."""
+    problems_by_file = {name_of(path): list(find(path)) for path in paths}
+    return {name: problems for name, problems in problems_by_file.items() if problems}
 
 
-def opened_without_encoding(path):
+def open_calls_without_encoding(path):
     """Yield the lines of a file that open a text file in the encoding of the locale."""
     opens = {"open", "read_text", "write_text"}
     for node in ast.walk(tree(path)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         owner = getattr(node.func.value, "id", "")
-        modes = [each.value for each in node.args[:1] if isinstance(each, ast.Constant)]
+        modes = [argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)]
         binary = node.func.attr == "open" and "b" in str(modes)
         named = any(keyword.arg == "encoding" for keyword in node.keywords)
         if node.func.attr in opens and not (binary or named or owner in ("Image", "self")):
@@ -89,9 +89,9 @@ def opened_without_encoding(path):
 
 
 @pytest.mark.slow
-def test_text_files_are_utf8_whatever_the_locale():
+def test_text_files_are_opened_with_an_encoding():
     written = [path for path in files() if room_of(path) in ROOMS_OF_TEXT_FILES]
-    assert violations(written, opened_without_encoding) == {}
+    assert violations(written, open_calls_without_encoding) == {}
 
 
 def room_of(path):
@@ -104,7 +104,7 @@ def tree(path):
 
 
 def imports(path):
-    """Yield the full name of whatever a file imports, wherever in it."""
+    """Yield the full names of all imports of a file."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -113,7 +113,7 @@ def imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def rooms_imported(path):
+def imported_rooms(path):
     """Yield the other rooms that a file imports from."""
     for name in imports(path):
         parts = name.split(".")
@@ -128,32 +128,32 @@ def test_every_room_has_a_floor():
     assert set(FLOOR) - rooms == set(), "forget rooms that are gone"
 
 
-def rooms_imported_upwards(path):
-    """Yield the rooms that a file imports from and that do not lie below its own."""
+def upward_imports(path):
+    """Yield the rooms that a file imports from though they do not lie below its own room."""
     room = room_of(path)
     allowed = SAME_FLOOR.get(room, set()) | {room}
-    for imported in rooms_imported(path):
+    for imported in imported_rooms(path):
         if imported not in allowed and not FLOOR[imported] < FLOOR[room]:
             yield imported
 
 
 def test_imports_go_downwards():
-    assert violations(files(), rooms_imported_upwards) == {}
+    assert violations(files(), upward_imports) == {}
 
 
-def test_rooms_beside_each_other_form_no_cycle():
-    left = {room: set(others) for room, others in SAME_FLOOR.items()}
-    while left:
-        free = {room for room, others in left.items() if not others & set(left)}
-        assert free, f"these import each other: {sorted(left)}"
-        left = {room: others for room, others in left.items() if room not in free}
-    for room, others in SAME_FLOOR.items():
-        assert {FLOOR[other] for other in others} == {FLOOR[room]}
+def test_rooms_of_one_floor_form_no_cycle():
+    remaining = {room: set(imported) for room, imported in SAME_FLOOR.items()}
+    while remaining:
+        free = {room for room, imported in remaining.items() if not imported & set(remaining)}
+        assert free, f"these import each other: {sorted(remaining)}"
+        remaining = {room: imported for room, imported in remaining.items() if room not in free}
+    for room, imported in SAME_FLOOR.items():
+        assert {FLOOR[other] for other in imported} == {FLOOR[room]}
         assert FLOOR[room] > 1, "leaves never import each other"
 
 
 def test_no_two_rooms_import_each_other():
-    pairs = {(room_of(path), room) for path in files() for room in rooms_imported(path)}
+    pairs = {(room_of(path), room) for path in files() for room in imported_rooms(path)}
     assert not {(a, b) for a, b in pairs if a < b and (b, a) in pairs}
 
 
@@ -168,13 +168,13 @@ LEAVES = [
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 
 
-def lightning_imported(path):
+def lightning_imports(path):
     """Yield the packages of Lightning that a file imports."""
     yield from {name.split(".")[0] for name in imports(path)} & LIGHTNING
 
 
 def test_leaves_do_not_import_lightning():
-    assert violations(LEAVES, lightning_imported) == {}
+    assert violations(LEAVES, lightning_imports) == {}
 
 
 WITHOUT_LIGHTNING = """
@@ -195,12 +195,12 @@ print(len(sys.argv) - 2)
 
 
 @pytest.mark.slow
-def test_leaves_are_imported_where_there_is_no_lightning():
+def test_leaves_import_without_lightning():
     names = [name_of(path) for path in LEAVES]
     command = [sys.executable, "-c", WITHOUT_LIGHTNING, str(HOUSE), *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == str(len(names))
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert process.stdout.strip() == str(len(names))
 
 
 INTERNAL_MODULES = ("lightning.pytorch.loops", "lightning.pytorch.trainer.")
@@ -209,7 +209,7 @@ OUTSIDE_THE_LOOP = [path for path in files() if name_of(path) != "lightning.loop
 
 @cache
 def private_names():
-    """What begins with an underscore in Lightning's trainer, loops, modules and command line."""
+    """Return the private names in Lightning's trainer, loops, modules and command line."""
     lightning = Path(importlib.util.find_spec("lightning.pytorch").origin).parent
     sources = [
         *lightning.glob("trainer/**/*.py"),
@@ -222,7 +222,7 @@ def private_names():
 
 
 def private_definitions(source):
-    """The single-underscore functions, classes and attributes that a source defines."""
+    """Return the names with one leading underscore that a source defines."""
     names = set()
     for node in ast.walk(source):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -232,12 +232,12 @@ def private_definitions(source):
     return {name for name in names if name.startswith("_") and not name.startswith("__")}
 
 
-def test_the_harvest_of_private_names_is_not_empty():
+def test_private_names_of_lightning_are_collected():
     expected = {"_FitLoop", "_should_check_val_epoch", "_batches_that_stepped", "_get"}
     assert expected <= private_names()
 
 
-def insides_of_lightning(path):
+def lightning_internals(path):
     """Yield the internal modules and private names of Lightning that a file names."""
     for name in imports(path):
         parts = name.split(".")
@@ -249,11 +249,11 @@ def insides_of_lightning(path):
     yield from (used & private_names()) - own
 
 
-def test_only_the_loop_names_the_insides_of_lightning():
-    assert violations(OUTSIDE_THE_LOOP, insides_of_lightning) == {}
+def test_only_the_loop_names_internals_of_lightning():
+    assert violations(OUTSIDE_THE_LOOP, lightning_internals) == {}
 
 
-def test_the_loop_does_name_them():
+def test_loop_names_internals_of_lightning():
     loop = HOUSE / "lightning" / "loop.py"
     used = {node.attr for node in ast.walk(tree(loop)) if isinstance(node, ast.Attribute)}
     assert "_should_check_val_epoch" in used, "or this test looks for the wrong thing"
@@ -261,10 +261,12 @@ def test_the_loop_does_name_them():
 
 
 @pytest.mark.slow
-def test_the_package_lists_what_it_has_and_imports_nothing_for_that():
+def test_package_lists_its_names_without_importing_torch():
     code = "import sys, pl_fed; print(*dir(pl_fed)); print('torch' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names, imported = said.stdout.splitlines()
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    names, imported = process.stdout.splitlines()
     rooms = {"clients", "data", "models", "samplers", "partitioners", "aggregators", "attacks"}
     assert {"Federation", "Trainer", "__version__", *rooms} <= set(names.split())
     assert imported == "False"
@@ -277,7 +279,7 @@ def test_the_package_lists_what_it_has_and_imports_nothing_for_that():
 OUTSIDE_TORCH_INTERNALS = [path for path in files() if name_of(path) != "torch_internals"]
 
 
-def internals_of_torch(source):
+def torch_internals(source):
     """Yield the names with an underscore, or of an experiment, that a source takes from torch."""
     for node in ast.walk(source):
         if isinstance(node, ast.Import):
@@ -300,52 +302,52 @@ def is_internal(part):
     return private or part in ("experimental", "_pytree")
 
 
-def test_only_one_file_names_the_internals_of_torch():
-    found = violations(OUTSIDE_TORCH_INTERNALS, lambda path: internals_of_torch(tree(path)))
-    assert found == {}
+def test_only_torch_internals_names_internals_of_torch():
+    names = violations(OUTSIDE_TORCH_INTERNALS, lambda path: torch_internals(tree(path)))
+    assert names == {}
 
 
-def test_that_file_does_name_them():
-    internals = set(internals_of_torch(tree(HOUSE / "torch_internals.py")))
+def test_torch_internals_names_internals_of_torch():
+    internals = set(torch_internals(tree(HOUSE / "torch_internals.py")))
     expected = {"torch._inductor.compile", "torch._C._current_graph_task_id"}
     assert expected <= internals, "or this test looks for the wrong thing"
 
 
-def test_that_file_imports_them_when_they_are_asked_for():
+def test_torch_internals_imports_lazily():
     body = tree(HOUSE / "torch_internals.py").body
     statements = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert not list(internals_of_torch(ast.Module(statements, [])))
+    assert not list(torch_internals(ast.Module(statements, [])))
 
 
-def asserts(path):
+def assert_lines(path):
     """Yield the lines of a file that assert."""
     yield from (node.lineno for node in ast.walk(tree(path)) if isinstance(node, ast.Assert))
 
 
-def test_no_assert_in_the_package():
-    assert violations(files(), asserts) == {}
+def test_package_has_no_assert():
+    assert violations(files(), assert_lines) == {}
 
 
-def undocumented(node, prefix=""):
-    """Yield the public classes and functions within a module or class that say nothing."""
+def undocumented_names(node, prefix=""):
+    """Yield the public classes and functions without a docstring in a module or class."""
     for child in node.body:
         if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        overloads = {getattr(each, "id", None) for each in child.decorator_list}
+        overloads = {getattr(decorator, "id", None) for decorator in child.decorator_list}
         if child.name.startswith("_") or "overload" in overloads:
             continue
         if ast.get_docstring(child) is None:
             yield f"{prefix}{child.name}"
         if isinstance(child, ast.ClassDef):
-            yield from undocumented(child, f"{child.name}.")
+            yield from undocumented_names(child, f"{child.name}.")
 
 
-def undocumented_in(path):
-    """Yield what a file leaves undocumented, its own module first."""
+def undocumented_names_of_file(path):
+    """Yield the names without a docstring in a file, the module first."""
     if ast.get_docstring(tree(path)) is None:
         yield "the module"
-    yield from undocumented(tree(path))
+    yield from undocumented_names(tree(path))
 
 
-def test_everything_public_is_documented():
-    assert violations(files(), undocumented_in) == {}
+def test_public_names_are_documented():
+    assert violations(files(), undocumented_names_of_file) == {}

@@ -1,4 +1,4 @@
-"""How often a backdoor misleads: for each model, over the benign clients, in every log."""
+"""Backdoor success: for each model, over the benign clients, in every log."""
 
 import csv
 import functools
@@ -23,14 +23,14 @@ ATTACK = Backdoor(1, size=1, value=4.0)
 
 
 class Digit(Backdoor):
-    """A backdoor whose stamp is seen well on eight by eight pixels."""
+    """A backdoor with a large stamp for images of 8×8 pixels."""
 
     def __init__(self, samples=0.5):
         super().__init__(target=3, samples=samples, size=2, value=1.0)
 
 
-def trained(folder, rounds=2, client=None, data=None, **federation):
-    """A trainer that has trained and tested."""
+def fit_and_test(folder, rounds=2, client=None, data=None, **federation):
+    """Fit and test, and return the trainer, the client and the data."""
     settings = {"ids": [1, 4], "attack": Digit(), "engine": "one_by_one", **federation}
     trainer = pl_fed.Trainer(
         Federation(All(), seed=0, **sections(**settings)),
@@ -53,13 +53,13 @@ def trained(folder, rounds=2, client=None, data=None, **federation):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    return folder, *trained(folder, rounds=3, attack=Digit(samples=0.2))
+    return folder, *fit_and_test(folder, rounds=3, attack=Digit(samples=0.2))
 
 
-def success(model, data, part, one, attack):
-    """The share of a client's samples that are taken for the target, one after the other."""
+def count_successes(model, data, part, client_id, attack):
+    """Return the share of a client's samples that the model misclassifies as the target."""
     clients, hits = data.clients, []
-    for sample in clients.part(part).samples(one).tolist():
+    for sample in clients.part(part).samples(client_id).tolist():
         x, y = clients.inputs[sample].clone(), int(clients.targets[sample])
         if y != attack.target:
             x[:, -2:, -2:] = attack.value
@@ -68,9 +68,9 @@ def success(model, data, part, one, attack):
     return sum(hits) / len(hits)
 
 
-def personal(trainer, client, one):
+def read_personal_model(trainer, client, client_id):
     model = seeded(lambda: MLP(64, [16], 10))
-    row = trainer.federation.store.read("personal", torch.tensor([one]))[0]
+    row = trainer.federation.store.read("personal", torch.tensor([client_id]))[0]
     nn.utils.vector_to_parameters(row, model.parameters())
     return model
 
@@ -78,41 +78,47 @@ def personal(trainer, client, one):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["val", "test"])
 @pytest.mark.parametrize("model", ["global", "personal"])
-def test_the_success_by_hand(run, part, model):
+def test_backdoor_success_equals_a_loop_over_samples(run, part, model):
     _, trainer, client, data = run
-    net = {"global": lambda one: client.global_model, "personal": None}[model]
-    net = net or functools.partial(personal, trainer, client)
-    shares = [success(net(one), data, part, one, Digit()) for one in range(6)]
+    net = {"global": lambda client_id: client.global_model, "personal": None}[model]
+    net = net or functools.partial(read_personal_model, trainer, client)
+    shares = [
+        count_successes(net(client_id), data, part, client_id, Digit()) for client_id in range(6)
+    ]
     evaluate = {"val": trainer.validate, "test": trainer.test}[part]
     evaluate(client, data, verbose=False)
     metrics = trainer.federation.metrics(part)[model]
-    found = metrics.per_client()["backdoor_success"].tolist()
-    assert found == pytest.approx(shares)
-    benign = [shares[one] for one in (0, 2, 3, 5)]
+    logged = metrics.per_client()["backdoor_success"].tolist()
+    assert logged == pytest.approx(shares)
+    benign = [shares[client_id] for client_id in (0, 2, 3, 5)]
     assert metrics.compute()["backdoor_success"].item() == pytest.approx(sum(benign) / 4)
-    assert 0 < sum(benign) / 4 < 1, "or this compares nothing"
+    assert 0 < sum(benign) / 4 < 1, "otherwise the comparison is empty"
 
 
-def test_the_hybrid_model_is_misled_as_the_one_that_it_is(run):
+def test_backdoor_success_of_the_hybrid_model_is_that_of_its_source(run):
     _, trainer, client, data = run
     trainer.test(client, data, verbose=False)
-    metrics = {n: each.per_client() for n, each in trainer.federation.metrics("test").items()}
-    for one in range(6):
-        pair = {float(metrics[name]["backdoor_success"][one]) for name in ("global", "personal")}
-        assert float(metrics["hybrid"]["backdoor_success"][one]) in pair
+    metrics = {
+        name: metric.per_client() for name, metric in trainer.federation.metrics("test").items()
+    }
+    for client_id in range(6):
+        pair = {
+            float(metrics[name]["backdoor_success"][client_id]) for name in ("global", "personal")
+        }
+        assert float(metrics["hybrid"]["backdoor_success"][client_id]) in pair
 
 
-def test_it_is_logged_wherever_the_other_metrics_are(run):
+def test_backdoor_success_is_logged_with_the_other_metrics(run):
     folder, trainer, client, data = run
     with (folder / "metrics.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     for part in ("val", "test"):
         evaluate = {"val": trainer.validate, "test": trainer.test}[part]
-        (found,) = evaluate(client, data, verbose=False)
+        (results,) = evaluate(client, data, verbose=False)
         for model in ("global", "personal"):
             name = f"{part}/{model}/backdoor_success"
             (logged,) = {row[name] for row in table} - {""}
-            assert float(logged) == pytest.approx(found[name], rel=1e-6)
+            assert float(logged) == pytest.approx(results[name], rel=1e-6)
     assert "test/global/backdoor_success" in trainer.callback_metrics
     with (folder / "per_client.csv").open(newline="") as file:
         clients = list(csv.DictReader(file))
@@ -122,40 +128,40 @@ def test_it_is_logged_wherever_the_other_metrics_are(run):
 
 
 @pytest.mark.slow
-def test_a_backdoor_opens_while_the_model_stays_good(tmp_path):
-    attacked, *_ = trained(tmp_path / "attacked", rounds=25)
-    honest, *_ = trained(tmp_path / "honest", rounds=25, attack=Digit(samples=0.0))
-    ends = [each.callback_metrics for each in (attacked, honest)]
-    one, other = (float(end["test/global/backdoor_success"]) for end in ends)
-    assert one > 0.8
-    assert other < 0.2
-    one, other = (float(end["test/global/accuracy"]) for end in ends)
-    assert one > 0.85
-    assert abs(one - other) < 0.05
+def test_backdoor_succeeds_and_keeps_the_accuracy(tmp_path):
+    attacked, *_ = fit_and_test(tmp_path / "attacked", rounds=25)
+    honest, *_ = fit_and_test(tmp_path / "honest", rounds=25, attack=Digit(samples=0.0))
+    ends = [trainer.callback_metrics for trainer in (attacked, honest)]
+    with_attack, without_attack = (float(end["test/global/backdoor_success"]) for end in ends)
+    assert with_attack > 0.8
+    assert without_attack < 0.2
+    with_attack, without_attack = (float(end["test/global/accuracy"]) for end in ends)
+    assert with_attack > 0.85
+    assert abs(with_attack - without_attack) < 0.05
 
 
-# What it is made of, and when
+# Triggered samples
 
 
-def test_a_client_that_has_the_target_only_does_not_count(tmp_path):
+def test_client_with_only_the_target_class_does_not_count(tmp_path):
     arrays = classes([10, 10, 10, 10], num_classes=3)
     arrays.targets[:10] = 1  # client 0
     data = shared_out(arrays, test_fraction=0.5)
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
-    how = {"attack": ATTACK, "ids": [3]}
-    trainer, *_ = trained(tmp_path, client=client, data=data, **how)
+    federation = {"attack": ATTACK, "ids": [3]}
+    trainer, *_ = fit_and_test(tmp_path, client=client, data=data, **federation)
     metrics = trainer.federation.metrics("test")["global"]
     shares = metrics.per_client()["backdoor_success"]
     assert shares.isnan().tolist() == [True, False, False, False]
     assert metrics.compute()["backdoor_success"] == shares[1:3].mean()
 
 
-def test_nobody_to_mislead_gives_no_number(tmp_path):
+def test_backdoor_success_is_missing_without_samples_of_other_classes(tmp_path):
     arrays = classes([10, 10], num_classes=3)
     arrays.targets[:] = 1
     data = shared_out(arrays, test_fraction=0.5)
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
-    trainer, *_ = trained(tmp_path, client=client, data=data, attack=ATTACK, ids=[1])
+    trainer, *_ = fit_and_test(tmp_path, client=client, data=data, attack=ATTACK, ids=[1])
     assert "test/global/accuracy" in trainer.callback_metrics
     assert "test/global/backdoor_success" not in trainer.callback_metrics
 
@@ -163,63 +169,73 @@ def test_nobody_to_mislead_gives_no_number(tmp_path):
 @pytest.mark.parametrize(
     "attack", [RandomLabels(), Outliers(), ATTACK], ids=lambda a: type(a).__name__
 )
-def test_without_a_trigger_models_are_run_once(tmp_path, monkeypatch, attack):
+def test_attack_without_trigger_evaluates_models_once(tmp_path, monkeypatch, attack):
     calls = []
     tables = Evaluator._compute_tables
 
-    def counted(self, data, part, *args):
+    def count_call(self, data, part, *args):
         calls.append(part)
         return tables(self, data, part, *args)
 
-    monkeypatch.setattr(Evaluator, "_compute_tables", counted)
+    monkeypatch.setattr(Evaluator, "_compute_tables", count_call)
     data = shared_out(classes([10, 10, 10]), test_fraction=0.5)
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1))
-    trainer, *_ = trained(tmp_path, client=client, data=data, attack=attack, ids=[1])
+    trainer, *_ = fit_and_test(tmp_path, client=client, data=data, attack=attack, ids=[1])
     assert calls.count("test") == (2 if attack.triggers else 1)
     assert bool(trainer.federation.states._trigger_data) is attack.triggers
 
 
-def test_stamped_samples_are_made_once(tmp_path):
-    made = []
+def test_triggered_samples_are_created_once(tmp_path):
+    batch_sizes = []
 
     class Counted(Digit):
         def trigger(self, batch):
-            made.append(len(batch.targets))
+            batch_sizes.append(len(batch.targets))
             return super().trigger(batch)
 
-    trainer, client, data = trained(tmp_path, attack=Counted())
+    trainer, client, data = fit_and_test(tmp_path, attack=Counted())
     trainer.validate(client, data, verbose=False)
     trainer.test(client, data, verbose=False)
     parts = data.clients
-    assert made == [2, len(parts.val.index), len(parts.test.index)]  # two are tried before training
+    assert batch_sizes == [
+        2,
+        len(parts.val.index),
+        len(parts.test.index),
+    ]  # a check before training uses two samples
 
 
-def test_samples_that_are_shown_belong_to_their_clients():
+def test_triggered_samples_belong_to_their_clients():
     data = shared_out(classes([5, 2, 4, 6]), test_fraction=0.5).clients
 
-    class Second(Attack):
+    class EvenSamples(Attack):
         def trigger(self, batch):
             return batch._replace(
                 inputs=batch.inputs + 1, targets=batch.targets * 0, mask=batch.samples % 2 == 0
             )
 
-    def plain(batch):
+    def add_one(batch):
         return Batch(batch.inputs + 1, batch.targets * 0)
 
-    whole, some = data.change_part("test", plain), data.change_part("test", Second().trigger)
-    for one in range(4):
-        samples = data.test.samples(one)
-        for shown, expected in ((whole, samples), (some, samples[samples % 2 == 0])):
-            index = shown.test.samples(one)
-            assert torch.equal(shown.inputs[index], data.inputs[expected] + 1)
-            assert (shown.targets[index] == 0).all()
-    assert len(some.inputs) < len(whole.inputs) == len(data.test.index)
+    all_samples, even_samples = (
+        data.change_part("test", add_one),
+        data.change_part("test", EvenSamples().trigger),
+    )
+    for client_id in range(4):
+        samples = data.test.samples(client_id)
+        for triggered, expected in (
+            (all_samples, samples),
+            (even_samples, samples[samples % 2 == 0]),
+        ):
+            index = triggered.test.samples(client_id)
+            assert torch.equal(triggered.inputs[index], data.inputs[expected] + 1)
+            assert (triggered.targets[index] == 0).all()
+    assert len(even_samples.inputs) < len(all_samples.inputs) == len(data.test.index)
 
 
 # Refusals
 
 
-class Kept(nn.Module):
+class FeatureNet(nn.Module):
     """A net that keeps features."""
 
     keep_features = True
@@ -236,32 +252,32 @@ class Kept(nn.Module):
         return self.head(self.body(x) if x.dim() > 2 else x)
 
 
-@pytest.mark.parametrize("how", ["attack", "corruption"])
+@pytest.mark.parametrize("option", ["attack", "corruption"])
 @pytest.mark.parametrize("attack", [Backdoor(1), Outliers(), GaussianNoise()])
-def test_changed_inputs_are_refused_where_features_stand_for_them(attack, how):
+def test_attacks_on_inputs_are_refused_with_kept_features(attack, option):
     data = shared_out(classes([4, 4], shape=(1, 4, 4)))
     federation = Federation(
-        All(), **sections(**{how: attack}, **{"fraction": 0.5} if how == "attack" else {})
+        All(), **sections(**{option: attack}, **{"fraction": 0.5} if option == "attack" else {})
     )
     name = type(attack).__name__
-    with pytest.raises(ValueError, match=f"`keep_features` of Kept to be False for {name}"):
-        federation.setup(FedAvg(Kept()), data, "fit")
+    with pytest.raises(ValueError, match=f"`keep_features` of FeatureNet to be False for {name}"):
+        federation.setup(FedAvg(FeatureNet()), data, "fit")
 
 
-def test_a_backdoor_needs_classes():
+def test_backdoor_without_classes_is_refused():
     data = shared_out(reals(torch.zeros(8, 4), torch.zeros(8, 3), [0] * 4 + [1] * 4))
     client = FedAvg(seeded(mlp), criterion=nn.MSELoss())
     with pytest.raises(ValueError, match="Expected the data to have classes for Backdoor"):
         Federation(All(), adversary=Adversary(attack=ATTACK, ids=[0])).setup(client, data, "fit")
 
 
-def test_the_success_of_two_backdoors_counts_no_true_label():
-    """Both are shown, and the last one's class is what counts."""
+def test_two_backdoors_leave_out_samples_of_the_last_target():
+    """Both triggers are applied. The target of the last one counts."""
     two = Combined(
         [Backdoor(1, size=1, value=4.0, corner="top_left"), Backdoor(2, size=1, value=4.0)]
     )
     x = torch.zeros(3, 1, 4, 4)
-    shown = two.trigger(Batch(x, torch.tensor([0, 1, 2])))
-    assert shown.targets.tolist() == [2, 2, 2]
-    assert shown.mask.tolist() == [True, True, False]
-    assert (shown.inputs[0, 0, 0, 0], shown.inputs[0, 0, -1, -1]) == (4.0, 4.0)
+    triggered = two.trigger(Batch(x, torch.tensor([0, 1, 2])))
+    assert triggered.targets.tolist() == [2, 2, 2]
+    assert triggered.mask.tolist() == [True, True, False]
+    assert (triggered.inputs[0, 0, 0, 0], triggered.inputs[0, 0, -1, -1]) == (4.0, 4.0)

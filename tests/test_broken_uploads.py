@@ -43,56 +43,56 @@ BROKEN = 3
 BREAKS = ("a loss", "NaN", "infinity", "a row", "another length", "nothing")
 
 
-class Breaks:
+class BreakingClient:
     """A client with a broken loss or upload in one round.
 
     Attributes:
-        who: The client's id.
-        how: The kind of breakage: one of BREAKS.
+        broken_client: The id of the client.
+        breakage: The kind of breakage: one of BREAKS.
         now: Whether this is the round.
     """
 
-    who, how, now = BROKEN, "", False
+    broken_client, breakage, now = BROKEN, "", False
 
     def training_step(self, batch, batch_idx):
-        mine = self.read("client")[0] == self.who
-        factor = math.nan if self.now and self.how == "a loss" else 1.0
-        return super().training_step(batch, batch_idx) * torch.where(mine, factor, 1.0)
+        is_broken = self.read("client")[0] == self.broken_client
+        factor = math.nan if self.now and self.breakage == "a loss" else 1.0
+        return super().training_step(batch, batch_idx) * torch.where(is_broken, factor, 1.0)
 
     def end_round(self, client):
-        upload, mine = super().end_round(client), client.ids == self.who
-        if not self.now or not mine.any() or upload is None or self.how == "a loss":
+        upload, is_broken = super().end_round(client), client.ids == self.broken_client
+        if not self.now or not is_broken.any() or upload is None or self.breakage == "a loss":
             return upload
-        if self.how in ("another length", "nothing"):
-            return upload[:, :-1] if self.how == "another length" else None
+        if self.breakage in ("another length", "nothing"):
+            return upload[:, :-1] if self.breakage == "another length" else None
         upload = upload.clone()
-        if self.how == "a row":
-            upload[mine] = math.nan
+        if self.breakage == "a row":
+            upload[is_broken] = math.nan
         else:
-            upload[mine, 3] = math.inf if self.how == "infinity" else math.nan
+            upload[is_broken, 3] = math.inf if self.breakage == "infinity" else math.nan
         return upload
 
 
-def breaks(kind, how="NaN", **options):
-    """Return an algorithm one client of which breaks."""
-    broken_kind = type(f"Breaking{kind.__name__}", (Breaks, kind), {"how": how})
+def breaking_client(kind, breakage="NaN", **options):
+    """Return an algorithm with one breaking client."""
+    broken_kind = type(f"Breaking{kind.__name__}", (BreakingClient, kind), {"breakage": breakage})
     options = {"optimizer": sgd(0.1), "local_steps": 2, **options}
     return broken_kind(seeded(mlp), **options)
 
 
-def data_of(**options):
+def make_data(**options):
     return shared_out(classes(SIZES), **options)
 
 
-class Ended:
+class FinalState:
     """The models, reports and states after some rounds."""
 
     def __init__(self, federation, client, reports):
-        everyone = torch.arange(len(SIZES))
+        all_clients = torch.arange(len(SIZES))
         self.w = client.row("global").data.clone()
         self.reports = reports
         store = federation.store
-        self.states = {name: store.read(name, everyone) for name in store.defaults}
+        self.states = {name: store.read(name, all_clients) for name in store.defaults}
         self.server = {name: row.clone() for name, row in federation.server_states.items()}
         self.memory = federation.server.aggregator.state_dict()
 
@@ -103,14 +103,14 @@ def run(client, cohorts=(COHORT,) * 3, rounds=3, broken=1, data=None, **settings
     settings = {"engine": "one_by_one", "chunk_size": 1, **settings}
     sampler = VariedCohorts(*(list(cohort) for cohort in cohorts))
     federation = Federation(sampler, seed=0, **sections(**settings))
-    federation.setup(client, data or data_of(), "fit")
+    federation.setup(client, data or make_data(), "fit")
     client.train()
     optimizer = client.configure_optimizers()
     reports = []
     for round in range(rounds):
         client.now = round == broken
         reports.append(federation.run_round(round, optimizer))
-    return Ended(federation, client, reports)
+    return FinalState(federation, client, reports)
 
 
 WITHOUT = [COHORT, [k for k in COHORT if k != BROKEN], COHORT]
@@ -118,14 +118,14 @@ engines = pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 quiet = pytest.mark.filterwarnings("ignore:pl_fed left out the uploads")
 
 
-def assert_same(one, other, tolerance):
-    pairs = [(one.w, other.w), *((one.server[n], other.server[n]) for n in one.server)]
-    pairs += [(one.states[name], other.states[name]) for name in one.states]
-    for mine, yours in pairs:
+def assert_same(first, second, tolerance):
+    pairs = [(first.w, second.w), *((first.server[n], second.server[n]) for n in first.server)]
+    pairs += [(first.states[name], second.states[name]) for name in first.states]
+    for value, expected in pairs:
         if tolerance:
-            torch.testing.assert_close(mine, yours, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(value, expected, rtol=tolerance, atol=tolerance)
         else:
-            assert torch.equal(mine, yours)
+            assert torch.equal(value, expected)
 
 
 @pytest.mark.slow
@@ -134,17 +134,17 @@ def assert_same(one, other, tolerance):
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
 def test_round_with_a_broken_upload_equals_the_round_without_that_client(kind, engine):
     """Bit for bit: the others' states are kept, and its own stay those of before the round."""
-    client = breaks(kind)
+    client = breaking_client(kind)
     without = run(client, WITHOUT, broken=None, engine=engine)
     intact = run(client, broken=None, engine=engine)
     assert not torch.equal(without.w, intact.w)
-    for how in BREAKS:
-        broken = run(breaks(kind, how), engine=engine)
+    for breakage in BREAKS:
+        broken = run(breaking_client(kind, breakage), engine=engine)
         assert_same(broken, without, 0)
-        assert [report["train/rejected"] for report in broken.reports] == [0, 1, 0], how
-        assert [report["train/cohort"] for report in broken.reports] == [5, 5, 5], how
+        assert [report["train/rejected"] for report in broken.reports] == [0, 1, 0], breakage
+        assert [report["train/cohort"] for report in broken.reports] == [5, 5, 5], breakage
         for number in ("train/loss", "train/update_norm"):
-            assert broken.reports[1][number] == without.reports[1][number], how
+            assert broken.reports[1][number] == without.reports[1][number], breakage
 
 
 TERMS_OF_THE_MEAN = {
@@ -162,9 +162,9 @@ TERMS_OF_THE_MEAN = {
 @pytest.mark.parametrize("kind", TERMS_OF_THE_MEAN)
 def test_mean_over_all_clients_includes_those_that_are_left_out(kind):
     """They keep the states that they had: no term of the mean is missing, or counts twice."""
-    intact = run(breaks(kind), broken=None)
-    for how in ("a loss", "NaN"):
-        end = run(breaks(kind, how))
+    intact = run(breaking_client(kind), broken=None)
+    for breakage in ("a loss", "NaN"):
+        end = run(breaking_client(kind, breakage))
         mean = end.server["control"] if kind is Scaffold else end.w
         expected = TERMS_OF_THE_MEAN[kind](end).mean(0)
         torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
@@ -173,8 +173,8 @@ def test_mean_over_all_clients_includes_those_that_are_left_out(kind):
 
 @quiet
 def test_mean_of_the_servers_models_stays_exact_with_full_participation():
-    everyone = list(range(len(SIZES)))
-    end = run(breaks(Mocha), cohorts=[everyone] * 3)
+    all_clients = list(range(len(SIZES)))
+    end = run(breaking_client(Mocha), cohorts=[all_clients] * 3)
     models = end.server["models"].view(len(SIZES), -1)
     torch.testing.assert_close(end.w, models.mean(0), rtol=1e-12, atol=1e-12)
 
@@ -183,9 +183,9 @@ def test_mean_of_the_servers_models_stays_exact_with_full_participation():
 @engines
 def test_broken_upload_does_not_change_the_others_of_its_chunk(engine):
     settings = {"engine": engine, "chunk_size": None}
-    without = run(breaks(Ditto), WITHOUT, broken=None, **settings)
-    for how in ("a loss", "NaN", "a row"):
-        assert_same(run(breaks(Ditto, how), **settings), without, 1e-12)
+    without = run(breaking_client(Ditto), WITHOUT, broken=None, **settings)
+    for breakage in ("a loss", "NaN", "a row"):
+        assert_same(run(breaking_client(Ditto, breakage), **settings), without, 1e-12)
 
 
 @quiet
@@ -193,12 +193,14 @@ def test_broken_upload_does_not_change_the_others_of_its_chunk(engine):
 def test_chunk_with_uploads_of_another_length_is_left_out(order):
     """With all its clients, wherever in the round it is."""
     place = order.index(3) // 2 * 2
-    others = order[:place] + order[place + 2 :]
-    expected = run(breaks(FedAvg), [order, others, order], broken=None, chunk_size=2)
-    for how in ("another length", "nothing"):
-        broken = run(breaks(FedAvg, how), [order] * 3, chunk_size=2)
+    intact_clients = order[:place] + order[place + 2 :]
+    expected = run(
+        breaking_client(FedAvg), [order, intact_clients, order], broken=None, chunk_size=2
+    )
+    for breakage in ("another length", "nothing"):
+        broken = run(breaking_client(FedAvg, breakage), [order] * 3, chunk_size=2)
         assert_same(broken, expected, 1e-12)
-        assert broken.reports[1]["train/rejected"] == len(order) - len(others)
+        assert broken.reports[1]["train/rejected"] == len(order) - len(intact_clients)
 
 
 OTHER_KINDS = {
@@ -217,14 +219,14 @@ OTHER_KINDS = {
 }
 
 
-class OfAnotherKind:
+class OtherKind:
     """A client with rows of another kind in one round: an upload, or the state named ``of``."""
 
-    who, change, of, now = BROKEN, staticmethod(lambda rows: rows), "upload", False
+    broken_client, change, of, now = BROKEN, staticmethod(lambda rows: rows), "upload", False
 
     def end_round(self, client):
         upload = super().end_round(client)
-        if self.now and (client.ids == self.who).any():
+        if self.now and (client.ids == self.broken_client).any():
             if self.of == "upload":
                 return self.change(upload)
             if self.of in client.states:
@@ -235,9 +237,9 @@ class OfAnotherKind:
         return upload
 
 
-def of_another_kind(kind, change, of="upload"):
+def client_of_another_kind(kind, change, of="upload"):
     members = {"change": staticmethod(change), "of": of}
-    odd_kind = type(f"Odd{kind.__name__}", (OfAnotherKind, kind), members)
+    odd_kind = type(f"Odd{kind.__name__}", (OtherKind, kind), members)
     return odd_kind(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
 
 
@@ -245,12 +247,12 @@ def of_another_kind(kind, change, of="upload"):
 @quiet
 @pytest.mark.parametrize("place", [0, 2, 4], ids=["first", "third", "last"])
 def test_upload_of_another_kind_changes_no_other_upload(place):
-    """Wherever in the cohort it is: uploads lie in one tensor, which has one dtype."""
-    others = [client for client in COHORT if client != BROKEN]
-    cohort = [*others[:place], BROKEN, *others[place:]]
-    without = run(breaks(Ditto), [cohort, others, cohort], broken=None)
+    """The place in the cohort does not matter. All uploads share a tensor with one dtype."""
+    intact_clients = [client for client in COHORT if client != BROKEN]
+    cohort = [*intact_clients[:place], BROKEN, *intact_clients[place:]]
+    without = run(breaking_client(Ditto), [cohort, intact_clients, cohort], broken=None)
     for name, change in OTHER_KINDS.items():
-        end = run(of_another_kind(Ditto, change), [cohort] * 3)
+        end = run(client_of_another_kind(Ditto, change), [cohort] * 3)
         assert_same(end, without, 1e-12)
         assert [report["train/rejected"] for report in end.reports] == [0, 1, 0], name
 
@@ -259,18 +261,20 @@ def test_upload_of_another_kind_changes_no_other_upload(place):
 @quiet
 @engines
 def test_chunk_with_uploads_of_another_kind_is_left_out(engine):
-    cohort, others = [3, 0, 5, 2, 4, 1], [5, 2, 4, 1]
+    cohort, intact_clients = [3, 0, 5, 2, 4, 1], [5, 2, 4, 1]
     settings = {"engine": engine, "chunk_size": 2, "data": shared_out(classes([4] * 6))}
-    without = run(breaks(FedAvg), [cohort, others, cohort], broken=None, **settings)
+    without = run(
+        breaking_client(FedAvg), [cohort, intact_clients, cohort], broken=None, **settings
+    )
     for name, change in OTHER_KINDS.items():
-        end = run(of_another_kind(FedAvg, change), [cohort] * 3, **settings)
+        end = run(client_of_another_kind(FedAvg, change), [cohort] * 3, **settings)
         assert_same(end, without, 1e-12)
         assert end.reports[1]["train/rejected"] == 2, name
 
 
 @functools.cache
 def scaffold_without_the_broken_client():
-    return run(breaks(Scaffold), [[3, 0, 5, 2, 4], [0, 5, 2, 4]], 2, broken=None)
+    return run(breaking_client(Scaffold), [[3, 0, 5, 2, 4], [0, 5, 2, 4]], 2, broken=None)
 
 
 @pytest.mark.slow
@@ -285,7 +289,7 @@ def scaffold_without_the_broken_client():
 def test_state_of_another_kind_is_neither_kept_nor_proposed(change, state):
     """The client's control variate is its own state; it proposes the other to the server."""
     change = {"length": lambda rows: rows[:, :-1], "None": lambda rows: None, **OTHER_KINDS}[change]
-    end = run(of_another_kind(Scaffold, change, state), [[3, 0, 5, 2, 4]] * 3)
+    end = run(client_of_another_kind(Scaffold, change, state), [[3, 0, 5, 2, 4]] * 3)
     assert [report["train/rejected"] for report in end.reports] == [0, 1, 0]
     assert all(row.isfinite().all() for row in (*end.states.values(), *end.server.values()))
     torch.testing.assert_close(end.server["control"], end.states["own_control"].mean(0))
@@ -294,7 +298,7 @@ def test_state_of_another_kind_is_neither_kept_nor_proposed(change, state):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_uploads_of_another_float_dtype_are_valid(dtype):
-    client = of_another_kind(FedAvg, lambda rows: rows.to(dtype))
+    client = client_of_another_kind(FedAvg, lambda rows: rows.to(dtype))
     end, plain = run(client), run(client, broken=None)
     assert end.w.dtype == torch.float64
     torch.testing.assert_close(end.w, plain.w, rtol=0, atol=1e-2)
@@ -323,7 +327,7 @@ def test_client_without_a_proposal_keeps_the_servers_state():
 @quiet
 @engines
 def test_broken_local_models_are_not_kept(engine):
-    client = breaks(Local, "a loss")
+    client = breaking_client(Local, "a loss")
     broken = run(client, engine=engine)
     assert_same(broken, run(client, WITHOUT, broken=None, engine=engine), 0)
     assert broken.reports[1]["train/rejected"] == 1
@@ -332,11 +336,11 @@ def test_broken_local_models_are_not_kept(engine):
 
 @engines
 def test_federation_warns_once_of_broken_uploads(engine):
-    client = breaks(FedAvg)
+    client = breaking_client(FedAvg)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(client, rounds=1, broken=None, engine=engine)
-        assert not [each for each in caught if "left out" in str(each.message)]
+        assert not [warning for warning in caught if "left out" in str(warning.message)]
         for _ in range(2):
             client.__class__.now = True  # in every round
             try:
@@ -344,16 +348,18 @@ def test_federation_warns_once_of_broken_uploads(engine):
                 federation_rounds(many, 4, engine)
             finally:
                 client.__class__.now = False
-            said = [str(each.message) for each in caught if "left out" in str(each.message)]
-            assert len(said) == 1, "by each federation"
-            assert "left out the uploads of clients [3] in round 0" in said[0]
+            message = [
+                str(warning.message) for warning in caught if "left out" in str(warning.message)
+            ]
+            assert len(message) == 1, "by each federation"
+            assert "left out the uploads of clients [3] in round 0" in message[0]
             caught.clear()
 
 
 def federation_rounds(client, rounds, engine):
     client = client.double()
     federation = Federation(Cohorts(COHORT), seed=0, engine=EngineOptions(engine))
-    federation.setup(client, data_of(), "fit")
+    federation.setup(client, make_data(), "fit")
     optimizer = client.configure_optimizers()
     for round in range(rounds):
         assert federation.run_round(round, optimizer)["train/rejected"] == 1
@@ -362,30 +368,32 @@ def federation_rounds(client, rounds, engine):
 # The largest share of broken uploads
 
 
-class Several(Breaks):
-    """Some clients whose losses break in every round."""
+class BreakingClients(BreakingClient):
+    """Several clients with broken losses in every round."""
 
-    who = ()
+    broken_clients = ()
 
     def training_step(self, batch, batch_idx):
-        mine = (self.read("client") == torch.tensor(self.who)).any()
-        return super(Breaks, self).training_step(batch, batch_idx) * torch.where(
-            mine, math.nan, 1.0
+        is_broken = (self.read("client") == torch.tensor(self.broken_clients)).any()
+        return super(BreakingClient, self).training_step(batch, batch_idx) * torch.where(
+            is_broken, math.nan, 1.0
         )
 
     def end_round(self, client):
-        return super(Breaks, self).end_round(client)
+        return super(BreakingClient, self).end_round(client)
 
 
-def several(*who):
-    """Return an algorithm whose losses break for these clients."""
-    broken_kind = type("SeveralBreak", (Several, FedAvg), {"who": who})
+def breaking_clients(*broken_clients):
+    """Return an algorithm with broken losses of these clients."""
+    broken_kind = type(
+        "SeveralBreak", (BreakingClients, FedAvg), {"broken_clients": broken_clients}
+    )
     return broken_kind(seeded(mlp), optimizer=sgd(0.1), local_steps=2)
 
 
 @engines
 @pytest.mark.parametrize(
-    ("most", "who", "stops"),
+    ("most", "broken_clients", "stops"),
     [
         (0.0, [2], True),
         (0.2, [2], False),
@@ -396,18 +404,18 @@ def several(*who):
     ],
 )
 @pytest.mark.filterwarnings("ignore:pl_fed left out the uploads")
-def test_run_stops_above_the_largest_share_of_broken_uploads(engine, most, who, stops):
+def test_run_stops_above_the_largest_share_of_broken_uploads(engine, most, broken_clients, stops):
     settings = {"engine": engine, "max_rejected": most, "rounds": 1}
     if not stops:
-        ended = run(several(*who), **settings)
-        assert ended.reports[0]["train/rejected"] == len(who)
-        assert ended.w.isfinite().all()
+        end = run(breaking_clients(*broken_clients), **settings)
+        assert end.reports[0]["train/rejected"] == len(broken_clients)
+        assert end.w.isfinite().all()
         return
-    first = next(client for client in COHORT if client in who)
-    more = f", as did {len(who) - 1} more of 5" if len(who) > 1 else ""
+    first = next(client for client in COHORT if client in broken_clients)
+    more = f", as did {len(broken_clients) - 1} more of 5" if len(broken_clients) > 1 else ""
     match = f"in round 0 client {first} got a loss of nan{more}: .* learning rate"
     with pytest.raises(NonFiniteLossError, match=match):
-        run(several(*who), **settings)
+        run(breaking_clients(*broken_clients), **settings)
 
 
 class Forgets(FedAvg):
@@ -430,32 +438,34 @@ def test_algorithm_without_uploads_is_stopped(engine):
 
 
 def test_global_model_stays_without_any_valid_upload():
-    client = several(*COHORT)
+    client = breaking_clients(*COHORT)
     with pytest.warns(UserWarning, match="left out"):
-        ended = run(client, rounds=2, max_rejected=1.0)
-    assert torch.equal(ended.w, client.double().row("global").data)
-    assert ended.reports[1]["train/update_norm"] == 0
-    assert "train/loss" not in ended.reports[1]
+        end = run(client, rounds=2, max_rejected=1.0)
+    assert torch.equal(end.w, client.double().row("global").data)
+    assert end.reports[1]["train/update_norm"] == 0
+    assert "train/loss" not in end.reports[1]
 
 
-@pytest.mark.parametrize("how", BREAKS)
-def test_run_without_a_share_stops_at_the_first_broken_upload(how):
-    what = {
+@pytest.mark.parametrize("breakage", BREAKS)
+def test_run_without_a_share_stops_at_the_first_broken_upload(breakage):
+    description = {
         "a loss": "a loss of nan",
         "another length": "rows of another kind or length, or no upload",
         "nothing": "rows of another kind or length, or no upload",
-    }.get(how, "a model with NaN or infinity")
-    match = f"in round 1 client 3 got {what}"
+    }.get(breakage, "a model with NaN or infinity")
+    match = f"in round 1 client 3 got {description}"
     with pytest.raises(NonFiniteLossError, match=match) as failed:
-        run(breaks(FedAvg, how), max_rejected=0.0)
+        run(breaking_client(FedAvg, breakage), max_rejected=0.0)
     assert "\n" not in str(failed.value)
 
 
 def test_broken_uploads_of_byzantine_clients_are_counted_without_a_limit():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ended = run(breaks(FedAvg), max_rejected=0.0, attack=pl_fed.attacks.RandomLabels(), ids=[3])
-    assert [report["train/rejected"] for report in ended.reports] == [0, 1, 0]
+        end = run(
+            breaking_client(FedAvg), max_rejected=0.0, attack=pl_fed.attacks.RandomLabels(), ids=[3]
+        )
+    assert [report["train/rejected"] for report in end.reports] == [0, 1, 0]
 
 
 # Aggregators
@@ -478,14 +488,14 @@ def test_broken_uploads_of_byzantine_clients_are_counted_without_a_limit():
 )
 def test_error_explains_too_few_valid_uploads(aggregator, words):
     """Five would do, and one of them breaks."""
-    run(breaks(FedAvg), broken=None, aggregator=copy.deepcopy(aggregator))
+    run(breaking_client(FedAvg), broken=None, aggregator=copy.deepcopy(aggregator))
     with pytest.raises(ValueError, match="1 of 5 uploads of round 1 were left out") as failed:
-        run(breaks(FedAvg), aggregator=aggregator)
-    said = str(failed.value)
-    assert said.startswith("Expected argument `uploads`")
-    assert said.count(".") == said.endswith("."), "one sentence"
-    assert "\n" not in said
-    assert words in said
+        run(breaking_client(FedAvg), aggregator=aggregator)
+    message = str(failed.value)
+    assert message.startswith("Expected argument `uploads`")
+    assert message.count(".") == message.endswith("."), "one sentence"
+    assert "\n" not in message
+    assert words in message
 
 
 AGGREGATORS = find_configurations(
@@ -497,16 +507,16 @@ AGGREGATORS = find_configurations(
 @quiet
 @one_test_per_class(AGGREGATORS)
 def test_every_aggregator_merges_the_valid_uploads(kind, arguments):
-    cohort, others = [5, 0, 3, 2, 4, 1], [5, 0, 2, 4, 1]
+    cohort, intact_clients = [5, 0, 3, 2, 4, 1], [5, 0, 2, 4, 1]
 
-    def end(how, cohorts, broken):
+    def end(breakage, cohorts, broken):
         aggregator = kind(**copy.deepcopy(arguments))
-        settings = {"expected": 0, "data": data_of(root_samples=6), "aggregator": aggregator}
-        return run(breaks(FedAvg, how), cohorts, broken=broken, **settings)
+        settings = {"expected": 0, "data": make_data(root_samples=6), "aggregator": aggregator}
+        return run(breaking_client(FedAvg, breakage), cohorts, broken=broken, **settings)
 
-    without = end("NaN", [cohort, others, cohort], None)
-    for how in ("a row", "infinity", "another length"):
-        broken = end(how, [cohort] * 3, 1)
+    without = end("NaN", [cohort, intact_clients, cohort], None)
+    for breakage in ("a row", "infinity", "another length"):
+        broken = end(breakage, [cohort] * 3, 1)
         assert_same(broken, without, 0)
         assert broken.w.isfinite().all()
         assert broken.memory.keys() == without.memory.keys()
@@ -519,19 +529,19 @@ def test_attackers_do_not_see_broken_uploads():
 
     class Mirror(pl_fed.attacks.Attack):
         def forge(self, honest, own, context):
-            seen.append(len(honest))
+            upload_counts.append(len(honest))
             return -honest.mean(0).expand_as(own)
 
-    def end(how, *args, **kwargs):
+    def end(breakage, *args, **kwargs):
         settings = {"attack": Mirror(), "ids": [0], "aggregator": Median()}
-        return run(breaks(FedAvg, how), *args, **kwargs, **settings)
+        return run(breaking_client(FedAvg, breakage), *args, **kwargs, **settings)
 
-    seen = []
+    upload_counts = []
     without = end("a row", WITHOUT, broken=None)
-    for how in ("a row", "another length", "nothing"):
-        seen.clear()
-        broken = end(how)
-        assert seen == [4, 3, 4], how
+    for breakage in ("a row", "another length", "nothing"):
+        upload_counts.clear()
+        broken = end(breakage)
+        assert upload_counts == [4, 3, 4], breakage
         assert_same(broken, without, 0)
 
 

@@ -101,7 +101,7 @@ def server(tmp_path):
 
 
 def error_of(capsys, subcommand, *arguments):
-    """Run a command that fails; return its error message, which is one sentence."""
+    """Run a failing command; return its error message of one sentence."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stopped:
         main([subcommand, *(SHORT if subcommand != "export" else []), *arguments])
@@ -210,26 +210,29 @@ def test_objects_are_refused_for_every_value_of_weights_only(content):
     assert not Path("executed").exists()
 
 
-def without(mapping, *names):
+def remove_entry(mapping, *names):
     """Return a copy of nested dicts without one entry."""
-    first, *others = names
-    if not others:
+    first, *inner_names = names
+    if not inner_names:
         return {name: value for name, value in mapping.items() if name != first}
-    return {**mapping, first: without(mapping[first], *others)}
+    return {**mapping, first: remove_entry(mapping[first], *inner_names)}
 
 
-def changed(mapping, value, *names):
+def replace_entry(mapping, value, *names):
     """Return a copy of nested dicts with another value of one entry."""
-    first, *others = names
-    return {**mapping, first: changed(mapping[first], value, *others) if others else value}
+    first, *inner_names = names
+    return {
+        **mapping,
+        first: replace_entry(mapping[first], value, *inner_names) if inner_names else value,
+    }
 
 
 def damaged_contents(content):
     """Yield contents of checkpoints that pl_fed did not write, and words of the error message."""
-    change = partial(changed, content)
+    change = partial(replace_entry, content)
     for name in pl_fed.lightning.checkpoints._PARTS:
         if name != "federation":
-            yield without(content, *name.split(".")), f"with the part `{name}`"
+            yield remove_entry(content, *name.split(".")), f"with the part `{name}`"
             yield change([], *name.split(".")), f"with the part `{name}`"
     for value in (None, [1], 3):
         yield {**content, "federation": value}, "with the part `federation`"
@@ -254,13 +257,13 @@ def damaged_contents(content):
     yield change([x[:, :-1] for x in rows], *store, "rows"), "to have a row of"
     yield change(rows[:0], *store, "rows"), "to have a row of"
     yield change(5, *store), "to have a default row"
-    one = content["federation"]["store"]["personal"]
-    yield change({"other": one}, "federation", "store"), "client states to be"
+    personal = content["federation"]["store"]["personal"]
+    yield change({"other": personal}, "federation", "store"), "client states to be"
     yield change(1.5, "federation", "identity", "inputs"), "with the same inputs"
     yield change("other", "federation", "identity"), "with the part `federation.identity`"
     yield change("often", "federation", "participation"), "of 6 clients but got one of st"
     name, tensor = next(iter(content["state_dict"].items()))
-    yield without(content, "state_dict", name), f"for `{name}` but got one with no tensor"
+    yield remove_entry(content, "state_dict", name), f"for `{name}` but got one with no tensor"
     yield (
         change(tensor[:1], "state_dict", name),
         f"for `{name}` but got one with shape [1",

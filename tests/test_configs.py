@@ -57,7 +57,7 @@ def data_folder(tmp_path_factory):
 
 
 def overrides_for(config: Path, data_folder: Path) -> list[str]:
-    """Return the arguments with which a config runs within seconds, and without a download."""
+    """Return the arguments for running a config within seconds, without a download."""
     if config.stem == "stackoverflow_tags":
         return ["--data.dataset.path", str(write_tags(data_folder))]
     if config.stem == "table":
@@ -149,7 +149,7 @@ def test_missing_data_are_reported_in_one_sentence(name, words, tmp_path, monkey
 def test_training_lowers_the_loss_of_the_multi_label_config(tmp_path, monkeypatch):
     """Each sample has several real-valued targets: the metrics have losses, but no accuracy."""
     monkeypatch.chdir(ROOT)
-    path = write_tags(tmp_path, words=200, tags=20, each=20)
+    path = write_tags(tmp_path, words=200, tags=20, questions_per_user=20)
     main(
         [
             *("fit", "--config", "configs/stackoverflow_tags.yaml", *ONE_ROUND),

@@ -1,4 +1,4 @@
-"""Objects describe the arguments that they were made with, in plain values."""
+"""Objects describe the arguments of their constructors in plain values."""
 
 from functools import partial
 from pathlib import Path
@@ -13,14 +13,14 @@ from pl_fed import aggregators, clients, data, partitioners, samplers
 from pl_fed.configurable import Configurable, class_path, class_record, plain_value
 
 
-class Takes(Configurable):
-    """Takes anything."""
+class AnyArguments(Configurable):
+    """Accepts any arguments."""
 
-    def __init__(self, value=None, *more, **others):
+    def __init__(self, value=None, *more, **options):
         self.value = value
 
 
-class Odd:
+class Indescribable:
     """Refuses to be described."""
 
     def __getattribute__(self, name):
@@ -28,9 +28,9 @@ class Odd:
 
 
 def test_defaults_and_further_arguments_are_described():
-    assert Takes().constructor_arguments == {"value": None}
-    found = Takes(1, 2, 3, lam=0.5).constructor_arguments
-    assert found == {"value": 1, "more": [2, 3], "lam": 0.5}
+    assert AnyArguments().constructor_arguments == {"value": None}
+    arguments = AnyArguments(1, 2, 3, lam=0.5).constructor_arguments
+    assert arguments == {"value": 1, "more": [2, 3], "lam": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -48,20 +48,20 @@ def test_defaults_and_further_arguments_are_described():
         (partial(int, base=2), {"class_path": "builtins.int", "init_args": {"base": 2}}),
     ],
 )
-def test_values_are_plain(value, described):
-    found = plain_value("value", value)
-    assert found == described
-    assert yaml.safe_load(yaml.safe_dump(found)) == found
+def test_values_are_described_by_plain_values(value, described):
+    plain = plain_value("value", value)
+    assert plain == described
+    assert yaml.safe_load(yaml.safe_dump(plain)) == plain
 
 
-def test_functions_that_build_optimizers_are_told_apart():
+def test_functions_that_build_optimizers_are_described_by_their_options():
     rates = (0.1, 0.2)
-    built = [plain_value("optimizer", lambda p, lr=lr: torch.optim.SGD(p, lr=lr)) for lr in rates]
-    assert [each["init_args"]["lr"] for each in built] == [0.1, 0.2]
-    assert built[0] == plain_value("optimizer", partial(torch.optim.SGD, lr=0.1))
+    records = [plain_value("optimizer", lambda p, lr=lr: torch.optim.SGD(p, lr=lr)) for lr in rates]
+    assert [record["init_args"]["lr"] for record in records] == [0.1, 0.2]
+    assert records[0] == plain_value("optimizer", partial(torch.optim.SGD, lr=0.1))
 
 
-def test_nets_are_told_apart_by_their_layers():
+def test_nets_of_different_layers_have_different_records():
     nets = [
         nn.Sequential(nn.Linear(4, 3), nn.ReLU()),
         nn.Sequential(nn.Linear(4, 3), nn.Tanh()),
@@ -74,25 +74,27 @@ def test_nets_are_told_apart_by_their_layers():
     assert class_record(nn.CrossEntropyLoss())["init_args"]["reduction"] == "mean"
 
 
-def test_an_object_that_cannot_be_described_is_still_taken():
-    assert Takes(Odd()).constructor_arguments["value"] == {"class_path": class_path(Odd)}
+def test_object_without_a_description_is_accepted():
+    assert AnyArguments(Indescribable()).constructor_arguments["value"] == {
+        "class_path": class_path(Indescribable)
+    }
 
 
-def test_what_a_class_without_arguments_is_given_is_refused():
-    """As Python does for a class that has no `__new__`."""
+def test_arguments_of_a_class_without_arguments_are_refused():
+    """The error equals Python's for a class without `__init__`."""
     with pytest.raises(TypeError, match="All\\(\\) takes no arguments"):
         samplers.All(3)
 
 
 def test_objects_of_every_kind_are_described():
-    made = [
+    objects = [
         clients.FedAvg(nn.Linear(2, 2), local_steps=3),
         aggregators.Krum(2),
         data.Npz("a.npz"),
         partitioners.Shards(2),
     ]
-    found = [class_record(each) for each in made]
-    assert found[0]["class_path"] == "pl_fed.clients.FedAvg"
-    assert found[0]["init_args"]["local_steps"] == 3
-    assert found[1]["init_args"]["num_selected"] == 2
-    assert found[2]["init_args"] == {"path": "a.npz", "num_classes": None}
+    records = [class_record(item) for item in objects]
+    assert records[0]["class_path"] == "pl_fed.clients.FedAvg"
+    assert records[0]["init_args"]["local_steps"] == 3
+    assert records[1]["init_args"]["num_selected"] == 2
+    assert records[2]["init_args"] == {"path": "a.npz", "num_classes": None}

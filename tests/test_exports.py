@@ -1,4 +1,4 @@
-"""Every public class of a room can be had from the room itself: nothing is forgotten by hand."""
+"""Every room exports all its public classes."""
 
 import importlib
 import inspect
@@ -12,17 +12,17 @@ ROOMS = ["aggregators", "attacks", "metrics", "optimizers", "skews"]
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_public_class_is_exported(room):
     package = importlib.import_module(f"pl_fed.{room}")
-    forgotten = []
+    missing = []
     for entry in pkgutil.walk_packages(package.__path__, f"pl_fed.{room}."):
         for name, member in vars(importlib.import_module(entry.name)).items():
             own = inspect.isclass(member) and member.__module__ == entry.name
             if own and not name.startswith("_") and getattr(package, name, None) is not member:
-                forgotten.append(f"{entry.name}.{name}")
-    assert not forgotten
+                missing.append(f"{entry.name}.{name}")
+    assert not missing
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_has_a_class(room):
+def test_every_room_exports_a_class(room):
     package = importlib.import_module(f"pl_fed.{room}")
     assert any(
         inspect.isclass(member) and member.__module__.startswith(f"pl_fed.{room}.")

@@ -1,4 +1,4 @@
-"""FedTilt's toy example shows what its section IV-A says it shows, in a fifth of the rounds."""
+"""FedTilt's toy example reproduces the results of section IV-A, in a fifth of the rounds."""
 
 import importlib.util
 import math
@@ -31,20 +31,20 @@ def run(toy):
     return short
 
 
-def test_the_points_are_those_of_table_iv(toy):
+def test_points_have_the_sizes_and_moments_of_table_iv(toy):
     arrays = toy.Toy(2, noise=0.0, seed=0).load()
     for client, own in enumerate(toy.CENTRES[2]):
         for label, (*centre, deviation) in enumerate(own):
-            here = (arrays.client == client) & (arrays.targets == label)
-            sizes = tuple(int((here & (arrays.split == part)).sum()) for part in (0, 2))
+            selected = (arrays.client == client) & (arrays.targets == label)
+            sizes = tuple(int((selected & (arrays.split == part)).sum()) for part in (0, 2))
             assert sizes == [(150, 30), (50, 10)][label]
-            x = arrays.inputs[here]
+            x = arrays.inputs[selected]
             slack = 4 * deviation / math.sqrt(len(x))
             torch.testing.assert_close(x.mean(0), torch.tensor(centre), rtol=0, atol=slack)
             torch.testing.assert_close(x.std(0), torch.full((2,), deviation), rtol=0.3, atol=0)
 
 
-def test_a_tenth_of_class_1_gets_noise(toy):
+def test_noise_is_added_to_a_tenth_of_class_1(toy):
     plain, noisy = (toy.Toy(3, noise, seed=0).load() for noise in (0.0, 0.15))
     moved = (plain.inputs != noisy.inputs).any(1)
     assert int(moved.sum()) == 2 * 15
@@ -54,22 +54,22 @@ def test_a_tenth_of_class_1_gets_noise(toy):
     assert float(difference.std()) == pytest.approx(0.15, rel=0.3)
 
 
-def test_first_experiment_both_clients_are_served_alike(run):
+def test_first_experiment_gives_both_clients_equal_accuracy(run):
     by_class = run(1, 1.0, 1.0).by_class_of_many
     assert by_class.min() > 0.94
     assert by_class.mean(1).diff().abs() < 0.03
 
 
-def test_second_experiment_a_large_tau_serves_the_small_class_too(run):
+def test_second_experiment_with_large_tau_is_accurate_for_the_small_class(run):
     by_class = run(2, 100.0, 1.0).by_class_of_many
     assert by_class.min() > 0.99
     assert by_class.mean(1).diff().abs() < 0.005
     assert by_class.diff(dim=1).abs().max() < 0.01
-    assert run(2, -100.0, 1.0).by_class_of_many.min() < 0.2, "a negative one gives a class up"
+    assert run(2, -100.0, 1.0).by_class_of_many.min() < 0.2, "a negative τ loses a class"
 
 
-def test_third_experiment_a_negative_lam_disregards_outliers(run):
-    """They move the boundary of plain losses, and a positive λ follows single samples."""
+def test_third_experiment_with_negative_lam_ignores_outliers(run):
+    """Outliers move the boundary of plain losses, and a positive λ fits single samples."""
     clean, disturbed = (run(3, 100.0, -100.0, noise) for noise in (0.0, 5.0))
     assert disturbed.share_moved_from(clean).max() < 0.03
     assert clean.by_class_of_many.mean(1).diff().abs() < 0.05

@@ -1,4 +1,4 @@
-"""What Lightning's Trainer offers, and what becomes of it: honoured, or refused before training."""
+"""Features of Lightning's Trainer: pl_fed honours each, or refuses it before training."""
 
 import csv
 import functools
@@ -61,12 +61,12 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 @functools.cache
 def digits(data_class=FederatedData, partitioner=None, **options):
-    """Six clients, which are evaluated two at a time."""
+    """Return data of six clients, evaluated two at a time."""
     settings = {"num_clients": 6, "clients_per_eval_batch": 2, "seed": 0, **options}
     return data_class(Digits(), partitioner or Shards(3), **settings)
 
 
-class OnlyOne(Sampler):
+class SingleClient(Sampler):
     """Takes the same client in every round."""
 
     def size_of_cohort(self, num_clients):
@@ -76,7 +76,7 @@ class OnlyOne(Sampler):
         return torch.tensor([4])
 
 
-def client_of(kind=Ditto, **options):
+def make_client(kind=Ditto, **options):
     torch.manual_seed(0)
     return kind(MLP(64, [8], 10), **{"optimizer": SGD, "local_steps": 2, **options})
 
@@ -93,7 +93,7 @@ def make(folder, federation=None, **arguments):
 
 def fit(folder, client=None, data=None, federation=None, **arguments):
     trainer = make(folder, federation, **arguments)
-    trainer.fit(client or client_of(), data or digits())
+    trainer.fit(client or make_client(), data or digits())
     return trainer
 
 
@@ -144,7 +144,7 @@ TRAINING = [
 END = ["on_train_epoch_end", "state_dict", "on_save_checkpoint"]
 
 
-def test_the_hooks_of_a_callback(tmp_path):
+def test_callback_hooks_are_called_in_order(tmp_path):
     recorder = Recorder()
     fit(
         tmp_path,
@@ -166,12 +166,12 @@ def test_the_hooks_of_a_callback(tmp_path):
     ]
 
 
-def test_the_hooks_of_a_resumed_run(tmp_path):
+def test_hooks_of_a_resumed_run_are_called_in_order(tmp_path):
     fit(tmp_path, callbacks=[Recorder(), LastCheckpoint(share=1)], max_epochs=1)
     recorder = Recorder()
     keep = [recorder, LastCheckpoint(share=1)]
     trainer = make(tmp_path, callbacks=keep, max_epochs=2, limit_val_batches=0)
-    trainer.fit(client_of(), digits(), ckpt_path="last")
+    trainer.fit(make_client(), digits(), ckpt_path="last")
     assert recorder.seen == [
         *("setup", "on_load_checkpoint", "load_state_dict", "on_fit_start", "on_train_start"),
         *(*TRAINING, *END),
@@ -179,8 +179,8 @@ def test_the_hooks_of_a_resumed_run(tmp_path):
     ]
 
 
-def test_the_hooks_of_a_client(tmp_path):
-    """They come after those of the callbacks, which see what they log."""
+def test_hooks_of_a_client_are_called_in_order(tmp_path):
+    """The client's hooks run in Lightning's order."""
     seen = []
 
     class Noting(Ditto):
@@ -192,12 +192,12 @@ def test_the_hooks_of_a_client(tmp_path):
 
     for name in [*TRAINING, *VALIDATION, "on_train_start", "on_train_epoch_end", "on_train_end"]:
         setattr(Noting, name, functools.partialmethod(functools.partial(note, name)))
-    fit(tmp_path, client_of(Noting), max_epochs=1, num_sanity_val_steps=0, limit_val_batches=1)
+    fit(tmp_path, make_client(Noting), max_epochs=1, num_sanity_val_steps=0, limit_val_batches=1)
     expected = ["on_train_start", *TRAINING, *VALIDATION, "on_train_epoch_end", "on_train_end"]
     assert seen == expected
 
 
-def test_a_round_calls_no_empty_hooks(tmp_path):
+def test_round_calls_no_empty_hooks(tmp_path):
     """A round calls the hooks that a callback, or the client, overrides: also on the instance."""
     called = []
 
@@ -208,11 +208,11 @@ def test_a_round_calls_no_empty_hooks(tmp_path):
         def stop(self, action_name):
             pass
 
-    one, other, client = Callback(), Callback(), client_of()
-    one.on_train_batch_start = lambda *_: None
+    overriding, plain, client = Callback(), Callback(), make_client()
+    overriding.on_train_batch_start = lambda *_: None
     client.on_train_epoch_start = lambda: None
     options = {"limit_val_batches": 0, "enable_checkpointing": False, "max_epochs": 1}
-    fit(tmp_path, client, callbacks=[one, other], profiler=Profiling(), **options)
+    fit(tmp_path, client, callbacks=[overriding, plain], profiler=Profiling(), **options)
     hooks = (*TRAINING, "on_train_epoch_end")
     assert [action for action in called if action.endswith(hooks)] == [
         "[LightningModule]Ditto.on_train_epoch_start",
@@ -222,7 +222,7 @@ def test_a_round_calls_no_empty_hooks(tmp_path):
     ]
 
 
-def test_an_exception_is_told_to_callbacks(tmp_path):
+def test_exception_calls_on_exception(tmp_path):
     recorder = Recorder()
 
     def fail(*_):
@@ -233,13 +233,13 @@ def test_an_exception_is_told_to_callbacks(tmp_path):
     assert recorder.seen[-2:] == ["on_train_batch_start", "on_exception"]
 
 
-def test_what_the_hooks_are_given(tmp_path):
-    """A round is a batch, the ids of the cohort; the server's step is the optimizer's."""
-    given = []
+def test_training_hooks_get_cohort_step_and_outputs(tmp_path):
+    """The batch of a round holds the ids of the cohort. The optimizer step is the server's."""
+    observed = []
 
-    class Given(Callback):
+    class HookArguments(Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            given.append((trainer.current_epoch, trainer.global_step, batch_idx))
+            observed.append((trainer.current_epoch, trainer.global_step, batch_idx))
 
         def on_before_optimizer_step(self, trainer, pl_module, optimizer):
             (row,) = optimizer.param_groups[0]["params"]
@@ -249,15 +249,15 @@ def test_what_the_hooks_are_given(tmp_path):
             assert torch.equal(batch, trainer.federation.draw_cohort(trainer.current_epoch))
             assert torch.equal(pl_module.row("global").data, self.expected)
             assert outputs["loss"] == outputs["train/loss"]
-            given.append((trainer.global_step, batch_idx, trainer.num_training_batches))
+            observed.append((trainer.global_step, batch_idx, trainer.num_training_batches))
             assert trainer.is_last_batch
 
     halved = {"server_optimizer": functools.partial(torch.optim.SGD, lr=0.5)}
-    fit(tmp_path, callbacks=[Given()], federation=halved, max_epochs=2)
-    assert given == [(0, 0, 0), (1, 2, 3), (1, 1, 0), (2, 2, 3)]
+    fit(tmp_path, callbacks=[HookArguments()], federation=halved, max_epochs=2)
+    assert observed == [(0, 0, 0), (1, 2, 3), (1, 1, 0), (2, 2, 3)]
 
 
-def test_a_round_has_one_row_with_the_names_of_the_design(tmp_path):
+def test_round_writes_one_row_with_all_metrics(tmp_path):
     fit(tmp_path, max_epochs=2)
     assert [row["round"] for row in rows(tmp_path)] == ["0", "1"]
     numbers = "accuracy accuracy_std accuracy_var accuracy_worst10 accuracy_best10 accuracy_jain"
@@ -272,7 +272,7 @@ def test_a_round_has_one_row_with_the_names_of_the_design(tmp_path):
 
 
 def test_log_every_n_steps_counts_rounds(tmp_path):
-    """It says when rows are written, of all rounds: tests/test_logging.py."""
+    """The option delays writing. All rounds are written: see tests/test_logging.py."""
     fit(tmp_path, max_epochs=6, log_every_n_steps=3, check_val_every_n_epoch=2)
     logged = {row["round"]: (row["train/loss"], row["val/global/loss"]) for row in rows(tmp_path)}
     assert {round: [bool(v) for v in values] for round, values in logged.items()} == {
@@ -291,25 +291,25 @@ def test_log_every_n_steps_0_logs_no_training(tmp_path):
     assert len(column(tmp_path, "val/global/loss")) == 3
 
 
-def test_a_round_is_not_left_out(tmp_path):
+def test_skipping_a_round_is_refused(tmp_path):
     class Skips(FedAvg):
         def on_train_batch_start(self, batch, batch_idx):
             return -1
 
     with pytest.raises(ValueError, match="Expected `on_train_batch_start` not to return -1"):
-        fit(tmp_path, client_of(Skips))
+        fit(tmp_path, make_client(Skips))
 
 
-def test_a_log_in_training_step_is_refused(tmp_path):
+def test_log_in_training_step_is_refused(tmp_path):
     class Logs(FedAvg):
         def training_step(self, batch, batch_idx):
             self.log("mine", 1.0)
 
     with pytest.raises(ValueError, match="Expected `training_step` to return the values to log"):
-        fit(tmp_path, client_of(Logs))
+        fit(tmp_path, make_client(Logs))
 
 
-# How long
+# Length of a run
 
 
 @pytest.mark.slow
@@ -331,11 +331,11 @@ def test_max_epochs_and_max_steps_count_rounds(tmp_path, arguments, rounds):
     assert trainer.estimated_stepping_batches == rounds
 
 
-def test_max_time(tmp_path, monkeypatch):
-    """Ten seconds a round: the limit is reached in the third, which is brought to its end."""
+def test_max_time_ends_the_run_after_a_round(tmp_path, monkeypatch):
+    """A round takes ten seconds. The limit falls into the third round, which ends normally."""
     trainer = make(tmp_path, max_epochs=None, max_time={"seconds": 25})
     monkeypatch.setattr(Timer, "time_elapsed", lambda self, *_: 10.0 * trainer.global_step)
-    trainer.fit(client_of(), digits())
+    trainer.fit(make_client(), digits())
     assert len(column(tmp_path, "val/global/loss")) == trainer.current_epoch == 3
 
 
@@ -345,30 +345,30 @@ def test_timer(tmp_path, monkeypatch, interval):
     trainer = make(tmp_path, max_epochs=9, min_epochs=4, callbacks=timer)
     elapsed = functools.partial(lambda *_: 10.0 * trainer.global_step)
     monkeypatch.setattr(Timer, "time_elapsed", elapsed)
-    trainer.fit(client_of(), digits())
+    trainer.fit(make_client(), digits())
     assert trainer.current_epoch == 4, "min_epochs is honoured too"
 
 
 @pytest.mark.slow
-def test_timer_by_the_command_line(tmp_path):
-    """Its default is an enum, which the saved config must hold all the same."""
+def test_timer_from_the_command_line(tmp_path):
+    """The timer's default interval is an enum. The saved config holds it as a string."""
     config = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
     timer = ["--trainer.callbacks+=Timer", "--trainer.callbacks.duration=00:01:00:00"]
-    short = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
-    here = ["--trainer.default_root_dir", str(tmp_path)]
-    main(["fit", "--config", str(config), *timer, *short, *here])
+    one_round = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
+    folder = ["--trainer.default_root_dir", str(tmp_path)]
+    main(["fit", "--config", str(config), *timer, *one_round, *folder])
     (saved,) = tmp_path.glob("*/config.yaml")
     assert "interval: step" in saved.read_text()
     main(["fit", "--config", str(saved)])
     assert len(list(tmp_path.glob("*/per_client.csv"))) == 2
 
 
-def says(*values):
+def log_values(*values):
     """Log the metric ``mine``: one value for each round that is validated."""
-    left = list(values)
+    remaining = list(values)
     return LambdaCallback(
         on_validation_epoch_end=lambda trainer, pl_module: (
-            None if trainer.sanity_checking else pl_module.log("mine", left.pop(0))
+            None if trainer.sanity_checking else pl_module.log("mine", remaining.pop(0))
         )
     )
 
@@ -385,8 +385,11 @@ def says(*values):
     ],
 )
 def test_early_stopping(tmp_path, arguments, rounds):
-    """The best value comes second, and two are waited for."""
-    watch = [says(1.0, 3.0, 2.0, 2.0, 2.0, 2.0), EarlyStopping("mine", patience=2, mode="max")]
+    """The second value is the best, and the patience is two validations."""
+    watch = [
+        log_values(1.0, 3.0, 2.0, 2.0, 2.0, 2.0),
+        EarlyStopping("mine", patience=2, mode="max"),
+    ]
     trainer = fit(tmp_path, max_epochs=9, callbacks=watch, **arguments)
     assert trainer.current_epoch == trainer.global_step == rounds
 
@@ -400,7 +403,7 @@ def names(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "arguments", "kept"),
+    ("options", "arguments", "epochs"),
     [
         ({"save_top_k": 1}, {}, [5]),
         ({"save_top_k": -1}, {}, [0, 1, 2, 3, 4, 5]),
@@ -415,35 +418,37 @@ def names(folder):
         ({"save_top_k": 1, "monitor": "round", "mode": "max"}, {}, [5]),
     ],
 )
-def test_model_checkpoint(tmp_path, how, arguments, kept):
-    saver = ModelCheckpoint(filename="{epoch}", **how)
-    fit(tmp_path, max_epochs=6, callbacks=[says(1.0, 2, 6, 5, 0, 4), saver], **arguments)
-    assert names(tmp_path) == [f"epoch={epoch}.ckpt" for epoch in kept]
+def test_model_checkpoint(tmp_path, options, arguments, epochs):
+    saver = ModelCheckpoint(filename="{epoch}", **options)
+    fit(tmp_path, max_epochs=6, callbacks=[log_values(1.0, 2, 6, 5, 0, 4), saver], **arguments)
+    assert names(tmp_path) == [f"epoch={epoch}.ckpt" for epoch in epochs]
 
 
-def test_the_last_checkpoint_is_there_by_default(tmp_path):
-    seen = []
+def test_last_checkpoint_is_saved_by_default(tmp_path):
+    epochs = []
 
-    def look(trainer, *_):
-        seen.append(torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["epoch"])
+    def read_epoch(trainer, *_):
+        epochs.append(
+            torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["epoch"]
+        )
 
-    look_twice = LambdaCallback(on_train_batch_start=look, on_fit_end=look)
-    client = client_of()
+    reader = LambdaCallback(on_train_batch_start=read_epoch, on_fit_end=read_epoch)
+    client = make_client()
     with pytest.raises(FileNotFoundError):
-        fit(tmp_path, callbacks=look_twice)
-    look_twice.on_train_batch_start = lambda *_: None
-    trainer = fit(tmp_path, client, callbacks=look_twice, check_val_every_n_epoch=9)
-    assert seen[0] in (2, 3), "in or after the last round"
+        fit(tmp_path, callbacks=reader)
+    reader.on_train_batch_start = lambda *_: None
+    trainer = fit(tmp_path, client, callbacks=reader, check_val_every_n_epoch=9)
+    assert epochs[0] in (2, 3), "in or after the last round"
     assert names(tmp_path) == ["last.ckpt"]
     assert isinstance(trainer.strategy.checkpoint_io, AtomicCheckpointIO)
     assert make(tmp_path, enable_checkpointing=False).checkpoint_callback is None
-    untrained = client_of()
+    untrained = make_client()
     trainer.test(untrained, digits(), ckpt_path="last", verbose=False)
     assert torch.equal(untrained.row("global").data, client.row("global").data)
 
 
-def test_the_last_checkpoint_takes_a_share_of_the_time(tmp_path, monkeypatch):
-    """A round takes a second, saving two: with a fifth of the time, they are ten apart."""
+def test_last_checkpoint_takes_a_share_of_the_run_time(tmp_path, monkeypatch):
+    """A round takes one second and saving two. A share of a fifth saves every ten seconds."""
     now, saves = [0.0], []
     monkeypatch.setattr("pl_fed.callbacks.last_checkpoint.time.monotonic", lambda: now[0])
     trainer = make(
@@ -464,11 +469,11 @@ def test_the_last_checkpoint_takes_a_share_of_the_time(tmp_path, monkeypatch):
         tick(2)
 
     monkeypatch.setattr(trainer, "save_checkpoint", save)
-    trainer.fit(client_of(), digits())
+    trainer.fit(make_client(), digits())
     assert saves == [1, 9, 17, 18]
 
 
-def test_the_share_is_checked():
+def test_invalid_share_is_refused():
     for share, expected in (
         (0.0, "above 0, and finite, but got 0.0"),
         (1.5, "at most 1 but got 1.5"),
@@ -477,41 +482,41 @@ def test_the_share_is_checked():
             LastCheckpoint(share)
 
 
-def test_the_best_checkpoint_is_tested(tmp_path):
+def test_best_checkpoint_is_tested(tmp_path):
     saver = ModelCheckpoint(monitor="mine", filename="{epoch}")
-    client = client_of()
-    trainer = make(tmp_path, callbacks=[says(3.0, 1.0, 2.0), saver])
+    client = make_client()
+    trainer = make(tmp_path, callbacks=[log_values(3.0, 1.0, 2.0), saver])
     trainer.fit(client, digits())
     trainer.test(client, digits(), ckpt_path="best", verbose=False)
     assert rows(tmp_path)[-1]["round"] == "2", "the best was saved after two rounds"
     again = make(tmp_path / "other")
-    again.test(client_of(), digits(), ckpt_path=saver.best_model_path, verbose=False)
+    again.test(make_client(), digits(), ckpt_path=saver.best_model_path, verbose=False)
     assert {**rows(tmp_path / "other")[-1]}.items() <= rows(tmp_path)[-1].items()
 
 
 # Progress bars and summaries
 
 
-def shown(output):
-    """Return what a TQDM bar of the training showed: (epoch, done, total, the rest)."""
-    found = re.findall(r"Epoch (\d+):.*?(\d+)/(\d+) \[(.*?)\]", output)
-    return [(int(epoch), int(n), int(total), rest) for epoch, n, total, rest in found]
+def parse_bar(output):
+    """Return the states of a TQDM bar of the training: (epoch, done, total, postfix)."""
+    matches = re.findall(r"Epoch (\d+):.*?(\d+)/(\d+) \[(.*?)\]", output)
+    return [(int(epoch), int(n), int(total), postfix) for epoch, n, total, postfix in matches]
 
 
 @pytest.fixture
-def every_move(monkeypatch):
+def unthrottled_bar(monkeypatch):
     """Let the progress bar move with every client."""
     monkeypatch.setattr("pl_fed.lightning.loop._BAR_SECONDS", 0.0)
 
 
-@pytest.mark.usefixtures("every_move")
+@pytest.mark.usefixtures("unthrottled_bar")
 @pytest.mark.parametrize("rounds", [{"max_epochs": 2}, {"max_epochs": None, "max_steps": 2}])
 def test_tqdm_shows_rounds_clients_and_accuracy(tmp_path, capsys, rounds):
     bar = TQDMProgressBar()
     fit(tmp_path, callbacks=[bar], **{**rounds, "enable_progress_bar": True})
     out = capsys.readouterr().out
-    seen = shown(out)
-    steps = dict.fromkeys(each[:3] for each in seen)
+    seen = parse_bar(out)
+    steps = dict.fromkeys(values[:3] for values in seen)
     assert list(steps) == [(epoch, n, 3) for epoch in range(2) for n in range(4)]
     assert re.search(r"train/loss=[\d.]+", seen[-1][-1])
     for model in ("global", "personal"):
@@ -522,13 +527,13 @@ def test_tqdm_shows_rounds_clients_and_accuracy(tmp_path, capsys, rounds):
 
 @pytest.fixture
 def console():
-    """Give rich's console back to the others: the progress bar takes it over."""
+    """Restore rich's console after the test: the progress bar replaces it."""
     screen = io.StringIO()
     yield {"file": screen, "width": 300}
     rich.reconfigure()
 
 
-@pytest.mark.usefixtures("every_move")
+@pytest.mark.usefixtures("unthrottled_bar")
 def test_rich_shows_rounds_clients_and_accuracy(tmp_path, console):
     seen = []
 
@@ -551,25 +556,25 @@ def test_rich_shows_rounds_clients_and_accuracy(tmp_path, console):
 
 
 @pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
-def test_a_bar_of_a_round_that_is_taken_up_again(tmp_path, capsys, console, bar):
-    """The round's training is in the checkpoint, its validation is still to come."""
+def test_bar_of_a_resumed_round_is_complete(tmp_path, capsys, console, bar):
+    """The checkpoint holds the round's training, without its validation."""
 
     def fail(*_):
         raise KeyError
 
     save = ModelCheckpoint(every_n_train_steps=1, save_last=True)
-    both = [save, LambdaCallback(on_validation_start=fail)]
+    failing = [save, LambdaCallback(on_validation_start=fail)]
     with pytest.raises(KeyError):
-        fit(tmp_path, callbacks=both, num_sanity_val_steps=0)
+        fit(tmp_path, callbacks=failing, num_sanity_val_steps=0)
     trainer = make(tmp_path, callbacks=[bar()], max_epochs=2, enable_progress_bar=True)
-    trainer.fit(client_of(), digits(), ckpt_path="last")
+    trainer.fit(make_client(), digits(), ckpt_path="last")
     assert "3/3" in capsys.readouterr().out + console["file"].getvalue()
     assert len(column(tmp_path, "val/global/loss")) == trainer.current_epoch == 2
 
 
 @pytest.mark.parametrize(("seconds", "moves"), [(0.0, [1, 2, 3] * 2), (1e9, [1, 3, 3])])
-def test_a_bar_of_ones_own(tmp_path, monkeypatch, seconds, moves):
-    """As in Lightning's documentation: it need not have more than the hooks."""
+def test_user_progress_bar_gets_the_batches(tmp_path, monkeypatch, seconds, moves):
+    """A bar as in Lightning's documentation needs only the hooks."""
     monkeypatch.setattr("pl_fed.lightning.loop._BAR_SECONDS", seconds)
     seen = []
 
@@ -598,7 +603,7 @@ def test_model_summary(tmp_path, capfd, caplog, summary):
 
 
 class Watched(Ditto):
-    """Ditto that notes what its local steps see, and how far they move the models."""
+    """Ditto that records the dtypes and batches of its local steps, and the model updates."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -616,7 +621,7 @@ class Watched(Ditto):
         self.began = {name: self.row(name).data.clone() for name in self.trained}
 
     def end_round(self, client):
-        """Note the moves in a client's first round."""
+        """Record the updates of a client's first round."""
         ends = {name: client.models[name].parameters for name in self.began}
         self.moves = {name: ends[name] - began for name, began in self.began.items()}
         return super().end_round(client)
@@ -638,15 +643,18 @@ class Watched(Ditto):
     ],
 )
 def test_limits_of_the_local_steps(tmp_path, limits, steps):
-    client = client_of(Watched, local_steps=4)
+    client = make_client(Watched, local_steps=4)
     fit(tmp_path, client, federation={"engine": "one_by_one"}, max_epochs=1, **limits)
     assert len(client.batches) == 3 * steps
 
 
 @pytest.mark.parametrize(("overfit", "same"), [(0.0, False), (2, True), (1.0, True)])
 def test_overfit_batches_takes_the_same_batches_in_each_round(tmp_path, overfit, same):
-    client = client_of(Watched)
-    only = {"sampler": OnlyOne(), "engine": "one_by_one"}  # "auto" looks at the first ones, too
+    client = make_client(Watched)
+    only = {
+        "sampler": SingleClient(),
+        "engine": "one_by_one",
+    }  # "auto" reads the first batches, too
     fit(tmp_path, client, federation=only, overfit_batches=overfit)
     rounds = [client.batches[begin : begin + 2] for begin in (0, 2, 4)]
     assert (rounds[0] == rounds[1] == rounds[2]) is same
@@ -663,7 +671,7 @@ def test_overfit_batches_takes_the_same_batches_in_each_round(tmp_path, overfit,
 )
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_precision_of_the_local_steps(tmp_path, precision, dtypes, engine):
-    client = client_of(Watched)
+    client = make_client(Watched)
     trainer = fit(tmp_path, client, precision=precision, federation={"engine": engine})
     assert client.dtypes == dtypes
     row = torch.float64 if precision == "64-true" else torch.float32
@@ -671,44 +679,46 @@ def test_precision_of_the_local_steps(tmp_path, precision, dtypes, engine):
     assert trainer.federation.store.read("personal", torch.tensor([0])).dtype == row
 
 
-def moved(folder, engine, **arguments):
-    client = client_of(Watched, optimizer=functools.partial(torch.optim.SGD, lr=1.0), local_steps=1)
-    everyone = {"sampler": Uniform(6), "engine": engine, "chunk_size": 6}
-    fit(folder, client, federation=everyone, max_epochs=1, **arguments)
+def client_moves(folder, engine, **arguments):
+    client = make_client(
+        Watched, optimizer=functools.partial(torch.optim.SGD, lr=1.0), local_steps=1
+    )
+    all_clients = {"sampler": Uniform(6), "engine": engine, "chunk_size": 6}
+    fit(folder, client, federation=all_clients, max_epochs=1, **arguments)
     return client.moves
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_clipping_is_by_client_and_by_model(tmp_path, engine):
+def test_gradients_are_clipped_by_client_and_by_model(tmp_path, engine):
     """One step with learning rate 1 moves a model by its gradient."""
-    free = moved(tmp_path / "free", engine)
+    free = client_moves(tmp_path / "free", engine)
     norms = torch.stack([move.norm(dim=1) for move in free.values()])
     limit = float(norms.median())
-    clipped = moved(tmp_path / "norm", engine, gradient_clip_val=limit)
+    clipped = client_moves(tmp_path / "norm", engine, gradient_clip_val=limit)
     for model, move in free.items():
         expected = move * (limit / move.norm(dim=1, keepdim=True)).clamp(max=1.0)
         torch.testing.assert_close(clipped[model], expected)
     by_value = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
-    clipped = moved(tmp_path / "value", engine, **by_value)
+    clipped = client_moves(tmp_path / "value", engine, **by_value)
     for model, move in free.items():
         torch.testing.assert_close(clipped[model], move.clamp(-0.01, 0.01))
         assert (move.abs() > 0.01).any()
-    for none in (0, -1.0):
-        same = moved(tmp_path / str(none), engine, gradient_clip_val=none)
+    for off in (0, -1.0):
+        same = client_moves(tmp_path / str(off), engine, gradient_clip_val=off)
         assert all(torch.equal(same[model], move) for model, move in free.items())
 
 
 @pytest.mark.filterwarnings("ignore:Error detected in MulBackward0")
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_detect_anomaly(tmp_path, engine):
+def test_detect_anomaly_raises_at_nan_gradients(tmp_path, engine):
     class Broken(FedAvg):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
             return loss + (0 * loss).sqrt()
 
     with pytest.raises(RuntimeError, match="returned nan values"):
-        fit(tmp_path, client_of(Broken), federation={"engine": engine}, detect_anomaly=True)
+        fit(tmp_path, make_client(Broken), federation={"engine": engine}, detect_anomaly=True)
 
 
 # Learning rates
@@ -736,9 +746,9 @@ SCHEDULES = {
 @pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_a_schedule_steps_once_a_round_for_each_model(tmp_path, name, engine):
+def test_schedule_steps_once_a_round_for_each_model(tmp_path, name, engine):
     schedule, factors = SCHEDULES[name]
-    client = client_of(Watched, lr_scheduler=schedule, personal_lr=0.3, local_steps=1)
+    client = make_client(Watched, lr_scheduler=schedule, personal_lr=0.3, local_steps=1)
     moves = {"global": [], "personal": []}
 
     def note(trainer, pl_module, *_):
@@ -746,21 +756,21 @@ def test_a_schedule_steps_once_a_round_for_each_model(tmp_path, name, engine):
             moves[model].append(float(move.norm()))
 
     watch = [
-        says(2.0, 3.0, 1.0, 1.0),
+        log_values(2.0, 3.0, 1.0, 1.0),
         LearningRateMonitor(),
         LambdaCallback(on_train_batch_end=note),
     ]
-    where = {"engine": engine, "sampler": OnlyOne()}
-    fit(tmp_path, client, federation=where, max_epochs=4, callbacks=watch)
+    federation = {"engine": engine, "sampler": SingleClient()}
+    fit(tmp_path, client, federation=federation, max_epochs=4, callbacks=watch)
     for model, base in (("global", 0.1), ("personal", 0.3)):
         logged = column(tmp_path, f"lr-SGD/{model}")
         assert logged == pytest.approx([base * factor for factor in factors])
     assert [move > 0 for move in moves["global"]] == [factor > 0 for factor in factors]
 
 
-def test_a_schedule_that_watches_validation_waits_for_it(tmp_path):
-    """It steps after each validation, and not in the rounds between."""
-    client = client_of(
+def test_plateau_schedule_steps_after_each_validation(tmp_path):
+    """The schedule does not step in rounds without a validation."""
+    client = make_client(
         lr_scheduler=lambda o: ReduceLROnPlateau(o, "val/global/loss", threshold=0.9, patience=0)
     )
     watch = LearningRateMonitor()
@@ -770,7 +780,7 @@ def test_a_schedule_that_watches_validation_waits_for_it(tmp_path):
     )
 
 
-def test_a_schedule_by_step_is_one_by_round(tmp_path):
+def test_schedule_with_interval_step_steps_once_a_round(tmp_path):
     class Stepwise(FedAvg):
         def configure_optimizers(self):
             configured = super().configure_optimizers()
@@ -778,7 +788,7 @@ def test_a_schedule_by_step_is_one_by_round(tmp_path):
             return configured
 
     halves = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
-    client = client_of(Stepwise, lr_scheduler=halves)
+    client = make_client(Stepwise, lr_scheduler=halves)
     fit(tmp_path, client, callbacks=LearningRateMonitor())
     assert column(tmp_path, "lr-SGD/global") == pytest.approx([0.1, 0.05, 0.025])
 
@@ -795,37 +805,37 @@ def test_limit_val_batches_counts_batches_of_clients(tmp_path, limit, clients):
 
 
 @pytest.mark.parametrize("stage", ["test", "predict"])
-def test_limits_of_testing_and_predicting(tmp_path, stage):
+def test_limit_test_and_predict_batches_count_batches_of_clients(tmp_path, stage):
     trainer = make(tmp_path, **{f"limit_{stage}_batches": 2})
     seen = LambdaCallback(**{f"on_{stage}_batch_end": lambda *args: batches.append(args[3])})
     batches = []
     trainer.callbacks.append(seen)
-    getattr(trainer, stage)(client_of(), datamodule=digits())
+    getattr(trainer, stage)(make_client(), datamodule=digits())
     assert torch.cat(batches).tolist() == [0, 1, 2, 3]
 
 
-def test_too_small_a_share_of_validation_is_refused_before_training(tmp_path):
+def test_too_small_limit_val_batches_is_refused_before_training(tmp_path):
     few = {"limit_val_batches": 0.1, "num_sanity_val_steps": 0, "check_val_every_n_epoch": 3}
     with pytest.raises(Exception, match=r"0.1 \* 3 < 1. Please increase"):
         fit(tmp_path, **few)
     assert rows(tmp_path) == [] if (tmp_path / "run/metrics.csv").exists() else True
 
 
-def ends_with(folder, **arguments):
-    client = client_of()
+def fit_results(folder, **arguments):
+    client = make_client()
     trainer = fit(folder, client, **arguments)
-    kept = [{k: v for k, v in row.items() if k != "time/round"} for row in rows(folder)]
+    metrics = [{k: v for k, v in row.items() if k != "time/round"} for row in rows(folder)]
     personal = trainer.federation.store.read("personal", torch.arange(6))
-    return client.state_dict(), personal, kept
+    return client.state_dict(), personal, metrics
 
 
-def test_a_sanity_check_changes_nothing(tmp_path):
-    weights, personal, kept = ends_with(tmp_path / "none", num_sanity_val_steps=0)
+def test_sanity_check_changes_no_result(tmp_path):
+    weights, personal, metrics = fit_results(tmp_path / "none", num_sanity_val_steps=0)
     for steps in (2, -1):
-        checked = ends_with(tmp_path / str(steps), num_sanity_val_steps=steps)
-        assert all(torch.equal(weights[name], each) for name, each in checked[0].items())
+        checked = fit_results(tmp_path / str(steps), num_sanity_val_steps=steps)
+        assert all(torch.equal(weights[name], tensor) for name, tensor in checked[0].items())
         assert torch.equal(personal, checked[1])
-        assert kept == checked[2]
+        assert metrics == checked[2]
 
 
 def test_check_val_every_n_epoch(tmp_path):
@@ -834,24 +844,24 @@ def test_check_val_every_n_epoch(tmp_path):
 
 
 def test_fast_dev_run(tmp_path):
-    seen = Recorder()
-    trainer = fit(tmp_path, fast_dev_run=True, max_epochs=9, callbacks=[seen])
+    recorder = Recorder()
+    trainer = fit(tmp_path, fast_dev_run=True, max_epochs=9, callbacks=[recorder])
     assert trainer.global_step == 1
-    assert seen.seen.count("on_validation_batch_end") == 1
+    assert recorder.seen.count("on_validation_batch_end") == 1
     assert not list((tmp_path / "run").iterdir()), "nothing is written"
 
 
-def test_inference_mode(tmp_path):
-    inferred = make(tmp_path / "a").validate(client_of(), digits(), verbose=False)
+def test_inference_mode_changes_no_result(tmp_path):
+    expected = make(tmp_path / "a").validate(make_client(), digits(), verbose=False)
     assert make(tmp_path / "b", inference_mode=False).validate(
-        client_of(), datamodule=digits(), verbose=False
-    ) == (inferred)
+        make_client(), datamodule=digits(), verbose=False
+    ) == (expected)
 
 
-# Loggers, profilers, and other company
+# Loggers, profilers and other callbacks
 
 
-def test_other_loggers_beside_metrics_csv(tmp_path):
+def test_other_loggers_get_the_numbers_of_metrics_csv(tmp_path):
     loggers = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "tb")]
     fit(tmp_path, logger=loggers)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -871,7 +881,7 @@ def test_other_loggers_beside_metrics_csv(tmp_path):
 @pytest.mark.parametrize("logger", [None, False, True, []])
 def test_metrics_csv_is_always_written(tmp_path, logger):
     trainer = fit(tmp_path, logger=logger, max_epochs=1)
-    assert [type(each) for each in trainer.loggers] == [RunCSV]
+    assert [type(logger) for logger in trainer.loggers] == [RunCSV]
     assert len(rows(tmp_path)) == 1
 
 
@@ -882,8 +892,8 @@ def test_metrics_csv_is_always_written(tmp_path, logger):
 )
 def test_profilers_see_the_rounds(tmp_path, profiler, rounds, capfd, caplog):
     with caplog.at_level("INFO"):
-        how = {"max_epochs": rounds, "check_val_every_n_epoch": 9}
-        fit(tmp_path, profiler=profiler, enable_checkpointing=False, **how)
+        options = {"max_epochs": rounds, "check_val_every_n_epoch": 9}
+        fit(tmp_path, profiler=profiler, enable_checkpointing=False, **options)
     assert "run_federated_round" in capfd.readouterr().out + caplog.text
 
 
@@ -895,12 +905,14 @@ def test_profilers_see_the_rounds(tmp_path, profiler, rounds, capfd, caplog):
     ],
 )
 def test_weight_averaging_averages_the_models_of_the_rounds(tmp_path, averaging, weights):
-    client, ended, validated = client_of(), [], []
+    client, ended, validated = make_client(), [], []
 
-    def keep(where):
-        return lambda trainer, pl_module, *_: where.append(pl_module.row("global").data.clone())
+    def copy_row_to(rows):
+        return lambda trainer, pl_module, *_: rows.append(pl_module.row("global").data.clone())
 
-    watch = LambdaCallback(on_train_batch_end=keep(ended), on_validation_batch_end=keep(validated))
+    watch = LambdaCallback(
+        on_train_batch_end=copy_row_to(ended), on_validation_batch_end=copy_row_to(validated)
+    )
     fit(tmp_path, client, callbacks=[watch, averaging()], num_sanity_val_steps=0)
     expected = sum(weight * row for weight, row in zip(weights, ended, strict=True))
     torch.testing.assert_close(client.row("global").data, expected)
@@ -908,7 +920,7 @@ def test_weight_averaging_averages_the_models_of_the_rounds(tmp_path, averaging,
 
 
 def test_device_stats_monitor(tmp_path, monkeypatch):
-    """Without psutil Lightning refuses it before training; here the numbers are made up."""
+    """Fixed numbers replace those of psutil. Without psutil Lightning refuses the callback."""
     module = "lightning.pytorch.callbacks.device_stats_monitor._PSUTIL_AVAILABLE"
     monkeypatch.setattr(module, True)
     stats = lambda self, device: {"cpu": 7.0}  # noqa: E731
@@ -919,7 +931,7 @@ def test_device_stats_monitor(tmp_path, monkeypatch):
         assert column(tmp_path, f"DeviceStatsMonitor.{moment}/cpu") == [7.0] * 3
 
 
-def test_prediction_writer(tmp_path):
+def test_prediction_writer_gets_every_client(tmp_path):
     written = {}
 
     class Writer(BasePredictionWriter):
@@ -929,40 +941,40 @@ def test_prediction_writer(tmp_path):
         def write_on_epoch_end(self, trainer, module, predictions, indices):
             written["batches"] = len(predictions)
 
-    make(tmp_path, callbacks=Writer("batch_and_epoch")).predict(client_of(), digits())
+    make(tmp_path, callbacks=Writer("batch_and_epoch")).predict(make_client(), digits())
     sizes = digits().clients.test.sizes.tolist()
     assert written == {**dict(enumerate(sizes)), "batches": 3}
 
 
-# All of it: a new argument, hook or callback of Lightning's fails here until someone decides
+# Completeness: these tests fail for each new argument, hook or callback of Lightning
 
 
 HONOURED = {
-    "callbacks": "test_the_hooks_of_a_callback",
+    "callbacks": "test_callback_hooks_are_called_in_order",
     "check_val_every_n_epoch": "test_check_val_every_n_epoch",
-    "default_root_dir": "test_a_run_has_a_folder_of_its_own",
-    "detect_anomaly": "test_detect_anomaly",
-    "enable_checkpointing": "test_the_last_checkpoint_is_there_by_default",
+    "default_root_dir": "test_each_run_has_its_own_folder",
+    "detect_anomaly": "test_detect_anomaly_raises_at_nan_gradients",
+    "enable_checkpointing": "test_last_checkpoint_is_saved_by_default",
     "enable_model_summary": "test_model_summary",
     "enable_progress_bar": "test_tqdm_shows_rounds_clients_and_accuracy",
     "fast_dev_run": "test_fast_dev_run",
-    "gradient_clip_algorithm": "test_clipping_is_by_client_and_by_model",
-    "gradient_clip_val": "test_clipping_is_by_client_and_by_model",
-    "inference_mode": "test_inference_mode",
-    "limit_predict_batches": "test_limits_of_testing_and_predicting",
-    "limit_test_batches": "test_limits_of_testing_and_predicting",
+    "gradient_clip_algorithm": "test_gradients_are_clipped_by_client_and_by_model",
+    "gradient_clip_val": "test_gradients_are_clipped_by_client_and_by_model",
+    "inference_mode": "test_inference_mode_changes_no_result",
+    "limit_predict_batches": "test_limit_test_and_predict_batches_count_batches_of_clients",
+    "limit_test_batches": "test_limit_test_and_predict_batches_count_batches_of_clients",
     "limit_train_batches": "test_limits_of_the_local_steps",
     "limit_val_batches": "test_limit_val_batches_counts_batches_of_clients",
     "log_every_n_steps": "test_log_every_n_steps_counts_rounds",
-    "logger": "test_other_loggers_beside_metrics_csv",
+    "logger": "test_other_loggers_get_the_numbers_of_metrics_csv",
     "max_epochs": "test_max_epochs_and_max_steps_count_rounds",
     "max_steps": "test_max_epochs_and_max_steps_count_rounds",
-    "max_time": "test_max_time",
+    "max_time": "test_max_time_ends_the_run_after_a_round",
     "min_epochs": "test_early_stopping",
     "min_steps": "test_early_stopping",
-    "num_sanity_val_steps": "test_a_sanity_check_changes_nothing",
+    "num_sanity_val_steps": "test_sanity_check_changes_no_result",
     "overfit_batches": "test_overfit_batches_takes_the_same_batches_in_each_round",
-    "plugins": "test_a_checkpoint_io_of_ones_own",
+    "plugins": "test_user_checkpoint_io_saves_the_checkpoints",
     "precision": "test_precision_of_the_local_steps",
     "profiler": "test_profilers_see_the_rounds",
 }
@@ -974,8 +986,8 @@ REFUSED = {
     "strategy": "ddp_spawn",
     "val_check_interval": 0.5,
 }
-ELSEWHERE = {"devices", "num_nodes"}  # in test_processes.py
-PASSED = {
+TESTED_ELSEWHERE = {"devices", "num_nodes"}  # in test_processes.py
+PASSED_ON = {
     "accelerator": "cpu",
     "benchmark": True,
     "deterministic": True,
@@ -986,33 +998,33 @@ PASSED = {
 }
 
 
-def test_every_argument_of_the_trainer_is_decided_on():
+def test_every_trainer_argument_has_a_test_or_a_refusal():
     arguments = set(inspect.signature(lightning.Trainer.__init__).parameters) - {"self"}
-    assert arguments == set(HONOURED) | set(REFUSED) | set(PASSED) | ELSEWHERE
+    assert arguments == set(HONOURED) | set(REFUSED) | set(PASSED_ON) | TESTED_ELSEWHERE
     assert [name for name in HONOURED.values() if name not in globals()] == []
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [*REFUSED.items(), ("val_check_interval", "00:00:00:01")]
 )
-def test_an_argument_is_refused_before_anything_is_done(tmp_path, name, value):
+def test_argument_is_refused_before_data_and_hooks(tmp_path, name, value):
     quiet = dict.fromkeys(QUIET) if name == "barebones" else {}
-    with Untouched() as (data, seen), pytest.raises(ValueError, match=f"^Expected .*{name}"):
+    with UntouchedData() as (data, seen), pytest.raises(ValueError, match=f"^Expected .*{name}"):
         fit(tmp_path, data=data, callbacks=[seen], **{name: value, **quiet})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "value"), PASSED.items())
-def test_an_argument_that_is_passed_on_changes_no_number(tmp_path, name, value):
-    usual, passed = ends_with(tmp_path / "a"), ends_with(tmp_path / "b", **{name: value})
+@pytest.mark.parametrize(("name", "value"), PASSED_ON.items())
+def test_argument_passed_to_lightning_changes_no_result(tmp_path, name, value):
+    usual, passed = fit_results(tmp_path / "a"), fit_results(tmp_path / "b", **{name: value})
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.benchmark = False
-    assert all(torch.equal(usual[0][key], each) for key, each in passed[0].items())
+    assert all(torch.equal(usual[0][key], tensor) for key, tensor in passed[0].items())
     assert usual[2] == passed[2]
 
 
-class Untouched:
-    """Data that is not loaded, and a callback whose hooks are not called."""
+class UntouchedData:
+    """Check that the data are not loaded and that no hook of a callback is called."""
 
     def __enter__(self):
         self.data = FederatedData(Digits(), IID(), num_clients=6)
@@ -1024,7 +1036,7 @@ class Untouched:
         assert self.seen.seen == []
 
 
-MADE = {
+REFUSED_CALLBACKS = {
     "BackboneFinetuning": lambda: callbacks.BackboneFinetuning(),
     "BaseFinetuning": lambda: type("Mine", (callbacks.BaseFinetuning,), {})(),
     "BatchSizeFinder": lambda: callbacks.BatchSizeFinder(),
@@ -1035,19 +1047,19 @@ MADE = {
     "StochasticWeightAveraging": lambda: callbacks.StochasticWeightAveraging(swa_lrs=0.1),
     "ThroughputMonitor": lambda: callbacks.ThroughputMonitor(len),
 }
-WELCOME = {
-    "BasePredictionWriter": "test_prediction_writer",
-    "Callback": "test_the_hooks_of_a_callback",
+ACCEPTED_CALLBACKS = {
+    "BasePredictionWriter": "test_prediction_writer_gets_every_client",
+    "Callback": "test_callback_hooks_are_called_in_order",
     "Checkpoint": "test_model_checkpoint",
     "DeviceStatsMonitor": "test_device_stats_monitor",
     "EMAWeightAveraging": "test_weight_averaging_averages_the_models_of_the_rounds",
     "EarlyStopping": "test_early_stopping",
-    "LambdaCallback": "test_an_exception_is_told_to_callbacks",
-    "LearningRateMonitor": "test_a_schedule_steps_once_a_round_for_each_model",
+    "LambdaCallback": "test_exception_calls_on_exception",
+    "LearningRateMonitor": "test_schedule_steps_once_a_round_for_each_model",
     "ModelCheckpoint": "test_model_checkpoint",
     "ModelSummary": "test_model_summary",
     "OnExceptionCheckpoint": "tests/test_resume.py",
-    "ProgressBar": "test_a_bar_of_ones_own",
+    "ProgressBar": "test_user_progress_bar_gets_the_batches",
     "RichModelSummary": "test_model_summary",
     "RichProgressBar": "test_rich_shows_rounds_clients_and_accuracy",
     "TQDMProgressBar": "test_tqdm_shows_rounds_clients_and_accuracy",
@@ -1056,33 +1068,33 @@ WELCOME = {
 }
 
 
-def test_every_callback_of_lightning_is_decided_on():
-    assert set(callbacks.__all__) == set(MADE) | set(WELCOME)
-    shown = [name for name in WELCOME.values() if not name.endswith(".py")]
-    assert [name for name in shown if name not in globals()] == []
+def test_every_callback_of_lightning_has_a_test_or_a_refusal():
+    assert set(callbacks.__all__) == set(REFUSED_CALLBACKS) | set(ACCEPTED_CALLBACKS)
+    tests = [name for name in ACCEPTED_CALLBACKS.values() if not name.endswith(".py")]
+    assert [name for name in tests if name not in globals()] == []
     for refused in CALLBACKS:
-        assert refused.__name__ in MADE
+        assert refused.__name__ in REFUSED_CALLBACKS
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_callback_is_refused_before_anything_is_done(tmp_path, name):
-    refused = MADE[name]()
+@pytest.mark.parametrize("name", REFUSED_CALLBACKS)
+def test_callback_is_refused_before_data_and_hooks(tmp_path, name):
+    refused = REFUSED_CALLBACKS[name]()
     expected = f"^Expected trainer argument `callbacks` without {type(refused).__name__} but got"
-    with Untouched() as (data, seen), pytest.raises(ValueError, match=expected):
+    with UntouchedData() as (data, seen), pytest.raises(ValueError, match=expected):
         fit(tmp_path, data=data, callbacks=[seen, refused])
 
 
-def test_the_callbacks_of_a_client_are_looked_at_too(tmp_path):
+def test_refused_callback_of_a_client_is_refused(tmp_path):
     class Finds(FedAvg):
         def configure_callbacks(self):
             assert self.trainer.max_epochs == 3
             return callbacks.BatchSizeFinder()
 
     with pytest.raises(ValueError, match="without BatchSizeFinder but got one"):
-        fit(tmp_path, client_of(Finds))
+        fit(tmp_path, make_client(Finds))
 
 
-def test_last_ckpt_that_would_come_too_late_is_refused(tmp_path):
+def test_late_last_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^Expected ModelCheckpoint with `save_last` to have"):
         fit(tmp_path, callbacks=ModelCheckpoint(save_last=True, save_top_k=0))
     linked = ModelCheckpoint(save_last="link", save_on_exception=True)
@@ -1092,9 +1104,9 @@ def test_last_ckpt_that_would_come_too_late_is_refused(tmp_path):
         fit(tmp_path, callbacks=linked)
 
 
-def test_checkpoints_go_to_local_folders(tmp_path):
+def test_remote_checkpoint_folder_is_refused(tmp_path):
     saver = ModelCheckpoint(tmp_path)
-    saver.dirpath = "s3://bucket/run"  # as it is where fsspec knows the place
+    saver.dirpath = "s3://bucket/run"  # as with fsspec for remote folders
     with pytest.raises(ValueError, match="Expected ModelCheckpoint with a local folder as `dirpa"):
         fit(tmp_path, callbacks=saver)
 
@@ -1122,13 +1134,13 @@ PLATEAU = functools.partial(ReduceLROnPlateau, monitor="val/personal/los")
         ),
     ],
 )
-def test_what_nobody_logs_is_not_waited_for(tmp_path, watching, client, limit, words):
+def test_unlogged_monitor_is_refused(tmp_path, watching, client, limit, words):
     with pytest.raises(ValueError, match=words):
-        fit(tmp_path, client_of(**client), callbacks=watching, limit_val_batches=limit)
+        fit(tmp_path, make_client(**client), callbacks=watching, limit_val_batches=limit)
     assert not (tmp_path / "run" / "metrics.csv").exists(), "no round was run"
 
 
-def test_who_watches_may_ask_for_what_is_logged_or_not_be_strict(tmp_path):
+def test_logged_or_lenient_monitor_is_accepted(tmp_path):
     names = ["val/hybrid/accuracy_worst10", "train/loss", "round", "epoch"]
     watching = [
         ModelCheckpoint(monitor=name, filename=f"{place}") for place, name in enumerate(names)
@@ -1138,54 +1150,54 @@ def test_who_watches_may_ask_for_what_is_logged_or_not_be_strict(tmp_path):
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_hook_that_would_never_be_called_is_refused(tmp_path, hook):
+def test_uncalled_hook_of_a_callback_is_refused(tmp_path, hook):
     expected = f"^Expected argument `callbacks` without the hook `{hook}` but got it in Lambda"
-    with Untouched() as (data, seen), pytest.raises(ValueError, match=expected):
+    with UntouchedData() as (data, seen), pytest.raises(ValueError, match=expected):
         fit(tmp_path, data=data, callbacks=[seen, LambdaCallback(**{hook: lambda *_: None})])
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_that_would_never_be_called_is_refused(tmp_path, method):
-    mine = type("Mine", (FedAvg,), {method: lambda self, *args, **kwargs: None})
+def test_uncalled_hook_of_a_client_is_refused(tmp_path, method):
+    client_class = type("Mine", (FedAvg,), {method: lambda self, *args, **kwargs: None})
     expected = f"^Expected argument `model` without the hook `{method}` but got it in Mine"
-    with Untouched() as (data, seen), pytest.raises(ValueError, match=expected):
-        fit(tmp_path, client_of(mine), data=data, callbacks=[seen])
+    with UntouchedData() as (data, seen), pytest.raises(ValueError, match=expected):
+        fit(tmp_path, make_client(client_class), data=data, callbacks=[seen])
 
 
 @pytest.mark.parametrize("hook", REQUIRED_HOOKS)
-def test_a_hook_that_clients_need_calls_theirs(tmp_path, hook):
+def test_required_hook_without_super_is_refused(tmp_path, hook):
     assert any(hook in vars(kind) for kind in (ClientRounds, FederationModule))
     mixin = type("Mixin", (), {hook: lambda self, *args: None})
-    mine = type("Mine", (mixin, FedAvg), {})
+    client_class = type("Mine", (mixin, FedAvg), {})
     expected = rf"^Expected `{hook}` of Mixin to call super\(\).{hook}\(...\), because it sets"
-    with Untouched() as (data, seen), pytest.raises(ValueError, match=expected):
-        fit(tmp_path, client_of(mine), data=data, callbacks=[seen])
+    with UntouchedData() as (data, seen), pytest.raises(ValueError, match=expected):
+        fit(tmp_path, make_client(client_class), data=data, callbacks=[seen])
 
 
-def test_a_client_adds_to_the_hooks_it_needs(tmp_path):
+def test_client_extends_a_required_hook(tmp_path):
     class Mine(FedAvg):
         def on_validation_epoch_end(self):
             super().on_validation_epoch_end()
             self.log("val/mine", 1.0)
 
-    trainer = fit(tmp_path, client_of(Mine))
+    trainer = fit(tmp_path, make_client(Mine))
     assert {"val/mine", "val/global/accuracy"} <= set(trainer.callback_metrics)
 
 
-def test_what_is_no_client_is_refused(tmp_path):
+def test_model_that_is_no_client_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"^Expected argument `model` to be a pl_fed.clients.Cl"):
         fit(tmp_path, lightning.LightningModule())
     with pytest.raises(TypeError, match=r"to an algorithm, as in pl_fed.clients.FedAvg\(Lit"):
         fit(tmp_path, LitAutoencoder())
-    by_hand = client_of(FedAvg)
+    by_hand = make_client(FedAvg)
     by_hand.automatic_optimization = False
     with pytest.raises(ValueError, match=r"^Expected argument `model` to have automatic_optimiza"):
         fit(tmp_path, by_hand)
 
 
-def test_what_is_no_federated_data_is_refused(tmp_path):
+def test_invalid_datamodule_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"^Expected argument `datamodule` to be a pl_fed.data.Fed"):
-        make(tmp_path).fit(client_of())
+        make(tmp_path).fit(make_client())
 
     class Transfers(FederatedData):
         def on_after_batch_transfer(self, batch, dataloader_idx):
@@ -1195,20 +1207,20 @@ def test_what_is_no_federated_data_is_refused(tmp_path):
         fit(tmp_path, data=digits(Transfers))
 
 
-def test_a_run_has_a_folder_of_its_own(tmp_path):
+def test_each_run_has_its_own_folder(tmp_path):
     federation = pl_fed.Federation(Uniform(3), seed=0)
-    make_one = functools.partial(
+    make_trainer = functools.partial(
         pl_fed.Trainer, federation, default_root_dir=tmp_path, accelerator="cpu", **QUIET
     )
-    one, other = make_one(max_epochs=1), make_one(max_epochs=2)
-    assert one.run_dir.parent == other.run_dir.parent == tmp_path
-    assert one.run_dir != other.run_dir
-    one.fit(client_of(), digits())
-    again = make_one(run_dir="last", max_epochs=2)
-    assert again.run_dir == one.run_dir == Path(again.log_dir)
+    first, second = make_trainer(max_epochs=1), make_trainer(max_epochs=2)
+    assert first.run_dir.parent == second.run_dir.parent == tmp_path
+    assert first.run_dir != second.run_dir
+    first.fit(make_client(), digits())
+    again = make_trainer(run_dir="last", max_epochs=2)
+    assert again.run_dir == first.run_dir == Path(again.log_dir)
 
 
-def test_a_checkpoint_io_of_ones_own(tmp_path):
+def test_user_checkpoint_io_saves_the_checkpoints(tmp_path):
     class Counting(AtomicCheckpointIO):
         saved = 0
 
@@ -1216,9 +1228,9 @@ def test_a_checkpoint_io_of_ones_own(tmp_path):
             self.saved += 1
             super().save_checkpoint(*args, **kwargs)
 
-    mine = Counting()
-    fit(tmp_path, plugins=mine, callbacks=LastCheckpoint(share=1))
-    assert mine.saved == 3
+    counting = Counting()
+    fit(tmp_path, plugins=counting, callbacks=LastCheckpoint(share=1))
+    assert counting.saved == 3
 
 
 # metrics.csv
@@ -1228,26 +1240,26 @@ def text(folder):
     return (folder / "metrics.csv").read_text()
 
 
-def test_a_row_grows(tmp_path):
+def test_row_gets_later_metrics(tmp_path):
     logger = RunCSV(tmp_path)
     logger.log_metrics({"a": 1.0, "epoch": 0}, step=0)
     logger.log_metrics({"b": 0.25}, step=0)
     assert text(tmp_path) == "round,a,b\n0,1,0.25\n"
     logger.log_metrics({"a": 1000.0}, step=1)
     logger.log_metrics({"a": 2.0}, step=1)
-    assert text(tmp_path) == "round,a,b\n0,1,0.25\n1,2,\n", "nothing is left of the longer row"
+    assert text(tmp_path) == "round,a,b\n0,1,0.25\n1,2,\n", "the longer row is overwritten"
     logger.log_metrics({"b": 3.0, "round": 5.0}, step=2)
-    assert text(tmp_path).endswith("1,2,\n5,,3\n"), "the metric `round` says which"
+    assert text(tmp_path).endswith("1,2,\n5,,3\n"), "the metric `round` sets the round"
 
 
-def test_rows_are_taken_up_again(tmp_path):
+def test_new_logger_extends_the_file(tmp_path):
     RunCSV(tmp_path).log_metrics({"a": 1.0}, step=0)
     RunCSV(tmp_path).log_metrics({"b": 2.0}, step=0)
     RunCSV(tmp_path).log_metrics({"a": 3.0}, step=1)
     assert text(tmp_path) == "round,a,b\n0,1,2\n1,3,\n"
 
 
-def test_rows_that_are_kept(tmp_path):
+def test_keep_removes_later_rows(tmp_path):
     (tmp_path / "metrics.csv").write_text("round,a\n0,1\n1,2\n2,3\n3,")
     logger = RunCSV(tmp_path)
     logger.keep(2)

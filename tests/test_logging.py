@@ -1,4 +1,4 @@
-"""However seldom rows are written, no round's numbers are lost, in any logger."""
+"""Delayed writing of rows loses no metric of any round, in any logger."""
 
 import csv
 import functools
@@ -25,26 +25,26 @@ ROUNDS, SELDOM = 7, 100
 
 
 class Recording(Logger):
-    """Keeps what it is given, and in which round it was given."""
+    """Records the logged metrics and their rounds."""
 
     name = version = "recording"
 
     def __init__(self, rounds=lambda: None):
         super().__init__()
-        self.given, self.saves, self.rounds = [], 0, rounds
+        self.logged, self.saves, self.rounds = [], 0, rounds
 
     def log_hyperparams(self, *args, **kwargs):
         self.hyperparams = args
 
     def log_metrics(self, metrics, step=None):
-        self.given.append((self.rounds(), step, dict(metrics)))
+        self.logged.append((self.rounds(), step, dict(metrics)))
 
     def save(self):
         self.saves += 1
 
     def rows(self, name):
-        """Round and value, wherever a name was logged."""
-        return [(step, metrics[name]) for _, step, metrics in self.given if name in metrics]
+        """Return the rounds and values of a metric."""
+        return [(step, metrics[name]) for _, step, metrics in self.logged if name in metrics]
 
 
 class Failing(Recording):
@@ -53,7 +53,7 @@ class Failing(Recording):
 
 
 class Killed(BaseException):
-    """Stands for a signal."""
+    """Replaces a signal."""
 
 
 def die(trainer, *_):
@@ -102,15 +102,17 @@ def rounds(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("validation", [0, 1, 3])
 @pytest.mark.parametrize("every", [1, 3, 10])
-def test_no_round_is_lost(tmp_path, every, validation):
-    how = {"limit_val_batches": 1.0, "check_val_every_n_epoch": validation} if validation else {}
+def test_delayed_rows_equal_immediate_rows(tmp_path, every, validation):
+    options = (
+        {"limit_val_batches": 1.0, "check_val_every_n_epoch": validation} if validation else {}
+    )
     logger, usual = Recording(), Recording()
-    fit(tmp_path / "usual", 1, logger=usual, **how)
-    fit(tmp_path / "seldom", every, logger=logger, **how)
+    fit(tmp_path / "usual", 1, logger=usual, **options)
+    fit(tmp_path / "seldom", every, logger=logger, **options)
     assert table(tmp_path / "seldom") == table(tmp_path / "usual")
     assert rounds(tmp_path / "seldom") == list(range(ROUNDS))
     numbers = "loss cohort byzantine rejected update_norm"
-    for name in ["round", *(f"train/{each}" for each in numbers.split())]:
+    for name in ["round", *(f"train/{number}" for number in numbers.split())]:
         assert logger.rows(name) == usual.rows(name)
     losses = [float(row["train/loss"]) for row in table(tmp_path / "seldom")]
     assert [step for step, _ in logger.rows("train/loss")] == list(range(ROUNDS))
@@ -118,7 +120,7 @@ def test_no_round_is_lost(tmp_path, every, validation):
     assert [step for step, _ in logger.rows("val/global/loss")] == [
         round for round in range(ROUNDS) if validation and (round + 1) % validation == 0
     ]
-    for _, step, metrics in logger.given:
+    for _, step, metrics in logger.logged:
         assert metrics["round"] == metrics["epoch"] == step
 
 
@@ -126,58 +128,58 @@ def test_no_round_is_lost(tmp_path, every, validation):
     ("every", "writes"),
     [(1, list(range(ROUNDS))), (3, [2, 2, 2, 5, 5, 5, 7]), (SELDOM, [7] * ROUNDS), (0, [])],
 )
-def test_when_rows_are_written(tmp_path, every, writes):
+def test_rows_are_written_every_n_rounds_and_at_the_end(tmp_path, every, writes):
     logger = Recording()
     trainer, client = make(tmp_path, every, logger=logger, enable_checkpointing=False)
     logger.rounds = lambda: trainer.current_epoch
     trainer.fit(client, digits())
-    assert [when for when, *_ in logger.given] == writes
-    assert logger.saves == len(set(writes)) + 2, "and by Lightning in the beginning and in the end"
+    assert [round for round, *_ in logger.logged] == writes
+    assert logger.saves == len(set(writes)) + 2, "Lightning saves at the beginning and at the end"
 
 
-def test_rows_are_there_before_the_validation_and_in_the_end(tmp_path):
-    seen = {}
+def test_rows_are_written_before_a_validation_and_at_the_end(tmp_path):
+    written = {}
 
     class Reader(Callback):
         def on_validation_start(self, trainer, pl_module):
-            seen["validated"] = rounds(tmp_path)
+            written["validated"] = rounds(tmp_path)
 
         def on_train_end(self, trainer, pl_module):
-            seen["ended"] = rounds(tmp_path)
+            written["ended"] = rounds(tmp_path)
 
-    how = {"limit_val_batches": 1.0, "check_val_every_n_epoch": 5}
-    fit(tmp_path, SELDOM, callbacks=Reader(), enable_checkpointing=False, **how)
-    assert seen == {"validated": list(range(5)), "ended": list(range(ROUNDS))}
+    options = {"limit_val_batches": 1.0, "check_val_every_n_epoch": 5}
+    fit(tmp_path, SELDOM, callbacks=Reader(), enable_checkpointing=False, **options)
+    assert written == {"validated": list(range(5)), "ended": list(range(ROUNDS))}
 
 
 @pytest.mark.parametrize(
-    "how", [{"every_n_epochs": 2}, {"every_n_train_steps": 2}], ids=["epochs", "steps"]
+    "options", [{"every_n_epochs": 2}, {"every_n_train_steps": 2}], ids=["epochs", "steps"]
 )
-def test_a_checkpoint_finds_the_rows_of_its_rounds(tmp_path, how):
-    """Whatever happens next: a kill loses no row that a resumed run does not write again."""
-    found = []
+def test_rows_are_written_before_a_checkpoint(tmp_path, options):
+    """After a kill, the resumed run writes all rows after the checkpoint."""
+    written = []
 
     class Reads(AtomicCheckpointIO):
         def save_checkpoint(self, checkpoint, path, storage_options=None):
             super().save_checkpoint(checkpoint, path, storage_options)
-            found.append((checkpoint["global_step"], rounds(tmp_path)))
+            written.append((checkpoint["global_step"], rounds(tmp_path)))
 
-    callbacks = ModelCheckpoint(tmp_path / "checkpoints", save_top_k=-1, **how)
+    callbacks = ModelCheckpoint(tmp_path / "checkpoints", save_top_k=-1, **options)
     fit(tmp_path, SELDOM, plugins=Reads(), callbacks=callbacks)
-    assert {step for step, _ in found} >= {2, 4, 6}
-    for step, there in found:
-        assert there == list(range(step))
+    assert {step for step, _ in written} >= {2, 4, 6}
+    for step, written_rounds in written:
+        assert written_rounds == list(range(step))
 
 
 @pytest.mark.filterwarnings("ignore:No checkpoint is written")
 @pytest.mark.parametrize("saved", [True, False], ids=["saved", "not saved"])
 @pytest.mark.parametrize("moment", ["on_train_epoch_start", "on_before_optimizer_step"])
-def test_an_error_or_a_signal_loses_no_row(tmp_path, moment, saved):
+def test_interrupted_run_loses_no_row(tmp_path, moment, saved):
     killer, logger = Callback(), Recording()
     setattr(killer, moment, die)
-    how = {"callbacks": killer, "logger": logger, "enable_checkpointing": saved}
+    options = {"callbacks": killer, "logger": logger, "enable_checkpointing": saved}
     with pytest.raises(Killed):
-        fit(tmp_path, SELDOM, **how)
+        fit(tmp_path, SELDOM, **options)
     assert rounds(tmp_path) == list(range(4))
     assert [step for step, _ in logger.rows("train/loss")] == list(range(4))
     if saved and moment == "on_train_epoch_start":
@@ -188,7 +190,7 @@ def test_an_error_or_a_signal_loses_no_row(tmp_path, moment, saved):
 
 
 @pytest.mark.parametrize(("saved", "done"), [(True, 1), (False, 3)])
-def test_a_logger_that_fails_takes_no_other_with_it(tmp_path, saved, done):
+def test_failing_logger_leaves_the_rows_of_other_loggers(tmp_path, saved, done):
     logger = Recording()
     with pytest.raises(ConnectionError):
         fit(tmp_path, 3, logger=[Failing(), logger], enable_checkpointing=saved)
@@ -197,12 +199,12 @@ def test_a_logger_that_fails_takes_no_other_with_it(tmp_path, saved, done):
     assert (tmp_path / "checkpoints" / "last.ckpt").exists() is saved
 
 
-# What watches a round in which nothing is written
+# Callbacks that read metrics in rounds without writing
 
 
 class Watcher(Callback):
     def __init__(self):
-        self.seen = []
+        self.losses = []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.note(trainer)
@@ -212,27 +214,27 @@ class Watcher(Callback):
         self.note(trainer)
 
     def note(self, trainer):
-        found = [trainer.callback_metrics, trainer.logged_metrics]
+        metric_dicts = [trainer.callback_metrics, trainer.logged_metrics]
         if trainer.progress_bar_callback is not None:
-            found.append(trainer.progress_bar_metrics)
-        self.seen.append({float(metrics["train/loss"]) for metrics in found})
+            metric_dicts.append(trainer.progress_bar_metrics)
+        self.losses.append({float(metrics["train/loss"]) for metrics in metric_dicts})
 
 
 @pytest.mark.parametrize("bar", [True, False])
-def test_metrics_are_those_of_the_round(tmp_path, bar):
+def test_callback_metrics_are_those_of_the_round(tmp_path, bar):
     watcher = Watcher()
     trainer = fit(tmp_path, SELDOM, callbacks=watcher, enable_progress_bar=bar)
     losses = [float(row["train/loss"]) for row in table(tmp_path)]
-    assert [values.pop() for values in watcher.seen] == pytest.approx(
+    assert [values.pop() for values in watcher.losses] == pytest.approx(
         [loss for loss in losses for _ in range(2)]
     )
-    assert not any(watcher.seen), "all the same"
+    assert not any(watcher.losses), "all metrics agree"
     expected = {f"train/{name}" for name in {"loss", *ROUND_NUMBERS}} | {"round", "time/round"}
     assert set(trainer.callback_metrics) == expected
     assert all(isinstance(value, torch.Tensor) for value in trainer.callback_metrics.values())
 
 
-def test_early_stopping_and_the_best_checkpoint_by_training_loss(tmp_path):
+def test_early_stopping_and_best_checkpoint_follow_the_training_loss(tmp_path):
     outcomes = []
     for every in (1, SELDOM):
         stopping = EarlyStopping("train/loss", patience=3, check_on_train_epoch_end=True)
@@ -247,7 +249,7 @@ def test_early_stopping_and_the_best_checkpoint_by_training_loss(tmp_path):
     assert outcomes[0] == outcomes[1]
 
 
-# What users log themselves
+# Metrics of users
 
 
 class Logs(Ditto):
@@ -259,7 +261,7 @@ class Logs(Ditto):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_what_users_log_is_in_the_row_of_its_round(tmp_path, every):
+def test_user_metrics_are_in_the_row_of_their_round(tmp_path, every):
     logger = Recording()
     trainer = fit(tmp_path, every, client=Logs, logger=logger)
     for name, power in (("square", 2), ("cube", 3)):
@@ -267,21 +269,21 @@ def test_what_users_log_is_in_the_row_of_its_round(tmp_path, every):
         assert [float(row[name]) for row in table(tmp_path)] == powers
         assert logger.rows(name) == list(enumerate(powers))
         assert trainer.callback_metrics[name] == powers[-1]
-    (first, *_) = [metrics for *_, metrics in logger.given if "square" in metrics]
+    (first, *_) = [metrics for *_, metrics in logger.logged if "square" in metrics]
     assert {"train/loss", "round"} <= set(first), "it is in the same row"
-    rows = [(step, "cube" in metrics) for _, step, metrics in logger.given]
-    assert rows == sorted(rows), "which is written before what comes at the end of the round"
+    rows = [(step, "cube" in metrics) for _, step, metrics in logger.logged]
+    assert rows == sorted(rows), "the row precedes metrics of the end of the round"
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_rows_keep_their_order_beside_those_that_are_written_at_once(tmp_path, every):
+def test_delayed_and_immediate_rows_keep_their_order(tmp_path, every):
     fit(tmp_path, every, callbacks=LearningRateMonitor("epoch"))
     assert rounds(tmp_path) == list(range(ROUNDS))
     assert {row["lr-SGD/global"] for row in table(tmp_path)} == {"0.1"}
     assert all(row["train/loss"] for row in table(tmp_path))
 
 
-def test_a_step_of_ones_own(tmp_path):
+def test_user_step_is_the_step_of_the_row(tmp_path):
     class Steps(Ditto):
         def on_train_batch_end(self, outputs, batch, batch_idx):
             self.log("step", 10.0 * self.current_epoch)
@@ -294,35 +296,35 @@ def test_a_step_of_ones_own(tmp_path):
 
 
 @pytest.mark.parametrize("every", [-1, 2.5])
-def test_a_cadence_that_is_none_is_refused(tmp_path, every):
+def test_invalid_log_every_n_steps_is_refused(tmp_path, every):
     with pytest.raises((TypeError, ValueError), match=r"^Expected argument `log_every_n_steps`"):
         fit(tmp_path, every)
 
 
-# The rows that wait
+# Waiting rows
 
 
-class Lazy:
-    """A number that notes when it is asked for."""
+class LazyNumber:
+    """A number that counts its conversions."""
 
-    asked = 0
+    conversions = 0
 
     def __float__(self):
-        Lazy.asked += 1
+        LazyNumber.conversions += 1
         return 1.0
 
 
-def test_numbers_are_not_asked_for_before_they_are_written():
+def test_numbers_are_converted_at_writing():
     written = []
     rows = WaitingRows(lambda *row: written.append(row))
-    rows.add({"a": Lazy()}, 3)
-    assert Lazy.asked == 0
+    rows.add({"a": LazyNumber()}, 3)
+    assert LazyNumber.conversions == 0
     rows.write()
     rows.write()
-    assert (Lazy.asked, written) == (1, [({"a": 1.0}, 3)])
+    assert (LazyNumber.conversions, written) == (1, [({"a": 1.0}, 3)])
 
 
-def test_a_row_waits_until_it_is_written():
+def test_row_waits_until_it_is_written():
     written, error = [], [KeyboardInterrupt]
 
     def log(row, step):
@@ -339,26 +341,26 @@ def test_a_row_waits_until_it_is_written():
     assert written == [0, 1, 2]
 
 
-def test_waiting_rows_of_metrics_csv_come_first(tmp_path):
+def test_metrics_csv_writes_waiting_rows_first(tmp_path):
     logger = RunCSV(tmp_path)
     logger.waiting.add({"a": torch.tensor(0.5), "round": 0.0}, 0)
     logger.log_metrics({"b": 2.0}, step=1)
     assert (tmp_path / "metrics.csv").read_text() == "round,a,b\n0,0.5,\n1,,2\n"
 
 
-def test_loggers_and_a_file_tell_how_clients_were_run(tmp_path):
-    """After the first round, and once more when the engine changes."""
-    recording, told = Recording(), []
+def test_loggers_and_engine_file_report_the_engine(tmp_path):
+    """The report is written after the first round, and again when the engine changes."""
+    recording, engines = Recording(), []
     file = tmp_path / "engine.json"
 
-    class GivesUp(Callback):
+    class EngineChange(Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            told.append(json.loads(file.read_text())["engine"])
+            engines.append(json.loads(file.read_text())["engine"])
             trainer.federation.engine_choice.current = "one_by_one"
 
-    fit(tmp_path, 1, logger=recording, callbacks=[GivesUp()], engine="stacked")
-    assert told == ["stacked"] + ["one_by_one"] * (len(told) - 1)
-    assert len(told) > 1
+    fit(tmp_path, 1, logger=recording, callbacks=[EngineChange()], engine="stacked")
+    assert engines == ["stacked"] + ["one_by_one"] * (len(engines) - 1)
+    assert len(engines) > 1
     report = {"engine": "one_by_one", "clients_at_a_time": 3, "microseconds_per_step": {}}
     assert recording.hyperparams == ({"engine": report},)
     assert json.loads(file.read_text()) == report

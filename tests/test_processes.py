@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 STOPPED = "BatchNorm, in shards"  # the scenario that is stopped, and resumed
-BOTH = ["Ditto", "Median in shards", "diverges"]
+IN_TWO_AND_FOUR = ["Ditto", "Median in shards", "diverges"]
 ONLY_IN_FOUR = [
     "multi-Krum in shards, float32",
     "forged",
@@ -43,7 +43,10 @@ ONLY_IN_FOUR = [
     "nothing is sent",
     "one sends too little",
 ]
-NAMES = {2: [name for name in worlds.SCENARIOS if name not in ONLY_IN_FOUR], 4: BOTH + ONLY_IN_FOUR}
+NAMES = {
+    2: [name for name in worlds.SCENARIOS if name not in ONLY_IN_FOUR],
+    4: IN_TWO_AND_FOUR + ONLY_IN_FOUR,
+}
 RUNS = [(size, name) for size, names in NAMES.items() for name in names]
 
 
@@ -72,7 +75,7 @@ def one_process(root):
 @pytest.fixture(scope="module")
 def several_processes(root, one_process):
     """The outcomes in each of 2 and of 4 processes, by their number."""
-    ended = {}
+    outcomes = {}
     for size, names in NAMES.items():
         folder = root / str(size)
         folder.mkdir()
@@ -82,62 +85,68 @@ def several_processes(root, one_process):
             jobs["1 to 2"] = resume_job(root / "stopped by 1")
         else:
             jobs["2 to 4"] = resume_job(root / "stopped by 2")
-        ended[size] = worlds.start(size, size // 2, jobs, folder)
-        assert not [failed for each in ended[size] if (failed := each.get("failed"))]
-    return ended
+        outcomes[size] = worlds.start(size, size // 2, jobs, folder)
+        assert not [failed for outcome in outcomes[size] if (failed := outcome.get("failed"))]
+    return outcomes
 
 
-def assert_close(one, other, tolerance):
+def assert_close(first, second, tolerance):
     """Compare nests of dicts, lists and tensors."""
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert_close(one[name], other[name], tolerance)
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for a, b in zip(one, other):
+    if isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for name in first:
+            assert_close(first[name], second[name], tolerance)
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second)
+        for a, b in zip(first, second):
             assert_close(a, b, tolerance)
-    elif isinstance(one, torch.Tensor):
+    elif isinstance(first, torch.Tensor):
         torch.testing.assert_close(
-            one, other, rtol=tolerance, atol=tolerance, equal_nan=True, check_device=False
+            first, second, rtol=tolerance, atol=tolerance, equal_nan=True, check_device=False
         )
     else:
-        assert one == other
+        assert first == second
 
 
 def assert_agree(expected_outcome, processes, tolerance=1e-10):
     """Check that all processes end with equal bits, and with the outcome of one process."""
     size = len(processes)
-    for rank, mine in enumerate(processes):
-        for what, expected in expected_outcome.items():
-            if what == "held":
-                assert mine[what] == [k for k in expected if k % size == rank], "only its own"
-            elif what != "store" or rank == 0:
-                assert_close(expected, mine[what], tolerance)
-        for what in mine.keys() - {"held", "store"}:
-            assert_close(processes[0][what], mine[what], 0.0)
+    for rank, outcome in enumerate(processes):
+        for key, expected in expected_outcome.items():
+            if key == "held":
+                assert outcome[key] == [k for k in expected if k % size == rank], "only its own"
+            elif key != "store" or rank == 0:
+                assert_close(expected, outcome[key], tolerance)
+        for key in outcome.keys() - {"held", "store"}:
+            assert_close(processes[0][key], outcome[key], 0.0)
 
 
 @pytest.mark.parametrize(("size", "name"), RUNS)
 def test_several_processes_end_as_one_process(one_process, several_processes, size, name):
     tolerance = 1e-5 if worlds.SCENARIOS[name]["precision"] == "32-true" else 1e-10
-    assert_agree(one_process[name], [each[name] for each in several_processes[size]], tolerance)
+    assert_agree(
+        one_process[name], [outcome[name] for outcome in several_processes[size]], tolerance
+    )
 
 
 @pytest.mark.parametrize(("size", "name"), RUNS)
 def test_several_processes_write_the_rows_of_one_process(
     one_process, several_processes, root, size, name
 ):
-    place = root / "1" / str(list(worlds.SCENARIOS).index(name)) / "run"
+    expected_folder = root / "1" / str(list(worlds.SCENARIOS).index(name)) / "run"
     tables = ("per_client.csv", "per_client_validation.csv", "per_class.csv")
     for file in ("metrics.csv", *tables):
         if name == "diverges":
-            assert not (place / file).exists() or file == "metrics.csv"
+            assert not (expected_folder / file).exists() or file == "metrics.csv"
             continue
-        one, other = (rows(folder / file) for folder in (place, root / str(size) / name / "run"))
-        assert one.keys() == other.keys()
-        for column in one.keys() - {"time/round"}:
-            assert one[column] == pytest.approx(other[column], rel=1e-5, abs=1e-6, nan_ok=True)
+        expected, columns = (
+            rows(folder / file) for folder in (expected_folder, root / str(size) / name / "run")
+        )
+        assert expected.keys() == columns.keys()
+        for column in expected.keys() - {"time/round"}:
+            assert expected[column] == pytest.approx(
+                columns[column], rel=1e-5, abs=1e-6, nan_ok=True
+            )
 
 
 def rows(path):
@@ -150,31 +159,35 @@ def test_diverging_client_ends_all_processes_with_the_same_error(one_process, se
     expected = one_process["diverges"]["error"]
     assert "round 0 client 5" in expected
     for size in (2, 4):
-        assert [each["diverges"]["error"] for each in several_processes[size]] == [expected] * size
+        assert [outcome["diverges"]["error"] for outcome in several_processes[size]] == [
+            expected
+        ] * size
 
 
 @pytest.mark.parametrize("name", ["Median", "TrimmedMean", "Krum", "FLTrust", "a chain"])
 def test_aggregation_in_shards_equals_gathered_aggregation(several_processes, name):
-    for each in several_processes[2]:
-        assert_close(each[name]["client"], each[f"{name} in shards"]["client"], 1e-12)
+    for outcome in several_processes[2]:
+        assert_close(outcome[name]["client"], outcome[f"{name} in shards"]["client"], 1e-12)
 
 
 def test_stopped_run_resumes_with_any_number_of_processes(one_process, several_processes, root):
     expected = one_process[STOPPED]
-    assert_agree(expected, [each["1 to 2"] for each in several_processes[2]])
-    assert_agree(expected, [each["2 to 4"] for each in several_processes[4]])
+    assert_agree(expected, [outcome["1 to 2"] for outcome in several_processes[2]])
+    assert_agree(expected, [outcome["2 to 4"] for outcome in several_processes[4]])
     assert_agree(expected, [worlds.run(**resume_job(root / "stopped by 2"))])
 
 
 def test_checkpoint_of_two_processes_equals_that_of_one(several_processes, root):
-    one, two = (
+    first, second = (
         torch.load(root / f"stopped by {n}" / "run" / "checkpoints" / "last.ckpt") for n in (1, 2)
     )
-    for kept in (one["federation"], two["federation"]):
-        kept.pop("engine")  # how many clients a process has run at a time
-        kept["store"] = {name: worlds.in_order(rows) for name, rows in kept["store"].items()}
-    assert_close(one["federation"], two["federation"], 1e-12)
-    assert_close(one["state_dict"], two["state_dict"], 1e-12)
+    for federation in (first["federation"], second["federation"]):
+        federation.pop("engine")  # how many clients a process has run at a time
+        federation["store"] = {
+            name: worlds.in_order(rows) for name, rows in federation["store"].items()
+        }
+    assert_close(first["federation"], second["federation"], 1e-12)
+    assert_close(first["state_dict"], second["state_dict"], 1e-12)
 
 
 # A run from the command line, and its end
@@ -218,7 +231,7 @@ def start_interpreter(arguments, folder):
 
 
 def fork_first_process(arguments, folder):
-    """Start the first process as a fork, which starts an interpreter as the second."""
+    """Start the first process as a fork. It starts an interpreter as the second."""
     return ForkedCommand(arguments, folder, forks_others=False)
 
 
@@ -380,7 +393,7 @@ def test_process_ends_at_once_if_its_launcher_has_ended():
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_other_processes_do_not_wait_for_one_that_is_killed_at_start_up(start_fit):
-    """The second process is an interpreter, which imports for seconds while the first is killed."""
+    """The first process is killed while the second, an interpreter, still imports."""
     process = start_fit(2, 100_000, start_process=fork_first_process)
     until = time.monotonic() + 100
     while not children(process) and time.monotonic() < until and process.poll() is None:

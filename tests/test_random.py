@@ -1,4 +1,4 @@
-"""The keyed random numbers: known values, distributions, independence of how they are drawn."""
+"""The keyed random numbers: published values, distributions and independence."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from pl_fed.random import generator, integers, key, mix, normals, random_bits, u
 
 GAMMA = 0x9E3779B97F4A7C15
 COUNTERS = torch.arange(50_000)
-KNOWN = 3996241534076482386  # of the text "0/batches/3"
+EXPECTED_KEY = 3996241534076482386  # the key of the text "0/batches/3"
 
 
 def signed(number):
@@ -21,7 +21,7 @@ def signed(number):
 
 
 def reference_mix(z):
-    """SplitMix64's output function in Python's unbounded integers."""
+    """Return SplitMix64's output in Python's unbounded integers."""
     z &= 2**64 - 1
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
@@ -34,7 +34,7 @@ def test_mix_gives_splitmix64s_published_sequence():
     assert mix(states).tolist() == [signed(number) for number in expected]
 
 
-def test_hashed_against_unbounded_integers():
+def test_random_bits_equal_a_reference_in_unbounded_integers():
     keys, counters = [0, 1, -1, key(5, "x"), 2**63 - 1, -(2**63)], [0, 1, 17, 2**40, 2**62]
     for k, i in itertools.product(keys, counters):
         expected = signed(reference_mix(reference_mix(i * GAMMA + k) + GAMMA))
@@ -42,21 +42,21 @@ def test_hashed_against_unbounded_integers():
 
 
 def test_keys_are_the_same_in_every_process_and_version():
-    assert key(0, "batches", 3) == KNOWN
-    assert -(2**63) <= KNOWN < 2**63
+    assert key(0, "batches", 3) == EXPECTED_KEY
+    assert -(2**63) <= EXPECTED_KEY < 2**63
 
 
 def test_keys_differ_by_seed_purpose_and_parts():
-    asked = [
+    arguments = [
         (seed, purpose, *parts)
         for seed in (0, 1, 11)
         for purpose in ("batches", "cohort")
         for parts in ((), (0,), (1,), (11,), (1, 1), (0, 1), (1, 0), (1, 11), (11, 1))
     ]
-    assert len({key(*question) for question in asked}) == len(asked)
+    assert len({key(*key_arguments) for key_arguments in arguments}) == len(arguments)
 
 
-def test_parts_may_be_tensors_or_numpy_numbers():
+def test_tensors_and_numpy_numbers_are_accepted_as_parts():
     assert key(0, "x", torch.tensor(3)) == key(0, "x", np.int64(3)) == key(0, "x", 3)
 
 
@@ -78,8 +78,8 @@ def test_normals_are_normal(seed):
     assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < bound
 
 
-def test_normals_by_hand():
-    """Box and Muller's formula, of the uniforms of the two counters next to each other."""
+def test_normals_equal_the_box_muller_formula():
+    """The formula uses the uniforms of two neighbouring counters."""
     u, v = uniforms(3, torch.tensor([14, 15])).tolist()
     expected = math.sqrt(-2 * math.log(1 - u)) * math.cos(2 * math.pi * v)
     assert normals(3, torch.tensor([7])).item() == pytest.approx(expected, rel=1e-6)
@@ -91,7 +91,7 @@ def test_normals_are_finite():
     assert 4.5 < numbers.abs().max() < 5.8
 
 
-def test_the_largest_uniform_is_below_one():
+def test_largest_uniform_is_below_one():
     # 24 bits fit a float32 exactly; one more would round up to 1
     numbers = uniforms(key(0, "test"), torch.arange(2_000_000))
     scaled = numbers.double() * 2**24
@@ -109,8 +109,8 @@ def test_neighbouring_counters_and_keys_are_not_correlated():
     assert abs(np.corrcoef(*adjacent)[0, 1]) < bound
 
 
-def test_keys_that_differ_by_gamma_do_not_give_shifted_numbers_for_ours():
-    # key + i·γ overlaps for keys that lie a multiple of γ apart, which hashed keys do not
+def test_numbers_of_different_keys_do_not_overlap():
+    # key + i·γ overlaps for keys that lie a multiple of γ apart. Hashed keys do not.
     keys = [key(0, "test", client) for client in range(200)]
     numbers = random_bits(torch.tensor(keys).unsqueeze(1), torch.arange(1000))
     assert numbers.unique().numel() == numbers.numel()
@@ -124,11 +124,11 @@ def test_integers_are_uniform_below_high(high):
         assert chisquare(counts.numpy()).pvalue > 0.001
 
 
-def test_a_number_does_not_depend_on_what_is_drawn_with_it():
-    whole = uniforms(key(0, "test"), COUNTERS)
+def test_number_does_not_depend_on_the_other_counters():
+    numbers = uniforms(key(0, "test"), COUNTERS)
     order = torch.randperm(len(COUNTERS), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(uniforms(key(0, "test"), COUNTERS[order]), whole[order])
-    assert torch.equal(uniforms(key(0, "test"), COUNTERS[17:19]), whole[17:19])
+    assert torch.equal(uniforms(key(0, "test"), COUNTERS[order]), numbers[order])
+    assert torch.equal(uniforms(key(0, "test"), COUNTERS[17:19]), numbers[17:19])
 
 
 @pytest.mark.parametrize("draw", [uniforms, normals, random_bits, lambda k, i: integers(k, i, 10)])
@@ -141,7 +141,7 @@ def test_eager_broadcast_and_vmap_agree_bit_for_bit(draw):
     assert torch.equal(mapped, one_by_one)
 
 
-def test_generators_draw_alike_for_one_key_and_apart_for_two():
+def test_generators_depend_on_the_key_only():
     def draws(*question):
         return torch.rand(4, generator=generator(*question))
 

@@ -1,4 +1,4 @@
-"""What the READMEs show works as it stands: their Python, their YAML and their commands."""
+"""The Python, YAML and commands of the READMEs work unchanged."""
 
 import importlib
 import re
@@ -25,7 +25,7 @@ SHORT = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
 
 
 class Endless(torch.utils.data.Dataset):
-    """A data set with a length, which raises no IndexError beyond it: `[*dataset]` never ends."""
+    """A data set without IndexError beyond its length: `[*dataset]` never ends."""
 
     def __len__(self):
         return 6
@@ -39,15 +39,15 @@ def blocks(language, text=TEXT):
 
 
 def block(language, words):
-    (found,) = [each for each in blocks(language) if words in each]
-    return found
+    (blocks_of_words,) = [text for text in blocks(language) if words in text]
+    return blocks_of_words
 
 
 def commands(text=TEXT):
     """The fits of a README, each as a list of arguments."""
     lines = "".join(blocks("bash", text)).replace("\\\n", " ").splitlines()
-    words = [shlex.split(line, comments=True) for line in lines]
-    return [each[3:] for each in words if each[:4] == ["python", "-m", "pl_fed", "fit"]]
+    arguments = [shlex.split(line, comments=True) for line in lines]
+    return [words[3:] for words in arguments if words[:4] == ["python", "-m", "pl_fed", "fit"]]
 
 
 @pytest.fixture

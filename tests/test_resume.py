@@ -57,7 +57,7 @@ class Killed(Exception):  # noqa: N818
 
 
 class Killer(Callback):
-    """Raises at a hook, in the first round from ``start`` on in which the hook is called."""
+    """Raises an error at the first call of a hook from round ``start`` on."""
 
     def __init__(self, hook=None, start=3):
         self.hook, self.start = hook, start
@@ -165,21 +165,21 @@ def rows(folder, excluded=("time/round",)):
         ]
 
 
-def differences(one, other, where=""):
-    """Yield the places at which two nests of dicts, lists and tensors differ."""
-    if isinstance(one, torch.Tensor):
-        if one.dtype != other.dtype or not torch.equal(one, other):
+def differences(first, second, where=""):
+    """Yield the different places of two nests of dicts, lists and tensors."""
+    if isinstance(first, torch.Tensor):
+        if first.dtype != second.dtype or not torch.equal(first, second):
             yield where
-    elif isinstance(one, dict):
-        if one.keys() != other.keys():
-            yield f"{where}: {one.keys() ^ other.keys()}"
-        for name in one.keys() & other.keys():
-            yield from differences(one[name], other[name], f"{where}/{name}")
-    elif isinstance(one, list | tuple) and len(one) == len(other):
-        for index, (a, b) in enumerate(zip(one, other)):
+    elif isinstance(first, dict):
+        if first.keys() != second.keys():
+            yield f"{where}: {first.keys() ^ second.keys()}"
+        for name in first.keys() & second.keys():
+            yield from differences(first[name], second[name], f"{where}/{name}")
+    elif isinstance(first, list | tuple) and len(first) == len(second):
+        for index, (a, b) in enumerate(zip(first, second)):
             yield from differences(a, b, f"{where}/{index}")
-    elif one != other:
-        yield f"{where}: {one} and {other}"
+    elif first != second:
+        yield f"{where}: {first} and {second}"
 
 
 def normalized(nest, folder):
@@ -194,7 +194,7 @@ def normalized(nest, folder):
 
 
 def checkpoint(folder):
-    """Return the last checkpoint, without the counters of the moment at which it was saved."""
+    """Return the last checkpoint without its counters of the moment of saving."""
     content = torch.load(last_checkpoint(folder), weights_only=True)
     del content["epoch"], content["loops"]["fit_loop"]["epoch_progress"]
     return normalized(content, folder)
@@ -222,7 +222,7 @@ def run(folder, **settings):
 
 
 def kill(folder, killer, resumes=False, **settings):
-    """Run until killed; return the round in which that was."""
+    """Run until killed; return the round of the kill."""
     folder.mkdir(exist_ok=resumes)
     trainer, client = make(folder, kill=killer, **settings)
     with pytest.raises(Killed):
@@ -248,7 +248,7 @@ def saver(**settings):
     return lambda: [ModelCheckpoint(save_last=True, **settings)]
 
 
-MOMENTS = [  # in an order in which a validation follows some rounds after the one before it
+MOMENTS = [  # sorted so that a validation follows some rounds after the previous one
     "on_validation_start",
     "on_train_epoch_start",
     "on_train_batch_start",
@@ -300,7 +300,7 @@ def settings_of(name, rounds=ROUNDS, **settings):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Returns the final state of a run that is not killed, which saves in one of the ways above."""
+    """Returns the final state of an uninterrupted run with one of the settings above."""
 
     @functools.cache
     def final_state(name, rounds=ROUNDS):
@@ -357,7 +357,7 @@ RESUMES = {
     "as soon as the validation is saved": (after_validation, LateKiller("on_validation_end")),
     "as soon as the round is saved": (after_round, LateKiller("on_train_epoch_end")),
 }
-"""The place in a round at which a run resumes: how it is saved, and when it is killed."""
+"""The place of a resume within a round: the way of saving and the moment of the kill."""
 resumes = pytest.mark.parametrize(("save", "moment"), RESUMES.values(), ids=RESUMES)
 
 TRAINED = {
@@ -430,7 +430,7 @@ def test_resumed_callbacks_equal_those_of_an_uninterrupted_run(
 
 @functools.cache
 def scheduled(save, every):
-    """Return a function that returns the settings of a run whose schedule watches a metric."""
+    """Return a function that returns the settings of a run with a plateau schedule."""
     return lambda: {
         "schedule": plateau,
         "check_val_every_n_epoch": every,
@@ -742,7 +742,7 @@ def test_exception_between_rounds_saves_the_last_checkpoint(tmp_path, uninterrup
 
 
 def watching_settings():
-    """Return the settings of a run whose callbacks and schedule decide by a metric."""
+    """Return the settings of a run with callbacks and a schedule that monitor a metric."""
     stopping = EarlyStopping(MONITOR, min_delta=9.0, patience=4, check_on_train_epoch_end=True)
     schedule = functools.partial(
         ReduceLROnPlateau, monitor=MONITOR, factor=0.5, patience=2, threshold=0.99
@@ -761,7 +761,7 @@ def test_callbacks_count_a_round_once_though_it_ends_again_after_a_resume(
     assert last_checkpoint(tmp_path / "killed") is not None
     resumed = resume(tmp_path / "killed", **watching_settings())
     expected = uninterrupted_run(watching_settings)
-    excluded = {"checkpoint": None}  # it also holds the moment at which it was saved
+    excluded = {"checkpoint": None}  # it also holds the moment of saving
     assert list(differences(expected | excluded, resumed | excluded)) == []
     assert 3 < expected["rounds"][0] < ROUNDS, "EarlyStopping must have stopped the run"
 
@@ -876,7 +876,7 @@ def rounds_of(folder):
 
 
 def start(config, root):
-    """Start or resume a run in a process of its own, which has the imports of a fork server."""
+    """Start or resume a run in its own process, with the imports of a fork server."""
     arguments = ["fit", "--config", str(config), "--trainer.default_root_dir", str(root)]
     if any(root.glob("*/checkpoints")):
         arguments += ["--ckpt_path", "last"]

@@ -1,4 +1,4 @@
-"""A round happens as a whole, or not at all."""
+"""A round changes models and states completely, or not at all."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from pl_fed.models import MLP
 from pl_fed.samplers import All, Uniform
 
 
-class Breaks(Ditto):
+class FailingDitto(Ditto):
     """Fails in the last client of the second round."""
 
     ends = 0
@@ -23,7 +23,7 @@ class Breaks(Ditto):
         return super().end_round(client)
 
 
-def made(kind):
+def make_client_and_federation(kind):
     net = seeded(lambda: MLP(4, [3], 3))
     return kind(net, optimizer=sgd(0.1)), pl_fed.Federation(
         All(), engine=pl_fed.EngineOptions(chunk_size=1), seed=0
@@ -44,20 +44,20 @@ def fit(folder, client, federation, rounds):
     trainer.fit(client, shared_out(classes([5, 6, 7, 8])))
 
 
-def test_an_error_in_the_middle_leaves_models_and_states_as_before_the_round(tmp_path):
-    client, federation = made(Breaks)
+def test_failed_round_leaves_models_and_states_unchanged(tmp_path):
+    client, federation = make_client_and_federation(FailingDitto)
     with pytest.raises(RuntimeError, match="broken"):
         fit(tmp_path, client, federation, rounds=2)
-    whole, other = made(Ditto)
-    fit(tmp_path, whole, other, rounds=1)
-    everyone = torch.arange(4)
-    assert torch.equal(client.row("global").data, whole.row("global").data)
-    expected = other.store.read("personal", everyone)
-    assert torch.equal(federation.store.read("personal", everyone), expected)
+    intact, other = make_client_and_federation(Ditto)
+    fit(tmp_path, intact, other, rounds=1)
+    all_clients = torch.arange(4)
+    assert torch.equal(client.row("global").data, intact.row("global").data)
+    expected = other.store.read("personal", all_clients)
+    assert torch.equal(federation.store.read("personal", all_clients), expected)
 
 
 class Counting(Uniform):
-    """Counts how often it draws."""
+    """Counts its draws."""
 
     draws = 0
 
@@ -66,10 +66,10 @@ class Counting(Uniform):
         return super().sample(num_clients, sizes, generator)
 
 
-def test_a_cohort_is_drawn_once(tmp_path):
-    """The loop shows it to the hooks, which may do with it as they like, and the round takes it."""
+def test_cohort_is_drawn_once(tmp_path):
+    """Hooks get a copy of the cohort. Their changes do not affect the round."""
 
-    class Scribbles(Ditto):
+    class ZeroedBatch(Ditto):
         def on_train_batch_start(self, batch, batch_idx):
             batch.zero_()
 
@@ -77,18 +77,18 @@ def test_a_cohort_is_drawn_once(tmp_path):
             assert outputs["train/cohort"] == 3
 
     sampler = Counting(3)
-    client, federation = made(Scribbles)
+    client, federation = make_client_and_federation(ZeroedBatch)
     federation.sampler = sampler
     fit(tmp_path / "a", client, federation, rounds=4)
-    assert sampler.draws <= 5, "one of them for the round after the last"
-    whole, other = made(Ditto)
+    assert sampler.draws <= 5, "one draw is for the round after the last"
+    unchanged, other = make_client_and_federation(Ditto)
     other.sampler = Uniform(3)
-    fit(tmp_path / "b", whole, other, rounds=4)
-    assert torch.equal(client.row("global").data, whole.row("global").data)
+    fit(tmp_path / "b", unchanged, other, rounds=4)
+    assert torch.equal(client.row("global").data, unchanged.row("global").data)
 
 
 def test_other_data_have_other_cohorts():
-    client, federation = made(Ditto)
+    client, federation = make_client_and_federation(Ditto)
     federation.setup(client, shared_out(classes([5, 6, 7, 8])), "fit")
     assert len(federation.draw_cohort(0)) == 4
     federation.setup(client, shared_out(classes([5, 6])), "fit")
@@ -98,22 +98,22 @@ def test_other_data_have_other_cohorts():
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [1, 2, 5])
 @pytest.mark.parametrize("rows_in_memory", [0, 2, 4])
-def test_where_states_are_changes_no_bit(monkeypatch, chunk_size, rows_in_memory):
-    """Rows in memory, on disk, or some here and some there; the disk's are fetched ahead."""
+def test_placement_of_states_changes_no_result(monkeypatch, chunk_size, rows_in_memory):
+    """Rows are in memory, on disk, or in both. Rows on disk are prefetched."""
     monkeypatch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 1)
     net = seeded(lambda: MLP(4, [3], 3))
     size = sum(parameter.numel() for parameter in net.parameters()) * 8
     client, data = Ditto(net, optimizer=sgd(0.1)), shared_out(classes([5, 6, 7, 8, 9]))
     settings = {"sampler": Uniform(3), "rounds": 4, "chunk_size": chunk_size}
-    found = run_rounds(client, data, memory=rows_in_memory * size, **settings)
-    assert found.distance(run_rounds(client, data, **settings)) == 0
+    result = run_rounds(client, data, memory=rows_in_memory * size, **settings)
+    assert result.distance(run_rounds(client, data, **settings)) == 0
 
 
-def test_what_comes_next_is_fetched_while_clients_are_trained(monkeypatch):
-    """Chunk after chunk of the cohort, and then the first of the next round's."""
-    asked = []
+def test_next_chunk_is_prefetched_during_training(monkeypatch):
+    """The chunks of the cohort are prefetched, and then the first chunk of the next round."""
+    prefetched = []
     monkeypatch.setattr(
-        pl_fed.state.ClientStore, "prefetch", lambda _, clients: asked.append(clients.tolist())
+        pl_fed.state.ClientStore, "prefetch", lambda _, clients: prefetched.append(clients.tolist())
     )
     client = Ditto(seeded(lambda: MLP(4, [], 3)), optimizer=sgd(0.1))
     data = shared_out(classes([5] * 9))
@@ -121,8 +121,8 @@ def test_what_comes_next_is_fetched_while_clients_are_trained(monkeypatch):
     federation = pl_fed.Federation(Uniform(3), seed=0)
     federation.setup(client, data, "fit")
     cohorts = [federation.draw_cohort(round).tolist() for round in range(4)]
-    coming = [cohort[:2] for cohort in cohorts[1:]]
-    coming[0] = []  # nothing is on disk before the first round ends
-    for cohort, following in zip(cohorts, coming):
-        assert asked[:2] == [cohort[2:], following]
-        del asked[:2]
+    next_chunks = [cohort[:2] for cohort in cohorts[1:]]
+    next_chunks[0] = []  # nothing is on disk before the first round ends
+    for cohort, following in zip(cohorts, next_chunks):
+        assert prefetched[:2] == [cohort[2:], following]
+        del prefetched[:2]

@@ -1,4 +1,4 @@
-"""The sections of a federation: mistakes get one sentence, and what is made stays as it is."""
+"""The sections of a federation: invalid arguments are refused, and sections are frozen."""
 
 from dataclasses import FrozenInstanceError, fields
 
@@ -63,7 +63,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize(("kind", "arguments", "words"), MISTAKES)
-def test_a_mistake_is_one_sentence_with_the_path_in_the_config(kind, arguments, words):
+def test_invalid_argument_is_refused_with_its_config_path(kind, arguments, words):
     with pytest.raises((TypeError, ValueError)) as refused:
         kind(**arguments)
     text = str(refused.value)
@@ -81,7 +81,7 @@ def test_sections_are_frozen(name):
             setattr(section, entry.name, None)
 
 
-def test_a_federation_hands_its_sections_down_as_they_are():
+def test_federation_passes_its_sections_on_unchanged():
     federation = Federation(**SECTIONS)
     for name, section in SECTIONS.items():
         assert getattr(federation, name) is section
@@ -89,7 +89,7 @@ def test_a_federation_hands_its_sections_down_as_they_are():
     assert federation.engine_choice.options is federation.engine
 
 
-def test_a_description_of_a_federation_has_sections_without_class_paths():
+def test_federation_describes_sections_without_class_paths():
     described = Federation(**SECTIONS, seed=0).constructor_arguments
     assert described["engine"] == {"name": "stacked", "chunk_size": 3, "compile_mode": None}
     assert described["storage"] == {"folder": None, "memory": 0.25}
@@ -107,10 +107,10 @@ def test_a_description_of_a_federation_has_sections_without_class_paths():
 
 
 @pytest.mark.parametrize("kind", [tuple, set, np.array, torch.tensor])
-def test_ids_come_in_any_collection(kind):
+def test_ids_are_accepted_in_any_collection(kind):
     assert Adversary(LABELS, ids=kind([1, 2])).ids == [1, 2]
 
 
 @pytest.mark.parametrize("fraction", [0, 1, 0.0, 0.5, 1.0, np.float64(0.3)])
-def test_a_fraction_is_a_number_from_0_to_1(fraction):
+def test_fraction_from_0_to_1_is_accepted(fraction):
     assert Adversary(LABELS, fraction=fraction).fraction == fraction

@@ -1,4 +1,4 @@
-"""The store of what clients keep: the same from memory and from disk, and free until written."""
+"""The store of client states: equal rows from memory and disk, no memory until written."""
 
 import copy
 import errno
@@ -29,7 +29,7 @@ def ids(*clients):
     return torch.tensor(clients)
 
 
-def test_an_unwritten_client_has_the_default(place):
+def test_unwritten_client_has_the_default(place):
     default = torch.tensor([1.0, 2.0])
     store = ClientStore(5, {"personal": default}, place)
     assert store.read("personal", ids(0, 4)).tolist() == [[1.0, 2.0]] * 2
@@ -37,7 +37,7 @@ def test_an_unwritten_client_has_the_default(place):
     assert store.read("personal", ids(3)).tolist() == [[1.0, 2.0]], "the default is a copy"
 
 
-def test_written_rows_come_back_in_the_order_asked_for(place):
+def test_rows_are_read_in_the_requested_order(place):
     store = ClientStore(5, {"a": torch.zeros(2), "b": torch.ones(1)}, place)
     store.write("a", ids(3, 1), torch.tensor([[3.0, 3.5], [1.0, 1.5]]))
     assert store.read("a", ids(1, 0, 3)).tolist() == [[1.0, 1.5], [0.0, 0.0], [3.0, 3.5]]
@@ -69,28 +69,28 @@ def test_rows_need_no_gradient(place):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_any_dtype_to_the_last_bit(place, dtype):
+def test_rows_of_every_dtype_are_read_bit_for_bit(place, dtype):
     rows = torch.randn(4, 33, generator=torch.Generator().manual_seed(0)).to(dtype)
     store = ClientStore(9, {"a": torch.full((33,), 0.1, dtype=dtype)}, place)
     store.write("a", ids(8, 2, 5, 0), rows)
-    found = store.read("a", ids(8, 2, 5, 0))
-    assert found.dtype == dtype
-    assert torch.equal(found, rows)
+    stored = store.read("a", ids(8, 2, 5, 0))
+    assert stored.dtype == dtype
+    assert torch.equal(stored, rows)
     assert torch.equal(store.read("a", ids(1)), torch.full((1, 33), 0.1, dtype=dtype))
 
 
-def test_rows_of_no_numbers(place):
-    """A net without running statistics has such rows."""
+def test_empty_rows_are_stored(place):
+    """A net without running statistics has empty rows."""
     store = ClientStore(3, {"statistics": torch.empty(0), "a": torch.zeros(1)}, place)
     assert store.read("statistics", ids(0, 2)).shape == (2, 0)
     store.write("statistics", ids(1), torch.empty(1, 0))
     assert store.read("statistics", ids(1, 0)).shape == (2, 0)
-    again = ClientStore(3, {"statistics": torch.empty(0), "a": torch.zeros(1)}, place)
-    again.load_state_dict(store.state_dict())
-    assert again.read("statistics", ids(1)).shape == (1, 0)
+    loaded = ClientStore(3, {"statistics": torch.empty(0), "a": torch.zeros(1)}, place)
+    loaded.load_state_dict(store.state_dict())
+    assert loaded.read("statistics", ids(1)).shape == (1, 0)
 
 
-def test_no_names_at_all(place):
+def test_store_without_names_is_loaded(place):
     store = ClientStore(3, {}, place)
     store.load_state_dict(store.state_dict())
 
@@ -108,15 +108,15 @@ def test_state_dict_round_trip_through_a_file(place, tmp_path):
     state = torch.load(tmp_path / "state.ckpt", weights_only=True)
     assert sum(len(rows) for rows in state["a"]["rows"]) == 2, "unwritten clients cost nothing"
     assert state["a"]["clients"].tolist() == [4, 1], "in the order of their first write"
-    again = ClientStore(6, {"a": torch.zeros(3), "b": torch.ones(1).double()})
-    again.write("a", ids(5), torch.ones(1, 3))  # is forgotten
-    again.load_state_dict(state)
+    loaded = ClientStore(6, {"a": torch.zeros(3), "b": torch.ones(1).double()})
+    loaded.write("a", ids(5), torch.ones(1, 3))  # loading removes this row
+    loaded.load_state_dict(state)
     for name in ("a", "b"):
-        everyone = torch.arange(6)
-        assert torch.equal(again.read(name, everyone), store.read(name, everyone))
+        all_clients = torch.arange(6)
+        assert torch.equal(loaded.read(name, all_clients), store.read(name, all_clients))
 
 
-def test_a_state_dict_outlives_what_is_loaded_after_it(place):
+def test_loading_leaves_an_earlier_state_dict_unchanged(place):
     store = written_store(place)
     state = store.state_dict()
     before = copy.deepcopy(state)
@@ -136,7 +136,7 @@ def assert_same_state(state, other):
 
 
 @pytest.mark.parametrize(
-    ("others", "words"),
+    ("arguments", "words"),
     [
         ((6, {"a": torch.zeros(3)}), r"to be \['a'\] but got \['a', 'b'\]"),
         (
@@ -149,54 +149,56 @@ def assert_same_state(state, other):
         ),
     ],
 )
-def test_a_state_of_another_store_is_refused_as_a_whole(others, words):
+def test_state_of_another_store_is_refused_and_changes_no_row(arguments, words):
     state = written_store(None).state_dict()
-    other = ClientStore(*others)
+    other = ClientStore(*arguments)
     with pytest.raises(ValueError, match=words):
         other.load_state_dict(state)
-    for name, default in others[1].items():
-        everyone = torch.arange(others[0])
-        assert torch.equal(other.read(name, everyone), default.expand(others[0], -1))
+    for name, default in arguments[1].items():
+        all_clients = torch.arange(arguments[0])
+        assert torch.equal(other.read(name, all_clients), default.expand(arguments[0], -1))
 
 
-@pytest.mark.parametrize("made_within", [True, False])
-@pytest.mark.parametrize("written_within", [True, False])
-def test_inference_mode_makes_no_difference(place, made_within, written_within):
-    """Lightning evaluates within it: a row made there must not spoil training."""
-    with torch.inference_mode(made_within):
+@pytest.mark.parametrize("created_in_inference_mode", [True, False])
+@pytest.mark.parametrize("written_in_inference_mode", [True, False])
+def test_store_works_across_inference_mode(
+    place, created_in_inference_mode, written_in_inference_mode
+):
+    """Lightning evaluates in inference mode. Rows written there must be trainable later."""
+    with torch.inference_mode(created_in_inference_mode):
         store = ClientStore(3, {"a": torch.zeros(2)}, place)
-    with torch.inference_mode(written_within):
+    with torch.inference_mode(written_in_inference_mode):
         store.write("a", ids(1), torch.ones(1, 2))
-    with torch.inference_mode(not written_within):
+    with torch.inference_mode(not written_in_inference_mode):
         store.write("a", ids(1, 2), torch.full((2, 2), 2.0))
         assert store.read("a", ids(1, 0)).tolist() == [[2.0, 2.0], [0.0, 0.0]]
     state = store.state_dict()
-    with torch.inference_mode(written_within):
+    with torch.inference_mode(written_in_inference_mode):
         store.load_state_dict(state)
     row = store.read("a", ids(0, 1))
     row.requires_grad_().sum().backward()
     assert row.grad is not None
 
 
-def resident():
-    """Bytes of memory that this process really has."""
+def resident_bytes():
+    """Return the resident memory of this process in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.skipif(not free_memory(CPU), reason="no /proc")
-def test_what_is_never_written_costs_nothing(place, monkeypatch):
+def test_unwritten_rows_take_no_memory(place, monkeypatch):
     monkeypatch.setattr(pl_fed.state.store, "free_memory", lambda device: 1 << 50)
-    before = resident()
+    before = resident_bytes()
     store = ClientStore(1000, {"personal": torch.zeros(1_000_000)}, place)  # 4 GB
     store.write("personal", ids(500), torch.ones(1, 1_000_000))
     assert float(store.read("personal", ids(500)).sum()) == 1e6
     assert float(store.read("personal", ids(499)).sum()) == 0
     assert store.on_disk == (place is not None)
-    assert resident() - before < 100e6
+    assert resident_bytes() - before < 100e6
 
 
-def test_nothing_is_left_on_disk(tmp_path):
+def test_folder_of_a_store_stays_empty(tmp_path):
     store = ClientStore(10, {"a/b": torch.zeros(100), "personal": torch.zeros(100)}, tmp_path)
     store.write("a/b", ids(3), torch.ones(1, 100))
     assert list(tmp_path.iterdir()) == []
@@ -210,12 +212,12 @@ def test_two_stores_may_share_a_folder(tmp_path):
     assert first.read("a", ids(0)).tolist() == [[1.0]]
 
 
-# Where the rows go
+# Placement of the rows
 
 
-@pytest.mark.parametrize(("free", "on_disk"), [(160, False), (159, True), (1 << 40, False)])
-def test_rows_go_to_disk_beyond_half_of_the_free_memory(monkeypatch, tmp_path, free, on_disk):
-    monkeypatch.setattr(pl_fed.state.store, "free_memory", lambda device: free)
+@pytest.mark.parametrize(("free_bytes", "on_disk"), [(160, False), (159, True), (1 << 40, False)])
+def test_rows_go_to_disk_beyond_half_of_the_free_memory(monkeypatch, tmp_path, free_bytes, on_disk):
+    monkeypatch.setattr(pl_fed.state.store, "free_memory", lambda device: free_bytes)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     store = ClientStore(10, {"a": torch.zeros(1), "b": torch.zeros(1)})  # 80 bytes
     for name in ("a", "b"):
@@ -228,7 +230,7 @@ def test_rows_go_to_disk_beyond_half_of_the_free_memory(monkeypatch, tmp_path, f
 @pytest.mark.parametrize(
     ("memory", "sharers", "on_disk"), [(0.5, 1, False), (0.5, 4, True), (40, 4, False)]
 )
-def test_a_share_of_what_is_free_is_that_of_all_processes(monkeypatch, memory, sharers, on_disk):
+def test_processes_share_a_fraction_of_the_free_memory(monkeypatch, memory, sharers, on_disk):
     monkeypatch.setattr(pl_fed.state.store, "free_memory", lambda device: 100)
     store = ClientStore(10, {"a": torch.zeros(1)}, memory=memory, sharers=sharers)  # 40 bytes
     store.write("a", ids(7), torch.ones(1, 1))
@@ -238,7 +240,7 @@ def test_a_share_of_what_is_free_is_that_of_all_processes(monkeypatch, memory, s
 @pytest.mark.parametrize(
     ("memory", "blocks"), [(0, 0), (79, 1), (120, 3), (0.5, 3), (1.0, 5), (1 << 40, 5)]
 )
-def test_the_budget_is_filled_block_by_block(monkeypatch, tmp_path, memory, blocks):
+def test_memory_budget_is_filled_block_by_block(monkeypatch, tmp_path, memory, blocks):
     """Rows of 20 bytes in blocks of two, nine of them; 240 bytes are free."""
     monkeypatch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 40)
     monkeypatch.setattr(pl_fed.state.store, "free_memory", lambda device: 240)
@@ -260,10 +262,10 @@ class Model(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(pl_fed.state.row_table, "_BLOCK_BYTES", 24)
-        self.store = self.new()
+        self.store = self.make_store()
         self.expected = {}
 
-    def new(self):
+    def make_store(self):
         return ClientStore(12, {"a": torch.full((3,), -1.0)}, memory=49)  # two blocks of two rows
 
     def teardown(self):
@@ -278,15 +280,15 @@ class Model(RuleBasedStateMachine):
     @rule(clients=st.lists(st.integers(0, 11)))
     def read(self, clients):
         self.store.prefetch(torch.tensor(clients, dtype=torch.int64))
-        found = self.store.read("a", torch.tensor(clients, dtype=torch.int64)).tolist()
-        assert found == [self.expected.get(client, [-1.0] * 3) for client in clients]
+        rows = self.store.read("a", torch.tensor(clients, dtype=torch.int64)).tolist()
+        assert rows == [self.expected.get(client, [-1.0] * 3) for client in clients]
 
     @rule()
     def save_and_load(self):
         file = io.BytesIO()
         torch.save(self.store.state_dict(), file)
         file.seek(0)
-        self.store = self.new()
+        self.store = self.make_store()
         self.store.load_state_dict(torch.load(file, weights_only=True))
 
 
@@ -295,17 +297,17 @@ TestModel.settings = settings(max_examples=25, stateful_step_count=15, deadline=
 
 
 def test_rows_that_do_not_fit_the_device_go_to_the_cpu(monkeypatch):
-    """The device "meta" stands for a GPU: it shows where tensors are, and holds nothing."""
+    """The device "meta" replaces a GPU: its tensors have a place and no memory."""
     free = {"meta": 0, "cpu": 1 << 40}
     monkeypatch.setattr(pl_fed.state.store, "free_memory", lambda device: free[device.type])
     store = ClientStore(10, {"a": torch.zeros(1, device="meta")})
     store.write("a", ids(7), torch.ones(1, 1))
     assert not store.on_disk
-    assert store._tables["a"].pieces()[0].tolist() == [[1.0]], "it is in real memory"
+    assert store._tables["a"].pieces()[0].tolist() == [[1.0]], "the row is in main memory"
     assert store.read("a", ids(7)).device.type == "meta"
 
 
-def test_a_full_disk_is_said_and_not_died_of(monkeypatch, tmp_path):
+def test_full_disk_raises_an_error_and_keeps_the_store(monkeypatch, tmp_path):
     store = ClientStore(10, {"a": torch.zeros(1 << 18)}, tmp_path)
     store.write("a", ids(1), torch.ones(1, 1 << 18))
     with monkeypatch.context() as patch:
@@ -319,8 +321,8 @@ def test_a_full_disk_is_said_and_not_died_of(monkeypatch, tmp_path):
     assert float(store.read("a", ids(1, 2)).sum()) == 1 << 19
 
 
-def test_files_may_be_read_and_written_in_parts(monkeypatch, tmp_path):
-    """The system takes and gives as much as it likes at a time."""
+def test_partial_reads_and_writes_are_completed(monkeypatch, tmp_path):
+    """The system may read or write fewer bytes than requested."""
     pwrite, preadv = os.pwrite, os.preadv
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:7], at))
     monkeypatch.setattr(os, "preadv", lambda file, to, at: preadv(file, [to[0][:5]], at))
@@ -330,11 +332,13 @@ def test_files_may_be_read_and_written_in_parts(monkeypatch, tmp_path):
     assert torch.equal(store.read("a", ids(3, 1)), rows)
 
 
-def test_free_memory_is_between_nothing_and_a_petabyte():
+def test_free_memory_is_between_a_mebibyte_and_a_pebibyte():
     assert 1 << 20 < free_memory(CPU) < 1 << 50
 
 
-def group(folder, *, limit, used, cached, names=("memory.max", "memory.current", "inactive_file")):
+def write_group(
+    folder, *, limit, used, cached, names=("memory.max", "memory.current", "inactive_file")
+):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / names[0]).write_text(f"{limit}\n")
     (folder / names[1]).write_text(f"{used}\n")
@@ -344,37 +348,37 @@ def group(folder, *, limit, used, cached, names=("memory.max", "memory.current",
 FIRST_VERSION = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-def test_a_job_has_what_its_own_limit_and_those_around_it_leave(tmp_path):
+def test_memory_of_a_job_is_limited_by_all_enclosing_groups(tmp_path):
     own = tmp_path / "own"
     own.write_text("0::/slurm/job_7/step_0\n")
-    group(tmp_path / "slurm" / "job_7" / "step_0", limit="max", used=90, cached=0)
-    group(tmp_path / "slurm" / "job_7", limit=1000, used=700, cached=200)
-    group(tmp_path / "slurm", limit=5000, used=900, cached=0)
+    write_group(tmp_path / "slurm" / "job_7" / "step_0", limit="max", used=90, cached=0)
+    write_group(tmp_path / "slurm" / "job_7", limit=1000, used=700, cached=200)
+    write_group(tmp_path / "slurm", limit=5000, used=900, cached=0)
     assert list(control_group_memory(own, tmp_path)) == [500, 4100]
 
 
 @pytest.mark.parametrize("path", ["/", "/docker/0123"], ids=["own names", "the host's names"])
-def test_a_container_has_what_its_limit_leaves(tmp_path, path):
+def test_memory_of_a_container_is_its_limit_minus_usage(tmp_path, path):
     own = tmp_path / "own"
     own.write_text(f"9:name=systemd:/\n4:memory:{path}\n3:cpu,cpuacct:/\n")
-    group(tmp_path / "memory", limit=300, used=100, cached=0, names=FIRST_VERSION)
+    write_group(tmp_path / "memory", limit=300, used=100, cached=0, names=FIRST_VERSION)
     assert list(control_group_memory(own, tmp_path)) == [200]
 
 
-def test_a_group_beyond_its_limit_has_nothing_left(tmp_path):
+def test_group_beyond_its_limit_has_no_memory(tmp_path):
     (tmp_path / "own").write_text("0::/\n")
-    group(tmp_path, limit=100, used=130, cached=0)
+    write_group(tmp_path, limit=100, used=130, cached=0)
     assert list(control_group_memory(tmp_path / "own", tmp_path)) == [0]
 
 
-def test_no_groups_set_no_limit(tmp_path):
+def test_missing_groups_set_no_limit(tmp_path):
     assert not list(control_group_memory(tmp_path / "own", tmp_path))
     (tmp_path / "own").write_text("0::/user.slice\n")
     assert not list(control_group_memory(tmp_path / "own", tmp_path))
 
 
-@pytest.mark.parametrize(("left", "free"), [([], 1000), ([400, 600], 400), ([5000], 1000)])
-def test_free_is_what_machine_and_groups_leave(monkeypatch, left, free):
+@pytest.mark.parametrize(("group_memory", "free"), [([], 1000), ([400, 600], 400), ([5000], 1000)])
+def test_free_memory_is_the_minimum_of_machine_and_groups(monkeypatch, group_memory, free):
     monkeypatch.setattr("pl_fed.state.memory._machine_memory", lambda: 1000)
-    monkeypatch.setattr("pl_fed.state.memory.control_group_memory", lambda: left)
+    monkeypatch.setattr("pl_fed.state.memory.control_group_memory", lambda: group_memory)
     assert free_memory(CPU) == free

@@ -1,4 +1,4 @@
-"""Each sweep file is one that W&B's agent can run: its command parses, its metric is logged."""
+"""W&B's agent can run each sweep file: the command parses and the metric is logged."""
 
 import os
 import sys
@@ -15,13 +15,15 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
-each_sweep = pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
+every_sweep = pytest.mark.parametrize("path", SWEEPS, ids=[path.stem for path in SWEEPS])
 
 
 def first_command(path):
     """Return the agent's command for the first combination, by the agent's own functions."""
     sweep = utils.load_sweep_config(str(path))
-    first = {name: {"value": given["values"][0]} for name, given in sweep["parameters"].items()}
+    first = {
+        name: {"value": parameter["values"][0]} for name, parameter in sweep["parameters"].items()
+    }
     macros = {
         **utils.create_sweep_command_args({"args": first}),
         "env": ["/usr/bin/env"],
@@ -46,30 +48,30 @@ def test_sweeps_of_the_three_papers_exist():
     assert {path.stem for path in SWEEPS} >= {"ditto_lambda", "flame_rho", "fedtilt_tilts"}
 
 
-@each_sweep
+@every_sweep
 def test_agent_command_parses(path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = first_command(path)
     assert words[:5] == ["/usr/bin/env", "python", "-m", "pl_fed", "fit"]
     config = printed_config(words[4:], capsys)
     sweep = yaml.safe_load(path.read_text())
-    for name, given in sweep["parameters"].items():
+    for name, parameter in sweep["parameters"].items():
         section, _, key = name.partition(".")
-        found = config[section]["init_args"][key] if key else config[section]
-        assert found == given["values"][0]
+        value = config[section]["init_args"][key] if key else config[section]
+        assert value == parameter["values"][0]
     assert config["trainer"]["logger"][0]["class_path"].endswith("WandbLogger")
 
 
-@each_sweep
+@every_sweep
 def test_every_value_of_a_sweep_parses(path, capsys, monkeypatch):
     """Each command has the first value of every parameter, but the last value of one."""
     monkeypatch.chdir(ROOT)
     command, sweep = first_command(path)[4:], yaml.safe_load(path.read_text())
-    for name, given in sweep["parameters"].items():
-        printed_config([*command, f"--{name}={given['values'][-1]}"], capsys)
+    for name, parameter in sweep["parameters"].items():
+        printed_config([*command, f"--{name}={parameter['values'][-1]}"], capsys)
 
 
-@each_sweep
+@every_sweep
 def test_algorithm_logs_the_metric_of_the_sweep(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     sweep = yaml.safe_load(path.read_text())

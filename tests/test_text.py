@@ -1,4 +1,4 @@
-"""Text that comes from data: no terminal obeys it, no spreadsheet computes it."""
+"""Text of users and data is escaped for terminals and spreadsheets."""
 
 import re
 import string
@@ -12,26 +12,26 @@ from pl_fed.text import csv_cell, escape_controls, find_code_line
 
 
 @given(st.text())
-def test_printable_text_has_no_control_characters(text):
-    shown = escape_controls(text)
-    assert shown.isprintable()
+def test_escaped_text_is_printable(text):
+    escaped = escape_controls(text)
+    assert escaped.isprintable()
     if text.isprintable():
-        assert shown == text
-    shown.encode()
+        assert escaped == text
+    escaped.encode()
 
 
 @pytest.mark.parametrize("text", ["\x1b[31mred", "a\nb", "\u202egnp.exe", "\x9b31m", "\udc80"])
-def test_what_a_terminal_would_obey_is_escaped(text):
+def test_control_characters_are_escaped(text):
     assert "\\" in escape_controls(text)
 
 
 @given(st.text())
-def test_printable_text_can_be_written_in_the_encoding_of_the_terminal(text):
+def test_escaped_text_is_encodable_for_the_terminal(text):
     escape_controls(text, "ascii").encode("ascii")
 
 
 @given(st.text(alphabet="=+-@\t\r'1a. " + string.digits))
-def test_no_cell_is_a_formula_and_none_loses_its_text(text):
+def test_cell_is_no_formula_and_keeps_its_text(text):
     cell = csv_cell(text)
     if cell[:1] in tuple("=+-@\t\r"):
         float(cell)
@@ -39,11 +39,11 @@ def test_no_cell_is_a_formula_and_none_loses_its_text(text):
 
 
 @pytest.mark.parametrize("number", ["-2", "+1", "-2.5e-3", "12"])
-def test_numbers_stay_numbers(number):
+def test_cells_of_numbers_are_unchanged(number):
     assert csv_cell(number) == number
 
 
-def test_the_line_of_a_users_code_in_an_error():
+def test_error_is_located_in_the_users_code():
     try:
         torch.func.vmap(lambda x: x.item())(torch.zeros(2))  # a user's line
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""An offline run of Weights & Biases holds what ``metrics.csv`` holds, against ``round``."""
+"""An offline run of Weights & Biases holds the numbers of ``metrics.csv`` by ``round``."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ def short(folder, rounds):
 def records(run):
     """The records of all offline runs in a run's folder."""
     program = shutil.which("wandb", path=str(Path(sys.executable).parent)) or "wandb"
-    found = []
+    entries = []
     for file in sorted(run.glob("wandb/offline-run-*/*.wandb")):
         text = subprocess.run(
             [program, "leet", "inspect", "--json", str(file)],
@@ -49,8 +49,8 @@ def records(run):
             text=True,
             check=True,
         ).stdout
-        found += [json.loads(line) for line in text.splitlines() if line.strip()]
-    return found
+        entries += [json.loads(line) for line in text.splitlines() if line.strip()]
+    return entries
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +97,10 @@ def test_offline_run_equals_metrics_csv(run, run_records):
     table = json.loads(file.read_text())
     assert {"byzantine", "personal_accuracy"} <= {*table["columns"]}
     assert all(isinstance(cell, int | float) for row in table["data"] for cell in row)
-    shown = {name.split(".")[0] for name in history[4] if name.startswith("report/")}
+    pictures = {name.split(".")[0] for name in history[4] if name.startswith("report/")}
     kinds = [f"{k}_{m}" for k in ("curves", "clients", "classes") for m in MODELS]
-    assert shown == {f"report/{name}" for name in [*kinds, "train_loss", "time"]}
-    for name in shown:
+    assert pictures == {f"report/{name}" for name in [*kinds, "train_loss", "time"]}
+    for name in pictures:
         (picture,) = run.glob(f"wandb/offline-run-*/files/{history[4][f'{name}.path']}")
         assert min(Image.open(picture).size) > 300
 
@@ -177,9 +177,9 @@ def test_group_of_the_user_takes_precedence(tmp_path, monkeypatch):
 
 def test_sweep_sets_the_ids_of_its_runs(tmp_path):
     """In a new process, as the agent starts it, because wandb reads its environment once."""
-    given = {"WANDB_SWEEP_ID": "abcd", "WANDB_RUN_ID": "of-the-agent", "WANDB_MODE": "offline"}
+    variables = {"WANDB_SWEEP_ID": "abcd", "WANDB_RUN_ID": "of-the-agent", "WANDB_MODE": "offline"}
     command = [sys.executable, "-m", "pl_fed", "fit", *LAYERS, *short(tmp_path, 1)]
-    subprocess.run(command, env=os.environ | given, capture_output=True, check=True)
+    subprocess.run(command, env=os.environ | variables, capture_output=True, check=True)
     (folder,) = [path.parent for path in tmp_path.glob("*/config.yaml")]
     (started,) = [r["run"] for r in records(folder) if r["type"] == "run"]
     assert started["run_id"] == "of-the-agent"

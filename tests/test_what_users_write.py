@@ -1,4 +1,4 @@
-"""Classes of a user's own that do not keep what they promise: one sentence says so."""
+"""Invalid classes and arguments of users are refused in one sentence."""
 
 from datetime import timedelta
 from types import SimpleNamespace
@@ -25,17 +25,17 @@ def fedavg(kind=FedAvg, net=mlp, **options):
     return kind(seeded(net), optimizer=sgd(0.1), local_steps=2, **options)
 
 
-def giving(parent, method, what):
-    """An object of a subclass whose method gives what is wanted, or calls it."""
+def object_with(parent, method, result):
+    """Return an object of a subclass whose method returns a result, or calls it."""
 
-    def instead(self, *args, **kwargs):
-        return what(*args, **kwargs) if callable(what) else what
+    def method_body(self, *args, **kwargs):
+        return result(*args, **kwargs) if callable(result) else result
 
-    return type("Own", (parent,), {method: instead})
+    return type("Own", (parent,), {method: method_body})
 
 
 @pytest.mark.parametrize(
-    ("gives", "words"),
+    ("result", "words"),
     [
         (None, "gave NoneType"),
         ([torch.tensor([0])], "3 tensors of indices .int64., one for each client, but Own gave 1"),
@@ -45,23 +45,23 @@ def giving(parent, method, what):
         ([torch.arange(2), torch.tensor([12]), torch.arange(2)], "gave 12 to 12 for client 1"),
     ],
 )
-def test_partitioners(gives, words):
-    data = FederatedData(Given(classes([12])), giving(Partitioner, "split", gives)(), 3)
+def test_invalid_partitions_are_refused(result, words):
+    data = FederatedData(Given(classes([12])), object_with(Partitioner, "split", result)(), 3)
     with pytest.raises(ValueError, match=f"^Expected argument `partitioner` to give .*{words}"):
         _ = data.clients
 
 
-def test_data_sources_and_skews():
-    source = giving(DataSource, "load", (1, 2))()
+def test_invalid_data_and_skews_are_refused():
+    source = object_with(DataSource, "load", (1, 2))()
     with pytest.raises(TypeError, match=r"^Expected `load` of Own to return Arrays but got tuple"):
         _ = FederatedData(source, IID(), 3).clients
-    skew = giving(Quality, "change", None)()
+    skew = object_with(Quality, "change", None)()
     with pytest.raises(ValueError, match=r"`skew` to keep the shape .* but got NoneType from Own"):
         _ = FederatedData(Given(classes([12])), IID(), 3, skew=skew).clients
 
 
 @pytest.mark.parametrize(
-    ("gives", "words"),
+    ("result", "words"),
     [
         (None, "Own returned NoneType"),
         (lambda uploads, *_: uploads, r"Own returned shape \[3, 64\]"),
@@ -72,14 +72,14 @@ def test_data_sources_and_skews():
         (lambda uploads, *_: (uploads[0],), "Own returned tuple"),
     ],
 )
-def test_aggregators(gives, words):
-    aggregator = giving(Mean, "forward", gives)()
+def test_invalid_results_of_aggregators_are_refused(result, words):
+    aggregator = object_with(Mean, "forward", result)()
     with pytest.raises(ValueError, match=f"^Expected argument `aggregator` to merge .*{words}"):
         run_rounds(fedavg(), shared_out(classes([4, 5, 6])), aggregator=aggregator)
 
 
 @pytest.mark.parametrize(
-    ("gives", "words"),
+    ("result", "words"),
     [
         (None, "Own returned NoneType"),
         (lambda uploads, *_: uploads, r"Own returned a tensor \[3, 4\]"),
@@ -90,20 +90,20 @@ def test_aggregators(gives, words):
         (lambda u, w, c: (u[:2], w[:2], c), "a context of 3 clients"),
     ],
 )
-def test_pre_aggregators(gives, words):
-    chain = Chain([giving(PreAggregator, "forward", gives)()], Mean())
+def test_invalid_results_of_pre_aggregators_are_refused(result, words):
+    chain = Chain([object_with(PreAggregator, "forward", result)()], Mean())
     context = RoundContext(clients=torch.arange(3))
     match = f"^Expected argument `pre_aggregators` to return .*{words}"
     with pytest.raises(ValueError, match=match):
         chain(torch.ones(3, 4), torch.ones(3), context)
-    fine = giving(PreAggregator, "forward", lambda *what: PreparedUploads(*what))()
+    valid = object_with(PreAggregator, "forward", lambda *arguments: PreparedUploads(*arguments))()
     assert torch.equal(
-        Chain([fine], Mean())(torch.ones(3, 4), torch.ones(3), context), torch.ones(4)
+        Chain([valid], Mean())(torch.ones(3, 4), torch.ones(3), context), torch.ones(4)
     )
 
 
 @pytest.mark.parametrize(
-    ("gives", "words"),
+    ("result", "words"),
     [
         (None, "return a Batch but got NoneType"),
         (
@@ -120,8 +120,8 @@ def test_pre_aggregators(gives, words):
         ),
     ],
 )
-def test_attacks_on_data(gives, words):
-    attack = giving(Attack, "poison", gives)()
+def test_invalid_poisoned_batches_are_refused(result, words):
+    attack = object_with(Attack, "poison", result)()
     with pytest.raises(ValueError, match=f"^Expected `poison` of Own to .*{words}"):
         run_rounds(fedavg(), shared_out(classes([4, 5, 6])), attack=attack, ids=[1])
 
@@ -136,14 +136,14 @@ class Vector(FedAvg):
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "one_by_one_compiled"])
 @pytest.mark.filterwarnings("ignore:.*cannot be")
-def test_a_loss_is_a_scalar(engine):
+def test_loss_that_is_no_scalar_is_refused(engine):
     words = r"^Expected `training_step` to return scalars but got shape \[2\] for `loss`"
     with pytest.raises(ValueError, match=words):
         run_rounds(fedavg(Vector), shared_out(classes([4, 4]), batch_size=4), engine=engine)
 
 
 @pytest.mark.parametrize("row", [torch.ones(2, 3), "1", None])
-def test_states_are_rows(row):
+def test_invalid_default_of_a_state_is_refused(row):
     client = fedavg()
     client.add_state("mine", row)
     words = r"^Expected the default of state `mine` to be a number or a tensor \[length\] but got"
@@ -152,7 +152,7 @@ def test_states_are_rows(row):
 
 
 class Embeds(nn.Module):
-    """Takes ids as they come, which are floating-point numbers."""
+    """Embeds ids without converting them to integers."""
 
     def __init__(self):
         super().__init__()
@@ -174,7 +174,7 @@ class Loss(nn.Module):
         return self.value(outputs, targets)
 
 
-def test_nets_of_integers():
+def test_float_inputs_of_an_embedding_are_refused():
     x = torch.randint(5, (12, 4))
     arrays = Arrays(x, x[:, 0] % 3, torch.arange(12) // 4, num_classes=3)
     run_rounds(FedAvg(Embeds()), shared_out(arrays))  # integers stay integers
@@ -193,7 +193,7 @@ def test_nets_of_integers():
         (lambda o, y: 0.5, "one number, the loss of a batch, but Loss gave float"),
     ],
 )
-def test_criteria(value, words):
+def test_invalid_criteria_are_refused(value, words):
     x = torch.randn(12, 4)
     arrays = Arrays(x, x[:, :3].abs(), torch.arange(12) // 4)
     with pytest.raises(ValueError, match=f"^Expected argument `criterion` to .*{words}"):
@@ -205,7 +205,7 @@ class OfSamples(FedAvg):
         return self.sample_losses(self.global_model(batch.inputs), batch.targets).mean()
 
 
-def test_a_criterion_without_losses_of_samples_says_so():
+def test_criterion_without_losses_per_sample_is_refused():
     x = torch.randn(12, 4)
     arrays = Arrays(x, x[:, :3].abs(), torch.arange(12) // 4)
     criterion = Loss(lambda outputs, targets: (outputs - targets).square().mean())
@@ -216,7 +216,7 @@ def test_a_criterion_without_losses_of_samples_says_so():
 
 
 class LightningNet(LightningModule):
-    """A LightningModule that is no more than a net."""
+    """A LightningModule with only a forward pass."""
 
     def __init__(self):
         super().__init__()
@@ -227,8 +227,8 @@ class LightningNet(LightningModule):
 
 
 @pytest.mark.parametrize("method", ["validation_step", "configure_optimizers", "on_train_start"])
-def test_a_lightning_module_with_steps_but_no_training_step_is_no_net(method):
-    net = giving(LightningNet, method, None)()
+def test_lightning_module_without_training_step_is_refused_as_net(method):
+    net = object_with(LightningNet, method, None)()
     match = f"^Expected argument `net` .* but got Own with `{method}` and no `training_step`: "
     with pytest.raises(TypeError, match=match + ".* as `criterion` and its optimizer as"):
         FedAvg(net)
@@ -236,9 +236,9 @@ def test_a_lightning_module_with_steps_but_no_training_step_is_no_net(method):
         FedAvg(fedavg())
 
 
-def test_a_lightning_module_that_only_runs_is_a_net(tmp_path):
+def test_lightning_module_with_only_forward_is_a_net(tmp_path):
     client = fedavg(Ditto, LightningNet)
-    trainer = trainer_of(tmp_path)
+    trainer = make_trainer(tmp_path)
     trainer.fit(client, shared_out(classes([8, 8]), val_fraction=0.25, test_fraction=0.25))
     plain = trainer.federation.model_of(1, "personal")
     assert type(plain) is LightningNet
@@ -249,17 +249,17 @@ def test_a_lightning_module_that_only_runs_is_a_net(tmp_path):
     assert expected.reports[0]["train/loss"].isfinite()
 
 
-def test_a_lightning_module_is_no_client(tmp_path):
+def test_lightning_module_is_refused_as_client(tmp_path):
     with pytest.raises(TypeError, match=r"`model` .* got LightningNet: pass the net, its loss"):
-        trainer_of(tmp_path).fit(LightningNet(), shared_out(classes([4, 4])))
+        make_trainer(tmp_path).fit(LightningNet(), shared_out(classes([4, 4])))
 
 
-def test_nets_of_unknown_shapes():
+def test_lazy_net_is_refused():
     with pytest.raises(ValueError, match=r"of known shapes but got lazy ones \(1.weight, 1.bias\)"):
         fedavg(net=lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))
 
 
-def test_an_augmentation_that_changes_the_shape():
+def test_augmentation_that_changes_the_shape_is_refused():
     data = FederatedData(
         Given(classes([8, 8], (2, 6, 6))), test_fraction=0.0, augment=[nn.AvgPool2d(2)]
     )
@@ -275,20 +275,20 @@ def test_an_augmentation_that_changes_the_shape():
 # From Python
 
 
-def trainer_of(folder, federation=None, **how):
+def make_trainer(folder, federation=None, **options):
     return pl_fed.Trainer(
         federation or pl_fed.Federation(Uniform(2), seed=0),
         run_dir=folder,
         accelerator="cpu",
         enable_progress_bar=False,
         enable_model_summary=False,
-        **{"max_epochs": 2, **how},
+        **{"max_epochs": 2, **options},
     )
 
 
-def test_what_is_given_from_python(tmp_path):
+def test_invalid_arguments_from_python_are_refused(tmp_path):
     with pytest.raises(TypeError, match="`federation` to be an object of a subclass of Federation"):
-        trainer_of(tmp_path, Uniform(2))
+        make_trainer(tmp_path, Uniform(2))
     with pytest.raises(TypeError, match="`lam` to be a number but got 'a'"):
         Ditto(mlp(), lam="a")
     with pytest.raises(ValueError, match="`decay` to be a finite number but got 'a'"):
@@ -300,7 +300,7 @@ def test_what_is_given_from_python(tmp_path):
         Ditto.load_from_checkpoint("last.ckpt", net=mlp())
 
 
-def test_what_a_client_may_not_override(tmp_path):
+def test_forbidden_overrides_of_a_client_are_refused(tmp_path):
     data = shared_out(classes([4, 4]))
 
     class Own(FedAvg):
@@ -309,39 +309,39 @@ def test_what_a_client_may_not_override(tmp_path):
 
     words = "^Expected `configure_optimizers` of Own .* named global but got 1 with None: change"
     with pytest.raises(ValueError, match=words):
-        trainer_of(tmp_path).fit(fedavg(Own), data)
-    own = giving(FedAvg, "train_dataloader", None)
+        make_trainer(tmp_path).fit(fedavg(Own), data)
+    own = object_with(FedAvg, "train_dataloader", None)
     with pytest.raises(ValueError, match="without the hook `train_dataloader` but got it in Own"):
-        trainer_of(tmp_path).fit(fedavg(own), data)
+        make_trainer(tmp_path).fit(fedavg(own), data)
 
 
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty", "ignore:No checkpoint is written")
 @pytest.mark.parametrize("monitor", ["val/personal/loss", "train/los"])
-def test_what_will_never_be_logged_is_not_waited_for(tmp_path, monitor):
-    """Without validation data there is no val/; which train/ there are, the first round tells."""
+def test_monitor_that_is_never_logged_is_refused(tmp_path, monitor):
+    """Without validation data no val/ is logged. The first round determines the train/ names."""
     data = FederatedData(Given(classes([9, 9])), val_fraction=0.0, seed=0)
     stopping = EarlyStopping(monitor, check_on_train_epoch_end=True)
-    how = {"callbacks": [stopping], "max_epochs": 9, "check_val_every_n_epoch": 5}
+    options = {"callbacks": [stopping], "max_epochs": 9, "check_val_every_n_epoch": 5}
     with pytest.raises(ValueError, match=f"rounds or validations log, .* but got {monitor}"):
-        trainer_of(tmp_path, **how).fit(fedavg(Ditto), data)
+        make_trainer(tmp_path, **options).fit(fedavg(Ditto), data)
     rows = tmp_path / "metrics.csv"
     assert not rows.exists() or len(rows.read_text().splitlines()) <= 2
     saver = ModelCheckpoint(tmp_path, monitor="train/benign_distance")
-    trainer_of(tmp_path / "b", callbacks=[saver]).fit(fedavg(Ditto), data)
+    make_trainer(tmp_path / "b", callbacks=[saver]).fit(fedavg(Ditto), data)
 
 
 # Models that callbacks change
 
 
-def replaced(module, how):
-    """Make the last layer's weight 0 in some way."""
+def replace_weight(module, method):
+    """Set the last layer's weight to 0 by one of four methods."""
     layer = module.global_model[-1]
     zeros = torch.zeros_like(layer.weight)
-    if how == "in place":
+    if method == "in place":
         layer.weight.data.zero_()
-    elif how == "data":
+    elif method == "data":
         layer.weight.data = zeros
-    elif how == "parameter":
+    elif method == "parameter":
         layer.weight = nn.Parameter(zeros)
     else:
         state = {**layer.state_dict(), "weight": zeros}
@@ -349,57 +349,57 @@ def replaced(module, how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["data", "parameter", "assign"])
+@pytest.mark.parametrize("method", ["data", "parameter", "assign"])
 @pytest.mark.parametrize("hook", ["on_train_start", "on_train_epoch_end"])
-def test_weights_that_are_replaced_count(tmp_path, how, hook):
-    def outcome(how):
-        changing = pl_fed_callback(hook, lambda module: replaced(module, how))
+def test_replaced_weights_are_trained(tmp_path, method, hook):
+    def outcome(method):
+        changing = make_callback(hook, lambda module: replace_weight(module, method))
         client = fedavg(Ditto)
         data = FederatedData(Given(classes([9, 9, 9])), seed=0)
-        trainer = trainer_of(tmp_path / how, callbacks=[changing], max_epochs=3)
+        trainer = make_trainer(tmp_path / method, callbacks=[changing], max_epochs=3)
         trainer.fit(client, data)
         trainer.test(client, data, verbose=False)
         return client.row("global").data.clone(), dict(trainer.callback_metrics)
 
-    row, metrics = outcome(how)
+    row, metrics = outcome(method)
     expected, other = outcome("in place")
     assert torch.equal(row, expected)
     assert metrics.pop("time/round", None) != other.pop("time/round", 1)
     assert metrics == other
 
 
-def pl_fed_callback(hook, change):
+def make_callback(hook, change):
     from lightning.pytorch import Callback
 
-    def called(self, trainer, module):
+    def call_change(self, trainer, module):
         with torch.no_grad():
             change(module)
 
-    return type("Changing", (Callback,), {hook: called})()
+    return type("Changing", (Callback,), {hook: call_change})()
 
 
 # Time
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1e6])
-def test_a_run_of_little_time_measures_little(tmp_path, monkeypatch, seconds):
-    found = []
+def test_engine_measurement_gets_the_remaining_time(tmp_path, monkeypatch, seconds):
+    seconds_left = []
     from pl_fed.engine.choice import EngineChoice
 
-    def noted(self, task):
-        found.append(task.seconds)
+    def record_seconds(self, task):
+        seconds_left.append(task.seconds)
         return "one_by_one"
 
-    monkeypatch.setattr(EngineChoice, "_find_fastest", noted)
+    monkeypatch.setattr(EngineChoice, "_find_fastest", record_seconds)
     data = FederatedData(Given(classes([9, 9])), seed=0)
     timer = Timer(timedelta(seconds=seconds))
-    trainer_of(tmp_path, callbacks=[timer], max_epochs=1).fit(fedavg(), data)
-    (left,) = found
-    assert 0 <= left <= seconds
-    assert left > seconds - 60
+    make_trainer(tmp_path, callbacks=[timer], max_epochs=1).fit(fedavg(), data)
+    (remaining,) = seconds_left
+    assert 0 <= remaining <= seconds
+    assert remaining > seconds - 60
 
 
-def test_engines_are_measured_within_the_time_that_is_left(monkeypatch):
+def test_engines_are_measured_within_the_remaining_time(monkeypatch):
     from pl_fed.engine import choice
 
     tried = []
@@ -419,7 +419,7 @@ def test_engines_are_measured_within_the_time_that_is_left(monkeypatch):
         assert tried == ([*choice.EAGER, *choice.COMPILED] if names is None else names)
 
 
-def test_batch_is_what_poison_gives():
-    """The check lets what keeps its kind through, real-valued targets among it."""
-    attack = giving(Attack, "poison", lambda batch, _: Batch(*batch))()
+def test_unchanged_poisoned_batch_is_accepted():
+    """The check accepts batches that keep their shapes and dtypes."""
+    attack = object_with(Attack, "poison", lambda batch, _: Batch(*batch))()
     run_rounds(fedavg(), shared_out(classes([4, 5, 6])), attack=attack, ids=[1])

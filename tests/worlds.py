@@ -1,4 +1,4 @@
-"""Small federations that are run by Trainers in several processes, as torchrun would start them."""
+"""Small federations for Trainers in several processes, started as by torchrun."""
 
 import copy
 import os
@@ -49,22 +49,22 @@ SIZES = [9, 30, 12, 60, 15, 21, 45, 10, 33]
 ROUNDS = 3
 
 
-class Opposite(Attack):
-    """Forges what the honest ones are not."""
+class OppositeAttack(Attack):
+    """Forges uploads opposite to the mean of the honest ones."""
 
     def forge(self, honest, own, context):
         return -honest.mean(0).expand_as(own) * (1 + context.losses.sum())
 
 
-class Breaks(Attack):
-    """Poisons its data so that its own training breaks."""
+class DivergentPoison(Attack):
+    """Poisons data so that the Byzantine client's training diverges."""
 
     def poison(self, batch, context):
         return batch._replace(inputs=batch.inputs / 0)
 
 
-class Frail(Client):
-    """One of its clients, whose samples are known, gets a loss that is none."""
+class DivergentClient(Client):
+    """Client 5, recognized by its samples, gets a loss of NaN."""
 
     def training_step(self, batch, batch_idx):
         begin = sum(SIZES[:5])
@@ -72,24 +72,24 @@ class Frail(Client):
         return super().training_step(batch, batch_idx) * torch.where(broken, torch.nan, 1.0)
 
 
-class FrailFedAvg(Frail, FedAvg):
-    """One of these."""
+class DivergentFedAvg(DivergentClient, FedAvg):
+    """FedAvg with a divergent client."""
 
 
-class FrailDitto(Frail, Ditto):
-    """So does one of these, which have models of their own."""
+class DivergentDitto(DivergentClient, Ditto):
+    """Ditto, with personal models and a divergent client."""
 
 
-class Short(Ditto):
-    """One of its clients sends too little."""
+class ShortUploads(Ditto):
+    """Client 5 sends an upload that is too short."""
 
     def end_round(self, client):
         upload = super().end_round(client)
         return upload[:, 1:] if (client.ids == 5).any() else upload
 
 
-class Silent(Ditto):
-    """One of its clients sends nothing."""
+class MissingUploads(Ditto):
+    """Client 5 sends no upload."""
 
     def end_round(self, client):
         return None if (client.ids == 5).any() else super().end_round(client)
@@ -109,15 +109,15 @@ def frozen_net():
     return net
 
 
-def attacked(**how):
-    return {"sampler": Uniform(7), "attack": RandomLabels(redraw=True), "fraction": 0.3, **how}
+def attacked_settings(**options):
+    return {"sampler": Uniform(7), "attack": RandomLabels(redraw=True), "fraction": 0.3, **options}
 
 
-def in_shards(aggregator):
-    return attacked(aggregator=aggregator, gathered_bytes=0)
+def sharded_settings(aggregator):
+    return attacked_settings(aggregator=aggregator, gathered_bytes=0)
 
 
-SEARCHED = {
+SEARCHED_FORGERIES = {
     "attack": Combined([RandomLabels(), ALittleIsEnough("search", trials=8)]),
     "fraction": 0.4,
     "redraw": True,
@@ -127,11 +127,11 @@ SEARCHED = {
 }
 
 
-def trusted(**how):
-    return attacked(aggregator=FLTrust(), root_samples=20, **how)
+def fltrust_settings(**options):
+    return attacked_settings(aggregator=FLTrust(), root_samples=20, **options)
 
 
-def before():
+def build_pre_aggregators():
     return [NormFilter(), AdaptiveClipping(), NearestNeighborMixing()]
 
 
@@ -151,29 +151,29 @@ def settings(
 SCENARIOS = {
     "Ditto": settings(server_optimizer=partial(torch.optim.Adam, lr=0.01)),
     "float32, by samples": settings(precision="32-true", aggregator=Mean("samples")),
-    "Median": settings(**attacked(aggregator=Median())),
-    "Median in shards": settings(**in_shards(Median())),
-    "TrimmedMean": settings(**attacked(aggregator=TrimmedMean(1))),
-    "TrimmedMean in shards": settings(**in_shards(TrimmedMean(1))),
-    "Krum": settings(**attacked(aggregator=Krum())),
-    "Krum in shards": settings(**in_shards(Krum())),
-    "multi-Krum in shards, float32": settings(precision="32-true", **in_shards(Krum(3))),
-    "Term, poisoned": settings(**attacked(aggregator=Term(2.0))),
-    "QFFL in shards, poisoned": settings(**in_shards(QFFL(2.0, lipschitz=10.0))),
-    "FedTilt, tilted in shards": settings(client=FedTilt, **in_shards(TiltedMean(2.0))),
-    "forged": settings(aggregator=Median(), gathered_bytes=0, attack=Opposite(), ids=[1, 4]),
-    "forged by a search, redrawn": settings(**SEARCHED),
-    "broken uploads": settings(net=batch_norm_net, attack=Breaks(), ids=[3, 4]),
-    "all uploads broken": settings(attack=Breaks(), ids=list(range(9)), sampler=All()),
+    "Median": settings(**attacked_settings(aggregator=Median())),
+    "Median in shards": settings(**sharded_settings(Median())),
+    "TrimmedMean": settings(**attacked_settings(aggregator=TrimmedMean(1))),
+    "TrimmedMean in shards": settings(**sharded_settings(TrimmedMean(1))),
+    "Krum": settings(**attacked_settings(aggregator=Krum())),
+    "Krum in shards": settings(**sharded_settings(Krum())),
+    "multi-Krum in shards, float32": settings(precision="32-true", **sharded_settings(Krum(3))),
+    "Term, poisoned": settings(**attacked_settings(aggregator=Term(2.0))),
+    "QFFL in shards, poisoned": settings(**sharded_settings(QFFL(2.0, lipschitz=10.0))),
+    "FedTilt, tilted in shards": settings(client=FedTilt, **sharded_settings(TiltedMean(2.0))),
+    "forged": settings(aggregator=Median(), gathered_bytes=0, attack=OppositeAttack(), ids=[1, 4]),
+    "forged by a search, redrawn": settings(**SEARCHED_FORGERIES),
+    "broken uploads": settings(net=batch_norm_net, attack=DivergentPoison(), ids=[3, 4]),
+    "all uploads broken": settings(attack=DivergentPoison(), ids=list(range(9)), sampler=All()),
     "BatchNorm": settings(net=batch_norm_net),
-    "BatchNorm, in shards": settings(net=batch_norm_net, **in_shards(Median())),
+    "BatchNorm, in shards": settings(net=batch_norm_net, **sharded_settings(Median())),
     "all at home in one process": settings(net=batch_norm_net, sampler=Only(0, 4, 8)),
     "fewer clients than processes": settings(sampler=Only(3)),
     "nothing is sent": settings(client=Local),
     "parts are kept": settings(net=batch_norm_net, client=FedRep),
     "the server keeps all models": settings(client=Mocha),
     "the server keeps all models, some forged": settings(
-        client=Mocha, attack=Opposite(), ids=[1, 4]
+        client=Mocha, attack=OppositeAttack(), ids=[1, 4]
     ),
     "the server keeps a control": settings(client=Scaffold, momentum=0.0),
     "adapted before evaluations": settings(client=partial(Finetuning, finetune_steps=3, lam=0.3)),
@@ -181,45 +181,53 @@ SCENARIOS = {
     "a frozen part, nothing is kept": settings(net=frozen_net, client=FedAvg),
     "stacked": settings(engine="stacked", chunk_size=2),
     "FLAME": settings(client=partial(FLAME, weights="samples", lagged_global=True)),
-    "Lp-Proj in shards": settings(client=partial(LpProj, dimensions=9), **in_shards(Median())),
-    "FLTrust": settings(**trusted()),
-    "FLTrust in shards": settings(**trusted(gathered_bytes=0)),
-    "a chain in shards": settings(**in_shards(TrimmedMean(1)), pre_aggregators=before()),
-    "a chain": settings(**attacked(aggregator=TrimmedMean(1)), pre_aggregators=before()),
+    "Lp-Proj in shards": settings(
+        client=partial(LpProj, dimensions=9), **sharded_settings(Median())
+    ),
+    "FLTrust": settings(**fltrust_settings()),
+    "FLTrust in shards": settings(**fltrust_settings(gathered_bytes=0)),
+    "a chain in shards": settings(
+        **sharded_settings(TrimmedMean(1)), pre_aggregators=build_pre_aggregators()
+    ),
+    "a chain": settings(
+        **attacked_settings(aggregator=TrimmedMean(1)), pre_aggregators=build_pre_aggregators()
+    ),
     "a backdoor": settings(attack=Backdoor(1, size=1), ids=[1, 4], aggregator=Median()),
     "outliers": settings(corruption=Outliers()),
-    "one diverges": settings(net=batch_norm_net, client=FrailDitto, sampler=All()),
+    "one diverges": settings(net=batch_norm_net, client=DivergentDitto, sampler=All()),
     "one diverges, in shards": settings(
-        client=FrailDitto, sampler=All(), aggregator=Krum(), gathered_bytes=0
+        client=DivergentDitto, sampler=All(), aggregator=Krum(), gathered_bytes=0
     ),
-    "one sends too little": settings(client=Short, sampler=All(), chunk_size=1),
-    "one sends nothing": settings(client=Silent, sampler=All(), chunk_size=1),
-    "one process sends nothing": settings(client=Silent, sampler=Only(2, 5), chunk_size=1),
-    "diverges": settings(client=FrailFedAvg, sampler=All(), max_rejected=0.0),
+    "one sends too little": settings(client=ShortUploads, sampler=All(), chunk_size=1),
+    "one sends nothing": settings(client=MissingUploads, sampler=All(), chunk_size=1),
+    "one process sends nothing": settings(client=MissingUploads, sampler=Only(2, 5), chunk_size=1),
+    "diverges": settings(client=DivergentFedAvg, sampler=All(), max_rejected=0.0),
 }
 
 PREDICTED = ("Ditto",)
 
 
 def make(name, folder, rounds, processes, nodes):
-    how = copy.deepcopy(SCENARIOS[name])
-    work_share.GATHERED_BYTES = how.pop("gathered_bytes")
+    scenario = copy.deepcopy(SCENARIOS[name])
+    work_share.GATHERED_BYTES = scenario.pop("gathered_bytes")
     names = ("net", "client", "precision", "root_samples")
-    net, kind, precision, root_samples = (how.pop(key) for key in names)
-    step = {key: how.pop(key) for key in ("lr", "momentum")}
-    options = {"lam": 0.5} if kind is Ditto else {}
+    net, kind, precision, root_samples = (scenario.pop(key) for key in names)
+    step = {key: scenario.pop(key) for key in ("lr", "momentum")}
+    algorithm_options = {"lam": 0.5} if kind is Ditto else {}
     client = kind(
         seeded(net),
         optimizer=partial(torch.optim.SGD, **step),
         local_epochs=2,
-        **options,
+        **algorithm_options,
     )
     data = FederatedData(
         Given(classes(SIZES)), batch_size=5, drop_last=True, root_samples=root_samples, seed=0
     )
-    given = how.pop("federation")
+    federation_settings = scenario.pop("federation")
     federation = pl_fed.Federation(
-        given.pop("sampler", None) or Uniform(5), seed=0, **sections(**given)
+        federation_settings.pop("sampler", None) or Uniform(5),
+        seed=0,
+        **sections(**federation_settings),
     )
     trainer = pl_fed.Trainer(
         federation,
@@ -240,7 +248,7 @@ def make(name, folder, rounds, processes, nodes):
 
 
 def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
-    """Run a scenario, and return all that it leads to: the same in whatever process."""
+    """Run a scenario, and return its outcome. All processes return equal outcomes."""
     trainer, client, data = make(name, folder, rounds, processes, nodes)
     try:
         trainer.fit(client, data, ckpt_path=resumes)
@@ -254,29 +262,29 @@ def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
         "client": client.state_dict(),
         "store": {name: in_order(rows) for name, rows in state["store"].items() if rows},
         "server": state["server"],
-        "metrics": {model: each.compute() for model, each in metrics.items()},
-        "per client": {model: each.per_client() for model, each in metrics.items()},
+        "metrics": {model: metrics.compute() for model, metrics in metrics.items()},
+        "per client": {model: metrics.per_client() for model, metrics in metrics.items()},
         "logged": {k: v for k, v in trainer.callback_metrics.items() if k != "time/round"},
         "predictions": [
-            [one["client"], one["prediction"]] for batch in predictions for one in batch
+            [row["client"], row["prediction"]] for batch in predictions for row in batch
         ],
         "held": sorted(
-            {k for each in store.state_dict().values() for k in each["clients"].tolist()}
+            {k for metrics in store.state_dict().values() for k in metrics["clients"].tolist()}
         ),
     }
 
 
-def in_order(saved):
-    """A store's rows by client: they lie in the order in which they were first written."""
-    order = saved["clients"].argsort()
-    rows = torch.cat([saved["default"].expand(0, -1), *saved["rows"]])
-    return {"clients": saved["clients"][order], "rows": rows[order]}
+def in_order(table):
+    """Return the rows of a store sorted by client. A store keeps the order of first writes."""
+    order = table["clients"].argsort()
+    rows = torch.cat([table["default"].expand(0, -1), *table["rows"]])
+    return {"clients": table["clients"][order], "rows": rows[order]}
 
 
 def start(size, nodes, jobs, folder):
-    """Run jobs, dicts of arguments by name, in processes; return what each process got.
+    """Run jobs, dicts of arguments by name, in processes; return the outcomes of each process.
 
-    The machine stands for so many nodes, each with its share of the processes.
+    The machine simulates several nodes, each with its share of the processes.
     """
     context = fork_context()
     with socket.socket() as free:
@@ -309,7 +317,7 @@ def _work(rank, size, nodes, port, jobs, folder):
     )
     from lightning.pytorch.utilities import rank_zero_only
 
-    rank_zero_only.rank = rank  # as it would be, had it been imported by torchrun
+    rank_zero_only.rank = rank  # the value that torchrun's environment gives
     outcomes = {}
     try:
         for name, arguments in jobs.items():

@@ -1,4 +1,4 @@
-"""What is printed about folders, whatever they are called."""
+"""Messages print the names of folders literally."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from pl_fed.callbacks.summary import Summary
 
 
 @pytest.mark.parametrize("name", ["[lam=0.1]", "a[/b]c", "plain"])
-def test_brackets_in_folders_are_no_markup(tmp_path, capsys, name):
+def test_folder_names_with_brackets_are_printed_literally(tmp_path, capsys, name):
     folder = tmp_path / name
     first = SimpleNamespace(is_global_zero=True, fast_dev_run=False)
     federation = SimpleNamespace(metrics=lambda part: {}, monitored_metric="accuracy")

@@ -1,4 +1,4 @@
-"""What is saved, and when, beside a callback that averages models."""
+"""The last checkpoint beside weight averaging, a best checkpoint and another run."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from pl_fed.clients import Ditto
 from pl_fed.samplers import All
 
 
-class Stops(Callback):
-    """Breaks off in the third round's validation."""
+class Failure(Callback):
+    """Raises an error in the third round's validation."""
 
     def on_validation_batch_end(self, trainer, *args):
         if trainer.current_epoch == 2 and not trainer.sanity_checking:
@@ -32,14 +32,14 @@ def quiet_trainer(folder, rounds, **kwargs):
     )
 
 
-def started():
+def make_client_and_data():
     client = seeded(lambda: Ditto(mlp(), optimizer=sgd(0.2)))
     return client, shared_out(classes([9, 7, 5]), val_fraction=0.3)
 
 
-def run(folder, average, rounds, *others, **kwargs):
-    callbacks = [average(), LastCheckpoint(share=1e-9), *others]
-    client, data = started()
+def run(folder, average, rounds, *more_callbacks, **kwargs):
+    callbacks = [average(), LastCheckpoint(share=1e-9), *more_callbacks]
+    client, data = make_client_and_data()
     quiet_trainer(folder, rounds, callbacks=callbacks).fit(client, data, **kwargs)
     return client.row("global").data.clone()
 
@@ -51,38 +51,41 @@ AVERAGES = {"EMA": lambda: EMAWeightAveraging(decay=0.5), "mean": WeightAveragin
 @pytest.mark.parametrize("average", AVERAGES.values(), ids=AVERAGES)
 @pytest.mark.parametrize("stopped", ["after a round", "in a validation"])
 @pytest.mark.filterwarnings("ignore:.*there is no last checkpoint")
-def test_a_run_that_averages_goes_on_as_if_it_had_not_stopped(tmp_path, average, stopped):
-    whole = run(tmp_path / "whole", average, 5)
+def test_resumed_run_with_weight_averaging_equals_uninterrupted_run(tmp_path, average, stopped):
+    uninterrupted = run(tmp_path / "whole", average, 5)
     if stopped == "after a round":
         run(tmp_path / "parts", average, 3)
     else:
         with pytest.raises(RuntimeError, match="stopped"):
-            run(tmp_path / "parts", average, 5, Stops())
-    assert torch.equal(run(tmp_path / "parts", average, 5, ckpt_path="last"), whole)
+            run(tmp_path / "parts", average, 5, Failure())
+    assert torch.equal(run(tmp_path / "parts", average, 5, ckpt_path="last"), uninterrupted)
 
 
 @pytest.mark.slow
-def test_the_last_checkpoint_is_of_the_last_round_also_beside_the_best(tmp_path):
-    """Lightning's own is of the last round that was among the best: here the first."""
+def test_last_checkpoint_is_of_the_last_round_beside_a_best_checkpoint(tmp_path):
+    """Lightning's own last checkpoint would be of the last best round: here the first."""
     best = ModelCheckpoint(monitor="round", mode="min", save_last=True, filename="best")
     trainer = quiet_trainer(tmp_path, 4, callbacks=best)
-    trainer.fit(*started())
+    trainer.fit(*make_client_and_data())
     files = {path.stem: torch.load(path) for path in (tmp_path / "checkpoints").iterdir()}
-    assert {name: each["global_step"] for name, each in files.items()} == {"best": 1, "last": 4}
-    client, data = started()
+    assert {name: checkpoint["global_step"] for name, checkpoint in files.items()} == {
+        "best": 1,
+        "last": 4,
+    }
+    client, data = make_client_and_data()
     quiet_trainer(tmp_path, 6, callbacks=best).fit(client, data, ckpt_path="last")
-    whole, data = started()
-    quiet_trainer(tmp_path / "whole", 6).fit(whole, data)
-    assert torch.equal(client.row("global").data, whole.row("global").data)
+    uninterrupted, data = make_client_and_data()
+    quiet_trainer(tmp_path / "whole", 6).fit(uninterrupted, data)
+    assert torch.equal(client.row("global").data, uninterrupted.row("global").data)
 
 
-def test_a_run_is_not_written_over_by_another(tmp_path):
+def test_another_run_in_the_same_folder_is_refused(tmp_path):
     trainer = quiet_trainer(tmp_path, 2)
-    client, data = started()
+    client, data = make_client_and_data()
     trainer.fit(client, data)
     before = (tmp_path / "metrics.csv").read_text()
     with pytest.raises(ValueError, match=r"`run_dir` to be a folder without a run but got .*go on"):
-        quiet_trainer(tmp_path, 1).fit(*started())
+        quiet_trainer(tmp_path, 1).fit(*make_client_and_data())
     assert (tmp_path / "metrics.csv").read_text() == before
     trainer.fit_loop.max_epochs = 3
     trainer.fit(client, data)  # its own

@@ -1,4 +1,4 @@
-"""Rows of clients and of their classes, after a test and after a validation."""
+"""Tables of clients and of their classes, after a test and after a validation."""
 
 import csv
 from dataclasses import replace
@@ -21,7 +21,7 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-def trained(folder, data, outputs, **federation):
+def fit_and_test(folder, data, outputs, **federation):
     data = FederatedData(Given(data), batch_size=8, seed=0)
     client = seeded(lambda: Ditto(torch.nn.Linear(4, outputs), local_steps=3))
     trainer = pl_fed.Trainer(
@@ -37,23 +37,23 @@ def trained(folder, data, outputs, **federation):
     return trainer, client, data
 
 
-def test_a_row_for_each_client_and_class_that_it_has_test_samples_of(tmp_path):
-    """Against the models, asked sample by sample."""
+def test_per_class_has_a_row_for_each_tested_class_of_each_client(tmp_path):
+    """The table equals a loop over the samples."""
     attack = {"attack": RandomLabels(), "ids": [2]}
-    _, client, data = trained(tmp_path, classes(SIZES), 3, **attack)
-    found = rows(tmp_path / "per_class.csv")
+    _, client, data = fit_and_test(tmp_path, classes(SIZES), 3, **attack)
+    table = rows(tmp_path / "per_class.csv")
     names = ["global_accuracy", "personal_accuracy", "hybrid_accuracy"]
-    assert list(found[0]) == ["client", "byzantine", "class", "samples", *names]
-    right: dict = {}
-    for one in range(len(SIZES)):
-        for sample in data.clients.test.samples(one).tolist():
+    assert list(table[0]) == ["client", "byzantine", "class", "samples", *names]
+    hits_by_class: dict = {}
+    for client_id in range(len(SIZES)):
+        for sample in data.clients.test.samples(client_id).tolist():
             x, y = data.clients.inputs[sample], int(data.clients.targets[sample])
             with torch.no_grad():
                 hit = int(client.global_model(x[None]).argmax()) == y
-            right.setdefault((one, y), []).append(hit)
-    assert [(int(row["client"]), int(row["class"])) for row in found] == sorted(right)
-    for row in found:
-        hits = right[int(row["client"]), int(row["class"])]
+            hits_by_class.setdefault((client_id, y), []).append(hit)
+    assert [(int(row["client"]), int(row["class"])) for row in table] == sorted(hits_by_class)
+    for row in table:
+        hits = hits_by_class[int(row["client"]), int(row["class"])]
         assert int(row["samples"]) == len(hits)
         assert float(row["global_accuracy"]) == pytest.approx(sum(hits) / len(hits))
         assert row["byzantine"] == str(int(row["client"] == "2"))
@@ -61,42 +61,42 @@ def test_a_row_for_each_client_and_class_that_it_has_test_samples_of(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["global", "personal", "hybrid"])
-def test_classes_add_up_to_clients(tmp_path, model):
-    trained(tmp_path, classes(SIZES), 3)
-    found = rows(tmp_path / "per_class.csv")
+def test_hits_of_classes_add_up_to_those_of_clients(tmp_path, model):
+    fit_and_test(tmp_path, classes(SIZES), 3)
+    table = rows(tmp_path / "per_class.csv")
     for client in rows(tmp_path / "per_client.csv"):
         assert client["owner"] == client["client"]
-        own = [row for row in found if row["client"] == client["client"]]
+        own = [row for row in table if row["client"] == client["client"]]
         assert sum(int(row["samples"]) for row in own) == int(client["test_samples"])
         hits = sum(int(row["samples"]) * float(row[f"{model}_accuracy"]) for row in own)
         share = float(client[f"{model}_accuracy"])
         assert hits / int(client["test_samples"]) == pytest.approx(share)
 
 
-def test_names_are_utf8_and_no_formulas(tmp_path):
+def test_owner_names_are_utf8_and_no_formulas(tmp_path):
     names = ["=1+1", "é☃", "-2+3", "-2"]
-    trained(tmp_path, replace(classes(SIZES), names=names), 3)
-    found = rows(tmp_path / "per_client.csv")
-    assert [row["owner"] for row in found] == ["'=1+1", "é☃", "'-2+3", "-2"]
+    fit_and_test(tmp_path, replace(classes(SIZES), names=names), 3)
+    table = rows(tmp_path / "per_client.csv")
+    assert [row["owner"] for row in table] == ["'=1+1", "é☃", "'-2+3", "-2"]
 
 
 def test_real_valued_targets_have_no_classes(tmp_path):
     owner = torch.arange(3).repeat_interleave(20)
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)).double()
     (tmp_path / "per_class.csv").write_text("of an earlier test\n")
-    trained(tmp_path, reals(x, x[:, :3].softmax(1), owner), 3)
+    fit_and_test(tmp_path, reals(x, x[:, :3].softmax(1), owner), 3)
     assert len(rows(tmp_path / "per_client.csv")) == 3
     assert not (tmp_path / "per_class.csv").exists()
 
 
-def test_the_last_validation_has_rows_of_its_own(tmp_path):
-    trainer, client, data = trained(tmp_path, classes(SIZES), 3)
+def test_validation_writes_its_own_table(tmp_path):
+    trainer, client, data = fit_and_test(tmp_path, classes(SIZES), 3)
     file = tmp_path / "per_client_validation.csv"
-    found = rows(file)
-    assert [row["val_samples"] for row in found] == [
+    table = rows(file)
+    assert [row["val_samples"] for row in table] == [
         str(n) for n in data.clients.val.sizes.tolist()
     ]
-    for row in found:
+    for row in table:
         index = data.clients.val.samples(int(row["client"]))
         x, y = data.clients.inputs[index], data.clients.targets[index]
         with torch.no_grad():
@@ -107,4 +107,4 @@ def test_the_last_validation_has_rows_of_its_own(tmp_path):
         assert float(row["global_loss"]) == pytest.approx(float(loss), rel=1e-5)
     file.unlink()
     trainer.test(client, data, verbose=False)
-    assert not file.exists(), "a test writes nothing of it"
+    assert not file.exists(), "a test removes the table of the validation"

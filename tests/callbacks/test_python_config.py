@@ -1,4 +1,4 @@
-"""What a run from Python was made of, by which reports name and group it."""
+"""The config of a run from Python. Reports label and group runs by it."""
 
 import warnings
 from functools import partial
@@ -39,7 +39,7 @@ def run(folder, kind=Ditto, seed=0, rounds=1, ckpt_path=None, fast_dev_run=False
 
 
 @pytest.mark.slow
-def test_reports_tell_algorithms_apart_and_group_seeds(tmp_path):
+def test_reports_label_algorithms_and_group_seeds(tmp_path):
     kinds = {"a": Ditto, "b": FLAME, "c": FedAvg}
     for name, kind in kinds.items():
         run(tmp_path / name, kind)
@@ -56,7 +56,7 @@ def test_reports_tell_algorithms_apart_and_group_seeds(tmp_path):
     assert groups[0].runs[0].planned_rounds == 1
 
 
-def test_what_is_described(tmp_path):
+def test_config_describes_all_sections(tmp_path):
     run(tmp_path, lam=0.5)
     config = yaml.safe_load((tmp_path / FILE).read_text(encoding="utf-8"))
     assert config["model"]["class_path"] == "pl_fed.clients.Ditto"
@@ -68,28 +68,28 @@ def test_what_is_described(tmp_path):
 
 
 @pytest.mark.parametrize("lam", [1.0, 0.5])
-def test_a_run_that_goes_on_with_others_keeps_what_it_was(tmp_path, lam):
+def test_resumed_run_with_other_arguments_keeps_the_earlier_config(tmp_path, lam):
     before = (run(tmp_path) / FILE).read_text(encoding="utf-8")
     run(tmp_path, rounds=2, lam=lam, ckpt_path="last")
-    kept = tmp_path / "config_to_round_1.yaml"
+    earlier_config = tmp_path / "config_to_round_1.yaml"
     config = yaml.safe_load((tmp_path / FILE).read_text(encoding="utf-8"))
     assert config["model"]["init_args"]["lam"] == lam
-    assert kept.exists() == (lam != 1.0)
-    assert not kept.exists() or kept.read_text(encoding="utf-8") == before
+    assert earlier_config.exists() == (lam != 1.0)
+    assert not earlier_config.exists() or earlier_config.read_text(encoding="utf-8") == before
 
 
-def test_a_run_for_trial_leaves_none(tmp_path):
+def test_fast_dev_run_writes_no_config(tmp_path):
     assert not (run(tmp_path, fast_dev_run=True) / FILE).exists()
 
 
-def test_a_run_of_the_command_line_has_its_config(tmp_path):
-    quick = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
+def test_command_line_run_has_only_its_own_config(tmp_path):
+    options = ["--trainer.max_epochs=1", "--trainer.enable_progress_bar=false"]
     net = ["--model=FedAvg", "--model.net=pl_fed.models.LogisticRegression"]
     net += ["--model.net.in_features=64", "--model.net.num_classes=10"]
     data = ["--data.dataset=Digits", "--data.partitioner=IID", "--data.num_clients=10"]
     root = f"--trainer.default_root_dir={tmp_path}"
     engine = "--federation.engine.name=one_by_one"
-    main(["fit", *net, *data, *quick, root, engine, "--trainer.accelerator=cpu"])
+    main(["fit", *net, *data, *options, root, engine, "--trainer.accelerator=cpu"])
     (folder,) = tmp_path.iterdir()
     assert (folder / "config.yaml").is_file()
     assert not (folder / FILE).exists()

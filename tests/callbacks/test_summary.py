@@ -1,4 +1,4 @@
-"""The table that a fit ends with."""
+"""The table at the end of a fit."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ CLASSES = {"accuracy": 0.9, "accuracy_std": 0.1, "accuracy_worst10": 0.7, "accur
 CLASSES |= {"accuracy_weighted": 0.91, "loss": 0.3}
 
 
-def said(capsys, never_trained=0, **models):
+def print_summary(capsys, never_trained=0, **models):
     metrics = {name: SimpleNamespace(compute=lambda v=v: v) for name, v in models.items()}
     benign, untrained = torch.zeros(9, dtype=torch.bool), torch.arange(never_trained)
     federation = SimpleNamespace(
@@ -24,8 +24,8 @@ def said(capsys, never_trained=0, **models):
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_of_classes(capsys):
-    lines = said(capsys, **{"global": CLASSES, "personal": {**CLASSES, "accuracy": 0.95}})
+def test_summary_of_a_classification(capsys):
+    lines = print_summary(capsys, **{"global": CLASSES, "personal": {**CLASSES, "accuracy": 0.95}})
     assert lines[0] == "test accuracy of benign clients"
     (row,) = [line for line in lines if "mean over clients" in line]
     assert row.split("│")[2:4] == ["       0.9000 ", "         0.9500 "]
@@ -34,30 +34,32 @@ def test_of_classes(capsys):
 
 
 @pytest.mark.parametrize("success", [{}, {"backdoor_success": 0.25}])
-def test_nobody_has_an_empty_row(capsys, success):
-    lines = said(capsys, **{"global": {"loss": 0.5, **success}})
+def test_summary_has_no_empty_row(capsys, success):
+    lines = print_summary(capsys, **{"global": {"loss": 0.5, **success}})
     assert lines[0] == "test results of benign clients"
     assert not any("mean over clients" in line for line in lines)
     assert sum("0.5000" in line for line in lines) == 1
     assert sum("backdoor success rate" in line for line in lines) == len(success)
 
 
-def test_without_any_data_there_is_no_table(capsys):
-    assert said(capsys, **{"global": {}, "personal": {}}) == ["no benign client has test data"]
+def test_summary_without_test_data_is_one_sentence(capsys):
+    assert print_summary(capsys, **{"global": {}, "personal": {}}) == [
+        "no benign client has test data"
+    ]
 
 
 @pytest.mark.parametrize("never_trained", [0, 3])
-def test_personal_models_that_were_never_trained_are_counted(capsys, never_trained):
-    lines = said(capsys, never_trained, **{"global": CLASSES, "personal": CLASSES})
+def test_summary_counts_untrained_personal_models(capsys, never_trained):
+    lines = print_summary(capsys, never_trained, **{"global": CLASSES, "personal": CLASSES})
     sentence = "3 of 9 benign clients never took part: their personal models were never trained."
     assert (sentence in lines) == bool(never_trained)
 
 
-def test_of_a_tasks_own_metric(capsys):
+def test_summary_of_a_user_metric(capsys):
     figures = {"mae": 0.5, "mae_std": 0.1, "mae_worst10": 0.9, "loss": 2.0, "r2": 0.25}
-    lines = said(capsys, **{"global": {**figures, "r2_worst10": 0.1}})
+    lines = print_summary(capsys, **{"global": {**figures, "r2_worst10": 0.1}})
     text = "\n".join(lines)
     assert lines[0] == "test results of benign clients"
     for number in ("mae, mean over clients", "mae, worst 10 % of clients", "0.9000", "r2, mean"):
         assert number in text
-    assert "r2, worst" not in text, "others have their mean"
+    assert "r2, worst" not in text, "other metrics have only their mean"

@@ -65,7 +65,7 @@ CONFIG = {
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def config_folder(tmp_path, monkeypatch):
     """A folder with the config in it, to work in."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(CONFIG))
@@ -77,8 +77,8 @@ def run(*arguments, subcommand="fit"):
 
 
 @pytest.fixture
-def refused(here, monkeypatch, capsys):
-    """Run a command that must be refused before it trains; return its sentence."""
+def get_refusal(config_folder, monkeypatch, capsys):
+    """Run a command that must be refused before training; return its error sentence."""
 
     def fail_on_training(*_, **__):
         raise AssertionError("training began")
@@ -89,7 +89,7 @@ def refused(here, monkeypatch, capsys):
             with pytest.raises(SystemExit) as stopped:
                 run(*arguments, subcommand=subcommand)
         assert stopped.value.code in (1, 2)
-        assert runs(here) == [], "no half-made run is left"
+        assert runs(config_folder) == [], "no half-made run is left"
         return error_sentence(capsys.readouterr().err)
 
     return refuse
@@ -426,19 +426,19 @@ REFUSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", REFUSED)
-def test_mistake_is_refused_in_one_sentence(refused, mistake):
+def test_mistake_is_refused_in_one_sentence(get_refusal, mistake):
     arguments, words = REFUSED[mistake]
-    found = refused(*arguments)
-    assert found.startswith("Expected ")
-    assert words in found
+    refusal = get_refusal(*arguments)
+    assert refusal.startswith("Expected ")
+    assert words in refusal
 
 
 @pytest.mark.slow
-def test_moved_argument_is_suggested_at_its_new_path(refused):
+def test_moved_argument_is_suggested_at_its_new_path(get_refusal):
     for old, new in _NEW_PATHS.items():
         if old != "engine":
             expected = f"but got --federation.{old}=1 (did you mean federation.{new}?)."
-            assert refused(f"--federation.{old}=1").endswith(expected)
+            assert get_refusal(f"--federation.{old}=1").endswith(expected)
 
 
 @pytest.mark.slow
@@ -450,11 +450,11 @@ def test_moved_argument_is_suggested_at_its_new_path(refused):
         ("gradient_clip_algorithm=x", "`gradient_clip_algorithm` x is invalid"),
     ],
 )
-def test_refusals_of_lightning_keep_their_text(refused, argument, words):
-    assert words in refused(f"--trainer.{argument}")
+def test_refusals_of_lightning_keep_their_text(get_refusal, argument, words):
+    assert words in get_refusal(f"--trainer.{argument}")
 
 
-def test_internal_error_is_raised_with_its_traceback(here, monkeypatch):
+def test_internal_error_is_raised_with_its_traceback(config_folder, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("a bug")
 
@@ -463,29 +463,29 @@ def test_internal_error_is_raised_with_its_traceback(here, monkeypatch):
         run()
 
 
-def test_base_config_runs(here):
+def test_base_config_runs(config_folder):
     run()
-    (folder,) = runs(here)
+    (folder,) = runs(config_folder)
     assert (folder / "per_client.csv").is_file()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("section", ["model", "data.dataset", "model.init_args.net"])
-def test_missing_argument_is_named(here, refused, section):
+def test_missing_argument_is_named(config_folder, get_refusal, section):
     config = yaml.safe_load(yaml.safe_dump(CONFIG))
     *path, last = section.split(".")
     inner = config
     for name in path:
         inner = inner[name]
     del inner[last]
-    (here / "tiny.yaml").write_text(yaml.safe_dump(config))
-    shown = section.replace(".init_args", "")
-    assert refused() == f"Expected argument `{shown}` to be set but got none."
+    (config_folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+    short_section = section.replace(".init_args", "")
+    assert get_refusal() == f"Expected argument `{short_section}` to be set but got none."
 
 
-def test_all_missing_arguments_are_named(here, refused):
-    (here / "tiny.yaml").write_text("{}")
-    assert refused() == "Expected argument `data.dataset` and `model` to be set but got none."
+def test_all_missing_arguments_are_named(config_folder, get_refusal):
+    (config_folder / "tiny.yaml").write_text("{}")
+    assert get_refusal() == "Expected argument `data.dataset` and `model` to be set but got none."
 
 
 NET_ARGUMENTS = ["--model.net=torch.nn.Linear", "--model.net.in_features=1"]
@@ -495,7 +495,7 @@ NET_ARGUMENTS = ["--model.net=torch.nn.Linear", "--model.net.in_features=1"]
 @pytest.mark.parametrize(
     "arguments", [[], ["--model=FedAvg", *NET_ARGUMENTS, "--model.net.out_features=1"]]
 )
-def test_missing_dataset_prints_a_hint(here, capsys, arguments):
+def test_missing_dataset_prints_a_hint(config_folder, capsys, arguments):
     with pytest.raises(SystemExit):
         main(["fit", *arguments])
     error, hint = capsys.readouterr().err.splitlines()[-2:]
@@ -504,9 +504,9 @@ def test_missing_dataset_prints_a_hint(here, capsys, arguments):
     assert hint.endswith("--config configs/quickstart.yaml")
 
 
-def test_second_config_with_only_an_empty_model_is_refused(here, refused):
-    (here / "empty.yaml").write_text("model:\n")
-    assert refused("--config=empty.yaml") == (
+def test_second_config_with_only_an_empty_model_is_refused(config_folder, get_refusal):
+    (config_folder / "empty.yaml").write_text("model:\n")
+    assert get_refusal("--config=empty.yaml") == (
         "Expected argument `config` to be a file of YAML with sections but got one that holds only"
         " an empty model."
     )
@@ -527,27 +527,27 @@ def test_second_config_with_only_an_empty_model_is_refused(here, refused):
     ],
     ids=["not closed", "two colons", "list", "empty", "binary", "utf-16", "latin-1", "surrogate"],
 )
-def test_second_config_that_is_no_config_is_refused(here, refused, content, wrong):
-    (here / "more.yaml").write_bytes(content)
-    said = refused("--config=more.yaml")
+def test_second_config_that_is_no_config_is_refused(config_folder, get_refusal, content, wrong):
+    (config_folder / "more.yaml").write_bytes(content)
+    refusal = get_refusal("--config=more.yaml")
     expected = "Expected argument `config` to be a file of YAML with sections but got more.yaml: "
-    assert said.startswith(expected)
-    assert wrong in said
+    assert refusal.startswith(expected)
+    assert wrong in refusal
 
 
-def test_config_may_start_with_a_byte_order_mark(here):
-    (here / "tiny.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8-sig")
+def test_config_may_start_with_a_byte_order_mark(config_folder):
+    (config_folder / "tiny.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8-sig")
     run("--trainer.fast_dev_run=true")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("empty", ["data:", "federation:", "trainer:", "federation: {}"])
-def test_empty_section_gets_its_defaults(here, empty):
-    (here / "more.yaml").write_text(f"{empty}  # all is commented out\nseed_everything: 3")
+def test_empty_section_gets_its_defaults(config_folder, empty):
+    (config_folder / "more.yaml").write_text(f"{empty}  # all is commented out\nseed_everything: 3")
     run("--config=more.yaml", "--trainer.fast_dev_run=true")
 
 
-def write_changed_config(here, path, value):
+def write_changed_config(config_folder, path, value):
     """Write the config with one value exchanged."""
     config = yaml.safe_load(yaml.safe_dump(CONFIG))
     *parents, last = path.split(".")
@@ -555,12 +555,12 @@ def write_changed_config(here, path, value):
     for name in parents:
         section = section[name]
     section[last] = value
-    (here / "tiny.yaml").write_text(yaml.safe_dump(config))
+    (config_folder / "tiny.yaml").write_text(yaml.safe_dump(config))
 
 
-def test_empty_model_gets_no_default(here, refused):
-    write_changed_config(here, "model", None)
-    assert refused() == "Expected argument `model` to be set but got none."
+def test_empty_model_gets_no_default(config_folder, get_refusal):
+    write_changed_config(config_folder, "model", None)
+    assert get_refusal() == "Expected argument `model` to be set but got none."
 
 
 OPTIMIZER, SCHEDULE = "model.init_args.optimizer", "model.init_args.lr_scheduler"
@@ -654,11 +654,11 @@ A_CLASS = "to name a class by its `class_path` but got"
         ("federation.byzantine", 0.2, "(did you mean federation.adversary.fraction?)."),
     ],
 )
-def test_config_with_a_wrong_value_is_refused(here, refused, path, value, words):
-    write_changed_config(here, path, value)
-    said = refused()
-    assert words in said
-    assert said.startswith("Expected ")
+def test_config_with_a_wrong_value_is_refused(config_folder, get_refusal, path, value, words):
+    write_changed_config(config_folder, path, value)
+    refusal = get_refusal()
+    assert words in refusal
+    assert refusal.startswith("Expected ")
 
 
 @pytest.mark.slow
@@ -671,9 +671,9 @@ def test_config_with_a_wrong_value_is_refused(here, refused, path, value, words)
         (b"batch_size: \xff", "UTF-8"),
     ],
 )
-def test_invalid_file_of_a_section_is_refused(here, refused, section, content, reason):
-    (here / "section.yaml").write_bytes(content)
-    assert reason in refused(f"--{section}=section.yaml")
+def test_invalid_file_of_a_section_is_refused(config_folder, get_refusal, section, content, reason):
+    (config_folder / "section.yaml").write_bytes(content)
+    assert reason in get_refusal(f"--{section}=section.yaml")
 
 
 @pytest.mark.parametrize(
@@ -683,9 +683,9 @@ def test_invalid_file_of_a_section_is_refused(here, refused, section, content, r
 def test_missing_and_unknown_subcommands_are_refused(capsys, arguments, words):
     with pytest.raises(SystemExit):
         main(arguments)
-    found = error_sentence(capsys.readouterr().err)
-    assert found.startswith("Expected a subcommand, one of ")
-    assert words in found
+    refusal = error_sentence(capsys.readouterr().err)
+    assert refusal.startswith("Expected a subcommand, one of ")
+    assert words in refusal
 
 
 @pytest.mark.slow
@@ -704,13 +704,13 @@ def test_missing_and_unknown_subcommands_are_refused(capsys, arguments, words):
         ),
     ],
 )
-def test_invalid_npz_file_is_refused(here, refused, arrays, words):
+def test_invalid_npz_file_is_refused(config_folder, get_refusal, arrays, words):
     if arrays is None:
-        (here / "mine.npz").write_bytes(b"PK not quite a zip")
+        (config_folder / "mine.npz").write_bytes(b"PK not quite a zip")
     else:
-        np.savez(here / "mine.npz", **arrays)
-    mine = ["--data.dataset=Npz", "--data.dataset.path=mine.npz", "--data.partitioner=IID"]
-    assert words in refused(*mine)
+        np.savez(config_folder / "mine.npz", **arrays)
+    options = ["--data.dataset=Npz", "--data.dataset.path=mine.npz", "--data.partitioner=IID"]
+    assert words in get_refusal(*options)
 
 
 # Checkpoints
@@ -729,9 +729,9 @@ def good_run(tmp_path_factory):
 
 
 @pytest.fixture
-def checkpoint(here, good_run):
+def checkpoint(config_folder, good_run):
     """The argument that resumes from a copy of its checkpoint."""
-    shutil.copy(good_run / "checkpoints" / "last.ckpt", here / "good.ckpt")
+    shutil.copy(good_run / "checkpoints" / "last.ckpt", config_folder / "good.ckpt")
     return "--ckpt_path=good.ckpt"
 
 
@@ -747,53 +747,55 @@ def checkpoint(here, good_run):
     ],
 )
 def test_checkpoint_of_another_federation_is_refused(
-    checkpoint, refused, subcommand, arguments, words
+    checkpoint, get_refusal, subcommand, arguments, words
 ):
-    found = refused(checkpoint, *arguments, subcommand=subcommand)
-    assert found.startswith("Expected a checkpoint with ")
-    assert words in found
+    refusal = get_refusal(checkpoint, *arguments, subcommand=subcommand)
+    assert refusal.startswith("Expected a checkpoint with ")
+    assert words in refusal
 
 
 @pytest.mark.slow
-def test_checkpoint_without_training_state_is_refused(here, refused):
+def test_checkpoint_without_training_state_is_refused(config_folder, get_refusal):
     run("--trainer.callbacks.save_weights_only=true")
-    (path,) = here.glob("runs/*/checkpoints/last.ckpt")
-    path.rename(here / "models.ckpt")
-    shutil.rmtree(here / "runs")
-    found = refused("--ckpt_path=models.ckpt", "--trainer.max_epochs=3")
-    assert "contains only the model" in found
-    assert "save_weights_only" in found
+    (path,) = config_folder.glob("runs/*/checkpoints/last.ckpt")
+    path.rename(config_folder / "models.ckpt")
+    shutil.rmtree(config_folder / "runs")
+    refusal = get_refusal("--ckpt_path=models.ckpt", "--trainer.max_epochs=3")
+    assert "contains only the model" in refusal
+    assert "save_weights_only" in refusal
 
 
-def test_checkpoint_of_another_server_optimizer_is_refused(checkpoint, refused):
-    found = refused(checkpoint, "--federation.server_optimizer.class_path=torch.optim.Adam")
-    assert "with the server optimizer Adam but got one with SGD" in found
+def test_checkpoint_of_another_server_optimizer_is_refused(checkpoint, get_refusal):
+    refusal = get_refusal(checkpoint, "--federation.server_optimizer.class_path=torch.optim.Adam")
+    assert "with the server optimizer Adam but got one with SGD" in refusal
 
 
-def test_broken_checkpoint_is_refused(checkpoint, here, refused):
-    (here / "half.ckpt").write_bytes((here / "good.ckpt").read_bytes()[:5000])
-    (here / "empty.ckpt").touch()
+def test_broken_checkpoint_is_refused(checkpoint, config_folder, get_refusal):
+    (config_folder / "half.ckpt").write_bytes((config_folder / "good.ckpt").read_bytes()[:5000])
+    (config_folder / "empty.ckpt").touch()
     for name in ("half.ckpt", "empty.ckpt"):
-        assert f"but got {name}: broken" in refused(f"--ckpt_path={name}")
+        assert f"but got {name}: broken" in get_refusal(f"--ckpt_path={name}")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
-@pytest.mark.parametrize("how", ["empty", "half", "other bytes"])
-def test_damaged_last_checkpoint_is_refused_and_changes_no_file(here, good_run, capsys, how):
-    shutil.copytree(good_run.parent, here / "runs")
-    (path,) = here.glob("runs/*/checkpoints/last.ckpt")
-    whole = path.read_bytes()
+@pytest.mark.parametrize("damage", ["empty", "half", "other bytes"])
+def test_damaged_last_checkpoint_is_refused_and_changes_no_file(
+    config_folder, good_run, capsys, damage
+):
+    shutil.copytree(good_run.parent, config_folder / "runs")
+    (path,) = config_folder.glob("runs/*/checkpoints/last.ckpt")
+    intact = path.read_bytes()
     largest = max(zipfile.ZipFile(path).infolist(), key=lambda part: part.file_size)
     place = largest.header_offset + 200 + largest.file_size // 2
     parts = {
         "empty": b"",
-        "half": whole[: len(whole) // 2],
-        "other bytes": whole[:place]
-        + bytes(b ^ 255 for b in whole[place : place + 8])
-        + whole[place + 8 :],
+        "half": intact[: len(intact) // 2],
+        "other bytes": intact[:place]
+        + bytes(b ^ 255 for b in intact[place : place + 8])
+        + intact[place + 8 :],
     }
-    path.write_bytes(parts[how])
+    path.write_bytes(parts[damage])
     before = {file: file.read_bytes() for file in path.parent.parent.rglob("*") if file.is_file()}
     for subcommand in ("test", "fit"):
         with pytest.raises(SystemExit):
@@ -811,52 +813,54 @@ class Faulty(torch.nn.Module):
             raise RuntimeError(f"a width of {width}\nis odd")
 
 
-def test_failing_class_is_named_with_file_and_line(refused):
-    found = refused(f"--model.init_args.net={__name__}.Faulty")
+def test_failing_class_is_named_with_file_and_line(get_refusal):
+    refusal = get_refusal(f"--model.init_args.net={__name__}.Faulty")
     line = Faulty.__init__.__code__.co_firstlineno + 3
-    assert found == (
+    assert refusal == (
         f"Expected {__name__}.Faulty to be a class that can be made but got RuntimeError: a width"
         f" of 3 is odd (test_bad_input.py, line {line})."
     )
 
 
 class Untyped(torch.nn.Sequential):
-    """A net whose arguments have no types, as nets often have."""
+    """A net with untyped arguments."""
 
     def __init__(self, inputs, classes=10):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(inputs, classes))
 
 
 @pytest.mark.slow
-def test_missing_untyped_argument_is_named(refused):
-    found = refused(f"--model.init_args.net={__name__}.Untyped")
-    assert "got TypeError" in found
-    assert found.endswith("): `inputs` was not given.")
+def test_missing_untyped_argument_is_named(get_refusal):
+    refusal = get_refusal(f"--model.init_args.net={__name__}.Untyped")
+    assert "got TypeError" in refusal
+    assert refusal.endswith("): `inputs` was not given.")
     run(f"--model.init_args.net={__name__}.Untyped", "--model.init_args.net.inputs=64")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of", ["Lightning", "torch"])
-def test_checkpoint_of_another_program_is_refused(checkpoint, here, refused, of):
-    state = torch.load(here / "good.ckpt", weights_only=True)
+def test_checkpoint_of_another_program_is_refused(checkpoint, config_folder, get_refusal, of):
+    state = torch.load(config_folder / "good.ckpt", weights_only=True)
     del state["federation"]
-    torch.save(state if of == "Lightning" else state["state_dict"], here / "other.ckpt")
-    found = refused("--ckpt_path=other.ckpt")
-    assert "to be a checkpoint of pl_fed but got other.ckpt, which contains no federation" in found
+    torch.save(state if of == "Lightning" else state["state_dict"], config_folder / "other.ckpt")
+    refusal = get_refusal("--ckpt_path=other.ckpt")
+    assert (
+        "to be a checkpoint of pl_fed but got other.ckpt, which contains no federation" in refusal
+    )
 
 
 # In the middle of a run
 
 
 @pytest.mark.slow
-def test_nan_loss_names_round_client_and_cause(here, capsys):
+def test_nan_loss_names_round_client_and_cause(config_folder, capsys):
     with pytest.raises(SystemExit) as stopped:
         run(f"{MODEL}.optimizer.init_args.lr=1e20", "--trainer.max_epochs=9")
     assert stopped.value.code == 1
-    found = error_sentence(capsys.readouterr().err)
-    assert "in round 1 client " in found
-    assert "the learning rate is too high" in found
-    (folder,) = runs(here)
+    refusal = error_sentence(capsys.readouterr().err)
+    assert "in round 1 client " in refusal
+    assert "the learning rate is too high" in refusal
+    (folder,) = runs(config_folder)
     assert (folder / "metrics.csv").read_text().count("\n") == 2, "the header and round 0"
     good = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
     assert good["epoch"] == 0
@@ -865,13 +869,13 @@ def test_nan_loss_names_round_client_and_cause(here, capsys):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
-def test_failed_run_and_refused_resume_keep_the_folder(here):
+def test_failed_run_and_refused_resume_keep_the_folder(config_folder):
     """Also where the mistake shows in a later round only."""
     with pytest.raises(SystemExit):
         run(f"{MODEL}.optimizer.init_args.lr=1e20", "--trainer.max_epochs=9")
     with pytest.raises(SystemExit):
         run("--ckpt_path=last", f"{NET}.hidden=[5]")
-    (folder,) = runs(here)
+    (folder,) = runs(config_folder)
     assert (folder / "checkpoints" / "last.ckpt").is_file()
 
 
@@ -895,12 +899,12 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("what", KINDS)
-def test_object_of_another_class_is_refused(what):
-    make, words = KINDS[what]
-    with pytest.raises(TypeError, match=r"^Expected argument `") as refused:
+@pytest.mark.parametrize("kind", KINDS)
+def test_object_of_another_class_is_refused(kind):
+    make, words = KINDS[kind]
+    with pytest.raises(TypeError, match=r"^Expected argument `") as get_refusal:
         make()
-    assert words in str(refused.value)
+    assert words in str(get_refusal.value)
 
 
 @pytest.mark.parametrize("option", ["lr", "momentum", "weight_decay"])
@@ -924,8 +928,8 @@ def test_learning_rates_of_a_schedule_must_be_finite(tmp_path):
 
 def test_arguments_of_trainer_and_federation_are_checked(tmp_path):
     federation, client, data = Federation(Uniform(3)), FedAvg(MLP(64, [4], 10)), DIGITS(IID())
-    how = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(federation, default_root_dir=tmp_path, max_epochs=1, **how)
+    options = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(federation, default_root_dir=tmp_path, max_epochs=1, **options)
     with pytest.raises(TypeError, match="`datamodule` to be an object of a subclass of Federated"):
         trainer.fit(client, [1, 2])
     trainer.fit(client, data)
@@ -943,7 +947,9 @@ def test_arguments_of_trainer_and_federation_are_checked(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mistake", "code"), [("net", 2), ("classes per client", 1)])
-def test_program_exits_with_one_sentence_and_a_status(here, monkeypatch, capfd, mistake, code):
+def test_program_exits_with_one_sentence_and_a_status(
+    config_folder, monkeypatch, capfd, mistake, code
+):
     arguments, words = REFUSED[mistake]
     monkeypatch.setattr(sys, "argv", ["pl_fed", "fit", "--config", "tiny.yaml", *arguments])
     with pytest.raises(SystemExit) as stopped:
@@ -952,7 +958,7 @@ def test_program_exits_with_one_sentence_and_a_status(here, monkeypatch, capfd, 
     assert stopped.value.code == code
     assert words in error_sentence(err)
     assert out == ""
-    assert runs(here) == []
+    assert runs(config_folder) == []
 
 
 def test_foreign_message_becomes_one_line():
@@ -960,7 +966,7 @@ def test_foreign_message_becomes_one_line():
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "summary"),
     [
         (
             'Parser key "model":\n  A new message: Namespace(a=1). Got value: Namespace(b=2)',
@@ -977,8 +983,8 @@ def test_foreign_message_becomes_one_line():
         ("Namespace(x=1)", "Expected a valid command line but got: x=1)."),
     ],
 )
-def test_message_shows_no_jsonargparse_internals(message, said):
-    assert summarize(message) == said
+def test_message_shows_no_jsonargparse_internals(message, summary):
+    assert summarize(message) == summary
 
 
 def test_own_sentence_is_extracted_from_nested_errors():

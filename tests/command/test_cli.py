@@ -241,13 +241,18 @@ def test_resume_with_another_config_warns_and_keeps_both_configs(run, tmp_path):
 
 
 def test_run_stopped_before_its_first_checkpoint_restarts_in_its_folder(tmp_path):
-    given = ["--model.lam", "1", "--federation.engine.name", "one_by_one"]  # auto may choose anew
-    older, newer = fit(tmp_path), fit(tmp_path, *given)
+    options = [
+        "--model.lam",
+        "1",
+        "--federation.engine.name",
+        "one_by_one",
+    ]  # auto may choose another engine
+    older, newer = fit(tmp_path), fit(tmp_path, *options)
     expected = (newer / "per_client.csv").read_text()
     remove_checkpoint(newer)
     before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}
     with pytest.warns(UserWarning, match="was stopped before its first checkpoint, so it restarts"):
-        main(["fit", *QUICKSTART, *short(tmp_path), *given, "--ckpt_path", "last"])
+        main(["fit", *QUICKSTART, *short(tmp_path), *options, "--ckpt_path", "last"])
     assert {*tmp_path.iterdir()} == {older, newer}
     assert (newer / "per_client.csv").read_text() == expected
     assert [row["round"] for row in rows(newer / "metrics.csv")] == ["0", "1", "2"]
@@ -270,28 +275,28 @@ def test_run_restarts_if_its_own_checkpoint_callback_has_saved_nothing(
 ):
     """It does not if its checkpoints are elsewhere, because some may exist there."""
     saver = "lightning.pytorch.callbacks.ModelCheckpoint"
-    given = [*QUICKSTART, *short(tmp_path / "runs"), "--trainer.callbacks", saver]
-    given += ["--trainer.callbacks.save_last", "true", "--trainer.check_val_every_n_epoch", "2"]
+    arguments = [*QUICKSTART, *short(tmp_path / "runs"), "--trainer.callbacks", saver]
+    arguments += ["--trainer.callbacks.save_last", "true", "--trainer.check_val_every_n_epoch", "2"]
     if elsewhere:
-        given += ["--trainer.callbacks.dirpath", str(tmp_path / "elsewhere")]
+        arguments += ["--trainer.callbacks.dirpath", str(tmp_path / "elsewhere")]
     with monkeypatch.context() as patch:
         real = Federation.run_round
 
-        def interrupt_second_round(self, round, *what, **how):
+        def interrupt_second_round(self, round, *args, **kwargs):
             if round == 1:
                 raise KeyboardInterrupt
-            return real(self, round, *what, **how)
+            return real(self, round, *args, **kwargs)
 
         patch.setattr(Federation, "run_round", interrupt_second_round)
         with pytest.raises(SystemExit):
-            main(["fit", *given])
+            main(["fit", *arguments])
     (run,) = (tmp_path / "runs").iterdir()
     if elsewhere:
         with pytest.raises(SystemExit):
-            main(["fit", *given, "--ckpt_path", "last"])
+            main(["fit", *arguments, "--ckpt_path", "last"])
         return
     with pytest.warns(UserWarning, match="was stopped before its first checkpoint, so it restarts"):
-        main(["fit", *given, "--ckpt_path", "last"])
+        main(["fit", *arguments, "--ckpt_path", "last"])
     assert [*(tmp_path / "runs").iterdir()] == [run]
     assert (run / "per_client.csv").is_file()
     assert (run / "checkpoints" / "last.ckpt").is_file()
@@ -319,8 +324,8 @@ def test_run_folder_is_locked_until_the_last_file_is_written(tmp_path, monkeypat
         write = getattr(PerClient, hook)
 
         def record_lock_and_write(self, *arguments, write=write):
-            with try_lock(self.folder) as alone:
-                held.append(not alone)
+            with try_lock(self.folder) as acquired:
+                held.append(not acquired)
             write(self, *arguments)
 
         monkeypatch.setattr(PerClient, hook, record_lock_and_write)
@@ -328,8 +333,8 @@ def test_run_folder_is_locked_until_the_last_file_is_written(tmp_path, monkeypat
     assert held
     assert all(held)
     (run,) = tmp_path.iterdir()
-    with try_lock(run) as alone:
-        assert alone, "and no longer"
+    with try_lock(run) as acquired:
+        assert acquired, "the lock is released at the end"
 
 
 INTERRUPTS = {"Ctrl-C": (KeyboardInterrupt, 1), "SIGTERM": (SIGTERMException, 143)}
@@ -371,8 +376,8 @@ def test_interrupted_run_prints_the_command_that_resumes_it(
 
 
 def test_resume_command_names_one_checkpoint():
-    given = ["fit", "--ckpt_path", "a", "--x", "--ckpt_path=b", "--y", "z"]
-    assert _resume_arguments(given) == ["fit", "--x", "--y", "z", "--ckpt_path", "last"]
+    arguments = ["fit", "--ckpt_path", "a", "--x", "--ckpt_path=b", "--y", "z"]
+    assert _resume_arguments(arguments) == ["fit", "--x", "--y", "z", "--ckpt_path", "last"]
 
 
 @pytest.mark.parametrize("subcommand", ["partition", "report", "export"])
@@ -544,13 +549,13 @@ def test_help_is_readable(capsys):
 
 def test_help_names_every_command(capsys):
     commands = ["fit", "validate", "test", "predict", "partition", "report", "export"]
-    for given in ([], *([command] for command in commands)):
+    for arguments in ([], *([command] for command in commands)):
         with pytest.raises(SystemExit) as stopped:
-            main([*given, "--help"])
+            main([*arguments, "--help"])
         text = capsys.readouterr().out
         assert stopped.value.code == 0
         assert text.startswith("usage: python -m pl_fed")
-        assert given or all(command in text for command in commands)
+        assert arguments or all(command in text for command in commands)
 
 
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""Config files: which texts are refused, with which reason; and what is loaded of the others."""
+"""Config files: invalid texts are refused with a reason, and valid texts are loaded."""
 
 import math
 

@@ -25,7 +25,7 @@ FRACTION = "for 20 %, set --federation.adversary.fraction 0.2"
         (["--data.nothing_alike=1"], None),
     ],
 )
-def test_a_mistake_is_followed_by_its_hint(arguments, hint, capsys, monkeypatch, request):
+def test_error_is_followed_by_its_hint(arguments, hint, capsys, monkeypatch, request):
     monkeypatch.chdir(request.config.rootpath)
     with pytest.raises(SystemExit):
         main(["fit", *QUICKSTART, *arguments])
@@ -36,8 +36,8 @@ def test_a_mistake_is_followed_by_its_hint(arguments, hint, capsys, monkeypatch,
     assert lines[1:] == ([f"hint: {hint}"] if hint else [])
 
 
-def test_every_synonym_names_an_option_that_exists(capsys, request, monkeypatch):
-    """An option that has moved would make its hint wrong."""
+def test_every_synonym_names_an_existing_option(capsys, request, monkeypatch):
+    """The hint of a moved option would be wrong."""
     monkeypatch.chdir(request.config.rootpath)
     with pytest.raises(SystemExit):
         main(["fit", *QUICKSTART, "--print_config"])
@@ -50,7 +50,7 @@ def test_every_synonym_names_an_option_that_exists(capsys, request, monkeypatch)
             node = node[name]
 
 
-def test_a_layer_is_answered_by_its_own_first_line(tmp_path):
+def test_hint_for_a_partial_config_is_the_command_of_its_first_line(tmp_path):
     layer = tmp_path / "layer.yaml"
     command = "python -m pl_fed fit --config base.yaml --config layer.yaml"
     layer.write_text(f"# {command}\nmodel: Ditto\n")
@@ -64,7 +64,7 @@ def test_a_layer_is_answered_by_its_own_first_line(tmp_path):
     assert other == f"{expected} --config configs/quickstart.yaml"
 
 
-def test_a_config_with_a_similar_name_is_found(tmp_path):
+def test_hint_names_a_config_with_a_similar_name(tmp_path):
     (tmp_path / "quickstart.yaml").touch()
     message = (
         f"Expected argument `config` to be a file but found none at '{tmp_path}/quikstart.yml'."
@@ -72,7 +72,7 @@ def test_a_config_with_a_similar_name_is_found(tmp_path):
     assert find_hint(message) == f"did you mean {tmp_path}/quickstart.yaml?"
 
 
-def test_a_wrong_subcommand_keeps_its_arguments():
+def test_hint_for_a_wrong_subcommand_keeps_the_arguments():
     message = "Expected a subcommand, one of fit, validate, but got 'ft'."
     hint = find_hint(message, ["ft", "--config", "x y.yaml"])
     assert hint == "did you mean python -m pl_fed fit --config 'x y.yaml'?"
@@ -88,10 +88,10 @@ def test_a_wrong_subcommand_keeps_its_arguments():
         ({"data": {"skews": [{"lam": 1}]}}, "lam"),  # of a list: not followed
     ],
 )
-def test_an_argument_is_named_by_its_only_path(config, path):
+def test_argument_is_named_by_its_unique_path(config, path):
     message = "Expected argument `lam` to be >= 0 but got -1: `lam` is a weight."
-    found = name_config_path(message, config)
-    assert found == f"Expected argument `{path}` to be >= 0 but got -1: `lam` is a weight."
+    named = name_config_path(message, config)
+    assert named == f"Expected argument `{path}` to be >= 0 but got -1: `lam` is a weight."
 
 
 def test_error_and_hint_are_two_lines_without_control_characters():

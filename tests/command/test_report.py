@@ -24,7 +24,7 @@ UNWRITABLE = "Expected argument `out` to be a folder that can be written but got
 
 
 def test_report_groups_two_seeds_of_the_quickstart(tmp_path, capsys):
-    """Two seeds are one group, whose numbers are the means of what the fits ended with."""
+    """Two seeds are one group. Its numbers are the means of the final results of the fits."""
     for seed in ("0", "1"):
         folders = ("--trainer.default_root_dir", str(tmp_path / "runs"))
         main([*FIT, *folders, "--seed_everything", seed])
@@ -41,7 +41,7 @@ def test_report_groups_two_seeds_of_the_quickstart(tmp_path, capsys):
         with path.open(newline="") as file:
             tested.append(list(csv.DictReader(file))[-1])
     for model, row in points.items():
-        mean = sum(float(each[f"test/{model}/accuracy"]) for each in tested) / 2
+        mean = sum(float(row[f"test/{model}/accuracy"]) for row in tested) / 2
         assert float(row["accuracy"]) == pytest.approx(mean, abs=1e-5)
         assert row["runs"] == "2"
     assert (tmp_path / "out" / "classes_hybrid.png").is_file()

@@ -106,7 +106,7 @@ def test_a_parquet_file(tmp_path, columns, words):
 
 @pytest.mark.parametrize("size", [0, 300])
 def test_an_image_that_was_cut_off(tmp_path, size):
-    write_scans(tmp_path, each=2)
+    write_scans(tmp_path, images_per_kind=2)
     path = tmp_path / "MedicalMNIST" / "Hand" / "000001.jpeg"
     path.write_bytes(path.read_bytes()[:size])
     source = ImageFolder("MedicalMNIST", root=str(tmp_path))

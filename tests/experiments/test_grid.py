@@ -53,7 +53,7 @@ TINY = {
 
 @pytest.fixture
 def forked_workers(monkeypatch):
-    """Let workers be forks, which need not import Lightning."""
+    """Start workers as forks, without a new import of Lightning."""
     context = fork_context()
     monkeypatch.setattr(grid.multiprocessing, "get_context", lambda _: context)
 
@@ -73,9 +73,9 @@ def test_later_configs_replace_values_and_complete_classes():
 
 
 def test_resumed_run_equals_uninterrupted_run(tmp_path):
-    whole = fit(TINY, tmp_path / "whole")
-    assert [row["round"] for row in whole.rounds] == ["0", "1", "2", "3", "4"]
-    assert len(whole.clients) == 10
+    uninterrupted = fit(TINY, tmp_path / "whole")
+    assert [row["round"] for row in uninterrupted.rounds] == ["0", "1", "2", "3", "4"]
+    assert len(uninterrupted.clients) == 10
     fit(merge_configs(TINY, {"trainer": {"max_epochs": 2}}), tmp_path / "killed")
     config = tmp_path / "killed" / "config.yaml"
     config.write_text(config.read_text().replace("max_epochs: 2", "max_epochs: 4"))
@@ -84,13 +84,13 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path):
     (metrics,) = (tmp_path / "killed").glob("*/metrics.csv")
     before = sum(float(row["time/round"] or 0) for row in read(metrics))
     resumed = fit(TINY, tmp_path / "killed")
-    assert resumed.before == before > whole.before == 0
-    kept = [name for name in whole.last if name.startswith("test/")]
-    assert kept
-    assert [resumed.last[name] for name in kept] == [whole.last[name] for name in kept]
-    assert resumed.clients == whole.clients
-    assert resumed.validation == whole.validation
-    assert len(whole.validation) == 10
+    assert resumed.before == before > uninterrupted.before == 0
+    names = [name for name in uninterrupted.last if name.startswith("test/")]
+    assert names
+    assert [resumed.last[name] for name in names] == [uninterrupted.last[name] for name in names]
+    assert resumed.clients == uninterrupted.clients
+    assert resumed.validation == uninterrupted.validation
+    assert len(uninterrupted.validation) == 10
     assert marker.exists(), "resumed in its folder"
 
 
@@ -101,13 +101,13 @@ def test_run_of_another_config_is_not_resumed(tmp_path):
 
 
 def test_run_with_a_truncated_checkpoint_restarts(tmp_path):
-    whole = fit(TINY, tmp_path)
+    uninterrupted = fit(TINY, tmp_path)
     (checkpoint,) = tmp_path.glob("*/checkpoints/last.ckpt")
     with checkpoint.open("r+b") as file:
         file.truncate(2000)
     again = fit(TINY, tmp_path)
     assert (again.last["round"], again.before) == ("4", 0)
-    assert again.clients == whole.clients
+    assert again.clients == uninterrupted.clients
     assert len(list(tmp_path.glob("*/checkpoints"))) == 1
 
 
@@ -119,10 +119,10 @@ def test_finished_jobs_are_not_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "ROOT", tmp_path)
     results = tmp_path / "table" / "results.csv"
     short = merge_configs(TINY, {"trainer": {"max_epochs": 1}})
-    both = [Job(("a", "1"), short), Job(("b", "1"), short)]
+    jobs = [Job(("a", "1"), short), Job(("b", "1"), short)]
     results.parent.mkdir()
     append(results, ("name", "seed"), ("a", "1"), [{"name": "a", "seed": "1", "accuracy": "0.5"}])
-    work(both, results, ("name", "seed"), rows_of, workers=1)
+    work(jobs, results, ("name", "seed"), rows_of, workers=1)
     rows = {row["name"]: row for row in read(results)}
     assert list(rows) == ["a", "b"]
     assert rows["a"]["accuracy"] == "0.5"
@@ -131,29 +131,31 @@ def test_finished_jobs_are_not_repeated(tmp_path, monkeypatch):
     assert not (tmp_path / "runs" / "experiments" / "table" / "b_1").exists()
     assert rows["b"]["failed"] == ""
     before = results.read_text()
-    work(both, results, ("name", "seed"), rows_of, workers=1)
+    work(jobs, results, ("name", "seed"), rows_of, workers=1)
     assert results.read_text() == before
 
 
 def test_seconds_include_the_rounds_before_a_kill(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "fit", lambda *_: FitResult({}, {}, [], [], [], before=1000.0))
-    kept = {"results.csv": [{"accuracy": "0.5"}]}
-    run = functools.partial(grid._fit_job, results=tmp_path / "results.csv", rows_of=lambda _: kept)
+    tables = {"results.csv": [{"accuracy": "0.5"}]}
+    run = functools.partial(
+        grid._fit_job, results=tmp_path / "results.csv", rows_of=lambda _: tables
+    )
     (row,) = grid._run_job(Job(("a",)), run, "results.csv")["results.csv"]
     assert row["accuracy"] == "0.5"
     assert 1000 <= float(row["seconds"]) < 1100
 
 
-def squared(job: Job):
+def square_job_number(job: Job):
     return {"results.csv": [{"square": str(int(job.key[0]) ** 2)}]}
 
 
 def test_replaced_workers_finish_all_jobs(tmp_path, monkeypatch, forked_workers):
     monkeypatch.setattr(grid, "_RUNS_PER_WORKER", 1)
     jobs = [Job((str(number),)) for number in range(5)]
-    grid.run_missing(jobs, tmp_path / "results.csv", ("number",), squared, workers=2)
-    found = {row["number"]: row["square"] for row in read(tmp_path / "results.csv")}
-    assert found == {"0": "0", "1": "1", "2": "4", "3": "9", "4": "16"}
+    grid.run_missing(jobs, tmp_path / "results.csv", ("number",), square_job_number, workers=2)
+    cells = {row["number"]: row["square"] for row in read(tmp_path / "results.csv")}
+    assert cells == {"0": "0", "1": "1", "2": "4", "3": "9", "4": "16"}
 
 
 def test_failed_run_is_recorded_and_retried_and_the_others_continue(
@@ -179,26 +181,26 @@ def test_failed_run_is_recorded_and_retried_and_the_others_continue(
 def fail_on_job_1(job: Job):
     if job.key == ("1",):
         raise KeyError("column")
-    return squared(job)
+    return square_job_number(job)
 
 
 def test_any_exception_of_a_run_keeps_the_other_rows(tmp_path, forked_workers):
     jobs = [Job((str(number),)) for number in range(3)]
     with pytest.raises(SystemExit, match="Failed runs: 1"):
         grid.run_missing(jobs, tmp_path / "results.csv", ("number",), fail_on_job_1, workers=1)
-    found = {row["number"]: row["failed"] for row in read(tmp_path / "results.csv")}
-    assert found == {"0": "", "1": "KeyError: 'column'", "2": ""}
-    others = [job for job in jobs if job.key != ("1",)]
-    grid.run_missing(others, tmp_path / "results.csv", ("number",), fail_on_job_1, workers=1)
+    cells = {row["number"]: row["failed"] for row in read(tmp_path / "results.csv")}
+    assert cells == {"0": "", "1": "KeyError: 'column'", "2": ""}
+    other_jobs = [job for job in jobs if job.key != ("1",)]
+    grid.run_missing(other_jobs, tmp_path / "results.csv", ("number",), fail_on_job_1, workers=1)
 
 
 def test_rows_are_sorted_only_without_rows_of_other_jobs(tmp_path, forked_workers):
     results = tmp_path / "results.csv"
     jobs = [Job((str(number),)) for number in range(4)]
-    grid.run_missing([jobs[2], jobs[0]], results, ("number",), squared, workers=1)
-    grid.run_missing([jobs[3]], results, ("number",), squared, workers=1)
+    grid.run_missing([jobs[2], jobs[0]], results, ("number",), square_job_number, workers=1)
+    grid.run_missing([jobs[3]], results, ("number",), square_job_number, workers=1)
     assert [row["number"] for row in read(results)] == ["2", "0", "3"]
-    grid.run_missing(jobs, results, ("number",), squared, workers=1)
+    grid.run_missing(jobs, results, ("number",), square_job_number, workers=1)
     assert [row["number"] for row in read(results)] == ["0", "1", "2", "3"]
 
 
@@ -206,9 +208,9 @@ def test_second_command_for_a_folder_is_refused(tmp_path):
     held = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     with pytest.raises(SystemExit, match=r"no other command to be writing to .* but one is"):
-        grid.run_missing([], tmp_path / "results.csv", ("number",), squared)
+        grid.run_missing([], tmp_path / "results.csv", ("number",), square_job_number)
     os.close(held)
-    grid.run_missing([], tmp_path / "results.csv", ("number",), squared)
+    grid.run_missing([], tmp_path / "results.csv", ("number",), square_job_number)
 
 
 def test_new_rows_replace_rows_of_a_killed_attempt(tmp_path):
@@ -226,9 +228,9 @@ def test_new_rows_replace_rows_of_a_killed_attempt(tmp_path):
 
 @pytest.mark.parametrize(("band", "agrees"), [(0.021, True), (0.019, False)])
 def test_comparison_shows_difference_and_agreement(band, agrees):
-    one = Comparison(paper=0.9, std=0.01, ours=[0.87, 0.89], band=band)
-    assert one.difference == pytest.approx(-0.02)
-    assert one.agrees is agrees
-    assert one.cells(2) == ["0.90 ± 0.01", "0.88 ± 0.01", f"−0.02 {'✓' if agrees else '✗'}"]
+    comparison = Comparison(paper=0.9, std=0.01, ours=[0.87, 0.89], band=band)
+    assert comparison.difference == pytest.approx(-0.02)
+    assert comparison.agrees is agrees
+    assert comparison.cells(2) == ["0.90 ± 0.01", "0.88 ± 0.01", f"−0.02 {'✓' if agrees else '✗'}"]
     assert format_mean_and_std([], 2) == "–"
     assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"

@@ -79,11 +79,11 @@ def test_fit_accepts_the_config(name, tmp_path, parsed_config, capsys):
     assert config.model.class_path == CONFIGS[name]["model"]["class_path"]
 
 
-def test_copies_that_are_never_synchronised():
-    """Two rounds by hand: one step of each copy a round, w their mean, v pulled to w."""
+def test_unsynchronized_ditto_equals_hand_computed_rounds():
+    """Compute two rounds by hand: a step of each copy, w as their mean, v pulled to w."""
     data = shared_out(classes([6, 6]), batch_size=6)
     client = UnsynchronizedDitto(seeded(mlp), lam=0.5, global_lr=0.3, optimizer=sgd(0.1))
-    found = run_rounds(client, data, rounds=2)
+    result = run_rounds(client, data, rounds=2)
     start = torch.nn.utils.parameters_to_vector(seeded(mlp).parameters()).double().detach()
     net = mlp().double()
 
@@ -98,14 +98,14 @@ def test_copies_that_are_never_synchronised():
         v = [row - 0.1 * (gradient(row, k) + 0.5 * (row - w)) for k, row in enumerate(v)]
         copies = [row - 0.3 * gradient(row, k) for k, row in enumerate(copies)]
         w = torch.stack(copies).mean(0)
-    torch.testing.assert_close(found.w, w)
-    torch.testing.assert_close(found.v, torch.stack(v))
-    torch.testing.assert_close(found.states["personal_alone"], torch.stack(copies))
+    torch.testing.assert_close(result.w, w)
+    torch.testing.assert_close(result.v, torch.stack(v))
+    torch.testing.assert_close(result.states["personal_alone"], torch.stack(copies))
 
 
 @pytest.mark.slow
-def test_clients_choose_among_runs_as_within_one(tmp_path):
-    """Each client's own λ: by the runs that there are of each, and by Ditto that has all."""
+def test_choice_among_runs_equals_the_choice_within_one_run(tmp_path):
+    """Each client chooses its λ among single runs, and in one run of DittoChoice."""
     lams = ditto_run.choices_of("clean")
     tiny = {
         "seed_everything": 1,
@@ -124,40 +124,42 @@ def test_clients_choose_among_runs_as_within_one(tmp_path):
         },
         "trainer": {**QUIET, "max_epochs": 5, "check_val_every_n_epoch": 5},
     }
-    how = {
+    options = {
         "net": spec("pl_fed.models.MLP", in_features=64, hidden=[8], num_classes=10),
         "local_epochs": 3,
         "optimizer": spec("torch.optim.SGD", lr=0.3),
     }
     clients, globals_ = [], []
     for lam in lams:
-        model = {"model": spec("pl_fed.clients.Ditto", lam=lam, **how)}
-        kept = ditto_run.rows_of(fit(merge_configs(tiny, model), tmp_path / str(lam)))
-        globals_.append({k: v for k, v in kept["results.csv"][0].items() if "global" in k})
-        clients.append(kept["clients.csv"])
-    alone = {"model": spec("pl_fed.clients.FedAvg", **how)}
-    kept = ditto_run.rows_of(fit(merge_configs(tiny, alone), tmp_path / "alone"))
-    assert [*kept] == ["results.csv"], "there are no personal models"
-    globals_.append({k: v for k, v in kept["results.csv"][0].items() if "global" in k})
-    assert all(each == globals_[0] for each in globals_), "whatever λ is, it is FedAvg's"
+        model = {"model": spec("pl_fed.clients.Ditto", lam=lam, **options)}
+        tables = ditto_run.rows_of(fit(merge_configs(tiny, model), tmp_path / str(lam)))
+        globals_.append({k: v for k, v in tables["results.csv"][0].items() if "global" in k})
+        clients.append(tables["clients.csv"])
+    fedavg = {"model": spec("pl_fed.clients.FedAvg", **options)}
+    tables = ditto_run.rows_of(fit(merge_configs(tiny, fedavg), tmp_path / "alone"))
+    assert [*tables] == ["results.csv"], "there are no personal models"
+    globals_.append({k: v for k, v in tables["results.csv"][0].items() if "global" in k})
+    assert all(figures == globals_[0] for figures in globals_), (
+        "the global model is FedAvg's for every λ"
+    )
     choices = spec(
         "pl_fed.clients.DittoChoice",
         lams=list(lams),
         lam=ditto_run.fallback_of("clean"),
         min_validation=ditto_run.MIN_VALIDATION,
-        **how,
+        **options,
     )
-    one = fit(merge_configs(tiny, {"model": choices}), tmp_path / "one")
+    chosen = fit(merge_configs(tiny, {"model": choices}), tmp_path / "one")
     few = [int(row["val_samples"]) < ditto_run.MIN_VALIDATION for row in clients[0]]
-    assert any(few), "some have too little to choose by"
+    assert any(few), "some clients have too few validation samples"
     assert not all(few)
     for name, value in ditto_report.own_lam(clients, "clean").items():
-        assert value == pytest.approx(float(one.last[f"test/personal/{name}"]), abs=2e-5)
+        assert value == pytest.approx(float(chosen.last[f"test/personal/{name}"]), abs=2e-5)
     fixed = {ditto_report.own_lam([c, c, c], "clean")["accuracy"] for c in clients}
     assert len(fixed) > 1, "λ matters"
 
 
-def test_a_share_takes_as_much_of_each_part():
+def test_share_takes_equal_fractions_of_all_parts():
     split = torch.tensor([0, 2] * 50)
     x = torch.arange(100.0)[:, None]
     share = Share(shared_out(Arrays(x, split // 2, split=split, num_classes=2)).dataset, 0.2)
@@ -168,26 +170,30 @@ def test_a_share_takes_as_much_of_each_part():
     assert torch.equal(arrays.inputs, share.load().inputs)
 
 
-def test_two_classes_ten_to_one():
+def test_unbalanced_clients_have_two_classes_ten_to_one():
     labels = torch.arange(4).repeat(220)
     parts = Unbalanced(10).split(labels, 8, torch.Generator().manual_seed(3))
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(880))
     counts = torch.stack([labels[part].bincount(minlength=4) for part in parts])
     assert torch.equal(counts.sort(1).values, torch.tensor([[0, 0, 10, 100]]).expand(8, 4))
     for group in counts.split(4):
-        assert torch.equal(group.sum(0), torch.full((4,), 110)), "each once larger, once smaller"
+        assert torch.equal(group.sum(0), torch.full((4,), 110)), (
+            "each class is once larger and once smaller"
+        )
     with pytest.raises(ValueError, match="`num_clients` to be a multiple of the 4 classes but got"):
         Unbalanced().split(labels, 6, torch.Generator())
 
 
 @pytest.mark.parametrize("name", points.FIGURE_1)
-def test_errors_of_points_are_exact(name):
-    """Against the least error of (79), (84), at λ*, and against draws."""
+def test_errors_of_points_equal_theory_and_simulation(name):
+    """The errors equal the minimum of (79) and (84) at λ*, and the errors of draws."""
     setting = points.FIGURE_1[name]
     noise = setting.sigma**2 / setting.samples
     excess = setting.malicious / (setting.devices - 1) * (setting.tau_a**2 - setting.tau**2)
-    others = setting.devices * setting.tau**2 + noise + (excess if setting.malicious else 0.0)
-    least = 1 / (1 / noise + (setting.devices - 1) / others)
+    other_variance = (
+        setting.devices * setting.tau**2 + noise + (excess if setting.malicious else 0.0)
+    )
+    least = 1 / (1 / noise + (setting.devices - 1) / other_variance)
     assert setting.best == pytest.approx(points.PAPER[name], abs=5e-5)
     assert setting.errors(setting.best)[0] == pytest.approx(least, rel=1e-12)
     assert setting.errors(0.0)[0] == pytest.approx(noise)
@@ -207,7 +213,7 @@ def aggregator(config):
 
 
 @pytest.mark.parametrize(
-    ("config", "kept"),
+    ("config", "num_averaged"),
     [
         (ditto_run.DEFENCES["Krum"]["aggregator"], 1),
         (ditto_run.DEFENCES["multi-Krum"]["aggregator"], 7),
@@ -216,17 +222,19 @@ def aggregator(config):
         (figures.KRUM, 5),
     ],
 )
-def test_defences_average_as_many_uploads_as_the_papers(config, kept):
-    """Ten uploads, three of them far off: each coordinate is moved by one upload alone."""
+def test_defences_average_the_papers_number_of_uploads(config, num_averaged):
+    """Three of ten uploads are outliers. Each upload moves one coordinate."""
     uploads = torch.eye(10, dtype=torch.float64) * torch.tensor([1.0] * 7 + [50.0] * 3)
     context = RoundContext(num_byzantine=3, clients=torch.arange(10), losses=torch.arange(10.0))
     context = replace(context, start_losses=torch.arange(10.0))
     merged = aggregator(config)(uploads, torch.ones(10), context)
-    assert torch.equal(merged[merged != 0], torch.full((kept,), 1 / kept, dtype=torch.float64))
+    assert torch.equal(
+        merged[merged != 0], torch.full((num_averaged,), 1 / num_averaged, dtype=torch.float64)
+    )
     assert not merged[7:].any()
 
 
-def test_the_table_counts_what_agrees():
+def test_table_counts_agreeing_figures():
     paper = [
         {"setting": "mnist/label_q2", "column": "FLAME PM", "mean": "0.98", "std": "0.003"},
         {"setting": "mnist/label_q2", "column": "FLAME HM", "mean": "0.98", "std": "0.003"},
@@ -243,11 +251,11 @@ def test_the_table_counts_what_agrees():
     results = report.Results([row])
     compared = report.comparisons(results, paper)
     assert list(compared) == ["mnist/label_q2"]
-    agree = {name: one.agrees for name, one in compared["mnist/label_q2"].items()}
+    agree = {name: comparison.agrees for name, comparison in compared["mnist/label_q2"].items()}
     assert agree == {"FLAME PM": True, "FLAME HM": False, "FLAME GM": True}
     assert "FLAME: 2 of 3 figures agree" in report.tables(results, compared)
 
 
-def test_readme_shows_the_tables_as_they_are():
-    """Fails when rows were added: python -m experiments.summary puts them there."""
+def test_readme_shows_the_current_tables():
+    """The test fails for new rows: run python -m experiments.summary."""
     assert dict(summary.BLOCK.findall((summary.ROOT / "README.md").read_text())) == summary.texts()

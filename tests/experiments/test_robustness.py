@@ -34,8 +34,8 @@ ROWS = [
 ]
 
 
-def test_cells_are_the_grid_and_the_other_fractions():
-    """All pairs at the grid's fraction, and some at others: each once."""
+def test_cells_cover_the_grid_and_other_fractions():
+    """All pairs occur once at the grid's fraction, and some pairs at other fractions."""
     attacks, defences = ["none", "random labels", "flipped labels"], ["Mean", "Median"]
     cells = experiment.cells(attacks, defences, [0.2], [0, 1])
     assert len(cells) == len(set(cells))
@@ -43,9 +43,9 @@ def test_cells_are_the_grid_and_the_other_fractions():
     assert len(ours) * 2 == len(cells)
     grid = {(attack, defence) for attack, defence, fraction, _ in ours if fraction == "0.2"}
     assert grid == {(attack, defence) for attack in attacks for defence in defences}
-    others = {key[:3] for key in ours if key[2] != "0.2"}
+    other_cells = {key[:3] for key in ours if key[2] != "0.2"}
     expected = {("random labels", d, f) for d in defences for f in ("0.1", "0.3", "0.4")}
-    assert others == expected | {("none", d, "0.0") for d in defences}
+    assert other_cells == expected | {("none", d, "0.0") for d in defences}
 
 
 def test_every_attack_and_defence_builds():

@@ -21,7 +21,7 @@ class Busy(nn.Module):
 
 
 class OnFeatures(nn.Module):
-    """A linear head on a frozen body, whose features are kept."""
+    """A linear head on a frozen body with kept features."""
 
     keep_features = True
 
@@ -39,7 +39,7 @@ class OnFeatures(nn.Module):
 
 
 class Undecided(nn.Linear):
-    """Looks at the values of its inputs, which no trace can follow."""
+    """Branches on the values of its inputs, so it cannot be traced."""
 
     def __init__(self):
         super().__init__(64, 10)

@@ -1,4 +1,4 @@
-"""``export``: clients' models as files that load without pl_fed and give what ``predict`` does."""
+"""``export``: models of clients as files that load without pl_fed and predict equally."""
 
 import csv
 import importlib.util
@@ -70,7 +70,7 @@ def config(folder, algorithm="Ditto", net=SMALL, federation=None, data=None, tra
     }
 
 
-def trained(folder, *args, **kwargs):
+def fit(folder, *args, **kwargs):
     """Run it, and return the run's folder."""
     (folder / "c.yaml").write_text(yaml.safe_dump(config(folder, *args, **kwargs)))
     main(["fit", "--config", str(folder / "c.yaml")])
@@ -78,20 +78,20 @@ def trained(folder, *args, **kwargs):
     return run
 
 
-def predicted(run):
-    """Return what ``predict`` says, by client: lists of samples, predictions, probabilities."""
+def predict(run):
+    """Return the output of ``predict`` by client: samples, predictions, probabilities."""
     before = set(run.parent.glob("*/predictions.csv"))
     main(["predict", "--config", str(run / "config.yaml"), "--ckpt_path", str(checkpoint(run))])
     (new,) = set(run.parent.glob("*/predictions.csv")) - before
-    found = {}
+    predictions = {}
     with new.open(newline="") as file:
         for row in csv.DictReader(file):
-            own = found.setdefault(int(row["client"]), ([], [], []))
+            client_predictions = predictions.setdefault(int(row["client"]), ([], [], []))
             for values, name, kind in zip(
-                own, ("sample", "prediction", "probability"), (int, int, float)
+                client_predictions, ("sample", "prediction", "probability"), (int, int, float)
             ):
                 values.append(kind(row[name]))
-    return found
+    return predictions
 
 
 def checkpoint(run):
@@ -103,8 +103,8 @@ def export(run, *args, out="out"):
     return run / out, json.loads((run / out / "manifest.json").read_text())
 
 
-def inputs(about, samples):
-    """Digits as whoever has no pl_fed prepares them: by the manifest alone."""
+def prepare_inputs(about, samples):
+    """Prepare Digits without pl_fed, by the manifest alone."""
     about = about["inputs"]
     assert about["dataset"] == {"class": "Digits", "preparation": "pixels divided by 16"}
     pixels = torch.from_numpy(load_digits().images[samples][:, None]) / 16
@@ -115,17 +115,19 @@ def inputs(about, samples):
     return x
 
 
-def rebuilt(net):
-    """The net as its user configured it."""
-    made = {"nets.Busy": nets.Busy, "nets.OnFeatures": nets.OnFeatures}.get(net["class_path"], MLP)
-    return made(**net["init_args"])
+def rebuild_net(net):
+    """Build the net of a config."""
+    net_class = {"nets.Busy": nets.Busy, "nets.OnFeatures": nets.OnFeatures}.get(
+        net["class_path"], MLP
+    )
+    return net_class(**net["init_args"])
 
 
-def assert_gives(outputs, expected):
+def assert_predicts(outputs, expected):
     _, predictions, probabilities = expected
     assert outputs.argmax(1).tolist() == predictions
-    found = outputs.softmax(1).amax(1).double()
-    torch.testing.assert_close(found, torch.tensor(probabilities).double(), rtol=0, atol=1e-6)
+    highest = outputs.softmax(1).amax(1).double()
+    torch.testing.assert_close(highest, torch.tensor(probabilities).double(), rtol=0, atol=1e-6)
 
 
 CASES = {  # a few local steps, as FedRep has them, give each client a model of its own
@@ -154,25 +156,25 @@ CASES = {  # a few local steps, as FedRep has them, give each client a model of 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_exported_models_give_the_predictions_of_predict(case, tmp_path, monkeypatch):
-    """State dict and program, on inputs that the manifest alone prepares."""
+    """The state dict and the program predict on inputs prepared by the manifest alone."""
     monkeypatch.chdir(tmp_path)
-    how = {"algorithm": case, **({} if case == "FedRep" else {"local_steps": 3}), **CASES[case]}
-    run = trained(tmp_path, **how)
-    expected = predicted(run)
+    options = {"algorithm": case, **({} if case == "FedRep" else {"local_steps": 3}), **CASES[case]}
+    run = fit(tmp_path, **options)
+    expected = predict(run)
     out, about = export(run, "--client", *map(str, CLIENTS))
-    assert [each["client"] for each in about["models"]] == CLIENTS
+    assert [entry["client"] for entry in about["models"]] == CLIENTS
     weights = []
-    for each, client in zip(about["models"], CLIENTS):
-        assert each["model"] == "personal"
-        x = inputs(about, expected[client][0])
-        net = rebuilt(how.get("net", SMALL)).eval().to(x.dtype)
+    for entry, client in zip(about["models"], CLIENTS):
+        assert entry["model"] == "personal"
+        x = prepare_inputs(about, expected[client][0])
+        net = rebuild_net(options.get("net", SMALL)).eval().to(x.dtype)
         tensors = torch.load(out / f"client_{client}.pt", weights_only=True)
         net.load_state_dict(tensors, strict=True)
         with torch.no_grad():
-            assert_gives(net(x), expected[client])
+            assert_predicts(net(x), expected[client])
         program = torch.export.load(out / f"client_{client}.pt2").module()
-        for some in (1, 2, len(x)):
-            torch.testing.assert_close(program(x[:some]), net(x[:some]), rtol=1e-6, atol=1e-6)
+        for size in (1, 2, len(x)):
+            torch.testing.assert_close(program(x[:size]), net(x[:size]), rtol=1e-6, atol=1e-6)
         weights.append(torch.cat([tensor.flatten().double() for tensor in tensors.values()]))
         sizes = sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
         assert sizes == sum(tensor.nbytes for tensor in tensors.values()), "no more than its own"
@@ -181,15 +183,15 @@ def test_exported_models_give_the_predictions_of_predict(case, tmp_path, monkeyp
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of Ditto with validation data, where the global model is the better one for some."""
-    how = {"lam": 0.01, "personal_lr": 0.02, "local_epochs": 1}
-    long = {"data": {"val_fraction": 0.2}, "trainer": {"max_epochs": 12}}
-    return trained(tmp_path_factory.mktemp("ditto"), **how, **long)
+    """A run of Ditto with validation data. The global model is better for some clients."""
+    options = {"lam": 0.01, "personal_lr": 0.02, "local_epochs": 1}
+    longer = {"data": {"val_fraction": 0.2}, "trainer": {"max_epochs": 12}}
+    return fit(tmp_path_factory.mktemp("ditto"), **options, **longer)
 
 
 @pytest.fixture
 def folder(run):
-    """The run's folder, of which what a test adds is taken away."""
+    """The run's folder. Files added by a test are removed after it."""
     before = set(run.iterdir())
     yield run
     for path in set(run.iterdir()) - before:
@@ -222,91 +224,96 @@ torch.save(found, folder / "found.pt")
 @pytest.mark.slow
 def test_exported_models_load_without_pl_fed(folder):
     out, about = export(folder, "--client", "all", "--global")
-    names = [each["name"] for each in about["models"]]
+    names = [entry["name"] for entry in about["models"]]
     assert names == ["global", *(f"client_{k}" for k in range(6))]
-    expected = predicted(folder)
-    samples = [sample for own in expected.values() for sample in own[0]]
-    torch.save(inputs(about, samples), out / "x.pt")
+    expected = predict(folder)
+    samples = [
+        sample for client_predictions in expected.values() for sample in client_predictions[0]
+    ]
+    torch.save(prepare_inputs(about, samples), out / "x.pt")
     command = [sys.executable, "-c", WITHOUT_PL_FED, str(out)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=out, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = torch.load(out / "found.pt", weights_only=True)
-    at = 0
-    for client, own in expected.items():
-        assert_gives(found[f"client_{client}"][at : at + len(own[0])], own)
-        at += len(own[0])
+    outputs = torch.load(out / "found.pt", weights_only=True)
+    start = 0
+    for client, client_predictions in expected.items():
+        assert_predicts(
+            outputs[f"client_{client}"][start : start + len(client_predictions[0])],
+            client_predictions,
+        )
+        start += len(client_predictions[0])
     saved = torch.load(checkpoint(folder), weights_only=True)["state_dict"]
-    mine = torch.load(out / "global.pt", weights_only=True)
-    for name, tensor in mine.items():
+    exported = torch.load(out / "global.pt", weights_only=True)
+    for name, tensor in exported.items():
         assert torch.equal(tensor, saved[f"global_model.{name}"])
 
 
 def test_manifest_has_models_and_input_preparation(folder):
     _, about = export(folder, "--client", "4", "3")
-    assert [each["client"] for each in about["models"]] == [4, 3], "in the order asked for"
+    assert [entry["client"] for entry in about["models"]] == [4, 3], "in the requested order"
     assert about["classes"] == 10
     assert about["algorithm"] == "Ditto"
     assert about["net"] == "pl_fed.models.mlp.MLP"
     assert about["checkpoint"] == str(checkpoint(folder))
     module = FederatedData(Digits(), Shards(3), 6, val_fraction=0.2, normalize="feature", seed=0)
     x, train = Digits().load().inputs, module.clients.train.index
-    shown = about["inputs"]
-    assert shown["shape"] == [1, 8, 8]
-    assert shown["dtype"] == "float32"
-    assert (shown["scale"], shown["transforms"], shown["skew"]) == (1, [], None)
-    torch.testing.assert_close(torch.tensor(shown["mean"]), x[train].mean(0))
+    preparation = about["inputs"]
+    assert preparation["shape"] == [1, 8, 8]
+    assert preparation["dtype"] == "float32"
+    assert (preparation["scale"], preparation["transforms"], preparation["skew"]) == (1, [], None)
+    torch.testing.assert_close(torch.tensor(preparation["mean"]), x[train].mean(0))
     expected = x[train].std(0, correction=0) + 0.001
-    torch.testing.assert_close(torch.tensor(shown["std"]), expected)
-    for each in about["models"]:
-        assert each["val_samples"] == int(module.clients.val.sizes[each["client"]])
-        assert each["files"] == [f"client_{each['client']}.pt", f"client_{each['client']}.pt2"]
+    torch.testing.assert_close(torch.tensor(preparation["std"]), expected)
+    for entry in about["models"]:
+        assert entry["val_samples"] == int(module.clients.val.sizes[entry["client"]])
+        assert entry["files"] == [f"client_{entry['client']}.pt", f"client_{entry['client']}.pt2"]
 
 
 @pytest.mark.slow
 def test_selection_by_validation_takes_the_model_with_the_better_accuracy(folder):
-    """Each model's validation accuracy, counted anew from the files; ties go by the loss."""
+    """The exported files give each model's validation accuracy. The loss decides ties."""
     own, _ = export(folder, "--client", "all", "--global", out="own")
     best, about = export(folder, "--client", "all", "--select", "validation", out="best")
     module = FederatedData(Digits(), Shards(3), 6, val_fraction=0.2, normalize="feature", seed=0)
     x, y, val = module.clients.inputs, module.clients.targets, module.clients.val
 
-    def judged(path, client):
-        net = rebuilt(SMALL)
+    def accuracy_and_loss(path, client):
+        net = rebuild_net(SMALL)
         net.load_state_dict(torch.load(path, weights_only=True))
         samples = val.samples(client)
         with torch.no_grad():
             outputs = net(x[samples])
-        right = (outputs.argmax(1) == y[samples]).double().mean()
-        return float(right), -float(torch.nn.functional.cross_entropy(outputs, y[samples]))
+        accuracy = (outputs.argmax(1) == y[samples]).double().mean()
+        return float(accuracy), -float(torch.nn.functional.cross_entropy(outputs, y[samples]))
 
     chosen = []
-    for each in about["models"]:
-        client = each["client"]
+    for entry in about["models"]:
+        client = entry["client"]
         pair = {
-            "global": judged(own / "global.pt", client),
-            "personal": judged(own / f"client_{client}.pt", client),
+            "global": accuracy_and_loss(own / "global.pt", client),
+            "personal": accuracy_and_loss(own / f"client_{client}.pt", client),
         }
         chosen.append(max(pair, key=pair.get))
-        assert each["model"] == chosen[-1]
-        assert each["val_accuracy"] == pytest.approx(pair[each["model"]][0])
-        assert each["val_loss"] == pytest.approx(-pair[each["model"]][1], abs=1e-5)
-        source = own / ("global.pt" if each["model"] == "global" else f"client_{client}.pt")
+        assert entry["model"] == chosen[-1]
+        assert entry["val_accuracy"] == pytest.approx(pair[entry["model"]][0])
+        assert entry["val_loss"] == pytest.approx(-pair[entry["model"]][1], abs=1e-5)
+        source = own / ("global.pt" if entry["model"] == "global" else f"client_{client}.pt")
         first = torch.load(source, weights_only=True)
         second = torch.load(best / f"client_{client}.pt", weights_only=True)
         assert all(torch.equal(first[name], second[name]) for name in first)
-    assert set(chosen) == {"global", "personal"}, "or nothing was chosen here"
+    assert set(chosen) == {"global", "personal"}, "otherwise the test compares no choice"
 
 
 def test_selected_global_model_is_exported_for_a_client(folder):
     out, about = export(folder, "--client", "2", "--global", "--select", "global")
-    assert [each["model"] for each in about["models"]] == ["global", "global"]
+    assert [entry["model"] for entry in about["models"]] == ["global", "global"]
     first, second = (torch.load(out / f"{n}.pt", weights_only=True) for n in ("global", "client_2"))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.slow
 def test_manifest_describes_scale_normalization_and_transforms(tmp_path):
-    """What is written of the inputs' preparation is what was done to them."""
+    """The manifest describes the actual preparation of the inputs."""
     draws = np.random.default_rng(0)
     x = draws.integers(0, 256, (60, 3, 4, 4), dtype=np.uint8)
     y = np.arange(60) % 3
@@ -325,17 +332,17 @@ def test_manifest_describes_scale_normalization_and_transforms(tmp_path):
         ],
     }
     small = {"in_features": 12, "hidden": [4], "num_classes": 3}
-    run = trained(tmp_path, net={**SMALL, "init_args": small}, data=data)
-    expected = predicted(run)
+    run = fit(tmp_path, net={**SMALL, "init_args": small}, data=data)
+    expected = predict(run)
     out, about = export(run, "--client", "1", "--format", "torch_export")
-    shown = about["inputs"]
-    assert shown["dataset"] == {"class": "Npz", "preparation": ""}
-    assert shown["scale"] == 255
-    assert shown["transforms"][0].startswith("CenterCrop(size=[2, 2]")
+    preparation = about["inputs"]
+    assert preparation["dataset"] == {"class": "Npz", "preparation": ""}
+    assert preparation["scale"] == 255
+    assert preparation["transforms"][0].startswith("CenterCrop(size=[2, 2]")
     raw = torch.from_numpy(x[expected[1][0]]).float()[:, :, 1:3, 1:3] / 255
-    mean, std = (torch.tensor(shown[name]) for name in ("mean", "std"))
+    mean, std = (torch.tensor(preparation[name]) for name in ("mean", "std"))
     program = torch.export.load(out / "client_1.pt2").module()
-    assert_gives(program((raw - mean) / std), expected[1])
+    assert_predicts(program((raw - mean) / std), expected[1])
     assert (about["models"][0]["val_samples"], about["models"][0]["val_accuracy"]) == (0, None)
     assert {path.name for path in out.iterdir()} == {"client_1.pt2", "manifest.json"}
 
@@ -354,7 +361,7 @@ def test_manifest_of_a_regression_has_a_loss_and_no_accuracy(tmp_path):
         "normalize": "none",
     }
     net = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 4, "out_features": 2}}
-    run = trained(tmp_path, net=net, data=data, criterion={"class_path": "torch.nn.MSELoss"})
+    run = fit(tmp_path, net=net, data=data, criterion={"class_path": "torch.nn.MSELoss"})
     _, about = export(run, "--client", "0", "--select", "validation")
     (entry,) = about["models"]
     assert (entry["client"], entry["owners"]) == (0, ["7"])
@@ -371,76 +378,76 @@ NO_ONNX = importlib.util.find_spec("onnxscript") is None
 def test_onnx_file_gives_the_predictions_of_predict(tmp_path):
     from onnx.reference import ReferenceEvaluator
 
-    run = trained(tmp_path, net=BUSY)
-    expected = predicted(run)
+    run = fit(tmp_path, net=BUSY)
+    expected = predict(run)
     out, about = export(run, "--client", "1", "4", "--format", "onnx", "state_dict")
     assert about["models"][0]["files"] == ["client_1.onnx", "client_1.pt"]
     for client in (1, 4):
-        x = inputs(about, expected[client][0])
-        (found,) = ReferenceEvaluator(str(out / f"client_{client}.onnx")).run(
+        x = prepare_inputs(about, expected[client][0])
+        (outputs,) = ReferenceEvaluator(str(out / f"client_{client}.onnx")).run(
             None, {"inputs": x.numpy()}
         )
-        assert_gives(torch.from_numpy(np.array(found)), expected[client])
+        assert_predicts(torch.from_numpy(np.array(outputs)), expected[client])
     assert len(list(out.iterdir())) == 5, "no weights beside them"
 
 
 @pytest.mark.slow
 def test_export_loads_only_requested_rows_and_defaults_of_unsampled_clients(tmp_path, monkeypatch):
-    """Of the checkpoint only the rows that are wanted get into the store."""
+    """The store gets only the requested rows of the checkpoint."""
     sampler = {"class_path": "pl_fed.samplers.Uniform", "init_args": {"cohort_size": 2}}
-    run = trained(tmp_path, federation={"sampler": sampler}, trainer={"max_epochs": 1})
+    run = fit(tmp_path, federation={"sampler": sampler}, trainer={"max_epochs": 1})
     saved = torch.load(checkpoint(run), weights_only=True)["federation"]["store"]["personal"]
-    known, *_ = saved["clients"].tolist()
-    new = min(set(range(6)) - set(saved["clients"].tolist()))
-    kept = []
+    sampled, *_ = saved["clients"].tolist()
+    unsampled = min(set(range(6)) - set(saved["clients"].tolist()))
+    loaded = []
     load = Federation.load_state_dict
 
     def spy(self, state):
-        kept.append(state["store"]["personal"]["clients"].tolist())
+        loaded.append(state["store"]["personal"]["clients"].tolist())
         load(self, state)
 
     monkeypatch.setattr(Federation, "load_state_dict", spy)
-    out, _ = export(run, "--client", str(known), str(new))
-    assert kept == [[known]]
-    for client, row in ((known, saved["rows"][0][0]), (new, saved["default"])):
+    out, _ = export(run, "--client", str(sampled), str(unsampled))
+    assert loaded == [[sampled]]
+    for client, row in ((sampled, saved["rows"][0][0]), (unsampled, saved["default"])):
         own = torch.load(out / f"client_{client}.pt", weights_only=True)
         assert torch.equal(torch.cat([tensor.flatten() for tensor in own.values()]), row)
 
 
 def test_client_subset_io_loads_only_rows_of_its_clients(run):
-    some, every = (
+    subset, complete = (
         ClientSubsetIO(torch.tensor(ids)).load_checkpoint(checkpoint(run))["federation"]["store"][
             "personal"
         ]
         for ids in ([4, 1], list(range(9)))
     )
-    assert sorted(every["clients"].tolist()) == list(range(6))
-    assert set(some["clients"].tolist()) == {1, 4}
-    all_rows = dict(zip(every["clients"].tolist(), torch.cat(every["rows"])))
-    for client, row in zip(some["clients"].tolist(), torch.cat(some["rows"])):
+    assert sorted(complete["clients"].tolist()) == list(range(6))
+    assert set(subset["clients"].tolist()) == {1, 4}
+    all_rows = dict(zip(complete["clients"].tolist(), torch.cat(complete["rows"])))
+    for client, row in zip(subset["clients"].tolist(), torch.cat(subset["rows"])):
         assert torch.equal(row, all_rows[client])
 
 
 def test_export_maps_a_large_checkpoint(folder, monkeypatch):
-    """Nor by Lightning's command line, which looks for hyperparameters in it."""
-    how = []
+    """Lightning's command line does not load it either, in its search for hyperparameters."""
+    loads = []
     load = torch.load
 
     def spy(path, *args, **kwargs):
-        how.append((str(path).endswith("last.ckpt"), kwargs.get("mmap")))
+        loads.append((str(path).endswith("last.ckpt"), kwargs.get("mmap")))
         return load(path, *args, **kwargs)
 
     monkeypatch.setattr(checkpoints, "_LARGE", 0)
     monkeypatch.setattr(torch, "load", spy)
     export(folder, "--client", "1", "--format", "state_dict")
-    assert how == [(True, True)]
+    assert loads == [(True, True)]
 
 
 # From Python
 
 
 def test_model_of_a_federation_is_an_independent_copy(tmp_path):
-    """Copies: what becomes of them is no matter to the federation."""
+    """Changes of the copies do not affect the federation."""
     net = nets.Busy()
     client = pl_fed.clients.Ditto(net, lam=0.1)
     module = FederatedData(Digits(), Shards(3), 6, seed=0)
@@ -456,13 +463,13 @@ def test_model_of_a_federation_is_an_independent_copy(tmp_path):
     trainer.fit(client, module)
     before = trainer.predict(client, module)[0]
     kinds = [type(layer) for layer in nets.Busy().modules()]
-    for one in (3, 0):
-        model = federation.model_of(one)
+    for client_id in (3, 0):
+        model = federation.model_of(client_id)
         assert [type(layer) for layer in model.modules()] == kinds, "torch's own layers"
         assert not any(layer.training for layer in model.modules())
         with torch.no_grad():
-            outputs = model(module.clients.inputs[module.clients.test.samples(one)])
-            assert outputs.argmax(1).tolist() == before[one]["prediction"].tolist()
+            outputs = model(module.clients.inputs[module.clients.test.samples(client_id)])
+            assert outputs.argmax(1).tolist() == before[client_id]["prediction"].tolist()
             for tensor in (*model.parameters(), *model.buffers()):
                 assert tensor.untyped_storage().nbytes() == tensor.nbytes, "a memory of its own"
                 tensor.zero_()
@@ -470,16 +477,16 @@ def test_model_of_a_federation_is_an_independent_copy(tmp_path):
             model(module.clients.inputs[:4]).sum() + model.head[0].weight.sum()
         ).backward()  # it trains
     after = trainer.predict(client, module)[0]
-    for one, other in zip(before, after):
-        assert torch.equal(one["probability"], other["probability"])
+    for client_id, other in zip(before, after):
+        assert torch.equal(client_id["probability"], other["probability"])
     globals_ = [federation.model_of(k, "global").state_dict() for k in (0, 1)]
-    assert all(torch.equal(a, b) for a, b in zip(*(each.values() for each in globals_)))
+    assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in globals_)))
 
 
-# What cannot be
+# Refusals
 
 
-def refused(capsys, *args):
+def get_refusal(capsys, *args):
     capsys.readouterr()
     with pytest.raises(SystemExit) as stopped:
         main(["export", *map(str, args)])
@@ -531,13 +538,15 @@ WRONG = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", WRONG)
-def test_invalid_arguments_are_refused_in_one_sentence(what, folder, capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("case", WRONG)
+def test_invalid_arguments_are_refused_in_one_sentence(case, folder, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    args, words = WRONG[what]
-    found = refused(capsys, *(str(folder) if each == "RUN" else each for each in args))
-    assert found.startswith("Expected ")
-    assert words in found
+    args, words = WRONG[case]
+    message = get_refusal(
+        capsys, *(str(folder) if argument == "RUN" else argument for argument in args)
+    )
+    assert message.startswith("Expected ")
+    assert words in message
     assert not list(tmp_path.iterdir())
     assert not (folder / "exports").exists()
 
@@ -547,36 +556,36 @@ def test_files_that_are_not_checkpoints_are_refused(folder, capsys, tmp_path):
     np.savez(tmp_path / "arrays.npz", x=np.zeros(3))
     (tmp_path / "half.ckpt").write_bytes(checkpoint(folder).read_bytes()[:5000])
     for name in ("text.ckpt", "arrays.npz", "half.ckpt"):
-        found = refused(capsys, "--ckpt", tmp_path / name, "--client", "1")
-        assert "`ckpt` to be a checkpoint of pl_fed" in found
-        assert found.endswith("it is broken, or of another kind.")
+        message = get_refusal(capsys, "--ckpt", tmp_path / name, "--client", "1")
+        assert "`ckpt` to be a checkpoint of pl_fed" in message
+        assert message.endswith("it is broken, or of another kind.")
     (tmp_path / "empty").mkdir()
-    found = refused(capsys, "--ckpt", tmp_path / "empty", "--client", "1")
-    assert found.endswith("empty: no checkpoints/last.ckpt in it.")
+    message = get_refusal(capsys, "--ckpt", tmp_path / "empty", "--client", "1")
+    assert message.endswith("empty: no checkpoints/last.ckpt in it.")
     state = torch.load(checkpoint(folder), weights_only=True)
     torch.save(state["state_dict"], tmp_path / "other.ckpt")
     config = folder / "config.yaml"
     args = ("--ckpt", tmp_path / "other.ckpt", "--client", "1")
-    assert "contains no federation" in refused(capsys, *args, "--config", config)
-    assert found.startswith("Expected ")
-    found = refused(capsys, *args)
-    assert "without one: add `--config` with its path" in found
+    assert "contains no federation" in get_refusal(capsys, *args, "--config", config)
+    assert message.startswith("Expected ")
+    message = get_refusal(capsys, *args)
+    assert "without one: add `--config` with its path" in message
 
 
 @pytest.mark.slow
 def test_checkpoint_moved_with_its_config_is_exported(folder, tmp_path):
-    """With its config beside it."""
+    """The config lies beside the checkpoint."""
     for path in (checkpoint(folder), folder / "config.yaml"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     main(["export", "--ckpt", str(tmp_path / "last.ckpt"), "--client", "1"])
     (out,) = (tmp_path / "exports").iterdir()
     expected, _ = export(folder, "--client", "1")
-    found = [torch.load(each / "client_1.pt", weights_only=True) for each in (out, expected)]
-    assert all(torch.equal(*pair) for pair in zip(*(each.values() for each in found)))
+    states = [torch.load(path / "client_1.pt", weights_only=True) for path in (out, expected)]
+    assert all(torch.equal(*pair) for pair in zip(*(path.values() for path in states)))
 
 
 def test_run_of_a_machine_with_gpus_is_exported(folder, tmp_path):
-    """One with GPUs."""
+    """The config asks for GPUs."""
     (tmp_path / "last.ckpt").write_bytes(checkpoint(folder).read_bytes())
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["trainer"] |= {"accelerator": "cuda", "devices": 4, "strategy": "ddp"}
@@ -598,36 +607,36 @@ def test_checkpoint_with_slashes_in_its_name_is_exported(folder, tmp_path):
 
 @pytest.mark.slow
 def test_selection_of_a_missing_model_is_refused(tmp_path, capsys):
-    run = trained(tmp_path, "FedAvg")
+    run = fit(tmp_path, "FedAvg")
     for select in ("personal", "validation"):
-        found = refused(capsys, "--ckpt", run, "--client", "1", "--select", select)
-        assert "`select` to be global for an algorithm without personal models" in found
-        assert found.endswith(f"but got {select}: add `--select global`.")
+        message = get_refusal(capsys, "--ckpt", run, "--client", "1", "--select", select)
+        assert "`select` to be global for an algorithm without personal models" in message
+        assert message.endswith(f"but got {select}: add `--select global`.")
     _, about = export(run, "--global", "--format", "state_dict")
-    assert [each["name"] for each in about["models"]] == ["global"]
+    assert [entry["name"] for entry in about["models"]] == ["global"]
     (tmp_path / "local").mkdir()
-    run = trained(tmp_path / "local", "Local")
-    found = refused(capsys, "--ckpt", run, "--client", "1", "--select", "validation")
-    assert "`select` to be personal for an algorithm without global models" in found
-    found = refused(capsys, "--ckpt", run, "--global")
-    assert "`global` to be absent" in found
+    run = fit(tmp_path / "local", "Local")
+    message = get_refusal(capsys, "--ckpt", run, "--client", "1", "--select", "validation")
+    assert "`select` to be personal for an algorithm without global models" in message
+    message = get_refusal(capsys, "--ckpt", run, "--global")
+    assert "`global` to be absent" in message
 
 
 def test_onnx_without_its_package_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    found = refused(capsys, "--ckpt", folder, "--client", "1", "--format", "onnx")
-    assert 'pip install "pl_fed[onnx]"' in found
+    message = get_refusal(capsys, "--ckpt", folder, "--client", "1", "--format", "onnx")
+    assert 'pip install "pl_fed[onnx]"' in message
     assert not (folder / "exports").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("net", ["Undecided", "TwoByTwo"])
 def test_net_that_cannot_be_traced_is_exported_as_state_dict_only(net, tmp_path, capsys):
-    """Its state dict can be had."""
+    """The state dict can be exported."""
     data = {"batch_size": 2, "drop_last": True, "test_fraction": 0.0, "val_fraction": 0.0}
-    run = trained(tmp_path, net={"class_path": f"nets.{net}"}, data=data)
-    found = refused(capsys, "--ckpt", run, "--client", "1")
-    assert f"`format` to be one that supports {net} but got 'torch_export' (" in found
+    run = fit(tmp_path, net={"class_path": f"nets.{net}"}, data=data)
+    message = get_refusal(capsys, "--ckpt", run, "--client", "1")
+    assert f"`format` to be one that supports {net} but got 'torch_export' (" in message
     assert not list((run / "exports").iterdir())
     out, _ = export(run, "--client", "1", "--format", "state_dict")
     getattr(nets, net)().load_state_dict(torch.load(out / "client_1.pt", weights_only=True))
@@ -663,14 +672,14 @@ def test_interrupted_export_leaves_no_files(folder, monkeypatch):
 def test_export_into_a_nonempty_folder_is_refused(folder, capsys):
     (folder / "full").mkdir()
     (folder / "full" / "mine.txt").write_text("mine")
-    mine = {
+    cases = {
         "full": "a new or an empty folder",
         "full/mine.txt": "a folder that can be written",
         "full/mine.txt/x": "a folder that can be written",
     }
-    for name, words in mine.items():
-        found = refused(capsys, "--ckpt", folder, "--client", "1", "--out", folder / name)
-        assert f"`out` to be {words} but got {folder / name}" in found
+    for name, words in cases.items():
+        message = get_refusal(capsys, "--ckpt", folder, "--client", "1", "--out", folder / name)
+        assert f"`out` to be {words} but got {folder / name}" in message
     assert [path.name for path in (folder / "full").iterdir()] == ["mine.txt"]
     (folder / "empty").mkdir()
     out, _ = export(folder, "--client", "1", out="empty")

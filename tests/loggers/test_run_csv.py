@@ -1,4 +1,4 @@
-"""``metrics.csv`` where it was damaged: it is a log, for which no run is lost."""
+"""A damaged ``metrics.csv`` is renamed, and the run continues."""
 
 import csv
 
@@ -6,28 +6,28 @@ import pytest
 
 from pl_fed.loggers import RunCSV
 
-WHOLE = b"round,train/loss\n0,0.5\n1,0.25\n"
+INTACT = b"round,train/loss\n0,0.5\n1,0.25\n"
 DAMAGED = {
-    "no UTF-8": WHOLE.replace(b"0.25", b"0.\x95\xff"),
-    "zeros in its head": b"\0\0\0\0\0\0" + WHOLE[6:],
-    "a head of nothing": b"\n" + WHOLE,
-    "no round": WHOLE.replace(b"1,", b"x,"),
-    "too many values": WHOLE.replace(b"0.25", b"0.25,3"),
-    "too few values": WHOLE.replace(b",0.25", b""),
-    "a value that is too long": WHOLE + b"2," + b"1" * 200_000 + b"\n",
+    "no UTF-8": INTACT.replace(b"0.25", b"0.\x95\xff"),
+    "zeros in its head": b"\0\0\0\0\0\0" + INTACT[6:],
+    "a head of nothing": b"\n" + INTACT,
+    "no round": INTACT.replace(b"1,", b"x,"),
+    "too many values": INTACT.replace(b"0.25", b"0.25,3"),
+    "too few values": INTACT.replace(b",0.25", b""),
+    "a value that is too long": INTACT + b"2," + b"1" * 200_000 + b"\n",
 }
 
 
 @pytest.fixture(autouse=True)
 def default_limit():
-    """The length of a value at which Python's reader stops; reports read longer ones."""
+    """Restore the largest length of a value of Python's reader: reports raise it."""
     before = csv.field_size_limit(131_072)
     yield
     csv.field_size_limit(before)
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_file_is_kept_under_another_name(tmp_path, damage):
+def test_damaged_file_is_renamed(tmp_path, damage):
     for number in (1, 2):
         (tmp_path / "metrics.csv").write_bytes(DAMAGED[damage])
         logger = RunCSV(tmp_path)
@@ -39,8 +39,8 @@ def test_a_damaged_file_is_kept_under_another_name(tmp_path, damage):
         assert (tmp_path / "metrics.csv").read_bytes() == b"round,train/loss\n2,0.125\n"
 
 
-@pytest.mark.parametrize("content", [WHOLE, WHOLE[:-3], b"", b"round\n", b"rou"])
-def test_what_a_kill_leaves_is_not_damaged(tmp_path, content):
+@pytest.mark.parametrize("content", [INTACT, INTACT[:-3], b"", b"round\n", b"rou"])
+def test_truncated_last_row_is_no_damage(tmp_path, content):
     (tmp_path / "metrics.csv").write_bytes(content)
     RunCSV(tmp_path).keep(2)
     assert not [*tmp_path.glob("metrics_damaged*")]

@@ -1,4 +1,4 @@
-"""Runs of several seeds: what they have in common."""
+"""Groups of runs that differ only in their seeds."""
 
 import math
 
@@ -10,23 +10,23 @@ from pl_fed.reports.group import group_runs, list_models, main_metric
 from pl_fed.reports.run import find_runs
 
 
-def groups(tmp_path, *given):
-    for number, (changes, how) in enumerate(given):
-        write_run(tmp_path / f"run{number}", with_changes(changes), **how)
+def group_written_runs(tmp_path, *runs):
+    for number, (changes, options) in enumerate(runs):
+        write_run(tmp_path / f"run{number}", with_changes(changes), **options)
     return group_runs(find_runs([tmp_path])[0])
 
 
-def test_a_run_that_went_on_with_another_config_is_no_seed_of_it(tmp_path):
+def test_run_resumed_with_another_config_is_no_seed_of_its_group(tmp_path):
     changes = {"model.init_args.lam": 1.0}
-    groups(tmp_path, (changes, {}), ({**changes, "seed_everything": 1}, {}))
+    group_written_runs(tmp_path, (changes, {}), ({**changes, "seed_everything": 1}, {}))
     (tmp_path / "run1" / "config_to_round_2.yaml").write_text(yaml.safe_dump(CONFIG))
-    found = group_runs(find_runs([tmp_path])[0])
-    assert [each.seeds for each in found] == ["1 seed", "1 seed"]
-    assert found[1].label.endswith(" (from round 2 on)")
+    groups = group_runs(find_runs([tmp_path])[0])
+    assert [group.seeds for group in groups] == ["1 seed", "1 seed"]
+    assert groups[1].label.endswith(" (from round 2 on)")
 
 
-def test_seeds_are_one_group(tmp_path):
-    first, other = groups(
+def test_runs_that_differ_in_seeds_form_one_group(tmp_path):
+    first, other = group_written_runs(
         tmp_path,
         ({"seed_everything": 0}, {"accuracy": (0.2, 0.4)}),
         ({"model.init_args.lam": 1.0}, {"accuracy": (0.5,)}),
@@ -47,8 +47,8 @@ def test_seeds_are_one_group(tmp_path):
     assert curve.high == pytest.approx([0.12, 0.24])
 
 
-def test_runs_that_end_earlier(tmp_path):
-    (group,) = groups(
+def test_curve_counts_the_runs_of_each_round(tmp_path):
+    (group,) = group_written_runs(
         tmp_path,
         ({"seed_everything": 0}, {"rounds": 6, "tested": False}),
         ({"seed_everything": 1}, {"rounds": 3}),
@@ -60,29 +60,29 @@ def test_runs_that_end_earlier(tmp_path):
     assert group.final("test/global/accuracy").std is None
 
 
-def test_the_same_seed_twice_is_not_two(tmp_path):
-    (group,) = groups(tmp_path, *[({"seed_everything": 1}, {}) for _ in range(2)])
+def test_repeated_seed_counts_once(tmp_path):
+    (group,) = group_written_runs(tmp_path, *[({"seed_everything": 1}, {}) for _ in range(2)])
     assert group.seeds == "2 runs of 1 seed"
 
 
-def test_runs_without_configs_are_not_the_same(tmp_path):
+def test_runs_without_configs_form_no_group(tmp_path):
     for name in "ab":
         (write_run(tmp_path / name) / "config.yaml").unlink()
     write_run(tmp_path / "c", CONFIG)
     assert [group.label for group in group_runs(find_runs([tmp_path])[0])] == ["a", "b", "Ditto"]
 
 
-def test_infinite_values_are_not_drawn(tmp_path):
-    (group,) = groups(tmp_path, ({}, {"extra": {"train/loss": float("inf")}}))
+def test_infinite_values_are_left_out_of_curves(tmp_path):
+    (group,) = group_written_runs(tmp_path, ({}, {"extra": {"train/loss": float("inf")}}))
     assert group.curve("train/loss").rounds == []
 
 
-def test_models_and_what_they_are_measured_by(tmp_path):
-    found = groups(
+def test_models_and_main_metric_of_groups(tmp_path):
+    groups = group_written_runs(
         tmp_path,
         ({}, {"models": ("global",)}),
         ({"data.num_clients": 9}, {"models": ("hybrid", "global")}),
     )
-    assert list_models(found, "test") == ["global", "hybrid"]
-    assert main_metric(found, "test") == "accuracy"
-    assert main_metric(found[:0], "test") == "loss"
+    assert list_models(groups, "test") == ["global", "hybrid"]
+    assert main_metric(groups, "test") == "accuracy"
+    assert main_metric(groups[:0], "test") == "loss"

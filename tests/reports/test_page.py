@@ -1,4 +1,4 @@
-"""The page: what is in it, and that it needs nothing but itself."""
+"""The page of a report: its contents, and that it opens offline."""
 
 import html
 import os
@@ -76,7 +76,7 @@ OTHERS = [
 
 @pytest.fixture(scope="module")
 def shared_page(tmp_path_factory):
-    """The path of a page about four runs, which tests only read: pictures take seconds."""
+    """The path of a page about four runs, shared because pictures take seconds."""
     return write_page(tmp_path_factory.mktemp("page"), *TWO_SEEDS, *OTHERS)
 
 
@@ -92,7 +92,9 @@ def test_page_opens_offline(shared_page):
     assert "@import" not in text
     assert not re.search(r"url\(", text)
     assert not re.search(r"https?://", text)
-    (policy,) = [each for each in reader.each("meta") if "http-equiv" in each]
+    (policy,) = [
+        tag_attributes for tag_attributes in reader.each("meta") if "http-equiv" in tag_attributes
+    ]
     assert policy["content"].startswith("default-src 'none'; img-src data:")
 
 
@@ -110,7 +112,7 @@ def test_links_have_targets(shared_page):
 def test_each_picture_has_a_description_and_files(shared_page):
     path = shared_page
     reader = Reader(path.read_text(encoding="utf-8"))
-    names = [each["id"].removeprefix("picture-") for each in reader.each("figure")]
+    names = [figure["id"].removeprefix("picture-") for figure in reader.each("figure")]
     assert len(names) == len(reader.each("img")) == 12
     assert all(len(attributes["alt"]) > 30 for attributes in reader.each("img"))
     for name in names:
@@ -271,17 +273,17 @@ def test_values_of_a_config_add_no_markup(text, tmp_path_factory):
         tables.render_configs,
     ):
         reader = Reader(table(groups))
-        known = {"div", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre"}
-        assert {tag for tag, _ in reader.tags} <= known
-    shown = "".join(Reader(tables.render_differences(groups)).texts)
-    assert text in shown
+        allowed = {"div", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre"}
+        assert {tag for tag, _ in reader.tags} <= allowed
+    rendered = "".join(Reader(tables.render_differences(groups)).texts)
+    assert text in rendered
 
 
 def test_markup_in_names_is_escaped(tmp_path):
     odd = '<script>alert("&")</script>'
     config = with_changes({"model.class_path": f"a.{odd}", "model.init_args.lam": odd})
-    runs = [read_run(write_run(tmp_path / name, each), f"{odd}{name}")
-            for name, each in (("a", config), ("b", CONFIG))]  # fmt: skip
+    runs = [read_run(write_run(tmp_path / name, changes), f"{odd}{name}")
+            for name, changes in (("a", config), ("b", CONFIG))]  # fmt: skip
     text = page.write(runs, tmp_path / "out", [odd]).read_text(encoding="utf-8")
     assert "<script" not in text
     reader = Reader(text)
@@ -307,12 +309,12 @@ def test_table_has_durations_in_words():
     from pathlib import Path
 
     with tempfile.TemporaryDirectory() as folder:
-        found = [duration(s, Path(folder) / str(s)) for s in (0.24, 59, 61, 3599, 3601, 9000)]
-    assert found == ["0.2 s", "59.0 s", "1 min", "1 h 0 min", "1 h 0 min", "2 h 30 min"]
+        durations = [duration(s, Path(folder) / str(s)) for s in (0.24, 59, 61, 3599, 3601, 9000)]
+    assert durations == ["0.2 s", "59.0 s", "1 min", "1 h 0 min", "1 h 0 min", "2 h 30 min"]
 
 
 def with_rounds(folder, rounds):
-    """Write the number of rounds in which each client took part."""
+    """Write each client's number of rounds."""
     table = read_table(folder / "per_client.csv")
     write_table(folder / "per_client.csv", [{**r, "rounds": n} for r, n in zip(table, rounds)])
     return folder
@@ -334,7 +336,7 @@ def test_page_names_runs_that_the_robustness_chapter_excludes(shared_page):
 
 
 def test_names_of_models_cannot_add_markup_or_leave_the_folder(tmp_path):
-    """They are columns of files that anybody may have written, and become parts of file names."""
+    """Names of models come from files of unknown origin, and become parts of file names."""
     odd = ('"><img src=x onerror=1>', "..", "a b", "a_b", "x" * 130)
     path = page.write([read_run(write_run(tmp_path / "run", models=odd))], tmp_path / "out")
     reader = Reader(path.read_text(encoding="utf-8"))
@@ -342,7 +344,7 @@ def test_names_of_models_cannot_add_markup_or_leave_the_folder(tmp_path):
     places = [figure["id"] for figure in reader.each("figure")]
     assert len(places) == len(set(places))
     assert all(re.fullmatch(r"[\w-]+", p) for p in places)
-    files = [each["href"] for each in reader.each("a") if not each["href"].startswith("#")]
+    files = [link["href"] for link in reader.each("a") if not link["href"].startswith("#")]
     assert files
     assert all((path.parent / file).is_file() for file in files)
-    assert {each.parent for each in tmp_path.rglob("*.png")} == {path.parent}
+    assert {link.parent for link in tmp_path.rglob("*.png")} == {path.parent}

@@ -1,4 +1,4 @@
-"""The numbers that pictures show, and that they can be drawn."""
+"""Pictures of a report: their numbers and their drawing."""
 
 import io
 import shutil
@@ -25,38 +25,38 @@ from pl_fed.reports.run import find_runs
 
 
 @pytest.fixture
-def groups(tmp_path):
-    """Make groups of runs, each given by what it changes in the config, and by what it is."""
+def make_groups(tmp_path):
+    """Return a function that writes runs, pairs of config changes and options, and groups them."""
 
-    def make(*given):
-        for number, (changes, how) in enumerate(given):
-            write_run(tmp_path / f"run{number:02d}", with_changes(changes), **how)
+    def make(*runs):
+        for number, (changes, options) in enumerate(runs):
+            write_run(tmp_path / f"run{number:02d}", with_changes(changes), **options)
         return group_runs(find_runs([tmp_path])[0])
 
     make.folder = tmp_path
     return make
 
 
-def seeds(*accuracies, **how):
+def seeds(*accuracies, **options):
     return [
-        ({"seed_everything": seed}, {"accuracy": accuracy, **how})
+        ({"seed_everything": seed}, {"accuracy": accuracy, **options})
         for seed, accuracy in enumerate(accuracies)
     ]
 
 
-# Who gets what
+# Clients
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
-def test_the_worst_and_the_best_are_those_of_the_metrics(values):
+def test_worst_and_best_means_equal_those_of_the_metrics(values):
     ranks = Ranks(np.sort(np.array([values])))
     table = torch.tensor(values, dtype=torch.float64)
     assert ranks.mean[: ranks.tail].mean() == pytest.approx(float(worst_mean(table)))
     assert ranks.mean[-ranks.tail :].mean() == pytest.approx(float(best_mean(table)))
 
 
-def test_clients_are_sorted_and_byzantine_ones_left_out(groups):
-    (group,) = groups(*seeds((0.5, 0.75, 1.0, 0.25), byzantine=[2]))
+def test_ranks_are_sorted_without_byzantine_clients(make_groups):
+    (group,) = make_groups(*seeds((0.5, 0.75, 1.0, 0.25), byzantine=[2]))
     ranks = clients.rank_clients(group, "personal_accuracy")
     assert ranks.values.tolist() == [[0.25, 0.5, 0.75]]
     assert ranks.tail == 1
@@ -68,22 +68,22 @@ def test_clients_are_sorted_and_byzantine_ones_left_out(groups):
     assert "mean 0.5, worst 10 %: 0.25, best 10 %: 0.75" in personal.alt
 
 
-def test_ranks_are_averaged_over_seeds(groups):
-    (group,) = groups(*seeds((0.2, 0.8), (0.6, 0.4)))
+def test_ranks_are_averaged_over_seeds(make_groups):
+    (group,) = make_groups(*seeds((0.2, 0.8), (0.6, 0.4)))
     ranks = clients.rank_clients(group, "global_accuracy")
     assert ranks.mean.tolist() == pytest.approx([0.3, 0.7])
     assert ranks.low.tolist() == pytest.approx([0.2, 0.6])
     assert ranks.high.tolist() == pytest.approx([0.4, 0.8])
 
 
-def test_seeds_with_different_numbers_of_clients(groups):
-    (group,) = groups(*seeds((0.1, 0.2, 0.3, 0.4), (0.6, 0.8)))
+def test_ranks_repeat_values_for_seeds_with_fewer_clients(make_groups):
+    (group,) = make_groups(*seeds((0.1, 0.2, 0.3, 0.4), (0.6, 0.8)))
     ranks = clients.rank_clients(group, "global_accuracy")
     assert ranks.values.tolist() == [[0.1, 0.2, 0.3, 0.4], [0.6, 0.6, 0.8, 0.8]]
 
 
-def test_clients_without_samples_do_not_count(groups, tmp_path):
-    (group,) = groups(*seeds((0.2, 0.4)))
+def test_ranks_leave_out_clients_without_samples(make_groups, tmp_path):
+    (group,) = make_groups(*seeds((0.2, 0.4)))
     table = tmp_path / "run00" / "per_client.csv"
     rows = read_table(table)
     write_table(table, [*rows, {**rows[0], "client": 2, "global_accuracy": "nan"}])
@@ -91,17 +91,17 @@ def test_clients_without_samples_do_not_count(groups, tmp_path):
     assert clients.rank_clients(group, "global_accuracy").values.tolist() == [[0.2, 0.4]]
 
 
-def test_where_targets_are_real_values_losses_are_shown(groups, tmp_path):
-    groups(*seeds((0.5, 0.75)))
+def test_pictures_show_losses_for_real_valued_targets(make_groups, tmp_path):
+    make_groups(*seeds((0.5, 0.75)))
     without_accuracy(tmp_path / "run00")
     *rounds, test = read_table(tmp_path / "run00" / "metrics.csv")
     write_table(
         tmp_path / "run00" / "metrics.csv", [*rounds, test | {"test/global/loss_var": 0.25}]
     )
-    found = group_runs(find_runs([tmp_path])[0])
-    personal, _ = clients.draw_distributions(found)
+    groups = group_runs(find_runs([tmp_path])[0])
+    personal, _ = clients.draw_distributions(groups)
     assert [row["loss"] for row in personal.rows] == [0.5, 0.25], "the worst is the largest"
-    (picture,) = spread.draw_spread(found)
+    (picture,) = spread.draw_spread(groups)
     (row,) = picture.rows
     assert (row["loss"], row["spread"]) == (0.125, 0.5)
     again = shutil.copytree(tmp_path / "run00", tmp_path / "run01")
@@ -109,17 +109,19 @@ def test_where_targets_are_real_values_losses_are_shown(groups, tmp_path):
     (config := again / "config.yaml").write_text(
         config.read_text().replace("seed_everything: 0", "seed_everything: 1")
     )
-    (both,) = spread.draw_spread(group_runs(find_runs([tmp_path])[0]))
-    assert [row["spread"] for row in both.rows] == [0.75], "the mean of the two deviations"
-    assert [picture.name for picture in curves.draw_validation(found)] == [
+    (pooled,) = spread.draw_spread(group_runs(find_runs([tmp_path])[0]))
+    assert [row["spread"] for row in pooled.rows] == [0.75], "the mean of the two deviations"
+    assert [picture.name for picture in curves.draw_validation(groups)] == [
         "curves_personal",
         "curves_global",
     ]
-    assert {row["metric"] for each in curves.draw_validation(found) for row in each.rows} == {
+    assert {
+        row["metric"] for picture in curves.draw_validation(groups) for row in picture.rows
+    } == {
         "val/personal/loss",
         "val/global/loss",
     }
-    check(personal, picture)
+    check_pictures(personal, picture)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +133,9 @@ def test_where_targets_are_real_values_losses_are_shown(groups, tmp_path):
         ((1.0, 2.0), (0.0, 2.08)),
     ],
 )
-def test_losses_below_zero_are_drawn(groups, tmp_path, losses, ends):
-    """As those of a density, or of a count by its Poisson likelihood."""
-    groups(*seeds((0.5, 0.75)))
+def test_losses_below_zero_are_drawn(make_groups, tmp_path, losses, ends):
+    """Densities and Poisson likelihoods of counts have such losses."""
+    make_groups(*seeds((0.5, 0.75)))
     without_accuracy(tmp_path / "run00")
     table = tmp_path / "run00" / "per_client.csv"
     rows = [row | {"global_loss": loss} for row, loss in zip(read_table(table), losses)]
@@ -141,14 +143,14 @@ def test_losses_below_zero_are_drawn(groups, tmp_path, losses, ends):
     picture = list(clients.draw_distributions(group_runs(find_runs([tmp_path])[0])))[1]
     bars, side = picture.figure.axes
     assert bars.get_ylim() == pytest.approx(ends)
-    (stairs,) = [each for each in side.patches if hasattr(each, "get_data")]
+    (stairs,) = [patch for patch in side.patches if hasattr(patch, "get_data")]
     assert sum(stairs.get_data().values) == 2, "both are in the histogram"
-    check(picture)
+    check_pictures(picture)
 
 
-def test_many_clients_are_drawn_by_few_bars(groups):
-    found = groups(*seeds(tuple(k / 5000 for k in range(5000)), models=("global",)))
-    (picture,) = clients.draw_distributions(found)
+def test_many_clients_give_a_small_picture(make_groups):
+    groups = make_groups(*seeds(tuple(k / 5000 for k in range(5000)), models=("global",)))
+    (picture,) = clients.draw_distributions(groups)
     assert len(picture.rows) == 5000
     assert len(picture.svg()) < 60_000
 
@@ -156,9 +158,9 @@ def test_many_clients_are_drawn_by_few_bars(groups):
 # Classes
 
 
-def test_accuracy_by_class_by_hand(groups):
-    """Class 0 has the clients' own accuracies, without that of the byzantine one; class 1 has 1."""
-    (group,) = groups(*seeds((0.5, 0.75, 0.0, 0.25), byzantine=[2]))
+def test_accuracy_by_class_equals_hand_computed_values(make_groups):
+    """Class 0 has the accuracies of the benign clients. Class 1 has accuracy 1."""
+    (group,) = make_groups(*seeds((0.5, 0.75, 0.0, 0.25), byzantine=[2]))
     table = classes.class_accuracy(group, "personal")
     assert table.names.tolist() == [0, 1]
     assert table.mean.tolist() == [0.5, 1.0]
@@ -167,34 +169,34 @@ def test_accuracy_by_class_by_hand(groups):
     pictures = list(classes.draw_class_accuracy([group]))
     assert [picture.name for picture in pictures] == ["classes_personal", "classes_global"]
     assert "lowest class 0 with 0.5, highest class 1 with 1" in pictures[0].alt
-    check(*pictures)
+    check_pictures(*pictures)
 
 
-def test_classes_of_several_seeds(groups):
-    (group,) = groups(*seeds((0.2, 0.4), (0.8, 0.6)))
+def test_accuracy_by_class_is_averaged_over_seeds(make_groups):
+    (group,) = make_groups(*seeds((0.2, 0.4), (0.8, 0.6)))
     table = classes.class_accuracy(group, "global")
     assert table.mean.tolist() == pytest.approx([0.5, 1])
     assert table.spread.tolist() == pytest.approx([0.1, 0])
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_each_run_has_a_panel_of_classes_and_no_panel_is_empty(groups, number):
-    found = groups(*(({"model.init_args.lam": float(n + 1)}, {}) for n in range(number)))
-    for picture in classes.draw_class_accuracy(found):
+def test_each_run_has_one_panel_of_classes(make_groups, number):
+    groups = make_groups(*(({"model.init_args.lam": float(n + 1)}, {}) for n in range(number)))
+    for picture in classes.draw_class_accuracy(groups):
         assert [bool(axes.get_title("left")) for axes in picture.figure.axes] == [True] * number
 
 
-def test_runs_without_classes_lack_the_picture(groups):
-    found = groups(*seeds((0.2, 0.4), classes=False))
-    assert list(classes.draw_class_accuracy(found)) == []
+def test_runs_without_classes_have_no_picture_of_classes(make_groups):
+    groups = make_groups(*seeds((0.2, 0.4), classes=False))
+    assert list(classes.draw_class_accuracy(groups)) == []
 
 
 # Means and spreads
 
 
-def test_a_point_for_each_group_and_model(groups):
-    found = groups(*seeds((0.2, 0.4), (0.6, 0.8)), ({"data.num_clients": 7}, {}))
-    (picture,) = spread.draw_spread(found)
+def test_each_group_and_model_has_a_point(make_groups):
+    groups = make_groups(*seeds((0.2, 0.4), (0.6, 0.8)), ({"data.num_clients": 7}, {}))
+    (picture,) = spread.draw_spread(groups)
     assert [(row["group"], row["model"]) for row in picture.rows] == [
         (1, "personal"),
         (2, "personal"),
@@ -203,14 +205,14 @@ def test_a_point_for_each_group_and_model(groups):
     ]
     assert (picture.rows[0]["accuracy"], picture.rows[0]["spread"]) == pytest.approx((0.5, 0.1))
     assert picture.rows[0]["runs"] == 2
-    check(picture)
+    check_pictures(picture)
 
 
-def test_groups_are_named_in_the_order_of_their_numbers(groups):
-    found = groups(({}, {"models": ("global",)}), ({"data.num_clients": 7}, {}))
-    (picture,) = spread.draw_spread(found)  # the personal models of the second come first
+def test_legend_is_sorted_by_group_number(make_groups):
+    groups = make_groups(({}, {"models": ("global",)}), ({"data.num_clients": 7}, {}))
+    (picture,) = spread.draw_spread(groups)  # the personal models of the second come first
     (legend,) = picture.figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [each.title for each in found]
+    assert [text.get_text() for text in legend.get_texts()] == [group.title for group in groups]
 
 
 @given(
@@ -223,7 +225,7 @@ def test_numbers_stand_near_their_points(points):
     assert offsets == spread.place_labels(points)
 
 
-def test_numbers_of_points_at_one_place_stand_around_it():
+def test_numbers_of_coinciding_points_get_different_places():
     offsets = spread.place_labels([(50, 50)] * 8)
     assert len(set(offsets)) == 8
 
@@ -244,25 +246,25 @@ ATTACKS = {
 MEDIAN = {"federation.aggregator": {"class_path": "pl_fed.aggregators.Median"}}
 
 
-def attacked(name, share, accuracy, changes=None, clients=10):
-    """A run whose share of byzantine clients is rounded down, as theirs is."""
-    who = share if isinstance(share, list) else range(int(clients * share))
+def attacked_run(name, share, accuracy, changes=None, clients=10):
+    """Return an attacked run. Its number of Byzantine clients is rounded down."""
+    byzantine = share if isinstance(share, list) else range(int(clients * share))
     return {**ATTACKS[name], "federation.adversary.fraction": share, **(changes or {})}, {
         "accuracy": (accuracy,) * clients,
-        "byzantine": who,
+        "byzantine": byzantine,
     }
 
 
-def test_lines_over_the_share_of_byzantine_clients(groups):
-    found = groups(
+def test_robustness_lines_run_over_the_byzantine_share(make_groups):
+    groups = make_groups(
         ({}, {"accuracy": (0.9,)}),
-        attacked("RandomLabels", 0.4, 0.5),
-        attacked("RandomLabels", 0.2, 0.7),
-        attacked("SignFlipping", 0.2, 0.3),
-        attacked("RandomLabels", [0, 1], 0.6, MEDIAN),
-        attacked("RandomLabels", 0.2, 0.4, {"seed_everything": 1}),
+        attacked_run("RandomLabels", 0.4, 0.5),
+        attacked_run("RandomLabels", 0.2, 0.7),
+        attacked_run("SignFlipping", 0.2, 0.3),
+        attacked_run("RandomLabels", [0, 1], 0.6, MEDIAN),
+        attacked_run("RandomLabels", 0.2, 0.4, {"seed_everything": 1}),
     )
-    personal, _ = robustness.draw_robustness(found)
+    personal, _ = robustness.draw_robustness(groups)
     lines: dict = {}
     for row in personal.rows:
         lines.setdefault(row["label"], []).append((row["byzantine"], row["accuracy"]))
@@ -272,46 +274,50 @@ def test_lines_over_the_share_of_byzantine_clients(groups):
         "Ditto, Median, RandomLabels": [(0.2, 0.6)],
     }, "a median has a single point"
     assert "Single points are runs at only one share." in personal.caption
-    check(personal)
-    assert robustness.list_missing_groups(found) == ""
+    check_pictures(personal)
+    assert robustness.list_missing_groups(groups) == ""
 
 
-def test_groups_that_no_picture_of_robustness_shows_are_listed_with_the_reason(groups):
-    found = groups(
+def test_groups_missing_from_robustness_pictures_are_listed_with_the_reason(make_groups):
+    groups = make_groups(
         ({}, {"accuracy": (0.9,)}),
-        attacked("RandomLabels", 0.4, 0.5),
+        attacked_run("RandomLabels", 0.4, 0.5),
         (MEDIAN, {"accuracy": (0.8,)}),
         ({"model.init_args.lam": 1.0}, {"tested": False}),
     )
-    told = robustness.list_missing_groups(found)
-    assert told == (
-        f"{found[2].title} (no other run differs only in its Byzantine clients);"
-        f" {found[3].title} (no test results)"
+    missing = robustness.list_missing_groups(groups)
+    assert missing == (
+        f"{groups[2].title} (no other run differs only in its Byzantine clients);"
+        f" {groups[3].title} (no test results)"
     )
 
 
-def test_single_points_alone_are_listed_instead_of_drawn(groups):
-    found = groups(attacked("RandomLabels", 0.2, 0.6), attacked("RandomLabels", 0.2, 0.6, MEDIAN))
-    assert list(robustness.draw_robustness(found)) == []
+def test_single_points_alone_are_listed_instead_of_drawn(make_groups):
+    groups = make_groups(
+        attacked_run("RandomLabels", 0.2, 0.6), attacked_run("RandomLabels", 0.2, 0.6, MEDIAN)
+    )
+    assert list(robustness.draw_robustness(groups)) == []
     reason = "(no other run differs only in its Byzantine clients)"
-    assert robustness.list_missing_groups(found) == f"{found[0].title}, {found[1].title} {reason}"
-
-
-def test_without_an_attack_robustness_leaves_nothing_out(groups):
-    assert robustness.list_missing_groups(groups(({}, {}), (MEDIAN, {}))) == ""
-
-
-def test_the_share_of_byzantine_clients_is_the_true_one(groups):
-    """In the picture too: 2 of 8 by their ids, where the data say how many there are, and 3 of 8
-    for two seeds of 0.4."""
-    from_data = {"data.num_clients": None}
-    found = groups(
-        (from_data, {"accuracy": (0.9,)}),
-        attacked("RandomLabels", [0, 1], 0.6, from_data, clients=8),
-        attacked("RandomLabels", 0.4, 0.5, from_data, clients=8),
-        attacked("RandomLabels", 0.4, 0.3, {**from_data, "seed_everything": 1}, clients=8),
+    assert (
+        robustness.list_missing_groups(groups) == f"{groups[0].title}, {groups[1].title} {reason}"
     )
-    (picture, _) = robustness.draw_robustness(found)
+
+
+def test_robustness_lists_no_group_without_an_attack(make_groups):
+    assert robustness.list_missing_groups(make_groups(({}, {}), (MEDIAN, {}))) == ""
+
+
+def test_robustness_uses_the_actual_byzantine_share(make_groups):
+    """The picture shows 2 of 8 clients, given by their ids, and 3 of 8 clients
+    for a fraction of 0.4."""
+    from_data = {"data.num_clients": None}
+    groups = make_groups(
+        (from_data, {"accuracy": (0.9,)}),
+        attacked_run("RandomLabels", [0, 1], 0.6, from_data, clients=8),
+        attacked_run("RandomLabels", 0.4, 0.5, from_data, clients=8),
+        attacked_run("RandomLabels", 0.4, 0.3, {**from_data, "seed_everything": 1}, clients=8),
+    )
+    (picture, _) = robustness.draw_robustness(groups)
     assert [(row["byzantine"], row["accuracy"]) for row in picture.rows] == [
         (0, 0.9),
         (0.25, 0.6),
@@ -319,48 +325,48 @@ def test_the_share_of_byzantine_clients_is_the_true_one(groups):
     ]
 
 
-def test_a_defence_begins_with_its_own_run_without_attack(groups):
-    found = groups(
+def test_line_of_a_defence_begins_with_its_own_run_without_attack(make_groups):
+    groups = make_groups(
         ({}, {"accuracy": (0.9,)}),
         (MEDIAN, {"accuracy": (0.8,)}),
-        attacked("RandomLabels", 0.5, 0.7, MEDIAN),
+        attacked_run("RandomLabels", 0.5, 0.7, MEDIAN),
     )
-    (line,) = robustness.build_lines(found)
+    (line,) = robustness.build_lines(groups)
     assert {share: group.number for share, group in line.groups.items()} == {0.0: 2, 0.5: 3}
 
 
-def test_groups_at_one_share_are_joined(groups):
-    """Whatever is said of byzantine clients where there are none, and in whatever order."""
+def test_groups_with_equal_byzantine_share_are_joined(make_groups):
+    """Settings of Byzantine clients do not split runs without attack, in any order."""
     expecting = {"federation.adversary.expected": 4}
-    given = [
+    runs = [
         ({}, {"accuracy": (0.9,)}),
         (expecting, {"accuracy": (0.7,)}),
-        attacked("RandomLabels", 0.5, 0.5),
+        attacked_run("RandomLabels", 0.5, 0.5),
     ]
-    for order in (given, given[::-1]):
-        for folder in groups.folder.iterdir():
+    for order in (runs, runs[::-1]):
+        for folder in make_groups.folder.iterdir():
             shutil.rmtree(folder)
-        personal, _ = robustness.draw_robustness(groups(*order))
+        personal, _ = robustness.draw_robustness(make_groups(*order))
         assert [row["accuracy"] for row in personal.rows] == pytest.approx([0.8, 0.5])
 
 
-def test_a_run_without_byzantine_clients_counts_once_with_an_attack_and_without(groups):
-    found = groups(
+def test_run_without_byzantine_clients_counts_once(make_groups):
+    groups = make_groups(
         *seeds((0.9,) * 10, (0.6,) * 10),
-        attacked("RandomLabels", 0.0, 0.9),
-        attacked("RandomLabels", 0.5, 0.5),
+        attacked_run("RandomLabels", 0.0, 0.9),
+        attacked_run("RandomLabels", 0.5, 0.5),
     )
-    personal, _ = robustness.draw_robustness(found)
+    personal, _ = robustness.draw_robustness(groups)
     assert [(row["accuracy"], row["runs"]) for row in personal.rows] == [(0.75, 2), (0.5, 1)]
 
 
-def test_numbers_that_a_defence_expects_are_lines_of_their_own_where_they_differ(groups):
-    found = groups(
+def test_different_expected_numbers_give_separate_lines(make_groups):
+    groups = make_groups(
         ({}, {"accuracy": (0.9,)}),
-        attacked("RandomLabels", 0.5, 0.5, {"federation.adversary.expected": 1}),
-        attacked("RandomLabels", 0.5, 0.7, {"federation.adversary.expected": 4}),
+        attacked_run("RandomLabels", 0.5, 0.5, {"federation.adversary.expected": 1}),
+        attacked_run("RandomLabels", 0.5, 0.7, {"federation.adversary.expected": 4}),
     )
-    personal, _ = robustness.draw_robustness(found)
+    personal, _ = robustness.draw_robustness(groups)
     lines: dict = {}
     for row in personal.rows:
         lines.setdefault(row["label"], []).append(row["accuracy"])
@@ -368,62 +374,62 @@ def test_numbers_that_a_defence_expects_are_lines_of_their_own_where_they_differ
     assert all("expected=" in label for label in lines)
 
 
-def test_such_a_line_begins_with_what_expects_as_many(groups):
-    four, one = ({"federation.adversary.expected": number} for number in (4, 1))
-    found = groups(
-        (one, {"accuracy": (0.9,)}),
-        (four, {"accuracy": (0.7,)}),
-        attacked("RandomLabels", 0.5, 0.5, one),
-        attacked("RandomLabels", 0.5, 0.6, four),
+def test_line_begins_with_the_run_of_the_same_expected_number(make_groups):
+    expecting_four, expecting_one = ({"federation.adversary.expected": number} for number in (4, 1))
+    groups = make_groups(
+        (expecting_one, {"accuracy": (0.9,)}),
+        (expecting_four, {"accuracy": (0.7,)}),
+        attacked_run("RandomLabels", 0.5, 0.5, expecting_one),
+        attacked_run("RandomLabels", 0.5, 0.6, expecting_four),
     )
-    personal, _ = robustness.draw_robustness(found)
+    personal, _ = robustness.draw_robustness(groups)
     lines: dict = {}
     for row in personal.rows:
         lines.setdefault(row["label"], []).append(row["accuracy"])
     assert sorted(lines.values()) == [[0.7, 0.6], [0.9, 0.5]]
 
 
-def test_what_went_on_with_another_config_is_not_joined(groups):
-    def given():
-        return groups(
+def test_run_resumed_with_another_config_is_not_joined(make_groups):
+    def write_runs():
+        return make_groups(
             ({}, {"accuracy": (0.9,)}),
             ({"seed_everything": 1}, {"accuracy": (0.1,)}),
-            attacked("RandomLabels", 0.5, 0.5),
+            attacked_run("RandomLabels", 0.5, 0.5),
         )
 
-    given()
-    before = yaml.safe_dump(with_changes({"model.init_args.lam": 100.0}))
-    (groups.folder / "run01" / "config_to_round_2.yaml").write_text(before)
-    found = group_runs(find_runs([groups.folder])[0])
-    personal, _ = robustness.draw_robustness(found)
+    write_runs()
+    earlier_config = yaml.safe_dump(with_changes({"model.init_args.lam": 100.0}))
+    (make_groups.folder / "run01" / "config_to_round_2.yaml").write_text(earlier_config)
+    groups = group_runs(find_runs([make_groups.folder])[0])
+    personal, _ = robustness.draw_robustness(groups)
     assert [row["accuracy"] for row in personal.rows] == [0.9, 0.5]
 
 
 @given(st.floats(0, 1), st.integers(2, 9))
-def test_equal_runs_have_no_range(value, number):
-    """Their sum may be rounded up, and their mean above each of them."""
+def test_range_of_equal_values_is_zero(value, number):
+    """A rounded sum would make the mean larger than the values."""
     final = Final.summarize([value] * number)
     assert (final.mean, final.low, final.high) == (value, value, value)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
-def test_bars_reach_down_and_up(values):
+def test_error_bars_span_the_range(values):
     (down,), (up,) = error_bars([Final.summarize(values)])
     assert down >= 0
     assert up >= 0
     assert down + up == pytest.approx(max(values) - min(values))
 
 
-def test_without_attacks_there_is_nothing_to_draw(groups):
-    assert list(robustness.draw_robustness(groups(({}, {})))) == []
+def test_robustness_draws_no_picture_without_attacks(make_groups):
+    assert list(robustness.draw_robustness(make_groups(({}, {})))) == []
 
 
 # Rounds
 
 
-def test_curves_have_the_rounds_that_were_validated(groups):
-    found = groups(*seeds((0.2, 0.4), (0.6, 0.8)))
-    personal, other = curves.draw_validation(found)
+def test_curves_have_the_validated_rounds(make_groups):
+    groups = make_groups(*seeds((0.2, 0.4), (0.6, 0.8)))
+    personal, other = curves.draw_validation(groups)
     assert (personal.name, other.name) == ("curves_personal", "curves_global")
     assert [(row["metric"], row["round"]) for row in personal.rows] == [
         ("val/personal/accuracy", 1),
@@ -433,80 +439,80 @@ def test_curves_have_the_rounds_that_were_validated(groups):
     ]
     first = personal.rows[0]
     assert (first["mean"], first["min"], first["max"], first["runs"]) == (0.1, 0.06, 0.14, 2)
-    (training,) = curves.draw_training_loss(found)
+    (training,) = curves.draw_training_loss(groups)
     assert [row["mean"] for row in training.rows] == [2, 1.75, 1.5, 1.25]
-    check(personal, other, training)
+    check_pictures(personal, other, training)
 
 
-def test_a_run_stopped_before_its_first_validation_hides_no_curve_of_its_group(groups):
+def test_run_without_a_validation_hides_no_curve_of_its_group(make_groups):
     stopped = {"seed_everything": 1}, {"accuracy": (0.6,), "rounds": 1, "tested": False}
-    (group,) = groups(*seeds((0.2,)), stopped)
+    (group,) = make_groups(*seeds((0.2,)), stopped)
     personal, other = curves.draw_validation([group])
     assert (personal.name, other.name) == ("curves_personal", "curves_global")
     rows = [row for row in personal.rows if row["metric"] == "val/personal/accuracy"]
     assert [(row["round"], row["runs"]) for row in rows] == [(1, 1), (3, 1)]
 
 
-def test_an_accuracy_of_zero_is_a_curve(groups):
-    found = groups(({}, {"accuracy": (0.0,)}))
-    assert len(lines_drawn(next(curves.draw_validation(found)))) == 1
+def test_zero_accuracy_is_drawn(make_groups):
+    groups = make_groups(({}, {"accuracy": (0.0,)}))
+    assert len(drawn_lines(next(curves.draw_validation(groups)))) == 1
 
 
-def test_uploads_are_drawn_where_something_became_of_them(groups):
-    found = groups(({}, {}), ({"data.num_clients": 7}, {"extra": {"train/forged": 2}}))
-    (picture,) = curves.draw_uploads(found)
+def test_uploads_are_drawn_if_some_are_forged(make_groups):
+    groups = make_groups(({}, {}), ({"data.num_clients": 7}, {"extra": {"train/forged": 2}}))
+    (picture,) = curves.draw_uploads(groups)
     assert {row["metric"] for row in picture.rows} == {"train/forged"}
-    assert len(lines_drawn(picture)) == 1
-    check(picture)
-    assert list(curves.draw_uploads(found[:1])) == []
+    assert len(drawn_lines(picture)) == 1
+    check_pictures(picture)
+    assert list(curves.draw_uploads(groups[:1])) == []
 
 
-def test_a_group_that_is_drawn_alone_is_named_among_several(groups):
+def test_only_drawn_group_is_named_in_a_report_of_several(make_groups):
     empty = {"tested": False, "extra": {"time/round": None}}
-    found = groups(({}, empty), ({"data.num_clients": 7}, {"extra": {"train/forged": 2}}))
+    groups = make_groups(({}, empty), ({"data.num_clients": 7}, {"extra": {"train/forged": 2}}))
     for draw in (curves.draw_uploads, spread.draw_spread, times.draw_round_times):
-        (among,), (alone,) = draw(found), draw(found[1:])
-        (legend,) = among.figure.legends
-        assert [text.get_text() for text in legend.get_texts()] == [found[1].title]
-        assert alone.figure.legends == [], "it is all that the report is about"
+        (of_several,), (single,) = draw(groups), draw(groups[1:])
+        (legend,) = of_several.figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == [groups[1].title]
+        assert single.figure.legends == [], "the report has only this group"
 
 
-def lines_drawn(picture):
+def drawn_lines(picture):
     return picture.figure.axes[0].get_lines()
 
 
-def test_a_logarithmic_scale_says_plain_numbers(groups):
-    found = groups(({}, {"rounds": 1}), ({}, {"rounds": 4, "extra": {"time/round": 200}}))
-    (picture,) = times.draw_round_times(found)
+def test_logarithmic_scale_has_plain_numbers(make_groups):
+    groups = make_groups(({}, {"rounds": 1}), ({}, {"rounds": 4, "extra": {"time/round": 200}}))
+    (picture,) = times.draw_round_times(groups)
     assert picture.figure.axes[0].get_yscale() == "log"
     assert b">100<" in picture.svg()
     assert b"mathdefault" not in picture.svg()
 
 
-def test_a_loss_that_falls_below_zero_has_no_logarithm(groups):
-    found = groups(*seeds((0.5,)))
+def test_negative_loss_gets_a_linear_scale(make_groups):
+    groups = make_groups(*seeds((0.5,)))
     losses = [5.0, 0.01, -0.5, -1.0]
-    table = groups.folder / "run00" / "metrics.csv"
+    table = make_groups.folder / "run00" / "metrics.csv"
     rows = [row | {"train/loss": loss} for row, loss in zip(read_table(table), [*losses, ""])]
     write_table(table, rows)
-    found = group_runs(find_runs([groups.folder])[0])
-    (picture,) = curves.draw_training_loss(found)
+    groups = group_runs(find_runs([make_groups.folder])[0])
+    (picture,) = curves.draw_training_loss(groups)
     assert [row["mean"] for row in picture.rows] == losses
     assert picture.figure.axes[0].get_yscale() == "linear"
 
 
-def test_time_per_round(groups):
-    (picture,) = times.draw_round_times(groups(({}, {})))
+def test_round_times_are_shortest_median_and_longest(make_groups):
+    (picture,) = times.draw_round_times(make_groups(({}, {})))
     (row,) = picture.rows
     assert (row["shortest"], row["median"], row["longest"]) == (0.5, 0.5, 0.5)
-    check(picture)
+    check_pictures(picture)
 
 
 # Drawing
 
 
-def check(*pictures):
-    """Pictures have alt texts and captions, and can be drawn."""
+def check_pictures(*pictures):
+    """Check that pictures have alt texts and captions, and can be drawn."""
     for picture in pictures:
         assert len(picture.alt) > 30
         assert picture.caption.endswith(".")
@@ -515,52 +521,52 @@ def check(*pictures):
 
 
 @pytest.mark.slow
-def test_thirty_groups(groups):
-    found = groups(*[({"data.num_clients": k}, {}) for k in range(30)])
-    (lines,), (points,) = curves.draw_training_loss(found), spread.draw_spread(found)
-    for picture, times_each in ((lines, 1), (points, 2)):
-        numbers = [each.get_text() for each in picture.figure.axes[0].texts]
-        assert sorted(numbers) == sorted([str(k) for k in range(1, 31)] * times_each)
-        drawn = picture.svg().decode()
-        assert all(f"{group.number} {group.label}" in drawn for group in found)
+def test_thirty_groups_are_numbered_and_named(make_groups):
+    groups = make_groups(*[({"data.num_clients": k}, {}) for k in range(30)])
+    (lines,), (points,) = curves.draw_training_loss(groups), spread.draw_spread(groups)
+    for picture, repeats in ((lines, 1), (points, 2)):
+        numbers = [text.get_text() for text in picture.figure.axes[0].texts]
+        assert sorted(numbers) == sorted([str(k) for k in range(1, 31)] * repeats)
+        svg = picture.svg().decode()
+        assert all(f"{group.number} {group.label}" in svg for group in groups)
 
 
-def test_lines_are_told_apart():
-    def seen(place):
-        return tuple(str(each) for each in line_style(place).values())
+def test_line_styles_are_distinct():
+    def style(place):
+        return tuple(str(value) for value in line_style(place).values())
 
-    assert len({seen(place) for place in range(30)}) == 30
+    assert len({style(place) for place in range(30)}) == 30
     assert len({line_style(place)["marker"] for place in range(FEW)}) == FEW
 
 
 @given(st.lists(st.floats(-0.5, 1.5), min_size=1, max_size=40), st.floats(0.001, 0.2))
 def test_spaced_places_keep_their_order_and_distance(places, gap):
-    found = space_out(sorted(places), gap)
+    spaced = space_out(sorted(places), gap)
     room = min(gap, 1 / max(1, len(places) - 1))
-    assert all(b - a > room - 1e-9 for a, b in pairwise(found))
-    assert found[0] > -1e-9
-    assert found[-1] < 1 + 1e-9
+    assert all(b - a > room - 1e-9 for a, b in pairwise(spaced))
+    assert spaced[0] > -1e-9
+    assert spaced[-1] < 1 + 1e-9
 
 
-def test_what_the_user_set_in_matplotlib_does_not_matter(groups):
-    found = groups(({}, {}))
-    usual = next(curves.draw_training_loss(found)).svg()
+def test_matplotlib_settings_of_the_user_change_no_picture(make_groups):
+    groups = make_groups(({}, {}))
+    usual = next(curves.draw_training_loss(groups)).svg()
     with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "text.usetex": False}):
-        assert next(curves.draw_training_loss(found)).svg() == usual
+        assert next(curves.draw_training_loss(groups)).svg() == usual
         assert matplotlib.rcParams["font.size"] == 30
 
 
-def test_names_that_mean_something_to_matplotlib(groups):
-    odd = ["$\\frac{1}{0$", "_hidden", "a & b < c", "x" * 300, "日本"]
-    found = groups(*[({"data.num_clients": each}, {}) for each in odd])
-    svg = next(curves.draw_training_loss(found)).svg().decode()
+def test_names_with_matplotlib_syntax_are_drawn_literally(make_groups):
+    names = ["$\\frac{1}{0$", "_hidden", "a & b < c", "x" * 300, "日本"]
+    groups = make_groups(*[({"data.num_clients": name}, {}) for name in names])
+    svg = next(curves.draw_training_loss(groups)).svg().decode()
     assert "$\\frac{1}{0$" in svg
     assert "_hidden" in svg
     assert "…" in svg
 
 
-def test_an_svg_refers_to_nothing_outside(groups):
-    picture = next(curves.draw_training_loss(groups(({}, {}))))
+def test_svg_has_no_external_references(make_groups):
+    picture = next(curves.draw_training_loss(make_groups(({}, {}))))
     root = ElementTree.fromstring(picture.svg())
     for element in root.iter():
         assert not element.tag.endswith(("script", "image", "foreignObject"))
@@ -569,7 +575,7 @@ def test_an_svg_refers_to_nothing_outside(groups):
                 assert value.startswith("#")
 
 
-def test_coordinates_are_short_and_texts_are_not():
+def test_coordinates_are_rounded_and_texts_are_not():
     figure = Figure()
     figure.text(0.5, 0.5, "0.123456")
     figure.add_subplot().plot([0.123456, 0.23456], [1, 2])

@@ -1,4 +1,4 @@
-"""What is read of run folders, and what cannot be."""
+"""Reading run folders, and refusing or skipping invalid ones."""
 
 import itertools
 import shutil
@@ -14,7 +14,7 @@ from pl_fed.reports.group import group_runs, main_metric
 from pl_fed.reports.run import NoFitError, find_runs, read_run, sort_models
 
 
-def test_a_run_by_its_files(tmp_path):
+def test_run_is_read_from_its_files(tmp_path):
     run = read_run(write_run(tmp_path / "a", byzantine=[2]))
     assert run.name == "a"
     assert run.config == CONFIG
@@ -31,8 +31,8 @@ def test_a_run_by_its_files(tmp_path):
     assert run.classes["class"].tolist() == [0, 1] * 4
 
 
-def test_who_is_byzantine_is_counted(tmp_path):
-    """Ids of clients that the data bring, and a fraction, which is rounded down."""
+def test_byzantine_share_counts_byzantine_clients(tmp_path):
+    """The adversary is given by ids, or by a fraction that is rounded down."""
     attack = {"federation.adversary.attack": {"class_path": "pl_fed.attacks.RandomLabels"}}
     ids = with_changes({**attack, "federation.adversary.ids": [2], "data.num_clients": None})
     fraction = with_changes({**attack, "federation.adversary.fraction": 0.4})
@@ -41,7 +41,7 @@ def test_who_is_byzantine_is_counted(tmp_path):
         assert (run.num_clients, run.byzantine_share) == (4, 0.25)
 
 
-def test_who_is_byzantine_is_known_from_a_validation(tmp_path):
+def test_validation_table_determines_the_byzantine_share(tmp_path):
     attack = {"class_path": "pl_fed.attacks.RandomLabels"}
     config = with_changes(
         {"federation.adversary.attack": attack, "federation.adversary.fraction": 0.4}
@@ -54,13 +54,13 @@ def test_who_is_byzantine_is_known_from_a_validation(tmp_path):
     assert (run.num_clients, run.byzantine_share, run.clients) == (5, 0.2, {})
 
 
-def test_models_have_an_order():
-    found = sort_models(["hybrid_by_test_data", "global", "a", "hybrid", "personal", "a"])
-    assert found == ["personal", "global", "hybrid", "a", "hybrid_by_test_data"]
+def test_models_are_sorted():
+    models = sort_models(["hybrid_by_test_data", "global", "a", "hybrid", "personal", "a"])
+    assert models == ["personal", "global", "hybrid", "a", "hybrid_by_test_data"]
 
 
-def test_a_killed_run_has_what_it_has(tmp_path):
-    """What an earlier test left is not that of a run that goes on."""
+def test_killed_run_has_its_finished_rounds(tmp_path):
+    """Tables of an earlier test do not belong to a resumed run."""
     folder = write_run(tmp_path / "a")
     lines = (folder / "metrics.csv").read_text().splitlines(keepends=True)
     (folder / "metrics.csv").write_text("".join(lines[:3]) + "2,1.5,3")  # torn apart
@@ -87,8 +87,8 @@ def test_a_killed_run_has_what_it_has(tmp_path):
         *("early", "no limit"),
     ],
 )
-def test_when_a_run_came_to_its_end(tmp_path, limits, rounds, row, finished):
-    """A test of no client's samples leaves a row that is empty but for its number."""
+def test_run_is_finished_at_its_limits_or_with_a_test(tmp_path, limits, rounds, row, finished):
+    """A test without samples writes a row with only its round."""
     config = with_changes({f"trainer.{name}": value for name, value in limits.items()})
     folder = write_run(tmp_path / "a", config, rounds=rounds, tested=False)
     if row:
@@ -97,7 +97,7 @@ def test_when_a_run_came_to_its_end(tmp_path, limits, rounds, row, finished):
     assert (run.num_rounds, run.has_test, run.is_finished) == (rounds, row is not None, finished)
 
 
-def test_a_run_from_python_has_no_config(tmp_path):
+def test_run_from_python_has_no_config(tmp_path):
     folder = write_run(tmp_path / "a")
     (folder / "config.yaml").unlink()
     (folder / "engine.json").write_text("{")
@@ -106,26 +106,26 @@ def test_a_run_from_python_has_no_config(tmp_path):
     assert run.engine is None
 
 
-def test_numbers_that_are_none(tmp_path):
+def test_nan_and_text_cells_are_skipped(tmp_path):
     folder = write_run(tmp_path / "a")
     rows = [{"round": 0, "val/global/loss": "nan", "a": "inf"}, {"round": "x", "a": 3}]
     write_table(folder / "metrics.csv", rows)
     assert read_run(folder).rows == {0: {"a": float("inf")}}
 
 
-def test_folders_of_runs(tmp_path):
+def test_runs_are_found_once_in_nested_folders(tmp_path):
     for name in ("b", "deep/er/a", "c"):
         write_run(tmp_path / "runs" / name)
     (tmp_path / "runs" / "c" / "logs").mkdir()
     shutil.copy(tmp_path / "runs" / "b" / "metrics.csv", tmp_path / "runs" / "c" / "logs")
     (tmp_path / "runs" / "loop").symlink_to(tmp_path / "runs")
     runs, skipped = find_runs([tmp_path / "runs", tmp_path / "runs" / "c"])
-    assert [run.name for run in runs] == ["b", "c", "a"], "each once, and no logger's own"
+    assert [run.name for run in runs] == ["b", "c", "a"], "each run once"
     assert skipped == []
 
 
 def test_links_to_runs_are_followed(tmp_path):
-    """A run that lies elsewhere, and no run twice."""
+    """Links lead to runs outside the folder. Each run is read once."""
     write_run(tmp_path / "elsewhere" / "a")
     write_run(tmp_path / "runs" / "b")
     (tmp_path / "runs" / "linked").symlink_to(tmp_path / "elsewhere")
@@ -137,22 +137,22 @@ def test_links_to_runs_are_followed(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["secret", "metrics.csv", "per_client.csv"])
-def test_what_may_not_be_read_is_noted(tmp_path, monkeypatch, name):
+def test_unreadable_runs_are_skipped_and_listed(tmp_path, monkeypatch, name):
     write_run(tmp_path / "a" / "good")
     write_run(tmp_path / "b" / "secret")
-    inside = tmp_path / "b" / "secret"
+    unreadable = tmp_path / "b" / "secret"
     with monkeypatch.context() as patched:
         for method in ("iterdir", "open"):
             original = getattr(Path, method)
 
-            def asked(path, *arguments, original=original, **others):
-                if path == inside or path == inside / name:
+            def refuse(path, *arguments, original=original, **options):
+                if path == unreadable or path == unreadable / name:
                     raise PermissionError(13, "Permission denied", str(path))
-                return original(path, *arguments, **others)
+                return original(path, *arguments, **options)
 
-            patched.setattr(Path, method, asked)
+            patched.setattr(Path, method, refuse)
         if name == "secret":
-            (inside / "metrics.csv").unlink()
+            (unreadable / "metrics.csv").unlink()
         runs, skipped = find_runs([tmp_path])
         assert [run.name for run in runs] == ["good"]
         assert len(skipped) == 1
@@ -160,7 +160,7 @@ def test_what_may_not_be_read_is_noted(tmp_path, monkeypatch, name):
             find_runs([tmp_path / "b"])
 
 
-def test_rounds_are_those_that_were_run(tmp_path):
+def test_later_validation_adds_no_round(tmp_path):
     """A validation after a fit has the number of rounds as its round, and adds none."""
     folder = write_run(tmp_path / "a", tested=False)
     rows = read_table(folder / "metrics.csv")
@@ -168,14 +168,14 @@ def test_rounds_are_those_that_were_run(tmp_path):
     assert read_run(folder).num_rounds == 4
 
 
-def test_configs_that_a_run_went_on_from(tmp_path):
+def test_earlier_configs_are_read_by_round(tmp_path):
     folder = write_run(tmp_path / "a", with_changes({"model.init_args.lam": 1.0}))
     assert read_run(folder).earlier_configs == {}
     shutil.copy(write_run(tmp_path / "b") / "config.yaml", folder / "config_to_round_3.yaml")
     assert read_run(folder).earlier_configs == {3: CONFIG}
 
 
-def test_a_config_beside_folders_of_runs(tmp_path):
+def test_config_beside_run_folders_is_no_run(tmp_path):
     write_run(tmp_path / "runs" / "mine" / "a")
     shutil.copy(tmp_path / "runs" / "mine" / "a" / "config.yaml", tmp_path / "runs" / "mine")
     runs, skipped = find_runs([tmp_path / "runs"])
@@ -183,14 +183,14 @@ def test_a_config_beside_folders_of_runs(tmp_path):
     assert skipped == []
 
 
-def test_runs_of_the_same_name_are_told_apart(tmp_path):
+def test_runs_of_the_same_name_get_different_names(tmp_path):
     for name in ("x/a", "y/a", "y/b"):
         write_run(tmp_path / name)
     runs, _ = find_runs([tmp_path])
     assert [run.name for run in runs] == ["x/a", "y/a", "b"]
 
 
-def test_what_is_no_fit_is_left_out_and_said(tmp_path):
+def test_folders_without_a_fit_are_skipped_and_listed(tmp_path):
     write_run(tmp_path / "fit")
     tested = write_run(tmp_path / "only_tested")
     (tested / "engine.json").unlink()
@@ -211,19 +211,19 @@ def test_what_is_no_fit_is_left_out_and_said(tmp_path):
         f"{started}: no metrics.csv, so no round was run.",
         f"{empty}: no numbers in metrics.csv, so no round was run.",
     ]
-    for each in (tested, predicted, started, empty):
+    for folder in (tested, predicted, started, empty):
         with pytest.raises(ValueError, match=r"^Expected argument `runs` to hold fits but got /"):
-            find_runs([tmp_path / "fit", each])
+            find_runs([tmp_path / "fit", folder])
 
 
-def test_a_metric_of_the_users_own_is_no_model(tmp_path):
+def test_user_metric_is_no_model(tmp_path):
     names = ("val/mine", "test/mine", "test/mine/of/accuracy", "test/sizes/smallest")
     run = read_run(write_run(tmp_path / "a", extra=dict.fromkeys(names, 0.5)))
     assert run.models("test") == run.models("val") == ["personal", "global"]
     assert run.final("test/mine") == 0.5
 
 
-def test_a_client_of_many_owners(tmp_path):
+def test_client_with_many_owners_is_read(tmp_path):
     folder = write_run(tmp_path / "a")
     rows = read_table(folder / "per_client.csv")
     write_table(folder / "per_client.csv", [row | {"owner": "7, " * 90_000} for row in rows])
@@ -237,14 +237,14 @@ def test_a_client_of_many_owners(tmp_path):
         ("per_client_validation", "byzantine"),
     ],
 )
-@pytest.mark.parametrize("spoilt", [{}, None])
-def test_what_a_row_is_of_is_known(tmp_path, name, column, spoilt):
-    """A word in the place of a number, or no such column."""
+@pytest.mark.parametrize("value", [{}, None])
+def test_invalid_key_column_is_refused(tmp_path, name, column, value):
+    """A text replaces a number, or the column is missing."""
     folder = write_run(tmp_path / "a", tested=name != "per_client_validation")
     rows = [{"client": k, "byzantine": 0, "class": 1, "global_accuracy": 0.5} for k in range(3)]
     write_table(folder / f"{name}.csv", rows)
     read_run(folder)
-    if spoilt is None:
+    if value is None:
         rows = [{key: value for key, value in row.items() if key != column} for row in rows]
     else:
         rows[1][column] = "oops"
@@ -255,7 +255,7 @@ def test_what_a_row_is_of_is_known(tmp_path, name, column, spoilt):
 
 
 @pytest.mark.parametrize("name", ["per_client", "per_class"])
-def test_a_table_that_was_cut_off_is_not_taken_for_one_of_fewer_clients(tmp_path, name):
+def test_truncated_table_is_refused(tmp_path, name):
     folder = write_run(tmp_path / "a")
     write_table(folder / f"{name}.csv", [{"client": k, "byzantine": 0, "class": 1} for k in "123"])
     read_run(folder)
@@ -265,7 +265,7 @@ def test_a_table_that_was_cut_off_is_not_taken_for_one_of_fewer_clients(tmp_path
         find_runs([folder])
 
 
-def test_what_is_no_run(tmp_path):
+def test_missing_folders_and_folders_without_runs_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^Expected argument `runs` to be folders but got"):
         find_runs([tmp_path / "nowhere"])
     with pytest.raises(FileNotFoundError, match=r"^Expected argument `runs` to be folders of runs"):
@@ -275,7 +275,7 @@ def test_what_is_no_run(tmp_path):
 @pytest.mark.parametrize(
     "content", ["a: [", "a: b", "just words", "- 1", "2026-13-01", "!!python/object:os.x {}"]
 )
-def test_a_config_that_is_none(tmp_path, content):
+def test_invalid_config_is_refused(tmp_path, content):
     folder = write_run(tmp_path / "a")
     (folder / "config.yaml").write_text(content)
     with pytest.raises(
@@ -284,14 +284,14 @@ def test_a_config_that_is_none(tmp_path, content):
         find_runs([folder])
 
 
-def test_metrics_that_are_none(tmp_path):
+def test_invalid_metrics_file_is_refused(tmp_path):
     folder = write_run(tmp_path / "a")
     (folder / "metrics.csv").write_bytes(b"round,train/loss\n\xff\xfe\x00")
     with pytest.raises(NoFitError, match=r"but got .*/a: metrics\.csv is not readable CSV\.$"):
         find_runs([folder])
 
 
-def test_broken_runs_among_others_are_left_out_and_said(tmp_path):
+def test_broken_runs_among_others_are_skipped_and_listed(tmp_path):
     for name in ("config", "metrics", "whole"):
         write_run(tmp_path / name)
     (tmp_path / "config" / "config.yaml").write_text("a: [")
@@ -304,10 +304,10 @@ def test_broken_runs_among_others_are_left_out_and_said(tmp_path):
     ]
 
 
-# What is damaged is left out, and said
+# Damaged data are left out and reported
 
 
-def damaged(run, file, change):
+def damage_of(run, file, change):
     path = run / file
     path.write_text(change(path.read_text()))
     return read_run(run).damage
@@ -328,13 +328,13 @@ def damaged(run, file, change):
         ("engine.json", lambda text: "{", "engine.json cannot be read"),
     ],
 )  # fmt: skip
-def test_what_is_damaged_is_told(tmp_path, file, change, words):
+def test_damage_is_described(tmp_path, file, change, words):
     run = write_run(tmp_path / "a")
     assert read_run(run).damage == ()
-    assert damaged(run, file, change) == (words,)
+    assert damage_of(run, file, change) == (words,)
 
 
-def test_names_of_owners_are_no_damage(tmp_path):
+def test_owner_names_are_no_damage(tmp_path):
     run = write_run(tmp_path / "a")
     table = read_table(run / "per_client.csv")
     named = [{**row, "owner": f"Ada {row['client']}"} for row in table]
@@ -343,13 +343,13 @@ def test_names_of_owners_are_no_damage(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_and_the_command_say_what_is_damaged(tmp_path, capsys):
+def test_page_and_command_report_damage(tmp_path, capsys):
     run = write_run(tmp_path / "a")
-    damaged(run, "per_client.csv", lambda text: f"{text}4\n")
+    damage_of(run, "per_client.csv", lambda text: f"{text}4\n")
     path = report([str(run), "--out", str(tmp_path / "out")])
     assert f"note: {run}: per_client.csv has 1 damaged row." in capsys.readouterr().err
-    said = "Damaged data, left out: a: per_client.csv has 1 damaged row."
-    assert said in path.read_text(encoding="utf-8")
+    note = "Damaged data, left out: a: per_client.csv has 1 damaged row."
+    assert note in path.read_text(encoding="utf-8")
 
 
 ATTACK = {"class_path": "pl_fed.attacks.RandomLabels", "init_args": {"redraw": True}}
@@ -361,24 +361,24 @@ MISPLACED = [
 ]
 
 
-def keys_of(config, above=()):
+def config_keys(config, parents=()):
     for key, value in config.items():
-        yield (*above, key)
+        yield (*parents, key)
         if isinstance(value, dict):
-            yield from keys_of(value, (*above, key))
+            yield from config_keys(value, (*parents, key))
 
 
 @pytest.mark.slow
-def test_a_config_that_was_written_over_is_read_all_the_same(tmp_path):
-    """Whatever stands under whatever key: the run's tables are made of what is left."""
+def test_run_with_misplaced_config_values_is_read(tmp_path):
+    """Each key gets invalid values, and the report is still written."""
     changes = {"federation.adversary": ADVERSARY, "federation.monitor": "accuracy"}
     config = with_changes(changes)
-    whole, run = write_run(tmp_path / "whole", config), write_run(tmp_path / "run", config)
+    intact, run = write_run(tmp_path / "whole", config), write_run(tmp_path / "run", config)
     (run / "per_client.csv").unlink()
-    for keys, value in itertools.product(list(keys_of(config)), MISPLACED):
+    for keys, value in itertools.product(list(config_keys(config)), MISPLACED):
         damaged_config = with_changes({".".join(keys): value}, config)
         (run / "config.yaml").write_text(yaml.safe_dump(damaged_config))
-        runs, _ = find_runs([whole, run])
+        runs, _ = find_runs([intact, run])
         groups = group_runs(runs)
         assert main_metric(groups, "test") == "accuracy"
         assert all(run.is_finished for run in runs)

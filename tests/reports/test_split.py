@@ -1,4 +1,4 @@
-"""Who has how many samples of which classes: numbers, table, picture, command."""
+"""The data split, with samples and classes per client: numbers, table, picture, command."""
 
 import csv
 import io
@@ -21,17 +21,17 @@ ROOT = Path(__file__).parent.parent.parent
 QUICKSTART = ["--config", str(ROOT / "configs" / "quickstart.yaml")]
 
 
-def given(labels, clients, **how):
+def make_split(labels, clients, **options):
     y = torch.tensor(labels)
     classes = 0 if y.is_floating_point() else 3
     arrays = Arrays(torch.zeros(len(y), 2), y, torch.tensor(clients), num_classes=classes)
-    how = {"val_fraction": 0.0, "test_fraction": 0.0} | how
-    return Split(FederatedData(Given(arrays), **how).clients)
+    options = {"val_fraction": 0.0, "test_fraction": 0.0} | options
+    return Split(FederatedData(Given(arrays), **options).clients)
 
 
-def test_numbers_by_hand():
-    """Client 0 has two of class 0, client 1 one each of 0 and 2: of all it is 3/4, 0, 1/4."""
-    split = given([0, 0, 0, 2], [5, 5, 9, 9])
+def test_counts_and_distances_equal_hand_computed_values():
+    """The overall distribution of the classes is 3/4, 0, 1/4. Client 0 has only class 0."""
+    split = make_split([0, 0, 0, 2], [5, 5, 9, 9])
     assert split.counts.tolist() == [[2, 0, 0], [1, 0, 1]]
     assert split.classes_per_client.tolist() == [1, 2]
     assert split.distances.tolist() == [0.25, 0.25]
@@ -50,14 +50,14 @@ def test_numbers_by_hand():
     }
 
 
-def test_real_values_have_sizes_only(tmp_path):
-    split = given([0.5, 1.5, 2.5], [0, 0, 1])
+def test_split_of_real_values_has_only_sizes(tmp_path):
+    split = make_split([0.5, 1.5, 2.5], [0, 0, 1])
     assert split.rows()[0] == {"client": 0, "owner": "0", "train": 2, "val": 0, "test": 0}
     split.write(tmp_path / "split.csv")
     assert (tmp_path / "split.csv").read_text().splitlines()[0] == "client,owner,train,val,test"
     split.draw(tmp_path / "split.png")
     assert Image.open(tmp_path / "split.png").size[0] > 1000
-    text = shown(split)
+    text = render(split)
     assert "2 clients" in text
     assert "distance" not in text
     assert "class" not in text
@@ -66,12 +66,12 @@ def test_real_values_have_sizes_only(tmp_path):
 ODD = ["=1+1", "\x1b[31mred\x1b[0m", "[bold]é☃", "'tis"]
 
 
-def test_odd_names_are_neither_formulas_nor_obeyed_by_a_terminal(tmp_path):
+def test_formulas_and_control_characters_in_names_are_escaped(tmp_path):
     arrays = Arrays(torch.zeros(4, 2), torch.zeros(4).long(), torch.arange(4), num_classes=1)
     named = Given(replace(arrays, names=ODD))
     split = Split(FederatedData(named, val_fraction=0.0, test_fraction=0.0).clients)
     split.write(tmp_path / "split.csv")
-    text = shown(split)
+    text = render(split)
     assert "\x1b" not in text
     assert "\\x1b[31mred" in text
     with (tmp_path / "split.csv").open(encoding="utf-8", newline="") as file:
@@ -80,7 +80,7 @@ def test_odd_names_are_neither_formulas_nor_obeyed_by_a_terminal(tmp_path):
     assert [owner.removeprefix("'") for owner in owners] == ODD
 
 
-def test_a_terminal_that_lacks_letters_shows_them_escaped():
+def test_ascii_terminal_shows_escaped_letters():
     arrays = Arrays(torch.zeros(2, 2), torch.zeros(2).long(), torch.arange(2), num_classes=1)
     named = Given(replace(arrays, names=["é☃", "b"]))
     split = Split(FederatedData(named, val_fraction=0.0, test_fraction=0.0).clients)
@@ -90,24 +90,24 @@ def test_a_terminal_that_lacks_letters_shows_them_escaped():
     assert b"\\xe9\\u2603" in file.buffer.getvalue()
 
 
-def test_whose_samples_a_client_has(tmp_path):
-    """As the data call them: by id or by name; nobody's where labels are shared out."""
+def test_clients_have_the_names_of_their_owners(tmp_path):
+    """Owners have ids or names. Partitioning by label leaves clients without owners."""
     owner = torch.tensor([9, 9, 4, 4, 7, 7]) - 4
     arrays = Arrays(torch.zeros(6, 2), torch.zeros(6, dtype=torch.int64), owner, num_classes=1)
     named = replace(arrays, names=["Ada", "Bo", "Cy", "Di", "Ed", "Flo of the longest name"])
-    how = {"val_fraction": 0.5, "test_fraction": 0.0}
+    options = {"val_fraction": 0.5, "test_fraction": 0.0}
 
     def owners(arrays, *partitioner):
-        split = Split(FederatedData(Given(arrays), *partitioner, **how).clients)
-        return [row.get("owner") for row in split.rows()], shown(split)
+        split = Split(FederatedData(Given(arrays), *partitioner, **options).clients)
+        return [row.get("owner") for row in split.rows()], render(split)
 
     assert owners(arrays)[0] == ["0", "3", "5"]
-    found, table = owners(named)
-    assert found == ["Ada", "Di", "Flo of the longest name"]
+    names, table = owners(named)
+    assert names == ["Ada", "Di", "Flo of the longest name"]
     assert "Flo of the longest …" in table
-    found, table = owners(replace(named, names=["[/x]", "", "", "[b]o[/b]", "", "[bold]"]))
-    assert found == ["[/x]", "[b]o[/b]", "[bold]"]
-    assert all(name in table for name in found)
+    names, table = owners(replace(named, names=["[/x]", "", "", "[b]o[/b]", "", "[bold]"]))
+    assert names == ["[/x]", "[b]o[/b]", "[bold]"]
+    assert all(name in table for name in names)
     several, _ = owners(named, ByOwner(), 2)
     assert sorted(", ".join(several).split(", ")) == ["Ada", "Di", named.names[-1]]
     assert owners(named, IID(), 2)[0] == [None, None]
@@ -115,21 +115,24 @@ def test_whose_samples_a_client_has(tmp_path):
         replace(named, names=named.names[:5])
 
 
-def shown(split):
+def render(split):
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     split.show(console)
     return console.export_text()
 
 
-def test_the_table_names_few_clients_and_sums_up_many():
-    few, many = given([0, 1, 2] * 10, list(range(30))), given([0, 1, 2] * 20, list(range(60)))
-    assert "0:1" in shown(few)
-    assert "0:1" not in shown(many)
-    assert "60 clients" in shown(many)
+def test_table_lists_few_clients_and_summarizes_many():
+    few, many = (
+        make_split([0, 1, 2] * 10, list(range(30))),
+        make_split([0, 1, 2] * 20, list(range(60))),
+    )
+    assert "0:1" in render(few)
+    assert "0:1" not in render(many)
+    assert "60 clients" in render(many)
 
 
-def test_the_median_of_two_is_between_them():
-    text = shown(given([0] * 10 + [0, 1, 2] * 5, [0] * 10 + [1] * 15))
+def test_median_of_two_clients_is_their_mean():
+    text = render(make_split([0] * 10 + [0, 1, 2] * 5, [0] * 10 + [1] * 15))
     (samples,) = [line.split() for line in text.splitlines() if "train samples" in line]
     assert [cell for cell in samples if cell[0].isdigit()] == ["25", "10", "12.5", "15"]
     (classes,) = [line.split() for line in text.splitlines() if "│ classes" in line]
@@ -138,15 +141,15 @@ def test_the_median_of_two_is_between_them():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 12, 200])
-def test_pictures_of_few_and_many_clients(tmp_path, clients):
-    split = given([k % 3 for k in range(600)], [k % clients for k in range(600)])
+def test_picture_is_drawn_for_few_and_many_clients(tmp_path, clients):
+    split = make_split([k % 3 for k in range(600)], [k % clients for k in range(600)])
     split.draw(tmp_path / "split.png")
     pixels = Image.open(tmp_path / "split.png").convert("RGB").getcolors(1 << 24)
     assert len(pixels) > 20
 
 
 @pytest.mark.slow
-def test_the_command_trains_nothing_and_writes_table_and_picture(tmp_path, capsys):
+def test_partition_writes_table_and_picture_without_training(tmp_path, capsys):
     main(["partition", *QUICKSTART, "--trainer.default_root_dir", str(tmp_path)])
     text = capsys.readouterr().out
     (folder,) = tmp_path.iterdir()
@@ -161,7 +164,7 @@ def test_the_command_trains_nothing_and_writes_table_and_picture(tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_the_command_needs_no_model(tmp_path):
+def test_partition_needs_no_model(tmp_path):
     layer = tmp_path / "data.yaml"
     layer.write_text(
         "data:\n"
@@ -174,8 +177,8 @@ def test_the_command_needs_no_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_takes_the_config_of_another_machine(tmp_path):
-    """Whether or not there are GPUs here."""
+def test_partition_accepts_the_config_of_another_machine(tmp_path):
+    """The config asks for GPUs, and the test runs with and without GPUs."""
     trainer = {"accelerator": "gpu", "devices": 8, "strategy": "ddp", "precision": "16-mixed"}
     layer = tmp_path / "gpus.yaml"
     layer.write_text(yaml.safe_dump({"trainer": trainer}))
@@ -185,7 +188,7 @@ def test_the_command_takes_the_config_of_another_machine(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_does_not_make_the_model_that_is_given(tmp_path):
+def test_partition_does_not_build_the_model(tmp_path):
     net = {"architecture": "resnet18", "weights": "no_such_file.pth", "num_classes": 10}
     model = {"lam": 1.0, "net": {"class_path": "pl_fed.models.FrozenBody", "init_args": net}}
     layer = tmp_path / "frozen.yaml"
@@ -198,7 +201,7 @@ def test_the_command_does_not_make_the_model_that_is_given(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_split_is_one_sentence(tmp_path, capsys):
+def test_impossible_split_is_refused_in_one_sentence(tmp_path, capsys):
     root = ["--trainer.default_root_dir", str(tmp_path)]
     with pytest.raises(SystemExit) as stopped:
         main(["partition", *QUICKSTART, "--data.num_clients", "2000", *root])

@@ -1,4 +1,4 @@
-"""What makes configs the same, and what tells them apart."""
+"""Identity and differences of configs."""
 
 import yaml
 from hypothesis import given
@@ -26,14 +26,14 @@ LABELS = {"class_path": "pl_fed.attacks.RandomLabels", "init_args": {"redraw": T
         },
     )
 )
-def test_seeds_and_outputs_make_no_difference(changes):
+def test_seeds_and_output_settings_keep_the_identity(changes):
     changed = with_changes(changes)
     assert configs.identity(changed) == configs.identity(CONFIG)
     assert configs.group_name(changed) == configs.group_name(CONFIG)
 
 
-def test_whatever_else_changes_does():
-    others = {
+def test_other_settings_change_the_group():
+    settings = {
         "model.init_args.lam": 0.2,
         "data.num_clients": 5,
         "federation.aggregator": MEDIAN,
@@ -42,32 +42,32 @@ def test_whatever_else_changes_does():
         "trainer.max_epochs": 5,
         "model.init_args.seed": 1,
     }
-    found = [configs.group_name(with_changes({key: value})) for key, value in others.items()]
-    assert len({configs.group_name(CONFIG), *found}) == 1 + len(others)
-    assert all(name.startswith("Ditto-") and len(name) == 14 for name in found)
+    names = [configs.group_name(with_changes({key: value})) for key, value in settings.items()]
+    assert len({configs.group_name(CONFIG), *names}) == 1 + len(settings)
+    assert all(name.startswith("Ditto-") and len(name) == 14 for name in names)
 
 
-def test_a_saved_config_is_the_same_as_the_one_that_was_saved():
+def test_saved_config_keeps_its_identity():
     assert configs.identity(yaml.safe_load(yaml.safe_dump(CONFIG))) == configs.identity(CONFIG)
 
 
-def test_keys_are_those_of_the_command_line():
+def test_flat_keys_equal_those_of_the_command_line():
     config = with_changes(
         {"trainer.callbacks": [{"class_path": "a.Timer"}], "model.init_args.seed": [1, 2]}
     )
-    found = configs.flatten(config)
-    assert found["model.net"] == "pl_fed.models.MLP"
-    assert found["model.lam"] == 0.1
-    assert found["data.partitioner.classes_per_client"] == 2
-    assert found["trainer.callbacks.0"] == "a.Timer"
-    assert found["model.seed"] == [1, 2]
-    assert not [key for key in found if "init_args" in key or "class_path" in key]
+    flat = configs.flatten(config)
+    assert flat["model.net"] == "pl_fed.models.MLP"
+    assert flat["model.lam"] == 0.1
+    assert flat["data.partitioner.classes_per_client"] == 2
+    assert flat["trainer.callbacks.0"] == "a.Timer"
+    assert flat["model.seed"] == [1, 2]
+    assert not [key for key in flat if "init_args" in key or "class_path" in key]
 
 
-def test_only_what_differs_is_a_difference():
+def test_differences_are_the_different_values():
     first = with_changes({"federation.adversary.attack": LABELS, "seed_everything": 3})
-    found = configs.find_differences([CONFIG, first])
-    assert found == {
+    differences = configs.find_differences([CONFIG, first])
+    assert differences == {
         "seed_everything": [0, 3],
         "federation.adversary.attack": [None, "pl_fed.attacks.RandomLabels"],
         "federation.adversary.attack.redraw": [None, True],
@@ -75,13 +75,13 @@ def test_only_what_differs_is_a_difference():
     assert configs.find_differences([CONFIG]) == configs.find_differences([CONFIG, CONFIG]) == {}
 
 
-def test_seeds_are_named():
+def test_seeds_are_described():
     assert configs.describe_seeds(CONFIG) == "0"
     assert configs.describe_seeds(with_changes({"data.seed": 7})) == "0, data 7"
     assert configs.describe_seeds({}) == ""
 
 
-def test_the_share_of_byzantine_clients():
+def test_byzantine_share_of_a_config():
     def share(**changes):
         return configs.byzantine_share(
             with_changes({f"federation.adversary.{k}": v for k, v in changes.items()})
@@ -90,17 +90,17 @@ def test_the_share_of_byzantine_clients():
     assert share() == 0
     assert share(attack=LABELS, fraction=0.2) == 0.2
     assert share(attack=LABELS, ids=[0, 3]) == 0.5
-    assert share(fraction=0.2) == 0, "without an attack nobody lies"
-    unknown = {
+    assert share(fraction=0.2) == 0, "without an attack there are no Byzantine clients"
+    without_num_clients = {
         "federation.adversary.attack": LABELS,
         "federation.adversary.ids": [3],
         "data.num_clients": None,
     }
-    assert configs.byzantine_share(with_changes(unknown)) is None
+    assert configs.byzantine_share(with_changes(without_num_clients)) is None
     assert configs.byzantine_share({}) is None
 
 
-def test_classes_are_described_by_what_they_are_given():
+def test_classes_are_described_with_their_arguments():
     assert configs.describe_at(CONFIG, "data", "partitioner") == "Shards(classes_per_client=2)"
     assert configs.describe_at(CONFIG, "federation", "adversary", "attack") == "–"
     assert configs.describe_at(CONFIG, "seed_everything", "nothing") == "–"

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from small_federations import Cohorts, Given, classes, mlp, sections, seeded, sgd
-from worlds import FrailDitto
+from worlds import DivergentDitto
 
 import pl_fed
 from pl_fed.attacks import RandomLabels
@@ -92,7 +92,7 @@ def test_a_checkpoint_of_another_number_of_clients_is_refused(tmp_path):
 
 def test_work_that_was_left_out_does_not_count(tmp_path):
     """Client 5's loss is NaN, so that its state stays as it was."""
-    federation, said = evaluated(tmp_path, FrailDitto, cohorts=[range(6)] * 4)
+    federation, said = evaluated(tmp_path, DivergentDitto, cohorts=[range(6)] * 4)
     assert federation.participation.tolist() == [4] * 5 + [0]
     assert said[0].startswith("1 of 6 benign clients never took part")
 
