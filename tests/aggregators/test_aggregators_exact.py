@@ -30,17 +30,17 @@ def test_mean_by_samples_reads_the_proportions_only():
     assert torch.equal(Mean("samples")(UPLOADS, SAMPLES * 0.125, ROUND), once)
 
 
-def test_a_client_without_samples_has_no_say():
+def test_client_without_samples_has_weight_zero():
     uploads = torch.tensor([[1.0], [3.0], [1e30]])
     merged = Mean("samples")(uploads, torch.tensor([1, 1, 0]), ROUND)
     assert torch.equal(merged, torch.tensor([2.0]))
 
 
-def test_median_of_an_odd_number():
+def test_median_of_an_odd_number_of_uploads_is_the_middle_value():
     assert torch.equal(Median()(UPLOADS, SAMPLES, ROUND), torch.tensor([2.0, 0.0]))
 
 
-def test_median_of_an_even_number_is_the_mean_of_the_middle_two():
+def test_median_of_an_even_number_of_uploads_is_the_mean_of_the_middle_two_values():
     uploads = torch.cat([UPLOADS, torch.tensor([[100.0, 4.0]])])
     assert torch.equal(Median()(uploads, torch.ones(4), ROUND), torch.tensor([4.0, 2.0]))
 
@@ -51,7 +51,7 @@ def test_median_of_large_values_does_not_overflow():
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 9, 10, 50])
-def test_against_numpy(n):
+def test_mean_and_median_equal_numpy(n):
     uploads, samples = random_uploads(n), torch.arange(1, n + 1)
     rows = uploads.double().numpy()
     by_hand = {
@@ -76,7 +76,7 @@ def numpy_krum(rows, clients, byzantine, selected):
 
 @pytest.mark.parametrize(("n", "byzantine"), [(3, 0), (7, 2), (7, 4), (20, 6), (20, 17)])
 @pytest.mark.parametrize("selected", [1, 2, 3])
-def test_krum_against_numpy(n, byzantine, selected):
+def test_krum_equals_numpy(n, byzantine, selected):
     uploads = random_uploads(n)
     clients = torch.randperm(n, generator=torch.Generator().manual_seed(1))
     expected = numpy_krum(uploads.double().numpy(), clients.tolist(), byzantine, selected)
@@ -89,7 +89,7 @@ def test_krum_against_numpy(n, byzantine, selected):
         assert_close(merged.double(), torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
 
 
-def test_krum_by_hand():
+def test_krum_equals_a_hand_computed_example():
     """Neighbours: n − f − 2 = 2. Scores 5, 2, 5, 130, ...: the middle one of the three."""
     uploads = torch.tensor([[0.0], [1.0], [2.0], [10.0], [20.0]])
     context = RoundContext(num_byzantine=1, clients=torch.arange(5))
@@ -97,7 +97,7 @@ def test_krum_by_hand():
     assert Krum(num_selected=3)(uploads, torch.ones(5), context).tolist() == [1.0]
 
 
-def test_of_equal_scores_krum_takes_the_smallest_client():
+def test_krum_breaks_ties_by_the_smallest_client_id():
     """With one neighbour, two mutual nearest neighbours have the same score, always."""
     uploads = torch.tensor([[5.0], [0.0], [1.0]])
     for clients, expected in (([0, 8, 3], 1.0), ([0, 3, 8], 0.0)):
@@ -106,7 +106,7 @@ def test_of_equal_scores_krum_takes_the_smallest_client():
 
 
 @pytest.mark.parametrize("largest", [1e18, 1e30, 3e38])
-def test_krum_withstands_uploads_as_large_as_they_get(largest):
+def test_krum_withstands_the_largest_uploads(largest):
     uploads = torch.cat([random_uploads(5), torch.full((2, 257), largest)])
     uploads[5] *= -1
     context = RoundContext(num_byzantine=2, clients=torch.arange(7))
@@ -115,14 +115,14 @@ def test_krum_withstands_uploads_as_large_as_they_get(largest):
     assert torch.equal(merged, Krum()(uploads[:5], torch.ones(5), clean))
 
 
-def test_krum_tells_neighbours_apart_that_are_far_from_the_origin():
+def test_krum_is_exact_far_from_the_origin():
     """In float32 the products of such rows would have lost their differences."""
     uploads = 1000 + torch.tensor([[0.0, 0.0], [0.125, 0.0], [0.25, 0.25], [9.0, 9.0]])
     context = RoundContext(num_byzantine=1, clients=torch.tensor([3, 2, 1, 0]))
     assert Krum()(uploads, torch.ones(4), context).tolist() == [1000.125, 1000.0]
 
 
-def test_many_coordinates_are_added_up():
+def test_krum_adds_up_many_coordinates_exactly():
     uploads = random_uploads(6, 40_000)
     uploads[0, -1] = 1e4  # beyond the columns that are taken at a time
     context = RoundContext(num_byzantine=1, clients=torch.arange(6))
@@ -139,7 +139,7 @@ def test_too_few_uploads_for_krum_are_an_error_that_names_the_numbers(n, byzanti
         Krum()(torch.zeros(n, 2), torch.ones(n), context)
 
 
-def test_more_to_select_than_there_are_is_an_error():
+def test_selecting_more_uploads_than_exist_is_an_error():
     with pytest.raises(
         ValueError, match=r"at least 4 rows for Krum but got 3: use a larger cohort"
     ):
@@ -147,7 +147,7 @@ def test_more_to_select_than_there_are_is_an_error():
 
 
 @pytest.mark.parametrize(("n", "trimmed"), [(1, 0), (3, 1), (4, 1), (10, 4), (50, 10)])
-def test_trimmed_mean_against_numpy(n, trimmed):
+def test_trimmed_mean_equals_numpy(n, trimmed):
     uploads = random_uploads(n)
     expected = np.sort(uploads.double().numpy(), axis=0)[trimmed : n - trimmed].mean(axis=0)
     expects = RoundContext(num_byzantine=trimmed)
@@ -156,7 +156,7 @@ def test_trimmed_mean_against_numpy(n, trimmed):
         assert_close(merged, torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
 
 
-def test_trimmed_mean_by_hand():
+def test_trimmed_mean_equals_a_hand_computed_example():
     merged = TrimmedMean(1)(torch.cat([UPLOADS, UPLOADS * 3]), torch.ones(6), ROUND)
     assert merged.tolist() == [4.25, 0.0 + (10 - 4) / 4]
 
@@ -182,7 +182,7 @@ def test_numbers_out_of_range_are_refused(kind, name, value):
 
 
 @pytest.mark.parametrize(("n", "most"), [(0, 0), (4, 1), (5, 2), (9, 2)])
-def test_the_trimmed_mean_withstands_what_it_trims(n, most):
+def test_trimmed_mean_withstands_as_many_uploads_as_it_trims(n, most):
     assert TrimmedMean(2).max_byzantine(n) == most
     assert TrimmedMean().max_byzantine(n) == 0
 
@@ -192,12 +192,12 @@ def test_the_median_withstands_a_minority(n, most):
     assert Median().max_byzantine(n) == most
 
 
-def test_one_more_than_the_minority_moves_the_median():
+def test_majority_moves_the_median():
     uploads = torch.tensor([[1.0], [2.0], [1e30], [1e30]])
     assert Median()(uploads, torch.ones(4), ROUND) > 1e29
 
 
-def test_the_mean_withstands_none():
+def test_one_upload_moves_the_mean():
     assert Mean().max_byzantine(100) == 0
     assert Mean()(torch.tensor([[0.0], [1e30]]), torch.ones(2), ROUND) > 1e29
 
@@ -209,7 +209,7 @@ def test_mean_of_many_bfloat16_uploads_keeps_its_digits():
         assert_close(merged, torch.full((2,), 1.0078125), rtol=1e-5, atol=0)
 
 
-def test_the_users_matmul_precision_does_not_reach_the_mean():
+def test_matmul_precision_does_not_change_the_mean():
     uploads, samples = random_uploads(64, 2000), torch.arange(1, 65)
     exact = Mean("samples")(uploads, samples, ROUND)
     before = torch.get_float32_matmul_precision()
@@ -234,7 +234,7 @@ def test_unknown_weighting_is_refused():
         (torch.tensor([1.0, torch.nan, 1.0]), "at least 0 .* but got .*nan"),
     ],
 )
-def test_weights_that_are_none_are_refused(weights, message):
+def test_invalid_weights_are_refused(weights, message):
     with pytest.raises(ValueError, match=message):
         Mean("samples")(UPLOADS, weights, ROUND)
 
@@ -244,7 +244,7 @@ def test_the_base_class_is_abstract():
         Aggregator()
 
 
-def test_a_merge_of_finite_uploads_that_is_not_finite():
+def test_overflow_of_finite_uploads_is_refused():
     class Divides(Mean):
         def forward(self, uploads, weights, context):
             return uploads.mean(0) / 0

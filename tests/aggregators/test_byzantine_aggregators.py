@@ -154,7 +154,7 @@ def test_results_equal_the_formulas(name):
 
 
 @pytest.mark.parametrize("kind", ["random", "together", "mirrored", "a little"])
-def test_caf_against_the_formula_leaves_out_more_than_the_hostile(kind):
+def test_caf_equals_the_formula(kind):
     notes = {}
     rows = hostile_uploads(kind, 12, 3)
     merged(CAF(), rows, 3, note=lambda word, number: notes.update({word: float(number)}))
@@ -163,7 +163,7 @@ def test_caf_against_the_formula_leaves_out_more_than_the_hostile(kind):
 
 @pytest.mark.parametrize("f", [1, 2, 3])
 @pytest.mark.parametrize("own", [True, False])
-def test_a_number_of_its_own_comes_before_the_servers(f, own):
+def test_num_byzantine_of_the_aggregator_overrides_that_of_the_server(f, own):
     rows = hostile_uploads("mirrored", 15, f)
     for kind in (Krum, Bulyan, MeaMed, MDA, SMEA, CAF, KNorm, KLoss):
         mine = merged(kind(num_byzantine=f), rows, 0 if own else 5)
@@ -172,7 +172,7 @@ def test_a_number_of_its_own_comes_before_the_servers(f, own):
 
 @pytest.mark.parametrize(("tau", "steps"), [(2.0, 1), (2.0, 4), (100.0, 1), (0.1, 3)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_centered_clipping_against_the_formula(tau, steps, kind):
+def test_centered_clipping_equals_the_formula(tau, steps, kind):
     aggregator, centre = CenteredClipping(tau, steps), np.zeros(40)
     for round_number in range(3):
         rows = hostile_uploads(kind, 9, 3, seed=round_number)
@@ -184,7 +184,7 @@ def test_centered_clipping_against_the_formula(tau, steps, kind):
 # By hand.
 
 
-def test_krum_without_neighbours_takes_who_was_drawn_first_as_dittos_code():
+def test_krum_without_neighbours_selects_the_first_sampled_client_like_dittos_code():
     """n = 10 and f = 8: no neighbour, all scores are 0, and multi-Krum averages n − f = 2."""
     rows, weights = torch.eye(10).double(), torch.ones(10)
     draws = []
@@ -204,7 +204,7 @@ def test_krum_without_neighbours_takes_who_was_drawn_first_as_dittos_code():
         merged(Krum(), rows, 8)
 
 
-def test_whom_dittos_code_draws_first_is_drawn_by_size_once():
+def test_first_client_of_dittos_code_is_sampled_by_size():
     """Of all clients: the cohort is by size, and who is first in it is by size no further."""
     sizes = torch.from_numpy(np.random.RandomState(0).lognormal(3, 1, 100) + 10).round().long()
     krum, tenths = Krum(without_neighbours="first"), sizes.argsort(descending=True).view(10, 10)
@@ -217,30 +217,30 @@ def test_whom_dittos_code_draws_first_is_drawn_by_size_once():
     assert chisquare(counts[tenths].sum(1), expected[tenths].sum(1)).pvalue > 0.001
 
 
-def test_krum_with_a_neighbour_looks_at_it_whatever_the_option():
+def test_krum_with_a_neighbour_ignores_the_option_for_no_neighbours():
     rows = torch.tensor([[9.0], [0.0], [1.0]])
     assert merged(Krum(without_neighbours="first"), rows).tolist() == [0.0]
 
 
-def test_distances_that_are_not_squared_choose_another():
+def test_krum_without_squares_selects_another_upload():
     """Two neighbours each. From 0: 2 and 2; from 5: 0.5 and 3.4."""
     rows = torch.tensor([[0.0], [2.0], [-2.0], [5.0], [5.5], [8.4]])
     assert merged(Krum(squared=True), rows, 2).tolist() == [0.0]
     assert merged(Krum(squared=False), rows, 2).tolist() == [5.5]
 
 
-def test_multi_krum_selects_n_less_f():
+def test_multi_krum_selects_n_minus_f_uploads():
     rows = torch.tensor([[0.0], [1.0], [2.0], [3.0], [90.0]])
     assert merged(Krum(num_selected=None), rows, 1).tolist() == [1.5]
 
 
-def test_bulyan_by_hand():
+def test_bulyan_equals_a_hand_computed_example():
     """θ = 5: 3, 4, 2, 1 and 9 or 5 go last; of 1, 2, 3, 4, 5 the β = 3 around 3 are 2, 3, 4."""
     rows = torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0], [9.0], [90.0]])
     assert merged(Bulyan(), rows, 1).tolist() == [3.0]
 
 
-def test_the_mean_around_the_median_by_hand():
+def test_mean_around_the_median_equals_a_hand_computed_example():
     rows = torch.tensor([[0.0, 1.0], [1.0, 2.0], [2.0, 4.0], [4.0, 8.0], [90.0, 16.0]])
     assert merged(MeaMed(), rows, 1).tolist() == [1.75, 3.75]
     of_three = [(1 + 2 + (0 + 4) / 2) / 3, (1 + 2 + 4) / 3]
@@ -248,32 +248,32 @@ def test_the_mean_around_the_median_by_hand():
     assert merged(MeaMed(), rows, 0).tolist() == pytest.approx([97 / 5, 31 / 5])
 
 
-def test_of_two_values_that_are_equally_far_the_mean_counts():
+def test_mean_around_the_median_averages_two_equally_far_values():
     rows = torch.tensor([[0.0], [3.0], [4.0], [5.0], [8.0]])
     assert merged(MeaMed(), rows, 1).tolist() == [4.0]
     assert merged(MeaMed(), -rows, 1).tolist() == [-4.0]
 
 
-def test_k_norm_by_hand():
+def test_k_norm_equals_a_hand_computed_example():
     rows = torch.tensor([[3.0, 4.0], [0.0, -2.0], [6.0, 0.0], [1.0, 0.0]])
     assert merged(KNorm(), rows, 2).tolist() == [0.5, -1.0]
     assert merged(KNorm(), rows, 3).tolist() == [1.0, 0.0]
     assert merged(KNorm(), rows, 0).tolist() == [2.5, 0.5]
 
 
-def test_of_equal_norms_the_smallest_client_stays():
+def test_k_norm_breaks_ties_by_the_smallest_client_id():
     rows = torch.tensor([[1.0], [-1.0]])
     for clients, kept in (([0, 1], 1.0), ([1, 0], -1.0)):
         assert merged(KNorm(), rows, 1, clients=torch.tensor(clients)).tolist() == [kept]
 
 
-def test_k_loss_by_hand():
+def test_k_loss_equals_a_hand_computed_example():
     rows, losses = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0.5, 4.0, 0.75])
     for f, expected in ((0, 2.0), (1, 3.0), (2, 1.0)):
         assert merged(KLoss(), rows, f, start_losses=losses).tolist() == [expected]
 
 
-def test_of_equal_losses_the_smallest_client_counts_as_the_smallest():
+def test_k_loss_breaks_ties_by_the_smallest_client_id():
     rows, losses = torch.tensor([[1.0], [2.0]]), torch.tensor([7.0, 7.0])
     for clients, expected in (([0, 1], 2.0), ([1, 0], 1.0)):
         told_of = {"start_losses": losses, "clients": torch.tensor(clients)}
@@ -281,18 +281,18 @@ def test_of_equal_losses_the_smallest_client_counts_as_the_smallest():
 
 
 @pytest.mark.parametrize("losses", [[1.0, 2.0], [1.0, 2.0, torch.nan]])
-def test_k_loss_asks_for_losses(losses):
+def test_k_loss_needs_losses(losses):
     with pytest.raises(ValueError, match=r"start_losses` to be finite numbers.* for KLoss"):
         merged(KLoss(), torch.ones(3, 1), start_losses=torch.tensor(losses))
 
 
-def test_minimum_diameter_by_hand():
+def test_minimum_diameter_equals_a_hand_computed_example():
     rows = torch.tensor([[0.0], [4.0], [6.0], [9.0], [90.0]])
     assert merged(MDA(), rows, 1).tolist() == [4.75]
     assert merged(MDA(), rows, 2).tolist() == [pytest.approx(19 / 3)]
 
 
-def test_of_sets_of_one_diameter_the_first_clients_are_taken():
+def test_minimum_diameter_breaks_ties_by_the_smallest_client_ids():
     rows = torch.tensor([[2.0], [1.0], [0.0]])
     assert merged(MDA(), rows, 1).tolist() == [1.5]
     assert merged(MDA(), rows, 1, clients=torch.tensor([2, 1, 0])).tolist() == [0.5]
@@ -303,7 +303,7 @@ def test_too_many_byzantine_uploads_for_minimum_diameter_are_refused():
         merged(MDA(), torch.zeros(43, 1), 21)
 
 
-def test_smallest_variation_by_hand():
+def test_smallest_variation_equals_a_hand_computed_example():
     """Without 8 the rest varies along one axis by 2 / 3; without another one, by more."""
     rows = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [2.0, 8.0]])
     for aggregator in (SMEA(), CAF()):
@@ -312,7 +312,7 @@ def test_smallest_variation_by_hand():
 
 
 @pytest.mark.parametrize("numbers", [1, 200])
-def test_sets_that_are_looked_at_a_few_at_a_time_give_the_same(monkeypatch, numbers):
+def test_sets_in_small_pieces_give_the_same_result(monkeypatch, numbers):
     rows = hostile_uploads("mirrored", 9, 3)
     expected = merged(SMEA(), rows, 3)
     monkeypatch.setattr(pl_fed.aggregators.smea, "_BATCH_NUMBERS", numbers)
@@ -326,11 +326,11 @@ def test_too_many_sets_for_smea_are_refused():
 
 
 @pytest.mark.parametrize("rows", [torch.full((5, 3), 2.5), torch.zeros(5, 3)])
-def test_equal_uploads_have_no_direction_of_their_own(rows):
+def test_equal_uploads_are_merged_to_that_upload(rows):
     assert torch.equal(merged(CAF(), rows, 2), rows[0])
 
 
-def test_the_mean_is_what_filters_give_that_expect_nobody():
+def test_filters_without_byzantine_uploads_equal_the_mean():
     rows = hostile_uploads("random", 8, 0)
     for aggregator in (CAF(), SMEA(), MDA(), MeaMed(), KNorm()):
         assert_close(merged(aggregator, rows), rows.mean(0), rtol=1e-12, atol=1e-12)
@@ -351,7 +351,7 @@ def test_the_geometric_median_of_a_blunt_triangle_is_its_blunt_corner():
     assert merged(GeometricMedian(), rows).norm() < 1e-5
 
 
-def test_the_geometric_median_is_the_row_that_a_majority_sends():
+def test_geometric_median_is_the_upload_of_a_majority():
     rows = torch.tensor([[3.0, -4.0]] * 4 + [[1e30, 0.0], [0.0, -1e30], [-1e20, 5.0]])
     assert_close(merged(GeometricMedian(), rows), rows[0], rtol=0, atol=1e-5)
 
@@ -417,7 +417,7 @@ def test_samples_weigh_in_the_geometric_median():
 # What is remembered.
 
 
-def test_centered_clipping_goes_at_most_tau_a_step():
+def test_centered_clipping_moves_at_most_tau_per_step():
     rows = torch.full((5, 100), 1e30)
     aggregator = CenteredClipping(tau=3.0, num_steps=2)
     for rounds in (1, 2, 3):
@@ -443,7 +443,7 @@ def test_the_memory_of_centered_clipping_is_loaded_within_a_module():
     assert torch.equal(fresh[0].centre, used[0].centre)
 
 
-def test_uploads_that_are_not_finite_leave_the_memory_as_it_is():
+def test_uploads_with_nan_do_not_change_the_memory():
     aggregator, rows = CenteredClipping(1.0), torch.ones(3, 2)
     before = merged(aggregator, rows).clone()
     with pytest.raises(ValueError, match=r"NaN or infinity in rows \[1\]"):
@@ -451,7 +451,7 @@ def test_uploads_that_are_not_finite_leave_the_memory_as_it_is():
     assert torch.equal(aggregator.centre, before)
 
 
-def test_what_becomes_of_a_result_does_not_reach_the_memory():
+def test_changing_the_result_does_not_change_the_memory():
     changed, left = CenteredClipping(1.0), CenteredClipping(1.0)
     for round_number in range(3):
         rows = hostile_uploads("random", 5, 0, seed=round_number)
@@ -488,7 +488,7 @@ def test_uploads_of_another_length_are_refused():
         (GeometricMedian(), 2, {}),
     ],
 )
-def test_what_is_done_to_uploads_is_noted(aggregator, f, expected):
+def test_aggregators_note_numbers_of_selected_and_clipped_uploads(aggregator, f, expected):
     notes = {}
     rows = hostile_uploads("far", 15, 2)
     merged(aggregator, rows, f, note=lambda word, number: notes.update({word: float(number)}))
@@ -508,7 +508,7 @@ def test_what_is_done_to_uploads_is_noted(aggregator, f, expected):
         (KLoss, 2, 2, 3),
     ],
 )
-def test_too_few_uploads_are_refused_and_one_more_will_do(kind, n, f, smallest):
+def test_smallest_number_of_uploads_is_exact(kind, n, f, smallest):
     with pytest.raises(ValueError, match=f"at least {smallest} rows for {kind.__name__} but got"):
         merged(kind(), torch.ones(n, 2), f)
     assert merged(kind(), torch.ones(smallest, 2), f).tolist() == [1.0, 1.0]
@@ -554,11 +554,11 @@ def test_arguments_out_of_range_are_refused(kind, name, value):
         (CenteredClipping(), 0, 0),
     ],
 )
-def test_how_many_may_be_byzantine(aggregator, at_10, at_30):
+def test_breakdown_numbers_equal_the_theory(aggregator, at_10, at_30):
     assert (aggregator.breakdown(10), aggregator.breakdown(30)) == (at_10, at_30)
 
 
-def test_more_colluders_than_krum_has_neighbours_for_are_chosen():
+def test_krum_selects_colluders_beyond_its_breakdown_number():
     """n − f − 2 = 2, and three are each other's neighbours: as the smaller breakdown says."""
     far = torch.full((3, 40), 1e9)
     assert Krum(num_byzantine=5).breakdown(9) == 2
@@ -568,6 +568,6 @@ def test_more_colluders_than_krum_has_neighbours_for_are_chosen():
         assert (found.max() == 1e9) == chosen
 
 
-def test_what_counts_with_byzantine_uploads_is_abstract():
+def test_byzantine_aggregator_is_abstract():
     with pytest.raises(TypeError, match="abstract"):
         ByzantineAwareAggregator()

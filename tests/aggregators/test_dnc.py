@@ -48,7 +48,7 @@ def by_paper(rows, byzantine, drawn, fraction):
 @pytest.mark.parametrize("attack", ["none", "far", "a little is enough", "opposite"])
 @pytest.mark.parametrize("n", [10, 25])
 @pytest.mark.parametrize(("iterations", "fraction"), [(1, 1.0), (1, 1.5), (3, 1.0), (2, 0.5)])
-def test_against_the_paper(attack, n, iterations, fraction):
+def test_results_equal_the_paper(attack, n, iterations, fraction):
     rows, byzantine = uploads_with(attack, n), n // 5
     now = context(n, byzantine, seed=7, round=4)
     drawn = [
@@ -66,7 +66,7 @@ def test_against_the_paper(attack, n, iterations, fraction):
 
 @pytest.mark.parametrize("attack", ["none", "far", "a little is enough", "opposite"])
 @pytest.mark.parametrize("coordinates", [None, 60, 10_000])
-def test_against_the_paper_on_all_coordinates(attack, coordinates):
+def test_results_on_all_coordinates_equal_the_paper(attack, coordinates):
     rows = uploads_with(attack, 20)
     expected, _ = by_paper(rows.numpy(), 4, [np.arange(60)], 1.0)
     found = DnC(num_coordinates=coordinates)(rows, torch.ones(20), context(20, 4))
@@ -74,13 +74,13 @@ def test_against_the_paper_on_all_coordinates(attack, coordinates):
 
 
 @pytest.mark.parametrize("attack", ["far", "very far", "a little is enough", "opposite"])
-def test_it_finds_who_is_hostile(attack):
+def test_forged_uploads_are_left_out(attack):
     rows = uploads_with(attack, 20, d=400)
     merged = DnC(num_coordinates=100)(rows, torch.ones(20), context(20, 4))
     assert_close(merged, rows[4:].mean(0))
 
 
-def test_by_hand():
+def test_result_equals_a_hand_computed_example():
     """The mean is (0, 1), and the most variance along the second axis: scores 1, 1, 1, 9."""
     rows = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
     merged = DnC()(rows, torch.ones(4), context(4, 1))
@@ -94,7 +94,7 @@ def test_by_hand():
     assert notes == [("dropped", 2)]
 
 
-def test_how_many_are_left_out_is_not_rounding():
+def test_number_of_uploads_left_out_has_no_rounding_error():
     """0.1 · 3 is a little more than 0.3 in floating point, and three of ten are three."""
     notes = []
     now = replace(context(20, 10), note=lambda *words: notes.append(words))
@@ -102,7 +102,7 @@ def test_how_many_are_left_out_is_not_rounding():
     assert notes == [("dropped", 3)]
 
 
-def test_of_equal_uploads_those_of_the_smallest_ids_are_good():
+def test_ties_are_broken_by_the_smallest_client_ids():
     """Of three that are equal, and equally far off, two are left out."""
     draw = torch.Generator().manual_seed(3)
     rows = torch.randn(8, 33, generator=draw, dtype=torch.float64)
@@ -113,13 +113,13 @@ def test_of_equal_uploads_those_of_the_smallest_ids_are_good():
         assert_close(DnC()(rows, torch.ones(8), now), rows[good].mean(0))
 
 
-def test_none_byzantine_is_the_mean():
+def test_no_byzantine_client_gives_the_mean():
     rows = uploads_with("far", 10)
     assert_close(DnC()(rows, torch.ones(10), context(10, 0)), rows.mean(0))
     assert_close(DnC(num_byzantine=0)(rows, torch.ones(10), context(10, 3)), rows.mean(0))
 
 
-def test_if_none_is_good_always_those_count_that_are_so_most_often():
+def test_most_frequently_good_uploads_count_if_none_is_always_good():
     """Four uploads, each far off on a coordinate of its own, of which one is drawn at a time."""
     rows, rounds = 100 * torch.eye(4, dtype=torch.float64), 0
     for round in range(60):
@@ -167,7 +167,7 @@ def test_too_few_uploads_are_an_error_that_names_the_numbers(n, byzantine, fract
         DnC(filter_fraction=fraction)(torch.zeros(n, 2), torch.ones(n), context(n, byzantine))
 
 
-def test_a_very_long_upload_hides_a_shorter_one_which_clipping_undoes():
+def test_clipping_reveals_the_upload_hidden_by_a_longer_upload():
     """As the docstring says: nothing is promised."""
     rows = uploads_with("none", 20)
     rows[0], rows[1] = 0, 0
@@ -190,7 +190,7 @@ def test_a_very_long_upload_hides_a_shorter_one_which_clipping_undoes():
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(wrong, error):
+def test_invalid_arguments_are_refused(wrong, error):
     ((name, value),) = wrong.items()
     with pytest.raises(error, match=rf"Expected argument `{name}` to be .* but got {value}\."):
         DnC(**wrong)

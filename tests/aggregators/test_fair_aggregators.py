@@ -45,7 +45,7 @@ drawn_tilts = st.floats(0.01, 5) | st.floats(-5, -0.01)
 
 @quick
 @given(drawn_uploads)
-def test_without_tilt_they_are_the_mean_bit_for_bit(uploads):
+def test_zero_tilt_equals_the_mean_bit_for_bit(uploads):
     expected = merged(Mean(), uploads)
     for aggregator in (TiltedMean(q=0.0), Term(t=0.0), QFFL(q=0.0)):
         assert torch.equal(merged(aggregator, uploads), expected)
@@ -69,7 +69,7 @@ def test_small_tilts_are_nearly_the_mean(uploads, losses, sign):
 
 @quick
 @given(drawn_uploads, st.just(0.0) | drawn_tilts, st.integers(1, 4), st.floats(0.05, 0.5))
-def test_tilted_mean_is_descent_on_the_tilted_distance(uploads, q, steps, lr):
+def test_tilted_mean_equals_gradient_descent_on_the_tilted_distance(uploads, q, steps, lr):
     """By autograd, on equation 10 with its distances in units of their mean at w^t."""
     unit = uploads.square().sum(1).mean()
     w = torch.zeros(uploads.shape[1], dtype=torch.float64, requires_grad=True)
@@ -86,7 +86,7 @@ def test_tilted_mean_is_descent_on_the_tilted_distance(uploads, q, steps, lr):
     assert_close(found, w.detach(), rtol=1e-9, atol=1e-11)
 
 
-def test_tilted_mean_by_hand():
+def test_tilted_mean_equals_a_hand_computed_example():
     """Squared distances 1 and 3, their mean 2: weights e^{q/2} and e^{3q/2}."""
     uploads = torch.tensor([[1.0, 0.0], [0.0, math.sqrt(3)]], dtype=torch.float64)
     q = 2 * math.log(2)
@@ -96,7 +96,7 @@ def test_tilted_mean_by_hand():
     assert merged(TiltedMean(steps=2, lr=0.25), uploads)[0].item() == pytest.approx(3 / 8)
 
 
-def test_infinite_tilts_of_the_server_take_the_farthest_and_the_nearest():
+def test_infinite_server_tilts_select_the_farthest_and_the_nearest_upload():
     uploads = torch.tensor([[3.0, 0.0], [0.0, 5.0], [-1.0, 1.0]], dtype=torch.float64)
     assert torch.equal(merged(TiltedMean(math.inf), uploads), uploads[1])
     assert torch.equal(merged(TiltedMean(-math.inf), uploads), uploads[2])
@@ -105,7 +105,7 @@ def test_infinite_tilts_of_the_server_take_the_farthest_and_the_nearest():
     assert_close(merged(TiltedMean(math.inf), -uploads.repeat(2, 1)), -uploads[1])
 
 
-def test_many_small_steps_end_in_the_middle_of_those_that_are_farthest_apart():
+def test_many_small_steps_end_at_the_midpoint_of_the_farthest_uploads():
     """The centre of the smallest ball around points of which two are at its ends."""
     uploads = torch.tensor([[4.0, 1.0], [-2.0, 1.0], [1.0, 2.0], [0.0, 1.0]], dtype=torch.float64)
     centre = merged(TiltedMean(math.inf, steps=5_000, lr=4e-3), uploads)
@@ -113,7 +113,7 @@ def test_many_small_steps_end_in_the_middle_of_those_that_are_farthest_apart():
 
 
 @pytest.mark.parametrize("length", [1e-25, 1e-3, 1e6, 1e25])
-def test_how_long_the_updates_are_does_not_saturate_the_tilt(length):
+def test_length_of_updates_does_not_saturate_the_tilt(length):
     uploads = random_uploads(6, 1000)
     expected = merged(TiltedMean(3.0, steps=2), uploads) * length
     assert_close(merged(TiltedMean(3.0, steps=2), uploads * length), expected)
@@ -121,7 +121,7 @@ def test_how_long_the_updates_are_does_not_saturate_the_tilt(length):
     assert_close(narrow / length, expected / length, rtol=1e-4, atol=1e-4)
 
 
-def test_equal_models_are_left_where_they_are():
+def test_equal_uploads_are_merged_to_that_upload():
     assert torch.equal(merged(TiltedMean(5.0), torch.zeros(3, 4)), torch.zeros(4))
 
 
@@ -130,7 +130,7 @@ def test_equal_models_are_left_where_they_are():
 
 @quick
 @given(drawn_uploads, st.floats(-3, 3), st.integers(0, 99))
-def test_term_by_its_formula(uploads, t, seed):
+def test_term_equals_its_formula(uploads, t, seed):
     losses = 3 * torch.rand(len(uploads), generator=torch.Generator().manual_seed(seed)).double()
     powers = (t * losses).exp()
     expected = powers / powers.sum() @ uploads
@@ -145,14 +145,14 @@ def test_term_does_not_overflow_and_reaches_its_limits():
         assert_close(merged(Term(-t), uploads, losses), uploads[2])
 
 
-def test_afl_is_all_weight_on_the_worst_client():
+def test_afl_puts_all_weight_on_the_worst_client():
     uploads = random_uploads(3)
     assert torch.equal(merged(Term(math.inf), uploads, [0.5, 0.9, 0.7]), uploads[1])
 
 
 @quick
 @given(drawn_uploads, st.floats(0.01, 6), st.floats(0.1, 100), st.integers(0, 99))
-def test_q_ffl_by_its_formula(uploads, q, lipschitz, seed):
+def test_q_ffl_equals_its_formula(uploads, q, lipschitz, seed):
     """Algorithm 2, in the paper's signs."""
     draw = torch.Generator().manual_seed(seed)
     losses = 0.1 + 3 * torch.rand(len(uploads), generator=draw, dtype=torch.float64)
@@ -174,7 +174,7 @@ def test_q_ffl_with_losses_of_any_size():
 
 @pytest.mark.parametrize("aggregator", [Term(), QFFL()])
 @pytest.mark.parametrize("losses", [[], [1.0], [1.0, math.nan], [math.inf, 1.0]], ids=str)
-def test_losses_that_do_not_fit_are_refused(aggregator, losses):
+def test_losses_of_a_wrong_shape_are_refused(aggregator, losses):
     name = type(aggregator).__name__
     match = rf"one for each of the 2 uploads, for {name} but got \["
     with pytest.raises(ValueError, match=match):
@@ -191,13 +191,13 @@ def test_negative_losses_are_refused_by_q_ffl():
 
 @quick
 @given(drawn_uploads)
-def test_fedmgda_without_room_is_the_mean_of_the_directions(uploads):
+def test_fedmgda_with_epsilon_zero_equals_the_mean_of_the_directions(uploads):
     expected = F.normalize(uploads).mean(0)
     assert_close(merged(FedMGDA(0.0), uploads), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("tiny", [1e-30, 1e-42, 0.0])
-def test_an_upload_that_is_hardly_longer_than_0_stops_nothing(tiny):
+def test_tiny_upload_does_not_stop_fedmgda(tiny):
     uploads = torch.tensor([[1.0, 0.0], [0.0, 1.0], [tiny, 0.0]])
     found = merged(FedMGDA(0.1), uploads)
     assert 0 < found.norm() <= 1 + 1e-6
@@ -205,7 +205,7 @@ def test_an_upload_that_is_hardly_longer_than_0_stops_nothing(tiny):
 
 @quick
 @given(drawn_uploads, st.sampled_from([0.05, 0.1, 0.5, 1.0, math.inf]))
-def test_fedmgda_against_scipy(uploads, epsilon):
+def test_fedmgda_equals_scipy(uploads, epsilon):
     directions = F.normalize(uploads).numpy()
     n = len(directions)
     found = minimize(
@@ -221,7 +221,7 @@ def test_fedmgda_against_scipy(uploads, epsilon):
     assert_close(merged(FedMGDA(epsilon), uploads), expected, rtol=0, atol=1e-5)
 
 
-def test_fedmgda_by_hand():
+def test_fedmgda_equals_a_hand_computed_example():
     """Directions e₁ and e₂, of which two are equal: half and half, or as near as 1/3 ± ε allows."""
     uploads = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 4.0]], dtype=torch.float64)
     assert merged(FedMGDA(1.0), uploads).tolist() == pytest.approx([0.5, 0.5])
@@ -246,7 +246,7 @@ def test_an_upload_of_zero_has_no_direction():
     assert merged(FedMGDA(0.1), torch.zeros(3, 2)).tolist() == [0.0, 0.0]
 
 
-def test_its_direction_makes_every_loss_smaller():
+def test_fedmgda_lowers_the_loss_of_every_client():
     """Clients of which the mean direction would harm one."""
     uploads = torch.tensor([[1.0, 0.2], [1.0, 0.3], [1.0, 0.1], [-0.9, 1.0]], dtype=torch.float64)
     assert (F.normalize(uploads) @ merged(FedMGDA(0.0), uploads) < 0).any()
@@ -269,7 +269,7 @@ def test_its_direction_makes_every_loss_smaller():
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(kind, wrong):
+def test_invalid_arguments_are_refused(kind, wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(ValueError, match=rf"Expected argument `{name}` to be .* but got {value}\."):
         kind(**wrong)
@@ -294,7 +294,7 @@ def client(lr=0.2):
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("redraw", [False, True])
-def test_clients_count_by_the_loss_of_the_broadcast_on_their_own_labels(engine, redraw):
+def test_weights_use_the_loss_of_the_broadcast_on_the_labels_of_each_client(engine, redraw):
     """Byzantine ones on the labels that they poison; against a loop over clients and samples."""
     arrays, attack = classes(SIZES), RandomLabels(redraw=redraw)
     data, one = shared_out(arrays), client().double()
@@ -330,7 +330,7 @@ def test_clients_count_by_the_loss_of_the_broadcast_on_their_own_labels(engine, 
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_federations_without_tilt_are_fedavg_exactly(engine):
+def test_zero_tilt_equals_fedavg_exactly(engine):
     data = shared_out(classes(SIZES))
     settings = {"rounds": 3, "sampler": Uniform(3), "engine": engine}
     expected = run_rounds(client(), data, aggregator=Mean(), **settings)
@@ -340,7 +340,7 @@ def test_federations_without_tilt_are_fedavg_exactly(engine):
         )
 
 
-def test_one_step_of_term_is_one_of_gradient_descent_on_the_tilted_loss():
+def test_step_of_term_equals_gradient_descent_on_the_tilted_loss():
     """w − η ∇ (1/t) log mean_k e^{t F_k(w)}, with full batches and one local step."""
     arrays, t = classes(SIZES), 3.0
     net = seeded(mlp).double()
@@ -358,7 +358,7 @@ def test_one_step_of_term_is_one_of_gradient_descent_on_the_tilted_loss():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregator", [Term(20.0), QFFL(5.0, lipschitz=5.0), FedMGDA(1.0)])
-def test_they_are_fairer_than_the_mean(aggregator):
+def test_fair_aggregators_lower_the_worst_loss_of_the_mean(aggregator):
     """A client whose labels contradict those of the other three is served better."""
     arrays = classes([10, 10, 10, 10], num_classes=2)
     y = (arrays.inputs[:, 0] > 0).long()

@@ -32,7 +32,7 @@ def random_rows(n, d, seed, attack="none"):
 @pytest.mark.parametrize("attack", ["none", "far", "opposite"])
 @pytest.mark.parametrize(("n", "d"), [(2, 1), (7, 20), (15, 40_000)])
 @pytest.mark.parametrize("seed", range(3))
-def test_against_the_paper(attack, n, d, seed):
+def test_results_equal_the_paper(attack, n, d, seed):
     """Equations 2 to 4, in their order."""
     uploads, server = random_rows(n, d, seed, attack)
     rows, root = uploads.numpy(), server.numpy()
@@ -51,7 +51,7 @@ def test_against_the_paper(attack, n, d, seed):
     assert found.norm() <= server.norm() * (1 + 1e-12)
 
 
-def test_by_hand():
+def test_result_equals_a_hand_computed_example():
     """Cosines 3/5, 4/5, 0 and -1 with a root of length 5."""
     rows = torch.tensor([[10.0, 0.0], [0.0, 0.1], [-4.0, 3.0], [-3.0, -4.0]])
     notes = {}
@@ -60,31 +60,31 @@ def test_by_hand():
     assert notes == {"dropped": 2}
 
 
-def test_how_long_uploads_are_does_not_matter():
+def test_lengths_of_uploads_do_not_matter():
     rows, root = random_rows(6, 30, 0)
     lengths = torch.tensor([1e-30, 1e-3, 1.0, 1e3, 1e30, 1e100], dtype=torch.float64)[:, None]
     assert_close(merge(rows * lengths, root), merge(rows, root))
 
 
-def test_one_trusted_upload_is_followed_at_the_roots_length():
+def test_single_trusted_upload_is_rescaled_to_the_length_of_the_root():
     rows, root = torch.tensor([[0.0, 7.0], [-1.0, 0.0]]), torch.tensor([1.0, 1.0])
     assert_close(merge(rows, root), torch.tensor([0.0, 2**0.5]))
 
 
 @pytest.mark.parametrize("rows", [[[-1.0, 0.0]], [[0.0, 5.0], [0.0, 0.0]], [[float("nan"), 1.0]]])
-def test_if_none_is_trusted_nothing_changes(rows):
+def test_no_trusted_upload_gives_a_zero_update(rows):
     notes = {}
     merged = merge(torch.tensor(rows), torch.tensor([1.0, 0.0]), notes)
     assert torch.equal(merged, torch.zeros(2))
     assert notes == {"dropped": len(rows)}
 
 
-def test_a_root_of_zero_changes_nothing():
+def test_zero_root_gives_a_zero_update():
     assert torch.equal(merge(torch.ones(3, 2), torch.zeros(2)), torch.zeros(2))
 
 
 @pytest.mark.parametrize("tiny", [1e-38, 1e-42, 1e-45])
-def test_uploads_that_are_hardly_longer_than_zero_break_nothing(tiny):
+def test_tiny_uploads_give_a_finite_result(tiny):
     root = torch.tensor([1.0, 0.0])
     merged = merge(torch.tensor([[tiny, 0.0], [2.0, 0.0]]), root)
     assert merged.isfinite().all()
@@ -100,6 +100,6 @@ def test_uploads_that_are_hardly_longer_than_zero_break_nothing(tiny):
         (torch.tensor([torch.inf, 0.0]), "NaN or infinity"),
     ],
 )
-def test_a_root_that_is_none_is_refused(root, got):
+def test_invalid_root_is_refused(root, got):
     with pytest.raises(ValueError, match=rf"`context.root` .* for FLTrust, .* but got {got}\.$"):
         merge(torch.ones(4, 2), root)

@@ -47,21 +47,21 @@ def of(step, uploads, now):
 # Nearest-neighbour mixing
 
 
-def test_mixing_by_hand():
+def test_mixing_equals_a_hand_computed_example():
     """Of the three that are nearest to each: 0, 1, 3; 0, 1, 3; 1, 3, 0; 90, 3, 1."""
     uploads, now = torch.tensor([[0.0], [1.0], [3.0], [90.0]]), context(4, 1)
     expected = [4 / 3, 4 / 3, 4 / 3, 94 / 3]
     assert of(NearestNeighborMixing(), uploads, now).flatten().tolist() == pytest.approx(expected)
 
 
-def test_mixing_leaves_those_alone_that_have_no_other():
+def test_mixing_without_neighbours_keeps_uploads():
     uploads = random_uploads(5, "none")
     assert torch.equal(of(NearestNeighborMixing(4), uploads, context(5)), uploads)
     everything = of(NearestNeighborMixing(0), uploads, context(5, 3))
     assert_close(everything, uploads.mean(0).expand(5, -1))
 
 
-def test_of_equally_near_uploads_those_of_smaller_ids_are_mixed():
+def test_mixing_breaks_ties_by_the_smallest_client_ids():
     uploads = torch.tensor([[0.0], [1.0], [-1.0]])
     for clients, expected in (([5, 2, 3], 0.5), ([5, 3, 2], -0.5)):
         now = replace(context(3, 1), clients=torch.tensor(clients))
@@ -70,7 +70,7 @@ def test_of_equally_near_uploads_those_of_smaller_ids_are_mixed():
 
 @every_attack
 @pytest.mark.parametrize(("n", "byzantine"), [(5, 1), (10, 2), (10, 7), (23, 4)])
-def test_mixing_against_numpy(attack, n, byzantine):
+def test_mixing_equals_numpy(attack, n, byzantine):
     rows = random_uploads(n, attack)
     expected = []
     for row in rows.numpy():
@@ -80,7 +80,7 @@ def test_mixing_against_numpy(attack, n, byzantine):
     assert_close(found, torch.from_numpy(np.stack(expected)), rtol=1e-10, atol=1e-10)
 
 
-def test_mixing_brings_honest_uploads_together():
+def test_mixing_reduces_the_scatter_of_benign_uploads():
     """Hostile ones that are mixed in add less to their scatter than mixing takes away."""
     uploads = random_uploads(20, "opposite")
     honest, mixed = uploads[4:], of(NearestNeighborMixing(4), uploads, context(20))[4:]
@@ -97,7 +97,7 @@ def test_more_byzantine_clients_than_uploads_are_an_error(kind):
 # Bucketing
 
 
-def test_buckets_by_hand():
+def test_buckets_equal_a_hand_computed_example():
     """Rows that are powers of two tell by their mean which of them are in a bucket."""
     n, size = 7, 3
     uploads = 2.0 ** torch.arange(n)[:, None]
@@ -147,7 +147,7 @@ def test_any_two_clients_meet_equally_often():
     assert (pairs - 400).abs().max() < 5 * (400 * 0.8) ** 0.5, "each of 15 pairs, one in five times"
 
 
-def test_buckets_of_one_are_the_uploads():
+def test_buckets_of_size_one_equal_the_uploads():
     uploads = random_uploads(6, "none")
     found = Bucketing(1)(uploads, torch.arange(6), context(6))
     assert torch.equal(found.uploads, uploads[found.context.clients])
@@ -168,7 +168,7 @@ def test_clipping_by_the_median_of_the_norms():
     ("n", "byzantine", "clipped"),
     [(10, 0, 0), (10, 1, 1), (10, 2, 3), (10, 3, 4), (10, 5, 5), (4, 1, 1), (7, 3, 3), (5, 4, 1)],
 )
-def test_adaptive_clipping_clips_as_many_as_the_paper_says(n, byzantine, clipped):
+def test_adaptive_clipping_clips_the_number_of_uploads_in_the_paper(n, byzantine, clipped):
     """k = ⌊2 f (n − f) / n⌋ of norms 1, ..., n, to n − k."""
     uploads = torch.diag(torch.arange(1.0, n + 1))
     found = of(AdaptiveClipping(byzantine), uploads, context(n)).diagonal()
@@ -177,7 +177,7 @@ def test_adaptive_clipping_clips_as_many_as_the_paper_says(n, byzantine, clipped
 
 @every_attack
 @pytest.mark.parametrize(("n", "byzantine"), [(5, 1), (10, 2), (10, 4), (23, 7)])
-def test_adaptive_clipping_against_numpy(attack, n, byzantine):
+def test_adaptive_clipping_equals_numpy(attack, n, byzantine):
     rows = random_uploads(n, attack)
     norms = np.linalg.norm(rows.numpy(), axis=1)
     threshold = np.sort(norms)[::-1][int(np.floor(2 * byzantine * (n - byzantine) / n))]
@@ -186,7 +186,7 @@ def test_adaptive_clipping_against_numpy(attack, n, byzantine):
     assert_close(found, torch.from_numpy(expected), rtol=1e-12, atol=0)
 
 
-def test_nothing_becomes_longer_than_the_longest_honest_upload():
+def test_no_upload_is_longer_than_the_longest_benign_upload():
     for n in range(3, 20):
         for byzantine in range(n // 2 + 1):
             uploads = torch.eye(n) * torch.arange(1.0, n + 1)
@@ -204,7 +204,7 @@ def filtered(step, norms, byzantine=0):
     return found.context.clients.tolist(), found
 
 
-def test_what_is_too_long_is_left_out():
+def test_norm_filter_leaves_out_long_uploads():
     norms = [1.0, 30.0, 2.0, 6.0, 6.5]  # their median is 6
     for step, kept in (
         (NormFilter(multiple=1.0), [0, 2, 3]),
@@ -221,7 +221,7 @@ def test_what_is_too_long_is_left_out():
         assert found.context.losses.tolist() == kept
 
 
-def test_what_is_left_out_counts_as_byzantine():
+def test_uploads_left_out_count_as_byzantine():
     norms = [1.0, 30.0, 2.0, 60.0, 6.5]
     for expected, left in ((0, 0), (1, 0), (2, 0), (3, 1)):
         clients, found = filtered(NormFilter(), norms, expected)
@@ -230,13 +230,13 @@ def test_what_is_left_out_counts_as_byzantine():
     assert filtered(NormFilter(threshold=100.0), norms, 3)[1].context.num_byzantine == 3
 
 
-def test_uploads_with_nan_or_infinity_are_too_long():
+def test_norm_filter_leaves_out_uploads_with_nan_or_infinity():
     uploads = torch.tensor([[1.0, 2.0], [torch.nan, 1.0], [1.0, 1.0], [0.0, -torch.inf], [2, 2]])
     found = NormFilter()(uploads, torch.ones(5), context(5))
     assert found.context.clients.tolist() == [0, 2, 4]
 
 
-def test_if_all_are_too_long_it_is_an_error_that_says_how_long():
+def test_error_without_remaining_uploads_names_the_shortest_norm():
     match = "norm of at most 0.5, because NormFilter .* but got 1 for the shortest of 2"
     with pytest.raises(ValueError, match=match):
         filtered(NormFilter(threshold=0.5), [1.0, 2.0])
@@ -259,7 +259,7 @@ def test_if_all_are_too_long_it_is_an_error_that_says_how_long():
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(kind, wrong, error):
+def test_invalid_arguments_are_refused(kind, wrong, error):
     ((name, value),) = wrong.items()
     with pytest.raises(error, match=rf"Expected argument `{name}` to be .* but got {value}\."):
         kind(**wrong)

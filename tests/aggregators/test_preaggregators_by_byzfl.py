@@ -19,7 +19,7 @@ def agrees(found, expected):
 
 @attacked
 @sized
-def test_mixing(attack, n, byzantine):
+def test_mixing_equals_byzfl(attack, n, byzantine):
     rows = random_uploads(n, attack)
     expected = byzfl.NNM(byzantine)(rows.numpy().copy())
     agrees(of(NearestNeighborMixing(byzantine), rows, context(n)), expected)
@@ -27,7 +27,7 @@ def test_mixing(attack, n, byzantine):
 
 @attacked
 @sized
-def test_adaptive_clipping(attack, n, byzantine):
+def test_adaptive_clipping_equals_byzfl(attack, n, byzantine):
     """byzfl takes ⌊·⌋ of a product in floating point: of these numbers it gets the same."""
     rows = random_uploads(n, attack)
     expected = byzfl.ARC(byzantine)(rows.numpy().copy())
@@ -36,7 +36,7 @@ def test_adaptive_clipping(attack, n, byzantine):
 
 @attacked
 @pytest.mark.parametrize("threshold", [0.5, 7.0, 1e3])
-def test_clipping(attack, threshold):
+def test_clipping_equals_byzfl(attack, threshold):
     rows = random_uploads(11, attack)
     agrees(
         of(Clipping(threshold), rows, context(11)), byzfl.Clipping(threshold)(rows.numpy().copy())
@@ -44,7 +44,7 @@ def test_clipping(attack, threshold):
 
 
 @pytest.mark.parametrize(("n", "size"), [(12, 3), (12, 1), (12, 12), (9, 2), (11, 4)])
-def test_bucketing(n, size):
+def test_buckets_have_the_sizes_of_byzfl(n, size):
     """The permutations are others: which clients meet is left to chance, all else is the same.
 
     Powers of two tell by a bucket's mean who is in it.

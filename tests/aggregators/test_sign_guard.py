@@ -87,7 +87,7 @@ ATTACKS = ["none", "opposite", "a little is enough", "far", "short", "noise"]
 @pytest.mark.parametrize("similarity", [False, True])
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("n", [9, 20])
-def test_against_the_paper(attack, similarity, share, n):
+def test_results_equal_the_paper(attack, similarity, share, n):
     rows, notes = uploads_with(attack, n), {}
     now = context(n, seed=5, round=2, note=lambda word, number: notes.update({word: int(number)}))
     drawn = torch.randperm(200, generator=generator(5, "signguard", 2))[: int(share * 200)]
@@ -101,7 +101,7 @@ def test_against_the_paper(attack, similarity, share, n):
 
 @pytest.mark.parametrize("attack", ["opposite", "a little is enough", "far", "short"])
 @pytest.mark.parametrize("similarity", [False, True])
-def test_it_leaves_out_who_is_hostile(attack, similarity):
+def test_forged_uploads_are_left_out(attack, similarity):
     rows = uploads_with(attack, d=4000)
     seen = {}
 
@@ -118,7 +118,7 @@ def test_it_leaves_out_who_is_hostile(attack, similarity):
     assert 4 <= dropped[0] <= 10
 
 
-def test_by_hand():
+def test_result_equals_a_hand_computed_example():
     """Norms 1, 2, 2, 3, 30 and 0.1, median 2: the last two are out, and one other has odd signs."""
     rows = torch.tensor([[1.0, 0], [2, 0], [0, -2], [3, 0], [30, 0], [0.1, 0]])
     step = SignGuard(coordinates=1.0)
@@ -131,7 +131,7 @@ def test_by_hand():
     assert merged.tolist() == pytest.approx([(1 + 2 + 2 + 2 + 0.1) / 5, 0.0])
 
 
-def test_if_none_passes_nothing_changes():
+def test_no_accepted_upload_gives_a_zero_update():
     """Only the third has a norm that will do, and it alone has odd signs."""
     rows = torch.diag(torch.tensor([1.0, 2.0, -3.0, 4.0, 5.0]))
     step, notes = SignGuard(lower=1.0, upper=1.0, coordinates=1.0), {}
@@ -162,7 +162,7 @@ def test_the_coordinates_are_drawn_by_seed_and_round():
 
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
 @pytest.mark.parametrize("seed", range(5))
-def test_clusters_against_a_mean_shift_of_ones_own(n, seed):
+def test_clusters_equal_an_independent_mean_shift(n, seed):
     draw = np.random.default_rng(seed)
     points = draw.normal(size=(n, 3)) * 0.1 + draw.integers(0, 2, (n, 1))
     if n > 3:
@@ -173,7 +173,7 @@ def test_clusters_against_a_mean_shift_of_ones_own(n, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", range(2, 30))
-def test_uploads_whose_signs_agree_are_one_cluster(n):
+def test_uploads_with_equal_signs_form_one_cluster(n):
     """Shares of signs that are no round numbers: their distances are rounding, and not quite 0."""
     for positive, zeros in ((2, 0), (5, 1), (3, 2), (6, 3)):
         points = np.tile(np.array([positive, zeros, 7 - positive]) / 7, (n, 1))
@@ -195,6 +195,6 @@ def test_uploads_whose_signs_agree_are_one_cluster(n):
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(wrong, words):
+def test_invalid_arguments_are_refused(wrong, words):
     with pytest.raises(ValueError, match=f"Expected arguments? {words}"):
         SignGuard(**wrong)

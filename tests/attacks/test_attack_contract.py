@@ -127,7 +127,7 @@ def test_poisoned_batch_keeps_shapes_dtypes_mask_and_ids(kind, arguments):
 
 
 @all_attacks
-def test_flags_say_what_an_attack_changes(kind, arguments):
+def test_flags_match_the_changes_by_the_attack(kind, arguments):
     attack, batch, own = kind(**arguments), samples(), uploads(3)
     poisons = not equal(attack.poison(batch, CLIENT), batch)
     forges = not torch.equal(forge(attack, uploads(4), own), own)
@@ -149,7 +149,7 @@ def test_input_is_not_changed(kind, arguments):
 
 
 @all_attacks
-def test_attack_has_no_memory_and_keeps_the_global_generator(kind, arguments):
+def test_attack_is_stateless_and_keeps_the_global_generator(kind, arguments):
     before = torch.get_rng_state()
     used = kind(**arguments)
     for client in range(3):

@@ -39,7 +39,7 @@ def same(mine, theirs):
 
 @every_shape
 @every_kind
-def test_sign_flipping_is_inner_product_manipulation_by_1(shape, kind):
+def test_sign_flipping_equals_inner_product_manipulation_with_factor_1(shape, kind):
     honest = rows(shape, kind)
     same(forge(InnerProductManipulation(1.0), honest), byzfl.SignFlipping()(honest))
 
@@ -47,7 +47,7 @@ def test_sign_flipping_is_inner_product_manipulation_by_1(shape, kind):
 @every_shape
 @every_kind
 @pytest.mark.parametrize("factor", [0.1, 2.0, -3.0])
-def test_inner_product_manipulation(shape, kind, factor):
+def test_inner_product_manipulation_equals_byzfl(shape, kind, factor):
     honest = rows(shape, kind)
     theirs = byzfl.InnerProductManipulation(tau=factor)(honest)
     same(forge(InnerProductManipulation(factor), honest), theirs)
@@ -56,7 +56,7 @@ def test_inner_product_manipulation(shape, kind, factor):
 @every_shape
 @every_kind
 @pytest.mark.parametrize("factor", [0.0, 1.5, 10.0])
-def test_a_little_is_enough(shape, kind, factor):
+def test_a_little_is_enough_equals_byzfl(shape, kind, factor):
     """On the other side of the mean, and by the sample's standard deviation."""
     honest, n = rows(shape, kind), shape[0]
     theirs = byzfl.ALittleIsEnough(tau=factor)(honest)
@@ -65,7 +65,7 @@ def test_a_little_is_enough(shape, kind, factor):
 
 @every_shape
 @pytest.mark.parametrize("client", [0, 1])
-def test_mimic(shape, client):
+def test_mimic_equals_byzfl(shape, client):
     honest = rows(shape, "random")
     same(forge(Mimic(client), honest), byzfl.Mimic(epsilon=client)(honest))
 
@@ -80,7 +80,7 @@ def test_mimic(shape, client):
     ],
     ids=["median", "trimmed mean", "Krum"],
 )
-def test_a_search_does_as_much_harm(mine, theirs, seed):
+def test_search_does_at_least_the_harm_of_byzfl(mine, theirs, seed):
     """Another search than ByzFL's, with as many trials: it does not do much less."""
     n, f = 15, 4
     draws = np.random.default_rng(seed)

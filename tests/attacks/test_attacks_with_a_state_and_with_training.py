@@ -44,7 +44,7 @@ def trainer_of(attack, folder, rounds):
     )
 
 
-def test_a_state_is_saved_and_a_resumed_run_is_equal_bit_for_bit(tmp_path):
+def test_resumed_run_restores_the_state_of_the_attack_bit_for_bit(tmp_path):
     def fit(name, attack, rounds, checkpoint=None):
         client = Ditto(seeded(mlp), optimizer=sgd(0.1))
         trainer = trainer_of(attack, tmp_path / name, rounds)
@@ -78,7 +78,7 @@ class TrainedBackwards(Attack):
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_an_attacker_may_train_the_model_on_its_own_data(engine):
+def test_attacker_can_train_the_model_on_its_data(engine):
     data, client = shared_out(classes([9, 5, 12])), FedAvg(seeded(mlp), optimizer=sgd(0.1))
     settings = {"rounds": 1, "engine": engine, "ids": [1]}
     outcome = run_rounds(client, data, attack=TrainedBackwards(), **settings)

@@ -56,13 +56,13 @@ def test_the_stamp_of_flat_inputs_is_their_first_or_last_numbers(corner, places)
     assert torch.equal(shown.inputs, expected)
 
 
-def test_the_stamp_is_as_bright_as_the_brightest_number_of_the_sample():
+def test_stamp_has_the_largest_value_of_the_sample():
     x = torch.tensor([[0.0, 3.0, 0.0, 0.0], [-5.0, -4.0, -3.0, -2.0]])
     shown = Backdoor(1, size=1).trigger(Batch(x, torch.tensor([0, 0])))
     assert shown.inputs.tolist() == [[0.0, 3.0, 0.0, 3.0], [-5.0, -4.0, -3.0, -2.0]]
 
 
-def test_what_a_trigger_shows_and_what_counts():
+def test_trigger_stamps_all_samples_and_masks_the_target_class():
     batch = batch_of(4)._replace(targets=torch.tensor([3, 1, 3, 2]))
     shown = Backdoor(3).trigger(batch)
     assert shown.targets.tolist() == [3, 3, 3, 3]
@@ -71,7 +71,7 @@ def test_what_a_trigger_shows_and_what_counts():
     assert Backdoor(3).trigger(masked).mask.tolist() == [False, True, False, False]
 
 
-def test_a_poisoned_sample_is_what_the_trigger_shows_and_others_stay():
+def test_poisoned_samples_equal_the_trigger_and_other_samples_stay_unchanged():
     batch, attack = batch_of(), Backdoor(3, samples=0.3)
     poisoned, shown = attack.poison(batch, CONTEXT), attack.trigger(batch)
     hit = changed(batch, poisoned)
@@ -80,7 +80,7 @@ def test_a_poisoned_sample_is_what_the_trigger_shows_and_others_stay():
     assert torch.equal(poisoned.targets[~hit], batch.targets[~hit])
 
 
-def test_who_is_stamped_is_the_documented_draw_and_stays_from_round_to_round():
+def test_stamped_samples_are_the_documented_draw_in_every_round():
     batch, attack = batch_of(fill=0.0), Backdoor(3, samples=0.3, value=1.0)
     expected = uniforms(key(11, "backdoor", 2), batch.samples) < 0.3
     for round in (0, 7):
@@ -92,7 +92,7 @@ def test_who_is_stamped_is_the_documented_draw_and_stays_from_round_to_round():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_the_share_of_stamped_samples(share):
+def test_share_of_stamped_samples_equals_the_argument(share):
     batch = batch_of(20_000, (4,), 0.0)
     stamped = changed(batch, Backdoor(3, samples=share, size=2, value=1.0).poison(batch, CONTEXT))
     assert stamped.double().mean().item() == pytest.approx(share, abs=0.015)
@@ -112,20 +112,20 @@ def test_the_share_of_stamped_samples(share):
         ),
     ],
 )
-def test_a_backdoor_out_of_range(arguments, error, words):
+def test_invalid_arguments_of_backdoor_are_refused(arguments, error, words):
     with pytest.raises(error, match=f"^Expected argument {words}"):
         Backdoor(**arguments)
 
 
 @pytest.mark.parametrize("num_classes", [0, 3])
-def test_a_target_that_is_no_class(num_classes):
+def test_target_beyond_the_classes_is_refused(num_classes):
     words = f"`target` to be one of the {num_classes} classes but got 3"
     with pytest.raises(ValueError, match=words):
         Backdoor(3).poison(batch_of(), replace(CONTEXT, num_classes=num_classes))
 
 
 @pytest.mark.parametrize(("shape", "size"), [((1, 6, 2), 3), ((8,), 3)], ids=str)
-def test_a_stamp_that_does_not_fit(shape, size):
+def test_stamp_larger_than_the_input_is_refused(shape, size):
     with pytest.raises(ValueError, match=r"`size` to fit inputs of shape \[.*\] but got 3"):
         Backdoor(3, size=size).poison(batch_of(2, shape), CONTEXT)
 
@@ -155,7 +155,7 @@ def test_pixels_and_values_are_uniform():
     assert abs(torch.corrcoef(pairs.T)[0, 1]) < 0.1, "each channel has a number of its own"
 
 
-def test_the_range_is_that_of_the_sample_unless_another_is_given():
+def test_default_range_is_the_range_of_the_sample():
     x = torch.cat([torch.rand(200, 50) * 0.5, 10 + torch.rand(200, 50)])
     batch = Batch(x, torch.zeros(400), samples=torch.arange(400))
     new = Outliers(samples=1.0, pixels=1.0).poison(batch, CONTEXT).inputs
@@ -168,13 +168,13 @@ def test_the_range_is_that_of_the_sample_unless_another_is_given():
 
 
 @pytest.mark.parametrize("bound", [{"low": 5.0}, {"high": -5.0}])
-def test_a_range_that_the_sample_is_not_in_has_one_number(bound):
+def test_range_outside_the_sample_gives_one_value(bound):
     (number,) = bound.values()
     x = Outliers(samples=1.0, pixels=1.0, **bound).poison(batch_of(20), CONTEXT).inputs
     assert (x == number).all()
 
 
-def test_which_samples_are_hit_is_the_documented_draw_anew_in_each_round():
+def test_samples_with_outliers_are_the_documented_draw_of_each_round():
     batch = batch_of()
     found = []
     for round in (0, 1):
@@ -192,7 +192,7 @@ def test_which_samples_are_hit_is_the_documented_draw_anew_in_each_round():
 
 
 @pytest.mark.parametrize("pixels", [0.0, 0.01])
-def test_no_pixel(pixels):
+def test_outliers_without_pixels_change_no_input(pixels):
     batch = batch_of()
     assert torch.equal(Outliers(pixels=pixels).poison(batch, CONTEXT).inputs, batch.inputs)
 
@@ -207,7 +207,7 @@ def test_no_pixel(pixels):
         ({"high": float("inf")}, "`high` to be a finite number but got inf"),
     ],
 )
-def test_outliers_out_of_range(arguments, words):
+def test_invalid_arguments_of_outliers_are_refused(arguments, words):
     with pytest.raises(ValueError, match=f"^Expected argument {words}"):
         Outliers(**arguments)
 
@@ -238,7 +238,7 @@ def test_noise_is_normal_and_drawn_anew_in_each_round():
 
 
 @pytest.mark.parametrize("arguments", [{"samples": 1.1}, {"std": -1.0}, {"std": float("inf")}])
-def test_noise_out_of_range(arguments):
+def test_invalid_arguments_of_noise_are_refused(arguments):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"^Expected argument `{name}` to be "):
         GaussianNoise(**arguments)
@@ -253,6 +253,6 @@ def test_sample_ids_are_needed(attack):
 
 
 @pytest.mark.parametrize("attack", [Outliers(), GaussianNoise()])
-def test_targets_are_the_same_tensor(attack):
+def test_poisoned_batch_shares_the_targets_tensor(attack):
     batch = batch_of(4)
     assert attack.poison(batch, CONTEXT).targets is batch.targets

@@ -22,7 +22,7 @@ def random_labels(n=20_000, redraw=False, **changes):
     return RandomLabels(redraw).poison(batch_of(torch.zeros(n, dtype=torch.int64)), context).targets
 
 
-def test_flipped_labels_by_hand():
+def test_flipped_labels_equal_a_hand_computed_example():
     y = torch.tensor([0, 3, 9])
     assert FlippedLabels().poison(batch_of(y), CONTEXT).targets.tolist() == [9, 6, 0]
     binary = replace(CONTEXT, num_classes=2)
@@ -72,7 +72,7 @@ def test_redrawn_labels_differ_from_round_to_round():
 
 
 @pytest.mark.parametrize("change", [{"client": 3}, {"seed": 12}, {"redraw": True}])
-def test_clients_seeds_and_modes_draw_apart(change):
+def test_clients_seeds_and_modes_draw_independently(change):
     agreement = (random_labels() == random_labels(**change)).double().mean().item()
     assert agreement == pytest.approx(0.1, abs=0.01)
 
@@ -121,7 +121,7 @@ def test_labels_drawn_at_every_access_differ_from_pass_to_pass_and_round_to_roun
             assert (one == other).double().mean().item() == pytest.approx(0.1, abs=0.01)
 
 
-def test_the_first_access_is_that_of_the_round():
+def test_first_access_equals_the_draw_of_the_round():
     """So it is where visits are not counted, as over all training data at once."""
     first = random_labels(redraw=True, round=4)
     assert torch.equal(visited(0, round=4), first)
@@ -141,6 +141,6 @@ def test_every_element_of_a_dense_target_draws_its_own_label_at_every_access():
 
 
 @pytest.mark.parametrize("attack", [RandomLabels(), FlippedLabels()])
-def test_inputs_are_the_same_tensor(attack):
+def test_poisoned_batch_shares_the_inputs_tensor(attack):
     batch = batch_of(torch.arange(10))
     assert attack.poison(batch, CONTEXT).inputs is batch.inputs

@@ -69,13 +69,13 @@ NOBODY = torch.empty(0, 1, dtype=torch.float64)
 # A number times a direction
 
 
-def test_model_replacement_takes_the_number_of_clients_in_the_cohort():
+def test_model_replacement_uses_the_number_of_clients_in_the_cohort():
     own, context = table([1, -2], [0.5, 4]), told([3, 7], clients=torch.arange(10))
     assert ModelReplacement().forge(own, own, context).tolist() == [[10, -20], [5, 40]]
     assert ModelReplacement(factor=3.0).forge(own, own, context).tolist() == [[3, -6], [1.5, 12]]
 
 
-def test_one_attacker_of_ten_replaces_the_model_by_its_own():
+def test_one_attacker_of_ten_replaces_the_global_model():
     """Bagdasaryan et al.: if the others' updates cancel out, the mean is the attacker's update."""
     honest = torch.cat([table([1, 2], [-1, -2]), torch.zeros(7, 2)])
     own, context = table([3, 5]), told([9], clients=torch.arange(10))
@@ -83,7 +83,7 @@ def test_one_attacker_of_ten_replaces_the_model_by_its_own():
     assert torch.cat([honest, forged]).mean(0).tolist() == [3, 5]
 
 
-def test_sign_flipping_of_update_model_and_broadcast():
+def test_sign_flipping_flips_update_model_or_broadcast():
     own, context = table([2, -3]), told([5], d=2)
     # sent: w + upload, where w is 1, 1
     assert SignFlipping().forge(own, own, context).tolist() == [[-2, 3]]
@@ -107,14 +107,14 @@ def test_sign_flipping_draws_a_factor_for_each_attacker(how, std):
     assert abs(np.corrcoef(factors[:, 0], later[:, 0])[0, 1]) < 0.06
 
 
-def test_inner_product_manipulation():
+def test_inner_product_manipulation_equals_a_hand_computed_example():
     honest, own = table([1, 5], [3, -1]), table([0, 0], [9, 9])
     forged = InnerProductManipulation(0.5).forge(honest, own, told([1, 2]))
     assert forged.tolist() == [[-1, -1], [-1, -1]]
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
-def test_inner_product_manipulation_turns_a_mean_round_beyond_the_ratio(epsilon):
+def test_inner_product_manipulation_reverses_the_mean_beyond_the_ratio(epsilon):
     """Xie et al.: the mean of n − q honest and q forged ones is (n − q − ε q) / n of the mean."""
     honest, own = normal(6, 4), torch.zeros(2, 4).double()
     forged = InnerProductManipulation(epsilon).forge(honest, own, told([6, 7]))
@@ -122,7 +122,7 @@ def test_inner_product_manipulation_turns_a_mean_round_beyond_the_ratio(epsilon)
     torch.testing.assert_close(together, (6 - 2 * epsilon) / 8 * honest.mean(0))
 
 
-def test_a_little_is_enough():
+def test_a_little_is_enough_equals_a_hand_computed_example():
     honest, own = table([1, 5], [3, -1], [5, 2]), table([0, 0])
     forged = ALittleIsEnough(factor=1.5).forge(honest, own, told([4]))
     sigma = math.sqrt(8 / 3), math.sqrt(6)  # of 1, 3, 5 and of 5, −1, 2, by three
@@ -145,7 +145,7 @@ def test_a_little_is_enough():
         (0, 0, 0.5),
     ],
 )
-def test_how_little_is_enough(clients, attackers, share):
+def test_default_factor_of_a_little_is_enough_equals_the_paper(clients, attackers, share):
     assert largest_quantile(clients, attackers) == pytest.approx(norm.ppf(share), abs=1e-12)
     honest, own = table([1], [3]), torch.zeros(attackers, 1).double()
     context = told(list(range(attackers)), clients=torch.arange(clients))
@@ -155,12 +155,12 @@ def test_how_little_is_enough(clients, attackers, share):
 
 @pytest.mark.parametrize("attack", [ALittleIsEnough, InnerProductManipulation, SignFlipping])
 @pytest.mark.parametrize("factor", ["most", math.nan, math.inf, True])
-def test_a_factor_that_is_none(attack, factor):
+def test_invalid_factor_is_refused(attack, factor):
     with pytest.raises(ValueError, match=r"`factor` to be a finite number.* but got"):
         attack(factor=factor)
 
 
-def test_a_factor_must_be_given_where_no_other_is_known():
+def test_missing_factor_is_refused():
     with pytest.raises(ValueError, match='a finite number or "search" but got None'):
         InnerProductManipulation(None)
     assert ALittleIsEnough(None).factor is None
@@ -169,7 +169,7 @@ def test_a_factor_must_be_given_where_no_other_is_known():
 # Searched for
 
 
-def test_a_search_goes_up_to_where_the_defence_gives_way():
+def test_search_stops_at_the_largest_harmful_factor():
     """Krum picks the forged uploads up to a distance: they are to go as far, and no further."""
     honest, own = normal(8, 3), torch.zeros(3, 3).double()
     context = knowing_all(honest, 3, Krum())
@@ -185,7 +185,7 @@ def test_a_search_goes_up_to_where_the_defence_gives_way():
 @pytest.mark.parametrize(
     "attack", [InnerProductManipulation, ALittleIsEnough, SignFlipping, ModelReplacement]
 )
-def test_a_search_does_more_harm_than_any_number_tried_beside_it(attack, defence):
+def test_search_does_more_harm_than_nearby_factors(attack, defence):
     honest, own = normal(8, 3), normal(2, 3, seed=5)
     context = knowing_all(honest, 2, defence)
 
@@ -196,7 +196,7 @@ def test_a_search_does_more_harm_than_any_number_tried_beside_it(attack, defence
     assert harm("search") >= max(harm(factor) for factor in (0.0, 1.0, 2.0, 4.0))
 
 
-def test_against_a_mean_a_search_doubles_to_the_end():
+def test_search_against_the_mean_doubles_to_the_limit():
     honest, own = normal(8, 3), torch.zeros(2, 3).double()
     forged = InnerProductManipulation("search", trials=12).forge(
         honest, own, knowing_all(honest, 2)
@@ -205,7 +205,7 @@ def test_against_a_mean_a_search_doubles_to_the_end():
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_trial_that_the_defence_refuses_does_no_harm(broken):
+def test_factor_refused_by_the_defence_does_no_harm(broken):
     honest, own = normal(5, 3), torch.zeros(2, 3).double()
     mean = honest.mean(0)
 
@@ -223,7 +223,7 @@ def test_a_trial_that_the_defence_refuses_does_no_harm(broken):
         InnerProductManipulation("search").forge(honest, own, failing)
 
 
-def test_a_search_needs_a_defence_to_try():
+def test_search_needs_a_simulated_merge():
     with pytest.raises(
         ValueError, match=r"`context.simulate_merge` to be given, .* of InnerProduct"
     ):
@@ -286,7 +286,7 @@ UPLOADS = {
 @pytest.mark.parametrize(
     ("attack", "paper"), [(MinMax, min_max_by_the_paper), (MinSum, min_sum_by_the_paper)]
 )
-def test_the_largest_gamma_is_what_the_paper_halves_its_way_to(attack, paper, which, name):
+def test_largest_gamma_equals_the_bisection_of_the_paper(attack, paper, which, name):
     honest = UPLOADS[which]
     forged = attack(name).forge(honest, torch.zeros_like(honest[:2]), told([20, 21]))
     expected = paper(name, honest.numpy())
@@ -295,7 +295,7 @@ def test_the_largest_gamma_is_what_the_paper_halves_its_way_to(attack, paper, wh
     assert torch.equal(forged[0], forged[1])
 
 
-def test_min_max_and_min_sum_by_hand():
+def test_min_max_and_min_sum_equal_a_hand_computed_example():
     honest, own = table([1], [2], [6]), table([0])
     # mean 3; furthest apart 5: not further than 5 from 6, so 1
     assert MinMax().forge(honest, own, told([4])).item() == pytest.approx(1)
@@ -319,7 +319,7 @@ def test_min_max_keeps_to_its_bound_and_reaches_it(seed, n, d, name, scale):
     assert float(furthest) == pytest.approx(float(bound), rel=1e-6)
 
 
-def test_an_unknown_perturbation():
+def test_unknown_perturbation_is_refused():
     with pytest.raises(ValueError, match="`perturbation` to be 'std', 'sign' or 'unit' but got"):
         MinMax("mean")
 
@@ -327,7 +327,7 @@ def test_an_unknown_perturbation():
 # Copied
 
 
-def test_mimic_copies_the_client_that_is_asked_for():
+def test_mimic_copies_the_client_of_the_argument():
     honest, own = table([1, 0], [2, 0], [3, 0]), table([0, 0], [0, 0])
     context = told([8, 9], observed=torch.tensor([5, 0, 2]))
     assert Mimic(0).forge(honest, own, context).tolist() == [[2, 0], [2, 0]]
@@ -336,7 +336,7 @@ def test_mimic_copies_the_client_that_is_asked_for():
 
 
 @pytest.mark.parametrize("which", UPLOADS)
-def test_mimic_copies_who_is_furthest_along_the_first_principal_direction(which):
+def test_mimic_copies_the_farthest_client_along_the_first_principal_direction(which):
     honest = UPLOADS[which]
     gaps = honest.numpy() - honest.numpy().mean(0)
     direction = np.linalg.svd(gaps)[2][0]
@@ -345,7 +345,7 @@ def test_mimic_copies_who_is_furthest_along_the_first_principal_direction(which)
     assert torch.equal(forged[0], honest[best])
 
 
-def test_of_equal_ones_mimic_copies_the_smallest_id():
+def test_mimic_breaks_ties_by_the_smallest_client_id():
     honest, own = table([-4], [4], [-4], [4]), table([0])
     for ids, expected in (([3, 1, 2, 5], 4), ([3, 4, 2, 5], -4)):
         forged = Mimic().forge(honest, own, told([9], observed=torch.tensor(ids)))
@@ -398,7 +398,7 @@ def against_krum(honest, copies, byzantine):
 
 @pytest.mark.parametrize("which", UPLOADS)
 @pytest.mark.parametrize(("number", "expected"), [(1, 1), (2, 2), (3, 1), (2, 3)])
-def test_fang_against_krum_with_full_knowledge(which, number, expected):
+def test_fang_against_krum_with_full_knowledge_equals_the_paper(which, number, expected):
     honest = UPLOADS[which]
     context = knowing_all(honest, number, expected=expected)
     forged = Fang().forge(honest, torch.zeros_like(honest[:1]).expand(number, -1), context)
@@ -410,7 +410,7 @@ def test_fang_against_krum_with_full_knowledge(which, number, expected):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_krum_picks_what_fang_sends(seed):
+def test_krum_selects_the_upload_of_fang(seed):
     honest, own = normal(8, 6, seed), torch.zeros(3, 6).double()
     context = knowing_all(honest, 3, Krum())
     forged = Fang().forge(honest, own, context)
@@ -420,7 +420,7 @@ def test_krum_picks_what_fang_sends(seed):
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("seed", range(3))
-def test_fang_against_krum_with_partial_knowledge_tries_more_and_more(number, seed):
+def test_fang_against_krum_with_partial_knowledge_adds_simulated_attackers(number, seed):
     own = normal(number, 6, seed)
     wanted = next(
         (
@@ -437,7 +437,7 @@ def test_fang_against_krum_with_partial_knowledge_tries_more_and_more(number, se
         np.testing.assert_allclose(forged[0], wanted, rtol=1e-9)
 
 
-def test_fang_against_krum_by_hand():
+def test_fang_against_krum_equals_a_hand_computed_example():
     honest = table([1], [2], [4])
     # two of five attack, one is expected: 2 neighbours; honest scores 1 + 9, 1 + 4, 4 + 9
     # λ_0 = 4 + √5; the forged score is 0 + (1 + λ)², below 5 for λ < √5 − 1 = 1.236
@@ -450,7 +450,7 @@ def test_fang_against_krum_by_hand():
     assert 5 / 2**19 < 1e-5 < 5 / 2**18
 
 
-def test_fang_against_krum_where_nothing_changes():
+def test_fang_against_krum_with_equal_uploads_copies_the_upload():
     honest = table([1, 0], [-1, 0], [0, 0])
     assert Fang().forge(honest, table([3, 3]), knowing_all(honest, 1)).tolist() == [[0, 0]]
 
@@ -478,7 +478,7 @@ def test_fang_against_the_trimmed_mean_draws_beyond_the_honest_range(on):
     assert abs(np.corrcoef(shares)[np.triu_indices(3, 1)]).max() < 0.06, "each draws by itself"
 
 
-def test_fang_against_the_trimmed_mean_with_partial_knowledge():
+def test_fang_against_the_trimmed_mean_with_partial_knowledge_stays_in_its_range():
     own = normal(6, 4000)
     forged = Fang("trimmed_mean").forge(own, own, told(list(range(6)), d=4000)).numpy()
     mean, std = own.numpy().mean(0), own.numpy().std(0)
@@ -516,7 +516,7 @@ def test_random_updates_are_normal(std, on):
 
 
 @pytest.mark.parametrize("on", ["update", "model"])
-def test_random_updates_have_the_deviation_of_what_they_replace(on):
+def test_random_updates_have_the_deviation_of_the_replaced_uploads(on):
     own = normal(2, 20_000) * torch.tensor([[1.0], [7.0]]).double()
     context = told([4, 5], d=20_000, broadcast=torch.linspace(-9, 9, 20_000).double())
     forged = RandomUpdates(on=on).forge(own, own, context)
@@ -545,7 +545,7 @@ def test_the_same_value_is_drawn_for_each_attacker(how, std):
     assert kstest(sent[:, 0], norm(scale=std).cdf).pvalue > 0.001
 
 
-def test_the_same_value_is_given():
+def test_same_value_equals_the_argument():
     assert draws_of(SameValue(100.0), [2, 5], 2).tolist() == [[99, 99], [99, 99]]
     assert draws_of(SameValue(-3.0, on="update"), [2], 2).tolist() == [[-3, -3]]
 
@@ -576,7 +576,7 @@ def test_draws_need_ids(attack):
         (lambda: Combined(["SignFlipping"]), "attacks"),
     ],
 )
-def test_bad_arguments(make, what):
+def test_invalid_arguments_are_refused(make, what):
     with pytest.raises(ValueError, match=rf"Expected argument `{what}` to be .* but got"):
         make()
 
@@ -600,7 +600,7 @@ class Shift(Attack):
         return own + honest.sum() * self.by
 
 
-def test_combined_goes_in_order():
+def test_combined_applies_attacks_in_order():
     batch = Batch(torch.ones(2, 1), torch.tensor([0, 3]), samples=torch.arange(2))
     attack = Combined([Shift(1), FlippedLabels(), ModelReplacement(10.0), Shift(-1)])
     client = ClientContext(seed=0, round=0, client=1, num_classes=10)
@@ -610,7 +610,7 @@ def test_combined_goes_in_order():
     assert Combined([Shift(2), Shift(3)]).trigger(batch).inputs.flatten().tolist() == [10, 10]
 
 
-def test_combined_does_what_its_parts_do():
+def test_combined_has_the_flags_of_its_attacks():
     labels, flipping = RandomLabels(), SignFlipping()
 
     def said(*attacks):
@@ -625,7 +625,7 @@ def test_combined_does_what_its_parts_do():
     assert said(Combined([flipping]), labels) == (True, True, False, False)
 
 
-def test_dittos_attacks_are_random_labels_and_more():
+def test_dittos_attacks_combine_random_labels_with_a_second_attack():
     batch = Batch(torch.zeros(20, 1), torch.zeros(20).long(), samples=torch.arange(20))
     client = ClientContext(seed=0, round=0, client=1, num_classes=10)
     labels, own, context = RandomLabels(), normal(2, 6), told([3, 4], clients=torch.arange(10))

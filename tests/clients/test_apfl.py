@@ -44,7 +44,7 @@ def by_hand(alpha, rounds, steps=2, lr=0.25, alpha_lr=0.0, start=2.0):
 @each_engine
 @pytest.mark.parametrize("alpha_lr", [0.0, 0.3, 50.0])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_two_clients_on_points(engine, alpha, alpha_lr):
+def test_rounds_of_two_clients_equal_hand_computed_rounds(engine, alpha, alpha_lr):
     """α goes down its derivative (v − w)(v̄ − y), the mean over the steps, and stays in [0, 1]."""
     data = validated_by_training(shared_out(points(*[[y] for y in Y])))
     client = APFL(
@@ -69,7 +69,7 @@ def data_of():
 
 @each_engine
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
-def test_w_is_that_of_fedavg(engine, alpha):
+def test_global_model_equals_fedavg(engine, alpha):
     plain = trained(FedAvg(seeded(mlp), **SETTINGS), data_of(), 3, engine=engine)
     found = trained(APFL(seeded(mlp), alpha, **SETTINGS), data_of(), 3, engine=engine)
     assert torch.equal(found.w, plain.w)
@@ -80,7 +80,7 @@ def test_w_is_that_of_fedavg(engine, alpha):
 
 
 @each_engine
-def test_with_all_of_its_own_it_is_local_training(engine):
+def test_alpha_one_equals_local_training(engine):
     alone = trained(Local(seeded(mlp), **SETTINGS), data_of(), 3, engine=engine)
     found = trained(APFL(seeded(mlp), 1.0, **SETTINGS), data_of(), 3, engine=engine)
     torch.testing.assert_close(found.kept["local"], alone.kept["personal"], rtol=0, atol=1e-13)
@@ -89,7 +89,7 @@ def test_with_all_of_its_own_it_is_local_training(engine):
     )
 
 
-def test_a_client_that_is_not_drawn_mixes_its_old_model_with_the_new_global_one():
+def test_absent_client_mixes_its_old_model_with_the_new_global_model():
     data = data_of()
     found = trained(APFL(seeded(mlp), 0.4, 0.1, **SETTINGS), data, 3, sampler=Only(1))
     personal = found.federation.states.begin(torch.arange(3)).models["personal"]
@@ -101,7 +101,7 @@ def test_a_client_that_is_not_drawn_mixes_its_old_model_with_the_new_global_one(
 
 
 @pytest.mark.slow
-def test_a_client_learns_how_far_the_others_help():
+def test_learned_alpha_is_smaller_for_similar_clients():
     """Where all clients have the same data, and where one has data of its own."""
     arrays = classes([40, 40, 40], seed=1)
     arrays.targets[80:] = (arrays.inputs[80:, 0] > 0).long()
@@ -115,7 +115,7 @@ def with_batch_norm():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
-def test_statistics_of_the_mixture_are_those_that_training_gave_it():
+def test_mixture_keeps_its_statistics_from_training():
     data = shared_out(classes([9, 6, 12]), batch_size=16)
     found = trained(APFL(seeded(with_batch_norm), 0.4, **SETTINGS), data)
     personal = found.federation.states.begin(torch.arange(3)).models["personal"]
@@ -131,6 +131,6 @@ def test_statistics_of_the_mixture_are_those_that_training_gave_it():
         ({"alpha_lr": -1.0}, "`alpha_lr` to be at least 0, and finite, but got -1.0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, match):
+def test_invalid_arguments_are_refused(wrong, match):
     with pytest.raises(ValueError, match=match):
         APFL(Point(), **wrong)

@@ -154,7 +154,7 @@ def test_walk_finds_the_clients():
 
 
 @all_clients
-def test_trained_models_are_those_of_the_objective(kind, arguments):
+def test_trained_models_are_the_models_of_the_objective(kind, arguments):
     client = make(kind, arguments)
     assert client.trained == client.objective.trained
     assert set(client.trained) <= set(client.models)
@@ -182,7 +182,7 @@ def test_docstrings_have_an_example():
 
 
 @each_client
-def test_trained_models_alone_have_gradients(kind, arguments):
+def test_only_trained_models_have_gradients(kind, arguments):
     client, rows = client_in_a_round(kind, arguments)
     loss, gradients = differentiate(client, rows, batch())
     assert loss.shape == ()

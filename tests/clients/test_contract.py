@@ -48,7 +48,7 @@ def test_a_name_that_is_no_identifier_is_refused(kind, name):
 
 @pytest.mark.parametrize("second", KINDS)
 @pytest.mark.parametrize("first", KINDS)
-def test_a_name_that_is_taken_is_refused(first, second):
+def test_duplicate_name_is_refused(first, second):
     client = FedAvg(seeded(mlp))
     declare(client, first, "own")
     if first == second == "model":  # models are declared together, in place of those before
@@ -60,12 +60,12 @@ def test_a_name_that_is_taken_is_refused(first, second):
 
 
 @pytest.mark.parametrize("name", ["global", "personal"])
-def test_a_state_has_not_the_name_of_a_model_that_always_exists(name):
+def test_state_with_the_name_of_a_default_model_is_refused(name):
     with pytest.raises(ValueError, match=f"to differ from .* but got '{name}' twice"):
         FedAvg(seeded(mlp)).add_state(name, 0.0)
 
 
-def test_the_name_of_a_mean_is_checked_and_then_nothing_is_declared():
+def test_refused_name_of_a_server_state_declares_no_state():
     client = FedAvg(seeded(mlp))
     with pytest.raises(ValueError, match="name of a server state to differ from the reserved"):
         client.add_state("own", 0.0, mean="samples")
@@ -82,7 +82,7 @@ def test_the_name_of_a_mean_is_checked_and_then_nothing_is_declared():
         ({"global": Model(trained=False), "personal": Model(trained=False)}, "global, personal"),
     ],
 )
-def test_models_of_which_none_is_trained_are_refused(models, got):
+def test_models_without_a_trained_model_are_refused(models, got):
     match = f"`models` of FedAvg to have a trained model but got {got}"
     with pytest.raises(ValueError, match=match):
         FedAvg(seeded(mlp)).set_models(models)
@@ -99,7 +99,7 @@ class Idle(Client):
         return self.loss("global", batch)
 
 
-def test_a_model_that_is_trained_nowhere_is_the_broadcast():
+def test_untrained_model_equals_the_broadcast():
     client = Idle(seeded(mlp), optimizer=sgd(0.1))
     assert client.trained == ("global",)
     assert client.evaluated == ("global", "personal")
@@ -111,7 +111,7 @@ def test_a_model_that_is_trained_nowhere_is_the_broadcast():
 # Rows
 
 
-def test_read_of_a_row_that_a_round_does_not_have_names_those_it_has():
+def test_error_for_an_unknown_row_lists_the_rows_of_the_round():
     client = Counting(seeded(mlp))
     round = client.run_begin(client.new_round())
     with client.reading(round.client_rows(0)):
@@ -152,7 +152,7 @@ def test_a_default_is_a_number_a_tensor_or_a_function(default, row):
         (lambda: 1.5j, "complex"),
     ],
 )
-def test_a_default_that_is_no_row_is_refused(default, got):
+def test_default_of_a_wrong_type_is_refused(default, got):
     client = FedAvg(seeded(mlp))
     client.add_state("own", default)
     match = rf"default of state `own` to be a number or a tensor \[length\] but got {got}"
@@ -160,7 +160,7 @@ def test_a_default_that_is_no_row_is_refused(default, got):
         client.state_defaults()
 
 
-def test_defaults_of_a_copy_are_its_own():
+def test_copied_client_has_independent_defaults():
     """A bound method follows the copy, whose parameters move by themselves."""
     client = FedAvg(seeded(mlp))
     client.add_state("own", client.initial_row)
@@ -222,7 +222,7 @@ class Counting(Client):
         return super().end_round(client) / client.states["count"]
 
 
-def test_an_algorithm_without_a_federation():
+def test_client_runs_its_round_without_a_federation():
     client, batch = Counting(seeded(mlp), optimizer=sgd(0.25)), batch_of()
     round = client.new_round(clients=2, samples=5, steps=3)
     round.states["count"][1] = 6.0
@@ -238,7 +238,7 @@ def test_an_algorithm_without_a_federation():
     assert kept["count"].tolist() == [[2.0], [7.0]]
 
 
-def test_a_new_round_has_what_new_clients_have():
+def test_new_round_has_the_default_states():
     client = Counting(seeded(mlp), optimizer=sgd(0.25))
     round = client.new_round(clients=3, samples=5, steps=2)
     assert len(round) == 3

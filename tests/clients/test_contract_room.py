@@ -256,7 +256,7 @@ def test_one_by_one_and_stacked_in_any_chunks_agree(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
-def test_a_trainer_fits_stops_resumes_and_tests_it(kind, tmp_path):
+def test_trainer_fits_stops_resumes_and_tests_the_client(kind, tmp_path):
     """And what it gives does not depend on the stop."""
     module = data_of([12, 9, 15, 11], val_fraction=0.3, test_fraction=0.3)
     found = []
@@ -288,7 +288,7 @@ def test_a_trainer_fits_stops_resumes_and_tests_it(kind, tmp_path):
 # Each against a computation of its own
 
 
-def test_gradients_of_gradients_are_those_of_the_hessian():
+def test_second_order_gradients_equal_those_by_the_hessian():
     """One step: w − η mean over k of (I − α ∇²F₁(w)) ∇F₂(w − α ∇F₁(w))."""
     sizes = [4, 3, 2]
     data = data_of(sizes)
@@ -324,7 +324,7 @@ def test_gradients_of_gradients_are_those_of_the_hessian():
     torch.testing.assert_close(client.row("global").data, before - 0.2 * step, rtol=0, atol=1e-12)
 
 
-def test_each_candidate_is_ditto_with_its_own_lambda_and_learning_rate():
+def test_each_candidate_equals_ditto_with_its_lambda_and_learning_rate():
     data = data_of()
     candidates = run(Candidates(seeded(mlp), optimizer=sgd(0.1), local_epochs=2), data)
     for i, (lam, lr) in enumerate(zip((0.0, 0.5, 2.0), (0.1, 0.05, 0.2))):
@@ -379,7 +379,7 @@ def test_closed_forms_after_the_local_work(kind):
     assert federation.store.read("pi", torch.arange(3))[:, 0].tolist() == pytest.approx(pi.tolist())
 
 
-def test_losses_per_class_are_those_of_a_loop_over_the_classes():
+def test_losses_per_class_equal_a_loop_over_the_classes():
     client = Tilted(seeded(mlp)).double()
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(6, 4, generator=draw, dtype=torch.float64), torch.tensor([2, 0, 0, 2, 2, 1])
@@ -419,7 +419,7 @@ def own_loop(steps, which):
     ("kind", "which"),
     [(OwnParts, lambda step: (0, 2)), (Alternating, lambda step: (2,) if step < 2 else (0,))],
 )
-def test_a_shared_body_under_heads_that_are_kept(kind, which):
+def test_shared_body_and_personal_heads_equal_a_plain_loop(kind, which):
     client = kind(seeded(mlp), optimizer=sgd(0.1), local_steps=3)
     outcome = run(client, data_of(batch_size=10))
     server, heads = own_loop(3, which)
@@ -450,7 +450,7 @@ def with_batch_norm():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
-def test_norm_layers_of_ones_own_have_statistics_of_ones_own():
+def test_personal_norm_layers_have_personal_statistics():
     """FedBN: the statistics stay with the client unless an algorithm shares them."""
     data = data_of([8, 6, 12, 4])
     client = OwnParts(seeded(with_batch_norm), own=("1",), optimizer=sgd(0.1), local_epochs=2)
@@ -512,7 +512,7 @@ class Reporting(Client):
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_what_the_steps_gave_is_there_when_a_round_is_closed(engine):
+def test_end_round_reads_the_means_of_the_steps(engine):
     """The mean over each client's own steps: 0, 1, 2, ... of them."""
     data = data_of([9, 5, 12, 2], val_fraction=0.3)
     client = Reporting(seeded(mlp), optimizer=sgd(0.1), local_epochs=2)
@@ -568,14 +568,14 @@ def test_a_client_knows_its_id_its_steps_and_its_learning_rate(uncompiled, engin
 # What it says to mistakes
 
 
-def test_a_model_that_nobody_named_is_refused():
+def test_undeclared_model_is_refused():
     client = Candidates(seeded(mlp))
     assert set(client.models) == {"global", "personal", "personal_0", "personal_1", "personal_2"}
     with pytest.raises(ValueError, match=r"Expected a model.s name, one of global, .* got .w."):
         client.model("w")
 
 
-def test_a_part_that_there_is_not_is_refused():
+def test_unknown_part_is_refused():
     with pytest.raises(ValueError, match=r"`parts` to name some of 0.weight, .* but got '7'"):
         OwnParts(seeded(mlp), own=("7",))
 
@@ -608,6 +608,6 @@ class UnknownModel(OwnParts):
         (UnknownModel, r"Expected a model's name, one of global, personal, but got 'hybrid'"),
     ],
 )
-def test_models_and_states_that_do_not_fit_are_refused_before_training(kind, match):
+def test_models_and_states_of_a_wrong_length_are_refused_before_training(kind, match):
     with pytest.raises(ValueError, match=match):
         Federation(All(), seed=0).setup(kind(seeded(mlp)), data_of(), "fit")

@@ -56,7 +56,7 @@ TWO = shared_out(points([2.0], [6.0]))
 
 
 @each_engine
-def test_two_clients_one_step_on_w_and_two_on_v(engine):
+def test_one_step_on_w_and_two_on_v_equal_hand_computed_steps(engine):
     """λ = 1, η = 1/2, so that a step takes v to the mean of y and w^t.
 
     Round 0 from w = v = 0: w_k = 1, 3; v_k goes to (y + 0) / 2 = 1, 3 and stays there.
@@ -76,14 +76,14 @@ class PulledToTheLiveModel(Ditto):
 
 
 @each_engine
-def test_a_pull_to_the_live_model_would_be_found_out(engine):
+def test_pull_to_the_live_model_gives_another_result(engine):
     """Its second step on v is pulled to w_k = 1, 3 instead of 0: v_k = 3/2, 9/2."""
     client = ditto(PulledToTheLiveModel, personal_steps=2)
     assert solved(client, TWO, rounds=1, engine=engine) == ([2.0], [1.5, 4.5])
 
 
 @each_engine
-def test_more_steps_on_w_than_on_v(engine):
+def test_more_steps_on_w_than_on_v_equal_hand_computed_steps(engine):
     """r = 2, s = 1. Round 0: w_k = 3/4 y = 1.5, 4.5, v_k = y/2. Round 1 from w = 3: w_k = 2.25,
     5.25; v_k = (y + 3) / 2."""
     client = ditto(local_steps=2, personal_steps=1)
@@ -100,7 +100,7 @@ def test_v_has_a_learning_rate_of_its_own(engine):
 
 
 @each_engine
-def test_v_of_a_client_that_is_not_drawn_stays(engine):
+def test_absent_client_keeps_its_personal_model(engine):
     """The other's w is 0, 3, 4.5, and its v the mean of 6 and that: 3, 4.5, 5.25."""
     client = ditto()
     assert solved(client, TWO, 3, engine=engine, sampler=Only(1)) == ([5.25], [0.0, 5.25])
@@ -173,7 +173,7 @@ def test_steps_and_epochs_count_the_same_work(engine):
     assert solved(epochs, data, 2, engine=engine) == solved(steps, data, 2, engine=engine)
 
 
-def test_by_default_a_round_is_one_epoch_on_both():
+def test_default_round_trains_one_epoch_on_both_models():
     data = shared_out(points([1.0, 3.0, 8.0]), batch_size=2)
     default = ditto(local_steps=None)
     assert solved(default, data, 2) == solved(ditto(local_steps=2), data, 2)
@@ -186,7 +186,7 @@ def test_v_takes_as_many_steps_as_w_by_default():
 
 
 @each_engine
-def test_w_is_that_of_fedavg(engine):
+def test_global_model_equals_fedavg(engine):
     """The personal models take nothing from the federation, and give nothing to it."""
     data = shared_out(classes([7, 3, 10]))
     optimizer = sgd(0.1, momentum=0.9)
@@ -205,7 +205,7 @@ def test_w_is_that_of_fedavg(engine):
     ],
     ids=["median", "Adam", "momentum"],
 )
-def test_any_server_may_find_the_global_model(server):
+def test_global_model_equals_fedavg_under_any_server(server):
     """Section 3.2, "Modularity": w is FedAvg's under the same server, and v is pulled to it."""
     data = shared_out(classes([7, 3, 10]))
     plain = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_epochs=2)
@@ -228,13 +228,13 @@ def test_a_huge_pull_follows_the_global_model(engine):
     assert (before.w - after.w).abs().max() > 1e-2
 
 
-def test_the_first_v_of_a_client_is_the_first_w():
+def test_first_personal_model_is_the_first_global_model():
     client = Ditto(seeded(mlp))
     assert torch.equal(client.row("global").data, client.row("personal").data)
     assert client.global_model is not client.personal_model
 
 
-def test_the_objective_is_that_of_the_paper():
+def test_objective_equals_the_formula_of_the_paper():
     """F(w) + F(v) + λ/2 ‖v − w^t‖² at w = 1, v = 3, w^t = 2, y = 7, λ = 4: 18 + 8 + 2."""
     client = ditto(lam=4.0)
     client.row("global").data.fill_(1.0)
@@ -262,13 +262,13 @@ def test_the_objective_is_that_of_the_paper():
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(wrong):
+def test_invalid_arguments_are_refused(wrong):
     name, value = next(iter(wrong.items()))
     with pytest.raises(ValueError, match=f"Expected .*{name}.* but got .*{value}"):
         Ditto(Point(), **wrong)
 
 
-def test_the_net_that_is_given_is_the_global_model():
+def test_global_model_is_the_net_of_the_user():
     net = Point(start=2.0)
     client = Ditto(net)
     assert client.global_model is net

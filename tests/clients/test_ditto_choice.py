@@ -40,7 +40,7 @@ def validation_losses(rows, data):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("enough", [1, 4, 6])
-def test_who_has_enough_validation_data_takes_what_validates_best(engine, enough):
+def test_clients_with_enough_validation_data_choose_the_best_lambda(engine, enough):
     data = data_of()
     found = trained(choosing(min_validation=enough), data, engine=engine)
     rows = [found.kept[f"personal_{i}"] for i in range(3)]
@@ -56,7 +56,7 @@ def test_who_has_enough_validation_data_takes_what_validates_best(engine, enough
 
 
 @pytest.mark.slow
-def test_each_candidate_is_ditto_with_its_lambda():
+def test_each_candidate_equals_ditto_with_its_lambda():
     found = trained(choosing(personal_lr=0.1, personal_steps=3), data_of())
     for i, lam in enumerate(LAMS):
         settings = {"optimizer": sgd(0.3), "local_epochs": 4}
@@ -66,7 +66,7 @@ def test_each_candidate_is_ditto_with_its_lambda():
         torch.testing.assert_close(found.w, expected.w)
 
 
-def test_a_single_candidate_is_ditto():
+def test_single_candidate_equals_ditto():
     found = trained(choosing(lams=[0.5]), data_of(), 3)
     settings = {"optimizer": sgd(0.3), "local_epochs": 4}
     expected = trained(Ditto(seeded(mlp), 0.5, **settings), data_of(), 3)
@@ -76,7 +76,7 @@ def test_a_single_candidate_is_ditto():
         assert torch.equal(found.metrics[model]["loss"], expected.metrics[model]["loss"])
 
 
-def test_a_choice_holds_until_the_next_round_of_a_client():
+def test_client_keeps_its_choice_until_its_next_round():
     client = choosing()
     first = trained(client, data_of(), 1, sampler=All())
     only = trained(client, data_of(), 3, sampler=Only(0, 3))
@@ -90,7 +90,7 @@ def with_batch_norm():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
-def test_statistics_are_those_of_the_choice():
+def test_statistics_belong_to_the_chosen_model():
     found = trained(choosing(with_batch_norm, min_validation=1), data_of(batch_size=64))
     models = found.federation.states.begin(torch.arange(len(SIZES))).models
     for k, choice in enumerate(found.kept["choice"][:, 0].long().tolist()):
@@ -109,7 +109,7 @@ def test_statistics_are_those_of_the_choice():
         ({"min_validation": 0}, "`min_validation` to be at least 1 but got 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, match):
+def test_invalid_arguments_are_refused(wrong, match):
     with pytest.raises(ValueError, match=match):
         DittoChoice(mlp(), **wrong)
 
@@ -117,7 +117,7 @@ def test_what_makes_no_sense_is_refused(wrong, match):
 @pytest.mark.parametrize("fraction", [0.0, 0.2])
 @pytest.mark.parametrize("kind", [DittoChoice, DittoGreedy])
 @pytest.mark.parametrize("chunk_size", [1, None])
-def test_clients_without_validation_data(kind, fraction, chunk_size):
+def test_clients_without_validation_data_choose_the_default_lambda(kind, fraction, chunk_size):
     """One of three, or all: each takes the λ that there is for them."""
     data = shared_out(classes([20, 12, 2], shape=(2, 2)), val_fraction=fraction)
     client = kind(seeded(Views), lams=LAMS, lam=0.5, optimizer=sgd(0.1), local_steps=2)
@@ -125,7 +125,7 @@ def test_clients_without_validation_data(kind, fraction, chunk_size):
     assert found.v.isfinite().all()
 
 
-def test_lams_are_several():
+def test_default_has_several_lambdas():
     for kind in (DittoChoice, DittoGreedy):
         with pytest.raises(TypeError, match="`lams` to be an object of a subclass of Sequence but"):
             kind(mlp(), lams=0.5)

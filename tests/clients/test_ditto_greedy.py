@@ -65,7 +65,7 @@ def by_hand(data, steps, enough, lr=0.3, personal_lr=0.2, fixed=0.7, rounds=2):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "stacked_compiled"])
 @pytest.mark.parametrize("enough", [1, 4])
-def test_each_step_takes_the_lambda_that_validates_best_after_it(uncompiled, engine, enough):
+def test_each_step_uses_the_lambda_with_the_lowest_validation_loss(uncompiled, engine, enough):
     data = data_of()
     assert data.clients.val.sizes.min() < 4 < data.clients.val.sizes.max()
     client = DittoGreedy(
@@ -82,7 +82,7 @@ def test_each_step_takes_the_lambda_that_validates_best_after_it(uncompiled, eng
 
 
 @pytest.mark.parametrize(("rate", "best"), [(0.3, 0.5), (0.15, 3.0)])
-def test_a_step_is_tried_at_the_learning_rate_that_it_has(rate, best):
+def test_candidate_steps_use_the_current_learning_rate(rate, best):
     """v = y = 10, w^t = 0: the steps lead to 8.5 or 1, or at half the rate to 9.25 or 5.5."""
     client = DittoGreedy(Point(start=10.0), [0.5, 3.0], 0.5, criterion=HalfSquares())
     rows = {
@@ -98,7 +98,7 @@ def test_a_step_is_tried_at_the_learning_rate_that_it_has(rate, best):
         assert client.training_step(batch, 0)["lam"].item() == best
 
 
-def test_a_single_lambda_is_ditto():
+def test_single_lambda_equals_ditto():
     settings = {"optimizer": sgd(0.3), "local_epochs": 2, "global_mu": 0.2}
     found = trained(DittoGreedy(seeded(mlp), [0.5], 0.5, **settings), data_of(), 3)
     expected = trained(Ditto(seeded(mlp), 0.5, **settings), data_of(), 3)
@@ -128,6 +128,6 @@ def with_batch_norm():
         (with_batch_norm, {}, "`net` to have no running statistics but got 1.running_mean"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, wrong, match):
+def test_invalid_arguments_are_refused(make, wrong, match):
     with pytest.raises(ValueError, match=match):
         DittoGreedy(make(), **wrong)

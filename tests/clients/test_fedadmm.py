@@ -35,7 +35,7 @@ def close(found, expected, tolerance=1e-12):
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("sampler", [All(), Uniform(2), Only(1, 3, 4)], ids=["all", "2", "same 3"])
-def test_it_is_admm_on_19(engine, weights, sampler):
+def test_rounds_equal_admm_on_equation_19(engine, weights, sampler):
     """Steps on α f(w_i) + ⟨π_i, w_i − w⟩ + ρ/2 ‖w_i − w‖², then π_i, and the mean of all u_i."""
     rho, alpha = 0.3, PROBLEM.alpha(weights)
     local, dual = np.ones((5, 3)), np.zeros((5, 3))
@@ -57,7 +57,7 @@ def test_it_is_admm_on_19(engine, weights, sampler):
 
 
 @pytest.mark.parametrize(("weights", "cohort_size"), [("uniform", 5), ("samples", 2)])
-def test_it_finds_the_minimiser_of_the_weighted_loss(weights, cohort_size):
+def test_rounds_converge_to_the_minimiser_of_the_weighted_loss(weights, cohort_size):
     """Σ α_i ∇f_i(w) = 0 where all w_i = w and Σ π_i = 0, with however few steps in a round."""
     alpha = PROBLEM.alpha(weights)
     hessian = sum(a * h for a, h in zip(alpha, PROBLEM.hessians))
@@ -69,7 +69,7 @@ def test_it_finds_the_minimiser_of_the_weighted_loss(weights, cohort_size):
     close(found["dual"].sum(0), np.zeros(3), 1e-6)
 
 
-def test_the_objective_at_numbers():
+def test_objective_equals_hand_computed_values():
     """α = 1/4, y − w_i = 2: ½ + 3 · (1 − 5) + 0.5/2 · 16 = −7.5, and slopes that add up."""
     client = fedadmm(rho=0.5).double()
     client.population = type(client.population)(clients=4, cohort=4, samples=4)
@@ -93,7 +93,7 @@ def test_engines_and_chunks_agree_on_all_states(uncompiled):
     assert {"dual", "sent"} <= set(engines_agree(client, data, 3, uncompiled, Uniform(3)))
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match=r"Expected argument `rho` to be above 0, .* but got 0"):
         fedadmm(rho=0)
     with pytest.raises(ValueError, match=r"Expected argument `weights` .* but got 'n'"):

@@ -73,20 +73,20 @@ def federated(net, arrays, folder, lr=0.3, aggregator=None, engine="one_by_one")
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_one_client_and_one_full_batch_step_is_gradient_descent(tmp_path, engine):
+def test_one_client_with_one_full_batch_step_equals_gradient_descent(tmp_path, engine):
     net, arrays = seeded(mlp), classes([11])
     found = federated(net, arrays, tmp_path, engine=engine)
     torch.testing.assert_close(found, descended(net, arrays, tmp_path), rtol=0, atol=1e-14)
 
 
-def test_clients_of_one_size_are_centralised_descent(tmp_path):
+def test_clients_of_equal_size_equal_centralised_descent(tmp_path):
     """Where each takes one full-batch step: the mean of the gradients is that of the whole."""
     net, arrays = seeded(mlp), classes([6] * 5)
     found = federated(net, arrays, tmp_path)
     torch.testing.assert_close(found, descended(net, arrays, tmp_path), rtol=0, atol=1e-14)
 
 
-def test_clients_of_several_sizes_are_too_if_weighted_by_samples(tmp_path):
+def test_clients_weighted_by_samples_equal_centralised_descent(tmp_path):
     net, arrays = seeded(mlp), classes([2, 9, 5, 1])
     centralised = descended(net, arrays, tmp_path)
     weighted = federated(net, arrays, tmp_path, aggregator=Mean("samples"))
@@ -96,7 +96,7 @@ def test_clients_of_several_sizes_are_too_if_weighted_by_samples(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_two_clients_by_hand(engine):
+def test_round_of_two_clients_equals_a_hand_computed_round(engine):
     """η = 1/2, two steps on ½ (w − y)²: w_k = 3/4 y + 1/4 w. From w = 0: w = 3, then 15/4."""
     client = FedAvg(Point(), optimizer=sgd(0.5), criterion=HalfSquares(), local_steps=2)
     data = shared_out(points([2.0], [6.0]))
@@ -107,7 +107,7 @@ def test_two_clients_by_hand(engine):
     assert outcomes[0].reports[0]["train/update_norm"].item() == 3.0
 
 
-def test_it_keeps_no_personal_model():
+def test_clients_keep_no_personal_model():
     client = FedAvg(seeded(mlp))
     assert client.state_defaults() == {}
     assert client.trained == ("global",)

@@ -30,7 +30,7 @@ def instance_norm():
     ],
     ids=lambda case: type(case).__name__,
 )
-def test_it_keeps_every_kind_of_normalisation(norm, numbers):
+def test_clients_keep_every_kind_of_normalisation_layer(norm, numbers):
     client = FedBN(seeded(lambda: net(norm)), optimizer=sgd(0.1))
     assert client.own == (("1.1",) if isinstance(norm, nn.Sequential) else ("1",))
     assert (len(client.own_positions), len(client.own_statistics)) == numbers
@@ -42,7 +42,7 @@ def test_it_keeps_every_kind_of_normalisation(norm, numbers):
         assert len(found.v_statistics.unique(dim=0)) == 3
 
 
-def test_all_else_is_fedavg():
+def test_frozen_normalisation_equals_fedavg():
     """Of a layer that is frozen there is nothing to keep: it is FedAvg, to the bit."""
     norm = nn.LayerNorm(6)
     frozen = nn.LayerNorm(6).requires_grad_(False)
@@ -63,7 +63,7 @@ def test_a_net_without_normalisation_is_refused():
     assert FedBN(seeded(mlp), own=["0.bias"]).own == ("0.bias",)
 
 
-def test_what_is_frozen_is_nobodys_own():
+def test_frozen_layers_are_not_personal():
     body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).requires_grad_(False)
     net = nn.Sequential(body, nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3))
     assert FedBN(net).own == ("2",)

@@ -52,7 +52,7 @@ def simulated(net, own, rounds, cohort=EVERYONE, momentum=0.0):
 @pytest.mark.parametrize(
     ("own", "momentum"), [(["2"], 0.0), (["0.weight", "2.bias"], 0.0), (["2"], 0.9)]
 )
-def test_against_a_loop_over_modules(uncompiled, engine, own, momentum):
+def test_rounds_equal_a_loop_over_modules(uncompiled, engine, own, momentum):
     """The third client takes no part: its body is the server's nevertheless."""
     cohort = torch.tensor([0, 1, 3])
     nets, server = simulated(mlp, own, 3, cohort, momentum)
@@ -119,38 +119,38 @@ def test_own_parts_never_leave_the_client(own, is_own):
     assert not torch.equal(client.row("global").data[~mask], first[~mask])
 
 
-def test_with_nothing_of_ones_own_it_is_fedavg():
+def test_no_personal_part_equals_fedavg():
     settings = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2}
     found = run_rounds(FedPer(seeded(mlp), [], **settings), data_of())
     assert torch.equal(found.w, run_rounds(FedAvg(seeded(mlp), **settings), data_of()).w)
     assert torch.equal(found.v, found.w.expand(4, -1))
 
 
-def test_with_everything_of_ones_own_it_is_local_training():
+def test_all_parts_personal_equals_local_training():
     settings = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2}
     found = run_rounds(FedPer(seeded(mlp), ["0", "2"], **settings), data_of())
     assert torch.equal(found.v, run_rounds(Local(seeded(mlp), **settings), data_of()).v)
     assert torch.equal(found.w, FedPer(seeded(mlp)).double().row("global").data)
 
 
-def test_a_frozen_head_is_no_part_and_the_last_one_that_is_trained_is_taken():
+def test_default_head_is_the_last_trained_layer():
     net = seeded(lambda: nn.Sequential(mlp(), nn.Linear(3, 3)))
     net[1].requires_grad_(False)
     assert FedPer(net).own == ("0.2",)
 
 
-def test_metrics_are_those_of_the_body_under_ones_own_head():
+def test_metrics_use_the_body_with_the_personal_head():
     assert FedPer(seeded(mlp)).evaluated == ("personal",)
 
 
 @pytest.mark.parametrize("own", [["3"], ["0", "2.weights"], ["1"]])
-def test_names_that_there_are_not_are_refused(own):
+def test_unknown_names_are_refused(own):
     match = rf"`own` to list names among 0.weight, 0.bias, 2.weight, .* but got '{own[-1]}'"
     with pytest.raises(ValueError, match=match):
         FedPer(seeded(mlp), own)
 
 
-def test_a_net_that_is_all_head_has_to_be_told_apart():
+def test_net_of_one_layer_needs_the_names_of_its_personal_parts():
     with pytest.raises(ValueError, match=r"`own` to be a list .* .LogisticRegression. but"):
         FedPer(LogisticRegression(4, 3))
     assert FedPer(LogisticRegression(4, 3), own=["layers.1.bias"]).own == ("layers.1.bias",)
@@ -167,7 +167,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("own", [None, ["head"], ["body.weight", "middle"]])
-def test_a_part_that_is_used_in_others_too_is_refused(own):
+def test_shared_parameters_in_a_personal_part_are_refused(own):
     with pytest.raises(ValueError, match="all or none of the names of a parameter but got") as no:
         FedPer(Tied(), own)
     assert str(no.value).endswith(": body.weight and head.weight are the same parameter.")

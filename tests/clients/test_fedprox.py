@@ -21,7 +21,7 @@ each_engine = pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 
 @each_engine
 @pytest.mark.parametrize("mu", [0.0, 0.5, 3.0])
-def test_a_point_goes_towards_its_data_and_is_held_back(engine, mu):
+def test_rounds_equal_hand_computed_rounds(engine, mu):
     """w_k ← w_k − η (w_k − y_k + μ (w_k − w^t)), three times; the server takes the mean."""
     observed = [1.0, 4.0]
     client = FedProx(
@@ -41,7 +41,7 @@ def test_a_point_goes_towards_its_data_and_is_held_back(engine, mu):
 
 
 @each_engine
-def test_without_mu_it_is_fedavg_to_the_last_bit(engine):
+def test_mu_zero_equals_fedavg_bit_for_bit(engine):
     data = shared_out(classes([7, 3, 10]))
     settings = {"optimizer": sgd(0.1, momentum=0.9), "local_epochs": 2}
     plain, prox = (
@@ -52,7 +52,7 @@ def test_without_mu_it_is_fedavg_to_the_last_bit(engine):
 
 
 @each_engine
-def test_it_is_a_solver_of_the_global_model_under_ditto(engine):
+def test_ditto_with_global_mu_trains_the_global_model_of_fedprox(engine):
     """Ditto's w is FedProx's, and v_k is pulled to it."""
     data = shared_out(classes([7, 3, 10]))
     settings = {"optimizer": sgd(0.1, momentum=0.9), "local_epochs": 2}
@@ -65,7 +65,7 @@ def test_it_is_a_solver_of_the_global_model_under_ditto(engine):
     assert not torch.allclose(found.v, plain.v)
 
 
-def test_a_large_mu_holds_the_clients_at_the_global_model():
+def test_large_mu_keeps_clients_near_the_global_model():
     data = shared_out(classes([7, 3, 10]))
     reports = [
         run_rounds(FedProx(seeded(mlp), mu, optimizer=sgd(0.02), local_epochs=5), data, 1).reports
@@ -76,7 +76,7 @@ def test_a_large_mu_holds_the_clients_at_the_global_model():
 
 
 @pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf")])
-def test_a_mu_that_makes_no_sense_is_refused(mu):
+def test_invalid_mu_is_refused(mu):
     with pytest.raises(ValueError, match=f"`mu` to be at least 0, and finite, but got {mu}"):
         FedProx(Point(), mu)
     with pytest.raises(ValueError, match=f"`global_mu` to be at least 0, .* but got {mu}"):

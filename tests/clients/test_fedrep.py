@@ -54,7 +54,7 @@ def simulated(own, rounds, head, body, optimizer, cohort):
         (["2"], {"local_steps": 2}, lambda n: 2, lambda n: 2),
     ],
 )
-def test_first_the_head_then_the_body(uncompiled, engine, momentum, own, work, head, body):
+def test_rounds_train_the_head_before_the_body(uncompiled, engine, momentum, own, work, head, body):
     """The head's momentum does not move it on when it is the body's turn."""
     optimizer = sgd(0.1, momentum=momentum)
     nets, server = simulated(own, 2, head, body, optimizer, [0, 2, 3])
@@ -65,7 +65,7 @@ def test_first_the_head_then_the_body(uncompiled, engine, momentum, own, work, h
     torch.testing.assert_close(found.v, torch.stack([by_hand.row(net) for net in nets]))
 
 
-def test_the_head_is_adams_own():
+def test_head_has_a_separate_adam_state():
     """The body's Adam counts steps that it stands still in, and no more: after one step of each
     part the head is that of Adam alone, and the body has moved by Adam's first step, corrected for
     two: 0.1 g / 0.19 over √(0.001 g² / 0.001999)."""
@@ -85,14 +85,14 @@ def run_alone():
     return by_hand.row(by_hand.trained(net, batches, 1, lambda n: belongs(n, ["2"]), adam))
 
 
-def test_without_a_head_it_is_fedavg():
+def test_no_head_equals_fedavg():
     settings = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2}
     client = FedRep(seeded(mlp), [], head_epochs=3, **settings)
     found = run_rounds(client, data_of())
     assert torch.equal(found.w, run_rounds(FedAvg(seeded(mlp), **settings), data_of()).w)
 
 
-def test_it_is_not_fedper():
+def test_rounds_differ_from_fedper():
     settings = {"optimizer": sgd(0.1), "local_steps": 2}
     one = run_rounds(FedRep(seeded(mlp), **settings), data_of())
     assert one.distance(run_rounds(FedPer(seeded(mlp), **settings), data_of())) > 1e-3
@@ -122,7 +122,7 @@ def test_the_head_never_leaves_the_client():
         ({"head_epochs": 10}, LocalWork(None, 10), LocalWork(None, 11)),
     ],
 )
-def test_the_work_on_the_body_follows_that_on_the_head(given, head, personal):
+def test_default_work_on_head_and_body(given, head, personal):
     client = FedRep(seeded(mlp), **given)
     assert [client.objective.work(model) for model in client.trained] == [head, personal]
 
@@ -138,6 +138,6 @@ def test_the_work_on_the_body_follows_that_on_the_head(given, head, personal):
         ({"own": ["7"]}, "`own` to list names among"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, match):
+def test_invalid_arguments_are_refused(wrong, match):
     with pytest.raises(ValueError, match=match):
         FedRep(seeded(mlp), **wrong)

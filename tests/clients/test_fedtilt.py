@@ -100,7 +100,7 @@ def by_hand(arrays, tau, lam, mu, rounds, lr=0.1, personal_lr=0.1, steps=2):
 @pytest.mark.parametrize(
     ("tau", "lam"), [(0.0, 0.0), (1.0, 2.0), (-1.5, 3.0), (2.0, -4.0), (0.0, -1.0), (5.0, 0.0)]
 )
-def test_rounds_equal_those_of_a_plain_loop(uncompiled, tau, lam):
+def test_rounds_equal_a_plain_loop(uncompiled, tau, lam):
     """A traced step is tried once for each branch: a tilt that is 0, and one that is not."""
     arrays = classes(SIZES)
     client = fedtilt(tau=tau, lam=lam, mu=0.7, personal_lr=0.05)
@@ -131,7 +131,7 @@ DITTO_DATA = {"batch_size": 4}  # with parts of batches, and one sample by itsel
 
 @pytest.mark.slow
 @each_engine
-def test_without_tilts_it_is_ditto(uncompiled, engine):
+def test_zero_tilts_equal_ditto(uncompiled, engine):
     """Proposition 3, by the server's tilted mean."""
     data = shared_out(classes(SIZES), **DITTO_DATA)
     options = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2, "personal_lr": 0.07}
@@ -145,7 +145,7 @@ def test_without_tilts_it_is_ditto(uncompiled, engine):
 @pytest.mark.parametrize(
     "options", [{"weight": torch.tensor([1.0, 3.0, 0.5])}, {"ignore_index": 1}]
 )
-def test_classes_with_weights_count_as_so_many_samples(options):
+def test_class_weights_count_as_repeated_samples(options):
     options = {
         "optimizer": sgd(0.1),
         "local_epochs": 2,
@@ -158,14 +158,14 @@ def test_classes_with_weights_count_as_so_many_samples(options):
 
 
 @pytest.mark.parametrize("mu", [0.0, 5.0])
-def test_its_global_model_is_that_of_fedavg(mu):
+def test_global_model_equals_fedavg(mu):
     data = shared_out(classes(SIZES), **DITTO_DATA)
     expected = run_rounds(fedtilt(FedAvg), data, 3)
     found = run_rounds(fedtilt(mu=mu), data, 3, aggregator=TiltedMean())
     torch.testing.assert_close(found.w, expected.w, rtol=0, atol=1e-12)
 
 
-def test_with_a_huge_pull_it_is_fedavg():
+def test_huge_pull_equals_fedavg():
     """Proposition 1, μ → ∞: v_n is the w that the round began with."""
     data = shared_out(classes(SIZES), **DITTO_DATA)
     client = fedtilt(mu=1e9, personal_lr=1e-9)
@@ -186,7 +186,7 @@ class SendsPersonal(FedTilt):
         return client.models["personal"].parameters - client.broadcast.parameters
 
 
-def test_where_v_is_what_is_sent_it_is_fedprox():
+def test_uploaded_personal_model_equals_fedprox():
     """Proposition 2, against F_n(w_n) + μ/2 ‖w_n − w^t‖² by itself."""
     arrays, mu = classes(SIZES), 2.0
     client = fedtilt(SendsPersonal, mu=mu, local_steps=4)
@@ -281,7 +281,7 @@ def test_a_negative_tilt_within_classes_disregards_an_outlier():
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(wrong):
+def test_invalid_arguments_are_refused(wrong):
     name, value = next(iter(wrong.items()))
     with pytest.raises(ValueError, match=rf"Expected argument `{name}` .* but got {value}\."):
         fedtilt(**wrong)

@@ -28,7 +28,7 @@ def losses_at(models):
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("regularizer", ["l2", "fisher"])
 @pytest.mark.parametrize("lam", [0.0, 0.5])
-def test_a_point_is_finetuned_from_the_global_one(engine, regularizer, lam):
+def test_finetuning_starts_at_the_global_model(engine, regularizer, lam):
     """v ← v − η (v − ȳ + λ F (v − w)), where F is 1, or the mean of the squares of w − y."""
     client = point(lam=lam, regularizer=regularizer, finetune_steps=3, finetune_lr=0.01)
     found = trained(client, own_data(), 2, engine=engine)
@@ -57,7 +57,7 @@ def test_no_finetuning_is_the_global_model(nothing):
     assert not torch.equal(moved, metrics["personal"]["loss"])
 
 
-def test_w_is_that_of_fedavg():
+def test_global_model_equals_fedavg():
     data = shared_out(classes([7, 3, 10]), val_fraction=0.3)
     settings = {"optimizer": sgd(0.1, momentum=0.9), "local_epochs": 2}
     plain = trained(FedAvg(seeded(mlp), **settings), data, 3)
@@ -67,7 +67,7 @@ def test_w_is_that_of_fedavg():
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(2, 4), (None, 2)])
-def test_epochs_and_steps_count_the_same_work_and_one_epoch_is_the_default(epochs, steps):
+def test_epochs_equal_their_number_of_steps_and_one_epoch_is_the_default(epochs, steps):
     """Four training samples in minibatches of two."""
     data = shared_out(classes([8, 8]), batch_size=2, val_fraction=0.5)
     settings = {"optimizer": sgd(0.1), "local_steps": 1}
@@ -78,7 +78,7 @@ def test_epochs_and_steps_count_the_same_work_and_one_epoch_is_the_default(epoch
 
 
 @pytest.mark.slow
-def test_both_of_dittos_solvers_find_the_same_solution():
+def test_both_solvers_of_ditto_find_the_same_solution():
     """Section 3.2: v_k* = (ȳ_k + λ w*) / (1 + λ), where w* is the mean of the ȳ_k."""
     means = [sum(own) / len(own) for own in OBSERVED]
     solved = [(mean + 0.5 * sum(means) / 3) / 1.5 for mean in means]
@@ -96,7 +96,7 @@ def test_both_of_dittos_solvers_find_the_same_solution():
         ({"finetune_epochs": 1, "finetune_steps": 0}, "only one of `finetune_steps` and"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, match):
+def test_invalid_arguments_are_refused(wrong, match):
     with pytest.raises(ValueError, match=match):
         Finetuning(Point(), **wrong)
 

@@ -78,7 +78,7 @@ def is_algorithm_1(sampler, rounds, engine="stacked", lam=1.3, rho=0.4, **option
 @pytest.mark.parametrize("pull_to", ["own", "broadcast"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("sampler", [All(), Uniform(2), Only(1, 3, 4)], ids=["all", "2", "same 3"])
-def test_it_is_algorithm_1(engine, pull_to, weights, sampler):
+def test_rounds_equal_algorithm_1(engine, pull_to, weights, sampler):
     """θ_i, w_i, π_i of all clients, and w, after each of six rounds."""
     is_algorithm_1(sampler, 6, engine, pull_to=pull_to, weights=weights)
 
@@ -91,12 +91,12 @@ def test_it_is_algorithm_1(engine, pull_to, weights, sampler):
     st.sampled_from(["uniform", "samples"]),
 )
 @settings(max_examples=15, deadline=None)
-def test_it_is_algorithm_1_for_any_numbers(lam, rho, cohort_size, weights):
+def test_rounds_equal_algorithm_1_for_any_lambda_and_rho(lam, rho, cohort_size, weights):
     is_algorithm_1(Uniform(cohort_size), 3, lam=lam, rho=rho, weights=weights)
 
 
 @each_engine
-def test_two_clients_by_hand(engine):
+def test_round_of_two_clients_equals_a_hand_computed_round(engine):
     """y = 2, 6; λ = 1, α = 1/2, ρ = 1/4, η = 1/2: a step takes θ_i to the mean of y and w_i.
 
     Round 0 from 0: θ = 1, 3; w_i = θ_i (1/2) / (3/4) = 2/3, 2; π_i = 1/6, 1/2; u_i = 4/3, 4, whose
@@ -165,7 +165,7 @@ def test_messages_are_personal_models_where_rho_is_lam_alpha(pull_to, cohort_siz
 
 
 @each_engine
-def test_the_reference_settings_are_mean_regularised_and_pfedme_with_a_full_step(engine):
+def test_reference_settings_equal_mean_regularized_and_pfedme_with_a_full_step(engine):
     """ρ = λ α_i and the pull to w^t: θ_i ← steps on f_i + λ/2 ‖θ − w‖², w ← mean of the θ_i.
 
     A step of pFedMe's with η λ = 1. Neither for another ρ, nor for the pull to w_i.
@@ -188,7 +188,7 @@ def test_the_reference_settings_are_mean_regularised_and_pfedme_with_a_full_step
         assert apart.abs().max() > 1e-3
 
 
-def test_momentum_and_weight_decay_are_the_optimizers():
+def test_momentum_and_weight_decay_equal_those_of_the_optimizer():
     """As in the reference code: v ← β v + (∇f + λ (θ − w) + μ θ), from v = 0 in each round."""
     lam, theta, w = 1.0, np.tile(START, (5, 1)), START
     for _ in range(3):
@@ -260,7 +260,7 @@ def test_steps_end_at_the_first_iterate_within_the_tolerance(engine, weights):
     assert 1 < max(taken) < 39
 
 
-def test_a_tolerance_leaves_the_logged_loss_alone():
+def test_tolerance_does_not_change_the_logged_loss():
     plain, solved = (after(flame(tolerance=each), DATA, 1)["report"] for each in (None, 1e-30))
     assert float(plain["train/loss"]) == pytest.approx(float(solved["train/loss"]), rel=1e-14)
     assert "train/solved" not in plain
@@ -287,7 +287,7 @@ def test_optimizers_that_move_without_a_gradient_are_refused_with_a_tolerance(op
 
 
 @each_engine
-def test_the_lagged_global_model_is_that_before_the_servers_step(engine):
+def test_lagged_global_model_is_the_model_before_the_server_step(engine):
     client = flame(lagged_global=True).double()
     federation = Federation(Uniform(3), engine=EngineOptions(engine), seed=0)
     federation.setup(client, shared_out(PROBLEM.arrays, 100, val_fraction=0.4), "fit")
@@ -308,7 +308,7 @@ def test_the_lagged_global_model_is_that_before_the_servers_step(engine):
     assert not torch.allclose(*losses[-1])
 
 
-def test_the_lagged_global_model_changes_no_other():
+def test_lagged_global_model_changes_no_other_model():
     one, other = (after(flame(lagged_global=each), DATA, 4) for each in (True, False))
     for name in ("w", "personal", "local", "dual"):
         assert torch.equal(one[name], other[name])
@@ -326,7 +326,7 @@ def warned(**kwargs):
     return [str(each.message) for each in caught]
 
 
-def test_nothing_is_said_where_theorem_1_holds_or_nobody_asks():
+def test_no_warning_under_theorem_1_or_without_smoothness():
     assert warned(**COVERED) == []
     assert warned(lam=100.0, rho=0.1) == []
 
@@ -338,7 +338,7 @@ def test_nothing_is_said_where_theorem_1_holds_or_nobody_asks():
         ({"rho": 0.02, "lam": 0.2}, ["λ²α²(1 + ρ)/ρ² − (λα + ρ)/2 < 0", "ρ ≥ λα, but λα is 0.04"]),
     ],
 )
-def test_one_warning_names_what_theorem_1_does_not_cover(change, expected):
+def test_one_warning_names_all_violated_conditions_of_theorem_1(change, expected):
     (message,) = warned(**{**COVERED, **change})
     assert message.startswith("Theorem 1 does not cover FLAME with lam = ")
     for each in expected:
@@ -346,12 +346,12 @@ def test_one_warning_names_what_theorem_1_does_not_cover(change, expected):
     assert message.count(", but ") == len(expected)
 
 
-def test_weights_by_samples_are_checked_for_each_size():
+def test_weights_by_samples_are_checked_for_each_client_size():
     (message,) = warned(**COVERED, weights="samples")
     assert f"alpha = {3 / 35:g}" in message
 
 
-def test_the_three_conditions_at_numbers():
+def test_three_conditions_equal_hand_computed_values():
     """λα = 1/10, ρ = 1/5: 11/40·... : a² (1 + ρ)/ρ² = 0.3, (a + ρ)/2 = 0.15."""
     found = find_violated_conditions(lam=1.0, rho=0.2, alpha=0.1, smoothness=1.0)
     assert found == ["λ²α²(1 + ρ)/ρ² − (λα + ρ)/2 < 0, but it is 0.15"]
@@ -402,7 +402,7 @@ def test_engines_and_chunks_agree_on_all_states(uncompiled):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
-def test_a_trainer_that_stops_and_resumes_ends_the_same(tmp_path):
+def test_resumed_run_equals_an_uninterrupted_run(tmp_path):
     data = shared_out(classes([12, 9, 15, 11]), val_fraction=0.3, test_fraction=0.3)
     found = []
     for stops in ((4,), (2, 4)):

@@ -31,7 +31,7 @@ def halved(optimizer):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("lam", [0.0, 0.7, 5.0])
-def test_against_a_dense_simulation(uncompiled, engine, lam):
+def test_rounds_equal_a_dense_simulation(uncompiled, engine, lam):
     """With a changing cohort, unequal work, and a learning rate that is halved.
 
     The global model is the mean of all models after each round, those of 0 and 3 included, which
@@ -63,7 +63,7 @@ def test_the_global_model_stays_the_mean_of_nets():
     assert len(found.v.unique(dim=0)) == 5
 
 
-def test_a_model_that_is_sent_counts_once_where_all_take_part():
+def test_forged_model_counts_once_in_a_full_cohort():
     """The mean is of what the others have and of what was forged, also after many rounds."""
     client = L2SGD(Point(), 0.6, criterion=HalfSquares(), optimizer=sgd(0.2), local_steps=3)
     how = {"attack": SameValue(value=100.0), "ids": [0]}
@@ -74,7 +74,7 @@ def test_a_model_that_is_sent_counts_once_where_all_take_part():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lam", [0.5, 2.0])
-def test_it_ends_between_ones_own_and_the_mean(lam):
+def test_personal_models_end_between_local_models_and_the_mean(lam):
     """K = 1: x_i − ȳ = (1 − η)(1 − ηλ)(x_i − ȳ) + η (y_i − ȳ), so (y_i − ȳ) / (1 + λ − ηλ):
     the minimum of the paper's objective, (y_i + λȳ) / (1 + λ), up to η."""
     client = L2SGD(Point(), lam, criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=1)
@@ -83,7 +83,7 @@ def test_it_ends_between_ones_own_and_the_mean(lam):
     torch.testing.assert_close(found.v[:, 0], expected, rtol=0, atol=1e-9)
 
 
-def test_without_a_penalty_it_is_local_training():
+def test_lambda_zero_equals_local_training():
     data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
     found = run_rounds(L2SGD(seeded(mlp), 0.0, **settings), data, 3)
     expected = run_rounds(Local(seeded(mlp), **settings), data, 3)
@@ -91,7 +91,7 @@ def test_without_a_penalty_it_is_local_training():
     torch.testing.assert_close(found.w, expected.v.mean(0), rtol=0, atol=1e-14)
 
 
-def test_under_a_large_penalty_it_is_fedavg():
+def test_large_lambda_equals_fedavg():
     data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
     found = run_rounds(L2SGD(seeded(mlp), 10.0, **settings), data, 3)
     expected = run_rounds(FedAvg(seeded(mlp), **settings), data, 3)
@@ -99,6 +99,6 @@ def test_under_a_large_penalty_it_is_fedavg():
 
 
 @pytest.mark.parametrize("lam", [-1.0, float("nan"), float("inf")])
-def test_what_makes_no_sense_is_refused(lam):
+def test_invalid_lambda_is_refused(lam):
     with pytest.raises(ValueError, match=f"`lam` to be at least 0, and finite, but got {lam}"):
         L2SGD(seeded(mlp), lam)

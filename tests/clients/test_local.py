@@ -32,7 +32,7 @@ def net():
 @pytest.mark.parametrize(
     "optimizer", [sgd(0.1, momentum=0.9), torch.optim.AdamW], ids=["SGD", "AdamW"]
 )
-def test_it_is_ditto_with_lambda_zero_bit_for_bit(engine, dtype, optimizer):
+def test_rounds_equal_ditto_with_lambda_zero_bit_for_bit(engine, dtype, optimizer):
     """With shuffled minibatches, dropout and cohorts that are drawn."""
     data = shared_out(classes([7, 3, 10, 5]))
     work = {"optimizer": optimizer, "local_epochs": 2}
@@ -45,7 +45,7 @@ def test_it_is_ditto_with_lambda_zero_bit_for_bit(engine, dtype, optimizer):
 
 
 @each_engine
-def test_each_client_goes_its_own_way(engine):
+def test_clients_train_independently(engine):
     """η = 1/2 on ½ (v − y)²: half of the way to y in each round that a client takes part in."""
     client = Local(Point(), optimizer=sgd(0.5), criterion=HalfSquares(), local_steps=1)
     data = shared_out(points([2.0], [6.0]))
@@ -56,7 +56,7 @@ def test_each_client_goes_its_own_way(engine):
 
 
 @each_engine
-def test_nothing_is_sent(engine):
+def test_uploads_are_empty(engine):
     client = Local(seeded(net), optimizer=sgd(0.1))
     outcome = run_rounds(client, shared_out(classes([7, 3])), engine=engine)
     assert torch.equal(outcome.w, client.row("global").data.double())

@@ -43,7 +43,7 @@ def matrix(short, seed=0):
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("sampler", [All(), Uniform(2), Only(1, 3, 4)], ids=["all", "2", "same 3"])
-def test_it_is_algorithm_2(engine, weights, sampler):
+def test_rounds_equal_algorithm_2(engine, weights, sampler):
     lam, rho, alpha, p = 1.3, 0.4, PROBLEM.alpha(weights), matrix(3, seed=5)
     theta, local, dual = np.tile(START, (5, 1)), np.tile(p @ START, (5, 1)), np.zeros((5, 3))
     client = lp_proj(lam=lam, rho=rho, weights=weights, projection_seed=5)
@@ -67,7 +67,7 @@ def test_it_is_algorithm_2(engine, weights, sampler):
 
 
 @pytest.mark.parametrize("sampler", [All(), Uniform(2)], ids=["all", "2"])
-def test_with_as_many_numbers_as_the_net_it_is_flame(sampler):
+def test_projection_of_full_dimension_equals_flame(sampler):
     """P is an order and signs then."""
     found = after(lp_proj(D, rho=0.3), DATA, 5, sampler=sampler)
     expected = after(lp_proj(kind=FLAME, rho=0.3), DATA, 5, sampler=sampler)
@@ -75,7 +75,7 @@ def test_with_as_many_numbers_as_the_net_it_is_flame(sampler):
     close(found["personal"], expected["personal"])
 
 
-def test_an_aggregator_of_lengths_and_angles_sees_what_is_short():
+def test_krum_compares_projected_uploads():
     """Krum picks the client whose u_i is nearest to the others', w being that u_i."""
     client, p = lp_proj(3), torch.from_numpy(matrix(3))
     state = after(client, DATA, 1, aggregator=Krum(num_byzantine=1))
@@ -120,7 +120,7 @@ def test_only_personal_models_are_evaluated():
         ({"rho": 0.0}, "`rho` to be above 0, and finite, but got 0.0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, match):
+def test_invalid_arguments_are_refused(wrong, match):
     with pytest.raises(ValueError, match=f"Expected argument {match}"):
         lp_proj(**wrong)
 

@@ -51,7 +51,7 @@ def by_hand(rounds, steps=3, lr=0.25, momentum=0.5, start=2.0):
 
 @each_engine
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_two_clients_on_points(engine, momentum):
+def test_rounds_of_two_clients_equal_hand_computed_rounds(engine, momentum):
     """The mean is that of all clients' w, not the last one's alone."""
     data = validated_by_training(shared_out(points(*[[y] for y in Y])))
     client = Mapper(
@@ -69,7 +69,7 @@ def test_two_clients_on_points(engine, momentum):
         assert found.metrics["personal"]["loss"].tolist() == pytest.approx(losses, abs=1e-12)
 
 
-def test_with_all_of_its_own_it_is_local_training():
+def test_lambda_one_equals_local_training():
     data = shared_out(classes([9, 5, 12]), val_fraction=0.3)
     settings = {"optimizer": sgd(0.1, momentum=0.9), "local_epochs": 2}
     alone = trained(Local(seeded(mlp), **settings), data, 3)
@@ -81,7 +81,7 @@ def test_with_all_of_its_own_it_is_local_training():
 SIZES = [30, 24, 12, 20, 3]
 
 
-def test_lambda_is_the_one_that_validates_best_and_the_middle_one_without_data():
+def test_clients_choose_the_best_lambda_or_the_middle_lambda_without_data():
     """One round: each λ alone gives what its candidate is."""
     arrays, settings = classes(SIZES, seed=3), {"optimizer": sgd(0.5), "local_epochs": 5}
     data = shared_out(arrays, val_fraction=0.3)
@@ -108,6 +108,6 @@ def test_lambda_is_the_one_that_validates_best_and_the_middle_one_without_data()
 
 
 @pytest.mark.parametrize("lams", [[], [0.0, 0.5], [0.5, 1.1], [0.5, 0.5], [float("nan")]])
-def test_what_makes_no_sense_is_refused(lams):
+def test_invalid_lambdas_are_refused(lams):
     with pytest.raises(ValueError, match=r"`lams` to be distinct numbers in \(0, 1\] but got \["):
         Mapper(Point(), lams)

@@ -27,7 +27,7 @@ ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("mean", ["clients", "cohort"])
-def test_against_a_dense_simulation(uncompiled, engine, mean):
+def test_rounds_equal_a_dense_simulation(uncompiled, engine, mean):
     theta, w, cohorts = torch.zeros_like(Y), torch.zeros(()), [(1, 2, 3), (0, 1, 2), (0, 1, 3)]
     for cohort in cohorts:
         chosen = torch.tensor(cohort)
@@ -45,7 +45,7 @@ def test_against_a_dense_simulation(uncompiled, engine, mean):
 
 
 @pytest.mark.slow
-def test_it_ends_between_ones_own_and_the_mean():
+def test_personal_models_end_between_local_models_and_the_mean():
     """At (y_i + λȳ) / (1 + λ), whatever the number of local steps."""
     client = MeanRegularized(
         Point(), 2.0, criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=4
@@ -64,7 +64,7 @@ def test_the_global_model_stays_the_mean_of_all_clients():
     assert (other.w - other.v.mean(0)).abs().max() > 1e-3
 
 
-def test_of_a_full_cohort_both_means_are_one():
+def test_both_means_are_equal_in_a_full_cohort():
     data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1)}
     one, two = (
         run_rounds(MeanRegularized(seeded(mlp), mean=mean, **settings), data, 3)
@@ -74,13 +74,13 @@ def test_of_a_full_cohort_both_means_are_one():
     torch.testing.assert_close(one.v, two.v, rtol=0, atol=1e-14)
 
 
-def test_without_a_pull_it_is_local_training():
+def test_lambda_zero_equals_local_training():
     data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
     found = run_rounds(MeanRegularized(seeded(mlp), 0.0, **settings), data, 3)
     assert torch.equal(found.v, run_rounds(Local(seeded(mlp), **settings), data, 3).v)
 
 
-def test_in_the_first_round_the_personal_models_are_dittos():
+def test_first_round_trains_the_personal_models_of_ditto():
     data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
     found = run_rounds(MeanRegularized(seeded(mlp), 0.5, **settings), data, 1)
     assert torch.equal(found.v, run_rounds(Ditto(seeded(mlp), 0.5, **settings), data, 1).v)
@@ -94,14 +94,14 @@ def test_in_the_first_round_the_personal_models_are_dittos():
         ({"mean": "all"}, "`mean` to be 'clients' or 'cohort' but got 'all'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, match):
+def test_invalid_arguments_are_refused(wrong, match):
     with pytest.raises(ValueError, match=match):
         MeanRegularized(seeded(mlp), **wrong)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", [SameValue(value=100.0), SignFlipping(of="model")])
-def test_a_model_that_is_sent_counts_once_where_all_take_part(attack):
+def test_forged_model_counts_once_in_a_full_cohort(attack):
     """As in FLAME, where ρ is λα: the forged models of many rounds do not add up."""
 
     def ended(kind, **options):

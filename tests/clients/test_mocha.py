@@ -71,7 +71,7 @@ def parts(data):
     numbers=st.integers(1, 8),
     epsilon=st.floats(0.01, 2),
 )
-def test_the_relations_are_those_of_scipys_roots(seed, clients, numbers, epsilon):
+def test_relations_equal_matrix_square_roots_by_scipy(seed, clients, numbers, epsilon):
     models = np.random.default_rng(seed).normal(size=(clients, numbers))
     found = relations(torch.from_numpy(models), epsilon).numpy()
     np.testing.assert_allclose(found, omega_of(models, epsilon), rtol=1e-6, atol=1e-6)
@@ -79,7 +79,7 @@ def test_the_relations_are_those_of_scipys_roots(seed, clients, numbers, epsilon
     assert np.linalg.eigvalsh(found).min() > 0
 
 
-def test_the_relations_are_the_best_ones():
+def test_relations_minimise_the_objective():
     """No other Ω⁻¹ of trace 1 has a smaller tr(Ω (WᵀW + εI)), which is tr(WᵀW + εI)^½ squared."""
     draw = np.random.default_rng(0)
     models, epsilon = draw.normal(size=(4, 3)), 0.1
@@ -92,7 +92,7 @@ def test_the_relations_are_the_best_ones():
         assert np.trace(np.linalg.inv(other / np.trace(other)) @ gram) >= least
 
 
-def test_who_is_alike_is_pulled_together_and_who_is_opposite_apart():
+def test_similar_clients_attract_and_opposite_clients_repel():
     omega = relations(torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.1]]), 0.01)
     assert omega[0, 1] < 0 < omega[0, 2]
     assert torch.equal(relations(torch.zeros(3, 2), 0.1), 3 * torch.eye(3))
@@ -101,7 +101,7 @@ def test_who_is_alike_is_pulled_together_and_who_is_opposite_apart():
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("decay", "sigma"), [(0.0, 1.0), (0.3, 2.0)])
-def test_against_a_dense_simulation(uncompiled, engine, decay, sigma):
+def test_rounds_equal_a_dense_simulation(uncompiled, engine, decay, sigma):
     """W, Ω and the subproblems (4), for a cohort that changes."""
     data, cohorts = (
         shared_out(regressions(SLOPES), batch_size=10),
@@ -131,7 +131,7 @@ def test_against_a_dense_simulation(uncompiled, engine, decay, sigma):
 
 
 @pytest.mark.slow
-def test_it_ends_at_the_minimum_of_its_objective():
+def test_rounds_converge_to_the_minimum_of_the_objective():
     """Σ F_k + λ₁/2 (tr (WᵀW + εI)^½)² + λ₂/2 ‖W‖²: what is left of (1) at the best Ω."""
     data, lam, decay, epsilon = shared_out(regressions(SLOPES), batch_size=10), 0.1, 0.05, 0.1
     samples = parts(data)
@@ -154,7 +154,7 @@ def test_it_ends_at_the_minimum_of_its_objective():
 
 
 @pytest.mark.slow
-def test_few_samples_are_helped_by_clients_that_are_alike():
+def test_similar_clients_help_a_client_with_few_samples():
     """Client 1, with four noisy samples, is like client 0, which has many: over three draws."""
     slopes, sizes = [[1.0, 2.0, -1.0], [1.0, 2.0, -1.0], [-2.0, 1.0, 0.0]], [60, 4, 60]
     left = {0.0: 0.0, 0.05: 0.0}
@@ -169,7 +169,7 @@ def test_few_samples_are_helped_by_clients_that_are_alike():
     assert left[0.05] < 0.7 * left[0.0]
 
 
-def test_without_a_pull_it_is_local_training():
+def test_lambda_zero_equals_local_training():
     data, how = shared_out(classes(SIZES)), {"optimizer": sgd(0.1, momentum=0.5)}
     found = run_rounds(Mocha(seeded(mlp), 0.0, **how), data, 3, sampler=Uniform(2))
     expected = run_rounds(Local(seeded(mlp), **how), data, 3, sampler=Uniform(2))
@@ -177,7 +177,7 @@ def test_without_a_pull_it_is_local_training():
     torch.testing.assert_close(found.w, found.v.mean(0), rtol=0, atol=1e-13)
 
 
-def test_models_of_clients_that_take_no_part_stay_to_the_bit():
+def test_absent_clients_keep_their_models_bit_for_bit():
     client = Mocha(seeded(mlp), optimizer=sgd(0.1))
     data = shared_out(classes(SIZES))
     one = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)))
@@ -193,7 +193,7 @@ class NaNs(Attack):
         return own * torch.nan
 
 
-def test_a_forged_model_is_what_the_server_keeps():
+def test_server_keeps_the_forged_model():
     """ModelReplacement sends three times the change; a broken upload changes nothing."""
     client = Mocha(seeded(mlp), optimizer=sgd(0.1))
     data = shared_out(classes(SIZES))
@@ -229,7 +229,7 @@ def test_too_many_clients_and_parameters_are_refused():
         ({"epsilon": 0.0}, "`epsilon` to be above 0, and finite, but got 0.0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, match):
+def test_invalid_arguments_are_refused(wrong, match):
     with pytest.raises(ValueError, match=match):
         Mocha(seeded(mlp), **wrong)
 

@@ -65,7 +65,7 @@ def stepped(client, batch):
 @pytest.mark.parametrize(
     ("hessian", "tolerance"), [("exact", 1e-12), ("none", 1e-12), ("difference", 1e-6)]
 )
-def test_a_step_is_that_of_the_paper(size, hessian, tolerance):
+def test_step_equals_the_formula_of_the_paper(size, hessian, tolerance):
     """(I − α ∇²f(w; D″)) ∇f(w − α ∇f(w; D); D′), where a part is empty in small minibatches."""
     client, batch = linear(hessian=hessian), batch_of(size)
     outer, inner, third = (slice(i, None, 3) for i in range(3))
@@ -79,7 +79,7 @@ def test_a_step_is_that_of_the_paper(size, hessian, tolerance):
     assert value == pytest.approx(loss_at(there, batch, outer).item(), rel=1e-12)
 
 
-def test_with_one_batch_for_all_it_is_the_gradient_of_what_is_left_after_a_step():
+def test_step_on_one_batch_equals_the_gradient_of_the_adapted_loss():
     """MAML: ∇ of f(w − α ∇f(w)), which automatic differentiation gives."""
     batch = batch_of(5)
     threefold = Batch(batch.inputs.repeat_interleave(3, 0), batch.targets.repeat_interleave(3))
@@ -91,7 +91,7 @@ def test_with_one_batch_for_all_it_is_the_gradient_of_what_is_left_after_a_step(
     torch.testing.assert_close(stepped(client, threefold)[1], expected, rtol=0, atol=1e-12)
 
 
-def test_the_difference_is_more_exact_the_smaller_it_is():
+def test_smaller_difference_is_more_exact():
     exact = stepped(linear(hessian="exact"), batch_of(9))[1]
     errors = [
         float((stepped(linear(difference=delta), batch_of(9))[1] - exact).norm())
@@ -100,7 +100,7 @@ def test_the_difference_is_more_exact_the_smaller_it_is():
     assert errors[0] > 50 * errors[1] > 2500 * errors[2] > 0  # of the second order
 
 
-def test_with_no_step_to_come_it_is_fedavg_on_a_third_of_the_minibatch():
+def test_adaptation_rate_zero_equals_fedavg_on_a_third_of_the_minibatch():
     """Three equal samples in each minibatch, so that a third of it is as good as the whole."""
     arrays = classes([4, 4])
     arrays.inputs[:], arrays.targets[:] = arrays.inputs[:1], arrays.targets[:1]
@@ -122,7 +122,7 @@ def test_with_no_step_to_come_it_is_fedavg_on_a_third_of_the_minibatch():
         functools.partial(torch.optim.Adam, lr=0.05),
     ],
 )
-def test_a_client_is_evaluated_after_steps_of_its_own(engine, steps, optimizer):
+def test_clients_are_evaluated_after_adaptation(engine, steps, optimizer):
     """v ← v − α (v − ȳ), whatever takes the steps of the rounds."""
     observed = ([1.0, 3.0], [4.0, 8.0, 6.0])
     data = validated_by_training(shared_out(points(*observed), batch_size=8))
@@ -140,7 +140,7 @@ def test_a_client_is_evaluated_after_steps_of_its_own(engine, steps, optimizer):
     torch.testing.assert_close(found.metrics["personal"]["loss"], losses)
 
 
-def test_rounds_find_what_is_best_after_a_step():
+def test_rounds_minimise_the_loss_after_adaptation():
     """½ (w − α (w − y) − y)² has the gradient (1 − α)² (w − y), and y has the mean 3."""
     data = shared_out(points([1.0] * 3, [5.0] * 3))
     client = PerFedAvg(
@@ -160,7 +160,7 @@ def test_rounds_find_what_is_best_after_a_step():
         ({"adaptation_steps": 0}, "`adaptation_steps` to be at least 1 but got 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, match):
+def test_invalid_arguments_are_refused(wrong, match):
     with pytest.raises(ValueError, match=match):
         PerFedAvg(Point(), **wrong)
 
@@ -171,7 +171,7 @@ def test_running_statistics_are_refused():
         PerFedAvg(net)
 
 
-def test_parts_without_a_sample_are_not_run():
+def test_empty_parts_of_a_minibatch_are_not_run():
     data = shared_out(classes([5, 4, 1], shape=(2, 2)))
     client = PerFedAvg(seeded(Views), optimizer=sgd(0.1), local_epochs=1)
     found = [run_rounds(client, data, engine=engine) for engine in ("one_by_one", "stacked")]

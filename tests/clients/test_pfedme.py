@@ -45,7 +45,7 @@ def close(found, expected, tolerance=1e-12):
 @each_engine
 @each_sampler
 @pytest.mark.parametrize("beta", [1.0, 0.5, 2.0])
-def test_it_is_algorithm_1(engine, sampler, beta):
+def test_rounds_equal_algorithm_1(engine, sampler, beta):
     """K = 3 steps on θ_i for each of R = 4 on w_i; w ← (1 − β) w + β mean of the cohort's."""
     lam, eta, rate = 2.0, 0.05, 0.1
     w, theta = np.ones(3), np.ones((5, 3))
@@ -71,7 +71,7 @@ def test_it_is_algorithm_1(engine, sampler, beta):
 
 
 @each_engine
-def test_two_steps_by_hand(engine):
+def test_two_steps_equal_hand_computed_steps(engine):
     """y = 8; λ = 1, K = 1, steps of 1/2 on θ, η = 1/4, R = 2.
 
     θ: 0 + (8 − 0)/2 = 4; w_i: 0 + 1/4 · 4 = 1. θ goes on: 4 + (4 − 3)/2 = 4.5; w_i: 1 + 3.5/4.
@@ -88,7 +88,7 @@ def test_two_steps_by_hand(engine):
 
 
 @each_engine
-def test_momentum_is_that_of_w_and_weight_decay_that_of_f(engine):
+def test_momentum_acts_on_w_and_weight_decay_on_f(engine):
     """θ_i takes its steps exactly, in any case."""
     lam, eta, rate = 2.0, 0.05, 0.1
     sent, ends = [], []
@@ -110,7 +110,7 @@ def test_momentum_is_that_of_w_and_weight_decay_that_of_f(engine):
 
 
 @pytest.mark.slow
-def test_it_goes_to_the_minimiser_of_the_moreau_envelopes():
+def test_rounds_converge_to_the_minimiser_of_the_moreau_envelopes():
     """Theorem 1 of its paper: with K large, w is that of (135), which FLAME finds too."""
     lam = 2.0
     client = pfedme(rate=0.45, steps=1, lam=lam, personal_steps=40, personal_lr=0.2)
@@ -134,7 +134,7 @@ def test_engines_and_chunks_agree(uncompiled):
         ({"lr_scheduler": max}, "`lr_scheduler` to be None, .* but got"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong, match):
+def test_invalid_arguments_are_refused(wrong, match):
     with pytest.raises(ValueError, match=f"Expected argument {match}"):
         pfedme(**wrong)
 
@@ -150,7 +150,7 @@ def test_optimizers_other_than_sgd_are_refused():
 
 @each_engine
 @each_sampler
-def test_epochs_then_one_step(engine, sampler):
+def test_epochs_then_one_step_equal_a_dense_simulation(engine, sampler):
     """θ_i is kept; w_i = w − η λ (w − θ_i)."""
     lam, eta = 2.0, 0.3
     w, theta = np.ones(3), np.ones((5, 3))
@@ -168,7 +168,7 @@ def test_epochs_then_one_step(engine, sampler):
 
 
 @pytest.mark.parametrize("wrong", [{"lam": 0.0}, {"eta": 0.0}, {"eta": float("nan")}])
-def test_epochs_refuse_what_makes_no_sense(wrong):
+def test_invalid_arguments_are_refused_with_epochs(wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(ValueError, match=f"`{name}` to be above 0, and finite, but got {value}"):
         PFedMeEpochs(Point(), **wrong)

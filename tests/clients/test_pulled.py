@@ -51,7 +51,7 @@ def slope(function, at, step=1e-6):
 @pytest.mark.parametrize("regularizer", ["l2", "fisher", "kl"])
 @given(seed=st.integers(0, 2**16), size=st.integers(1, 6), lam=st.floats(0, 20))
 @settings(max_examples=15, deadline=None)
-def test_value_and_gradient_are_those_of_the_formula(regularizer, seed, size, lam):
+def test_value_and_gradient_equal_the_formula(regularizer, seed, size, lam):
     draw = np.random.default_rng(seed)
     x, y = draw.normal(size=(size, INPUTS)), draw.integers(CLASSES, size=size)
     v, w = draw.normal(size=(2, INPUTS * CLASSES + CLASSES))
@@ -70,7 +70,7 @@ def test_value_and_gradient_are_those_of_the_formula(regularizer, seed, size, la
 
 
 @pytest.mark.parametrize("regularizer", ["fisher", "kl"])
-def test_where_the_model_is_its_centre_there_is_no_pull(regularizer):
+def test_pull_vanishes_at_the_centre(regularizer):
     data = shared_out(classes([7, 3, 10]), batch_size=16)
     settings = {"optimizer": sgd(0.1), "local_steps": 1}
     ditto = Ditto(seeded(mlp), lam=50.0, regularizer=regularizer, **settings)
@@ -82,7 +82,7 @@ def test_where_the_model_is_its_centre_there_is_no_pull(regularizer):
 
 
 @pytest.mark.parametrize("regularizer", ["fisher", "kl"])
-def test_the_centre_drops_nothing_out_and_is_left_in_training_mode(regularizer):
+def test_centre_has_no_dropout_and_stays_in_training_mode(regularizer):
     net = nn.Sequential(nn.Linear(INPUTS, 5), nn.Dropout(0.5), nn.Linear(5, CLASSES))
     client = Ditto(net, lam=1.0, regularizer=regularizer).double().train()
     broadcast = client.row("global").data.clone()
@@ -104,7 +104,7 @@ def test_the_centre_drops_nothing_out_and_is_left_in_training_mode(regularizer):
 
 
 @pytest.mark.slow
-def test_a_larger_lambda_leaves_predictions_nearer_to_the_global_models():
+def test_larger_lambda_gives_predictions_nearer_to_the_global_model():
     data = shared_out(classes([12, 9, 15]), batch_size=16)
     x = data.clients.inputs.double()
     distances = []
@@ -133,7 +133,7 @@ def test_an_unknown_regularizer_is_refused(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "one_by_one_compiled"])
 @pytest.mark.parametrize("regularizer", ["l2", "fisher", "kl"])
-def test_the_centre_stands_still_with_its_statistics(uncompiled, engine, regularizer):
+def test_centre_and_its_statistics_stay_fixed_during_a_round(uncompiled, engine, regularizer):
     """However many steps w takes in the round, v is pulled to the w^t that was sent."""
     data = shared_out(classes([6, 8]), batch_size=4)
 
@@ -152,21 +152,21 @@ def test_the_centre_stands_still_with_its_statistics(uncompiled, engine, regular
     assert not torch.equal(later.v, after(5, rounds=2).v), "the next w^t is another"
 
 
-def test_a_divergence_is_refused_where_there_are_no_classes():
+def test_divergence_is_refused_without_classes():
     data = shared_out(reals(torch.randn(6, 3), torch.randn(6, 1), [0, 0, 0, 1, 1, 1]))
     client = Ditto(nn.Linear(3, 1), regularizer="kl", criterion=nn.MSELoss())
     with pytest.raises(ValueError, match="`regularizer` to be l2 or fisher if targets are no"):
         run_rounds(client, data)
 
 
-def test_fisher_is_refused_for_nets_that_take_no_sample_by_sample():
+def test_fisher_is_refused_for_nets_without_per_sample_gradients():
     data, net = shared_out(classes([4, 4])), Recurrent()
     with pytest.raises(ValueError, match=r"to be l2 or kl for a net that torch\.func\.vmap"):
         run_rounds(Ditto(net, regularizer="fisher"), data)
 
 
 @pytest.mark.parametrize("regularizer", ["l2", "fisher", "kl"])
-def test_the_scale_of_classes_weights_does_not_matter(regularizer):
+def test_scale_of_class_weights_does_not_matter(regularizer):
     found = []
     for weights in (None, [10.0, 10.0, 10.0]):
         criterion = nn.CrossEntropyLoss(weights and torch.tensor(weights).double())

@@ -88,7 +88,7 @@ def halved(optimizer):
 @each_control
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("server_lr", "decay"), [(1.0, 0.0), (0.7, 0.1)])
-def test_against_algorithm_1(uncompiled, control, engine, server_lr, decay):
+def test_rounds_equal_algorithm_1(uncompiled, control, engine, server_lr, decay):
     """Clients of one to three steps a pass, a learning rate that is halved, a changing cohort."""
     data, cohorts = shared_out(regressions(), batch_size=4), [(0, 1, 3), (0, 2, 3), (1, 2, 3)]
     client = Scaffold(
@@ -113,7 +113,7 @@ def test_against_algorithm_1(uncompiled, control, engine, server_lr, decay):
 @pytest.mark.slow
 @each_control
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_the_first_round_is_fedavg(control, engine):
+def test_first_round_equals_fedavg(control, engine):
     settings = {"optimizer": sgd(0.1, weight_decay=0.1), "local_epochs": 2}
     data = shared_out(classes(SIZES))
     found = run_rounds(Scaffold(seeded(mlp), control, **settings), data, 1, engine=engine)
@@ -161,7 +161,7 @@ def test_control_variates_converge_to_the_gradients_at_the_minimum(control):
 
 
 @each_control
-def test_a_learning_rate_of_zero_teaches_nothing(control):
+def test_learning_rate_zero_changes_no_control_variate(control):
     def warm_up(optimizer):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda round: float(round > 0))
 
@@ -175,7 +175,7 @@ def test_a_learning_rate_of_zero_teaches_nothing(control):
 
 
 @each_control
-def test_the_reported_loss_is_the_corrected_one(control):
+def test_reported_loss_is_the_corrected_loss(control):
     """F(y) + (y − x)(c − c_i) = ½ (2 − 7)² + (2 − 1) (4 − 3), whatever the slope is."""
     client = Scaffold(Point(), control, criterion=HalfSquares(), optimizer=sgd(0.1))
     client.row("global").data.fill_(2.0)
@@ -195,7 +195,7 @@ def test_the_reported_loss_is_the_corrected_one(control):
 
 @each_control
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
-def test_a_run_that_is_stopped_and_resumed_ends_the_same(control, tmp_path):
+def test_resumed_run_equals_an_uninterrupted_run(control, tmp_path):
     """By a trainer, with a learning rate that is halved: controls and rates go on."""
     found = []
     for name, stops in (("whole", (3,)), ("halves", (1, 3))):
@@ -231,17 +231,17 @@ def test_a_run_that_is_stopped_and_resumed_ends_the_same(control, tmp_path):
         (lambda params: torch.optim.Adam(params, lr=0.1), r"Adam\(\)"),
     ],
 )
-def test_optimizers_whose_steps_are_no_gradients_are_refused(optimizer, got):
+def test_optimizers_other_than_plain_sgd_are_refused(optimizer, got):
     client = Scaffold(seeded(mlp), optimizer=optimizer)
     with pytest.raises(ValueError, match=f"`optimizer` to build torch.optim.SGD .* but got {got}"):
         Federation(seed=0, sampler=Only(0)).setup(client, shared_out(classes(SIZES)), "fit")
 
 
-def test_another_control_is_refused():
+def test_unknown_control_is_refused():
     with pytest.raises(ValueError, match="`control` to be 'path' or 'start' but got 'middle'"):
         Scaffold(seeded(mlp), "middle")
 
 
 @pytest.mark.parametrize("control", ["path", "start"])
-def test_the_global_model_alone_is_evaluated(control):
+def test_only_the_global_model_is_evaluated(control):
     assert Scaffold(seeded(mlp), control=control).evaluated == ("global",)

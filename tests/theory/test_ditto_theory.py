@@ -194,7 +194,7 @@ def test_trained_models_equal_the_closed_form(setting):
 
 
 @every_setting
-def test_lambda_star_has_the_least_error(setting):
+def test_lambda_star_minimises_the_error(setting):
     """Theorems 2, 4, 6 and 8."""
     assert best_factor(torch.mean, setting) == 1.0
 
@@ -207,13 +207,13 @@ def test_the_least_error_is_the_posterior_variance(setting):
 
 
 @every_setting
-def test_lambda_star_has_the_least_variance_over_devices(setting):
+def test_lambda_star_minimises_the_variance_over_devices(setting):
     """Theorems 3, 5, 7 and 9, on the grid: see the top about the exact minimum under attack."""
     assert best_factor(lambda errors: errors.var(dim=0, correction=0).mean(), setting) == 1.0
 
 
 @every_setting
-def test_the_variance_of_a_devices_error_is_least_and_two_sigma_to_the_fourth(setting):
+def test_least_variance_of_the_error_of_a_device_is_two_sigma_to_the_fourth(setting):
     """Lemmas 8 and 12."""
     assert best_factor(lambda errors: errors.var(dim=1).mean(), setting) == 1.0
     found = squared_errors(setting, 1.0).var(dim=1).mean()
@@ -222,7 +222,7 @@ def test_the_variance_of_a_devices_error_is_least_and_two_sigma_to_the_fourth(se
 
 @pytest.mark.parametrize("setting", [CLEAN, ATTACKED], ids=["clean", "attacked"])
 @pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
-def test_the_variance_over_devices_is_that_of_gaussians_that_share_an_error(setting, factor):
+def test_variance_over_devices_equals_that_of_gaussians_with_a_shared_error(setting, factor):
     """2 (1 − 1/B) (s⁴ − c²): the correction to Theorem 9 that is given at the top."""
     _, v = ditto(setting, factor)
     errors = (v - world(setting).truth)[: setting.benign]
@@ -235,7 +235,7 @@ def test_the_variance_over_devices_is_that_of_gaussians_that_share_an_error(sett
 
 
 @every_setting
-def test_a_larger_lambda_fits_worse_and_lies_nearer(setting):
+def test_larger_lambda_fits_worse_and_stays_nearer_to_the_global_model(setting):
     """Lemma 1, for every device: ∂F_k / ∂λ ≥ 0 and ∂ψ / ∂λ ≤ 0."""
     estimates = world(setting).estimates
     losses, distances = [], []
@@ -251,7 +251,7 @@ def test_a_larger_lambda_fits_worse_and_lies_nearer(setting):
 
 @pytest.mark.slow
 @every_setting
-def test_lambda_zero_is_local_training_to_the_last_bit(setting):
+def test_lambda_zero_equals_local_training_bit_for_bit(setting):
     _, v = fitted(setting, Ditto, lam=0.0)
     _, local = fitted(setting, Local)
     assert torch.equal(v, local)
@@ -269,7 +269,7 @@ def test_a_huge_lambda_follows_the_global_model(setting):
 @pytest.mark.parametrize(
     ("tau", "better"), [(0.02, "global"), (0.5, "local")], ids=["related", "unrelated"]
 )
-def test_ditto_beats_both_and_relatedness_says_which_is_second(tau, better):
+def test_ditto_beats_local_and_global_models_at_any_relatedness(tau, better):
     """Figure 2: related devices learn together, unrelated ones alone; λ* is better than either."""
     setting = Setting(20, 0, 1.0, 20, tau)
     local, best, shared = (squared_errors(setting, factor).mean() for factor in (0.0, 1.0, 1e4))

@@ -165,7 +165,7 @@ def test_lyapunov_function_decreases(cohort_size):
 
 
 @pytest.mark.slow
-def test_solutions_go_to_those_of_fedadmm_as_lam_grows():
+def test_solutions_converge_to_those_of_fedadmm_for_large_lambda():
     """Twice the λ, about half the distance: O(1/λ). Personal models go to the global one, too."""
     problem = LeastSquares.drawn([8, 8, 12, 6, 7], b=[0.6, 0.8, 1.0, 1.4, 2.0])
     limit = after(flame(problem, 0, 0.2, FedADMM, rate=1.5), data_of(problem), 60)["w"]
@@ -185,7 +185,7 @@ def test_solutions_go_to_those_of_fedadmm_as_lam_grows():
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize(("lam", "rho"), [(1.0, 0.1), (0.5, 0.3), (2.0, 0.7)])
-def test_messages_of_a_round_from_zero(weights, lam, rho):
+def test_messages_of_the_first_round_equal_the_closed_form(weights, lam, rho):
     """u_i = 2 λ α_i / (λ α_i + ρ) · b / (b + λ) · θ̂_i, the θ_i being exact."""
     problem = LeastSquares.drawn(SIZES, b=[1.5] * 5)
     found = after(flame(problem, lam, rho, weights=weights, steps=1), data_of(problem), 1)
@@ -289,7 +289,7 @@ NEAR, FAR = drawn_truths(0.2), drawn_truths(2.0)
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("truths", [NEAR, FAR], ids=["near zero", "far from zero"])
-def test_proposition_2(attack, truths):
+def test_losses_equal_proposition_2(attack, truths):
     """Losses are those of theory; FLAME's are less than Ditto's where q is large enough for it."""
     found = {}
     for kind, q in ((FLAME, Q), (Ditto, 1.0)):
@@ -312,7 +312,7 @@ def test_proposition_2(attack, truths):
 
 
 @pytest.mark.parametrize("truths", [NEAR, FAR], ids=["near zero", "far from zero"])
-def test_the_bounds_of_proposition_2(truths):
+def test_bounds_of_proposition_2_hold(truths):
     """As (154) and (155) give them: the first has θ_bᵀ θ_b in its denominator."""
     m, mb, length = CLIENTS, BENIGN, float(truths[:BENIGN].mean(0).square().sum())
     noise = D * SIGMA**2
@@ -331,7 +331,7 @@ def variances(truths):
     ]
 
 
-def test_proposition_3_for_clients_of_equal_length():
+def test_proposition_3_holds_for_clients_of_equal_length():
     """Noise adds the same to all losses, (170) and (171): none is needed. The ratio is q²."""
     truths = 1.0 + torch.randn(6, D, generator=torch.Generator().manual_seed(0)).double()
     truths = 3.0 * truths / truths.norm(dim=1, keepdim=True)
@@ -343,7 +343,7 @@ def test_proposition_3_for_clients_of_equal_length():
         assert less / more == pytest.approx(q**2, rel=1e-4)
 
 
-def test_proposition_3_fails_for_others():
+def test_proposition_3_fails_for_clients_of_unequal_length():
     """θ_1 = 1/5, θ_2 = 2: their mean is as far from both, and q times it is not.
 
     The losses of w differ by b/2 (θ_1² − θ_2² − 2 q θ (θ_1 − θ_2)) = 3.96 (q − 1), q = 15/16; those
