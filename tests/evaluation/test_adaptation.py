@@ -28,7 +28,7 @@ OBSERVED = ([1.0, 3.0], [4.0, 8.0, 6.0])
 
 
 class Adapted(FedAvg):
-    """The global model, trained a little more by each client before it is evaluated."""
+    """The global model, adapted by each client before an evaluation."""
 
     def __init__(self, net, lam=0.0, adaptation=None, **kwargs):
         super().__init__(net, **kwargs)
@@ -41,14 +41,14 @@ class Adapted(FedAvg):
         return self.loss("personal", batch) + self.lam / 2 * self.squared_distance("personal")
 
 
-def federation_of(client, data, run=RunSettings(), **settings):
+def make_federation(client, data, run=RunSettings(), **settings):
     federation = Federation(All(), **sections(**{"seed": 0, "engine": "one_by_one", **settings}))
     federation.setup(client, data, "fit", settings=run)
     return federation
 
 
 def losses(federation, client, part="val"):
-    """Each client's loss by its own model, as Lightning evaluates: in inference mode."""
+    """Return the loss of every client's personal model, computed in inference mode."""
     client.eval()
     for metrics in federation.metrics(part).values():
         metrics.reset()
@@ -66,13 +66,13 @@ def point_federation(steps=1, lam=0.0, start=10.0, **settings):
     net = Point(start=start).double()
     kwargs = {"optimizer": sgd(0.25), "criterion": HalfSquares(), "local_steps": 1}
     client = Adapted(net, lam, LocalWork(steps=steps), **kwargs)
-    return client, federation_of(client, data, **settings)
+    return client, make_federation(client, data, **settings)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("lam", [0.0, 0.5])
-def test_a_point_goes_towards_each_clients_mean_and_is_held_back(steps, lam):
-    """v ← v − η (v − mean_k + λ (v − w)): from w, each time anew."""
+def test_adaptation_of_a_point_by_hand(steps, lam):
+    """v ← v − η (v − mean_k + λ (v − w)): every adaptation starts from w."""
     client, federation = point_federation(steps, lam)
     expected = []
     for own in OBSERVED:
@@ -81,8 +81,8 @@ def test_a_point_goes_towards_each_clients_mean_and_is_held_back(steps, lam):
             v -= 0.25 * (v - sum(own) / len(own) + lam * (v - w))
         expected.append(sum((v - y) ** 2 / 2 for y in own) / len(own))
     for _ in range(2):
-        found = losses(federation, client)
-        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+        actual = losses(federation, client)
+        torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64))
     assert float(client.row("global").data) == float(client.row("personal").data) == 10.0
 
 
@@ -93,26 +93,26 @@ def net():
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["stacked", "stacked_compiled", "one_by_one_compiled"])
 @pytest.mark.parametrize("chunk_size", [None, 1, 3])
-def test_engines_and_chunks_agree(uncompiled, engine, chunk_size):
+def test_engines_and_chunks_agree_on_adaptation(uncompiled, engine, chunk_size):
     data = shared_out(classes([12, 7, 20, 9]), val_fraction=0.4)
     client = Adapted(seeded(net), adaptation=LocalWork(epochs=2), optimizer=sgd(0.1)).double()
-    first = losses(federation_of(client, data), client)
-    federation = federation_of(client, data, engine=engine, chunk_size=chunk_size)
+    first = losses(make_federation(client, data), client)
+    federation = make_federation(client, data, engine=engine, chunk_size=chunk_size)
     torch.testing.assert_close(losses(federation, client), first, rtol=0, atol=1e-10)
 
 
-def test_a_byzantine_client_adapts_to_what_it_has_been_made_of():
+def test_byzantine_client_adapts_to_poisoned_data():
     data = shared_out(classes([30, 30]), val_fraction=0.3)
     client = Adapted(seeded(mlp), adaptation=LocalWork(epochs=3), optimizer=sgd(0.5)).double()
-    honest = losses(federation_of(client, data), client)
-    federation = federation_of(client, data, attack=RandomLabels(), ids=[1])
+    honest = losses(make_federation(client, data), client)
+    federation = make_federation(client, data, attack=RandomLabels(), ids=[1])
     poisoned = losses(federation, client)
     assert poisoned[0] == honest[0]
     assert poisoned[1] != honest[1]
 
 
-def fitted(folder, module, *epochs):
-    """The test metrics and predictions of a run that is stopped and resumed."""
+def run_fits(folder, module, *epochs):
+    """Return the test metrics and predictions of a resumed run."""
     for rounds in epochs:
         client = Adapted(seeded(mlp), adaptation=LocalWork(epochs=2), optimizer=sgd(0.1))
         trainer = pl_fed.Trainer(
@@ -129,18 +129,18 @@ def fitted(folder, module, *epochs):
     return metrics, [table for tables in trainer.predict(client, module) for table in tables]
 
 
-def test_a_trainer_fits_resumes_tests_and_predicts_it(tmp_path):
+def test_resumed_run_with_adaptation_equals_uninterrupted_run(tmp_path):
     module = shared_out(classes([12, 9, 15, 11]), val_fraction=0.3, test_fraction=0.3)
-    metrics, tables = fitted(tmp_path / "whole", module, 3)
-    right = torch.cat([table["prediction"] == table["target"] for table in tables])
-    accuracy = float(right.double().mean())
+    metrics, tables = run_fits(tmp_path / "whole", module, 3)
+    correct = torch.cat([table["prediction"] == table["target"] for table in tables])
+    accuracy = float(correct.double().mean())
     assert metrics["test/personal/accuracy_weighted"] == pytest.approx(accuracy, abs=1e-6)
     assert metrics["test/personal/loss"] != metrics["test/global/loss"]
-    assert metrics == fitted(tmp_path / "resumed", module, 1, 3)[0]
+    assert metrics == run_fits(tmp_path / "resumed", module, 1, 3)[0]
 
 
-def test_an_evaluation_of_a_checkpoint_adapts_as_the_run_does(tmp_path):
-    """With the trainer's clipping and limits, though nothing is fitted before it."""
+def test_evaluation_of_a_checkpoint_adapts_as_the_run_does(tmp_path):
+    """Clipping and limits of the trainer apply without a fit."""
     module = shared_out(classes([12, 9]), test_fraction=0.5)  # and nothing to validate with
 
     def trainer():
@@ -162,20 +162,20 @@ def test_an_evaluation_of_a_checkpoint_adapts_as_the_run_does(tmp_path):
     first.fit(fitted_client, module)
     (expected,) = first.test(fitted_client, module, verbose=False)
     last = tmp_path / "checkpoints" / "last.ckpt"
-    (found,) = trainer().test(client(), module, ckpt_path=last, verbose=False)
-    assert found == expected
+    (actual,) = trainer().test(client(), module, ckpt_path=last, verbose=False)
+    assert actual == expected
 
 
-def test_an_adaptation_of_another_model_is_refused():
+def test_adaptation_of_another_model_is_refused():
     client = Adapted(seeded(mlp)).double()
     client.adaptation = Objective(client.adaptation_step, {"global": Model()}, client.optimizer)
     match = "`adaptation` of Adapted to train the model personal alone but got global"
     with pytest.raises(ValueError, match=match):
-        federation_of(client, shared_out(classes([9, 9]), val_fraction=0.3))
+        make_federation(client, shared_out(classes([9, 9]), val_fraction=0.3))
 
 
-def test_its_engine_is_made_where_the_client_is():
-    """It is set up before Lightning moves the client, and used before and after."""
+def test_engine_of_the_adaptation_follows_the_device_of_the_client():
+    """Setup precedes Lightning's move of the client; evaluations precede and follow it."""
     client, federation = point_federation()
     losses(federation, client)
     adaptation = federation.session.evaluation.adaptation
@@ -188,8 +188,8 @@ def test_its_engine_is_made_where_the_client_is():
     assert adaptation._device == client.device
 
 
-def test_without_steps_the_global_model_is_evaluated():
-    """Trainer(limit_train_batches=0), say."""
+def test_adaptation_without_steps_evaluates_the_global_model():
+    """For example under `Trainer(limit_train_batches=0)`."""
     client, federation = point_federation(run=RunSettings(limit_local_steps=0))
-    found = losses(federation, client)
-    assert torch.equal(found, federation.metrics("val")["global"].per_client()["loss"])
+    actual = losses(federation, client)
+    assert torch.equal(actual, federation.metrics("val")["global"].per_client()["loss"])

@@ -25,15 +25,15 @@ SIZES = [9, 2, 14, 5]
 EVERYONE = torch.arange(4)
 
 
-def data_of(arrays=None):
-    """Clients of several sizes; the second has one test sample, and none to validate on."""
+def make_clients(arrays=None):
+    """Clients of several sizes; the second has one test sample and no validation samples."""
     arrays = classes(SIZES, seed=3) if arrays is None else arrays
     source = Given(arrays)
     return FederatedData(source, val_fraction=0.2, test_fraction=0.4, seed=0).clients
 
 
-def store_of(client, num_clients=4, seed=5):
-    """A store in which every client has a model of its own."""
+def make_store(client, num_clients=4, seed=5):
+    """A store with a different model for every client."""
     client.double().eval()
     defaults = client.state_defaults()
     store = ClientStore(num_clients, defaults)
@@ -44,91 +44,91 @@ def store_of(client, num_clients=4, seed=5):
     return store
 
 
-def round_of(client, store, clients):
-    """A round of clients that begin with what the store has."""
+def make_round(client, store, clients):
+    """A round of clients with the states of the store."""
     size = torch.ones(len(clients), 1, dtype=torch.float64)
     broadcast = ModelRows(client.row("global").data, client.statistics("global").data)
     states = {name: store.read(name, clients) for name in store.defaults}
     return client.run_begin(ClientRound(clients, size, size, broadcast, states=states))
 
 
-def evaluator_of(client, store, stacked=None):
-    """An evaluator whose clients begin with what the store has."""
-    evaluator = Evaluator(client, lambda ids: round_of(client, store, ids))
+def make_evaluator(client, store, stacked=None):
+    """An evaluator of clients with the states of the store."""
+    evaluator = Evaluator(client, lambda ids: make_round(client, store, ids))
     evaluator.stacked = stacked
     return evaluator
 
 
-def metrics_of(client, data, part, model, store, clients=EVERYONE, stacked=None):
+def compute_metrics(client, data, part, model, store, clients=EVERYONE, stacked=None):
     metrics = ClientMetrics(data.num_clients, data.num_classes)
     with torch.no_grad():
-        evaluator_of(client, store, stacked).evaluate(data, part, clients, {model: metrics})
+        make_evaluator(client, store, stacked).evaluate(data, part, clients, {model: metrics})
     return metrics
 
 
-def by_hand(client, data, part, model, store, one):
-    """Targets and outputs of one client, by a net that is loaded for it alone."""
-    index = data.part(part).samples(one)
+def reference_outputs(client, data, part, model, store, k):
+    """Targets and outputs of a client, computed with its net alone."""
+    index = data.part(part).samples(k)
     if model == "personal":
-        row = store.read("personal", torch.tensor([one]))[0]
+        row = store.read("personal", torch.tensor([k]))[0]
         nn.utils.vector_to_parameters(row, client.personal_model.parameters())
     with torch.no_grad():
         return data.targets[index], client.model(model)(data.inputs[index].double())
 
 
-def doubled(data):
+def to_float64(data):
     return data.to(torch.device("cpu"), torch.float64)
 
 
 @pytest.mark.parametrize("batch", [1024, 3, 1])
 @pytest.mark.parametrize("part", ["train", "val", "test"])
 @pytest.mark.parametrize("model", ["global", "personal"])
-def test_sums_are_those_of_a_plain_loop(monkeypatch, batch, part, model):
-    """Also where a client's samples are split over several batches, or share one with others'."""
+def test_sums_equal_a_plain_loop(monkeypatch, batch, part, model):
+    """Batches may split a client's samples or mix those of several clients."""
     monkeypatch.setattr("pl_fed.evaluation.evaluator._BATCH", batch)
-    data, client = doubled(data_of()), Ditto(seeded(mlp))
-    store = store_of(client)
-    metrics = metrics_of(client, data, part, model, store)
-    for one in range(4):
-        y, outputs = by_hand(client, data, part, model, store, one)
+    data, client = to_float64(make_clients()), Ditto(seeded(mlp))
+    store = make_store(client)
+    metrics = compute_metrics(client, data, part, model, store)
+    for k in range(4):
+        y, outputs = reference_outputs(client, data, part, model, store, k)
         hit = outputs.argmax(1) == y
-        assert metrics.count[one].tolist() == y.bincount(minlength=3).tolist()
-        assert metrics.correct[one].tolist() == y[hit].bincount(minlength=3).tolist()
+        assert metrics.count[k].tolist() == y.bincount(minlength=3).tolist()
+        assert metrics.correct[k].tolist() == y[hit].bincount(minlength=3).tolist()
         expected = nn.functional.cross_entropy(outputs, y, reduction="sum")
-        torch.testing.assert_close(metrics.loss_sum[one], expected)
+        torch.testing.assert_close(metrics.loss_sum[k], expected)
 
 
-def test_a_client_without_samples_counts_nothing():
-    data, client = doubled(data_of()), Ditto(seeded(mlp))
+def test_client_without_samples_does_not_count():
+    data, client = to_float64(make_clients()), Ditto(seeded(mlp))
     assert len(data.val.samples(1)) == 0
-    metrics = metrics_of(client, data, "val", "personal", store_of(client))
+    metrics = compute_metrics(client, data, "val", "personal", make_store(client))
     assert metrics.count[1].sum() == 0
     assert metrics.per_client()["accuracy"][1].isnan()
 
 
-def test_some_clients_in_any_order():
-    data, client = doubled(data_of()), Ditto(seeded(mlp))
-    store = store_of(client)
-    everyone = metrics_of(client, data, "test", "personal", store)
-    some = metrics_of(client, data, "test", "personal", store, torch.tensor([3, 0]))
-    for one in (0, 3):
-        assert torch.equal(some.correct[one], everyone.correct[one])
-        torch.testing.assert_close(some.loss_sum[one], everyone.loss_sum[one])
-    assert some.count[[1, 2]].sum() == 0
+def test_evaluation_of_some_clients_in_any_order():
+    data, client = to_float64(make_clients()), Ditto(seeded(mlp))
+    store = make_store(client)
+    full = compute_metrics(client, data, "test", "personal", store)
+    partial = compute_metrics(client, data, "test", "personal", store, torch.tensor([3, 0]))
+    for k in (0, 3):
+        assert torch.equal(partial.correct[k], full.correct[k])
+        torch.testing.assert_close(partial.loss_sum[k], full.loss_sum[k])
+    assert partial.count[[1, 2]].sum() == 0
 
 
-def test_real_valued_targets_have_all_figures_of_the_loss_and_no_accuracy():
+def test_real_valued_targets_have_loss_metrics_and_no_accuracy():
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(30, 4, generator=draw), torch.randn(30, 3, generator=draw)
     owner = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
-    data = doubled(data_of(reals(x, y, owner)))
+    data = to_float64(make_clients(reals(x, y, owner)))
     client = Ditto(seeded(mlp), criterion=nn.MSELoss())
-    store = store_of(client)
-    metrics = metrics_of(client, data, "test", "personal", store)
-    for one in range(4):
-        y, outputs = by_hand(client, data, "test", "personal", store, one)
-        assert metrics.count[one].tolist() == [len(y)]
-        torch.testing.assert_close(metrics.loss_sum[one], (outputs - y).square().mean(1).sum())
+    store = make_store(client)
+    metrics = compute_metrics(client, data, "test", "personal", store)
+    for k in range(4):
+        y, outputs = reference_outputs(client, data, "test", "personal", store, k)
+        assert metrics.count[k].tolist() == [len(y)]
+        torch.testing.assert_close(metrics.loss_sum[k], (outputs - y).square().mean(1).sum())
     figures = ("", "_weighted", "_std", "_var", "_worst10", "_best10", "_jain")
     assert set(metrics.compute()) == {f"loss{figure}" for figure in figures}
 
@@ -138,9 +138,9 @@ class StopError(Exception):
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_the_models_are_put_back(interrupted):
+def test_guard_restores_the_models(interrupted):
     client = Ditto(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)))
-    store = store_of(client)
+    store = make_store(client)
     before = {name: value.clone() for name, value in client.state_dict().items()}
     try:
         with ModelGuard(client, ("global", "personal")):
@@ -159,45 +159,45 @@ def test_the_models_are_put_back(interrupted):
         assert torch.equal(value, before[name]), name
 
 
-def test_batch_norm_evaluates_with_the_clients_own_statistics():
+def test_batch_norm_evaluates_with_the_statistics_of_the_client():
     client = Ditto(seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))))
-    store, data = store_of(client), doubled(data_of())
-    metrics = metrics_of(client, data, "test", "personal", store)
-    for one in range(4):
-        weight, bias, linear, constant = store.read("personal", torch.tensor([one]))[0].split(
+    store, data = make_store(client), to_float64(make_clients())
+    metrics = compute_metrics(client, data, "test", "personal", store)
+    for k in range(4):
+        weight, bias, linear, constant = store.read("personal", torch.tensor([k]))[0].split(
             [4, 4, 12, 3]
         )
-        mean, var = store.read("personal.statistics", torch.tensor([one]))[0].split([4, 4])
-        index = data.test.samples(one)
+        mean, var = store.read("personal.statistics", torch.tensor([k]))[0].split([4, 4])
+        index = data.test.samples(k)
         h = (data.inputs[index] - mean) / (var + 1e-5).sqrt() * weight + bias
         outputs = h @ linear.view(3, 4).T + constant
         expected = nn.functional.cross_entropy(outputs, data.targets[index], reduction="sum")
-        torch.testing.assert_close(metrics.loss_sum[one], expected)
+        torch.testing.assert_close(metrics.loss_sum[k], expected)
 
 
 # Predictions
 
 
 @pytest.mark.parametrize("model", ["global", "personal"])
-def test_predictions_are_each_clients_own_in_its_order(model):
-    data, client = doubled(data_of()), Ditto(seeded(mlp))
-    store = store_of(client)
+def test_predictions_are_in_the_order_of_the_clients_samples(model):
+    data, client = to_float64(make_clients()), Ditto(seeded(mlp))
+    store = make_store(client)
     with torch.no_grad():
-        tables = evaluator_of(client, store).predict(data, torch.tensor([2, 1]), model)
+        tables = make_evaluator(client, store).predict(data, torch.tensor([2, 1]), model)
     assert [table["client"] for table in tables] == [2, 1]
     for table in tables:
-        y, outputs = by_hand(client, data, "test", model, store, table["client"])
+        y, outputs = reference_outputs(client, data, "test", model, store, table["client"])
         assert torch.equal(table["sample"], data.test.samples(table["client"]))
         assert torch.equal(table["target"], y)
         assert torch.equal(table["prediction"], outputs.argmax(1))
         torch.testing.assert_close(table["probability"], outputs.softmax(1).amax(1))
 
 
-def test_predictions_name_the_data_sets_samples_where_clients_have_copies():
-    data, client = doubled(data_of()), Ditto(seeded(mlp))
+def test_predictions_of_copied_samples_name_the_original_samples():
+    data, client = to_float64(make_clients()), Ditto(seeded(mlp))
     shared = replace(data, test=Part.from_pieces([data.test.samples(1)] * data.num_clients))
     with torch.no_grad():
-        tables = evaluator_of(client, store_of(client)).predict(
+        tables = make_evaluator(client, make_store(client)).predict(
             shared.copy_shared_samples(), torch.tensor([2, 0]), "global"
         )
     for table in tables:
@@ -207,9 +207,9 @@ def test_predictions_name_the_data_sets_samples_where_clients_have_copies():
 
 def test_a_client_without_test_samples_gets_an_empty_table():
     arrays = classes([1, 1, 4, 4])
-    data, client = doubled(data_of(arrays)), Ditto(seeded(mlp))
+    data, client = to_float64(make_clients(arrays)), Ditto(seeded(mlp))
     assert len(data.test.samples(0)) == 0
-    evaluator = evaluator_of(client, store_of(client))
+    evaluator = make_evaluator(client, make_store(client))
     with torch.no_grad():
         (table,) = evaluator.predict(data, torch.tensor([0]), "personal")
     lengths = {len(table[name]) for name in ("sample", "target", "prediction", "probability")}
@@ -219,22 +219,22 @@ def test_a_client_without_test_samples_gets_an_empty_table():
 def test_real_valued_predictions_are_the_outputs():
     x, y = torch.randn(30, 4), torch.randn(30, 3)
     owner = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
-    data = doubled(data_of(reals(x, y, owner)))
+    data = to_float64(make_clients(reals(x, y, owner)))
     client = Ditto(seeded(mlp), criterion=nn.MSELoss())
-    store = store_of(client)
+    store = make_store(client)
     with torch.no_grad():
-        (table,) = evaluator_of(client, store).predict(data, torch.tensor([2]), "personal")
+        (table,) = make_evaluator(client, store).predict(data, torch.tensor([2]), "personal")
     assert "probability" not in table
-    outputs = by_hand(client, data, "test", "personal", store, 2)[1]
+    outputs = reference_outputs(client, data, "test", "personal", store, 2)[1]
     torch.testing.assert_close(table["prediction"], outputs)
 
 
-def test_one_real_valued_output_is_a_number_for_each_sample():
+def test_single_real_valued_output_is_a_number_per_sample():
     owner = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
-    data = doubled(data_of(reals(torch.randn(30, 4), torch.randn(30), owner)))
+    data = to_float64(make_clients(reals(torch.randn(30, 4), torch.randn(30), owner)))
     client = Ditto(seeded(lambda: nn.Linear(4, 1)), criterion=nn.MSELoss())
     with torch.no_grad():
-        (table,) = evaluator_of(client, store_of(client)).predict(
+        (table,) = make_evaluator(client, make_store(client)).predict(
             data, torch.tensor([2]), "personal"
         )
     assert table["prediction"].shape == table["target"].shape == (len(data.test.samples(2)),)
@@ -246,8 +246,8 @@ def test_one_real_valued_output_is_a_number_for_each_sample():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedAvg, Ditto, Local])
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
-def test_what_a_fit_logs_is_what_its_models_do(tmp_path, kind, precision):
-    """In mixed precision too, where autocast may remember weights of the client before."""
+def test_logged_metrics_equal_those_of_the_models(tmp_path, kind, precision):
+    """Autocast may cache the weights of the previous client in mixed precision."""
     arrays = classes([20, 10, 40, 15], num_classes=3, seed=4)
     module = FederatedData(Given(arrays), val_fraction=0.3, test_fraction=0.3, seed=0)
     federation = pl_fed.Federation(seed=0)
@@ -268,11 +268,11 @@ def test_what_a_fit_logs_is_what_its_models_do(tmp_path, kind, precision):
     data = federation.data
     for model in client.trained:
         losses = []
-        for one in range(4):
+        for k in range(4):
             if model == "personal":
-                row = federation.store.read("personal", torch.tensor([one]))[0]
+                row = federation.store.read("personal", torch.tensor([k]))[0]
                 nn.utils.vector_to_parameters(row, client.personal_model.parameters())
-            index = data.val.samples(one)
+            index = data.val.samples(k)
             with torch.no_grad(), trainer.precision_plugin.forward_context():
                 outputs = client.model(model)(data.inputs[index])
                 losses.append(nn.functional.cross_entropy(outputs, data.targets[index]).item())
@@ -294,21 +294,21 @@ def test_what_a_fit_logs_is_what_its_models_do(tmp_path, kind, precision):
     at_once=st.integers(1, 8),
     seed=st.integers(0, 99),
 )
-def test_stacked_is_one_by_one_whatever_the_sizes_and_pieces(sizes, batch, at_once, seed):
-    """Also with clients that have no samples, and in any order of the clients."""
+def test_stacked_evaluation_equals_evaluation_one_by_one(sizes, batch, at_once, seed):
+    """Clients may have no samples, and come in any order."""
     arrays = classes(sizes, seed=seed)
-    data = doubled(
+    data = to_float64(
         FederatedData(Given(arrays), val_fraction=0.0, test_fraction=0.4, seed=0).clients
     )
     client = Ditto(seeded(lambda: nn.Sequential(mlp(), nn.LayerNorm(3))))
-    everyone = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
-    store = store_of(client, len(sizes))
+    full = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(seed))
+    store = make_store(client, len(sizes))
     with pytest.MonkeyPatch.context() as patch:
-        plain = metrics_of(client, data, "test", "personal", store, everyone, stacked=False)
+        plain = compute_metrics(client, data, "test", "personal", store, full, stacked=False)
         patch.setattr("pl_fed.evaluation.evaluator._STACK_BATCH", batch)
         row_bytes = client.row("global").data.nbytes
         patch.setattr("pl_fed.evaluation.evaluator._ROWS_BYTES", at_once * 2 * row_bytes)
-        stacked = metrics_of(client, data, "test", "personal", store, everyone, stacked=True)
+        stacked = compute_metrics(client, data, "test", "personal", store, full, stacked=True)
     assert torch.equal(stacked.count, plain.count)
     assert torch.equal(stacked.correct, plain.correct)
     torch.testing.assert_close(stacked.loss_sum, plain.loss_sum, rtol=1e-12, atol=1e-12)
@@ -317,27 +317,28 @@ def test_stacked_is_one_by_one_whatever_the_sizes_and_pieces(sizes, batch, at_on
 
 def test_batch_norms_are_stacked_with_their_statistics():
     client = Ditto(seeded(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))))
-    store, data = store_of(client), doubled(data_of())
+    store, data = make_store(client), to_float64(make_clients())
     plain, stacked = (
-        metrics_of(client, data, "test", "personal", store, stacked=each) for each in (False, True)
+        compute_metrics(client, data, "test", "personal", store, stacked=stacked)
+        for stacked in (False, True)
     )
     torch.testing.assert_close(stacked.loss_sum, plain.loss_sum, rtol=1e-12, atol=1e-12)
 
 
-def test_stacked_predictions_are_in_the_clients_own_order(monkeypatch):
+def test_stacked_predictions_are_in_the_order_of_the_clients(monkeypatch):
     monkeypatch.setattr("pl_fed.evaluation.evaluator._STACK_BATCH", 4)
-    data, client = doubled(data_of()), Ditto(seeded(mlp))
-    store, asked = store_of(client), torch.tensor([3, 1, 2])
+    data, client = to_float64(make_clients()), Ditto(seeded(mlp))
+    store, asked = make_store(client), torch.tensor([3, 1, 2])
     with torch.no_grad():
         plain, stacked = (
-            evaluator_of(client, store, each).predict(data, asked, "personal")
-            for each in (False, True)
+            make_evaluator(client, store, stacked).predict(data, asked, "personal")
+            for stacked in (False, True)
         )
-    for one, other in zip(plain, stacked, strict=True):
-        assert one["client"] == other["client"]
+    for expected, table in zip(plain, stacked, strict=True):
+        assert expected["client"] == table["client"]
         for name in ("sample", "target", "prediction"):
-            assert torch.equal(one[name], other[name])
-        torch.testing.assert_close(one["probability"], other["probability"])
+            assert torch.equal(expected[name], table[name])
+        torch.testing.assert_close(expected["probability"], table["probability"])
 
 
 class Branching(nn.Module):
@@ -352,33 +353,33 @@ class Branching(nn.Module):
         return outputs if float(x.sum()) > -1e9 else -outputs
 
 
-def test_what_vmap_refuses_is_run_one_by_one_and_said_once(caplog):
-    data, client = doubled(data_of()), Ditto(seeded(Branching))
-    store = store_of(client)
-    evaluator = evaluator_of(client, store, stacked=True)
+def test_net_that_does_not_stack_is_evaluated_one_by_one_and_reported_once(caplog):
+    data, client = to_float64(make_clients()), Ditto(seeded(Branching))
+    store = make_store(client)
+    evaluator = make_evaluator(client, store, stacked=True)
     metrics = ClientMetrics(data.num_clients, data.num_classes)
     with caplog.at_level("INFO"), torch.no_grad():
         for part in ("test", "train"):
             evaluator.evaluate(data, part, EVERYONE, {"personal": metrics})
-    said = [record for record in caplog.records if "evaluated one by one" in record.message]
-    assert len(said) == 1
+    records = [record for record in caplog.records if "evaluated one by one" in record.message]
+    assert len(records) == 1
     assert evaluator.stacked is False
-    for one in range(4):
+    for k in range(4):
         expected = 0.0
         for part in ("test", "train"):
-            y, outputs = by_hand(client, data, part, "personal", store, one)
+            y, outputs = reference_outputs(client, data, part, "personal", store, k)
             expected += nn.functional.cross_entropy(outputs, y, reduction="sum")
-        torch.testing.assert_close(metrics.loss_sum[one], expected)
+        torch.testing.assert_close(metrics.loss_sum[k], expected)
 
 
-def test_the_models_are_not_touched_where_they_are_stacked():
-    data, client = doubled(data_of()), Ditto(seeded(mlp))
-    store = store_of(client)
+def test_stacked_evaluation_leaves_the_models_unchanged():
+    data, client = to_float64(make_clients()), Ditto(seeded(mlp))
+    store = make_store(client)
     version = client.row("personal").data._version
-    metrics_of(client, data, "test", "personal", store, stacked=True)
-    metrics_of(client, data, "test", "global", store)
+    compute_metrics(client, data, "test", "personal", store, stacked=True)
+    compute_metrics(client, data, "test", "global", store)
     assert client.row("personal").data._version == version
-    metrics_of(client, data, "test", "personal", store, stacked=False)
+    compute_metrics(client, data, "test", "personal", store, stacked=False)
     assert client.row("personal").data._version > version
 
 
@@ -390,81 +391,83 @@ def test_the_models_are_not_touched_where_they_are_stacked():
         (lambda: nn.Sequential(nn.Conv1d(1, 2, 1).requires_grad_(False), nn.Linear(4, 3)), True),
     ],
 )
-def test_convolutions_that_are_trained_do_not_pay_on_a_cpu(make, stacks):
+def test_trained_convolutions_are_not_stacked_on_a_cpu(make, stacks):
     assert trains_convolutions(make()) != stacks
 
 
 def test_losses_are_means_and_leave_the_client_in_training():
-    data = doubled(data_of())
+    data = to_float64(make_clients())
     client = Ditto(seeded(lambda: nn.Sequential(mlp(), nn.Dropout(0.5))))
-    store = store_of(client)
+    store = make_store(client)
     client.train()
-    evaluator = evaluator_of(client, store)
+    evaluator = make_evaluator(client, store)
     asked = torch.tensor([1, 2, 0])
-    rows = round_of(client, store, asked).models["personal"]
+    rows = make_round(client, store, asked).models["personal"]
     losses = evaluator.losses(data, "val", asked, "personal", rows)
     assert client.training
     assert client.personal_model.training
     client.eval()
     assert losses[0].isnan()  # no validation samples
-    for position, one in ((1, 2), (2, 0)):
-        y, outputs = by_hand(client, data, "val", "personal", store, one)
+    for position, k in ((1, 2), (2, 0)):
+        y, outputs = reference_outputs(client, data, "val", "personal", store, k)
         torch.testing.assert_close(losses[position], nn.functional.cross_entropy(outputs, y))
 
 
-# The better one of two models
+# Hybrid models
 
 
-def test_a_loss_that_is_nan_is_worse_than_any():
+def test_nan_loss_is_worse_than_any_loss():
     nan = math.nan
     none, right = torch.zeros(4, 1), torch.tensor([[1], [1], [1], [2]])
-    one = Tables(right, none, torch.tensor([nan, 1.0, nan, nan]), torch.empty(4, 0))
+    first = Tables(right, none, torch.tensor([nan, 1.0, nan, nan]), torch.empty(4, 0))
     losses = torch.tensor([2.0, nan, nan, 0.0])
-    other = Tables(torch.ones(4, 1), none, losses, torch.empty(4, 0))
-    assert prefer_second(one, other).tolist() == [True, False, True, False]
+    second = Tables(torch.ones(4, 1), none, losses, torch.empty(4, 0))
+    assert prefer_second(first, second).tolist() == [True, False, True, False]
 
 
-def hybrid_of(client, data, store, part, judge):
+def hybrid_metrics(client, data, store, part, judge):
     names = ("global", "personal", "hybrid")
     metrics = {name: ClientMetrics(data.num_clients, data.num_classes) for name in names}
     with torch.no_grad():
-        evaluator_of(client, store).evaluate(data, part, EVERYONE, metrics, {"hybrid": judge})
+        make_evaluator(client, store).evaluate(data, part, EVERYONE, metrics, {"hybrid": judge})
     return {name: metric.per_client() for name, metric in metrics.items()}
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_hybrid_model_is_for_each_client_the_one_that_does_better_on_validation_data(
-    part, seed
-):
-    data, client = doubled(data_of()), Ditto(seeded(mlp))
-    store = store_of(client, seed=seed)
-    judged, found = (hybrid_of(client, data, store, each, "val") for each in ("val", part))
-    for one in range(4):
-        own, common = ({k: v[one] for k, v in judged[m].items()} for m in ("personal", "global"))
+def test_hybrid_model_is_the_better_model_of_a_client_on_validation_data(part, seed):
+    data, client = to_float64(make_clients()), Ditto(seeded(mlp))
+    store = make_store(client, seed=seed)
+    judged, actual = (
+        hybrid_metrics(client, data, store, judged_part, "val") for judged_part in ("val", part)
+    )
+    for k in range(4):
+        own, common = (
+            {name: values[k] for name, values in judged[m].items()} for m in ("personal", "global")
+        )
         lead = own["accuracy"] - common["accuracy"]
         better = lead > 0 or (lead == 0 and own["loss"] <= common["loss"])
         takes = "personal" if better or own["samples"] == 0 else "global"
-        for name, values in found["hybrid"].items():
-            assert values[one].equal(found[takes][name][one]) or values[one].isnan()
+        for name, values in actual["hybrid"].items():
+            assert values[k].equal(actual[takes][name][k]) or values[k].isnan()
 
 
-def test_it_may_be_chosen_by_test_data_and_is_never_worse_then():
-    data, client = doubled(data_of()), Ditto(seeded(mlp))
-    found = hybrid_of(client, data, store_of(client), "test", "test")
-    best = torch.maximum(found["personal"]["accuracy"], found["global"]["accuracy"])
-    assert found["hybrid"]["accuracy"].equal(best)
+def test_hybrid_model_chosen_by_test_data_is_the_best_model():
+    data, client = to_float64(make_clients()), Ditto(seeded(mlp))
+    actual = hybrid_metrics(client, data, make_store(client), "test", "test")
+    best = torch.maximum(actual["personal"]["accuracy"], actual["global"]["accuracy"])
+    assert actual["hybrid"]["accuracy"].equal(best)
 
 
-def test_hybrid_real_valued_targets_are_judged_by_their_loss():
+def test_hybrid_model_of_real_valued_targets_is_chosen_by_loss():
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(30, 4, generator=draw), torch.randn(30, 3, generator=draw)
     owner = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
-    data = doubled(data_of(reals(x, y, owner)))
+    data = to_float64(make_clients(reals(x, y, owner)))
     client = Ditto(seeded(mlp), criterion=nn.MSELoss())
-    found = hybrid_of(client, data, store_of(client), "test", "test")
-    best = torch.minimum(found["personal"]["loss"], found["global"]["loss"])
-    assert found["hybrid"]["loss"].equal(best)
+    actual = hybrid_metrics(client, data, make_store(client), "test", "test")
+    best = torch.minimum(actual["personal"]["loss"], actual["global"]["loss"])
+    assert actual["hybrid"]["loss"].equal(best)
 
 
 @pytest.mark.parametrize(
@@ -478,7 +481,7 @@ def test_hybrid_real_valued_targets_are_judged_by_their_loss():
         (Local, "validation", 0.2, {"val": set(), "test": set()}),
     ],
 )
-def test_which_hybrid_models_there_are(kind, selection, fraction, expected):
+def test_evaluated_hybrid_models(kind, selection, fraction, expected):
     federation = pl_fed.Federation(model_selection=selection, seed=0)
     arrays = classes([40] * 10, seed=3)
     data = FederatedData(Given(arrays), val_fraction=fraction, test_fraction=0.4, seed=0)
@@ -488,38 +491,38 @@ def test_which_hybrid_models_there_are(kind, selection, fraction, expected):
         assert set(federation.metrics(part)) - set(client.evaluated) == names
 
 
-def test_an_unknown_selection_is_refused():
+def test_unknown_selection_is_refused():
     with pytest.raises(ValueError, match='`model_selection` to be "validation", "test" or None'):
         pl_fed.Federation(model_selection="oracle")
 
 
 @pytest.mark.parametrize("options", [{"weight": [1.0, 10.0, 0.1]}, {"ignore_index": 1}], ids=str)
-def test_losses_are_means_as_training_takes_them(options):
-    """By the weights of classes: what clients descend is what is measured, and weighed by."""
+def test_evaluated_losses_are_the_means_of_training(options):
+    """Class weights apply to training and evaluation alike."""
     options = {k: torch.tensor(v).double() if k == "weight" else v for k, v in options.items()}
     client = Local(seeded(mlp), criterion=nn.CrossEntropyLoss(**options))
-    data, store = doubled(data_of()), store_of(client)
+    data, store = to_float64(make_clients()), make_store(client)
     for model in ("global", "personal"):
-        found = metrics_of(client, data, "test", model, store).per_client()["loss"]
-        for one in range(4):
-            targets, outputs = by_hand(client, data, "test", model, store, one)
+        actual = compute_metrics(client, data, "test", model, store).per_client()["loss"]
+        for k in range(4):
+            targets, outputs = reference_outputs(client, data, "test", model, store, k)
             expected = client.criterion(outputs, targets).nan_to_num(0)
-            torch.testing.assert_close(found[one], expected)
-    evaluator = evaluator_of(client, store)
-    found = evaluator.start_losses(
+            torch.testing.assert_close(actual[k], expected)
+    evaluator = make_evaluator(client, store)
+    actual = evaluator.start_losses(
         data, EVERYONE, {2: lambda batch: batch._replace(targets=2 - batch.targets)}
     )
-    for one in range(4):
-        targets, outputs = by_hand(client, data, "train", "global", store, one)
-        targets = 2 - targets if one == 2 else targets
-        torch.testing.assert_close(found[one], client.criterion(outputs, targets))
+    for k in range(4):
+        targets, outputs = reference_outputs(client, data, "train", "global", store, k)
+        targets = 2 - targets if k == 2 else targets
+        torch.testing.assert_close(actual[k], client.criterion(outputs, targets))
 
 
-def test_clients_without_samples_leave_the_others_stacked():
+def test_clients_without_samples_do_not_prevent_stacking():
     client = Local(seeded(mlp))
-    data, store = doubled(data_of()), store_of(client)
-    evaluator = evaluator_of(client, store, stacked=True)
-    rows = round_of(client, store, torch.tensor([1, 1])).models["personal"]
+    data, store = to_float64(make_clients()), make_store(client)
+    evaluator = make_evaluator(client, store, stacked=True)
+    rows = make_round(client, store, torch.tensor([1, 1])).models["personal"]
     losses = evaluator.losses(data, "val", torch.tensor([1, 1]), "personal", rows)
     assert losses.isnan().all()
     assert evaluator.stacked

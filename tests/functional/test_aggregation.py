@@ -41,17 +41,17 @@ def test_median_and_order_against_numpy(rows):
     )
 
 
-def test_the_numpy_and_the_torch_branch_agree():
+def test_numpy_and_torch_branches_agree():
     rows = torch.randn(11, 500, generator=torch.Generator().manual_seed(3))
     assert torch.equal(sort_columns(rows), rows.sort(dim=0).values)
 
 
-def test_rows_with_a_gradient_are_taken():
+def test_rows_with_a_gradient_are_accepted():
     rows = torch.ones(3, 2, requires_grad=True)
     assert not coordinate_median(rows).requires_grad
 
 
-def test_the_sorted_columns_are_new_memory():
+def test_sorted_columns_are_new_memory():
     rows = torch.ones(1, 3)
     sort_columns(rows).fill_(5.0)
     coordinate_median(rows).fill_(5.0)
@@ -59,7 +59,7 @@ def test_the_sorted_columns_are_new_memory():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int64])
-def test_merging_is_in_float32_at_least(dtype):
+def test_merging_dtype_is_at_least_float32(dtype):
     assert merging_dtype(torch.ones(1, dtype=dtype)) == torch.float32
     assert merging_dtype(torch.ones(1, dtype=torch.float64)) == torch.float64
 
@@ -79,11 +79,11 @@ def wide_rows(n=5, dtype=torch.float64):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_products_against_numpy(dtype):
     rows = wide_rows(dtype=dtype)
-    exact, one = rows.double().numpy(), rows[1].double().numpy()
+    exact, vector = rows.double().numpy(), rows[1].double().numpy()
     centred = exact - exact.mean(0)
     products = centred_gram_matrix(rows)
     np.testing.assert_allclose(products.numpy(), centred @ centred.T, rtol=1e-10, atol=1e-8)
-    np.testing.assert_allclose(inner_products(rows, rows[1]).numpy(), exact @ one, rtol=1e-12)
+    np.testing.assert_allclose(inner_products(rows, rows[1]).numpy(), exact @ vector, rtol=1e-12)
     assert products.dtype == inner_products(rows, rows[1]).dtype == torch.float64
 
 
@@ -97,10 +97,10 @@ def test_centred_products_keep_small_differences_of_large_rows():
 def test_combinations_against_numpy(dtype):
     rows = wide_rows(dtype=dtype)
     shares = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
-    found = linear_combinations(rows, shares)
-    assert found.dtype == merging_dtype(rows)
+    actual = linear_combinations(rows, shares)
+    assert actual.dtype == merging_dtype(rows)
     expected = shares.double().numpy() @ rows.double().numpy()
-    np.testing.assert_allclose(found.double().numpy(), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(actual.double().numpy(), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -113,16 +113,16 @@ def test_signs_against_numpy(dtype):
     assert sign_counts(broken).tolist() == [[1, 2, 1]]
 
 
-def test_shortened_rows_are_new_and_no_longer_than_the_bound():
+def test_clipped_rows_are_copies_within_the_bound():
     rows = torch.diag(torch.tensor([1.0, 2.0, 4.0, 0.0]))
-    found, which = clip_norms(rows, rows.norm(dim=1), torch.tensor(2.0))
-    assert found.diagonal().tolist() == [1.0, 2.0, 2.0, 0.0]
-    assert which.tolist() == [False, False, True, False]
-    found.fill_(7.0)
+    actual, clipped = clip_norms(rows, rows.norm(dim=1), torch.tensor(2.0))
+    assert actual.diagonal().tolist() == [1.0, 2.0, 2.0, 0.0]
+    assert clipped.tolist() == [False, False, True, False]
+    actual.fill_(7.0)
     assert rows[0, 0] == 1.0
-    gone, which = clip_norms(rows, rows.norm(dim=1), 0.0)
-    assert not gone.any()
-    assert which.tolist() == [True, True, True, False]
+    zeroed, clipped = clip_norms(rows, rows.norm(dim=1), 0.0)
+    assert not zeroed.any()
+    assert clipped.tolist() == [True, True, True, False]
 
 
 MANY = 1 << 18  # numbers that are merged at a time
@@ -132,7 +132,7 @@ MANY = 1 << 18  # numbers that are merged at a time
     ("n", "d"), [(1, 3), (2, 64), (3, MANY // 3 + 70), (10, 30_001), (100, 5_300), (300, 2_000)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_pieces_of_columns_are_merged_bit_for_bit_as_the_whole(n, d, dtype):
+def test_merging_in_pieces_is_bit_equal_to_merging_all_columns(n, d, dtype):
     rows = torch.randn(n, d, generator=torch.Generator().manual_seed(n)).to(dtype)
     wide = rows.to(merging_dtype(rows))
     ordered = torch.from_numpy(np.sort(wide.numpy(), axis=0))
@@ -144,7 +144,7 @@ def test_pieces_of_columns_are_merged_bit_for_bit_as_the_whole(n, d, dtype):
     assert torch.equal(subset_mean(rows, chosen), wide[chosen].mean(0))
 
 
-def test_what_is_added_up_over_pieces():
+def test_sums_over_pieces_against_numpy():
     rows = torch.randn(3, MANY // 3 + 70, generator=torch.Generator().manual_seed(3))
     wide = rows.double().numpy()
     np.testing.assert_allclose(gram_matrix(rows).numpy(), wide @ wide.T, rtol=1e-12, atol=1e-9)
@@ -152,18 +152,18 @@ def test_what_is_added_up_over_pieces():
     assert torch.equal(gram_matrix(rows, order), gram_matrix(rows[order]))
     np.testing.assert_allclose(squared_norms(rows).numpy(), (wide**2).sum(1), rtol=1e-12)
     away = wide - wide[0]
-    found = squared_norms(rows, rows[0]).numpy()
-    np.testing.assert_allclose(found, (away**2).sum(1), rtol=1e-7)
-    assert found[0] == 0
+    actual = squared_norms(rows, rows[0]).numpy()
+    np.testing.assert_allclose(actual, (away**2).sum(1), rtol=1e-7)
+    assert actual[0] == 0
 
 
-def test_products_of_rows_that_are_not_finite_give_no_warning(recwarn):
+def test_products_of_non_finite_rows_give_no_warning(recwarn):
     gram_matrix(torch.tensor([[torch.inf, 1.0], [1.0, -torch.inf], [torch.nan, 0.0]]))
     assert not recwarn.list
 
 
-def nearest_to_the_median(column, count):
-    """Of two that are equally far, where there is room for one, take half of each."""
+def mean_around_median_by_sorting(column, count):
+    """Values tied at the boundary share the remaining weight."""
     middle = np.median(column)
     away = np.abs(column - middle)
     last = np.sort(away)[count - 1]
@@ -180,18 +180,18 @@ def nearest_to_the_median(column, count):
     rows=arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=8), elements=WHOLE),
     data=st.data(),
 )
-def test_the_mean_around_the_median_where_many_are_equal(rows, data):
+def test_mean_around_median_with_ties(rows, data):
     count = data.draw(st.integers(1, len(rows)))
-    expected = [nearest_to_the_median(column, count) for column in rows.T]
+    expected = [mean_around_median_by_sorting(column, count) for column in rows.T]
     given_rows = torch.from_numpy(rows)
-    found = mean_around_median(given_rows, count)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(mean_around_median(-given_rows, count), -found, rtol=1e-12)
+    actual = mean_around_median(given_rows, count)
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(mean_around_median(-given_rows, count), -actual, rtol=1e-12)
     again = torch.cat([given_rows + 1, given_rows])
     chosen = torch.arange(len(rows), 2 * len(rows))
-    assert torch.equal(mean_around_median(again, count, chosen), found)
+    assert torch.equal(mean_around_median(again, count, chosen), actual)
 
 
-def test_the_mean_around_the_median_of_large_values_does_not_overflow():
+def test_mean_around_median_of_large_values_does_not_overflow():
     rows = torch.tensor([[3e38], [3e38], [-3e38]])
     assert mean_around_median(rows, 1).tolist() == [torch.tensor(3e38).item()]

@@ -22,28 +22,28 @@ def pieces(draw):
     return work, torch.tensor(homes, dtype=torch.int64), parts
 
 
-def test_what_is_fair_stays_at_home():
+def test_balanced_work_is_not_moved():
     homes = torch.tensor([0, 1, 0, 1, 2, 2])
     assert torch.equal(balance_work(torch.ones(6), homes, parts=3), homes)
 
 
-def test_the_piece_that_fits_best_is_moved():
+def test_best_fitting_piece_is_moved():
     """From loads of 15 and 3 the 5 moves, which leaves 10 and 8, and then the 1."""
     work, homes = torch.tensor([1, 9, 5, 3]), torch.tensor([0, 0, 0, 1])
     assert balance_work(work, homes, parts=2).tolist() == [1, 0, 1, 1]
 
 
-def test_one_piece_is_left_where_it_is():
+def test_single_piece_is_not_moved():
     assert balance_work(torch.tensor([7]), torch.tensor([1]), parts=4).tolist() == [1]
 
 
-def test_nothing_to_do():
+def test_no_work_gives_no_owners():
     assert balance_work(torch.ones(0), torch.ones(0, dtype=torch.int64), parts=2).tolist() == []
 
 
 @quick
 @given(shared=pieces())
-def test_no_part_has_more_than_a_piece_too_much(shared):
+def test_excess_of_a_part_is_at_most_a_piece(shared):
     work, homes, parts = shared
     before = homes.clone()
     owners = balance_work(work, homes, parts)
@@ -58,6 +58,6 @@ def test_no_part_has_more_than_a_piece_too_much(shared):
 
 @quick
 @given(shared=pieces(), factor=st.sampled_from([0.5, 2.0, 1024.0]))
-def test_the_unit_of_work_does_not_matter(shared, factor):
+def test_unit_of_work_does_not_matter(shared, factor):
     work, homes, parts = shared
     assert torch.equal(balance_work(work * factor, homes, parts), balance_work(work, homes, parts))

@@ -26,13 +26,13 @@ def doubles(values):
 @pytest.mark.parametrize(
     ("clients", "tail"), [(1, 1), (9, 1), (10, 1), (11, 2), (30, 3), (70, 7), (71, 8), (1000, 100)]
 )
-def test_a_tenth_is_rounded_up_to_whole_clients(clients, tail):
+def test_a_tenth_of_the_clients_is_rounded_up(clients, tail):
     values = torch.arange(clients, dtype=torch.float64)
     assert worst_mean(values).item() == (tail - 1) / 2
     assert best_mean(values).item() == clients - 1 - (tail - 1) / 2
 
 
-def test_whole_clients_are_counted_in_integers():
+def test_number_of_clients_in_a_tail_is_computed_in_integers():
     assert worst_mean(torch.arange(100.0), percent=7) == 3  # 0.07 · 100 in floats is above 7
 
 
@@ -51,7 +51,7 @@ def test_spread_against_numpy(values):
     assert population_std(doubles(values)).item() == pytest.approx(np.std(values), abs=1e-8)
 
 
-def test_jain_by_hand():
+def test_jain_index_by_hand():
     assert jain_index(doubles([3.0, 1.0])).item() == pytest.approx(16 / 20)
     assert jain_index(doubles([0.4] * 7)).item() == pytest.approx(1)
     assert jain_index(doubles([0, 0, 0, 0, 5.0])).item() == pytest.approx(1 / 5)
@@ -60,7 +60,7 @@ def test_jain_by_hand():
 
 @several
 @given(values=st.lists(st.integers(0, 100), min_size=1, max_size=40))
-def test_jain_lies_between_one_client_and_all(values):
+def test_jain_index_is_between_1_over_n_and_1(values):
     index = jain_index(doubles(values)).item()
     assert 1 / len(values) - 1e-12 <= index <= 1 + 1e-12
 
@@ -90,21 +90,21 @@ def test_class_std_against_numpy(data, classes):
     "statistic", [worst_mean, best_mean, jain_index, population_var, population_std]
 )
 @pytest.mark.parametrize("shape", [(0,), (2, 2)])
-def test_no_client_is_an_error(statistic, shape):
+def test_zero_clients_are_refused(statistic, shape):
     with pytest.raises(ValueError, match=r"at least one client but got shape \["):
         statistic(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("percent", [0, 101])
-def test_percent_out_of_range_is_an_error(percent):
+def test_percent_out_of_range_is_refused(percent):
     with pytest.raises(ValueError, match=f"`percent` .* but got {percent}"):
         worst_mean(torch.ones(3), percent)
 
 
-def test_numbers_that_are_none_are_not_left_out():
+def test_nan_is_propagated():
     for measure in (jain_index, worst_mean, best_mean):
         assert measure(torch.tensor([torch.nan, 1.0, 0.0])).isnan()
 
 
-def test_jain_of_numbers_whose_squares_vanish():
+def test_jain_index_of_numbers_with_underflowing_squares():
     assert jain_index(torch.tensor([1e-30, 0.0, 0.0, 0.0])) == 0.25

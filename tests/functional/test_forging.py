@@ -21,7 +21,7 @@ def draw(n=6, d=200, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_means_and_deviations_are_those_of_the_population(dtype):
+def test_means_and_deviations_of_the_population(dtype):
     rows = draw(dtype=dtype)
     mean = mean_row(rows)
     expected = rows.double().numpy()
@@ -31,13 +31,13 @@ def test_means_and_deviations_are_those_of_the_population(dtype):
     assert mean.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
-def test_one_row_has_no_deviation():
+def test_deviation_of_a_single_row_is_zero():
     rows = draw(1)
     assert torch.equal(standard_deviations(rows, mean_row(rows)), torch.zeros(200).double())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_products(width, dtype):
+def test_products_against_numpy(width, dtype):
     rows, centre, vector = draw(dtype=dtype), draw(1, dtype=dtype)[0], draw(2, dtype=dtype)[1]
     gaps = (rows.double() - centre.double()).numpy()
     np.testing.assert_allclose(
@@ -49,20 +49,20 @@ def test_products(width, dtype):
 
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(far=st.floats(-1e8, 1e8))
-def test_what_lies_far_off_keeps_its_differences(far):
+def test_products_of_distant_rows_preserve_differences(far):
     rows = torch.tensor([[far], [far + 1], [far + 2]], dtype=torch.float64)
     products = gram_matrix(rows, centre=mean_row(rows))
     expected = torch.tensor([[1.0, 0, -1], [0, 0, 0], [-1, 0, 1]], dtype=torch.float64)
     torch.testing.assert_close(products, expected, rtol=0, atol=1e-7)
 
 
-def test_own_uploads_stand_in_for_unknown_ones_if_they_are_finite():
+def test_finite_own_uploads_replace_unknown_uploads():
     own = torch.tensor([[1.0, 2.0], [torch.inf, 0.0], [3.0, torch.nan]])
     assert reference_rows(torch.empty(0, 2), own).tolist() == [[1, 2]]
     assert reference_rows(torch.ones(1, 2), own).tolist() == [[1, 1]]
 
 
-def test_a_model_is_sent_by_its_difference_from_the_broadcast_one():
+def test_origin_of_a_model_upload_is_the_broadcast():
     own, broadcast = torch.zeros(2, 3, dtype=torch.bfloat16), torch.arange(3.0)
     assert upload_origin("model", own, broadcast).tolist() == [0, 1, 2]
     assert upload_origin("update", own, broadcast).tolist() == [0, 0, 0]
@@ -70,7 +70,7 @@ def test_a_model_is_sent_by_its_difference_from_the_broadcast_one():
 
 
 @pytest.mark.parametrize("length", [0, 2])
-def test_a_broadcast_model_of_another_length(length):
+def test_broadcast_of_another_length_is_refused(length):
     message = rf"the global model, 3 numbers, .* got shape \[{length}\]"
     with pytest.raises(ValueError, match=message):
         upload_origin("model", torch.zeros(2, 3), torch.zeros(length))

@@ -35,7 +35,7 @@ def length(vectors, weights):
 
 @quick
 @given(problems())
-def test_it_is_feasible_and_no_longer_than_what_scipy_finds(problem):
+def test_weights_are_feasible_and_as_short_as_those_of_scipy(problem):
     vectors, low, high = problem
     products = (vectors @ vectors.T).numpy()
     weights = min_norm_weights(vectors @ vectors.T, low, high)
@@ -43,7 +43,7 @@ def test_it_is_feasible_and_no_longer_than_what_scipy_finds(problem):
     assert low - 1e-14 <= float(weights.min())
     assert float(weights.max()) <= high + 1e-14
     scale = max(float(products.diagonal().max()), 1e-300)
-    found = minimize(
+    solution = minimize(
         lambda x: x @ products @ x / scale,
         np.full(len(products), 1 / len(products)),
         jac=lambda x: 2 * products @ x / scale,
@@ -52,14 +52,14 @@ def test_it_is_feasible_and_no_longer_than_what_scipy_finds(problem):
         method="SLSQP",
         options={"ftol": 1e-14, "maxiter": 500},
     )
-    assert length(vectors, weights) <= found.fun * scale + 1e-10 * scale
-    if found.success:
-        assert length(vectors, weights) == pytest.approx(found.fun * scale, abs=1e-6 * scale)
+    assert length(vectors, weights) <= solution.fun * scale + 1e-10 * scale
+    if solution.success:
+        assert length(vectors, weights) == pytest.approx(solution.fun * scale, abs=1e-6 * scale)
 
 
 @quick
 @given(problems(largest=20))
-def test_nobody_gains_by_giving_weight_to_another(problem):
+def test_weights_satisfy_the_kkt_conditions(problem):
     """KKT: no weight that may fall has a larger gradient than one that may rise."""
     vectors, low, high = problem
     products = vectors @ vectors.T
@@ -72,17 +72,17 @@ def test_nobody_gains_by_giving_weight_to_another(problem):
 
 @quick
 @given(problems(), st.integers(0, 1000))
-def test_the_order_does_not_matter(problem, seed):
+def test_order_of_vectors_does_not_matter(problem, seed):
     vectors, low, high = problem
     order = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(seed))
     products = vectors @ vectors.T
-    one = min_norm_weights(products, low, high) @ vectors
+    point = min_norm_weights(products, low, high) @ vectors
     other = min_norm_weights(products[order][:, order], low, high) @ vectors[order]
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-9 * (1 + float(vectors.abs().max())))
+    torch.testing.assert_close(point, other, rtol=0, atol=1e-9 * (1 + float(vectors.abs().max())))
 
 
 @pytest.mark.parametrize("n", [30, 100])
-def test_many_vectors_in_a_space_that_is_too_small_for_them(n):
+def test_more_vectors_than_dimensions(n):
     draw = torch.Generator().manual_seed(n)
     vectors = torch.randn(n, 7, generator=draw, dtype=torch.float64)
     assert length(vectors, min_norm_weights(vectors @ vectors.T, 0.0, 1.0)) < 1e-20
@@ -92,7 +92,7 @@ def test_many_vectors_in_a_space_that_is_too_small_for_them(n):
     assert (vectors @ shortest >= shortest.square().sum() - 1e-12).all(), "all lie beyond it"
 
 
-def test_two_vectors():
+def test_two_vectors_by_hand():
     """b² / (a² + b²) of vectors at right angles; the shorter one where the other lies beyond it."""
     right = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
     assert min_norm_weights(right @ right.T, 0.0, 1.0).tolist() == pytest.approx([0.64, 0.36])
@@ -101,7 +101,7 @@ def test_two_vectors():
     assert min_norm_weights(beyond @ beyond.T, 0.0, 1.0).tolist() == pytest.approx([1.0, 0.0])
 
 
-def test_without_room_weights_are_equal():
+def test_tight_bounds_give_equal_weights():
     vectors = torch.eye(3, dtype=torch.float64) * torch.tensor([1.0, 5.0, 0.0])
     assert min_norm_weights(vectors, 1 / 3, 1 / 3).tolist() == [1 / 3] * 3
     assert min_norm_weights(vectors[:1, :1], 0.0, 1.0).tolist() == [1.0]

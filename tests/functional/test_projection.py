@@ -10,7 +10,7 @@ from pl_fed.functional.projection import SparseProjection
 lengths = st.integers(1, 40).flatmap(lambda long: st.tuples(st.just(long), st.integers(1, long)))
 
 
-def dense(projection, long):
+def projection_matrix(projection, long):
     """P, [short, long]."""
     return projection.double()(torch.eye(long, dtype=torch.float64)).T
 
@@ -18,7 +18,7 @@ def dense(projection, long):
 @given(lengths, st.integers(0, 5))
 def test_rows_are_orthonormal_and_columns_have_one_entry(both, seed):
     long, short = both
-    matrix = dense(SparseProjection(long, short, seed), long)
+    matrix = projection_matrix(SparseProjection(long, short, seed), long)
     assert matrix.shape == (short, long)
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(short, dtype=torch.float64))
     assert ((matrix != 0).sum(0) == 1).all()
@@ -27,10 +27,10 @@ def test_rows_are_orthonormal_and_columns_have_one_entry(both, seed):
 
 
 @given(lengths)
-def test_there_and_back_are_products_with_the_matrix_and_its_transpose(both):
+def test_projection_and_lift_are_products_with_the_matrix_and_its_transpose(both):
     long, short = both
     projection = SparseProjection(long, short)
-    matrix = dense(projection, long)
+    matrix = projection_matrix(projection, long)
     draw = torch.Generator().manual_seed(0)
     rows = torch.randn(2, 3, long, generator=draw, dtype=torch.float64)
     few = torch.randn(2, 3, short, generator=draw, dtype=torch.float64)
@@ -40,12 +40,12 @@ def test_there_and_back_are_products_with_the_matrix_and_its_transpose(both):
     torch.testing.assert_close(projection(rows[0, 0]), matrix @ rows[0, 0])
 
 
-def test_as_many_numbers_is_an_order_and_signs():
-    matrix = dense(SparseProjection(6, 6), 6)
+def test_projection_to_equal_length_is_a_signed_permutation():
+    matrix = projection_matrix(SparseProjection(6, 6), 6)
     assert set(matrix.unique().tolist()) == {-1.0, 0.0, 1.0}
 
 
-def test_the_seed_alone_says_which():
+def test_projection_depends_on_the_seed_only():
     rows = torch.randn(50, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(1)
     first = SparseProjection(50, 7, seed=3)(rows)
@@ -55,7 +55,7 @@ def test_the_seed_alone_says_which():
     assert not SparseProjection(50, 7).state_dict()
 
 
-def test_one_row_at_a_time_under_vmap_is_the_same():
+def test_projection_under_vmap_equals_projection_of_all_rows():
     projection = SparseProjection(11, 4).double()
     rows = torch.randn(5, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.equal(torch.vmap(projection)(rows), projection(rows))
@@ -63,7 +63,7 @@ def test_one_row_at_a_time_under_vmap_is_the_same():
     assert torch.equal(torch.vmap(projection.lift)(few), projection.lift(few))
 
 
-def test_squared_lengths_are_kept_on_average():
+def test_squared_lengths_are_preserved_on_average():
     """E ‖P x‖² = ‖x‖² · short / long over the seeds, within 4 standard errors (of 0.5 / 20)."""
     x = torch.randn(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ratios = [
@@ -81,6 +81,6 @@ def test_squared_lengths_are_kept_on_average():
         (3, 4, "`short` to be at most `long` = 3 but got 4"),
     ],
 )
-def test_lengths_that_make_no_sense_are_refused(long, short, match):
+def test_invalid_lengths_are_refused(long, short, match):
     with pytest.raises(ValueError, match=f"Expected argument {match}"):
         SparseProjection(long, short)

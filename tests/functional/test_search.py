@@ -30,53 +30,53 @@ quick = settings(max_examples=100, deadline=None, derandomize=True, database=Non
     start=st.floats(0, 5),
     step=st.floats(0.1, 10),
 )
-def test_a_peak_is_found(peak, sharpness, start, step):
+def test_search_finds_a_peak(peak, sharpness, start, step):
     peak += start
-    found = highest_point(lambda x: -(abs(x - peak) ** sharpness), 80, start, step)
-    assert found == pytest.approx(peak, rel=1e-6, abs=1e-6)
+    highest = highest_point(lambda x: -(abs(x - peak) ** sharpness), 80, start, step)
+    assert highest == pytest.approx(peak, rel=1e-6, abs=1e-6)
 
 
 @quick
 @given(edge=st.floats(0.001, 1000), floor=st.floats(-1, 0))
-def test_an_edge_is_reached_from_below(edge, floor):
-    """As of a defence that leaves out what lies too far off."""
-    found = highest_point(lambda x: x if x <= edge else floor, 80)
-    assert edge * (1 - 1e-6) <= found <= edge
+def test_search_approaches_an_edge_from_below(edge, floor):
+    """A model of a defence that rejects distant uploads."""
+    highest = highest_point(lambda x: x if x <= edge else floor, 80)
+    assert edge * (1 - 1e-6) <= highest <= edge
 
 
-def test_the_first_points_by_hand():
+def test_first_points_by_hand():
     function = Counting(lambda x: -abs(x - 5))
     highest_point(function, evaluations=7)
     golden = (math.sqrt(5) - 1) / 2
-    right = 2 + 6 * golden  # 5.708; the left one is at 4.292, as near to 5
+    right = 2 + 6 * golden  # 5.708; the mirrored point is 4.292, equally near to 5
     assert function.asked[:5] == [0, 1, 2, 4, 8]
     assert function.asked[5:] == pytest.approx([10 - right, right])
 
 
 @pytest.mark.parametrize("value", [0.0, -7.0, math.inf])
-def test_on_a_plain_it_stays_at_the_start(value):
+def test_constant_function_is_highest_at_the_start(value):
     assert highest_point(lambda x: value, 20, start=3.0) == 3
 
 
-def test_a_function_that_falls_is_highest_at_the_start():
+def test_decreasing_function_is_highest_at_the_start():
     assert highest_point(lambda x: -x, 30) == 0
 
 
 @pytest.mark.parametrize("evaluations", [1, 2, 3, 4, 7, 20])
-def test_it_asks_as_often_as_it_may(evaluations):
-    for each in (lambda x: x, lambda x: -x, lambda x: -((x - 3) ** 2)):
-        function = Counting(each)
-        found = highest_point(function, evaluations)
+def test_search_uses_all_evaluations(evaluations):
+    for curve in (lambda x: x, lambda x: -x, lambda x: -((x - 3) ** 2)):
+        function = Counting(curve)
+        highest = highest_point(function, evaluations)
         assert len(function.asked) == evaluations
-        assert found in function.asked, "it was tried"
-        assert each(found) == max(each(point) for point in function.asked)
+        assert highest in function.asked, "it was tried"
+        assert curve(highest) == max(curve(point) for point in function.asked)
         assert min(function.asked) >= 0
 
 
-def test_without_an_end_it_doubles():
+def test_search_of_an_increasing_function_doubles_the_point():
     assert highest_point(lambda x: x, evaluations=12) == 2**10
 
 
-def test_nan_is_below_all_others():
+def test_nan_is_below_all_numbers():
     assert highest_point(lambda x: math.nan if x > 2.5 else x, 40) == pytest.approx(2.5)
     assert highest_point(lambda x: math.nan, 10, start=2.0) == 2

@@ -25,73 +25,73 @@ tilts = st.floats(-200, 200) | st.sampled_from(
 weight = st.sampled_from([0.0, 0.0, 1.0, 1.0, 2.5, 1e-3])
 
 
-def exactly(values, tilt, weights):
-    """The tilted mean of those that count, and its gradient: no shift, no logsumexp."""
+def tilted_mean_in_decimals(values, tilt, weights):
+    """Return the tilted mean and its gradient, computed without a shift or logsumexp."""
     total = sum(weights)
     if math.isinf(tilt):
         counted = [v for v, w in zip(values, weights) if w > 0]
-        most = max(counted) if tilt > 0 else min(counted)
-        which = [Decimal(v == most and w > 0) for v, w in zip(values, weights)]
-        return most, [each / sum(which) for each in which]
+        extreme_value = max(counted) if tilt > 0 else min(counted)
+        is_extreme = [Decimal(v == extreme_value and w > 0) for v, w in zip(values, weights)]
+        return extreme_value, [count / sum(is_extreme) for count in is_extreme]
     if abs(tilt) < 1e-30:
         return sum(v * w for v, w in zip(values, weights)) / total, [w / total for w in weights]
     powers = [w * (Decimal(tilt) * v).exp() for v, w in zip(values, weights)]
     return (sum(powers) / total).ln() / Decimal(tilt), [p / sum(powers) for p in powers]
 
 
-def in_digits(numbers):
-    return [Decimal(each) for each in numbers]
+def to_decimals(numbers):
+    return [Decimal(number) for number in numbers]
 
 
-def with_gradient(function, values):
+def value_and_gradient(function, values):
     values = torch.tensor(values, dtype=torch.float64, requires_grad=True)
     result = function(values)
     result.backward()
     return result.detach(), values.grad
 
 
-def assert_near(found, expected, rtol=1e-10):
-    expected = torch.tensor([float(each) for each in expected], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-290)
+def assert_near(actual, expected, rtol=1e-10):
+    expected = torch.tensor([float(number) for number in expected], dtype=torch.float64)
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=1e-290)
 
 
 @pytest.mark.slow
 @quick
 @given(losses, tilts, st.data())
-def test_one_level(values, tilt, data):
+def test_one_level_equals_decimal_arithmetic(values, tilt, data):
     size = len(values)
     weights = data.draw(st.lists(weight, min_size=size, max_size=size))
-    kept = torch.tensor(weights, dtype=torch.float64)
-    mean, gradient = with_gradient(lambda v: tilted_mean(v, tilt, kept), values)
+    weight_tensor = torch.tensor(weights, dtype=torch.float64)
+    mean, gradient = value_and_gradient(lambda v: tilted_mean(v, tilt, weight_tensor), values)
     if not sum(weights):
         assert mean == 0
         assert not gradient.any()
         return
-    expected, slopes = exactly(in_digits(values), tilt, in_digits(weights))
+    expected, slopes = tilted_mean_in_decimals(to_decimals(values), tilt, to_decimals(weights))
     assert_near(mean[None], [expected])
     assert_near(gradient, slopes)
 
 
 @quick
 @given(losses, tilts)
-def test_the_weights_are_the_gradient(values, tilt):
-    _, slopes = exactly(in_digits(values), tilt, [Decimal(1)] * len(values))
-    found = tilted_weights(torch.tensor(values, dtype=torch.float64), tilt)
+def test_weights_equal_the_gradient(values, tilt):
+    _, slopes = tilted_mean_in_decimals(to_decimals(values), tilt, [Decimal(1)] * len(values))
+    actual = tilted_weights(torch.tensor(values, dtype=torch.float64), tilt)
     if math.isinf(tilt) and len({round(v, 4) for v in values}) < len(values):
         return  # near ones share
-    assert_near(found, slopes)
-    assert float(found.sum()) == pytest.approx(1, abs=1e-12)
+    assert_near(actual, slopes)
+    assert float(actual.sum()) == pytest.approx(1, abs=1e-12)
 
 
 @quick
 @given(losses, tilts, tilts, st.data())
-def test_two_levels(values, tau, lam, data):
+def test_two_levels_equal_decimal_arithmetic(values, tau, lam, data):
     """Class values are rounded to float64, and an error of theirs counts τ times in the weights."""
     size = len(values)
     classes = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
     mask = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
-    given = (torch.tensor(classes), 5, tau, lam, torch.tensor(mask))
-    loss, gradient = with_gradient(lambda v: tilted_loss(v, *given), values)
+    arguments = (torch.tensor(classes), 5, tau, lam, torch.tensor(mask))
+    loss, gradient = value_and_gradient(lambda v: tilted_loss(v, *arguments), values)
     assert loss.isfinite()
     assert gradient.isfinite().all()
     members = {
@@ -102,35 +102,37 @@ def test_two_levels(values, tau, lam, data):
         assert loss == 0
         assert not gradient.any()
         return
-    digits = in_digits(values)
-    within = {k: exactly([digits[i] for i in own], lam, [Decimal(1)] * len(own))
+    digits = to_decimals(values)
+    within = {k: tilted_mean_in_decimals([digits[i] for i in own], lam, [Decimal(1)] * len(own))
               for k, own in members.items()}  # fmt: skip
     counts = [Decimal(len(own)) for own in members.values()]
-    expected, slopes = exactly([within[k][0] for k in members], tau, counts)
+    expected, slopes = tilted_mean_in_decimals([within[k][0] for k in members], tau, counts)
     assert_near(loss[None], [expected])
     by_class = [float(within[k][0]) for k in members]
     if (
         math.isinf(tau)
         and min([abs(a - b) for a in by_class for b in by_class if a != b] + [1.0]) < 1e-9
     ):
-        return  # which of two is larger is a matter of rounding
-    whole = [Decimal(0)] * size
+        return  # rounding decides between two nearly equal classes
+    expected_gradient = [Decimal(0)] * size
     for slope, (k, own) in zip(slopes, members.items()):
         for i, share in zip(own, within[k][1]):
-            whole[i] = slope * share
+            expected_gradient[i] = slope * share
     finite = 0 if math.isinf(tau) else abs(tau)
-    assert_near(gradient, whole, rtol=1e-10 + 4 * EPS * finite * max(values))
+    assert_near(gradient, expected_gradient, rtol=1e-10 + 4 * EPS * finite * max(values))
 
 
 @quick
 @given(losses, tilts, st.data())
-def test_equal_tilts_are_one_level(values, tilt, data):
+def test_two_levels_with_equal_tilts_equal_one_level(values, tilt, data):
     size = len(values)
     classes = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size)))
     mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
-    two, slopes = with_gradient(lambda v: tilted_loss(v, classes, 3, tilt, tilt, mask), values)
-    one, expected = with_gradient(lambda v: tilted_mean(v, tilt, mask), values)
-    torch.testing.assert_close(two, one, rtol=1e-10, atol=1e-290)
+    two_levels, slopes = value_and_gradient(
+        lambda v: tilted_loss(v, classes, 3, tilt, tilt, mask), values
+    )
+    one_level, expected = value_and_gradient(lambda v: tilted_mean(v, tilt, mask), values)
+    torch.testing.assert_close(two_levels, one_level, rtol=1e-10, atol=1e-290)
     if math.isfinite(tilt):
         rtol = 1e-10 + 4 * EPS * abs(tilt) * max(values)
         torch.testing.assert_close(slopes, expected, rtol=rtol, atol=1e-290)
@@ -140,7 +142,7 @@ VALUES = torch.tensor([3.0, 0.5, 2.0, 0.0, 7.0], dtype=torch.float64)
 CLASSES = torch.tensor([0, 1, 0, 2, 1])
 
 
-def test_by_hand():
+def test_tilted_means_by_hand():
     """Class values 2, 6 and 8, of two, one and one samples: log of 1, 3 and 4 to the base 2."""
     base = math.log(2)
     values = torch.tensor([0.0, 1.0, 3.0, 4.0], dtype=torch.float64)
@@ -157,7 +159,7 @@ def test_by_hand():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("size", [1e-3, 1e-8, 1e-15, 1e-29, 1e-31, 1e-300])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_small_tilts_go_over_into_the_mean(dtype, size, sign):
+def test_small_tilts_converge_to_the_mean(dtype, size, sign):
     """To first order by t/2 times the variance."""
     values, tilt = VALUES.to(dtype), sign * size
     expected = values.mean() + tilt / 2 * values.var(correction=0)
@@ -169,46 +171,51 @@ def test_small_tilts_go_over_into_the_mean(dtype, size, sign):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("tilt", [1e3, 1e20, 1e29, 1e31, 1e300])
-def test_large_tilts_go_over_into_the_extremes(dtype, tilt):
+def test_large_tilts_converge_to_the_extremes(dtype, tilt):
     values = VALUES.to(dtype)
     assert abs(tilted_mean(values, tilt) - 7) < 0.002
     assert abs(tilted_mean(values, -tilt)) < 0.002
     for edge in (math.inf, -math.inf):
         tilt = math.copysign(tilt, edge)
         for pair in ((tilt, edge), (edge, tilt), (0.0, tilt), (tilt, 0.0)):
-            at = [edge if each == tilt else each for each in pair]
-            found, limit = (tilted_loss(values, CLASSES, 3, *each) for each in (pair, at))
-            assert abs(found - limit) < 0.005
+            edges = [edge if t == tilt else t for t in pair]
+            actual, limit = (tilted_loss(values, CLASSES, 3, *tilts) for tilts in (pair, edges))
+            assert abs(actual - limit) < 0.005
 
 
 def test_equal_largest_values_share_the_gradient():
     values = [2.0, 7.0, 7.0, 1.0]
-    assert with_gradient(lambda v: tilted_mean(v, math.inf), values)[1].tolist() == [0, 0.5, 0.5, 0]
+    assert value_and_gradient(lambda v: tilted_mean(v, math.inf), values)[1].tolist() == [
+        0,
+        0.5,
+        0.5,
+        0,
+    ]
     assert tilted_weights(torch.tensor(values), math.inf).tolist() == [0, 0.5, 0.5, 0]
     assert tilted_weights(torch.tensor(values), -math.inf).tolist() == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("hidden", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("tilt", [0.0, 3.0, -3.0, math.inf, -math.inf])
-def test_what_does_not_count_may_be_anything(hidden, tilt):
+def test_masked_values_do_not_matter(hidden, tilt):
     values, mask = [1.0, hidden, 3.0, hidden], torch.tensor([True, False, True, False])
     classes = torch.tensor([0, 1, 1, 0])
-    for found, plain in (
+    for masked, plain in (
         (lambda v: tilted_mean(v, tilt, mask), lambda v: tilted_mean(v, tilt)),
         (
             lambda v: tilted_loss(v, classes, 2, tilt, tilt, mask),
             lambda v: tilted_loss(v, torch.tensor([0, 1]), 2, tilt, tilt),
         ),
     ):
-        value, gradient = with_gradient(found, values)
-        expected, slopes = with_gradient(plain, [1.0, 3.0])
+        value, gradient = value_and_gradient(masked, values)
+        expected, slopes = value_and_gradient(plain, [1.0, 3.0])
         torch.testing.assert_close(value, expected)
         torch.testing.assert_close(gradient[mask], slopes)
         assert not gradient[~mask].any()
 
 
 @pytest.mark.parametrize("tilt", [0.0, 3.0, -200.0, math.inf, -math.inf])
-def test_nothing_counts_for_nothing(tilt):
+def test_empty_mask_gives_zero_loss_and_gradient(tilt):
     none = torch.zeros(5, dtype=torch.bool)
     for function in (
         lambda v: tilted_mean(v, tilt, none),
@@ -216,7 +223,7 @@ def test_nothing_counts_for_nothing(tilt):
         lambda v: tilted_loss(v, CLASSES, 3, tilt, -tilt, none),
         lambda v: tilted_loss(v, CLASSES + 3, 3, tilt, tilt),
     ):
-        value, gradient = with_gradient(function, VALUES.tolist())
+        value, gradient = value_and_gradient(function, VALUES.tolist())
         assert value == 0
         assert not gradient.any()
 
@@ -231,13 +238,13 @@ def test_a_larger_tilt_gives_no_smaller_mean(values, tilts):
 
 
 @pytest.mark.parametrize("tilt", [1e-6, 0.5, -0.5, 200.0, -200.0])
-def test_float32_keeps_its_digits(tilt):
+def test_float32_equals_float64_up_to_rounding(tilt):
     for scale in (1.0, 1e4):
         wide = VALUES * scale / 7
         narrow = wide.float()
-        found, slopes = with_gradient(lambda v: tilted_mean(v.float(), tilt), narrow.tolist())
-        expected, wanted = with_gradient(lambda v: tilted_mean(v, tilt), narrow.tolist())
-        torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
+        actual, slopes = value_and_gradient(lambda v: tilted_mean(v.float(), tilt), narrow.tolist())
+        expected, wanted = value_and_gradient(lambda v: tilted_mean(v, tilt), narrow.tolist())
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=0)
         torch.testing.assert_close(slopes, wanted, rtol=1e-4, atol=1e-30)
 
 
@@ -249,7 +256,7 @@ def test_bfloat16_is_summed_in_float32():
 
 
 @pytest.mark.parametrize(("tau", "lam"), [(0.7, -1.3), (0.0, 2.0), (-1.0, 1e-4), (3.0, 3.0)])
-def test_gradients_of_gradients(tau, lam):
+def test_second_derivatives(tau, lam):
     values = VALUES.clone().requires_grad_()
     torch.autograd.gradgradcheck(lambda v: tilted_loss(v, CLASSES, 4, tau, lam), values)
 
@@ -258,19 +265,19 @@ PAIRS = [(0.0, 0.0), (2.0, -3.0), (math.inf, 1e-5), (-200.0, -math.inf)]
 
 
 @pytest.mark.parametrize(("tau", "lam"), PAIRS)
-def test_many_clients_at_once_and_traced(tau, lam):
+def test_vmap_and_tracing_equal_a_loop_over_clients(tau, lam):
     draw = torch.Generator().manual_seed(0)
     values = 5 * torch.rand(4, 6, generator=draw, dtype=torch.float64)
     classes = torch.randint(3, (4, 6), generator=draw)
     mask = torch.rand(4, 6, generator=draw) < torch.tensor([[1.0], [0.7], [0.4], [0.0]])
 
-    def one(values, classes, mask):
+    def client_loss(values, classes, mask):
         return tilted_loss(values, classes, 3, tau, lam, mask)
 
-    both = torch.func.grad_and_value(one)
+    both = torch.func.grad_and_value(client_loss)
     traced = make_fx(torch.vmap(both))(values.flip(0), classes, mask.flip(0))
-    for found in (torch.vmap(both)(values, classes, mask), traced(values, classes, mask)):
+    for actual in (torch.vmap(both)(values, classes, mask), traced(values, classes, mask)):
         for k in range(4):
             gradient, value = both(values[k], classes[k], mask[k])
-            torch.testing.assert_close(found[0][k], gradient)
-            torch.testing.assert_close(found[1][k], value)
+            torch.testing.assert_close(actual[0][k], gradient)
+            torch.testing.assert_close(actual[1][k], value)

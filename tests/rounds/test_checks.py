@@ -51,7 +51,7 @@ def adam(params):
 @pytest.mark.parametrize(("name", "arguments"), MEANS.items())
 @pytest.mark.parametrize("first", [[], [Clipping()]])
 @pytest.mark.parametrize("then", [Mean, GeometricMedian])
-def test_it_is_not_to_count_samples(name, arguments, first, then):
+def test_mean_over_all_clients_refuses_weighting_by_samples(name, arguments, first, then):
     match = f"`weighting` of {then.__name__} to be 'uniform' for {name}, .* but got 'samples'"
     with pytest.raises(ValueError, match=match):
         set_up(name, arguments, then(weighting="samples"), pre_aggregators=first)
@@ -59,11 +59,11 @@ def test_it_is_not_to_count_samples(name, arguments, first, then):
 
 
 @pytest.mark.parametrize(("name", "arguments"), MEANS.items())
-def test_of_another_server_optimizer_there_is_a_warning(name, arguments):
-    said = f"The global model of {name} is the mean over all clients only if"
+def test_mean_over_all_clients_warns_of_another_server_optimizer(name, arguments):
+    match = f"The global model of {name} is the mean over all clients only if"
     others = [adam, sgd(0.5), sgd(1.0, momentum=0.9), sgd(1.0, weight_decay=0.1)]
     for optimizer in others:
-        with pytest.warns(UserWarning, match=said):
+        with pytest.warns(UserWarning, match=match):
             set_up(name, arguments, server_optimizer=optimizer)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*is the mean over all clients only.*")
@@ -72,16 +72,16 @@ def test_of_another_server_optimizer_there_is_a_warning(name, arguments):
         set_up("MeanRegularized", {"mean": "cohort"}, server_optimizer=adam)
 
 
-def test_what_an_aggregator_cannot_do_is_said_before_training():
+def test_too_many_byzantine_clients_for_an_aggregator_are_refused_before_training():
     federation = Federation(All(), MDA(), adversary=Adversary(expected=21), seed=0)
     with pytest.raises(ValueError, match="`num_byzantine` to be at most 20 for MDA"):
         federation.setup(clients.FedAvg(seeded(mlp)), shared_out(classes([1] * 43)), "fit")
 
 
-# Who is byzantine
+# Byzantine clients
 
 
-def test_a_fraction_that_is_nobody_is_said():
+def test_warning_if_the_fraction_rounds_to_no_client():
     with pytest.warns(
         UserWarning, match=r"No client is Byzantine: `federation.adversary.fraction` = 0.1"
     ):
@@ -93,7 +93,7 @@ def test_a_fraction_that_is_nobody_is_said():
 
 
 @pytest.mark.parametrize("nobody", [{}, {"fraction": 0.0}, {"fraction": 0}, {"ids": []}])
-def test_an_attack_of_nobody_is_said(nobody):
+def test_warning_if_an_attack_has_no_byzantine_client(nobody):
     with pytest.warns(UserWarning, match="No client is Byzantine, so SameValue does nothing: set"):
         set_up("FedAvg", {}, attack=SameValue(), **nobody)
 
@@ -106,8 +106,8 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("targets", TARGETS)
-def test_real_valued_targets_want_a_loss_of_their_own(targets):
-    """A cross entropy of one output is 0, whatever it is."""
+def test_real_valued_targets_need_a_criterion(targets):
+    """The cross entropy of one output is always 0."""
     y, width = TARGETS[targets]
     data = shared_out(reals(torch.randn(6, 4), y, [0, 0, 0, 1, 1, 1]))
     federation = Federation(All(), seed=0)
@@ -116,7 +116,7 @@ def test_real_valued_targets_want_a_loss_of_their_own(targets):
         federation.setup(client, data, "fit")
 
 
-def test_probabilities_of_classes_are_targets():
+def test_class_probabilities_are_accepted_as_targets():
     y = torch.rand(6, 3).softmax(1)
     data = shared_out(reals(torch.randn(6, 4), y, [0, 0, 0, 1, 1, 1]))
     Federation(All(), seed=0).setup(clients.FedAvg(torch.nn.Linear(4, 3)), data, "fit")
@@ -126,40 +126,40 @@ def test_probabilities_of_classes_are_targets():
     ("fraction", "clients", "expected"),
     [(0, 10, 0), (0.2, 10, 2), (0.29, 10, 2), (1, 7, 7), (0.05, 10, 0), (0.7, 10, 7), (0.3, 10, 3)],
 )
-def test_a_fraction_is_rounded_down(fraction, clients, expected):
+def test_fraction_is_rounded_down(fraction, clients, expected):
     assert int(draw_byzantine(fraction, clients, seed=0).sum()) == expected
 
 
 def test_rounding_of_the_fraction_loses_no_byzantine_client():
     for num_clients in range(1, 101):
         for count in range(num_clients + 1):
-            drawn = draw_byzantine(count / num_clients, num_clients, seed=0)
-            assert int(drawn.sum()) == count, (count, num_clients)
+            draw = draw_byzantine(count / num_clients, num_clients, seed=0)
+            assert int(draw.sum()) == count, (count, num_clients)
 
 
-def test_the_seed_draws_them():
-    def drawn(seed):
+def test_seed_draws_the_byzantine_clients():
+    def draw(seed):
         return draw_byzantine(0.3, 50, seed).nonzero().flatten().tolist()
 
-    assert drawn(0) == drawn(0)
-    assert drawn(0) != drawn(1)
-    met = {client for seed in range(60) for client in drawn(seed)}
-    assert met == set(range(50)), "everybody's turn comes"
+    assert draw(0) == draw(0)
+    assert draw(0) != draw(1)
+    clients = {client for seed in range(60) for client in draw(seed)}
+    assert clients == set(range(50)), "everybody's turn comes"
 
 
 def test_more_byzantine_clients_include_fewer():
-    """So that attacks of different strength can be compared."""
+    """Attacks of different strength are comparable."""
     few, many = draw_byzantine(0.2, 50, 3), draw_byzantine(0.6, 50, 3)
     assert bool(many[few].all())
 
 
-def test_ids_are_taken_as_they_are():
+def test_listed_ids_are_byzantine():
     assert mark_byzantine([4, 0], 5).tolist() == [True, False, False, False, True]
     assert mark_byzantine([], 3).tolist() == [False] * 3
 
 
 @pytest.mark.parametrize("ids", [[5], [-1], [0, 9, 2]])
-def test_unknown_ids(ids):
+def test_unknown_ids_are_refused(ids):
     with pytest.raises(ValueError, match=r"adversary.ids` to be client ids from 0 to 4 but got \["):
         mark_byzantine(ids, 5)
 
@@ -168,12 +168,12 @@ def test_unknown_ids(ids):
 
 
 @pytest.mark.parametrize("memory", [0, 1, 10**12, 0.001, 1.0])
-def test_a_budget_is_a_share_or_bytes(memory):
+def test_budget_is_a_share_or_bytes(memory):
     assert StorageOptions(memory=memory).memory == memory
 
 
 @pytest.mark.parametrize("memory", [-1, 0.0, -0.5, 1.5, 1e9, math.nan])
-def test_a_budget_out_of_range(memory):
+def test_budget_out_of_range_is_refused(memory):
     words = (
         rf"storage.memory` to be a share in \(0, 1\] or a number of bytes \(int\) but got {memory}"
     )
@@ -182,7 +182,7 @@ def test_a_budget_out_of_range(memory):
 
 
 @pytest.mark.parametrize("memory", ["8GB", None, True])
-def test_a_budget_of_another_kind(memory):
+def test_budget_of_another_type_is_refused(memory):
     with pytest.raises(
         TypeError, match=f"`federation.storage.memory` to be a share .* but got {memory!r}"
     ):
@@ -192,7 +192,7 @@ def test_a_budget_of_another_kind(memory):
 # Whether the net fits the data
 
 
-class Made(DataSource):
+class ArraySource(DataSource):
     """Arrays made by a test."""
 
     def __init__(self, arrays):
@@ -202,35 +202,35 @@ class Made(DataSource):
         return self.arrays
 
 
-def data_of(x, y, num_classes):
-    source = Made(Arrays(x, y, num_classes=num_classes))
+def make_clients(x, y, num_classes):
+    source = ArraySource(Arrays(x, y, num_classes=num_classes))
     return FederatedData(source, IID(), 2, seed=0).clients
 
 
 @pytest.fixture
 def pictures():
-    return data_of(torch.rand(20, 1, 4, 4), torch.arange(20) % 3, 3)
+    return make_clients(torch.rand(20, 1, 4, 4), torch.arange(20) % 3, 3)
 
 
-def test_a_net_that_fits(pictures):
+def test_matching_net_is_accepted(pictures):
     client = Ditto(MLP(16, [], 3))
     client.train()
     check_net(client, pictures)
     assert client.training, "the mode is put back"
 
 
-def test_a_net_that_fits_a_single_sample():
-    data = data_of(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]), 3)
+def test_matching_net_is_accepted_with_a_single_sample():
+    data = make_clients(torch.rand(2, 1, 4, 4), torch.tensor([0, 1]), 3)
     check_net(Ditto(MLP(16, [], 3)), data)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_net_of_half_precision_is_refused(pictures, dtype):
+def test_net_of_half_precision_is_refused(pictures, dtype):
     with pytest.raises(ValueError, match=f"of float32 or float64 but got {dtype}: small steps"):
         check_net(Ditto(MLP(16, [], 3).to(dtype)), pictures)
 
 
-def test_a_check_leaves_no_trace(pictures):
+def test_check_leaves_the_client_unchanged(pictures):
     net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))
     client = Ditto(net)
     before = {name: tensor.clone() for name, tensor in client.state_dict().items()}
@@ -239,7 +239,7 @@ def test_a_check_leaves_no_trace(pictures):
     assert all(parameter.grad is None for parameter in client.parameters())
 
 
-def test_a_net_in_double_precision(pictures):
+def test_net_in_double_precision_is_accepted(pictures):
     check_net(Ditto(MLP(16, [], 3).double()), pictures)
 
 
@@ -267,7 +267,7 @@ class TwoArguments(MLP):
         (nn.Conv2d(3, 3, 1), "Conv2d failed: .*channels"),
     ],
 )
-def test_a_net_that_does_not_fit(pictures, net, words):
+def test_mismatched_net_is_refused(pictures, net, words):
     client = Ditto(net)
     client.train()
     with pytest.raises(ValueError, match=words) as failed:
@@ -278,8 +278,8 @@ def test_a_net_that_does_not_fit(pictures, net, words):
 
 
 @pytest.mark.parametrize("shape", [(20,), (20, 1), (20, 2)])
-def test_real_targets(shape):
-    data = data_of(torch.rand(20, 4), torch.rand(shape), 0)
+def test_real_targets_are_accepted(shape):
+    data = make_clients(torch.rand(20, 4), torch.rand(shape), 0)
     width = shape[1] if len(shape) > 1 else 1
     net = nn.Linear(4, width) if len(shape) > 1 else nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
     check_net(Ditto(net, criterion=nn.MSELoss()), data)
@@ -287,9 +287,9 @@ def test_real_targets(shape):
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
-def test_class_ids_are_not_compared_with_the_outputs_of_others():
-    """As [2, 2] outputs and [2] class ids would be in a batch of two, and in no other."""
-    data = data_of(torch.rand(20, 4), torch.arange(20) % 2, 2)
+def test_class_ids_that_broadcast_over_outputs_are_refused():
+    """Outputs [2, 2] and class ids [2] broadcast in a batch of two, and in no other."""
+    data = make_clients(torch.rand(20, 4), torch.arange(20) % 2, 2)
     words = "`criterion` to take outputs of shape [3, 2] and targets of shape [3] (torch.int64) but"
     with pytest.raises(ValueError, match=re.escape(words)):
         check_net(Ditto(nn.Linear(4, 2), criterion=nn.MSELoss()), data)
@@ -297,11 +297,11 @@ def test_class_ids_are_not_compared_with_the_outputs_of_others():
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("criterion", [nn.MSELoss, nn.SmoothL1Loss, nn.PoissonNLLLoss])
-@pytest.mark.parametrize(("given", "wide"), [((20,), True), ((20, 1), False)])
-def test_outputs_are_not_compared_with_the_targets_of_others(criterion, given, wide):
-    """As [2, 1] and [2] would be: each with each."""
+@pytest.mark.parametrize(("shape", "wide"), [((20,), True), ((20, 1), False)])
+def test_outputs_that_broadcast_over_targets_are_refused(criterion, shape, wide):
+    """Shapes [2, 1] and [2] broadcast to all pairs."""
     net = nn.Linear(4, 1) if wide else nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
-    data = data_of(torch.rand(20, 4), torch.rand(given), 0)
+    data = make_clients(torch.rand(20, 4), torch.rand(shape), 0)
     shapes = ("[2]", "[2, 1]") if wide else ("[2, 1]", "[2]")
     words = f"`net` to return outputs of the targets' shape {shapes[0]} but got {shapes[1]}"
     with pytest.raises(ValueError, match=re.escape(words)):
@@ -319,19 +319,19 @@ class Gaussian(nn.Module):
     reduction = "mean"
 
 
-def test_a_criterion_may_take_several_outputs_for_a_target():
-    data = data_of(torch.rand(20, 4), torch.rand(20), 0)
+def test_criterion_may_take_several_outputs_per_target():
+    data = make_clients(torch.rand(20, 4), torch.rand(20), 0)
     check_net(Ditto(nn.Linear(4, 2), criterion=Gaussian()), data)
 
 
-def test_real_targets_are_taken_in_the_nets_precision():
-    data = data_of(torch.rand(20, 4), torch.rand(20, 2), 0)
+def test_real_targets_are_cast_to_the_dtype_of_the_net():
+    data = make_clients(torch.rand(20, 4), torch.rand(20, 2), 0)
     net = nn.Sequential(nn.Linear(4, 2), nn.Sigmoid()).double()
     check_net(Ditto(net, criterion=nn.BCELoss()), data)  # it takes one dtype only
 
 
-def test_a_criterion_that_does_not_take_the_targets():
-    data = data_of(torch.rand(20, 4), torch.rand(20), 0)
+def test_criterion_that_fails_on_the_targets_is_refused():
+    data = make_clients(torch.rand(20, 4), torch.rand(20), 0)
     with pytest.raises(
         ValueError,
         match=r"`criterion` .* shape \[2, 3\] .* shape \[2\] \(torch.float32, where class ids are"
@@ -340,48 +340,50 @@ def test_a_criterion_that_does_not_take_the_targets():
         check_net(Ditto(nn.Linear(4, 3)), data)
 
 
-# Whether a round went well
+# Broken uploads
 
 
-def broken_check(losses, rows, byzantine=(), most=0.0, misshapen=()):
+def broken_check(losses, rows, byzantine=(), max_share=0.0, misshapen=()):
     is_byzantine = torch.zeros(6, dtype=torch.bool)
     is_byzantine[list(byzantine)] = True
     clients = torch.tensor([5, 0, 3])
     losses, finite = torch.tensor(losses), finite_rows(torch.tensor(rows))
     sent = torch.where(finite & losses.isfinite(), UploadStatus.VALID, UploadStatus.NOT_FINITE)
     sent[list(misshapen)] = UploadStatus.MALFORMED
-    return check_broken_share(sent, ~is_byzantine[clients], losses, clients, 7, most)
+    return check_broken_share(sent, ~is_byzantine[clients], losses, clients, 7, max_share)
 
 
 GOOD_ROWS = [[1.0], [2.0], [3.0]]
 
 
-@pytest.mark.parametrize(("most", "raises"), [(0.0, True), (0.3, True), (0.34, False), (1, False)])
-def test_some_may_be_broken(most, raises):
+@pytest.mark.parametrize(
+    ("max_share", "raises"), [(0.0, True), (0.3, True), (0.34, False), (1, False)]
+)
+def test_allowed_share_of_broken_uploads(max_share, raises):
     if raises:
         with pytest.raises(NonFiniteLossError, match="client 0 got a loss of nan: "):
-            broken_check([1.0, math.nan, 3.0], GOOD_ROWS, most=most)
+            broken_check([1.0, math.nan, 3.0], GOOD_ROWS, max_share=max_share)
     else:
-        assert broken_check([1.0, math.nan, 3.0], GOOD_ROWS, most=most) == 1
+        assert broken_check([1.0, math.nan, 3.0], GOOD_ROWS, max_share=max_share) == 1
 
 
-def test_several_are_counted_and_one_is_named():
+def test_error_names_one_broken_client_and_counts_the_others():
     match = "client 5 got a loss of nan, as did 1 more of 3: "
     with pytest.raises(NonFiniteLossError, match=match):
-        broken_check([math.nan, 1.0, math.inf], GOOD_ROWS, most=0.5)
+        broken_check([math.nan, 1.0, math.inf], GOOD_ROWS, max_share=0.5)
 
 
-def test_an_upload_of_a_wrong_length_is_told_from_one_that_diverged():
+def test_error_distinguishes_wrong_length_from_divergence():
     with pytest.raises(NonFiniteLossError, match="client 3 got rows of another kind or length"):
         broken_check([1.0, 2.0, 3.0], GOOD_ROWS, misshapen=[2])
 
 
-def test_finite_numbers_are_let_through():
+def test_finite_uploads_are_accepted():
     broken_check([1.0, 3e38, 0.0], GOOD_ROWS)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_broken_loss_names_round_client_and_cause(loss):
+def test_error_of_a_broken_loss_names_round_client_and_cause(loss):
     with pytest.raises(
         NonFiniteLossError, match=rf"in round 7 client 3 got a loss of {loss}: .* learning rate"
     ):
@@ -389,7 +391,7 @@ def test_a_broken_loss_names_round_client_and_cause(loss):
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_broken_model_counts_though_the_loss_is_finite(number):
+def test_broken_model_with_a_finite_loss_is_an_error(number):
     with pytest.raises(
         NonFiniteLossError, match="in round 7 client 0 got a model with NaN or infinity"
     ):

@@ -29,17 +29,17 @@ class Transfer(nn.Module):
         body[1].running_mean += 0.3
         self.body = body.requires_grad_(False)
         self.head = nn.Linear(12, 3)
-        self.seen = 0
+        self.num_inputs = 0
 
     def features(self, x):
-        self.seen += len(x)
+        self.num_inputs += len(x)
         return self.body(x)
 
     def forward(self, x):
         return self.head(x if x.dim() == 2 else self.features(x))
 
 
-def data_of(**kwargs):
+def make_data(**kwargs):
     return shared_out(classes(SIZES, IMAGES), **kwargs)
 
 
@@ -47,37 +47,37 @@ def data_of(**kwargs):
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_rounds_are_those_without(kind, engine, dtype, largest):
-    with_labels_at_random = {"attack": RandomLabels(), "ids": [2]}
-    plain, kept = (
+def test_rounds_with_stored_features_equal_rounds_without(kind, engine, dtype, largest):
+    attack = {"attack": RandomLabels(), "ids": [2]}
+    plain, stored = (
         run_rounds(
             kind(seeded(lambda keep=keep: Transfer(keep)), optimizer=sgd(0.2), local_epochs=2),
-            data_of(),
+            make_data(),
             dtype=dtype,
             engine=engine,
             sampler=Uniform(3),
             rounds=4,
-            **with_labels_at_random,
+            **attack,
         )
         for keep in (False, True)
     )
-    assert plain.distance(kept) < largest
+    assert plain.distance(stored) < largest
     assert plain.reports[0]["train/loss"] != plain.reports[3]["train/loss"]
 
 
-def test_the_body_sees_each_sample_once_and_the_inputs_stay_where_they_were():
-    data = data_of(val_fraction=0.3)
+def test_body_runs_once_per_sample_and_inputs_are_unchanged():
+    data = make_data(val_fraction=0.3)
     client = Ditto(seeded(lambda: Transfer(True)), optimizer=sgd(0.1)).double()
     federation = Federation(All(), seed=0)
     federation.setup(client, data, "fit")
     net = client.global_model
-    net.seen = 0
+    net.num_inputs = 0
     optimizer = client.train().configure_optimizers()
     for round in range(3):
         federation.run_round(round, optimizer)
         with torch.inference_mode():
             federation.evaluate("val", torch.arange(4))
-    assert net.seen == len(data.clients.inputs) == sum(SIZES)
+    assert net.num_inputs == len(data.clients.inputs) == sum(SIZES)
     assert federation.data.inputs.shape == (sum(SIZES), 12)
     assert federation.data.inputs.dtype == torch.float64
     assert data.clients.inputs.shape == (sum(SIZES), *IMAGES)
@@ -95,8 +95,8 @@ class Dropping(Transfer):
         return self.drop(super().features(x))
 
 
-def test_they_are_those_of_evaluation_mode():
-    client, data = FedAvg(seeded(Dropping)), data_of()
+def test_features_equal_the_body_in_evaluation_mode():
+    client, data = FedAvg(seeded(Dropping)), make_data()
     federation = Federation(All(), seed=0)
     federation.setup(client, data, "fit")
     client.train()
@@ -107,11 +107,11 @@ def test_they_are_those_of_evaluation_mode():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["64-true", "32-true", "bf16-mixed"])
-def test_a_run_that_is_stopped_resumed_tested_and_loaded(tmp_path, precision):
-    """All metrics and predictions are those without kept features."""
+def test_resumed_and_loaded_run_equals_run_without_stored_features(tmp_path, precision):
+    """Metrics and predictions equal those without stored features."""
     largest = {"64-true": 1e-10, "32-true": 1e-5, "bf16-mixed": 2e-2}[precision]
-    module = data_of(val_fraction=0.3, test_fraction=0.3)
-    found = []
+    module = make_data(val_fraction=0.3, test_fraction=0.3)
+    results = []
     for keep in (False, True):
         settings = {
             "run_dir": tmp_path / str(keep), "accelerator": "cpu", "precision": precision,
@@ -133,17 +133,17 @@ def test_a_run_that_is_stopped_resumed_tested_and_loaded(tmp_path, precision):
         predictions = trainer.predict(fresh, module, ckpt_path=path)
         tables = [table for batch in predictions for table in batch]
         assert metrics[1] == metrics[2]
-        found.append((metrics, torch.cat([table["probability"] for table in tables]).float()))
-    for plain, kept in zip(found[0][0], found[1][0], strict=True):
-        assert set(plain) == set(kept)
+        results.append((metrics, torch.cat([table["probability"] for table in tables]).float()))
+    for plain, stored in zip(results[0][0], results[1][0], strict=True):
+        assert set(plain) == set(stored)
         for name in set(plain) - {"time/round"}:
-            assert float(plain[name]) == pytest.approx(float(kept[name]), abs=largest), name
-    assert (found[0][1] - found[1][1]).abs().max() < largest
+            assert float(plain[name]) == pytest.approx(float(stored[name]), abs=largest), name
+    assert (results[0][1] - results[1][1]).abs().max() < largest
 
 
-def test_other_weights_give_other_features(tmp_path):
+def test_features_are_recomputed_for_a_loaded_body(tmp_path):
     """A federation that has features loads a checkpoint with another body."""
-    module = data_of(val_fraction=0.3, test_fraction=0.3)
+    module = make_data(val_fraction=0.3, test_fraction=0.3)
     settings = {
         "max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False,
         "enable_model_summary": False, "precision": "64-true",
@@ -165,14 +165,14 @@ def test_other_weights_give_other_features(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resnet():
+def test_resnet_with_stored_features_equals_resnet():
     net = FrozenBody("resnet18", num_classes=3, keep_features=True).eval()
     images = torch.randn(4, 1, 16, 16)
     features = net.features(images)
     assert features.shape == (4, 512)
     assert torch.equal(net(features), net(images))
     arrays = classes([4, 3], (3, 16, 16))
-    plain, kept = (
+    plain, stored = (
         run_rounds(
             Ditto(seeded(lambda keep=keep: FrozenBody(num_classes=3, keep_features=keep))),
             shared_out(arrays),
@@ -180,11 +180,11 @@ def test_a_resnet():
         )
         for keep in (False, True)
     )
-    assert plain.distance(kept) < 1e-10
+    assert plain.distance(stored) < 1e-10
 
 
 class Shifted(Attack):
-    """Adds one to what a client trains on."""
+    """Add one to a client's training inputs."""
 
     def poison(self, batch, context):
         assert batch.inputs.shape[1:] == (12,)
@@ -192,32 +192,36 @@ class Shifted(Attack):
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_an_attack_on_inputs_sees_features(engine):
+def test_attack_on_inputs_receives_features(engine):
     client = FedAvg(seeded(lambda: Transfer(True)), optimizer=sgd(0.1))
-    honest = run_rounds(client, data_of(), engine=engine)
-    lies = run_rounds(client, data_of(), engine=engine, attack=Shifted(), ids=[0])
-    assert honest.distance(lies) > 1e-4
+    honest = run_rounds(client, make_data(), engine=engine)
+    attacked = run_rounds(client, make_data(), engine=engine, attack=Shifted(), ids=[0])
+    assert honest.distance(attacked) > 1e-4
 
 
 # Refusals
 
 
-def refused(net, data, match):
+def assert_refused(net, data, match):
     client = FedAvg(net)
     with pytest.raises(ValueError, match=match):
         Federation(All(), seed=0).setup(client, data, "fit")
 
 
 def test_augmented_inputs_are_refused():
-    data = data_of(augment=[v2.RandomHorizontalFlip()])
-    refused(Transfer(True), data, r"no argument `augment` for Transfer, which keeps features, but")
+    data = make_data(augment=[v2.RandomHorizontalFlip()])
+    assert_refused(
+        Transfer(True), data, r"no argument `augment` for Transfer, which keeps features, but"
+    )
     Federation(All(), seed=0).setup(FedAvg(Transfer(False)), data, "fit")
 
 
-def test_features_that_are_trained_are_refused():
+def test_trained_features_are_refused():
     net = Transfer(True)
     net.body[0].weight.requires_grad_(True)
-    refused(net, data_of(), r"`features` of Transfer.* to use frozen parameters only but got")
+    assert_refused(
+        net, make_data(), r"`features` of Transfer.* to use frozen parameters only but got"
+    )
 
 
 class InputsOnly(Transfer):
@@ -249,6 +253,6 @@ class Nameless(nn.Module):
         (Nameless, "Expected `features` of Nameless.* to take inputs but that failed: .*features"),
     ],
 )
-def test_nets_that_do_not_keep_to_it_are_refused(net, match):
-    made = net() if net is Nameless else net(True)
-    refused(made, data_of(), match)
+def test_nets_without_consistent_features_are_refused(net, match):
+    module = net() if net is Nameless else net(True)
+    assert_refused(module, make_data(), match)

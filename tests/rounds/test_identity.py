@@ -25,72 +25,80 @@ def identity(data, seed=0):
     return federation_identity(client, data.clients, seed)
 
 
-def of(made, **how):
-    return identity(FederatedData(Given(made), **how))
+def array_identity(arrays_, **options):
+    return identity(FederatedData(Given(arrays_), **options))
 
 
-def digits(seed=0, **how):
-    return identity(FederatedData(Digits(), IID(**how), 10, seed=seed))
+def digits(seed=0, **options):
+    return identity(FederatedData(Digits(), IID(**options), 10, seed=seed))
 
 
-def test_data_made_anew_have_the_same_identity():
+def test_rebuilt_data_have_the_same_identity():
     check_identity(digits(), digits())
-    check_identity(of(arrays()), of(arrays()))
+    check_identity(array_identity(arrays()), array_identity(arrays()))
 
 
 @pytest.mark.parametrize(
-    ("saved", "here", "words"),
+    ("saved", "current", "words"),
     [
         (lambda: digits(0), lambda: digits(5), "assignment of samples to clients"),
         (lambda: digits(), lambda: digits(shuffle=False), "assignment of samples to clients"),
-        (lambda: of(arrays()), lambda: of(arrays(owners=(3, 2, 1, 0))), "assignment of samples"),
-        (lambda: of(arrays()), lambda: of(arrays(seed=1)), "inputs"),
+        (
+            lambda: array_identity(arrays()),
+            lambda: array_identity(arrays(owners=(3, 2, 1, 0))),
+            "assignment of samples",
+        ),
+        (
+            lambda: array_identity(arrays()),
+            lambda: array_identity(arrays(seed=1)),
+            "inputs",
+        ),
     ],
     ids=["seed", "shuffle", "owners the other way round", "other inputs"],
 )
-def test_as_many_samples_do_not_make_a_checkpoint_fit(saved, here, words):
+def test_checkpoint_of_other_data_of_equal_size_is_refused(saved, current, words):
     match = f"^Expected a checkpoint of a run with the same {words}.* with others"
     with pytest.raises(ValueError, match=match):
-        check_identity(saved(), here())
+        check_identity(saved(), current())
 
 
-def test_other_labels_of_the_same_inputs_are_refused():
+def test_checkpoint_of_other_labels_is_refused():
     other = arrays()
     other.targets[:2] = other.targets[:2].flip(0)
     match = r"^Expected a checkpoint of a run with the same labels .* has other samples"
     with pytest.raises(ValueError, match=match):
-        check_identity(of(arrays()), of(other))
+        check_identity(array_identity(arrays()), array_identity(other))
 
 
-def test_a_part_that_was_not_saved_is_refused():
-    here = digits()
-    for name in here:
-        saved = {part: value for part, value in here.items() if part != name}
+def test_incomplete_identity_is_refused():
+    current = digits()
+    for name in current:
+        saved = {part: value for part, value in current.items() if part != name}
         with pytest.raises(ValueError, match=r"^Expected a checkpoint"):
-            check_identity(saved, here)
+            check_identity(saved, current)
 
 
-def test_clients_states_may_be_evaluated_on_other_samples():
+def test_identity_of_states_does_not_depend_on_the_samples():
     client = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=1)
-    one, other = (FederatedData(Given(arrays(seed))).clients for seed in (0, 1))
-    assert states_identity(client, one, 0) == states_identity(client, other, 0)
+    first, other = (FederatedData(Given(arrays(seed))).clients for seed in (0, 1))
+    assert states_identity(client, first, 0) == states_identity(client, other, 0)
 
 
-def test_normalized_data_are_the_same_samples():
+def test_normalized_data_have_the_same_identity():
     """Sums over samples are not the same bits on every machine."""
-    check_identity(of(arrays()), of(arrays(), normalize="feature"))
+    check_identity(array_identity(arrays()), array_identity(arrays(), normalize="feature"))
 
 
-def test_copies_of_shared_samples_are_the_samples():
-    made = Arrays(torch.rand(80, 1, 4, 4), torch.arange(80) % 3, num_classes=3)
+def test_copies_of_shared_samples_have_the_same_digests():
+    arrays_ = Arrays(torch.rand(80, 1, 4, 4), torch.arange(80) % 3, num_classes=3)
     plain, skewed = (
-        FederatedData(Given(made), IID(), 4, skew=skew).clients.copy_shared_samples()
+        FederatedData(Given(arrays_), IID(), 4, skew=skew).clients.copy_shared_samples()
         for skew in (None, Rotations())
     )
     assert plain.digests == skewed.digests
 
 
-def test_inputs_that_were_decoded_elsewhere_are_the_same():
+def test_inputs_of_another_decoder_have_a_matching_fingerprint():
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (300, 3, 16, 16), generator=draw, dtype=torch.uint8)
     nearly = (images.int() + (torch.rand(images.shape, generator=draw) < 0.05)).clamp(0, 255)
@@ -100,10 +108,10 @@ def test_inputs_that_were_decoded_elsewhere_are_the_same():
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (5,), (5, 0), (100, 2, 2)])
-def test_a_fingerprint_of_any_shape(shape):
-    made = fingerprint_of(torch.ones(shape))
-    assert same_inputs(made, fingerprint_of(torch.ones(shape)))
-    assert len(made["projections"]) == min(64, shape[0])
+def test_fingerprint_accepts_any_shape(shape):
+    arrays_ = fingerprint_of(torch.ones(shape))
+    assert same_inputs(arrays_, fingerprint_of(torch.ones(shape)))
+    assert len(arrays_["projections"]) == min(64, shape[0])
 
 
 def test_large_labels_are_hashed_in_part(monkeypatch):

@@ -1,4 +1,4 @@
-"""What the server's own data makes of the global model."""
+"""The root update: local training on the server's own samples."""
 
 import copy
 import math
@@ -54,19 +54,19 @@ class Watched(FLTrust):
         return super().forward(uploads, weights, context)
 
 
-def plain():
+def linear_net():
     return mlp()
 
 
-def normalised():
+def batch_norm_net():
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
 
 
-def dropped():
+def dropout_net():
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 3))
 
 
-def torch_dropped():
+def torch_dropout_net():
     """With a layer that draws from torch's own generator."""
 
     class Noisy(nn.Module):
@@ -76,20 +76,20 @@ def torch_dropped():
     return nn.Sequential(nn.Linear(4, 8), Noisy(), nn.Tanh(), nn.Linear(8, 3))
 
 
-def frozen():
+def frozen_net():
     net = mlp()
     net[0].requires_grad_(False)
     return net
 
 
-NETS = [plain, normalised, dropped, torch_dropped, frozen]
+NETS = [linear_net, batch_norm_net, dropout_net, torch_dropout_net, frozen_net]
 
 
 def data_with_root(**settings):
     return shared_out(classes(SIZES), root_samples=ROOT, **settings)
 
 
-def federation_of(client, data, run=RunSettings(), **settings):
+def make_federation(client, data, run=RunSettings(), **settings):
     settings = {"seed": 5, "engine": "one_by_one", "aggregator": Watched(), **settings}
     federation = Federation(settings.pop("sampler", All()), **sections(**settings))
     federation.setup(client, data, "fit", settings=run)
@@ -97,17 +97,17 @@ def federation_of(client, data, run=RunSettings(), **settings):
     return federation
 
 
-def roots_of(client, data, rounds=2, **settings):
-    """The roots of some rounds, and w before each of them."""
+def run_roots(client, data, rounds=2, **settings):
+    """Return the root update and the broadcast of every round."""
     client = copy.deepcopy(client).double()
-    federation = federation_of(client, data, **settings)
+    federation = make_federation(client, data, **settings)
     optimizer = client.configure_optimizers()
     for round in range(rounds):
         federation.run_round(round, optimizer)
     return federation.server.aggregator.roots, federation.server.aggregator.broadcasts
 
 
-def alone(data):
+def make_root_client_data(data):
     """The root samples, as the data of a federation of one client."""
     x, y, root = data.clients.inputs, data.clients.targets, data.clients.root
     arrays = Arrays(x[root], y[root], torch.zeros_like(root), num_classes=data.clients.num_classes)
@@ -118,28 +118,28 @@ def alone(data):
     return module
 
 
-# What it is
+# Value of the root update
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("work", [{"local_epochs": 3}, {"local_steps": 4}], ids=str)
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_it_is_what_a_client_of_fedavg_with_these_samples_uploads(net, work, drop_last):
+def test_root_update_equals_the_upload_of_a_fedavg_client(net, work, drop_last):
     data = data_with_root(drop_last=drop_last)
     client = FedAvg(seeded(net), optimizer=sgd(0.3, momentum=0.5), **work)
-    (root,), (before,) = roots_of(client, data, rounds=1)
+    (root,), (before,) = run_roots(client, data, rounds=1)
     settings = {"seed": key(5, "root"), "aggregator": Mean()}
-    outcome = run_rounds(client, alone(data), rounds=1, **settings)
+    outcome = run_rounds(client, make_root_client_data(data), rounds=1, **settings)
     assert root.norm() > 0.01
     assert_close(root, outcome.w - before, rtol=0, atol=1e-14)
 
 
-def test_it_is_a_loop_over_the_root_samples():
+def test_root_update_equals_a_loop_over_the_root_samples():
     data = data_with_root()
     client = FedAvg(seeded(mlp), optimizer=sgd(0.2), local_steps=1)
     data.batch_size = 20
-    (root,), _ = roots_of(client, data, rounds=1)
+    (root,), _ = run_roots(client, data, rounds=1)
     net, index = seeded(mlp).double(), data.clients.root
     before = row(net)
     F.cross_entropy(
@@ -150,22 +150,22 @@ def test_it_is_a_loop_over_the_root_samples():
     assert torch.equal(row(net), before)
 
 
-def test_a_point_goes_to_the_mean_of_the_root_samples():
-    """w ← w − η (w − mean), three times from 10: by η = 1/2 what is left is an eighth."""
+def test_root_update_of_a_point_by_hand():
+    """w ← w − η (w − mean), three times from 10: η = 1/2 leaves one eighth of the distance."""
     data = shared_out(points([1.0, 3.0, 5.0], [4.0, 8.0, 6.0]), batch_size=8, root_samples=2)
     mean = float(data.clients.targets[data.clients.root].mean())
     client = FedAvg(Point(start=10.0), criterion=HalfSquares(), optimizer=sgd(0.5), local_steps=3)
-    (root,), _ = roots_of(client, data, rounds=1)
+    (root,), _ = run_roots(client, data, rounds=1)
     assert root.tolist() == pytest.approx([(mean - 10) * 7 / 8])
 
 
-def test_it_follows_the_server_from_round_to_round():
+def test_root_update_starts_from_the_broadcast_of_its_round():
     data, client = data_with_root(), FedAvg(seeded(mlp), optimizer=sgd(0.3))
-    roots, before = roots_of(client, data, rounds=3)
+    roots, before = run_roots(client, data, rounds=3)
     assert not torch.equal(before[0], before[2])
     moved = copy.deepcopy(client).double()
     moved.row("global").data.copy_(before[2])
-    federation = federation_of(moved, data)
+    federation = make_federation(moved, data)
     federation.run_round(2, moved.configure_optimizers())
     assert torch.equal(federation.server.aggregator.roots[0], roots[2])
 
@@ -183,33 +183,33 @@ CLIENTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", CLIENTS, ids=lambda each: getattr(each, "func", each).__name__)
-def test_whatever_the_algorithm_is_it_is_fedavgs(kind):
-    """With the algorithm's own length and options of the local work."""
+@pytest.mark.parametrize("kind", CLIENTS, ids=lambda kind: getattr(kind, "func", kind).__name__)
+def test_root_update_of_every_algorithm_equals_that_of_fedavg(kind):
+    """Length and options of the local work are those of the algorithm."""
     data = data_with_root()
     client = kind(seeded(mlp), optimizer=sgd(0.1))
-    (root,), (before,) = roots_of(client, data, rounds=1)
+    (root,), (before,) = run_roots(client, data, rounds=1)
     trained = "global" if "global" in client.trained else client.trained[0]
     group = client.configure_optimizers()
-    (group,) = (each for each in group.param_groups if each["name"] == trained)
+    (group,) = (options for options in group.param_groups if options["name"] == trained)
     options = {name: group[name] for name in ("lr", "momentum", "weight_decay")}
     work = client.objective.work(trained)
-    known = FedAvg(
+    reference = FedAvg(
         seeded(mlp),
         optimizer=lambda params: torch.optim.SGD(params, **options),
         local_steps=work.steps,
         local_epochs=None if work.steps else work.epochs,
     )
-    (expected,), (start,) = roots_of(known, data, rounds=1)
+    (expected,), (start,) = run_roots(reference, data, rounds=1)
     assert torch.equal(before, start)
     assert_close(root, expected, rtol=0, atol=1e-14)
 
 
-def test_the_round_s_learning_rate_is_the_root_s():
+def test_root_update_uses_the_learning_rate_of_the_round():
     data = data_with_root()
     halves = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
     client = FedAvg(seeded(mlp), optimizer=sgd(0.2), lr_scheduler=halves, local_steps=1)
-    federation = federation_of(client.double(), data)
+    federation = make_federation(client.double(), data)
     optimizer = client.configure_optimizers()["optimizer"]
     lengths = []
     for rate in (0.2, 0.1):
@@ -222,37 +222,37 @@ def test_the_round_s_learning_rate_is_the_root_s():
     assert lengths[0] == pytest.approx(2 * lengths[1])
 
 
-def test_minibatches_are_augmented():
+def test_minibatches_of_root_samples_are_augmented():
     class Away(nn.Module):
         def forward(self, x):
             return torch.zeros_like(x)
 
     client = FedAvg(seeded(partial(nn.Linear, 4, 3)), optimizer=sgd(0.2))
-    (root,), _ = roots_of(client, data_with_root(augment=[Away()]), rounds=1)
+    (root,), _ = run_roots(client, data_with_root(augment=[Away()]), rounds=1)
     assert not root[:12].any(), "no weight has a gradient if all inputs are 0"
     assert root[12:].any()
 
 
-def test_local_steps_are_limited_and_gradients_clipped_as_the_clients_are():
+def test_root_update_limits_steps_and_clips_gradients():
     data, client = data_with_root(), FedAvg(seeded(mlp), optimizer=sgd(0.5), local_epochs=4)
     client = client.double()
     local = pl_fed.engine.LocalSettings(clipping=pl_fed.engine.Clipping(0.01))
-    federation = federation_of(client, data, run=RunSettings(local, limit_local_steps=1))
+    federation = make_federation(client, data, run=RunSettings(local, limit_local_steps=1))
     federation.run_round(0, client.configure_optimizers())
     (root,) = federation.server.aggregator.roots
     assert float(root.norm()) == pytest.approx(0.5 * 0.01, rel=1e-5)
 
 
-# What it leaves alone
+# Side effects
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("kind", [FedAvg, Ditto, FLAME])
-def test_it_changes_nothing_else(net, kind):
-    """Beside a defence that does not look at it, all is as without."""
+def test_root_update_changes_nothing_else(net, kind):
+    """An aggregator that ignores the root update gives the rounds without it."""
 
-    class Looks(Mean):
+    class IgnoresRoot(Mean):
         needs_root = True
 
         def mass(self, weights):
@@ -262,15 +262,15 @@ def test_it_changes_nothing_else(net, kind):
     settings = {"rounds": 3, "sampler": Uniform(3), "seed": 5}
     expected = run_rounds(client, data, aggregator=Mean(), **settings)
     state = torch.get_rng_state()
-    found = run_rounds(client, data, aggregator=Looks(), **settings)
-    assert found.distance(expected) == 0
+    actual = run_rounds(client, data, aggregator=IgnoresRoot(), **settings)
+    assert actual.distance(expected) == 0
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("net", [normalised, dropped])
-def test_models_statistics_and_counters_are_as_before(net):
+@pytest.mark.parametrize("net", [batch_norm_net, dropout_net])
+def test_root_update_restores_models_statistics_and_counters(net):
     data, client = data_with_root(), Ditto(seeded(net), optimizer=sgd(0.3)).double()
-    federation = federation_of(client, data)
+    federation = make_federation(client, data)
     optimizer = client.configure_optimizers()
     federation.run_round(0, optimizer)
     before = copy.deepcopy(client.state_dict())
@@ -290,43 +290,43 @@ def test_models_statistics_and_counters_are_as_before(net):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["stacked", "one_by_one", "stacked_compiled"])
 @pytest.mark.parametrize("chunk_size", [None, 1])
-def test_it_does_not_depend_on_the_engine(uncompiled, engine, chunk_size):
-    data, client = data_with_root(), Ditto(seeded(dropped), optimizer=sgd(0.3), local_epochs=2)
-    expected, _ = roots_of(client, data)
-    found, _ = roots_of(client, data, engine=engine, chunk_size=chunk_size)
-    for one, other in zip(found, expected, strict=True):
-        assert_close(one, other, rtol=0, atol=1e-12)
+def test_root_update_does_not_depend_on_the_engine(uncompiled, engine, chunk_size):
+    data, client = data_with_root(), Ditto(seeded(dropout_net), optimizer=sgd(0.3), local_epochs=2)
+    expected, _ = run_roots(client, data)
+    actual, _ = run_roots(client, data, engine=engine, chunk_size=chunk_size)
+    for root, reference in zip(actual, expected, strict=True):
+        assert_close(root, reference, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("sampler", [Only(2), Only(3, 0), All()], ids=["one", "two", "all"])
-def test_it_does_not_depend_on_the_cohort(sampler):
-    data, client = data_with_root(), FedAvg(seeded(dropped), optimizer=sgd(0.3))
-    (expected,), _ = roots_of(client, data, rounds=1)
-    (found,), _ = roots_of(client, data, rounds=1, sampler=sampler)
-    assert torch.equal(found, expected)
+def test_root_update_does_not_depend_on_the_cohort(sampler):
+    data, client = data_with_root(), FedAvg(seeded(dropout_net), optimizer=sgd(0.3))
+    (expected,), _ = run_roots(client, data, rounds=1)
+    (actual,), _ = run_roots(client, data, rounds=1, sampler=sampler)
+    assert torch.equal(actual, expected)
 
 
-def test_it_is_drawn_anew_by_round_and_seed():
-    data, client = data_with_root(), FedAvg(seeded(dropped), optimizer=sgd(0.3))
+def test_root_update_is_drawn_by_round_and_seed():
+    data, client = data_with_root(), FedAvg(seeded(dropout_net), optimizer=sgd(0.3))
     client = client.double()
-    federation = federation_of(client, data)
+    federation = make_federation(client, data)
     optimizer = client.configure_optimizers()
-    first, again, next_round = (
+    first, repeated, next_round = (
         federation.session.rounds.root_update(r, optimizer) for r in (0, 0, 1)
     )
-    assert torch.equal(first, again)
+    assert torch.equal(first, repeated)
     assert not torch.equal(first, next_round)
-    other = federation_of(copy.deepcopy(client), data, seed=6)
+    other = make_federation(copy.deepcopy(client), data, seed=6)
     assert not torch.equal(other.session.rounds.root_update(0, optimizer), first)
 
 
-def test_the_root_is_not_poisoned():
+def test_root_samples_are_not_poisoned():
     """Every client is byzantine, or all their data is corrupted: the server's is not."""
     data, client = data_with_root(), FedAvg(seeded(mlp), optimizer=sgd(0.3))
-    (expected,), _ = roots_of(client, data, rounds=1)
-    (root,), _ = roots_of(client, data, rounds=1, attack=RandomLabels(), fraction=1.0)
+    (expected,), _ = run_roots(client, data, rounds=1)
+    (root,), _ = run_roots(client, data, rounds=1, attack=RandomLabels(), fraction=1.0)
     assert torch.equal(root, expected)
-    (root,), _ = roots_of(client, data, rounds=1, corruption=RandomLabels())
+    (root,), _ = run_roots(client, data, rounds=1, corruption=RandomLabels())
     assert torch.equal(root, expected)
 
 
@@ -338,12 +338,12 @@ class Opposite(Attack):
         return -100 * honest.mean(0).expand_as(own)
 
 
-def test_fltrust_learns_where_the_mean_is_led_astray():
+def test_fltrust_learns_under_an_attack_that_breaks_the_mean():
     arrays = classes([60] * 6, num_classes=2)
     arrays.targets[:] = (arrays.inputs[:, 0] > 0).long()
     data = shared_out(arrays, root_samples=60, batch_size=10)
     client = FedAvg(seeded(partial(mlp, num_classes=2)), optimizer=sgd(0.2))
-    hostile = {"attack": Opposite(), "ids": [0, 1, 3, 4]}
+    adversary = {"attack": Opposite(), "ids": [0, 1, 3, 4]}
 
     def loss(aggregator, **settings):
         outcome = run_rounds(client, data, 8, aggregator=aggregator, **settings)
@@ -351,25 +351,25 @@ def test_fltrust_learns_where_the_mean_is_led_astray():
         torch.nn.utils.vector_to_parameters(outcome.w, net.parameters())
         return float(F.cross_entropy(net(arrays.inputs.double()), arrays.targets).detach()), outcome
 
-    trusting, outcome = loss(FLTrust(), **hostile)
-    assert trusting < 0.3
+    fltrust_loss, outcome = loss(FLTrust(), **adversary)
+    assert fltrust_loss < 0.3
     assert [float(r["train/dropped"]) for r in outcome.reports] == [4.0] * 8
-    assert math.log(2) < loss(Mean(), **hostile)[0]
-    chained, _ = loss(FLTrust(), pre_aggregators=[Clipping()], **hostile)
-    assert chained == pytest.approx(trusting), "how long uploads are does not matter"
+    assert math.log(2) < loss(Mean(), **adversary)[0]
+    clipped_loss, _ = loss(FLTrust(), pre_aggregators=[Clipping()], **adversary)
+    assert clipped_loss == pytest.approx(fltrust_loss), "how long uploads are does not matter"
 
 
 @pytest.mark.parametrize("aggregator", [FLTrust(), Chain([Clipping()], FLTrust())])
-def test_without_root_samples_it_is_refused(aggregator):
+def test_fltrust_without_root_samples_is_refused(aggregator):
     client = FedAvg(seeded(mlp))
     with pytest.raises(ValueError, match=r"^Expected argument `root_samples` .* but got 0\.$"):
-        federation_of(client, shared_out(classes(SIZES)), aggregator=aggregator)
+        make_federation(client, shared_out(classes(SIZES)), aggregator=aggregator)
 
 
-def test_a_trainer_fits_and_resumes_it(tmp_path):
-    def fitted(folder, *epochs):
+def test_resumed_fit_with_fltrust_equals_uninterrupted_fit(tmp_path):
+    def fit(folder, *epochs):
         for rounds in epochs:
-            client = Ditto(seeded(dropped), optimizer=sgd(0.1))
+            client = Ditto(seeded(dropout_net), optimizer=sgd(0.1))
             federation = Federation(Uniform(3), FLTrust(), seed=0)
             trainer = pl_fed.Trainer(
                 federation, run_dir=folder, max_epochs=rounds, precision="64-true",
@@ -379,4 +379,4 @@ def test_a_trainer_fits_and_resumes_it(tmp_path):
             trainer.fit(client, data, ckpt_path=None if rounds == epochs[0] else "last")
         return client.row("global").data.clone()
 
-    assert torch.equal(fitted(tmp_path / "a", 2, 4), fitted(tmp_path / "b", 4))
+    assert torch.equal(fit(tmp_path / "a", 2, 4), fit(tmp_path / "b", 4))

@@ -47,13 +47,13 @@ OPTIMIZERS = {
 }
 
 
-def uploads_of(round, dtype=torch.float32):
+def make_uploads(round, dtype=torch.float32):
     draw = torch.Generator().manual_seed(round)
     return torch.randn(4, 3, generator=draw, dtype=torch.float64).to(dtype)
 
 
 def step(server, row, round=0, before=lambda _: None):
-    return server.step(row, uploads_of(round, row.dtype), torch.ones(4), RoundContext(), before)
+    return server.step(row, make_uploads(round, row.dtype), torch.ones(4), RoundContext(), before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -63,18 +63,18 @@ def test_sgd_with_learning_rate_1_is_fedavg_to_the_bit(dtype):
     for round in range(5):
         before = row.clone()
         update = step(server, row, round)
-        mean = uploads_of(round, dtype).mean(0)
+        mean = make_uploads(round, dtype).mean(0)
         assert torch.equal(update, mean)
         assert torch.equal(row, before + mean)
 
 
-def test_the_uploads_stay_as_they_are():
-    uploads = uploads_of(0)
-    kept = uploads.clone()
+def test_step_leaves_the_uploads_unchanged():
+    uploads = make_uploads(0)
+    saved = uploads.clone()
     Server(Mean(), sgd(lr=1.0)).step(
         torch.zeros(3), uploads, torch.ones(4), RoundContext(), lambda _: None
     )
-    assert torch.equal(uploads, kept)
+    assert torch.equal(uploads, saved)
 
 
 def test_weights_and_context_reach_the_aggregator():
@@ -86,16 +86,16 @@ def test_weights_and_context_reach_the_aggregator():
 
 
 def test_the_pseudo_gradient_is_the_negative_update():
-    seen = []
+    calls = []
     row = torch.zeros(3)
 
     def look(optimizer):
         (parameter,) = optimizer.param_groups[0]["params"]
-        seen.append((parameter.grad.clone(), parameter.detach().clone(), row.clone()))
+        calls.append((parameter.grad.clone(), parameter.detach().clone(), row.clone()))
 
     step(Server(Mean(), sgd(lr=1.0)), row, before=look)
-    ((gradient, parameter, before),) = seen
-    assert torch.equal(gradient, -uploads_of(0).mean(0))
+    ((gradient, parameter, before),) = calls
+    assert torch.equal(gradient, -make_uploads(0).mean(0))
     assert parameter.tolist() == before.tolist() == [0.0] * 3, "it is called before the step"
 
 
@@ -107,53 +107,53 @@ def test_a_hook_may_change_the_gradient():
         optimizer.param_groups[0]["params"][0].grad.mul_(0.5)
 
     step(Server(Mean(), sgd(lr=1.0)), row, before=halve)
-    assert torch.equal(row, uploads_of(0).mean(0) / 2)
+    assert torch.equal(row, make_uploads(0).mean(0) / 2)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_fedopt_is_the_optimizer_on_the_pseudo_gradient(name):
+def test_fedopt_equals_the_optimizer_on_the_pseudo_gradient(name):
     server, row = Server(Mean(), OPTIMIZERS[name]), torch.ones(3)
     parameter = torch.nn.Parameter(torch.ones(3))
     alone = OPTIMIZERS[name]([parameter])
     for round in range(4):
         step(server, row, round)
-        parameter.grad = -uploads_of(round).mean(0)
+        parameter.grad = -make_uploads(round).mean(0)
         alone.step()
         assert torch.equal(row, parameter.data)
 
 
-def test_someone_else_may_have_moved_the_model():
+def test_step_starts_from_a_model_moved_by_others():
     server, row = Server(Mean(), sgd(lr=1.0)), torch.zeros(3)
     step(server, row)
     row.fill_(7.0)  # as a checkpoint does when it is loaded
     step(server, row, 1)
-    assert torch.equal(row, torch.full((3,), 7.0) + uploads_of(1).mean(0))
+    assert torch.equal(row, torch.full((3,), 7.0) + make_uploads(1).mean(0))
 
 
-def through_a_file(state, folder):
+def save_and_load(state, folder):
     torch.save(state, folder / "server.ckpt")
     return torch.load(folder / "server.ckpt", weights_only=True)
 
 
 @pytest.mark.parametrize("saved_at", [0, 1, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_stop_and_resume_changes_nothing(tmp_path, name, saved_at):
+def test_resumed_server_equals_uninterrupted_server(tmp_path, name, saved_at):
     server, row = Server(Momentum(), OPTIMIZERS[name]), torch.ones(3)
     for round in range(6):
         if round == saved_at:
-            state, kept = through_a_file(server.state_dict(row), tmp_path), row.clone()
+            state, saved = save_and_load(server.state_dict(row), tmp_path), row.clone()
         step(server, row, round)
     resumed = Server(Momentum(), OPTIMIZERS[name])
     resumed.load_state_dict(state)
     for round in range(saved_at, 6):
-        step(resumed, kept, round)
-    assert torch.equal(kept, row)
+        step(resumed, saved, round)
+    assert torch.equal(saved, row)
 
 
-def test_a_loaded_state_is_saved_again_before_any_step(tmp_path):
+def test_loaded_state_is_saved_again_before_the_first_step(tmp_path):
     server, row = Server(Momentum(), OPTIMIZERS["Adam"]), torch.ones(3)
     step(server, row)
-    state = through_a_file(server.state_dict(row), tmp_path)
+    state = save_and_load(server.state_dict(row), tmp_path)
     again = Server(Momentum(), OPTIMIZERS["Adam"])
     again.load_state_dict(state)
     second = again.state_dict(row)["optimizer"]
@@ -161,16 +161,16 @@ def test_a_loaded_state_is_saved_again_before_any_step(tmp_path):
     assert torch.equal(second["state"][0]["exp_avg"], state["optimizer"]["state"][0]["exp_avg"])
 
 
-def test_the_state_has_the_memory_of_both():
+def test_state_contains_aggregator_and_optimizer():
     server, row = Server(Momentum(), OPTIMIZERS["momentum"]), torch.ones(3)
     step(server, row)
-    mean = uploads_of(0).mean(0)
+    mean = make_uploads(0).mean(0)
     state = server.state_dict(row)
     assert torch.equal(state["aggregator"]["memory"], mean)
     assert torch.equal(state["optimizer"]["state"][0]["momentum_buffer"], -mean)
 
 
-def test_reset_forgets_both():
+def test_reset_clears_aggregator_and_optimizer():
     """As for a second fit with the same federation."""
     server, row = Server(Momentum(), OPTIMIZERS["momentum"]), torch.zeros(3)
     step(server, row)
@@ -182,7 +182,7 @@ def test_reset_forgets_both():
     assert torch.equal(again, fresh)
 
 
-def test_reset_forgets_a_state_that_was_not_taken_up_yet():
+def test_reset_clears_a_loaded_state_before_its_use():
     server, row = Server(Momentum(), OPTIMIZERS["momentum"]), torch.zeros(3)
     step(server, row)
     state = copy.deepcopy(server.state_dict(row))
@@ -192,31 +192,31 @@ def test_reset_forgets_a_state_that_was_not_taken_up_yet():
     assert server.state_dict(row)["aggregator"]["memory"].tolist() == [0.0] * 3
 
 
-def test_another_optimizer_is_refused():
+def test_state_of_another_optimizer_is_refused():
     state = Server(Mean(), OPTIMIZERS["Adam"]).state_dict(torch.ones(3))
     with pytest.raises(ValueError, match="server optimizer SGD but got one with Adam"):
         Server(Mean(), OPTIMIZERS["SGD"]).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
-    ("here", "words"),
+    ("aggregator", "words"),
     [
         (Mean(), "aggregator Mean but got one with Momentum"),
         (Longer(), "aggregator Longer but got one with Mom"),
     ],
 )
-def test_the_memory_of_another_aggregator_is_refused(here, words):
+def test_state_of_another_aggregator_is_refused(aggregator, words):
     state = Server(Momentum(), sgd(lr=1.0)).state_dict(torch.ones(3))
     with pytest.raises(ValueError, match=words):
-        Server(here, sgd(lr=1.0)).load_state_dict(state)
+        Server(aggregator, sgd(lr=1.0)).load_state_dict(state)
 
 
-def test_aggregators_without_memory_may_be_exchanged():
+def test_stateless_aggregators_may_be_exchanged():
     state = Server(Mean(), sgd(lr=1.0)).state_dict(torch.ones(3))
     Server(Median(), sgd(lr=1.0)).load_state_dict(state)
 
 
-def test_made_in_inference_mode_and_stepped_outside():
+def test_server_created_in_inference_mode_steps_outside():
     """A validation before the fit saves or asks for the state within it."""
     server = Server(Mean(), OPTIMIZERS["Adam"])
     with torch.inference_mode():
@@ -242,7 +242,7 @@ def test_an_optimizer_that_needs_a_closure_is_refused():
         (lambda params: torch.optim.Adam(params, lr=1.0), False),
     ],
 )
-def test_it_is_known_whether_a_step_adds_what_was_merged(optimizer, adds):
+def test_only_adds_is_true_if_a_step_adds_the_merged_update(optimizer, adds):
     server, row, update = Server(Mean(), optimizer), torch.ones(3), torch.tensor([[1.0, -2.0, 3.0]])
     assert server.only_adds == adds
     server.step(row, update, torch.ones(1), RoundContext(), lambda _: None)

@@ -37,17 +37,17 @@ class Tried(FedAvg):
         return self.hooks.get("end_round", lambda *_: upload)(self, client)
 
 
-def data_of(**options):
+def make_data(**options):
     return shared_out(classes(SIZES), **options)
 
 
 def set_up(client, stage="fit", **options):
     federation = Federation(All(), seed=0)
-    federation.setup(client, data_of(**options), stage)
+    federation.setup(client, make_data(**options), stage)
     return federation
 
 
-def write(name, attribute, value):
+def make_hook(name, attribute, value):
     """A hook that leaves a wrong row."""
 
     def hook(self, client):
@@ -66,7 +66,7 @@ WRONG = {
     ),
     "a state that is declared nowhere at the end": (
         "end_round",
-        write("other", "states", torch.zeros(1, 2)),
+        make_hook("other", "states", torch.zeros(1, 2)),
         ValueError,
         r"`end_round` to write states that are declared \(own\) but got 'other': declare it by add",
     ),
@@ -134,19 +134,19 @@ WRONG = {
     ),
     "a state of another length": (
         "end_round",
-        write("own", "states", torch.zeros(1, 3)),
+        make_hook("own", "states", torch.zeros(1, 3)),
         ValueError,
         r"`end_round` to leave state `own` of shape \[1, 2\] for one client but got shape \[1, 3\]",
     ),
     "a proposal of another length": (
         "end_round",
-        write("shared", "proposals", torch.zeros(1, 3)),
+        make_hook("shared", "proposals", torch.zeros(1, 3)),
         ValueError,
         r"`end_round` to leave the proposal of `shared` of shape \[1, 2\] .* got shape \[1, 3\]",
     ),
     "a proposal of what is not declared": (
         "end_round",
-        write("own", "proposals", torch.zeros(1, 2)),
+        make_hook("own", "proposals", torch.zeros(1, 2)),
         ValueError,
         r"Expected `end_round` to propose server states \(shared\) but got 'own': declare it by",
     ),
@@ -154,29 +154,29 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_shows_before_training(name):
+def test_mistake_is_raised_before_training(name):
     hook, wrong, error, match = WRONG[name]
     with pytest.raises(error, match=match) as caught:
         set_up(Tried(seeded(mlp), **{hook: wrong}))
     assert caught.value.__notes__ == [f"In the trial before the first round, client 0, `{hook}`."]
 
 
-def test_other_errors_of_an_algorithm_show_in_the_first_round():
+def test_other_errors_of_an_algorithm_are_deferred_to_the_first_round():
     """It may need what only a fit gives it, such as an attribute set by a hook of Lightning's."""
     set_up(Tried(seeded(mlp), begin=lambda *_: {}["missing"]))
 
 
-def test_only_a_fit_is_tried():
+def test_only_a_fit_has_a_trial():
     set_up(Tried(seeded(mlp), begin=lambda *_: 1 / 0), "validate")
 
 
-def test_who_sends_nothing_may():
+def test_client_without_an_upload_passes_the_trial():
     client = Local(seeded(mlp))
     client.end_round = lambda client: None
     set_up(client)
 
 
-def with_everything():
+def batch_norm_dropout_net():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3))
 
 
@@ -198,8 +198,8 @@ class Draws(Client):
         return self.loss("global", batch) + self.loss("personal", batch) + torch.rand(())
 
 
-def test_it_changes_nothing():
-    client = Draws(seeded(with_everything), optimizer=sgd(0.1)).train()
+def test_trial_changes_nothing():
+    client = Draws(seeded(batch_norm_dropout_net), optimizer=sgd(0.1)).train()
     before = copy.deepcopy(client.state_dict())
     state, key = torch.get_rng_state(), client.draws.key
     federation = set_up(client, val_fraction=0.3)
@@ -216,13 +216,13 @@ def test_it_changes_nothing():
         client.read("broadcast")
 
 
-def test_validation_data_is_there_where_it_is_read():
+def test_trial_provides_validation_data():
     client = DittoGreedy(seeded(mlp), optimizer=sgd(0.1))
     set_up(client, val_fraction=0.4)
     set_up(client)
 
 
-def test_a_client_that_cannot_be_copied_is_not_tried():
+def test_client_that_cannot_be_copied_has_no_trial():
     client = Tried(seeded(mlp), begin=lambda *_: 1 / 0)
     client.lock = threading.Lock()
     set_up(client)
@@ -235,6 +235,6 @@ class Crop(nn.Module):
         return x[:, :2]
 
 
-def test_inputs_are_augmented_as_in_training():
+def test_trial_augments_inputs_as_in_training():
     client = FedAvg(seeded(lambda: mlp(inputs=2)), optimizer=sgd(0.1))
     set_up(client, augment=[Crop()])
