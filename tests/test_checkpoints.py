@@ -58,7 +58,7 @@ def content(run):
 
 
 @pytest.fixture
-def parsed_once(monkeypatch):
+def cached_arguments(monkeypatch):
     """Lets all commands of a test have the parsed arguments of the first command."""
     setup_parser, parse_arguments, first = (
         FederatedCLI.setup_parser,
@@ -100,7 +100,7 @@ def server(tmp_path):
         thread.join()
 
 
-def error_of(capsys, subcommand, *arguments):
+def get_error(capsys, subcommand, *arguments):
     """Run a failing command; return its error message of one sentence."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stopped:
@@ -117,7 +117,7 @@ class Malicious:
         return (open, ("executed", "w"))
 
 
-def addresses_of(path, server):
+def get_addresses(path, server):
     """Yield the path of a file, and URLs of it."""
     yield path
     yield f"file://{Path(path).absolute()}"
@@ -130,13 +130,13 @@ def addresses_of(path, server):
 def test_loading_a_checkpoint_runs_no_code(content, server, capsys, monkeypatch, subcommand):
     """Large files are mapped. All subcommands load in the same way, so one of them tries all."""
     torch.save({**content, "other": Malicious()}, "malicious.ckpt")
-    path, *urls = addresses_of("malicious.ckpt", server)
+    path, *urls = get_addresses("malicious.ckpt", server)
     sizes_and_addresses = [(False, path), (True, urls[-1])]
     if subcommand == "fit":
         sizes_and_addresses = [(is_large, a) for is_large in (False, True) for a in (path, *urls)]
     for is_large, address in sizes_and_addresses:
         monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0 if is_large else 1 << 28)
-        message = error_of(capsys, subcommand, "--ckpt_path", address)
+        message = get_error(capsys, subcommand, "--ckpt_path", address)
         assert "which contains objects other than tensors, numbers and strings" in message
         assert address in message
         assert not Path("executed").exists()
@@ -147,7 +147,7 @@ def test_export_runs_no_code(run, content, capsys, monkeypatch):
     torch.save({**content, "other": Malicious()}, path)
     for is_large in (False, True):
         monkeypatch.setattr(pl_fed.lightning.checkpoints, "_LARGE", 0 if is_large else 1 << 28)
-        message = error_of(capsys, "export", "--ckpt", str(path), "--client", "1")
+        message = get_error(capsys, "export", "--ckpt", str(path), "--client", "1")
         assert "which contains objects other than tensors" in message
         assert not Path("executed").exists()
 
@@ -162,7 +162,7 @@ def test_reading_the_identity_of_a_checkpoint_runs_no_code(content):
 def test_checkpoint_at_a_url_gives_the_results_of_the_file(run, server, capsys):
     path = run / "checkpoints" / "last.ckpt"
     results = []
-    for address in addresses_of(str(path), server):
+    for address in get_addresses(str(path), server):
         main(["test", *SHORT, "--ckpt_path", address])
         results.append(re.findall(r"personal model.*", capsys.readouterr().out))
     assert results == results[:1] * 4
@@ -175,7 +175,7 @@ def test_checkpoint_with_wrong_checksums_is_refused(run, server, capsys):
     content[start : start + 8] = bytes(byte ^ 255 for byte in content[start : start + 8])
     Path("broken.ckpt").write_bytes(content)
     for address in (f"{server}/broken.ckpt", "broken.ckpt"):
-        assert "to be a complete checkpoint" in error_of(capsys, "test", "--ckpt_path", address)
+        assert "to be a complete checkpoint" in get_error(capsys, "test", "--ckpt_path", address)
 
 
 @pytest.mark.slow
@@ -192,13 +192,13 @@ def test_checkpoint_with_wrong_checksums_is_refused(run, server, capsys):
 def test_address_without_a_checkpoint_is_refused(run, server, capsys, address, words):
     address, words = (text.replace("{server}", server) for text in (address, words))
     for subcommand in ("fit", "test"):
-        assert words in error_of(capsys, subcommand, "--ckpt_path", address)
+        assert words in get_error(capsys, subcommand, "--ckpt_path", address)
     assert len([*Path("runs").iterdir()]) == 1, "no folder is left"
 
 
 def test_option_to_load_objects_is_refused(run, capsys):
     for subcommand in ("fit", "validate", "test", "predict"):
-        message = error_of(capsys, subcommand, "--ckpt_path", "last", "--weights_only", "false")
+        message = get_error(capsys, subcommand, "--ckpt_path", "last", "--weights_only", "false")
         assert message.startswith("Expected argument `weights_only` to be True, or left out")
 
 
@@ -272,14 +272,14 @@ def damaged_contents(content):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("parsed_once")
+@pytest.mark.usefixtures("cached_arguments")
 def test_refused_checkpoint_changes_no_file(run, content, capsys):
     path = run / "checkpoints" / "last.ckpt"
     for damaged, words in damaged_contents(content):
         torch.save(damaged, path)
         before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
         arguments = ["--ckpt_path", "last", "--trainer.max_epochs", "3"]
-        message = error_of(capsys, "fit", *arguments)
+        message = get_error(capsys, "fit", *arguments)
         assert message.startswith("Expected ")
         assert words in message
         assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before

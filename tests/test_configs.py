@@ -30,7 +30,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))  # W&B runs the sweeps
 ONE_ROUND = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
 
 
-def arguments_of(config: Path) -> list[str]:
+def get_arguments(config: Path) -> list[str]:
     """Return the arguments of the command in the first line of a config."""
     first_line = config.read_text().splitlines()[0]
     words = shlex.split(first_line.removeprefix("# "))
@@ -95,7 +95,7 @@ def test_config_runs_on_small_data(config, data_folder, tmp_path, monkeypatch):
     monkeypatch.setenv("PL_FED_DATA", str(data_folder))
     monkeypatch.setattr(datasets.CelebA, "file_list", [])
     overrides = [*overrides_for(config, data_folder), "--trainer.accelerator", "cpu"]
-    check_files_of(run_one_round([*arguments_of(config), *overrides], tmp_path))
+    check_files_of(run_one_round([*get_arguments(config), *overrides], tmp_path))
 
 
 @pytest.mark.parametrize("name", ["fashion_mnist", "mnist_writers", "vehicle"])
@@ -103,7 +103,7 @@ def test_config_runs_on_real_data(name, tmp_path, monkeypatch, real_data):
     if real_data is None:
         pytest.skip("PL_FED_DATA does not name a folder with the real data")
     monkeypatch.chdir(ROOT)
-    check_files_of(run_one_round(arguments_of(ROOT / "configs" / f"{name}.yaml"), tmp_path))
+    check_files_of(run_one_round(get_arguments(ROOT / "configs" / f"{name}.yaml"), tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_server_optimizer_config_runs_on_top_of_the_quickstart(
 def test_missing_data_are_reported_in_one_sentence(name, words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PL_FED_DATA", str(tmp_path / "none"))
     config = ROOT / "configs" / f"{name}.yaml"
-    files = [ROOT / word for word in arguments_of(config) if word.endswith(".yaml")]
+    files = [ROOT / word for word in get_arguments(config) if word.endswith(".yaml")]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         main(["fit", *(f"--config={file}" for file in files), *ONE_ROUND])

@@ -81,7 +81,7 @@ def is_property(function: ast.FunctionDef) -> bool:
 
 
 @pytest.mark.parametrize("folder", [PACKAGE, EXPERIMENTS], ids=lambda folder: folder.name)
-def test_names_say_what_they_hold(folder):
+def test_names_are_not_empty_words(folder):
     empty = [
         f"{place} {name}"
         for place, name in bound_names(folder)
@@ -91,7 +91,7 @@ def test_names_say_what_they_hold(folder):
 
 
 @pytest.mark.parametrize("folder", [PACKAGE, EXPERIMENTS], ids=lambda folder: folder.name)
-def test_docstrings_name_things(folder):
+def test_docstrings_use_few_question_words(folder):
     words, places = 0, []
     for place, text in docstrings(folder):
         words += len(re.findall(r"[A-Za-z']+", text))
@@ -114,7 +114,7 @@ def test_functions_are_named_by_verbs_or_nouns(folder):
 
 
 @pytest.mark.parametrize("folder", [PACKAGE, EXPERIMENTS], ids=lambda folder: folder.name)
-def test_no_tuple_is_packed_only_to_be_splatted(folder):
+def test_no_tuple_is_packed_for_splatting(folder):
     """Keyword arguments, or a record with names, say which value is which."""
     splatted = []
     for place, function in nodes(folder, ast.FunctionDef):
@@ -138,25 +138,25 @@ def test_no_tuple_is_packed_only_to_be_splatted(folder):
 
 
 @pytest.mark.parametrize("folder", [PACKAGE, EXPERIMENTS], ids=lambda folder: folder.name)
-def test_the_fields_own_words_are_used(folder):
+def test_docstrings_use_the_words_of_the_field(folder):
     texts = [*docstrings(folder)]
-    found = [
+    outdated = [
         f"{place}: {phrase!r}, better: {better}"
         for place, text in texts
         for phrase, better in OUTDATED_PHRASES.items()
         if phrase in " ".join(text.lower().split())
     ]
-    assert not found
+    assert not outdated
 
 
 def test_public_functions_and_classes_are_documented():
     """Methods that override a documented one need no docstring of their own."""
-    bare = []
+    undocumented = []
     for place, owner in nodes(PACKAGE, ast.Module, ast.ClassDef):
         overrides = isinstance(owner, ast.ClassDef) and owner.bases
         kinds = ast.ClassDef if overrides else (ast.FunctionDef, ast.ClassDef)
         for node in owner.body:
             public = isinstance(node, kinds) and not node.name.startswith("_")
             if public and not ast.get_docstring(node):
-                bare.append(f"{place.split(':')[0]}:{node.lineno} {node.name}")
-    assert not bare
+                undocumented.append(f"{place.split(':')[0]}:{node.lineno} {node.name}")
+    assert not undocumented

@@ -183,16 +183,22 @@ def test_hooks_of_a_client_are_called_in_order(tmp_path):
     """The client's hooks run in Lightning's order."""
     seen = []
 
-    class Noting(Ditto):
+    class RecordingClient(Ditto):
         pass
 
-    def note(name, self, *args, **kwargs):
+    def record(name, self, *args, **kwargs):
         seen.append(name)
         return getattr(Ditto, name)(self, *args, **kwargs)
 
     for name in [*TRAINING, *VALIDATION, "on_train_start", "on_train_epoch_end", "on_train_end"]:
-        setattr(Noting, name, functools.partialmethod(functools.partial(note, name)))
-    fit(tmp_path, make_client(Noting), max_epochs=1, num_sanity_val_steps=0, limit_val_batches=1)
+        setattr(RecordingClient, name, functools.partialmethod(functools.partial(record, name)))
+    fit(
+        tmp_path,
+        make_client(RecordingClient),
+        max_epochs=1,
+        num_sanity_val_steps=0,
+        limit_val_batches=1,
+    )
     expected = ["on_train_start", *TRAINING, *VALIDATION, "on_train_epoch_end", "on_train_end"]
     assert seen == expected
 
@@ -751,14 +757,14 @@ def test_schedule_steps_once_a_round_for_each_model(tmp_path, name, engine):
     client = make_client(Watched, lr_scheduler=schedule, personal_lr=0.3, local_steps=1)
     moves = {"global": [], "personal": []}
 
-    def note(trainer, pl_module, *_):
+    def record_moves(trainer, pl_module, *_):
         for model, move in pl_module.moves.items():
             moves[model].append(float(move.norm()))
 
     watch = [
         log_values(2.0, 3.0, 1.0, 1.0),
         LearningRateMonitor(),
-        LambdaCallback(on_train_batch_end=note),
+        LambdaCallback(on_train_batch_end=record_moves),
     ]
     federation = {"engine": engine, "sampler": SingleClient()}
     fit(tmp_path, client, federation=federation, max_epochs=4, callbacks=watch)

@@ -339,10 +339,10 @@ def test_lost_process_is_one_sentence_in_every_stage(tmp_path, monkeypatch, stag
     data = FederatedData(Digits(), IID(), 4)
     client = FedAvg(MLP(64, [4], 10), optimizer=sgd(0.1), local_steps=1)
 
-    def lost(*_, **__):
+    def raise_connection_error(*_, **__):
         raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Read error: Connection reset by peer")
 
-    monkeypatch.setattr(lightning.pytorch.Trainer, stage, lost)
+    monkeypatch.setattr(lightning.pytorch.Trainer, stage, raise_connection_error)
     with pytest.raises(LostProcessError, match=r"^Expected all 2 processes to go on but process 1"):
         getattr(trainer, stage)(client, datamodule=data)
 

@@ -182,11 +182,11 @@ def differences(first, second, where=""):
         yield f"{where}: {first} and {second}"
 
 
-def normalized(nest, folder):
+def normalize(nest, folder):
     """Return a checkpoint without its folder in paths and without measured times."""
     if isinstance(nest, dict):
         return {
-            normalized(name, folder): normalized(entry, folder)
+            normalize(name, folder): normalize(entry, folder)
             for name, entry in nest.items()
             if name != "time/round"
         }
@@ -197,7 +197,7 @@ def checkpoint(folder):
     """Return the last checkpoint without its counters of the moment of saving."""
     content = torch.load(last_checkpoint(folder), weights_only=True)
     del content["epoch"], content["loops"]["fit_loop"]["epoch_progress"]
-    return normalized(content, folder)
+    return normalize(content, folder)
 
 
 def outcome(trainer, client, folder):
@@ -299,7 +299,7 @@ def settings_of(name, rounds=ROUNDS, **settings):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
+def uninterrupted_states(tmp_path_factory):
     """Returns the final state of an uninterrupted run with one of the settings above."""
 
     @functools.cache
@@ -312,17 +312,17 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_resumed_run_equals_uninterrupted_run(tmp_path, uninterrupted, moment):
+def test_resumed_run_equals_uninterrupted_run(tmp_path, uninterrupted_states, moment):
     """For each moment of a kill; the next test combines them with all ways of saving."""
     name = "each epoch"
     kill(tmp_path / "run", Killer(moment), **settings_of(name))
     resumed = resume(tmp_path / "run", **settings_of(name))
-    assert list(differences(uninterrupted(name), resumed)) == []
+    assert list(differences(uninterrupted_states(name), resumed)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAVES)
-def test_run_resumed_after_each_kill_equals_uninterrupted_run(tmp_path, uninterrupted, name):
+def test_run_resumed_after_each_kill_equals_uninterrupted_run(tmp_path, uninterrupted_states, name):
     """The run is killed at each of the moments in turn, each time in a later round."""
     start, rounds = 3, 10 + 4 * SAVES[name][1].get("check_val_every_n_epoch", 1)
     settings = functools.partial(settings_of, name, rounds, num_sanity_val_steps=0)
@@ -332,17 +332,19 @@ def test_run_resumed_after_each_kill_equals_uninterrupted_run(tmp_path, uninterr
         assert killed >= start
         start = killed + 1
     resumed = resume(tmp_path / "run", **settings())
-    assert list(differences(uninterrupted(name, rounds), resumed)) == []
+    assert list(differences(uninterrupted_states(name, rounds), resumed)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAVES)
-def test_run_killed_at_its_end_and_resumed_equals_uninterrupted_run(tmp_path, uninterrupted, name):
+def test_run_killed_at_its_end_and_resumed_equals_uninterrupted_run(
+    tmp_path, uninterrupted_states, name
+):
     rounds = 3
     kill(tmp_path / "run", Killer("on_train_end", start=0), **settings_of(name, rounds))
     resumed = resume(tmp_path / "run", **settings_of(name, rounds))
     # resumed after the last round, ModelCheckpoint saves that moment
-    expected = {**uninterrupted(name, rounds), "checkpoint": resumed["checkpoint"]}
+    expected = {**uninterrupted_states(name, rounds), "checkpoint": resumed["checkpoint"]}
     assert list(differences(expected, resumed)) == []
 
 
@@ -401,7 +403,7 @@ WATCHERS = {  # two groups, because two callbacks EarlyStopping have the same ke
 
 
 @pytest.fixture(scope="module")
-def uninterrupted_run(tmp_path_factory):
+def uninterrupted_state(tmp_path_factory):
     """Returns the final state of a run with the settings of a function, computed once."""
 
     @functools.cache
@@ -412,7 +414,7 @@ def uninterrupted_run(tmp_path_factory):
 
 
 @functools.cache
-def watched(watchers, save):
+def make_watching_settings(watchers, save):
     """Return a function that returns the settings of a run with callbacks that watch and save."""
     return lambda: {"callbacks": [*watchers(), *save()]}
 
@@ -421,15 +423,15 @@ def watched(watchers, save):
 @resumes
 @pytest.mark.parametrize("watchers", WATCHERS.values(), ids=WATCHERS)
 def test_resumed_callbacks_equal_those_of_an_uninterrupted_run(
-    tmp_path, uninterrupted_run, watchers, save, moment
+    tmp_path, uninterrupted_state, watchers, save, moment
 ):
-    settings = watched(watchers, save)
+    settings = make_watching_settings(watchers, save)
     resumed = kill_and_resume(tmp_path / "killed", moment, **settings())
-    assert list(differences(uninterrupted_run(settings), resumed)) == []
+    assert list(differences(uninterrupted_state(settings), resumed)) == []
 
 
 @functools.cache
-def scheduled(save, every):
+def make_scheduled_settings(save, every):
     """Return a function that returns the settings of a run with a plateau schedule."""
     return lambda: {
         "schedule": plateau,
@@ -442,10 +444,10 @@ def scheduled(save, every):
 @pytest.mark.parametrize("every", [1, 2], ids=["each round", "every 2nd"])
 @resumes
 def test_resumed_schedule_that_watches_a_metric_equals_that_of_an_uninterrupted_run(
-    tmp_path, uninterrupted_run, every, save, moment
+    tmp_path, uninterrupted_state, every, save, moment
 ):
-    settings = scheduled(save, every)
-    expected = uninterrupted_run(settings)
+    settings = make_scheduled_settings(save, every)
+    expected = uninterrupted_state(settings)
     resumed = kill_and_resume(tmp_path / "killed", moment, **settings())
     assert list(differences(expected, resumed)) == []
     assert expected["learning rates"][0] < 0.1, "the schedule must have lowered the learning rate"
@@ -604,11 +606,11 @@ def test_kill_while_writing_leaves_the_previous_checkpoint(tmp_path, monkeypatch
     path = tmp_path / "last.ckpt"
     AtomicCheckpointIO().save_checkpoint({"round": 1}, path)
 
-    def half(content, file):
+    def write_half(content, file):
         file.write(b"half of it")
         raise Killed
 
-    monkeypatch.setattr(torch, "save", half)
+    monkeypatch.setattr(torch, "save", write_half)
     with pytest.raises(Killed):
         AtomicCheckpointIO().save_checkpoint({"round": 2}, path)
     assert torch.load(path, weights_only=True) == {"round": 1}
@@ -721,7 +723,7 @@ def test_exception_within_a_round_saves_no_checkpoint(tmp_path, kind):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:No checkpoint is written")
 @pytest.mark.parametrize("moment", [*MOMENTS, "on_train_end"])
-def test_exception_between_rounds_saves_the_last_checkpoint(tmp_path, uninterrupted, moment):
+def test_exception_between_rounds_saves_the_last_checkpoint(tmp_path, uninterrupted_states, moment):
     folder = tmp_path / "run"
     folder.mkdir()
     last = LastCheckpoint()
@@ -737,7 +739,7 @@ def test_exception_between_rounds_saves_the_last_checkpoint(tmp_path, uninterrup
     assert (last_checkpoint(folder) is None) is is_within_round
     if not is_within_round:
         resumed = resume(folder)
-        expected = {**uninterrupted("each epoch"), "checkpoint": resumed["checkpoint"]}
+        expected = {**uninterrupted_states("each epoch"), "checkpoint": resumed["checkpoint"]}
         assert list(differences(expected, resumed)) == []
 
 
@@ -755,12 +757,12 @@ def watching_settings():
     "moment", ["on_validation_batch_end", "on_validation_epoch_end", "on_train_epoch_end"]
 )
 def test_callbacks_count_a_round_once_though_it_ends_again_after_a_resume(
-    tmp_path, uninterrupted_run, moment
+    tmp_path, uninterrupted_state, moment
 ):
     kill(tmp_path / "killed", moment, **watching_settings())
     assert last_checkpoint(tmp_path / "killed") is not None
     resumed = resume(tmp_path / "killed", **watching_settings())
-    expected = uninterrupted_run(watching_settings)
+    expected = uninterrupted_state(watching_settings)
     excluded = {"checkpoint": None}  # it also holds the moment of saving
     assert list(differences(expected | excluded, resumed | excluded)) == []
     assert 3 < expected["rounds"][0] < ROUNDS, "EarlyStopping must have stopped the run"
@@ -847,8 +849,8 @@ trainer:
 def test_run_killed_by_sigkill_at_random_moments_equals_uninterrupted_run(tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
-    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
-    main(["fit", "--config", str(config), "--trainer.default_root_dir", str(uninterrupted)])
+    uninterrupted_states, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    main(["fit", "--config", str(config), "--trainer.default_root_dir", str(uninterrupted_states)])
 
     moments = random.Random(os.getpid())
     for rounds in (-1, 5, 30, 60):
@@ -864,7 +866,7 @@ def test_run_killed_by_sigkill_at_random_moments_equals_uninterrupted_run(tmp_pa
     process.join()
     assert process.exitcode == 0
 
-    (expected,), (resumed,) = uninterrupted.iterdir(), killed.iterdir()
+    (expected,), (resumed,) = uninterrupted_states.iterdir(), killed.iterdir()
     assert list(differences(checkpoint(expected), checkpoint(resumed))) == []
     assert rows(expected) == rows(resumed)
     assert (expected / "per_client.csv").read_text() == (resumed / "per_client.csv").read_text()

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(params=["memory", "disk"])
-def place(request, tmp_path):
+def storage_folder(request, tmp_path):
     return None if request.param == "memory" else tmp_path / "states"
 
 
@@ -29,16 +29,16 @@ def ids(*clients):
     return torch.tensor(clients)
 
 
-def test_unwritten_client_has_the_default(place):
+def test_unwritten_client_has_the_default(storage_folder):
     default = torch.tensor([1.0, 2.0])
-    store = ClientStore(5, {"personal": default}, place)
+    store = ClientStore(5, {"personal": default}, storage_folder)
     assert store.read("personal", ids(0, 4)).tolist() == [[1.0, 2.0]] * 2
     default.zero_()
     assert store.read("personal", ids(3)).tolist() == [[1.0, 2.0]], "the default is a copy"
 
 
-def test_rows_are_read_in_the_requested_order(place):
-    store = ClientStore(5, {"a": torch.zeros(2), "b": torch.ones(1)}, place)
+def test_rows_are_read_in_the_requested_order(storage_folder):
+    store = ClientStore(5, {"a": torch.zeros(2), "b": torch.ones(1)}, storage_folder)
     store.write("a", ids(3, 1), torch.tensor([[3.0, 3.5], [1.0, 1.5]]))
     assert store.read("a", ids(1, 0, 3)).tolist() == [[1.0, 1.5], [0.0, 0.0], [3.0, 3.5]]
     assert store.read("b", ids(1, 3)).tolist() == [[1.0], [1.0]], "names are apart"
@@ -46,32 +46,32 @@ def test_rows_are_read_in_the_requested_order(place):
     assert store.read("a", ids(1)).tolist() == [[7.0, 7.5]]
 
 
-def test_reads_are_copies(place):
-    store = ClientStore(3, {"a": torch.zeros(2)}, place)
+def test_reads_are_copies(storage_folder):
+    store = ClientStore(3, {"a": torch.zeros(2)}, storage_folder)
     store.write("a", ids(1), torch.ones(1, 2))
     for clients in (ids(0), ids(1), ids(0, 1)):
         store.read("a", clients).fill_(9.0)
     assert store.read("a", ids(0, 1)).tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
-def test_writes_are_copies(place):
-    store = ClientStore(3, {"a": torch.zeros(2)}, place)
+def test_writes_are_copies(storage_folder):
+    store = ClientStore(3, {"a": torch.zeros(2)}, storage_folder)
     rows = torch.ones(1, 2)
     store.write("a", ids(1), rows)
     rows.zero_()
     assert store.read("a", ids(1)).tolist() == [[1.0, 1.0]]
 
 
-def test_rows_need_no_gradient(place):
-    store = ClientStore(3, {"a": torch.zeros(2, requires_grad=True)}, place)
+def test_rows_need_no_gradient(storage_folder):
+    store = ClientStore(3, {"a": torch.zeros(2, requires_grad=True)}, storage_folder)
     store.write("a", ids(1), torch.ones(1, 2, requires_grad=True) * 2)
     assert not store.read("a", ids(0, 1)).requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_rows_of_every_dtype_are_read_bit_for_bit(place, dtype):
+def test_rows_of_every_dtype_are_read_bit_for_bit(storage_folder, dtype):
     rows = torch.randn(4, 33, generator=torch.Generator().manual_seed(0)).to(dtype)
-    store = ClientStore(9, {"a": torch.full((33,), 0.1, dtype=dtype)}, place)
+    store = ClientStore(9, {"a": torch.full((33,), 0.1, dtype=dtype)}, storage_folder)
     store.write("a", ids(8, 2, 5, 0), rows)
     stored = store.read("a", ids(8, 2, 5, 0))
     assert stored.dtype == dtype
@@ -79,31 +79,31 @@ def test_rows_of_every_dtype_are_read_bit_for_bit(place, dtype):
     assert torch.equal(store.read("a", ids(1)), torch.full((1, 33), 0.1, dtype=dtype))
 
 
-def test_empty_rows_are_stored(place):
+def test_empty_rows_are_stored(storage_folder):
     """A net without running statistics has empty rows."""
-    store = ClientStore(3, {"statistics": torch.empty(0), "a": torch.zeros(1)}, place)
+    store = ClientStore(3, {"statistics": torch.empty(0), "a": torch.zeros(1)}, storage_folder)
     assert store.read("statistics", ids(0, 2)).shape == (2, 0)
     store.write("statistics", ids(1), torch.empty(1, 0))
     assert store.read("statistics", ids(1, 0)).shape == (2, 0)
-    loaded = ClientStore(3, {"statistics": torch.empty(0), "a": torch.zeros(1)}, place)
+    loaded = ClientStore(3, {"statistics": torch.empty(0), "a": torch.zeros(1)}, storage_folder)
     loaded.load_state_dict(store.state_dict())
     assert loaded.read("statistics", ids(1)).shape == (1, 0)
 
 
-def test_store_without_names_is_loaded(place):
-    store = ClientStore(3, {}, place)
+def test_store_without_names_is_loaded(storage_folder):
+    store = ClientStore(3, {}, storage_folder)
     store.load_state_dict(store.state_dict())
 
 
-def written_store(place):
-    store = ClientStore(6, {"a": torch.arange(3.0), "b": torch.zeros(1).double()}, place)
+def written_store(storage_folder):
+    store = ClientStore(6, {"a": torch.arange(3.0), "b": torch.zeros(1).double()}, storage_folder)
     store.write("a", ids(4, 1), torch.tensor([[4.0, 4.1, 4.2], [1.0, 1.1, 1.2]]))
     store.write("b", ids(2), torch.tensor([[0.1]]).double())
     return store
 
 
-def test_state_dict_round_trip_through_a_file(place, tmp_path):
-    store = written_store(place)
+def test_state_dict_round_trip_through_a_file(storage_folder, tmp_path):
+    store = written_store(storage_folder)
     torch.save(store.state_dict(), tmp_path / "state.ckpt")
     state = torch.load(tmp_path / "state.ckpt", weights_only=True)
     assert sum(len(rows) for rows in state["a"]["rows"]) == 2, "unwritten clients cost nothing"
@@ -116,8 +116,8 @@ def test_state_dict_round_trip_through_a_file(place, tmp_path):
         assert torch.equal(loaded.read(name, all_clients), store.read(name, all_clients))
 
 
-def test_loading_leaves_an_earlier_state_dict_unchanged(place):
-    store = written_store(place)
+def test_loading_leaves_an_earlier_state_dict_unchanged(storage_folder):
+    store = written_store(storage_folder)
     state = store.state_dict()
     before = copy.deepcopy(state)
     other = ClientStore(6, {"a": torch.full((3,), 9.0), "b": torch.zeros(1).double()})
@@ -162,11 +162,11 @@ def test_state_of_another_store_is_refused_and_changes_no_row(arguments, words):
 @pytest.mark.parametrize("created_in_inference_mode", [True, False])
 @pytest.mark.parametrize("written_in_inference_mode", [True, False])
 def test_store_works_across_inference_mode(
-    place, created_in_inference_mode, written_in_inference_mode
+    storage_folder, created_in_inference_mode, written_in_inference_mode
 ):
     """Lightning evaluates in inference mode. Rows written there must be trainable later."""
     with torch.inference_mode(created_in_inference_mode):
-        store = ClientStore(3, {"a": torch.zeros(2)}, place)
+        store = ClientStore(3, {"a": torch.zeros(2)}, storage_folder)
     with torch.inference_mode(written_in_inference_mode):
         store.write("a", ids(1), torch.ones(1, 2))
     with torch.inference_mode(not written_in_inference_mode):
@@ -187,14 +187,14 @@ def resident_bytes():
 
 
 @pytest.mark.skipif(not free_memory(CPU), reason="no /proc")
-def test_unwritten_rows_take_no_memory(place, monkeypatch):
+def test_unwritten_rows_take_no_memory(storage_folder, monkeypatch):
     monkeypatch.setattr(pl_fed.state.store, "free_memory", lambda device: 1 << 50)
     before = resident_bytes()
-    store = ClientStore(1000, {"personal": torch.zeros(1_000_000)}, place)  # 4 GB
+    store = ClientStore(1000, {"personal": torch.zeros(1_000_000)}, storage_folder)  # 4 GB
     store.write("personal", ids(500), torch.ones(1, 1_000_000))
     assert float(store.read("personal", ids(500)).sum()) == 1e6
     assert float(store.read("personal", ids(499)).sum()) == 0
-    assert store.on_disk == (place is not None)
+    assert store.on_disk == (storage_folder is not None)
     assert resident_bytes() - before < 100e6
 
 

@@ -455,10 +455,10 @@ def test_refusals_of_lightning_keep_their_text(get_refusal, argument, words):
 
 
 def test_internal_error_is_raised_with_its_traceback(config_folder, monkeypatch):
-    def broken(*_, **__):
+    def raise_bug(*_, **__):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Federation, "run_round", broken)
+    monkeypatch.setattr(Federation, "run_round", raise_bug)
     with pytest.raises(RuntimeError, match="a bug"):
         run()
 

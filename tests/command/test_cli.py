@@ -350,7 +350,7 @@ def test_interrupted_run_prints_the_command_that_resumes_it(
     kind, code = INTERRUPTS[name]
     real_round, real_test = Federation.run_round, Federation.evaluate
 
-    def interrupted(real, is_time):
+    def interrupt_method(real, is_time):
         def run(self, first, *arguments, **settings):
             if is_time(first):
                 raise kind
@@ -360,8 +360,10 @@ def test_interrupted_run_prints_the_command_that_resumes_it(
 
     arguments = ["fit", *QUICKSTART, *short(tmp_path), "--federation.engine.name=one_by_one"]
     with monkeypatch.context() as patch:
-        patch.setattr(Federation, "run_round", interrupted(real_round, lambda n: n == rounds))
-        patch.setattr(Federation, "evaluate", interrupted(real_test, lambda part: part == "test"))
+        patch.setattr(Federation, "run_round", interrupt_method(real_round, lambda n: n == rounds))
+        patch.setattr(
+            Federation, "evaluate", interrupt_method(real_test, lambda part: part == "test")
+        )
         with pytest.raises(SystemExit) as ended:
             main(arguments)
     assert ended.value.code == code

@@ -52,7 +52,7 @@ class Reader(HTMLParser):
         if self.open and self.open[-1] in ("td", "th"):
             self.cells[-1].append(data)
 
-    def each(self, tag):
+    def attributes_of_tag(self, tag):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
@@ -93,7 +93,9 @@ def test_page_opens_offline(shared_page):
     assert not re.search(r"url\(", text)
     assert not re.search(r"https?://", text)
     (policy,) = [
-        tag_attributes for tag_attributes in reader.each("meta") if "http-equiv" in tag_attributes
+        tag_attributes
+        for tag_attributes in reader.attributes_of_tag("meta")
+        if "http-equiv" in tag_attributes
     ]
     assert policy["content"].startswith("default-src 'none'; img-src data:")
 
@@ -102,7 +104,7 @@ def test_links_have_targets(shared_page):
     reader = Reader(shared_page.read_text(encoding="utf-8"))
     places = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
     assert len(places) == len(set(places))
-    links = [attributes["href"] for attributes in reader.each("a")]
+    links = [attributes["href"] for attributes in reader.attributes_of_tag("a")]
     for link in links:
         assert link[1:] in places if link.startswith("#") else (shared_page.parent / link).is_file()
     chapters = {link for link in links if link.startswith("#")}
@@ -112,9 +114,9 @@ def test_links_have_targets(shared_page):
 def test_each_picture_has_a_description_and_files(shared_page):
     path = shared_page
     reader = Reader(path.read_text(encoding="utf-8"))
-    names = [figure["id"].removeprefix("picture-") for figure in reader.each("figure")]
-    assert len(names) == len(reader.each("img")) == 12
-    assert all(len(attributes["alt"]) > 30 for attributes in reader.each("img"))
+    names = [figure["id"].removeprefix("picture-") for figure in reader.attributes_of_tag("figure")]
+    assert len(names) == len(reader.attributes_of_tag("img")) == 12
+    assert all(len(attributes["alt"]) > 30 for attributes in reader.attributes_of_tag("img"))
     for name in names:
         assert (path.parent / f"{name}.png").stat().st_size > 2000
         assert read_table(path.parent / f"{name}.csv")
@@ -288,7 +290,7 @@ def test_markup_in_names_is_escaped(tmp_path):
     assert "<script" not in text
     reader = Reader(text)
     assert odd in "".join(reader.texts)
-    assert any(odd in attributes["alt"] for attributes in reader.each("img"))
+    assert any(odd in attributes["alt"] for attributes in reader.attributes_of_tag("img"))
 
 
 def test_same_runs_give_the_same_page(tmp_path):
@@ -340,11 +342,13 @@ def test_names_of_models_cannot_add_markup_or_leave_the_folder(tmp_path):
     odd = ('"><img src=x onerror=1>', "..", "a b", "a_b", "x" * 130)
     path = page.write([read_run(write_run(tmp_path / "run", models=odd))], tmp_path / "out")
     reader = Reader(path.read_text(encoding="utf-8"))
-    assert not [image for image in reader.each("img") if "onerror" in image]
-    places = [figure["id"] for figure in reader.each("figure")]
+    assert not [image for image in reader.attributes_of_tag("img") if "onerror" in image]
+    places = [figure["id"] for figure in reader.attributes_of_tag("figure")]
     assert len(places) == len(set(places))
     assert all(re.fullmatch(r"[\w-]+", p) for p in places)
-    files = [link["href"] for link in reader.each("a") if not link["href"].startswith("#")]
+    files = [
+        link["href"] for link in reader.attributes_of_tag("a") if not link["href"].startswith("#")
+    ]
     assert files
     assert all((path.parent / file).is_file() for file in files)
     assert {link.parent for link in tmp_path.rglob("*.png")} == {path.parent}
