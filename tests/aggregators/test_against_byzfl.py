@@ -59,11 +59,11 @@ def test_results_equal_byzfl(name):
 
 def check_against_byzfl(name, n, f, kind):
     """Check two rounds of an aggregator against byzfl's; the second shows what it remembers."""
-    ours, theirs = PAIRS[name](n, f)
+    aggregator, reference = PAIRS[name](n, f)
     context = RoundContext(clients=torch.arange(n))
     for round_number in range(2):
         uploads = hostile_uploads(kind, n, f, seed=round_number)
-        merged = ours(uploads, torch.ones(n), context).numpy()
-        expected = theirs(uploads.numpy())
+        merged = aggregator(uploads, torch.ones(n), context).numpy()
+        expected = reference(uploads.numpy())
         largest = np.abs(uploads.numpy()).max() if name == "Mean" else np.abs(expected).max()
         assert np.abs(merged - expected).max() <= 1e-9 * largest
