@@ -194,7 +194,7 @@ def test_krum_without_neighbours_selects_the_first_sampled_client_like_dittos_co
         order = torch.randperm(10)
         again = replace(context, clients=context.clients[order])
         first = Krum(without_neighbours="first")(rows[order], weights[order], again)
-        assert first.nonzero() == first_id, "whatever order the uploads come in"
+        assert first.nonzero() == first_id, "for any order of the uploads"
         two = Krum(None, without_neighbours="first")(rows, weights, context)
         assert sorted(two.tolist()) == [0.0] * 8 + [0.5] * 2
         assert two[first_id] == 0.5
@@ -205,7 +205,7 @@ def test_krum_without_neighbours_selects_the_first_sampled_client_like_dittos_co
 
 
 def test_first_client_of_dittos_code_is_sampled_by_size():
-    """Of all clients: the cohort is by size, and who is first in it is by size no further."""
+    """The sampler draws the cohort by size; the order within the cohort ignores size."""
     sizes = torch.from_numpy(np.random.RandomState(0).lognormal(3, 1, 100) + 10).round().long()
     krum, tenths = Krum(without_neighbours="first"), sizes.argsort(descending=True).view(10, 10)
     counts = torch.zeros(100)
@@ -414,7 +414,7 @@ def test_samples_weigh_in_the_geometric_median():
     assert_close(result, torch.tensor([2.0]), rtol=0, atol=1e-5)
 
 
-# What is remembered.
+# Memory.
 
 
 def test_centered_clipping_moves_at_most_tau_per_step():
@@ -467,7 +467,7 @@ def test_uploads_of_another_length_are_refused():
         merge(aggregator, torch.ones(3, 4))
 
 
-# What is noted, what is refused, what is promised.
+# Notes, refusals, breakdown numbers.
 
 
 @pytest.mark.parametrize(

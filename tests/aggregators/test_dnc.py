@@ -124,7 +124,7 @@ def test_no_byzantine_client_gives_the_mean():
 
 
 def test_most_frequently_good_uploads_count_if_none_is_always_good():
-    """Four uploads, each far off on a coordinate of its own, of which one is drawn at a time."""
+    """Each upload is an outlier on another coordinate; an iteration draws one coordinate."""
     rows, rounds = 100 * torch.eye(4, dtype=torch.float64), 0
     for round in range(60):
         draws = [
@@ -134,11 +134,11 @@ def test_most_frequently_good_uploads_count_if_none_is_always_good():
         merged = DnC(9, 1.0, 1)(rows, torch.ones(4), context(4, 1, round=round))
         assert_close(merged, rows[bad == bad.min()].mean(0))
         rounds += int(bad.min() > 0)
-    assert rounds > 5, "in which none was good always"
+    assert rounds > 5, "rounds in which no upload is always good"
 
 
 def test_coordinates_are_drawn_by_seed_round_and_iteration():
-    """An upload that stands out on one coordinate is found if that one is drawn."""
+    """DnC drops an outlier on one coordinate if it draws that coordinate."""
     rows = torch.zeros(5, 40, dtype=torch.float64)
     rows[4, 0] = 0.001
     rows[0, 1:] = torch.linspace(0.1, 1.0, 39)

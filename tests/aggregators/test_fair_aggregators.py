@@ -106,7 +106,7 @@ def test_infinite_server_tilts_select_the_farthest_and_the_nearest_upload():
 
 
 def test_many_small_steps_end_at_the_midpoint_of_the_farthest_uploads():
-    """The centre of the smallest ball around points of which two are at its ends."""
+    """The result is the centre of the smallest ball; two points are the ends of a diameter."""
     uploads = torch.tensor([[4.0, 1.0], [-2.0, 1.0], [1.0, 2.0], [0.0, 1.0]], dtype=torch.float64)
     centre = merge(TiltedMean(math.inf, steps=5_000, lr=4e-3), uploads)
     assert_close(centre, torch.tensor([1.0, 1.0], dtype=torch.float64), rtol=0, atol=0.03)
@@ -222,7 +222,7 @@ def test_fedmgda_equals_scipy(uploads, epsilon):
 
 
 def test_fedmgda_equals_a_hand_computed_example():
-    """Directions e₁ and e₂, of which two are equal: half and half, or as near as 1/3 ± ε allows."""
+    """Directions e₁, e₂, e₂: weights of one half each, or as near as 1/3 ± ε allows."""
     uploads = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 4.0]], dtype=torch.float64)
     assert merge(FedMGDA(1.0), uploads).tolist() == pytest.approx([0.5, 0.5])
     assert merge(FedMGDA(0.1), uploads).tolist() == pytest.approx([1 / 3 + 0.1, 2 / 3 - 0.1])
@@ -247,7 +247,7 @@ def test_an_upload_of_zero_has_no_direction():
 
 
 def test_fedmgda_lowers_the_loss_of_every_client():
-    """Clients of which the mean direction would harm one."""
+    """The mean direction raises the loss of one client."""
     uploads = torch.tensor([[1.0, 0.2], [1.0, 0.3], [1.0, 0.1], [-0.9, 1.0]], dtype=torch.float64)
     assert (F.normalize(uploads) @ merge(FedMGDA(0.0), uploads) < 0).any()
     assert (F.normalize(uploads) @ merge(FedMGDA(1.0), uploads) > 0).all()
@@ -281,7 +281,7 @@ SIZES = [7, 3, 10, 2]
 
 
 class Watched(Term):
-    """Keeps what it was given."""
+    """Keeps its last uploads and context."""
 
     def forward(self, uploads, weights, context):
         self.last_call = (uploads.clone(), context)
@@ -295,7 +295,7 @@ def client(lr=0.2):
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("redraw", [False, True])
 def test_weights_use_the_loss_of_the_broadcast_on_the_labels_of_each_client(engine, redraw):
-    """Byzantine ones on the labels that they poison; against a loop over clients and samples."""
+    """Byzantine clients use their poisoned labels; the reference loops over clients and samples."""
     arrays, attack = classes(SIZES), RandomLabels(redraw=redraw)
     data, algorithm = shared_out(arrays), client().double()
     federation = Federation(
@@ -361,7 +361,7 @@ def test_step_of_term_equals_gradient_descent_on_the_tilted_loss():
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregator", [Term(20.0), QFFL(5.0, lipschitz=5.0), FedMGDA(1.0)])
 def test_fair_aggregators_lower_the_worst_loss_of_the_mean(aggregator):
-    """A client whose labels contradict those of the other three is served better."""
+    """The client with inverted labels has a lower loss than under the mean."""
     arrays = classes([10, 10, 10, 10], num_classes=2)
     y = (arrays.inputs[:, 0] > 0).long()
     arrays.targets[:] = torch.where(arrays.client == 3, 1 - y, y)

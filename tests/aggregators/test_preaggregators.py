@@ -24,7 +24,7 @@ def context(n, byzantine=0, **fields):
 
 
 def random_uploads(n, attack, d=57):
-    """The first fifth is hostile, if there is an attack."""
+    """Return uploads; under an attack the first fifth is forged."""
     draw = torch.Generator().manual_seed(n)
     rows = torch.randn(n, d, generator=draw, dtype=torch.float64) + 0.5
     hostile = rows[: n // 5]
@@ -83,7 +83,7 @@ def test_mixing_equals_numpy(attack, n, byzantine):
 
 
 def test_mixing_reduces_the_scatter_of_benign_uploads():
-    """Hostile ones that are mixed in add less to their scatter than mixing takes away."""
+    """Mixing removes more scatter than forged uploads add."""
     uploads = random_uploads(20, "opposite")
     honest, mixed = uploads[4:], prepare(NearestNeighborMixing(4), uploads, context(20))[4:]
     assert mixed.var(0).sum() < 0.2 * honest.var(0).sum()
@@ -100,7 +100,7 @@ def test_more_byzantine_clients_than_uploads_are_an_error(kind):
 
 
 def test_buckets_equal_a_hand_computed_example():
-    """Rows that are powers of two tell by their mean which of them are in a bucket."""
+    """Rows are powers of two, so the mean of a bucket identifies its members."""
     n, size = 7, 3
     uploads = 2.0 ** torch.arange(n)[:, None]
     weights = torch.arange(10, 10 + n)

@@ -46,9 +46,9 @@ def test_clipping_equals_byzfl(attack, threshold):
 
 @pytest.mark.parametrize(("n", "size"), [(12, 3), (12, 1), (12, 12), (9, 2), (11, 4)])
 def test_buckets_have_the_sizes_of_byzfl(n, size):
-    """The permutations are others: which clients meet is left to chance, all else is the same.
+    """Permutations differ: chance alone decides the members of a bucket.
 
-    Powers of two tell by a bucket's mean who is in it.
+    Uploads are powers of two, so the mean of a bucket identifies its members.
     """
     powers = 2.0 ** torch.arange(n, dtype=torch.float64)[:, None]
     result = prepare(Bucketing(size), powers, context(n))

@@ -38,7 +38,7 @@ def make_uploads(attack, n=20, d=200, seed=0):
 
 
 def find_modes(points, bandwidth):
-    """Where each point ends that goes to the mean of all around it, and how many these are."""
+    """Move points to the mean of their neighbours until they stop; return modes with counts."""
     modes = []
     for point in points:
         for _ in range(300):

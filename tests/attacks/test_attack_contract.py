@@ -59,7 +59,7 @@ def uploads(n, dtype=torch.float32):
 
 
 def context(benign, own, aggregator=None, **changes):
-    """Return a round in which attackers know all: benign clients 0, 1, ..., attackers 100, ..."""
+    """Return a round with full knowledge: benign clients 0, 1, ..., attackers 100, ..."""
     num_benign, num_own, aggregator = len(benign), len(own), aggregator or Median()
     benign_ids, attackers = torch.arange(num_benign), 100 + torch.arange(num_own)
     base = RoundContext(

@@ -20,7 +20,7 @@ def make_batch(n=1000, shape=(1, 6, 6), fill=None):
 
 
 def changed_samples(before, after):
-    """Which samples have another input."""
+    """Return a mask of the samples with changed inputs."""
     return (before.inputs != after.inputs).flatten(1).any(1)
 
 

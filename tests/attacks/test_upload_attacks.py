@@ -36,7 +36,7 @@ def table(*rows):
 
 
 def make_context(attackers, d=1, **fields):
-    """A round: who attacks, and a global model of ones."""
+    """Return the context of a round with these attackers and a global model of ones."""
     defaults = {
         "attackers": torch.as_tensor(attackers),
         "broadcast": torch.ones(d, dtype=torch.float64),
@@ -45,7 +45,7 @@ def make_context(attackers, d=1, **fields):
 
 
 def omniscient_context(honest, number, defence=None, expected=None):
-    """A round in which so many attackers know the honest uploads, and the defence."""
+    """Return the context of a round with attackers that know benign uploads and defence."""
     n = len(honest) + number
     clients = torch.arange(n)
     byzantine = number if expected is None else expected
@@ -115,7 +115,7 @@ def test_inner_product_manipulation_equals_a_hand_computed_example():
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_inner_product_manipulation_reverses_the_mean_beyond_the_ratio(epsilon):
-    """Xie et al.: the mean of n − q honest and q forged ones is (n − q − ε q) / n of the mean."""
+    """Xie et al.: n − q benign and q forged uploads have the mean (n − q − ε q) / n of the mean."""
     honest, own = normal(6, 4), torch.zeros(2, 4).double()
     forged = InnerProductManipulation(epsilon).forge(honest, own, make_context([6, 7]))
     together = torch.cat([honest, forged]).mean(0)
@@ -234,7 +234,7 @@ def test_search_needs_a_simulated_merge():
 
 
 def bisect(holds):
-    """The largest γ that keeps to a bound, which holds from 0 up to it."""
+    """Return the largest γ within the bound, by bisection."""
     low, high = 0.0, 1.0
     while holds(high):
         low, high = high, 2 * high

@@ -362,7 +362,7 @@ def set_up(kind, arguments, sampler, engine="one_by_one", chunk_size=None):
 
 
 def client_states(federation):
-    """Return the states of all clients by name, without empty ones."""
+    """Return the states of all clients by name, without empty states."""
     client_ids, store = torch.arange(len(SIZES)), federation.store
     rows = {name: store.read(name, client_ids) for name in sorted(store.defaults)}
     return {name: row for name, row in rows.items() if row.numel()}
@@ -389,7 +389,7 @@ def test_engines_agree_and_absent_clients_keep_their_states(kind, arguments):
 
 
 def run_two_cohorts(kind, arguments, engine, chunk_size):
-    """Run rounds of clients 0, 1, 3 and 0, 1, 2, and check which states change; return all rows."""
+    """Run rounds of clients 0, 1, 3 and 0, 1, 2, and check the changed states; return all rows."""
     sampler = Cohorts((0, 1, 3), (0, 1, 2))
     client, federation, optimizer = set_up(kind, arguments, sampler, engine, chunk_size)
     reports = [federation.run_round(0, optimizer)]
@@ -510,7 +510,7 @@ def test_permuted_clients_permute_the_results(kind, arguments):
 
 
 def net_without_dropout():
-    """Return the net without dropout, whose draws depend on the client's id."""
+    """Return the net without dropout: dropout draws depend on the client's id."""
     layers = list(net())
     return nn.Sequential(*layers[:3], nn.Identity(), layers[4])
 

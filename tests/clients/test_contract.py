@@ -1,4 +1,4 @@
-"""What an algorithm declares, and its part of a round without a federation."""
+"""Declarations of an algorithm, and its part of a round without a federation."""
 
 import copy
 
@@ -161,7 +161,7 @@ def test_default_of_a_wrong_shape_or_type_is_refused(default, description):
 
 
 def test_copied_client_has_independent_defaults():
-    """A bound method follows the copy, whose parameters move by themselves."""
+    """A bound method belongs to the copy, and its parameters are independent."""
     client = FedAvg(seeded(mlp))
     client.add_state("own", client.initial_row)
     copied_client = copy.deepcopy(client)
@@ -176,7 +176,7 @@ def test_copied_client_has_independent_defaults():
 
 
 class Remembers(FedAvg):
-    """Keeps its last model, whose mean over all clients the server keeps."""
+    """Keeps its last model; the server keeps the mean over all clients."""
 
     def __init__(self, net, **kwargs):
         super().__init__(net, **kwargs)
@@ -193,7 +193,7 @@ class Remembers(FedAvg):
 )
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_the_server_keeps_the_mean_over_all_clients(kind, state, mean, engine):
-    """After rounds in which two of five clients take part."""
+    """Two of five clients take part in a round."""
     client, data = kind(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes([7, 3, 10, 1, 5]))
     settings = {"sampler": Uniform(2), "engine": engine, "chunk_size": 1}
     outcome = run_rounds(client, data, rounds=4, **settings)
@@ -206,7 +206,7 @@ def test_the_server_keeps_the_mean_over_all_clients(kind, state, mean, engine):
 
 
 class Counting(Client):
-    """A global model whose loss is weighed by how often the client took part."""
+    """Weights the loss of the global model by the client's number of rounds."""
 
     def __init__(self, net, **kwargs):
         super().__init__(net, models={"global": Model()}, **kwargs)

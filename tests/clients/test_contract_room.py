@@ -1,6 +1,6 @@
-"""What the contract leaves room for: each a small client, in one file, right and under any engine.
+"""Small clients that users could write: correct, and equal under all engines.
 
-None of these is shipped: they are the likes of shipped ones (Per-FedAvg, Ditto's choice of λ, ADMM,
+pl_fed ships none of them, but larger ones like them (Per-FedAvg, Ditto's choice of λ, ADMM,
 tilted losses, FedPer, FedRep, FedBN), as short as a user would write them.
 """
 
@@ -85,8 +85,8 @@ class Candidates(Client):
 class ADMM(Client):
     """θ by gradient steps with a pull to w_i; w_i, π_i and u_i in closed form after them.
 
-    The server's model is the mean of ALL clients' u_i, also of those that take no part: a client
-    sends how u_i changes, and the server's learning rate is the cohort's share of the clients.
+    The server's model is the mean of u_i over ALL clients, absent clients included: a client
+    uploads the change of u_i, and the server's learning rate is the cohort's share of the clients.
     """
 
     lam, rho = 0.7, 0.4
@@ -206,7 +206,7 @@ def make_data(sizes=SIZES, batch_size=4, **fractions):
 
 
 def run(client, data, rounds=2, engine="one_by_one", chunk_size=None, sampler=None, lr=1.0):
-    """Rounds on a copy; what there is in the end: w, all states, and the sums of all metrics."""
+    """Run rounds on a copy; return w, all states and the sums of all metrics."""
     client = copy.deepcopy(client).double()
     server = functools.partial(torch.optim.SGD, lr=lr)
     federation = Federation(
@@ -259,7 +259,7 @@ def test_one_by_one_and_stacked_in_any_chunks_agree(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
 def test_trainer_fits_stops_resumes_and_tests_the_client(kind, tmp_path):
-    """And what it gives does not depend on the stop."""
+    """A stopped and resumed run equals an uninterrupted run."""
     module = make_data([12, 9, 15, 11], val_fraction=0.3, test_fraction=0.3)
     results = []
     for stop in (None, 1):
@@ -352,7 +352,7 @@ def test_the_candidate_with_the_lowest_validation_loss_is_the_personal_model(eng
 
 @pytest.mark.parametrize("kind", [ADMM, SendsModels])
 def test_closed_forms_after_the_local_work(kind):
-    """Clients whose loss is ½ (θ − y)²; the second takes no part in the first round."""
+    """The loss is ½ (θ − y)²; the second client takes no part in the first round."""
     y = torch.tensor([1.0, -2.0, 4.0], dtype=torch.float64)
     data = points([1.0], [-2.0], [4.0])
     theta, own, pi, u, w = [torch.zeros(3, dtype=torch.float64) for _ in range(4)] + [
@@ -496,7 +496,7 @@ def test_two_pulls_have_two_centres():
 
 
 class Reporting(Client):
-    """Sees, when a round is closed, what its steps gave, and how much data it validates with."""
+    """Records step means and the number of validation samples at the end of a round."""
 
     def __init__(self, net, **kwargs):
         super().__init__(net, **kwargs)
@@ -567,7 +567,7 @@ def test_a_client_knows_its_id_its_steps_and_its_learning_rate(uncompiled, engin
     assert client.observed[1:] == (None, None)
 
 
-# What it says to mistakes
+# Error messages
 
 
 def test_undeclared_model_is_refused():

@@ -132,7 +132,7 @@ def halve_per_round(optimizer):
 def test_the_learning_rate_follows_the_rounds(tmp_path, engine, schedule_in_trainer):
     """η = 1/2 in round 0 and 1/4 in round 1, for v from its own 1/4 to 1/8; two steps each.
 
-    What is left of the way to y after two steps is (1 − η)².
+    The remaining share of the way to y after two steps is (1 − η)².
     """
     client = ditto(lam=0.0, lr_scheduler=halve_per_round, local_steps=2, personal_lr=0.25)
     if schedule_in_trainer:

@@ -36,7 +36,7 @@ EPOCHS = 4
 
 
 class Plain(LightningModule):
-    """What somebody writes who has never heard of federated learning."""
+    """A plain LightningModule without federated learning."""
 
     def __init__(self, net, lr):
         super().__init__()
@@ -62,7 +62,7 @@ def run_gradient_descent(net, arrays, folder, lr=0.3):
 
 
 def run_federation(net, arrays, folder, lr=0.3, aggregator=None, engine="one_by_one"):
-    """The same by a federation whose clients take one full-batch step a round."""
+    """Train in a federation; clients take one full-batch step per round."""
     client = FedAvg(copy.deepcopy(net), optimizer=sgd(lr), local_steps=1)
     federation = pl_fed.Federation(
         All(), aggregator=aggregator, engine=pl_fed.EngineOptions(engine), seed=0

@@ -1,4 +1,4 @@
-"""Which layers FedBN keeps; that it keeps them right is tested with FedPer."""
+"""The layers that FedBN keeps; FedPer's tests check the training."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_clients_keep_every_kind_of_normalisation_layer(norm, numbers):
 
 
 def test_frozen_normalisation_equals_fedavg():
-    """Of a layer that is frozen there is nothing to keep: it is FedAvg, to the bit."""
+    """A frozen layer has no state to keep: FedBN equals FedAvg bit for bit."""
     norm = nn.LayerNorm(6)
     frozen = nn.LayerNorm(6).requires_grad_(False)
     data, settings = shared_out(classes([8, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}

@@ -1,4 +1,4 @@
-"""FedPer against a loop over modules; what leaves a client, and what does not."""
+"""FedPer against a loop over modules, and the parts that leave a client."""
 
 import by_hand
 import pytest
@@ -27,7 +27,7 @@ def norm_net():
 
 
 def simulate(net, own, rounds, cohort=EVERYONE, momentum=0.0):
-    """What is own of each client, and the server's net, after rounds of two passes."""
+    """Return each client's net and the server's net after rounds of two passes."""
     data, server = make_data(), seeded(net).double()
 
     def is_own(name):
@@ -70,7 +70,7 @@ def test_rounds_equal_a_loop_over_modules(uncompiled, engine, own, momentum):
     ("kind", "own"), [(FedPer, ("5",)), (FedPer, ("3", "4")), (FedBN, ("1", "4"))]
 )
 def test_running_statistics_go_with_the_layers(kind, own):
-    """Those of shared layers are averaged, those of one's own layers stay."""
+    """The server averages statistics of shared layers; personal layers keep theirs."""
     sizes = SIZES
     nets, server = simulate(norm_net, own, 2)
     settings = {} if kind is FedBN else {"own": own}

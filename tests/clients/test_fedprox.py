@@ -1,4 +1,4 @@
-"""FedProx: held back by μ, which makes FedAvg of it where it is 0."""
+"""FedProx: a pull of strength μ to the broadcast; FedAvg where μ is 0."""
 
 import pytest
 import torch

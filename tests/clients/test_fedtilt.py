@@ -125,7 +125,7 @@ def test_engines_agree_on_large_tilts_and_parts_of_batches(uncompiled, tau):
         assert first.distance(again) < 1e-10
 
 
-# What the propositions say
+# Propositions
 
 
 DITTO_DATA = {"batch_size": 4}  # with parts of batches, and one sample by itself
@@ -179,7 +179,7 @@ def test_huge_pull_equals_fedavg():
 
 
 class SendsPersonal(FedTilt):
-    """v_n = w_n: the pulled model begins at w^t, and is what the server gets."""
+    """v_n = w_n: the pulled model starts at w^t and is uploaded."""
 
     def begin(self, client):
         client.models["personal"].parameters[:] = client.broadcast.parameters
@@ -247,7 +247,7 @@ def test_the_objective_has_the_pull_on_v_only():
 
 
 def test_a_negative_tilt_within_classes_disregards_an_outlier():
-    """The gradient of the sample with the large loss is all there is, half of it, or nothing."""
+    """The gradient is that of the sample with the large loss, half of it, or zero."""
     client = fedtilt(net=lambda: nn.Linear(4, 3)).double()
     batch = make_batch([0, 0])
     with torch.no_grad():
@@ -266,7 +266,7 @@ def test_a_negative_tilt_within_classes_disregards_an_outlier():
     assert shares == pytest.approx([-1.0, -0.5, 0.0], abs=1e-6)
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(

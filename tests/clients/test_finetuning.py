@@ -1,4 +1,4 @@
-"""Finetuning: a global model as FedAvg's, and what it becomes on each client's data."""
+"""Finetuning: FedAvg's global model, trained further on each client's data."""
 
 import pytest
 import torch

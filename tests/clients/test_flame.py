@@ -1,4 +1,4 @@
-"""FLAME against Algorithm 1 in dense float64, and what follows from its closed forms."""
+"""FLAME against Algorithm 1 in dense float64, and consequences of its closed forms."""
 
 import copy
 import itertools
@@ -361,7 +361,7 @@ def test_three_conditions_equal_hand_computed_values():
     assert result == ["λ²α²(1 + ρ)/ρ² − (λα + ρ)/2 < 0, but it is 0.15"]
 
 
-# What makes no sense
+# Refusals
 
 
 @pytest.mark.parametrize(

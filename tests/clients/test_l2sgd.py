@@ -34,8 +34,8 @@ def halve_per_round(optimizer):
 def test_rounds_equal_a_dense_simulation(uncompiled, engine, lam):
     """With a changing cohort, unequal work, and a learning rate that is halved.
 
-    The global model is the mean of all models after each round, those of 0 and 3 included, which
-    take no part in the first or in the second.
+    The global model is the mean of all models after each round, also of the
+    absent clients 0 and 3.
     """
     steps, x, eta = torch.tensor([1, 2, 1, 3]), torch.zeros_like(Y), 0.2
     cohorts = [(1, 2, 3), (0, 1, 2), (0, 1, 3)]
@@ -64,7 +64,7 @@ def test_the_global_model_stays_the_mean_of_nets():
 
 
 def test_forged_model_counts_once_in_a_full_cohort():
-    """The mean is of what the others have and of what was forged, also after many rounds."""
+    """The mean includes the forged model once, also after many rounds."""
     client = L2SGD(Point(), 0.6, criterion=HalfSquares(), optimizer=sgd(0.2), local_steps=3)
     attack_settings = {"attack": SameValue(value=100.0), "ids": [0]}
     result = run_rounds(client, DATA, rounds=40, **attack_settings)

@@ -76,7 +76,7 @@ def test_projection_of_full_dimension_equals_flame(sampler):
 
 
 def test_krum_compares_projected_uploads():
-    """Krum picks the client whose u_i is nearest to the others', w being that u_i."""
+    """Krum selects the u_i nearest to the others; w is that u_i."""
     client, p = lp_proj(3), torch.from_numpy(matrix(3))
     state = after(client, DATA, 1, aggregator=Krum(num_byzantine=1))
     u = state["local"] + state["dual"] / 0.1
@@ -87,7 +87,7 @@ def test_krum_compares_projected_uploads():
 
 
 def test_the_pull_acts_in_the_span_of_the_rows_only():
-    """Without data, as η = 1 and λ = 1 say: P θ_i goes to w_i = 0, what is outside of P stays."""
+    """Without data, as η = 1 and λ = 1 say: P θ_i goes to w_i = 0, the rest of θ_i stays."""
     client, p = lp_proj(3, lam=1.0).double(), torch.from_numpy(matrix(3))
     theta = client.row("personal").data
     before = theta.clone()

@@ -36,14 +36,14 @@ def candidate(lam, v, w, y, steps, lr, momentum):
 
 
 def simulate(rounds, steps=3, lr=0.25, momentum=0.5, start=2.0):
-    """w, each client's v, and which λ it takes."""
+    """Return w, each client's v, and its index of λ."""
     w, v, choice = start, [start] * 2, [None] * 2
     for _ in range(rounds):
         ends = []
         for k, y in enumerate(Y):
-            result = [candidate(lam, v[k], w, y, steps, lr, momentum) for lam in LAMS]
-            choice[k] = min(range(3), key=lambda i: result[i][2])
-            v[k], end, _ = result[choice[k]]
+            candidates = [candidate(lam, v[k], w, y, steps, lr, momentum) for lam in LAMS]
+            choice[k] = min(range(3), key=lambda i: candidates[i][2])
+            v[k], end, _ = candidates[choice[k]]
             ends.append(end)
         w = sum(ends) / 2
     return w, v, choice
@@ -52,7 +52,7 @@ def simulate(rounds, steps=3, lr=0.25, momentum=0.5, start=2.0):
 @all_engines
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_rounds_of_two_clients_equal_hand_computed_rounds(engine, momentum):
-    """The mean is that of all clients' w, not the last one's alone."""
+    """The mean is over the w of all clients, not of the last client alone."""
     data = validated_by_training(shared_out(points(*[[y] for y in Y])))
     client = Mapper(
         Point(start=2.0), LAMS, optimizer=sgd(0.25, momentum=momentum), criterion=HalfSquares(),
@@ -82,7 +82,7 @@ SIZES = [30, 24, 12, 20, 3]
 
 
 def test_clients_choose_the_best_lambda_or_the_middle_lambda_without_data():
-    """One round: each λ alone gives what its candidate is."""
+    """Training with a single λ gives the candidate of that λ."""
     arrays, settings = classes(SIZES, seed=3), {"optimizer": sgd(0.5), "local_epochs": 5}
     data = shared_out(arrays, val_fraction=0.3)
     object.__setattr__(data.clients.val, "offsets", data.clients.val.offsets.clone())

@@ -80,7 +80,7 @@ def test_relations_equal_matrix_square_roots_by_scipy(seed, clients, numbers, ep
 
 
 def test_relations_minimise_the_objective():
-    """No other Ω⁻¹ of trace 1 has a smaller tr(Ω (WᵀW + εI)), which is tr(WᵀW + εI)^½ squared."""
+    """No other Ω⁻¹ of trace 1 has a tr(Ω (WᵀW + εI)) below (tr(WᵀW + εI)^½)²."""
     draw = np.random.default_rng(0)
     models, epsilon = draw.normal(size=(4, 3)), 0.1
     gram = models @ models.T + epsilon * np.eye(4)
@@ -132,7 +132,7 @@ def test_rounds_equal_a_dense_simulation(uncompiled, engine, decay, sigma):
 
 @pytest.mark.slow
 def test_rounds_converge_to_the_minimum_of_the_objective():
-    """Σ F_k + λ₁/2 (tr (WᵀW + εI)^½)² + λ₂/2 ‖W‖²: what is left of (1) at the best Ω."""
+    """Σ F_k + λ₁/2 (tr (WᵀW + εI)^½)² + λ₂/2 ‖W‖²: (1) at the best Ω."""
     data, lam, decay, epsilon = shared_out(regressions(SLOPES), batch_size=10), 0.1, 0.05, 0.1
     samples = group_samples(data)
 
@@ -155,7 +155,7 @@ def test_rounds_converge_to_the_minimum_of_the_objective():
 
 @pytest.mark.slow
 def test_similar_clients_help_a_client_with_few_samples():
-    """Client 1, with four noisy samples, is like client 0, which has many: over three draws."""
+    """Client 1 has four noisy samples and resembles client 0 with many; three draws."""
     slopes, sizes = [[1.0, 2.0, -1.0], [1.0, 2.0, -1.0], [-2.0, 1.0, 0.0]], [60, 4, 60]
     distances = {0.0: 0.0, 0.05: 0.0}
     for seed in range(3):

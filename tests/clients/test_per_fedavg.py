@@ -80,7 +80,7 @@ def test_step_equals_the_formula_of_the_paper(size, hessian, tolerance):
 
 
 def test_step_on_one_batch_equals_the_gradient_of_the_adapted_loss():
-    """MAML: ∇ of f(w − α ∇f(w)), which automatic differentiation gives."""
+    """MAML: ∇ of f(w − α ∇f(w)), by automatic differentiation."""
     batch = make_batch(5)
     threefold = Batch(batch.inputs.repeat_interleave(3, 0), batch.targets.repeat_interleave(3))
     client = linear(hessian="exact")

@@ -20,7 +20,7 @@ def softmax(z):
 
 
 def probabilities(row, x):
-    """Of a linear layer whose row is its weight, then its bias."""
+    """Return the probabilities of a linear layer; its row is weight, then bias."""
     weight, bias = np.split(row, [INPUTS * CLASSES])
     return softmax(x @ weight.reshape(CLASSES, INPUTS).T + bias)
 

@@ -32,7 +32,7 @@ all_controls = pytest.mark.parametrize("control", ["path", "start"])
 
 
 def regressions(sizes=SIZES):
-    """Samples whose inputs and slopes differ from client to client."""
+    """Samples with inputs and slopes that differ between clients."""
     draw = np.random.default_rng(1)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     scales = np.linspace(0.5, 1.5, len(sizes))[owner, None]

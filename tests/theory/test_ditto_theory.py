@@ -95,7 +95,7 @@ every_setting = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTIN
 
 @dataclass(frozen=True)
 class World:
-    """What nature draws: the devices' parameters, and their observations."""
+    """A draw of the devices' parameters and observations."""
 
     truth: torch.Tensor  # [devices, problems]
     estimates: torch.Tensor  # ŵ_k, [devices, problems]
@@ -272,7 +272,7 @@ def test_a_huge_lambda_follows_the_global_model(setting):
     ("tau", "better"), [(0.02, "global"), (0.5, "local")], ids=["related", "unrelated"]
 )
 def test_ditto_beats_local_and_global_models_at_both_relatedness_levels(tau, better):
-    """Figure 2: related devices learn together, unrelated ones alone; λ* is better than either."""
+    """Figure 2: related devices learn together, unrelated ones alone; λ* is better than both."""
     setting = Setting(20, 0, 1.0, 20, tau)
     local, best, shared = (squared_errors(setting, factor).mean() for factor in (0.0, 1.0, 1e4))
     assert best < min(local, shared)

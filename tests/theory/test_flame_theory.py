@@ -155,7 +155,7 @@ def test_lyapunov_function_decreases(cohort_size):
         moved = {n: (state[n] - before[n]).square().sum() for n in ("personal", "local", "w")}
         gamma = float(moved["personal"] + moved["local"] + 5 * moved["w"])
         assert lyapunov(before) - lyapunov(state) >= min(rho / 2, slack) * gamma > 0
-    for i in state["cohort"].tolist():  # and that (17) holds, on which it rests
+    for i in state["cohort"].tolist():  # and (17) holds, an assumption of the lemma
         slope = problem.gradient(i, state["personal"][i].numpy())
         slope += lam * (state["personal"][i] - before["local"][i]).numpy()
         assert np.square(alpha * slope).sum() <= float(state["tolerance"][i])
@@ -269,14 +269,14 @@ def losses_in_theory(q, truths, attack):
 
 
 def least_q(truths, attack, index):
-    """From which q on the loss, a parabola in q, rises."""
+    """Return the q with the least loss; the loss is a parabola in q."""
     at = [losses_in_theory(q, truths, attack)[index] for q in (0.0, 0.5, 1.0)]
     curve = 2 * (at[2] - 2 * at[1] + at[0])
     return -(at[2] - at[0] - curve) / (2 * curve)
 
 
 def draw_truths(length):
-    """Ten vectors, whose mean over the benign clients is of about that length."""
+    """Return ten vectors; the mean over benign clients has about this length."""
     draw = torch.Generator().manual_seed(3)
     spread = 0.1 * torch.randn(CLIENTS, D, generator=draw, dtype=torch.float64)
     return length / math.sqrt(D) + spread - spread[:BENIGN].mean(0)
