@@ -1,8 +1,8 @@
-"""Uploads of which some are hostile, for comparisons with other implementations."""
+"""Benign uploads with forged uploads among them, for comparisons with other implementations."""
 
 import torch
 
-KINDS = {  # what the hostile ones hold, given honest ones and random numbers of their shape
+KINDS = {  # forged uploads as functions of benign uploads and noise of their shape
     "random": lambda honest, noise: noise,
     "far": lambda honest, noise: 1e30 * noise.sign(),
     "together": lambda honest, noise: 50 + 0.01 * noise,

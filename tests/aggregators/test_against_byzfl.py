@@ -1,4 +1,4 @@
-"""Against byzfl 0.0.11, where it defines the same.
+"""Aggregators against byzfl 0.0.11.
 
 It differs in: the neighbours that Krum counts, n − f − 1 where the paper has n − f − 2, so that our
 f is its f less 1; the geometric median, of which it takes a few steps from 0; and CAF and SMEA,
@@ -58,12 +58,12 @@ def test_results_equal_byzfl(name):
 
 
 def check_against_byzfl(name, n, f, kind):
-    """Check two rounds of an aggregator against byzfl's; the second shows what it remembers."""
-    ours, theirs = PAIRS[name](n, f)
+    """Check two rounds of an aggregator against byzfl's; the second depends on its memory."""
+    aggregator, reference = PAIRS[name](n, f)
     context = RoundContext(clients=torch.arange(n))
     for round_number in range(2):
         uploads = hostile_uploads(kind, n, f, seed=round_number)
-        merged = ours(uploads, torch.ones(n), context).numpy()
-        expected = theirs(uploads.numpy())
+        merged = aggregator(uploads, torch.ones(n), context).numpy()
+        expected = reference(uploads.numpy())
         largest = np.abs(uploads.numpy()).max() if name == "Mean" else np.abs(expected).max()
         assert np.abs(merged - expected).max() <= 1e-9 * largest

@@ -336,9 +336,11 @@ def test_narrow_uploads_are_merged_in_float32(kind, arguments):
 @all_aggregators
 def test_error_names_a_wrong_number_or_shape_of_uploads(kind, arguments):
     shapes = {(0, 4): "0", (3,): r"shape \[3\]", (2, 2, 2): r"shape \[2, 2, 2\]"}
-    for shape, got in shapes.items():
+    for shape, description in shapes.items():
         aggregator, uploads = make(kind, arguments), torch.zeros(shape)
-        with pytest.raises(ValueError, match=rf"Expected argument `uploads` .* but got {got}[:.]"):
+        with pytest.raises(
+            ValueError, match=rf"Expected argument `uploads` .* but got {description}[:.]"
+        ):
             aggregator(uploads, torch.ones(shape[0]), context(uploads))
 
 

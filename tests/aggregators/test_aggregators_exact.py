@@ -54,12 +54,12 @@ def test_median_of_large_values_does_not_overflow():
 def test_mean_and_median_equal_numpy(n):
     uploads, samples = random_uploads(n), torch.arange(1, n + 1)
     rows = uploads.double().numpy()
-    by_hand = {
+    examples = {
         Mean(): rows.mean(axis=0),
         Mean("samples"): np.average(rows, axis=0, weights=samples.numpy()),
         Median(): np.median(rows, axis=0),
     }
-    for aggregator, expected in by_hand.items():
+    for aggregator, expected in examples.items():
         merged = aggregator(uploads, samples, ROUND).double()
         assert_close(merged, torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
 
@@ -69,8 +69,8 @@ def numpy_krum(rows, clients, byzantine, selected):
     n = len(rows)
     scores = []
     for i in range(n):
-        others = sorted(((rows[i] - rows[j]) ** 2).sum() for j in range(n) if j != i)
-        scores.append((sum(others[: n - byzantine - 2]), clients[i], i))
+        distances = sorted(((rows[i] - rows[j]) ** 2).sum() for j in range(n) if j != i)
+        scores.append((sum(distances[: n - byzantine - 2]), clients[i], i))
     return rows[[i for *_, i in sorted(scores)[:selected]]].mean(axis=0)
 
 
@@ -81,10 +81,10 @@ def test_krum_equals_numpy(n, byzantine, selected):
     clients = torch.randperm(n, generator=torch.Generator().manual_seed(1))
     expected = numpy_krum(uploads.double().numpy(), clients.tolist(), byzantine, selected)
     expects = RoundContext(num_byzantine=byzantine, clients=clients)
-    told = RoundContext(num_byzantine=0, clients=clients)
+    context = RoundContext(num_byzantine=0, clients=clients)
     for merged in (
         Krum(selected)(uploads, torch.ones(n), expects),
-        Krum(selected, byzantine)(uploads, torch.ones(n), told),
+        Krum(selected, byzantine)(uploads, torch.ones(n), context),
     ):
         assert_close(merged.double(), torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
 
@@ -122,7 +122,7 @@ def test_krum_is_exact_far_from_the_origin():
     assert Krum()(uploads, torch.ones(4), context).tolist() == [1000.125, 1000.0]
 
 
-def test_krum_adds_up_many_coordinates_exactly():
+def test_krum_equals_numpy_on_many_coordinates():
     uploads = random_uploads(6, 40_000)
     uploads[0, -1] = 1e4  # beyond the columns that are taken at a time
     context = RoundContext(num_byzantine=1, clients=torch.arange(6))

@@ -34,15 +34,15 @@ from pl_fed.samplers import BySize
 from pl_fed.types import RoundContext
 
 
-def told(n, f=0, **more):
+def make_context(n, f=0, **more):
     losses = torch.rand(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
-    known = {"clients": torch.arange(n), "start_losses": losses, **more}
-    return RoundContext(num_byzantine=f, **known)
+    fields = {"clients": torch.arange(n), "start_losses": losses, **more}
+    return RoundContext(num_byzantine=f, **fields)
 
 
-def merged(aggregator, rows, f=0, **more):
+def merge(aggregator, rows, f=0, **fields):
     rows = torch.as_tensor(rows)
-    return aggregator(rows, torch.ones(len(rows)), told(len(rows), f, **more))
+    return aggregator(rows, torch.ones(len(rows)), make_context(len(rows), f, **fields))
 
 
 def krum_order(rows, f, squared=True, at_least=0):
@@ -50,8 +50,8 @@ def krum_order(rows, f, squared=True, at_least=0):
     neighbours = max(at_least, n - f - 2)
     scores = []
     for i in range(n):
-        others = sorted(np.linalg.norm(rows[i] - rows[j]) for j in range(n) if j != i)
-        scores.append(sum(x**2 if squared else x for x in others[:neighbours]))
+        distances = sorted(np.linalg.norm(rows[i] - rows[j]) for j in range(n) if j != i)
+        scores.append(sum(x**2 if squared else x for x in distances[:neighbours]))
     return sorted(range(n), key=lambda i: (scores[i], i))
 
 
@@ -68,9 +68,9 @@ def mean_around_median(rows, count):
 
 
 def bulyan(rows, f):
-    left, chosen = list(range(len(rows))), []
+    remaining, chosen = list(range(len(rows))), []
     while len(chosen) < len(rows) - 2 * f:
-        chosen.append(left.pop(krum_order(rows[left], f, at_least=1)[0]))
+        chosen.append(remaining.pop(krum_order(rows[remaining], f, at_least=1)[0]))
     return mean_around_median(rows[chosen], len(chosen) - 2 * f)
 
 
@@ -80,25 +80,25 @@ def best_set(rows, f, badness):
 
 
 def mda(rows, f):
-    return best_set(rows, f, lambda some: np.linalg.norm(some[:, None] - some, axis=2).max())
+    return best_set(rows, f, lambda subset: np.linalg.norm(subset[:, None] - subset, axis=2).max())
 
 
 def smea(rows, f):
-    return best_set(rows, f, lambda some: np.linalg.norm(some - some.mean(axis=0), ord=2))
+    return best_set(rows, f, lambda subset: np.linalg.norm(subset - subset.mean(axis=0), ord=2))
 
 
 def caf(rows, f):
-    counts, found, smallest = np.ones(len(rows)), rows.mean(axis=0), np.inf
+    counts, best_centre, smallest = np.ones(len(rows)), rows.mean(axis=0), np.inf
     while counts.sum() > len(rows) - 2 * f:
         centre = np.average(rows, axis=0, weights=counts)
         away = rows - centre
         covariance = (counts[:, None] * away).T @ away / counts.sum()
         values, vectors = np.linalg.eigh(covariance)
         if values[-1] < smallest:
-            smallest, found = values[-1], centre
+            smallest, best_centre = values[-1], centre
         pulls = (away @ vectors[:, -1]) ** 2
         counts = counts * np.maximum(0, 1 - pulls / pulls[counts > 0].max())
-    return found
+    return best_centre
 
 
 def k_norm(rows, f):
@@ -107,7 +107,7 @@ def k_norm(rows, f):
 
 
 def k_loss(rows, f):
-    return rows[np.argsort(told(len(rows)).start_losses.numpy())[len(rows) - f - 1]]
+    return rows[np.argsort(make_context(len(rows)).start_losses.numpy())[len(rows) - f - 1]]
 
 
 def centered_clipping(rows, tau, steps, centre):
@@ -146,18 +146,18 @@ def test_results_equal_the_formulas(name):
         if (kind, name) != ("far", "CAF"):
             rows = hostile_uploads(kind, n, f)
             expected = oracle(rows.numpy(), f)
-            result = merged(aggregator, rows, f)
+            result = merge(aggregator, rows, f)
             largest, case = np.abs(expected).max(), (kind, n, f)
             assert np.abs(result.numpy() - expected).max() <= 1e-9 * largest, case
-            in_float32 = merged(aggregator, rows.float(), f).double()
+            in_float32 = merge(aggregator, rows.float(), f).double()
             assert (in_float32 - result).abs().max() <= 1e-5 * largest, case
 
 
 @pytest.mark.parametrize("kind", ["random", "together", "mirrored", "a little"])
-def test_caf_equals_the_formula(kind):
+def test_caf_drops_at_most_twice_the_byzantine_uploads(kind):
     notes = {}
     rows = hostile_uploads(kind, 12, 3)
-    merged(CAF(), rows, 3, note=lambda word, number: notes.update({word: float(number)}))
+    merge(CAF(), rows, 3, note=lambda word, number: notes.update({word: float(number)}))
     assert 0 <= notes["dropped"] <= 6
 
 
@@ -166,8 +166,8 @@ def test_caf_equals_the_formula(kind):
 def test_num_byzantine_of_the_aggregator_overrides_that_of_the_server(f, own):
     rows = hostile_uploads("mirrored", 15, f)
     for kind in (Krum, Bulyan, MeaMed, MDA, SMEA, CAF, KNorm, KLoss):
-        mine = merged(kind(num_byzantine=f), rows, 0 if own else 5)
-        assert torch.equal(mine, merged(kind(), rows, f))
+        result = merge(kind(num_byzantine=f), rows, 0 if own else 5)
+        assert torch.equal(result, merge(kind(), rows, f))
 
 
 @pytest.mark.parametrize(("tau", "steps"), [(2.0, 1), (2.0, 4), (100.0, 1), (0.1, 3)])
@@ -177,8 +177,8 @@ def test_centered_clipping_equals_the_formula(tau, steps, kind):
     for round_number in range(3):
         rows = hostile_uploads(kind, 9, 3, seed=round_number)
         centre = centered_clipping(rows.numpy(), tau, steps, centre)
-        found = merged(aggregator, rows).numpy()
-        assert np.abs(found - centre).max() <= 1e-12 * max(1, np.abs(centre).max())
+        result = merge(aggregator, rows).numpy()
+        assert np.abs(result - centre).max() <= 1e-12 * max(1, np.abs(centre).max())
 
 
 # By hand.
@@ -190,22 +190,22 @@ def test_krum_without_neighbours_selects_the_first_sampled_client_like_dittos_co
     draws = []
     for round in range(600):
         context = RoundContext(round=round, num_byzantine=8, clients=torch.arange(10) * 3)
-        (one,) = Krum(without_neighbours="first")(rows, weights, context).nonzero().flatten()
+        (first_id,) = Krum(without_neighbours="first")(rows, weights, context).nonzero().flatten()
         order = torch.randperm(10)
         again = replace(context, clients=context.clients[order])
         first = Krum(without_neighbours="first")(rows[order], weights[order], again)
-        assert first.nonzero() == one, "whatever order the uploads come in"
+        assert first.nonzero() == first_id, "for any order of the uploads"
         two = Krum(None, without_neighbours="first")(rows, weights, context)
         assert sorted(two.tolist()) == [0.0] * 8 + [0.5] * 2
-        assert two[one] == 0.5
-        draws.append(int(one))
+        assert two[first_id] == 0.5
+        draws.append(int(first_id))
     assert chisquare(torch.tensor(draws).bincount(minlength=10)).pvalue > 0.001
     with pytest.raises(ValueError, match="at least 11 rows for Krum"):
-        merged(Krum(), rows, 8)
+        merge(Krum(), rows, 8)
 
 
 def test_first_client_of_dittos_code_is_sampled_by_size():
-    """Of all clients: the cohort is by size, and who is first in it is by size no further."""
+    """The sampler draws the cohort by size; the order within the cohort ignores size."""
     sizes = torch.from_numpy(np.random.RandomState(0).lognormal(3, 1, 100) + 10).round().long()
     krum, tenths = Krum(without_neighbours="first"), sizes.argsort(descending=True).view(10, 10)
     counts = torch.zeros(100)
@@ -219,121 +219,121 @@ def test_first_client_of_dittos_code_is_sampled_by_size():
 
 def test_krum_with_a_neighbour_ignores_the_option_for_no_neighbours():
     rows = torch.tensor([[9.0], [0.0], [1.0]])
-    assert merged(Krum(without_neighbours="first"), rows).tolist() == [0.0]
+    assert merge(Krum(without_neighbours="first"), rows).tolist() == [0.0]
 
 
 def test_krum_without_squares_selects_another_upload():
     """Two neighbours each. From 0: 2 and 2; from 5: 0.5 and 3.4."""
     rows = torch.tensor([[0.0], [2.0], [-2.0], [5.0], [5.5], [8.4]])
-    assert merged(Krum(squared=True), rows, 2).tolist() == [0.0]
-    assert merged(Krum(squared=False), rows, 2).tolist() == [5.5]
+    assert merge(Krum(squared=True), rows, 2).tolist() == [0.0]
+    assert merge(Krum(squared=False), rows, 2).tolist() == [5.5]
 
 
 def test_multi_krum_selects_n_minus_f_uploads():
     rows = torch.tensor([[0.0], [1.0], [2.0], [3.0], [90.0]])
-    assert merged(Krum(num_selected=None), rows, 1).tolist() == [1.5]
+    assert merge(Krum(num_selected=None), rows, 1).tolist() == [1.5]
 
 
 def test_bulyan_equals_a_hand_computed_example():
     """θ = 5: 3, 4, 2, 1 and 9 or 5 go last; of 1, 2, 3, 4, 5 the β = 3 around 3 are 2, 3, 4."""
     rows = torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0], [9.0], [90.0]])
-    assert merged(Bulyan(), rows, 1).tolist() == [3.0]
+    assert merge(Bulyan(), rows, 1).tolist() == [3.0]
 
 
 def test_mean_around_the_median_equals_a_hand_computed_example():
     rows = torch.tensor([[0.0, 1.0], [1.0, 2.0], [2.0, 4.0], [4.0, 8.0], [90.0, 16.0]])
-    assert merged(MeaMed(), rows, 1).tolist() == [1.75, 3.75]
-    of_three = [(1 + 2 + (0 + 4) / 2) / 3, (1 + 2 + 4) / 3]
-    assert merged(MeaMed(), rows, 2).tolist() == pytest.approx(of_three)
-    assert merged(MeaMed(), rows, 0).tolist() == pytest.approx([97 / 5, 31 / 5])
+    assert merge(MeaMed(), rows, 1).tolist() == [1.75, 3.75]
+    expected = [(1 + 2 + (0 + 4) / 2) / 3, (1 + 2 + 4) / 3]
+    assert merge(MeaMed(), rows, 2).tolist() == pytest.approx(expected)
+    assert merge(MeaMed(), rows, 0).tolist() == pytest.approx([97 / 5, 31 / 5])
 
 
 def test_mean_around_the_median_averages_two_equally_far_values():
     rows = torch.tensor([[0.0], [3.0], [4.0], [5.0], [8.0]])
-    assert merged(MeaMed(), rows, 1).tolist() == [4.0]
-    assert merged(MeaMed(), -rows, 1).tolist() == [-4.0]
+    assert merge(MeaMed(), rows, 1).tolist() == [4.0]
+    assert merge(MeaMed(), -rows, 1).tolist() == [-4.0]
 
 
 def test_k_norm_equals_a_hand_computed_example():
     rows = torch.tensor([[3.0, 4.0], [0.0, -2.0], [6.0, 0.0], [1.0, 0.0]])
-    assert merged(KNorm(), rows, 2).tolist() == [0.5, -1.0]
-    assert merged(KNorm(), rows, 3).tolist() == [1.0, 0.0]
-    assert merged(KNorm(), rows, 0).tolist() == [2.5, 0.5]
+    assert merge(KNorm(), rows, 2).tolist() == [0.5, -1.0]
+    assert merge(KNorm(), rows, 3).tolist() == [1.0, 0.0]
+    assert merge(KNorm(), rows, 0).tolist() == [2.5, 0.5]
 
 
 def test_k_norm_breaks_ties_by_the_smallest_client_id():
     rows = torch.tensor([[1.0], [-1.0]])
-    for clients, kept in (([0, 1], 1.0), ([1, 0], -1.0)):
-        assert merged(KNorm(), rows, 1, clients=torch.tensor(clients)).tolist() == [kept]
+    for clients, expected in (([0, 1], 1.0), ([1, 0], -1.0)):
+        assert merge(KNorm(), rows, 1, clients=torch.tensor(clients)).tolist() == [expected]
 
 
 def test_k_loss_equals_a_hand_computed_example():
     rows, losses = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0.5, 4.0, 0.75])
     for f, expected in ((0, 2.0), (1, 3.0), (2, 1.0)):
-        assert merged(KLoss(), rows, f, start_losses=losses).tolist() == [expected]
+        assert merge(KLoss(), rows, f, start_losses=losses).tolist() == [expected]
 
 
 def test_k_loss_breaks_ties_by_the_smallest_client_id():
     rows, losses = torch.tensor([[1.0], [2.0]]), torch.tensor([7.0, 7.0])
     for clients, expected in (([0, 1], 2.0), ([1, 0], 1.0)):
-        told_of = {"start_losses": losses, "clients": torch.tensor(clients)}
-        assert merged(KLoss(), rows, 0, **told_of).tolist() == [expected]
+        fields = {"start_losses": losses, "clients": torch.tensor(clients)}
+        assert merge(KLoss(), rows, 0, **fields).tolist() == [expected]
 
 
 @pytest.mark.parametrize("losses", [[1.0, 2.0], [1.0, 2.0, torch.nan]])
 def test_k_loss_needs_losses(losses):
     with pytest.raises(ValueError, match=r"start_losses` to be finite numbers.* for KLoss"):
-        merged(KLoss(), torch.ones(3, 1), start_losses=torch.tensor(losses))
+        merge(KLoss(), torch.ones(3, 1), start_losses=torch.tensor(losses))
 
 
 def test_minimum_diameter_equals_a_hand_computed_example():
     rows = torch.tensor([[0.0], [4.0], [6.0], [9.0], [90.0]])
-    assert merged(MDA(), rows, 1).tolist() == [4.75]
-    assert merged(MDA(), rows, 2).tolist() == [pytest.approx(19 / 3)]
+    assert merge(MDA(), rows, 1).tolist() == [4.75]
+    assert merge(MDA(), rows, 2).tolist() == [pytest.approx(19 / 3)]
 
 
 def test_minimum_diameter_breaks_ties_by_the_smallest_client_ids():
     rows = torch.tensor([[2.0], [1.0], [0.0]])
-    assert merged(MDA(), rows, 1).tolist() == [1.5]
-    assert merged(MDA(), rows, 1, clients=torch.tensor([2, 1, 0])).tolist() == [0.5]
+    assert merge(MDA(), rows, 1).tolist() == [1.5]
+    assert merge(MDA(), rows, 1, clients=torch.tensor([2, 1, 0])).tolist() == [0.5]
 
 
 def test_too_many_byzantine_uploads_for_minimum_diameter_are_refused():
     with pytest.raises(ValueError, match=r"at most 20 for MDA.* but got 21"):
-        merged(MDA(), torch.zeros(43, 1), 21)
+        merge(MDA(), torch.zeros(43, 1), 21)
 
 
 def test_smallest_variation_equals_a_hand_computed_example():
     """Without 8 the rest varies along one axis by 2 / 3; without another one, by more."""
     rows = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [2.0, 8.0]])
     for aggregator in (SMEA(), CAF()):
-        found = merged(aggregator, rows, 1)
-        assert_close(found, torch.tensor([2.0, 0.0]), rtol=0, atol=1e-6)
+        result = merge(aggregator, rows, 1)
+        assert_close(result, torch.tensor([2.0, 0.0]), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("numbers", [1, 200])
 def test_sets_in_small_pieces_give_the_same_result(monkeypatch, numbers):
     rows = hostile_uploads("mirrored", 9, 3)
-    expected = merged(SMEA(), rows, 3)
+    expected = merge(SMEA(), rows, 3)
     monkeypatch.setattr(pl_fed.aggregators.smea, "_BATCH_NUMBERS", numbers)
-    assert torch.equal(merged(SMEA(), rows, 3), expected)
+    assert torch.equal(merge(SMEA(), rows, 3), expected)
 
 
 def test_too_many_sets_for_smea_are_refused():
     with pytest.raises(ValueError, match="n = 100 with f = 3: 161700 sets"):
-        merged(SMEA(), torch.zeros(100, 1), 3)
+        merge(SMEA(), torch.zeros(100, 1), 3)
     assert SMEA().breakdown(100) == 1
 
 
 @pytest.mark.parametrize("rows", [torch.full((5, 3), 2.5), torch.zeros(5, 3)])
 def test_equal_uploads_are_merged_to_that_upload(rows):
-    assert torch.equal(merged(CAF(), rows, 2), rows[0])
+    assert torch.equal(merge(CAF(), rows, 2), rows[0])
 
 
 def test_filters_without_byzantine_uploads_equal_the_mean():
     rows = hostile_uploads("random", 8, 0)
     for aggregator in (CAF(), SMEA(), MDA(), MeaMed(), KNorm()):
-        assert_close(merged(aggregator, rows), rows.mean(0), rtol=1e-12, atol=1e-12)
+        assert_close(merge(aggregator, rows), rows.mean(0), rtol=1e-12, atol=1e-12)
 
 
 # The geometric median.
@@ -342,31 +342,31 @@ def test_filters_without_byzantine_uploads_equal_the_mean():
 def test_the_geometric_median_of_a_triangle_is_its_fermat_point():
     """All angles below 120°: the sides are seen from it under 120°, so the unit vectors cancel."""
     rows = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 3.0]], dtype=torch.float64)
-    away = rows - merged(GeometricMedian(), rows)
+    away = rows - merge(GeometricMedian(), rows)
     assert (away / away.norm(dim=1, keepdim=True)).sum(0).norm() < 1e-9
 
 
 def test_the_geometric_median_of_a_blunt_triangle_is_its_blunt_corner():
     rows = torch.tensor([[0.0, 0.0], [10.0, 1.0], [-10.0, 1.0]], dtype=torch.float64)
-    assert merged(GeometricMedian(), rows).norm() < 1e-5
+    assert merge(GeometricMedian(), rows).norm() < 1e-5
 
 
 def test_geometric_median_is_the_upload_of_a_majority():
     rows = torch.tensor([[3.0, -4.0]] * 4 + [[1e30, 0.0], [0.0, -1e30], [-1e20, 5.0]])
-    assert_close(merged(GeometricMedian(), rows), rows[0], rtol=0, atol=1e-5)
+    assert_close(merge(GeometricMedian(), rows), rows[0], rtol=0, atol=1e-5)
 
 
 def test_the_geometric_median_on_a_line_is_the_median():
     rows = torch.tensor([[5.0], [-1.0], [2.0], [300.0], [0.0]], dtype=torch.float64)
-    assert_close(merged(GeometricMedian(), rows).item(), 2.0, rtol=0, atol=1e-6)
+    assert_close(merge(GeometricMedian(), rows).item(), 2.0, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "f"), [(3, 1), (9, 4), (21, 10), (60, 29)])
 def test_the_unit_vectors_to_the_geometric_median_cancel(n, f, kind):
     rows = hostile_uploads(kind, n, f)
-    found = merged(GeometricMedian(), rows)
-    away = rows - found
+    result = merge(GeometricMedian(), rows)
+    away = rows - result
     lengths = away.norm(dim=1, keepdim=True)
     pull = (away / lengths.clamp(min=1e-6)).sum(0).norm()
     assert pull < 1e-6 or lengths.min() < 1e-5  # or it is one of them
@@ -376,8 +376,8 @@ def test_the_geometric_median_moves_with_the_uploads():
     rows = hostile_uploads("random", 11, 0)
     shift = torch.linspace(-100, 100, 40, dtype=torch.float64)
     assert_close(
-        merged(GeometricMedian(), rows + shift),
-        merged(GeometricMedian(), rows) + shift,
+        merge(GeometricMedian(), rows + shift),
+        merge(GeometricMedian(), rows) + shift,
         rtol=1e-10,
         atol=1e-10,
     )
@@ -404,70 +404,70 @@ def check_weiszfeld_steps(kind, steps, start, weighting):
     begin = shares @ rows.numpy() if start == "mean" else np.zeros(40)
     expected = weiszfeld_in_numpy(rows.numpy(), shares, 0.5, steps, begin)
     aggregator = GeometricMedian(0.5, steps, start, weighting)
-    found = aggregator(rows, samples, told(10)).numpy()
-    assert np.abs(found - expected).max() <= 1e-9 * np.abs(expected).max()
+    result = aggregator(rows, samples, make_context(10)).numpy()
+    assert np.abs(result - expected).max() <= 1e-9 * np.abs(expected).max()
 
 
 def test_samples_weigh_in_the_geometric_median():
     rows, samples = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([1, 1, 3])
-    found = GeometricMedian(weighting="samples")(rows, samples, told(3))
-    assert_close(found, torch.tensor([2.0]), rtol=0, atol=1e-5)
+    result = GeometricMedian(weighting="samples")(rows, samples, make_context(3))
+    assert_close(result, torch.tensor([2.0]), rtol=0, atol=1e-5)
 
 
-# What is remembered.
+# Memory.
 
 
 def test_centered_clipping_moves_at_most_tau_per_step():
     rows = torch.full((5, 100), 1e30)
     aggregator = CenteredClipping(tau=3.0, num_steps=2)
     for rounds in (1, 2, 3):
-        assert_close(merged(aggregator, rows).norm().item(), 6.0 * rounds, rtol=1e-5, atol=0)
+        assert_close(merge(aggregator, rows).norm().item(), 6.0 * rounds, rtol=1e-5, atol=0)
 
 
 def test_the_memory_of_centered_clipping_is_loaded_before_and_after_a_round():
     rows = hostile_uploads("random", 5, 0)
     used, fresh = CenteredClipping(1.0), CenteredClipping(1.0)
     unused = fresh.state_dict()
-    merged(used, rows)
+    merge(used, rows)
     fresh.load_state_dict(used.state_dict())
-    assert torch.equal(merged(fresh, rows), merged(used, rows))
+    assert torch.equal(merge(fresh, rows), merge(used, rows))
     used.load_state_dict(unused)
-    assert torch.equal(merged(used, rows), merged(CenteredClipping(1.0), rows))
+    assert torch.equal(merge(used, rows), merge(CenteredClipping(1.0), rows))
 
 
 def test_the_memory_of_centered_clipping_is_loaded_within_a_module():
     rows = hostile_uploads("random", 5, 0)
     used, fresh = (torch.nn.ModuleList([CenteredClipping(1.0)]) for _ in range(2))
-    merged(used[0], rows)
+    merge(used[0], rows)
     fresh.load_state_dict(used.state_dict())
     assert torch.equal(fresh[0].centre, used[0].centre)
 
 
 def test_uploads_with_nan_do_not_change_the_memory():
     aggregator, rows = CenteredClipping(1.0), torch.ones(3, 2)
-    before = merged(aggregator, rows).clone()
+    before = merge(aggregator, rows).clone()
     with pytest.raises(ValueError, match=r"NaN or infinity in rows \[1\]"):
-        merged(aggregator, torch.tensor([[1.0, 1.0], [torch.nan, 1.0], [1.0, 1.0]]))
+        merge(aggregator, torch.tensor([[1.0, 1.0], [torch.nan, 1.0], [1.0, 1.0]]))
     assert torch.equal(aggregator.centre, before)
 
 
 def test_changing_the_result_does_not_change_the_memory():
-    changed, left = CenteredClipping(1.0), CenteredClipping(1.0)
+    changed, unchanged = CenteredClipping(1.0), CenteredClipping(1.0)
     for round_number in range(3):
         rows = hostile_uploads("random", 5, 0, seed=round_number)
-        found = merged(changed, rows)
-        assert torch.equal(found, merged(left, rows))
-        found.fill_(7e7)
+        result = merge(changed, rows)
+        assert torch.equal(result, merge(unchanged, rows))
+        result.fill_(7e7)
 
 
 def test_uploads_of_another_length_are_refused():
     aggregator = CenteredClipping(1.0)
-    merged(aggregator, torch.ones(3, 2))
+    merge(aggregator, torch.ones(3, 2))
     with pytest.raises(ValueError, match=r"\[n, 2\] for CenteredClipping.* got shape \[3, 4\]"):
-        merged(aggregator, torch.ones(3, 4))
+        merge(aggregator, torch.ones(3, 4))
 
 
-# What is noted, what is refused, what is promised.
+# Notes, refusals, breakdown numbers.
 
 
 @pytest.mark.parametrize(
@@ -491,7 +491,7 @@ def test_uploads_of_another_length_are_refused():
 def test_aggregators_note_numbers_of_selected_and_clipped_uploads(aggregator, f, expected):
     notes = {}
     rows = hostile_uploads("far", 15, 2)
-    merged(aggregator, rows, f, note=lambda word, number: notes.update({word: float(number)}))
+    merge(aggregator, rows, f, note=lambda word, number: notes.update({word: float(number)}))
     assert notes == expected
 
 
@@ -510,8 +510,8 @@ def test_aggregators_note_numbers_of_selected_and_clipped_uploads(aggregator, f,
 )
 def test_smallest_number_of_uploads_is_exact(kind, n, f, smallest):
     with pytest.raises(ValueError, match=f"at least {smallest} rows for {kind.__name__} but got"):
-        merged(kind(), torch.ones(n, 2), f)
-    assert merged(kind(), torch.ones(smallest, 2), f).tolist() == [1.0, 1.0]
+        merge(kind(), torch.ones(n, 2), f)
+    assert merge(kind(), torch.ones(smallest, 2), f).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -564,8 +564,8 @@ def test_krum_selects_colluders_beyond_its_breakdown_number():
     assert Krum(num_byzantine=5).breakdown(9) == 2
     for colluders, chosen in ((3, True), (2, False)):
         honest = hostile_uploads("random", 9 - colluders, 0)
-        found = merged(Krum(num_byzantine=5), torch.cat([honest, far[:colluders]]))
-        assert (found.max() == 1e9) == chosen
+        result = merge(Krum(num_byzantine=5), torch.cat([honest, far[:colluders]]))
+        assert (result.max() == 1e9) == chosen
 
 
 def test_byzantine_aggregator_is_abstract():

@@ -13,11 +13,11 @@ from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
 
-def context(n, byzantine, **known):
-    return RoundContext(num_byzantine=byzantine, clients=torch.arange(n), **known)
+def context(n, byzantine, **fields):
+    return RoundContext(num_byzantine=byzantine, clients=torch.arange(n), **fields)
 
 
-def uploads_with(attack, n, d=60, seed=0):
+def make_uploads(attack, n, d=60, seed=0):
     """The first fifth is hostile."""
     draw = torch.Generator().manual_seed(seed)
     rows = torch.randn(n, d, generator=draw, dtype=torch.float64) + 0.3
@@ -33,12 +33,12 @@ def uploads_with(attack, n, d=60, seed=0):
     return rows
 
 
-def by_paper(rows, byzantine, drawn, fraction):
+def paper_dnc(rows, byzantine, coordinate_sets, fraction):
     """Algorithm 2, line by line, on the coordinates that each iteration draws."""
     good = set(range(len(rows)))
-    for coordinates in drawn:
-        some = rows[:, coordinates]
-        centred = some - some.mean(0)
+    for coordinates in coordinate_sets:
+        columns = rows[:, coordinates]
+        centred = columns - columns.mean(0)
         direction = np.linalg.svd(centred)[2][0]
         scores = (centred @ direction) ** 2
         good &= set(scores.argsort(kind="stable")[: int(len(rows) - fraction * byzantine)].tolist())
@@ -49,33 +49,33 @@ def by_paper(rows, byzantine, drawn, fraction):
 @pytest.mark.parametrize("n", [10, 25])
 @pytest.mark.parametrize(("iterations", "fraction"), [(1, 1.0), (1, 1.5), (3, 1.0), (2, 0.5)])
 def test_results_equal_the_paper(attack, n, iterations, fraction):
-    rows, byzantine = uploads_with(attack, n), n // 5
+    rows, byzantine = make_uploads(attack, n), n // 5
     now = context(n, byzantine, seed=7, round=4)
-    drawn = [
+    coordinate_sets = [
         torch.randperm(60, generator=generator(7, "dnc", 4, i))[:20].numpy()
         for i in range(iterations)
     ]
-    expected, good = by_paper(rows.numpy(), byzantine, drawn, fraction)
+    expected, good = paper_dnc(rows.numpy(), byzantine, coordinate_sets, fraction)
     assert good, "else the paper says nothing"
     notes = []
-    now = replace(now, note=lambda *what: notes.append(what))
-    found = DnC(iterations, fraction, 20)(rows, torch.ones(n), now)
-    assert_close(found, torch.from_numpy(expected), rtol=1e-10, atol=1e-10)
+    now = replace(now, note=lambda *entry: notes.append(entry))
+    result = DnC(iterations, fraction, 20)(rows, torch.ones(n), now)
+    assert_close(result, torch.from_numpy(expected), rtol=1e-10, atol=1e-10)
     assert notes == [("dropped", n - len(good))]
 
 
 @pytest.mark.parametrize("attack", ["none", "far", "a little is enough", "opposite"])
 @pytest.mark.parametrize("coordinates", [None, 60, 10_000])
 def test_results_on_all_coordinates_equal_the_paper(attack, coordinates):
-    rows = uploads_with(attack, 20)
-    expected, _ = by_paper(rows.numpy(), 4, [np.arange(60)], 1.0)
-    found = DnC(num_coordinates=coordinates)(rows, torch.ones(20), context(20, 4))
-    assert_close(found, torch.from_numpy(expected), rtol=1e-10, atol=1e-10)
+    rows = make_uploads(attack, 20)
+    expected, _ = paper_dnc(rows.numpy(), 4, [np.arange(60)], 1.0)
+    result = DnC(num_coordinates=coordinates)(rows, torch.ones(20), context(20, 4))
+    assert_close(result, torch.from_numpy(expected), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("attack", ["far", "very far", "a little is enough", "opposite"])
 def test_forged_uploads_are_left_out(attack):
-    rows = uploads_with(attack, 20, d=400)
+    rows = make_uploads(attack, 20, d=400)
     merged = DnC(num_coordinates=100)(rows, torch.ones(20), context(20, 4))
     assert_close(merged, rows[4:].mean(0))
 
@@ -107,20 +107,24 @@ def test_ties_are_broken_by_the_smallest_client_ids():
     draw = torch.Generator().manual_seed(3)
     rows = torch.randn(8, 33, generator=draw, dtype=torch.float64)
     rows[[1, 4, 6]] = 20 * torch.randn(33, generator=draw, dtype=torch.float64)
-    for clients, kept in ((range(8), 1), (range(7, -1, -1), 6), ([5, 9, 1, 2, 0, 3, 7, 8], 4)):
+    for clients, smallest_id in (
+        (range(8), 1),
+        (range(7, -1, -1), 6),
+        ([5, 9, 1, 2, 0, 3, 7, 8], 4),
+    ):
         now = replace(context(8, 2), clients=torch.tensor(list(clients)))
-        good = [k for k in range(8) if k not in (1, 4, 6) or k == kept]
+        good = [k for k in range(8) if k not in (1, 4, 6) or k == smallest_id]
         assert_close(DnC()(rows, torch.ones(8), now), rows[good].mean(0))
 
 
 def test_no_byzantine_client_gives_the_mean():
-    rows = uploads_with("far", 10)
+    rows = make_uploads("far", 10)
     assert_close(DnC()(rows, torch.ones(10), context(10, 0)), rows.mean(0))
     assert_close(DnC(num_byzantine=0)(rows, torch.ones(10), context(10, 3)), rows.mean(0))
 
 
 def test_most_frequently_good_uploads_count_if_none_is_always_good():
-    """Four uploads, each far off on a coordinate of its own, of which one is drawn at a time."""
+    """Each upload is an outlier on another coordinate; an iteration draws one coordinate."""
     rows, rounds = 100 * torch.eye(4, dtype=torch.float64), 0
     for round in range(60):
         draws = [
@@ -130,15 +134,15 @@ def test_most_frequently_good_uploads_count_if_none_is_always_good():
         merged = DnC(9, 1.0, 1)(rows, torch.ones(4), context(4, 1, round=round))
         assert_close(merged, rows[bad == bad.min()].mean(0))
         rounds += int(bad.min() > 0)
-    assert rounds > 5, "in which none was good always"
+    assert rounds > 5, "rounds in which no upload is always good"
 
 
 def test_coordinates_are_drawn_by_seed_round_and_iteration():
-    """An upload that stands out on one coordinate is found if that one is drawn."""
+    """DnC drops an outlier on one coordinate if it draws that coordinate."""
     rows = torch.zeros(5, 40, dtype=torch.float64)
     rows[4, 0] = 0.001
     rows[0, 1:] = torch.linspace(0.1, 1.0, 39)
-    found = [
+    hits = [
         float(DnC(num_coordinates=2)(rows, torch.ones(5), context(5, 1, round=round))[0]) == 0
         for round in range(200)
     ]
@@ -146,22 +150,23 @@ def test_coordinates_are_drawn_by_seed_round_and_iteration():
         set(torch.randperm(40, generator=generator(0, "dnc", round, 0))[:2].tolist()) == {0}
         for round in range(200)
     ]
-    assert not any(found)
+    assert not any(hits)
     assert not any(expected), "the other coordinate always has more variance"
-    once = [bool(DnC(num_coordinates=1)(rows, torch.ones(5), context(5, 1, round=r))[0] == 0)
+    selected = [bool(DnC(num_coordinates=1)(rows, torch.ones(5), context(5, 1, round=r))[0] == 0)
             for r in range(200)]  # fmt: skip
-    told = [
+    repeated = [
         torch.randperm(40, generator=generator(0, "dnc", r, 0))[0].item() == 0 for r in range(200)
     ]
-    assert once == told
-    assert 0 < sum(once) < 20
+    assert selected == repeated
+    assert 0 < sum(selected) < 20
 
 
 @pytest.mark.parametrize(("n", "byzantine", "fraction"), [(2, 2, 1.0), (4, 3, 1.3), (1, 1, 0.1)])
 def test_too_few_uploads_are_an_error_that_names_the_numbers(n, byzantine, fraction):
-    left_out = math.ceil(fraction * byzantine)
+    num_dropped = math.ceil(fraction * byzantine)
     match = (
-        f"more than {left_out} rows, because DnC .* c = {fraction} and f = {byzantine}, but got {n}"
+        f"more than {num_dropped} rows, "
+        f"because DnC .* c = {fraction} and f = {byzantine}, but got {n}"
     )
     with pytest.raises(ValueError, match=match):
         DnC(filter_fraction=fraction)(torch.zeros(n, 2), torch.ones(n), context(n, byzantine))
@@ -169,7 +174,7 @@ def test_too_few_uploads_are_an_error_that_names_the_numbers(n, byzantine, fract
 
 def test_clipping_reveals_the_upload_hidden_by_a_longer_upload():
     """As the docstring says: nothing is promised."""
-    rows = uploads_with("none", 20)
+    rows = make_uploads("none", 20)
     rows[0], rows[1] = 0, 0
     rows[0, 0], rows[1, 1] = 1e30, 1e12
     merged = DnC()(rows, torch.ones(20), context(20, 2))
@@ -180,7 +185,7 @@ def test_clipping_reveals_the_upload_hidden_by_a_longer_upload():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error"),
+    ("arguments", "error"),
     [
         ({"num_iterations": 0}, ValueError),
         ({"filter_fraction": 0.0}, ValueError),
@@ -190,7 +195,7 @@ def test_clipping_reveals_the_upload_hidden_by_a_longer_upload():
     ],
     ids=str,
 )
-def test_invalid_arguments_are_refused(wrong, error):
-    ((name, value),) = wrong.items()
+def test_invalid_arguments_are_refused(arguments, error):
+    ((name, value),) = arguments.items()
     with pytest.raises(error, match=rf"Expected argument `{name}` to be .* but got {value}\."):
-        DnC(**wrong)
+        DnC(**arguments)

@@ -31,44 +31,44 @@ def context(losses):
     return RoundContext(clients=torch.arange(len(losses)), start_losses=losses)
 
 
-def merged(aggregator, uploads, losses=None):
+def merge(aggregator, uploads, losses=None):
     losses = torch.ones(len(uploads)) if losses is None else losses
     return aggregator(uploads, torch.arange(1, len(uploads) + 1), context(losses))
 
 
-drawn_uploads = st.builds(
+upload_tables = st.builds(
     random_uploads, st.integers(1, 8), st.integers(1, 6), st.integers(0, 999), st.floats(-3, 3)
 )
 
-drawn_tilts = st.floats(0.01, 5) | st.floats(-5, -0.01)
+tilt_values = st.floats(0.01, 5) | st.floats(-5, -0.01)
 
 
 @quick
-@given(drawn_uploads)
+@given(upload_tables)
 def test_zero_tilt_equals_the_mean_bit_for_bit(uploads):
-    expected = merged(Mean(), uploads)
+    expected = merge(Mean(), uploads)
     for aggregator in (TiltedMean(q=0.0), Term(t=0.0), QFFL(q=0.0)):
-        assert torch.equal(merged(aggregator, uploads), expected)
-        assert torch.equal(merged(aggregator, uploads.float()), merged(Mean(), uploads.float()))
+        assert torch.equal(merge(aggregator, uploads), expected)
+        assert torch.equal(merge(aggregator, uploads.float()), merge(Mean(), uploads.float()))
         assert aggregator.mass(torch.ones(3)) == 3
     for aggregator in (TiltedMean(q=1.0), Term(t=1.0), QFFL(q=1.0), FedMGDA(0.0)):
         assert aggregator.mass(torch.ones(3)) is None
 
 
 @quick
-@given(drawn_uploads, st.lists(st.floats(0, 10), min_size=8, max_size=8), st.sampled_from([1, -1]))
+@given(upload_tables, st.lists(st.floats(0, 10), min_size=8, max_size=8), st.sampled_from([1, -1]))
 def test_small_tilts_are_nearly_the_mean(uploads, losses, sign):
-    losses, expected = torch.tensor(losses[: len(uploads)]), merged(Mean(), uploads)
+    losses, expected = torch.tensor(losses[: len(uploads)]), merge(Mean(), uploads)
     for aggregator in (TiltedMean(q=sign * 1e-9), Term(t=sign * 1e-9)):
-        assert_close(merged(aggregator, uploads, losses), expected, rtol=0, atol=1e-6)
-    assert_close(merged(QFFL(q=1e-9), uploads, losses + 0.1), expected, rtol=0, atol=1e-5)
+        assert_close(merge(aggregator, uploads, losses), expected, rtol=0, atol=1e-6)
+    assert_close(merge(QFFL(q=1e-9), uploads, losses + 0.1), expected, rtol=0, atol=1e-5)
 
 
 # FedTilt's server
 
 
 @quick
-@given(drawn_uploads, st.just(0.0) | drawn_tilts, st.integers(1, 4), st.floats(0.05, 0.5))
+@given(upload_tables, st.just(0.0) | tilt_values, st.integers(1, 4), st.floats(0.05, 0.5))
 def test_tilted_mean_equals_gradient_descent_on_the_tilted_distance(uploads, q, steps, lr):
     """By autograd, on equation 10 with its distances in units of their mean at w^t."""
     unit = uploads.square().sum(1).mean()
@@ -82,76 +82,76 @@ def test_tilted_mean_equals_gradient_descent_on_the_tilted_distance(uploads, q, 
             objective = ((tilt * distances - most).exp().mean().log() + most) / tilt
         (gradient,) = torch.autograd.grad(objective, w)
         w = (w - lr * gradient).detach().requires_grad_()
-    found = merged(TiltedMean(q, steps, lr), uploads)
-    assert_close(found, w.detach(), rtol=1e-9, atol=1e-11)
+    result = merge(TiltedMean(q, steps, lr), uploads)
+    assert_close(result, w.detach(), rtol=1e-9, atol=1e-11)
 
 
 def test_tilted_mean_equals_a_hand_computed_example():
     """Squared distances 1 and 3, their mean 2: weights e^{q/2} and e^{3q/2}."""
     uploads = torch.tensor([[1.0, 0.0], [0.0, math.sqrt(3)]], dtype=torch.float64)
     q = 2 * math.log(2)
-    assert merged(TiltedMean(q), uploads).tolist() == pytest.approx([1 / 5, 4 / 5 * math.sqrt(3)])
-    half = merged(TiltedMean(q, lr=0.25), uploads)
+    assert merge(TiltedMean(q), uploads).tolist() == pytest.approx([1 / 5, 4 / 5 * math.sqrt(3)])
+    half = merge(TiltedMean(q, lr=0.25), uploads)
     assert half.tolist() == pytest.approx([1 / 10, 2 / 5 * math.sqrt(3)])
-    assert merged(TiltedMean(steps=2, lr=0.25), uploads)[0].item() == pytest.approx(3 / 8)
+    assert merge(TiltedMean(steps=2, lr=0.25), uploads)[0].item() == pytest.approx(3 / 8)
 
 
 def test_infinite_server_tilts_select_the_farthest_and_the_nearest_upload():
     uploads = torch.tensor([[3.0, 0.0], [0.0, 5.0], [-1.0, 1.0]], dtype=torch.float64)
-    assert torch.equal(merged(TiltedMean(math.inf), uploads), uploads[1])
-    assert torch.equal(merged(TiltedMean(-math.inf), uploads), uploads[2])
-    assert_close(merged(TiltedMean(500.0), uploads), uploads[1])
-    assert_close(merged(TiltedMean(-500.0), uploads), uploads[2])
-    assert_close(merged(TiltedMean(math.inf), -uploads.repeat(2, 1)), -uploads[1])
+    assert torch.equal(merge(TiltedMean(math.inf), uploads), uploads[1])
+    assert torch.equal(merge(TiltedMean(-math.inf), uploads), uploads[2])
+    assert_close(merge(TiltedMean(500.0), uploads), uploads[1])
+    assert_close(merge(TiltedMean(-500.0), uploads), uploads[2])
+    assert_close(merge(TiltedMean(math.inf), -uploads.repeat(2, 1)), -uploads[1])
 
 
 def test_many_small_steps_end_at_the_midpoint_of_the_farthest_uploads():
-    """The centre of the smallest ball around points of which two are at its ends."""
+    """The result is the centre of the smallest ball; two points are the ends of a diameter."""
     uploads = torch.tensor([[4.0, 1.0], [-2.0, 1.0], [1.0, 2.0], [0.0, 1.0]], dtype=torch.float64)
-    centre = merged(TiltedMean(math.inf, steps=5_000, lr=4e-3), uploads)
+    centre = merge(TiltedMean(math.inf, steps=5_000, lr=4e-3), uploads)
     assert_close(centre, torch.tensor([1.0, 1.0], dtype=torch.float64), rtol=0, atol=0.03)
 
 
 @pytest.mark.parametrize("length", [1e-25, 1e-3, 1e6, 1e25])
 def test_length_of_updates_does_not_saturate_the_tilt(length):
     uploads = random_uploads(6, 1000)
-    expected = merged(TiltedMean(3.0, steps=2), uploads) * length
-    assert_close(merged(TiltedMean(3.0, steps=2), uploads * length), expected)
-    narrow = merged(TiltedMean(3.0, steps=2), (uploads * length).float()).double()
+    expected = merge(TiltedMean(3.0, steps=2), uploads) * length
+    assert_close(merge(TiltedMean(3.0, steps=2), uploads * length), expected)
+    narrow = merge(TiltedMean(3.0, steps=2), (uploads * length).float()).double()
     assert_close(narrow / length, expected / length, rtol=1e-4, atol=1e-4)
 
 
 def test_equal_uploads_are_merged_to_that_upload():
-    assert torch.equal(merged(TiltedMean(5.0), torch.zeros(3, 4)), torch.zeros(4))
+    assert torch.equal(merge(TiltedMean(5.0), torch.zeros(3, 4)), torch.zeros(4))
 
 
 # By losses
 
 
 @quick
-@given(drawn_uploads, st.floats(-3, 3), st.integers(0, 99))
+@given(upload_tables, st.floats(-3, 3), st.integers(0, 99))
 def test_term_equals_its_formula(uploads, t, seed):
     losses = 3 * torch.rand(len(uploads), generator=torch.Generator().manual_seed(seed)).double()
     powers = (t * losses).exp()
     expected = powers / powers.sum() @ uploads
-    assert_close(merged(Term(t), uploads, losses), expected, rtol=1e-10, atol=1e-12)
+    assert_close(merge(Term(t), uploads, losses), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_term_does_not_overflow_and_reaches_its_limits():
     uploads, losses = random_uploads(4), [9990.0, 1e4, 2.0, 1e4]
     worst = uploads[[1, 3]].mean(0)
     for t in (200.0, 1e6, math.inf):
-        assert_close(merged(Term(t), uploads, losses), worst)
-        assert_close(merged(Term(-t), uploads, losses), uploads[2])
+        assert_close(merge(Term(t), uploads, losses), worst)
+        assert_close(merge(Term(-t), uploads, losses), uploads[2])
 
 
 def test_afl_puts_all_weight_on_the_worst_client():
     uploads = random_uploads(3)
-    assert torch.equal(merged(Term(math.inf), uploads, [0.5, 0.9, 0.7]), uploads[1])
+    assert torch.equal(merge(Term(math.inf), uploads, [0.5, 0.9, 0.7]), uploads[1])
 
 
 @quick
-@given(drawn_uploads, st.floats(0.01, 6), st.floats(0.1, 100), st.integers(0, 99))
+@given(upload_tables, st.floats(0.01, 6), st.floats(0.1, 100), st.integers(0, 99))
 def test_q_ffl_equals_its_formula(uploads, q, lipschitz, seed):
     """Algorithm 2, in the paper's signs."""
     draw = torch.Generator().manual_seed(seed)
@@ -160,16 +160,16 @@ def test_q_ffl_equals_its_formula(uploads, q, lipschitz, seed):
     delta = losses[:, None] ** q * delta_w
     h = q * losses ** (q - 1) * delta_w.square().sum(1) + lipschitz * losses**q
     expected = -delta.sum(0) / h.sum()
-    assert_close(merged(QFFL(q, lipschitz), uploads, losses), expected, rtol=1e-10, atol=1e-14)
+    assert_close(merge(QFFL(q, lipschitz), uploads, losses), expected, rtol=1e-10, atol=1e-14)
 
 
 def test_q_ffl_with_losses_of_any_size():
     uploads = random_uploads(4)
     for losses in ([0.0, 1.0, 2.0, 0.0], [1e4, 1e3, 1.0, 1e-8], [0.0] * 4):
         for q in (0.1, 1.0, 5.0, 300.0):
-            assert merged(QFFL(q), uploads, losses).isfinite().all()
-    one = uploads[1] / (1 + 300 * uploads[1].square().sum() / 1e4)
-    assert_close(merged(QFFL(300.0), uploads, [1.0, 1e4, 2.0, 0.0]), one)
+            assert merge(QFFL(q), uploads, losses).isfinite().all()
+    expected = uploads[1] / (1 + 300 * uploads[1].square().sum() / 1e4)
+    assert_close(merge(QFFL(300.0), uploads, [1.0, 1e4, 2.0, 0.0]), expected)
 
 
 @pytest.mark.parametrize("aggregator", [Term(), QFFL()])
@@ -178,37 +178,37 @@ def test_losses_of_a_wrong_shape_are_refused(aggregator, losses):
     name = type(aggregator).__name__
     match = rf"one for each of the 2 uploads, for {name} but got \["
     with pytest.raises(ValueError, match=match):
-        merged(aggregator, random_uploads(2), losses)
+        merge(aggregator, random_uploads(2), losses)
 
 
 def test_negative_losses_are_refused_by_q_ffl():
     with pytest.raises(ValueError, match=r"at least 0 for QFFL, .* but got \[1.0, -0.5\]"):
-        merged(QFFL(), random_uploads(2), [1.0, -0.5])
+        merge(QFFL(), random_uploads(2), [1.0, -0.5])
 
 
 # FedMGDA+
 
 
 @quick
-@given(drawn_uploads)
+@given(upload_tables)
 def test_fedmgda_with_epsilon_zero_equals_the_mean_of_the_directions(uploads):
     expected = F.normalize(uploads).mean(0)
-    assert_close(merged(FedMGDA(0.0), uploads), expected, rtol=1e-10, atol=1e-12)
+    assert_close(merge(FedMGDA(0.0), uploads), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("tiny", [1e-30, 1e-42, 0.0])
 def test_tiny_upload_does_not_stop_fedmgda(tiny):
     uploads = torch.tensor([[1.0, 0.0], [0.0, 1.0], [tiny, 0.0]])
-    found = merged(FedMGDA(0.1), uploads)
-    assert 0 < found.norm() <= 1 + 1e-6
+    result = merge(FedMGDA(0.1), uploads)
+    assert 0 < result.norm() <= 1 + 1e-6
 
 
 @quick
-@given(drawn_uploads, st.sampled_from([0.05, 0.1, 0.5, 1.0, math.inf]))
+@given(upload_tables, st.sampled_from([0.05, 0.1, 0.5, 1.0, math.inf]))
 def test_fedmgda_equals_scipy(uploads, epsilon):
     directions = F.normalize(uploads).numpy()
     n = len(directions)
-    found = minimize(
+    solution = minimize(
         lambda x: float(((x @ directions) ** 2).sum()),
         [1 / n] * n,
         jac=lambda x: 2 * directions @ (x @ directions),
@@ -217,44 +217,44 @@ def test_fedmgda_equals_scipy(uploads, epsilon):
         method="SLSQP",
         options={"ftol": 1e-15, "maxiter": 500},
     )
-    expected = torch.from_numpy(found.x @ directions)
-    assert_close(merged(FedMGDA(epsilon), uploads), expected, rtol=0, atol=1e-5)
+    expected = torch.from_numpy(solution.x @ directions)
+    assert_close(merge(FedMGDA(epsilon), uploads), expected, rtol=0, atol=1e-5)
 
 
 def test_fedmgda_equals_a_hand_computed_example():
-    """Directions e₁ and e₂, of which two are equal: half and half, or as near as 1/3 ± ε allows."""
+    """Directions e₁, e₂, e₂: weights of one half each, or as near as 1/3 ± ε allows."""
     uploads = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 4.0]], dtype=torch.float64)
-    assert merged(FedMGDA(1.0), uploads).tolist() == pytest.approx([0.5, 0.5])
-    assert merged(FedMGDA(0.1), uploads).tolist() == pytest.approx([1 / 3 + 0.1, 2 / 3 - 0.1])
+    assert merge(FedMGDA(1.0), uploads).tolist() == pytest.approx([0.5, 0.5])
+    assert merge(FedMGDA(0.1), uploads).tolist() == pytest.approx([1 / 3 + 0.1, 2 / 3 - 0.1])
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("length", [1e-30, 1e-3, 1e30])
 def test_fedmgda_reads_directions_only(epsilon, length):
     uploads = random_uploads(5, 40, shift=0.5)
-    expected = merged(FedMGDA(epsilon), uploads)
+    expected = merge(FedMGDA(epsilon), uploads)
     lengths = length * torch.arange(1.0, 6.0, dtype=torch.float64)
-    assert_close(merged(FedMGDA(epsilon), uploads * lengths[:, None]), expected)
-    narrow = merged(FedMGDA(epsilon), (uploads * length).float())
+    assert_close(merge(FedMGDA(epsilon), uploads * lengths[:, None]), expected)
+    narrow = merge(FedMGDA(epsilon), (uploads * length).float())
     assert_close(narrow, expected.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_an_upload_of_zero_has_no_direction():
     uploads = torch.tensor([[0.0, 0.0], [3.0, 0.0]], dtype=torch.float64)
-    assert merged(FedMGDA(0.0), uploads).tolist() == [0.5, 0.0]
-    assert merged(FedMGDA(1.0), uploads).norm() < 1e-14
-    assert merged(FedMGDA(0.1), torch.zeros(3, 2)).tolist() == [0.0, 0.0]
+    assert merge(FedMGDA(0.0), uploads).tolist() == [0.5, 0.0]
+    assert merge(FedMGDA(1.0), uploads).norm() < 1e-14
+    assert merge(FedMGDA(0.1), torch.zeros(3, 2)).tolist() == [0.0, 0.0]
 
 
 def test_fedmgda_lowers_the_loss_of_every_client():
-    """Clients of which the mean direction would harm one."""
+    """The mean direction raises the loss of one client."""
     uploads = torch.tensor([[1.0, 0.2], [1.0, 0.3], [1.0, 0.1], [-0.9, 1.0]], dtype=torch.float64)
-    assert (F.normalize(uploads) @ merged(FedMGDA(0.0), uploads) < 0).any()
-    assert (F.normalize(uploads) @ merged(FedMGDA(1.0), uploads) > 0).all()
+    assert (F.normalize(uploads) @ merge(FedMGDA(0.0), uploads) < 0).any()
+    assert (F.normalize(uploads) @ merge(FedMGDA(1.0), uploads) > 0).all()
 
 
 @pytest.mark.parametrize(
-    ("kind", "wrong"),
+    ("kind", "arguments"),
     [
         (TiltedMean, {"q": math.nan}),
         (TiltedMean, {"steps": 0}),
@@ -269,10 +269,10 @@ def test_fedmgda_lowers_the_loss_of_every_client():
     ],
     ids=str,
 )
-def test_invalid_arguments_are_refused(kind, wrong):
-    ((name, value),) = wrong.items()
+def test_invalid_arguments_are_refused(kind, arguments):
+    ((name, value),) = arguments.items()
     with pytest.raises(ValueError, match=rf"Expected argument `{name}` to be .* but got {value}\."):
-        kind(**wrong)
+        kind(**arguments)
 
 
 # In rounds
@@ -281,10 +281,10 @@ SIZES = [7, 3, 10, 2]
 
 
 class Watched(Term):
-    """Keeps what it was given."""
+    """Keeps its last uploads and context."""
 
     def forward(self, uploads, weights, context):
-        self.given = (uploads.clone(), context)
+        self.last_call = (uploads.clone(), context)
         return super().forward(uploads, weights, context)
 
 
@@ -295,9 +295,9 @@ def client(lr=0.2):
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("redraw", [False, True])
 def test_weights_use_the_loss_of_the_broadcast_on_the_labels_of_each_client(engine, redraw):
-    """Byzantine ones on the labels that they poison; against a loop over clients and samples."""
+    """Byzantine clients use their poisoned labels; the reference loops over clients and samples."""
     arrays, attack = classes(SIZES), RandomLabels(redraw=redraw)
-    data, one = shared_out(arrays), client().double()
+    data, algorithm = shared_out(arrays), client().double()
     federation = Federation(
         Only(3, 0, 2),
         Watched(2.0),
@@ -305,10 +305,10 @@ def test_weights_use_the_loss_of_the_broadcast_on_the_labels_of_each_client(engi
         engine=EngineOptions(engine, chunk_size=2),
         seed=5,
     )
-    federation.setup(one, data, "fit")
-    optimizer = one.train().configure_optimizers()
+    federation.setup(algorithm, data, "fit")
+    optimizer = algorithm.train().configure_optimizers()
     for round in range(2):
-        before = [p.detach().clone() for p in one.global_model.parameters()]
+        before = [p.detach().clone() for p in algorithm.global_model.parameters()]
         expected = []
         for k in (3, 0, 2):
             index = data.clients.train.samples(k)
@@ -318,15 +318,17 @@ def test_weights_use_the_loss_of_the_broadcast_on_the_labels_of_each_client(engi
             if k != 2:
                 batch = attack.poison(batch, ClientContext(5, round, k, 3))
                 assert not torch.equal(batch.targets, data.clients.targets[index])
-            expected.append(F.cross_entropy(one.global_model(batch.inputs), batch.targets).item())
+            expected.append(
+                F.cross_entropy(algorithm.global_model(batch.inputs), batch.targets).item()
+            )
         w = torch.cat([p.flatten() for p in before])
         federation.run_round(round, optimizer)
-        uploads, context = federation.server.aggregator.given
+        uploads, context = federation.server.aggregator.last_call
         assert context.clients.tolist() == [3, 0, 2]
         assert context.start_losses.tolist() == pytest.approx(expected, abs=1e-12)
         powers = (2 * torch.tensor(expected, dtype=torch.float64)).exp()
         step = powers / powers.sum() @ uploads
-        assert_close(one.row("global").data, w + step, rtol=0, atol=1e-12)
+        assert_close(algorithm.row("global").data, w + step, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
@@ -351,15 +353,15 @@ def test_step_of_term_equals_gradient_descent_on_the_tilted_loss():
     objective = (t * torch.stack(own)).exp().mean().log() / t
     gradients = torch.autograd.grad(objective, list(net.parameters()))
     expected = torch.cat([(p - 0.2 * g).flatten() for p, g in zip(net.parameters(), gradients)])
-    one = FedAvg(seeded(mlp), optimizer=sgd(0.2), local_steps=1)
-    outcome = run_rounds(one, shared_out(arrays, batch_size=10), 1, aggregator=Term(t))
+    algorithm = FedAvg(seeded(mlp), optimizer=sgd(0.2), local_steps=1)
+    outcome = run_rounds(algorithm, shared_out(arrays, batch_size=10), 1, aggregator=Term(t))
     assert_close(outcome.w, expected.detach(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregator", [Term(20.0), QFFL(5.0, lipschitz=5.0), FedMGDA(1.0)])
 def test_fair_aggregators_lower_the_worst_loss_of_the_mean(aggregator):
-    """A client whose labels contradict those of the other three is served better."""
+    """The client with inverted labels has a lower loss than under the mean."""
     arrays = classes([10, 10, 10, 10], num_classes=2)
     y = (arrays.inputs[:, 0] > 0).long()
     arrays.targets[:] = torch.where(arrays.client == 3, 1 - y, y)

@@ -45,10 +45,10 @@ def test_results_equal_the_paper(attack, n, d, seed):
     if sum(trust):
         expected = sum(t * row for t, row in zip(trust, scaled)) / sum(trust)
     notes = {}
-    found = merge(uploads, server, notes)
-    assert_close(found, torch.from_numpy(expected), rtol=1e-10, atol=1e-12)
+    result = merge(uploads, server, notes)
+    assert_close(result, torch.from_numpy(expected), rtol=1e-10, atol=1e-12)
     assert notes == {"dropped": sum(t == 0 for t in trust)}
-    assert found.norm() <= server.norm() * (1 + 1e-12)
+    assert result.norm() <= server.norm() * (1 + 1e-12)
 
 
 def test_result_equals_a_hand_computed_example():
@@ -92,7 +92,7 @@ def test_tiny_uploads_give_a_finite_result(tiny):
 
 
 @pytest.mark.parametrize(
-    ("root", "got"),
+    ("root", "description"),
     [
         (torch.ones(3), r"shape \[3\]"),
         (torch.empty(0), r"shape \[0\]"),
@@ -100,6 +100,8 @@ def test_tiny_uploads_give_a_finite_result(tiny):
         (torch.tensor([torch.inf, 0.0]), "NaN or infinity"),
     ],
 )
-def test_invalid_root_is_refused(root, got):
-    with pytest.raises(ValueError, match=rf"`context.root` .* for FLTrust, .* but got {got}\.$"):
+def test_invalid_root_is_refused(root, description):
+    with pytest.raises(
+        ValueError, match=rf"`context.root` .* for FLTrust, .* but got {description}\.$"
+    ):
         merge(torch.ones(4, 2), root)

@@ -67,7 +67,7 @@ def sort_by_client(prepared):
     now = prepared.context
     order = now.clients.argsort()
     rows = (prepared.uploads, prepared.weights, now.clients, now.losses, now.start_losses)
-    return [each[order].double() for each in rows]
+    return [row[order].double() for row in rows]
 
 
 class Notes(dict):
@@ -93,8 +93,8 @@ def check_order(kind, arguments, seed):
     order = torch.randperm(11, generator=torch.Generator().manual_seed(seed))
     moved = prepare(kind, arguments, uploads[order], now.select(order), weights[order])
     expected = prepare(kind, arguments, uploads, now, weights)
-    for one, other in zip(sort_by_client(moved), sort_by_client(expected), strict=True):
-        assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for row, expected_row in zip(sort_by_client(moved), sort_by_client(expected), strict=True):
+        assert_close(row, expected_row, rtol=1e-12, atol=1e-12)
     assert moved.context.num_byzantine == expected.context.num_byzantine
 
 
@@ -110,11 +110,11 @@ def check_prepared(kind, arguments, n):
     """Check the shapes, ids, losses and weights that a step hands on."""
     notes, weights = Notes(), torch.arange(1, n + 1)
     now = replace(context(n), note=notes)
-    uploads, weighs, after = prepare(kind, arguments, random_uploads(n), now, weights)
+    uploads, weights_after, after = prepare(kind, arguments, random_uploads(n), now, weights)
     m = len(uploads)
     assert uploads.shape == (m, 30)
-    for each in (weighs, after.clients, after.losses, after.start_losses):
-        assert each.shape == (m,)
+    for values in (weights_after, after.clients, after.losses, after.start_losses):
+        assert values.shape == (m,)
     assert 1 <= m <= n
     assert set(after.clients.tolist()) <= set(now.clients.tolist())
     assert 0 <= after.num_byzantine <= now.num_byzantine
@@ -122,13 +122,13 @@ def check_prepared(kind, arguments, n):
     if kind.__name__ not in POOLS:
         assert n - m == notes.get("dropped", 0)
     if not notes.get("dropped"):
-        assert weighs.sum() == weights.sum()
+        assert weights_after.sum() == weights.sum()
     for position, client in enumerate(after.clients.tolist()):
-        known = now.clients.tolist().index(client)
+        position_before = now.clients.tolist().index(client)
         if kind.__name__ not in POOLS:
-            assert after.losses[position] == now.losses[known]
-            assert after.start_losses[position] == now.start_losses[known]
-            assert weighs[position] == weights[known]
+            assert after.losses[position] == now.losses[position_before]
+            assert after.start_losses[position] == now.start_losses[position_before]
+            assert weights_after[position] == weights[position_before]
 
 
 @one_test([pair for pair in CONFIGURATIONS if "threshold" not in pair[1]])
@@ -136,9 +136,9 @@ def test_factor_on_all_uploads_is_a_factor_on_the_prepared_uploads(kind, argumen
     uploads = random_uploads()
     expected = prepare(kind, arguments, uploads)
     for factor in (-3.0, 1e-6, 1e12):
-        found = prepare(kind, arguments, factor * uploads)
-        assert torch.equal(found.context.clients, expected.context.clients)
-        assert_close(found.uploads, factor * expected.uploads, rtol=1e-9, atol=0)
+        result = prepare(kind, arguments, factor * uploads)
+        assert torch.equal(result.context.clients, expected.context.clients)
+        assert_close(result.uploads, factor * expected.uploads, rtol=1e-9, atol=0)
     assert not prepare(kind, arguments, 0.0 * uploads).uploads.any()
 
 
@@ -148,15 +148,15 @@ def test_input_stays_unchanged_and_changed_rows_are_copies(kind, arguments):
     uploads, weights, now = random_uploads(), torch.arange(1, 12), context(11)
     tensors = [uploads, weights, now.clients, now.losses, now.start_losses]
     before = copy.deepcopy(tensors)
-    found = prepare(kind, arguments, uploads, now, weights)
-    assert found.uploads.untyped_storage().data_ptr() != uploads.untyped_storage().data_ptr()
-    found.uploads.fill_(7e7)
-    for one, other in zip(tensors, before, strict=True):
-        assert torch.equal(one, other)
+    result = prepare(kind, arguments, uploads, now, weights)
+    assert result.uploads.untyped_storage().data_ptr() != uploads.untyped_storage().data_ptr()
+    result.uploads.fill_(7e7)
+    for tensor, expected_tensor in zip(tensors, before, strict=True):
+        assert torch.equal(tensor, expected_tensor)
     harmless = torch.full((11, 3), 1e-3, dtype=torch.float64)
-    found = prepare(kind, arguments, harmless, now, weights)
-    shares = found.uploads.untyped_storage().data_ptr() == harmless.untyped_storage().data_ptr()
-    assert torch.equal(found.uploads, harmless) or not shares
+    result = prepare(kind, arguments, harmless, now, weights)
+    shares = result.uploads.untyped_storage().data_ptr() == harmless.untyped_storage().data_ptr()
+    assert torch.equal(result.uploads, harmless) or not shares
 
 
 RESULT_TYPES = {  # dtype of the uploads -> dtype of the result
@@ -171,17 +171,19 @@ RESULT_TYPES = {  # dtype of the uploads -> dtype of the result
 def test_narrow_uploads_are_changed_in_float32(kind, arguments):
     for upload_type, result_type in RESULT_TYPES.items():
         uploads = random_uploads(d=300, dtype=upload_type)
-        found = prepare(kind, arguments, uploads)
-        assert found.uploads.dtype == result_type, upload_type
+        result = prepare(kind, arguments, uploads)
+        assert result.uploads.dtype == result_type, upload_type
         exact = prepare(kind, arguments, uploads.double())
-        assert_close(found.uploads.double(), exact.uploads, rtol=1e-6, atol=1e-6)
+        assert_close(result.uploads.double(), exact.uploads, rtol=1e-6, atol=1e-6)
 
 
 @all_steps
 def test_error_names_a_wrong_number_or_shape_of_uploads(kind, arguments):
     shapes = {(0, 4): "0", (3,): r"shape \[3\]", (2, 2, 2): r"shape \[2, 2, 2\]"}
-    for shape, got in shapes.items():
-        with pytest.raises(ValueError, match=rf"Expected argument `uploads` .* but got {got}[:.]"):
+    for shape, description in shapes.items():
+        with pytest.raises(
+            ValueError, match=rf"Expected argument `uploads` .* but got {description}[:.]"
+        ):
             prepare(kind, arguments, torch.zeros(shape))
 
 
@@ -190,9 +192,9 @@ def test_one_upload_stays_unchanged(kind, arguments):
     if arguments.get("num_byzantine"):
         return  # it needs more than one upload
     upload = torch.tensor([[1.5, -2.0, 0.0]])
-    found = prepare(kind, arguments, upload, context(1))
-    assert torch.equal(found.uploads, upload)
-    assert torch.equal(found.weights, torch.tensor([1]))
+    result = prepare(kind, arguments, upload, context(1))
+    assert torch.equal(result.uploads, upload)
+    assert torch.equal(result.weights, torch.tensor([1]))
 
 
 @all_steps
@@ -204,8 +206,8 @@ def test_prepared_rows_have_the_length_of_short_rows(kind, arguments):
 @all_steps
 def test_equal_uploads_stay_unchanged(kind, arguments):
     row = torch.tensor([0.1, -3.0, 0.0, 1e-20])
-    found = prepare(kind, arguments, row.repeat(7, 1))
-    assert_close(found.uploads, row.expand(len(found.uploads), -1), rtol=1e-6, atol=0)
+    result = prepare(kind, arguments, row.repeat(7, 1))
+    assert_close(result.uploads, row.expand(len(result.uploads), -1), rtol=1e-6, atol=0)
 
 
 @all_steps
@@ -213,16 +215,16 @@ def test_numbers_of_clipped_and_dropped_uploads_are_noted(kind, arguments):
     """As many uploads are noted as clipped as are shorter than before; all others are unchanged."""
     notes, uploads = Notes(), random_uploads()
     now = replace(context(11), note=notes)
-    found = prepare(kind, arguments, uploads, now)
+    result = prepare(kind, arguments, uploads, now)
     assert set(notes) <= {"clipped", "dropped"}
     if "clipped" in notes:
-        ratio = found.uploads.norm(dim=1) / uploads.norm(dim=1)
+        ratio = result.uploads.norm(dim=1) / uploads.norm(dim=1)
         assert notes["clipped"] == int((ratio < 1 - 1e-9).sum()) > 0
-        assert_close(found.uploads, uploads * ratio[:, None])
+        assert_close(result.uploads, uploads * ratio[:, None])
     if "dropped" in notes:
-        kept = torch.isin(now.clients, found.context.clients)
-        assert notes["dropped"] == int((~kept).sum()) > 0
-        assert torch.equal(found.uploads, uploads[kept])
+        remaining = torch.isin(now.clients, result.context.clients)
+        assert notes["dropped"] == int((~remaining).sum()) > 0
+        assert torch.equal(result.uploads, uploads[remaining])
 
 
 SHARDED = [(kind, arguments) for kind, arguments in CONFIGURATIONS if kind(**arguments).shards]
@@ -238,8 +240,13 @@ def check_slices(kind, arguments, cuts):
     """Check that slices of the coordinates are changed as whole rows are."""
     uploads, now = random_uploads(d=300), context(11)
     expected = prepare(kind, arguments, uploads, now)
-    parts = in_slices(lambda piece, told: prepare(kind, arguments, piece, told), uploads, now, cuts)
-    assert_close(torch.cat([each.uploads for each in parts], 1), expected.uploads)
+    parts = in_slices(
+        lambda piece, slice_context: prepare(kind, arguments, piece, slice_context),
+        uploads,
+        now,
+        cuts,
+    )
+    assert_close(torch.cat([part.uploads for part in parts], 1), expected.uploads)
     for part in parts:
         assert torch.equal(part.weights, expected.weights)
         assert torch.equal(part.context.clients, expected.context.clients)

@@ -13,11 +13,11 @@ from pl_fed.random import generator
 from pl_fed.types import RoundContext
 
 
-def context(n, **known):
-    return RoundContext(clients=torch.arange(n), **known)
+def context(n, **fields):
+    return RoundContext(clients=torch.arange(n), **fields)
 
 
-def uploads_with(attack, n=20, d=200, seed=0):
+def make_uploads(attack, n=20, d=200, seed=0):
     """The first fifth is hostile; the others lean to a common direction."""
     draw = torch.Generator().manual_seed(seed)
     common = 0.8 * torch.randn(d, generator=draw, dtype=torch.float64) + 0.3
@@ -37,8 +37,8 @@ def uploads_with(attack, n=20, d=200, seed=0):
     return rows
 
 
-def shifted_to_modes(points, bandwidth):
-    """Where each point ends that goes to the mean of all around it, and how many these are."""
+def find_modes(points, bandwidth):
+    """Move points to the mean of their neighbours until they stop; return modes with counts."""
     modes = []
     for point in points:
         for _ in range(300):
@@ -56,7 +56,7 @@ def cluster_by_mean_shift(points):
     between = np.sort(np.linalg.norm(points[:, None] - points, axis=2), axis=1)
     bandwidth = between[:, max(1, int(n * 0.5)) - 1].mean()
     centres = []
-    for _, mode in shifted_to_modes(points, bandwidth):
+    for _, mode in find_modes(points, bandwidth):
         if all(np.linalg.norm(np.array(mode) - other) > bandwidth for other in centres):
             centres.append(np.array(mode))
     away = np.linalg.norm(points[:, None] - np.stack(centres), axis=2)
@@ -65,11 +65,11 @@ def cluster_by_mean_shift(points):
     return label == int(np.argmax(sizes))
 
 
-def by_paper(rows, coordinates, lower=0.1, upper=3.0, similarity=False):
+def paper_sign_guard(rows, coordinates, lower=0.1, upper=3.0, similarity=False):
     norms = np.linalg.norm(rows, axis=1)
     median = np.median(norms)
-    some = rows[:, coordinates]
-    points = np.stack([(some > 0).mean(1), (some == 0).mean(1), (some < 0).mean(1)], 1)
+    columns = rows[:, coordinates]
+    points = np.stack([(columns > 0).mean(1), (columns == 0).mean(1), (columns < 0).mean(1)], 1)
     if similarity:
         cosines = rows @ rows.T / np.outer(norms, norms)
         points = np.column_stack([points, np.median(cosines, axis=1)])
@@ -88,12 +88,16 @@ ATTACKS = ["none", "opposite", "a little is enough", "far", "short", "noise"]
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("n", [9, 20])
 def test_results_equal_the_paper(attack, similarity, share, n):
-    rows, notes = uploads_with(attack, n), {}
+    rows, notes = make_uploads(attack, n), {}
     now = context(n, seed=5, round=2, note=lambda word, number: notes.update({word: int(number)}))
-    drawn = torch.randperm(200, generator=generator(5, "signguard", 2))[: int(share * 200)]
-    expected, passes = by_paper(rows.numpy(), drawn.numpy(), similarity=similarity)
-    found = SignGuard(coordinates=share, similarity=similarity)(rows, torch.ones(n), now)
-    assert_close(found, torch.from_numpy(expected), rtol=1e-10, atol=1e-12)
+    coordinates_drawn = torch.randperm(200, generator=generator(5, "signguard", 2))[
+        : int(share * 200)
+    ]
+    expected, passes = paper_sign_guard(
+        rows.numpy(), coordinates_drawn.numpy(), similarity=similarity
+    )
+    result = SignGuard(coordinates=share, similarity=similarity)(rows, torch.ones(n), now)
+    assert_close(result, torch.from_numpy(expected), rtol=1e-10, atol=1e-12)
     norms = rows.norm(dim=1)
     assert notes["dropped"] == n - passes.sum()
     assert notes["clipped"] == int((torch.from_numpy(passes) & (norms > norms.quantile(0.5))).sum())
@@ -102,19 +106,19 @@ def test_results_equal_the_paper(attack, similarity, share, n):
 @pytest.mark.parametrize("attack", ["opposite", "a little is enough", "far", "short"])
 @pytest.mark.parametrize("similarity", [False, True])
 def test_forged_uploads_are_left_out(attack, similarity):
-    rows = uploads_with(attack, d=4000)
-    seen = {}
+    rows = make_uploads(attack, d=4000)
+    record = {}
 
     class Watched(SignGuard):
         def _find_largest_cluster(self, uploads, context):
-            seen["cluster"] = super()._find_largest_cluster(uploads, context)
-            return seen["cluster"]
+            record["cluster"] = super()._find_largest_cluster(uploads, context)
+            return record["cluster"]
 
     now, dropped = context(20), []
     now = replace(now, note=lambda word, n: dropped.append(int(n)) if word == "dropped" else None)
     Watched(similarity=similarity)(rows, torch.ones(20), now)
     if attack in ("opposite", "a little is enough"):
-        assert not seen["cluster"][:4].any()
+        assert not record["cluster"][:4].any()
     assert 4 <= dropped[0] <= 10
 
 
@@ -143,21 +147,21 @@ def test_no_accepted_upload_gives_a_zero_update():
 
 def test_no_result_is_longer_than_the_median():
     for seed in range(10):
-        rows = uploads_with("noise", seed=seed)
+        rows = make_uploads("noise", seed=seed)
         merged = SignGuard()(rows, torch.ones(20), context(20))
         assert merged.norm() <= rows.norm(dim=1).quantile(0.5)
 
 
 def test_the_coordinates_are_drawn_by_seed_and_round():
-    rows = uploads_with("noise")
-    found = {
+    rows = make_uploads("noise")
+    results = {
         tuple(SignGuard()(rows, torch.ones(20), context(20, seed=s, round=r)).tolist())
         for s in range(4)
         for r in range(4)
     }
     again = SignGuard()(rows, torch.ones(20), context(20, seed=3, round=1))
-    assert tuple(again.tolist()) in found
-    assert len(found) > 8
+    assert tuple(again.tolist()) in results
+    assert len(results) > 8
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
@@ -185,7 +189,7 @@ def test_uploads_with_equal_signs_form_one_cluster(n):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("arguments", "words"),
     [
         ({"lower": -0.1}, "`lower` and `upper` to be finite .* but got -0.1 and 3.0"),
         ({"lower": 2.0, "upper": 1.0}, "`lower` and `upper` .* but got 2.0 and 1.0"),
@@ -195,6 +199,6 @@ def test_uploads_with_equal_signs_form_one_cluster(n):
     ],
     ids=str,
 )
-def test_invalid_arguments_are_refused(wrong, words):
+def test_invalid_arguments_are_refused(arguments, words):
     with pytest.raises(ValueError, match=f"Expected arguments? {words}"):
-        SignGuard(**wrong)
+        SignGuard(**arguments)

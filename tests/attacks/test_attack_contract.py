@@ -59,27 +59,27 @@ def uploads(n, dtype=torch.float32):
 
 
 def context(benign, own, aggregator=None, **changes):
-    """Return a round in which attackers know all: benign clients 0, 1, ..., attackers 100, ..."""
+    """Return a round with full knowledge: benign clients 0, 1, ..., attackers 100, ..."""
     num_benign, num_own, aggregator = len(benign), len(own), aggregator or Median()
-    known, attackers = torch.arange(num_benign), 100 + torch.arange(num_own)
+    benign_ids, attackers = torch.arange(num_benign), 100 + torch.arange(num_own)
     base = RoundContext(
         seed=3,
         round=4,
         num_byzantine=num_own,
-        clients=torch.cat([known, attackers]),
+        clients=torch.cat([benign_ids, attackers]),
         losses=torch.ones(num_benign + num_own),
     )
 
     def merged(rows):
         valid = rows.isfinite().all(1)  # the server leaves out broken uploads
-        left = base.select(torch.cat([torch.ones(num_benign, dtype=torch.bool), valid]))
+        valid_context = base.select(torch.cat([torch.ones(num_benign, dtype=torch.bool), valid]))
         weights = torch.ones(num_benign + int(valid.sum()))
-        return aggregator(torch.cat([benign, rows[valid]]), weights, left)
+        return aggregator(torch.cat([benign, rows[valid]]), weights, valid_context)
 
     broadcast = torch.linspace(-1, 1, D).to(own.dtype)
     knowledge = {
         "attackers": attackers,
-        "observed": known,
+        "observed": benign_ids,
         "broadcast": broadcast,
         "simulate_merge": merged,
     }
@@ -94,8 +94,10 @@ def select(batch, rows):
     return Batch(*(None if field is None else field[rows] for field in batch))
 
 
-def equal(one, other):
-    return all(torch.equal(mine, yours) for mine, yours in zip(one, other))
+def equal(first, second):
+    return all(
+        torch.equal(left_tensor, right_tensor) for left_tensor, right_tensor in zip(first, second)
+    )
 
 
 def test_walk_finds_the_attacks():

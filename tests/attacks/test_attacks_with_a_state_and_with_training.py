@@ -28,7 +28,7 @@ class Momentum(Attack):
         self.total = state["total"]
 
 
-def trainer_of(attack, folder, rounds):
+def make_trainer(attack, folder, rounds):
     federation = pl_fed.Federation(
         All(), adversary=pl_fed.Adversary(attack=attack, ids=[1]), seed=0
     )
@@ -47,7 +47,7 @@ def trainer_of(attack, folder, rounds):
 def test_resumed_run_restores_the_state_of_the_attack_bit_for_bit(tmp_path):
     def fit(name, attack, rounds, checkpoint=None):
         client = Ditto(seeded(mlp), optimizer=sgd(0.1))
-        trainer = trainer_of(attack, tmp_path / name, rounds)
+        trainer = make_trainer(attack, tmp_path / name, rounds)
         trainer.fit(client, shared_out(classes([9, 5, 12])), ckpt_path=checkpoint)
         return client.row("global").data, attack.total
 

@@ -13,25 +13,27 @@ from pl_fed.types import Batch, ClientContext
 CONTEXT = ClientContext(seed=11, round=0, client=2, num_classes=10)
 
 
-def batch_of(y):
+def make_batch(y):
     return Batch(torch.zeros(len(y), 3), y, samples=torch.arange(len(y)))
 
 
 def random_labels(n=20_000, redraw=False, **changes):
     context = replace(CONTEXT, **changes)
-    return RandomLabels(redraw).poison(batch_of(torch.zeros(n, dtype=torch.int64)), context).targets
+    return (
+        RandomLabels(redraw).poison(make_batch(torch.zeros(n, dtype=torch.int64)), context).targets
+    )
 
 
 def test_flipped_labels_equal_a_hand_computed_example():
     y = torch.tensor([0, 3, 9])
-    assert FlippedLabels().poison(batch_of(y), CONTEXT).targets.tolist() == [9, 6, 0]
+    assert FlippedLabels().poison(make_batch(y), CONTEXT).targets.tolist() == [9, 6, 0]
     binary = replace(CONTEXT, num_classes=2)
-    flipped = FlippedLabels().poison(batch_of(torch.tensor([0, 1, 1])), binary)
+    flipped = FlippedLabels().poison(make_batch(torch.tensor([0, 1, 1])), binary)
     assert flipped.targets.tolist() == [1, 0, 0]
 
 
 def test_flipping_twice_gives_the_labels_back():
-    batch = batch_of(torch.arange(10))
+    batch = make_batch(torch.arange(10))
     attack = FlippedLabels()
     assert torch.equal(attack.poison(attack.poison(batch, CONTEXT), CONTEXT).targets, batch.targets)
 
@@ -55,10 +57,10 @@ def test_random_labels_are_uniform(num_classes):
 
 def test_random_labels_do_not_depend_on_the_true_label():
     true = torch.arange(20_000) % 10
-    drawn = RandomLabels().poison(batch_of(true), CONTEXT).targets
-    table = torch.bincount(true * 10 + drawn, minlength=100).reshape(10, 10)
+    labels_drawn = RandomLabels().poison(make_batch(true), CONTEXT).targets
+    table = torch.bincount(true * 10 + labels_drawn, minlength=100).reshape(10, 10)
     assert chi2_contingency(table.numpy()).pvalue > 0.001
-    assert torch.equal(drawn, random_labels())  # so the true label may come out, by chance
+    assert torch.equal(labels_drawn, random_labels())  # so the true label may come out, by chance
 
 
 def test_a_sample_keeps_its_random_label_from_round_to_round():
@@ -84,14 +86,14 @@ def test_every_element_of_a_dense_target_draws_its_own_label():
     assert labels.shape == y.shape
     assert chisquare(labels.flatten().bincount(minlength=10).numpy()).pvalue > 0.001
     assert len(torch.unique(labels.flatten(1), dim=0)) == 100
-    one = Batch(batch.inputs[7:8], y[7:8], samples=torch.tensor([7]))
-    assert torch.equal(RandomLabels().poison(one, CONTEXT).targets, labels[7:8])
+    single = Batch(batch.inputs[7:8], y[7:8], samples=torch.tensor([7]))
+    assert torch.equal(RandomLabels().poison(single, CONTEXT).targets, labels[7:8])
 
 
 @pytest.mark.parametrize("attack", [RandomLabels(), RandomLabels(redraw=True), FlippedLabels()])
 def test_real_valued_targets_are_refused(attack):
     with pytest.raises(ValueError, match=r"Expected argument `context.num_classes` .* but got 0\."):
-        attack.poison(batch_of(torch.rand(3)), replace(CONTEXT, num_classes=0))
+        attack.poison(make_batch(torch.rand(3)), replace(CONTEXT, num_classes=0))
 
 
 def test_random_labels_need_the_sample_ids():
@@ -107,24 +109,24 @@ def test_redraw_is_a_bool_or_access(redraw):
         RandomLabels(redraw)
 
 
-def visited(visit, round=0, n=20_000):
-    batch = batch_of(torch.zeros(n, dtype=torch.int64))
+def labels_at_visit(visit, round=0, n=20_000):
+    batch = make_batch(torch.zeros(n, dtype=torch.int64))
     batch = batch._replace(visits=torch.full((n,), visit))
     return RandomLabels("access").poison(batch, replace(CONTEXT, round=round)).targets
 
 
 def test_labels_drawn_at_every_access_differ_from_pass_to_pass_and_round_to_round():
-    drawn = [visited(visit, round) for round in (0, 1) for visit in (0, 1, 2)]
-    for i, one in enumerate(drawn):
-        assert chisquare(one.bincount(minlength=10).numpy()).pvalue > 0.001
-        for other in drawn[:i]:
-            assert (one == other).double().mean().item() == pytest.approx(0.1, abs=0.01)
+    labels_drawn = [labels_at_visit(visit, round) for round in (0, 1) for visit in (0, 1, 2)]
+    for i, labels in enumerate(labels_drawn):
+        assert chisquare(labels.bincount(minlength=10).numpy()).pvalue > 0.001
+        for earlier_labels in labels_drawn[:i]:
+            assert (labels == earlier_labels).double().mean().item() == pytest.approx(0.1, abs=0.01)
 
 
 def test_first_access_equals_the_draw_of_the_round():
     """So it is where visits are not counted, as over all training data at once."""
     first = random_labels(redraw=True, round=4)
-    assert torch.equal(visited(0, round=4), first)
+    assert torch.equal(labels_at_visit(0, round=4), first)
     assert torch.equal(random_labels(redraw="access", round=4), first)
 
 
@@ -142,5 +144,5 @@ def test_every_element_of_a_dense_target_draws_its_own_label_at_every_access():
 
 @pytest.mark.parametrize("attack", [RandomLabels(), FlippedLabels()])
 def test_poisoned_batch_shares_the_inputs_tensor(attack):
-    batch = batch_of(torch.arange(10))
+    batch = make_batch(torch.arange(10))
     assert attack.poison(batch, CONTEXT).inputs is batch.inputs

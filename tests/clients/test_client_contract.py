@@ -85,7 +85,7 @@ SPLIT_MINIBATCHES = {"PerFedAvg"}  # the order of the samples in a minibatch mat
 ALTERNATING = {"FedRep"}  # a step trains only some parameters
 SIZES = [7, 3, 10, 1]
 CONFIGURATIONS = find_configurations(pl_fed.clients, Client, ARGUMENTS)
-each_client = one_test_per_class(CONFIGURATIONS)
+client_classes = one_test_per_class(CONFIGURATIONS)
 all_clients = one_test(CONFIGURATIONS)
 
 
@@ -181,7 +181,7 @@ def test_docstrings_have_an_example():
         assert "\n    Example:\n        >>> " in kind.__doc__, kind
 
 
-@each_client
+@client_classes
 def test_only_trained_models_have_gradients(kind, arguments):
     client, rows = client_in_a_round(kind, arguments)
     loss, gradients = differentiate(client, rows, batch())
@@ -243,7 +243,7 @@ def check_gradient(kind, arguments, step, epsilon=1e-6):
         torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-7)
 
 
-@each_client
+@client_classes
 def test_training_step_is_pure(kind, arguments):
     """A step changes gradients only: no parameter, no buffer, no row, no random state."""
     client, rows = client_in_a_round(kind, arguments)
@@ -254,10 +254,10 @@ def test_training_step_is_pure(kind, arguments):
     state = torch.get_rng_state()
     first, gradients = differentiate(client, rows, samples)
     gradients = {name: None if g is None else g.clone() for name, g in gradients.items()}
-    again, others = differentiate(client, rows, samples)
+    again, repeated_gradients = differentiate(client, rows, samples)
     assert torch.equal(first, again)
     for name, gradient in gradients.items():
-        assert gradient is None or torch.equal(gradient, others[name])
+        assert gradient is None or torch.equal(gradient, repeated_gradients[name])
     for name, value in client.state_dict().items():
         assert torch.equal(value, before[name])
     for name, row in rows.items():
@@ -275,7 +275,7 @@ def pad(samples, value):
 
 
 @pytest.mark.slow
-@each_client
+@client_classes
 def test_padding_changes_neither_loss_nor_gradients(kind, arguments):
     client, rows = client_in_a_round(kind, arguments)
     check_padding(client, rows, client.training_step, (0.0, -1e3, 1e6))
@@ -286,14 +286,14 @@ def check_padding(client, rows, step, values):
     expected, gradients = differentiate(client, rows, batch(5), step)
     gradients = {name: g.clone() for name, g in gradients.items() if g is not None}
     for value in values:
-        loss, others = differentiate(client, rows, pad(batch(5), value), step)
+        loss, padded_gradients = differentiate(client, rows, pad(batch(5), value), step)
         torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
         for name, gradient in gradients.items():
-            torch.testing.assert_close(others[name], gradient, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(padded_gradients[name], gradient, rtol=1e-10, atol=1e-12)
     return gradients
 
 
-@each_client
+@client_classes
 def test_adaptation_is_pure_and_ignores_padding(kind, arguments):
     client, rows = client_in_a_round(kind, arguments)
     if client.adaptation is None:
@@ -304,7 +304,7 @@ def test_adaptation_is_pure_and_ignores_padding(kind, arguments):
     assert all(torch.equal(value, before[n]) for n, value in client.state_dict().items())
 
 
-@each_client
+@client_classes
 def test_batch_of_padding_alone_has_a_finite_loss(kind, arguments):
     client, rows = client_in_a_round(kind, arguments)
     samples = batch(3)._replace(mask=torch.zeros(3, dtype=torch.bool))
@@ -314,7 +314,7 @@ def test_batch_of_padding_alone_has_a_finite_loss(kind, arguments):
 
 
 @pytest.mark.slow
-@each_client
+@client_classes
 def test_training_lowers_the_loss_with_finite_uploads(kind, arguments):
     """One by one; the other engines agree with that."""
     client = make(kind, arguments)
@@ -362,9 +362,9 @@ def set_up(kind, arguments, sampler, engine="one_by_one", chunk_size=None):
 
 
 def client_states(federation):
-    """Return the states of all clients by name, without empty ones."""
-    everyone, store = torch.arange(len(SIZES)), federation.store
-    rows = {name: store.read(name, everyone) for name in sorted(store.defaults)}
+    """Return the states of all clients by name, without empty states."""
+    client_ids, store = torch.arange(len(SIZES)), federation.store
+    rows = {name: store.read(name, client_ids) for name in sorted(store.defaults)}
     return {name: row for name, row in rows.items() if row.numel()}
 
 
@@ -378,18 +378,18 @@ def all_rows(client, federation):
 
 
 @pytest.mark.slow
-@each_client
+@client_classes
 def test_engines_agree_and_absent_clients_keep_their_states(kind, arguments):
     """Engines agree up to rounding; an absent client keeps its states to the bit."""
     expected = run_two_cohorts(kind, arguments, "one_by_one", None)
     for engine, chunk_size in (("stacked", None), ("stacked", 2)):
         rows = run_two_cohorts(kind, arguments, engine, chunk_size)
-        for row, other in zip(rows, expected, strict=True):
-            torch.testing.assert_close(row, other, rtol=0, atol=1e-10)
+        for row, expected_row in zip(rows, expected, strict=True):
+            torch.testing.assert_close(row, expected_row, rtol=0, atol=1e-10)
 
 
 def run_two_cohorts(kind, arguments, engine, chunk_size):
-    """Run rounds of clients 0, 1, 3 and 0, 1, 2, and check which states change; return all rows."""
+    """Run rounds of clients 0, 1, 3 and 0, 1, 2, and check the changed states; return all rows."""
     sampler = Cohorts((0, 1, 3), (0, 1, 2))
     client, federation, optimizer = set_up(kind, arguments, sampler, engine, chunk_size)
     reports = [federation.run_round(0, optimizer)]
@@ -403,7 +403,7 @@ def run_two_cohorts(kind, arguments, engine, chunk_size):
     return [*all_rows(client, federation), *(report["train/loss"] for report in reports)]
 
 
-@each_client
+@client_classes
 def test_end_of_a_round_returns_rows_and_keeps_the_broadcast(kind, arguments):
     client, rows = client_in_a_round(kind, arguments)
     with client.reading(rows):
@@ -445,7 +445,7 @@ def test_default_states_are_rows_and_equal_at_every_call(kind, arguments):
 
 
 @pytest.mark.slow
-@each_client
+@client_classes
 def test_resumed_rounds_equal_uninterrupted_rounds(kind, arguments):
     """Two rounds equal one round, a checkpoint that a new federation loads, and one round."""
     client, federation, optimizer = set_up(kind, arguments, Cohorts((0, 1), (1, 2)))
@@ -461,12 +461,12 @@ def test_resumed_rounds_equal_uninterrupted_rounds(kind, arguments):
     client.load_state_dict(client_state)
     federation.load_state_dict(federation_state)
     federation.run_round(1, optimizer)
-    for row, other in zip(all_rows(client, federation), expected, strict=True):
-        assert torch.equal(row, other)
+    for row, expected_row in zip(all_rows(client, federation), expected, strict=True):
+        assert torch.equal(row, expected_row)
 
 
 @pytest.mark.slow
-@each_client
+@client_classes
 def test_states_of_a_client_do_not_depend_on_the_others(kind, arguments):
     """Client 0 has the same states after a round if all other clients have other data."""
     client, data = make(kind, arguments), shared_out(classes(SIZES))
@@ -505,12 +505,12 @@ def test_permuted_clients_permute_the_results(kind, arguments):
         close(second.v, first.v[order])
     for name, rows in first.states.items():
         close(second.states[name], rows[order])
-    for one, other in zip(first.reports, second.reports, strict=True):
-        close(one["train/loss"], other["train/loss"])
+    for report, permuted_report in zip(first.reports, second.reports, strict=True):
+        close(report["train/loss"], permuted_report["train/loss"])
 
 
 def net_without_dropout():
-    """Return the net without dropout, whose draws depend on the client's id."""
+    """Return the net without dropout: dropout draws depend on the client's id."""
     layers = list(net())
     return nn.Sequential(*layers[:3], nn.Identity(), layers[4])
 
@@ -576,7 +576,7 @@ def check_rounds_under_attack(kind, arguments, aggregators):
 
 
 @pytest.mark.slow
-@each_client
+@client_classes
 def test_attacked_clients_train_with_an_aggregator_that_reads_losses(kind, arguments):
     """An aggregator reads rows, and Term losses at w^t: no more depends on the algorithm."""
     check_rounds_under_attack(kind, arguments, (Term,))

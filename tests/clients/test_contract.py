@@ -1,4 +1,4 @@
-"""What an algorithm declares, and its part of a round without a federation."""
+"""Declarations of an algorithm, and its part of a round without a federation."""
 
 import copy
 
@@ -12,7 +12,7 @@ from pl_fed.samplers import Uniform
 from pl_fed.types import Batch
 
 
-def batch_of(size=5):
+def make_batch(size=5):
     draw = torch.Generator().manual_seed(0)
     return Batch(torch.randn(size, 4, generator=draw), torch.arange(size) % 3)
 
@@ -76,14 +76,14 @@ def test_refused_name_of_a_server_state_declares_no_state():
 
 
 @pytest.mark.parametrize(
-    ("models", "got"),
+    ("models", "description"),
     [
         ({}, "none"),
         ({"global": Model(trained=False), "personal": Model(trained=False)}, "global, personal"),
     ],
 )
-def test_models_without_a_trained_model_are_refused(models, got):
-    match = f"`models` of FedAvg to have a trained model but got {got}"
+def test_models_without_a_trained_model_are_refused(models, description):
+    match = f"`models` of FedAvg to have a trained model but got {description}"
     with pytest.raises(ValueError, match=match):
         FedAvg(seeded(mlp)).set_models(models)
 
@@ -143,7 +143,7 @@ def test_a_default_is_a_number_a_tensor_or_a_function(default, row):
 
 
 @pytest.mark.parametrize(
-    ("default", "got"),
+    ("default", "description"),
     [
         (torch.zeros(2, 3), r"shape \[2, 3\]"),
         (torch.tensor(1.0), r"shape \[\]"),
@@ -152,31 +152,31 @@ def test_a_default_is_a_number_a_tensor_or_a_function(default, row):
         (lambda: 1.5j, "complex"),
     ],
 )
-def test_default_of_a_wrong_type_is_refused(default, got):
+def test_default_of_a_wrong_shape_or_type_is_refused(default, description):
     client = FedAvg(seeded(mlp))
     client.add_state("own", default)
-    match = rf"default of state `own` to be a number or a tensor \[length\] but got {got}"
+    match = rf"default of state `own` to be a number or a tensor \[length\] but got {description}"
     with pytest.raises(ValueError, match=match):
         client.state_defaults()
 
 
 def test_copied_client_has_independent_defaults():
-    """A bound method follows the copy, whose parameters move by themselves."""
+    """A bound method belongs to the copy, and its parameters are independent."""
     client = FedAvg(seeded(mlp))
     client.add_state("own", client.initial_row)
-    other = copy.deepcopy(client)
-    other.renew_rows()
-    other.row("global").data.add_(1.0)
-    assert torch.equal(other.state_defaults()["own"], other.row("global").data)
+    copied_client = copy.deepcopy(client)
+    copied_client.renew_rows()
+    copied_client.row("global").data.add_(1.0)
+    assert torch.equal(copied_client.state_defaults()["own"], copied_client.row("global").data)
     assert torch.equal(client.state_defaults()["own"], client.row("global").data)
-    difference = other.state_defaults()["own"] - client.state_defaults()["own"]
+    difference = copied_client.state_defaults()["own"] - client.state_defaults()["own"]
     torch.testing.assert_close(difference, torch.ones_like(difference))
-    other.add_state("more", 0.0)
+    copied_client.add_state("more", 0.0)
     assert set(client.state_defaults()) == {"own"}
 
 
 class Remembers(FedAvg):
-    """Keeps its last model, whose mean over all clients the server keeps."""
+    """Keeps its last model; the server keeps the mean over all clients."""
 
     def __init__(self, net, **kwargs):
         super().__init__(net, **kwargs)
@@ -193,7 +193,7 @@ class Remembers(FedAvg):
 )
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_the_server_keeps_the_mean_over_all_clients(kind, state, mean, engine):
-    """After rounds in which two of five clients take part."""
+    """Two of five clients take part in a round."""
     client, data = kind(seeded(mlp), optimizer=sgd(0.1)), shared_out(classes([7, 3, 10, 1, 5]))
     settings = {"sampler": Uniform(2), "engine": engine, "chunk_size": 1}
     outcome = run_rounds(client, data, rounds=4, **settings)
@@ -206,7 +206,7 @@ def test_the_server_keeps_the_mean_over_all_clients(kind, state, mean, engine):
 
 
 class Counting(Client):
-    """A global model whose loss is weighed by how often the client took part."""
+    """Weights the loss of the global model by the client's number of rounds."""
 
     def __init__(self, net, **kwargs):
         super().__init__(net, models={"global": Model()}, **kwargs)
@@ -223,7 +223,7 @@ class Counting(Client):
 
 
 def test_client_runs_its_round_without_a_federation():
-    client, batch = Counting(seeded(mlp), optimizer=sgd(0.25)), batch_of()
+    client, batch = Counting(seeded(mlp), optimizer=sgd(0.25)), make_batch()
     round = client.new_round(clients=2, samples=5, steps=3)
     round.states["count"][1] = 6.0
     client.run_begin(round)
@@ -232,10 +232,10 @@ def test_client_runs_its_round_without_a_federation():
         with client.reading(round.client_rows(position)):
             torch.testing.assert_close(client.training_step(batch, 0), count * plain)
     round.models["global"].parameters = round.models["global"].parameters + 14.0
-    upload, kept = client.run_end_round(round)
+    upload, new_states = client.run_end_round(round)
     torch.testing.assert_close(upload[0], torch.full_like(upload[0], 7.0), rtol=0, atol=1e-5)
     torch.testing.assert_close(upload[1], torch.full_like(upload[1], 2.0), rtol=0, atol=1e-5)
-    assert kept["count"].tolist() == [[2.0], [7.0]]
+    assert new_states["count"].tolist() == [[2.0], [7.0]]
 
 
 def test_new_round_has_the_default_states():

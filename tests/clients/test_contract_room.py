@@ -1,6 +1,6 @@
-"""What the contract leaves room for: each a small client, in one file, right and under any engine.
+"""Small clients that users could write: correct, and equal under all engines.
 
-None of these is shipped: they are the likes of shipped ones (Per-FedAvg, Ditto's choice of λ, ADMM,
+pl_fed ships none of them, but larger ones like them (Per-FedAvg, Ditto's choice of λ, ADMM,
 tilted losses, FedPer, FedRep, FedBN), as short as a user would write them.
 """
 
@@ -85,8 +85,8 @@ class Candidates(Client):
 class ADMM(Client):
     """θ by gradient steps with a pull to w_i; w_i, π_i and u_i in closed form after them.
 
-    The server's model is the mean of ALL clients' u_i, also of those that take no part: a client
-    sends how u_i changes, and the server's learning rate is the cohort's share of the clients.
+    The server's model is the mean of u_i over ALL clients, absent clients included: a client
+    uploads the change of u_i, and the server's learning rate is the cohort's share of the clients.
     """
 
     lam, rho = 0.7, 0.4
@@ -201,12 +201,12 @@ class TwoPulls(Client):
 ALL = [Meta, Candidates, ADMM, SendsModels, Tilted, OwnParts, Alternating, TwoPulls]
 
 
-def data_of(sizes=SIZES, batch_size=4, **fractions):
+def make_data(sizes=SIZES, batch_size=4, **fractions):
     return shared_out(classes(sizes, seed=2), batch_size=batch_size, **fractions)
 
 
 def run(client, data, rounds=2, engine="one_by_one", chunk_size=None, sampler=None, lr=1.0):
-    """Rounds on a copy; what there is in the end: w, all states, and the sums of all metrics."""
+    """Run rounds on a copy; return w, all states and the sums of all metrics."""
     client = copy.deepcopy(client).double()
     server = functools.partial(torch.optim.SGD, lr=lr)
     federation = Federation(
@@ -222,30 +222,32 @@ def run(client, data, rounds=2, engine="one_by_one", chunk_size=None, sampler=No
         warnings.filterwarnings("error", "Clients are run one by one")
         for round in range(rounds):
             federation.run_round(round, optimizer)
-    everyone = torch.arange(data.clients.num_clients)
+    client_ids = torch.arange(data.clients.num_clients)
     result = {"broadcast": client.row("global").data.clone()}
     for name in federation.store.defaults:
-        result[name] = federation.store.read(name, everyone)
+        result[name] = federation.store.read(name, client_ids)
     client.eval()
     federation.evaluator.stacked = engine == "stacked"
     with torch.no_grad():
-        federation.evaluate("val", everyone)
+        federation.evaluate("val", client_ids)
     for model, metrics in federation.metrics("val").items():
         result[f"{model} correct"] = metrics.correct.double()
         result[f"{model} loss"] = metrics.loss_sum
     return result
 
 
-def largest_difference(one, other):
-    assert set(one) == set(other)
-    return max(float((one[k] - other[k]).abs().max()) if one[k].numel() else 0.0 for k in one)
+def largest_difference(first, second):
+    assert set(first) == set(second)
+    return max(
+        float((first[k] - second[k]).abs().max()) if first[k].numel() else 0.0 for k in first
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
 def test_one_by_one_and_stacked_in_any_chunks_agree(kind):
     client = kind(seeded(mlp), optimizer=sgd(0.1, momentum=0.5), local_epochs=2)
-    data = data_of([9, 5, 12, 4], val_fraction=0.3)
+    data = make_data([9, 5, 12, 4], val_fraction=0.3)
     first = run(client, data, rounds=3, sampler=Uniform(3))
     assert all(value.isfinite().all() for value in first.values())
     for engine, chunk_size in (("one_by_one", 1), ("stacked", None), ("stacked", 2)):
@@ -257,9 +259,9 @@ def test_one_by_one_and_stacked_in_any_chunks_agree(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ALL)
 def test_trainer_fits_stops_resumes_and_tests_the_client(kind, tmp_path):
-    """And what it gives does not depend on the stop."""
-    module = data_of([12, 9, 15, 11], val_fraction=0.3, test_fraction=0.3)
-    found = []
+    """A stopped and resumed run equals an uninterrupted run."""
+    module = make_data([12, 9, 15, 11], val_fraction=0.3, test_fraction=0.3)
+    results = []
     for stop in (None, 1):
         client = kind(seeded(mlp), optimizer=sgd(0.1), local_epochs=1)
         for epochs in (stop, 3):
@@ -278,11 +280,11 @@ def test_trainer_fits_stops_resumes_and_tests_the_client(kind, tmp_path):
             trainer.fit(client, module, ckpt_path=path)
         (metrics,) = trainer.test(client, module, verbose=False)
         tables = trainer.predict(client, module)
-        found.append((metrics, torch.cat([t["prediction"] for tables in tables for t in tables])))
+        results.append((metrics, torch.cat([t["prediction"] for tables in tables for t in tables])))
     for model in client.evaluated:
-        assert f"test/{model}/accuracy" in found[0][0]
-    assert found[0][0] == found[1][0]
-    assert torch.equal(found[0][1], found[1][1])
+        assert f"test/{model}/accuracy" in results[0][0]
+    assert results[0][0] == results[1][0]
+    assert torch.equal(results[0][1], results[1][1])
 
 
 # Each against a computation of its own
@@ -291,25 +293,25 @@ def test_trainer_fits_stops_resumes_and_tests_the_client(kind, tmp_path):
 def test_second_order_gradients_equal_those_by_the_hessian():
     """One step: w − η mean over k of (I − α ∇²F₁(w)) ∇F₂(w − α ∇F₁(w))."""
     sizes = [4, 3, 2]
-    data = data_of(sizes)
+    data = make_data(sizes)
     client = Meta(seeded(lambda: nn.Linear(4, 3)), optimizer=sgd(0.2), local_steps=1)
     w = client.double().row("global").data.clone()
     before = w.clone()
     x, y = data.clients.inputs.double(), data.clients.targets
     federation = Federation(All(), engine=EngineOptions("one_by_one"), seed=0)
     federation.setup(client, data, "fit")
-    seen = {}
+    samples_by_step = {}
     original = Meta.training_step
 
-    def watched(self, batch, batch_idx):
-        seen[len(seen)] = batch.samples
+    def record_step(self, batch, batch_idx):
+        samples_by_step[len(samples_by_step)] = batch.samples
         return original(self, batch, batch_idx)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Meta, "training_step", watched)
+        patch.setattr(Meta, "training_step", record_step)
         federation.run_round(0, client.train().configure_optimizers())
     step = torch.zeros_like(w)
-    for samples in seen.values():
+    for samples in samples_by_step.values():
         first, second = samples[0::2], samples[1::2]
 
         def loss(w, index):
@@ -320,12 +322,12 @@ def test_second_order_gradients_equal_those_by_the_hessian():
         there = w - Meta.alpha * gradient
         outer = torch.autograd.functional.jacobian(lambda w, i=second: loss(w, i), there)
         step += (torch.eye(15) - Meta.alpha * hessian) @ outer / len(sizes)
-    assert len(seen) == 3
+    assert len(samples_by_step) == 3
     torch.testing.assert_close(client.row("global").data, before - 0.2 * step, rtol=0, atol=1e-12)
 
 
 def test_each_candidate_equals_ditto_with_its_lambda_and_learning_rate():
-    data = data_of()
+    data = make_data()
     candidates = run(Candidates(seeded(mlp), optimizer=sgd(0.1), local_epochs=2), data)
     for i, (lam, lr) in enumerate(zip((0.0, 0.5, 2.0), (0.1, 0.05, 0.2))):
         ditto = Ditto(seeded(mlp), lam, lr, optimizer=sgd(0.1), local_epochs=2)
@@ -336,7 +338,7 @@ def test_each_candidate_equals_ditto_with_its_lambda_and_learning_rate():
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_the_candidate_with_the_lowest_validation_loss_is_the_personal_model(engine):
-    data = data_of([12, 9, 15, 2], val_fraction=0.2)
+    data = make_data([12, 9, 15, 2], val_fraction=0.2)
     assert data.clients.val.sizes.tolist()[3] == 0
     client = Candidates(
         seeded(lambda: nn.Sequential(mlp(), nn.Dropout(0.5))), optimizer=sgd(0.3), local_epochs=4
@@ -350,7 +352,7 @@ def test_the_candidate_with_the_lowest_validation_loss_is_the_personal_model(eng
 
 @pytest.mark.parametrize("kind", [ADMM, SendsModels])
 def test_closed_forms_after_the_local_work(kind):
-    """Clients whose loss is ½ (θ − y)²; the second takes no part in the first round."""
+    """The loss is ½ (θ − y)²; the second client takes no part in the first round."""
     y = torch.tensor([1.0, -2.0, 4.0], dtype=torch.float64)
     data = points([1.0], [-2.0], [4.0])
     theta, own, pi, u, w = [torch.zeros(3, dtype=torch.float64) for _ in range(4)] + [
@@ -391,8 +393,8 @@ def test_losses_per_class_equal_a_loop_over_the_classes():
         torch.testing.assert_close(client.training_step(batch, 0), expected)
 
 
-def own_loop(steps, which):
-    """Two rounds of FedPer on full batches, by hand; ``which(step)`` names what a step moves."""
+def simulate_fedper(steps, trained_layers):
+    """Run two rounds of FedPer on full batches; a step trains ``trained_layers(step)``."""
     arrays = classes(SIZES, seed=2)
     server = seeded(mlp).double()
     heads = [copy.deepcopy(server[2].state_dict()) for _ in SIZES]
@@ -403,7 +405,7 @@ def own_loop(steps, which):
             net[2].load_state_dict(head)
             x, y = arrays.inputs[arrays.client == k].double(), arrays.targets[arrays.client == k]
             for step in range(steps):
-                parameters = [p for layer in which(step) for p in net[layer].parameters()]
+                parameters = [p for layer in trained_layers(step) for p in net[layer].parameters()]
                 gradients = torch.autograd.grad(F.cross_entropy(net(x), y), parameters)
                 with torch.no_grad():
                     for p, g in zip(parameters, gradients):
@@ -416,13 +418,13 @@ def own_loop(steps, which):
 
 
 @pytest.mark.parametrize(
-    ("kind", "which"),
+    ("kind", "trained_layers"),
     [(OwnParts, lambda step: (0, 2)), (Alternating, lambda step: (2,) if step < 2 else (0,))],
 )
-def test_shared_body_and_personal_heads_equal_a_plain_loop(kind, which):
+def test_shared_body_and_personal_heads_equal_a_plain_loop(kind, trained_layers):
     client = kind(seeded(mlp), optimizer=sgd(0.1), local_steps=3)
-    outcome = run(client, data_of(batch_size=10))
-    server, heads = own_loop(3, which)
+    outcome = run(client, make_data(batch_size=10))
+    server, heads = simulate_fedper(3, trained_layers)
     assert outcome["own"].shape == (4, 5 * 3 + 3)
     for row, head in zip(outcome["own"], heads, strict=True):
         expected = torch.cat([head["weight"].flatten(), head["bias"]])
@@ -433,7 +435,7 @@ def test_shared_body_and_personal_heads_equal_a_plain_loop(kind, which):
 
 def test_a_shared_body_is_evaluated_under_each_clients_own_head():
     """The body being the server's of now, not that of the client's last round."""
-    data = data_of([9, 5, 12, 4], val_fraction=0.4)
+    data = make_data([9, 5, 12, 4], val_fraction=0.4)
     outcome = run(OwnParts(seeded(mlp), optimizer=sgd(0.5), local_epochs=3), data, sampler=Only(0))
     for k in EVERYONE.tolist():
         row = torch.cat([outcome["broadcast"][:25], outcome["own"][k]])
@@ -446,24 +448,24 @@ def test_a_shared_body_is_evaluated_under_each_clients_own_head():
         assert float(outcome["global loss"][k]) != pytest.approx(float(loss), abs=1e-4) or k != 0
 
 
-def with_batch_norm():
+def batch_norm_net():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
 def test_personal_norm_layers_have_personal_statistics():
     """FedBN: the statistics stay with the client unless an algorithm shares them."""
-    data = data_of([8, 6, 12, 4])
-    client = OwnParts(seeded(with_batch_norm), own=("1",), optimizer=sgd(0.1), local_epochs=2)
-    kept = run(client, data)
-    assert kept["own"].shape == (4, 10)
-    assert len(kept["own"].unique(dim=0)) == len(kept["personal.statistics"].unique(dim=0)) == 4
-    assert largest_difference(kept, run(client, data, chunk_size=1)) == 0
+    data = make_data([8, 6, 12, 4])
+    client = OwnParts(seeded(batch_norm_net), own=("1",), optimizer=sgd(0.1), local_epochs=2)
+    result = run(client, data)
+    assert result["own"].shape == (4, 10)
+    assert len(result["own"].unique(dim=0)) == len(result["personal.statistics"].unique(dim=0)) == 4
+    assert largest_difference(result, run(client, data, chunk_size=1)) == 0
 
 
 def test_running_statistics_of_a_shared_body_are_the_mean_over_the_clients():
-    data = data_of([8, 6, 12, 4])
+    data = make_data([8, 6, 12, 4])
     settings = {"optimizer": sgd(0.0), "local_steps": 1}
-    client = SharedStatistics(seeded(with_batch_norm), **settings).double()
+    client = SharedStatistics(seeded(batch_norm_net), **settings).double()
     federation = Federation(All(), engine=EngineOptions("one_by_one"), seed=0)
     federation.setup(client, data, "fit")
     optimizer = client.train().configure_optimizers()
@@ -484,44 +486,44 @@ def test_two_pulls_have_two_centres():
     outcome = run(client, shared_out(points([3.0])), rounds=2)
     w = v = before = 0.0
     for _ in range(2):
-        here = w
+        local_w = w
         for _ in range(2):
-            here -= 0.1 * (here - 3.0)
+            local_w -= 0.1 * (local_w - 3.0)
             v -= 0.1 * ((v - 3.0) + 0.8 * (v - w) + 0.6 * (v - before))
-        w, before = here, v
+        w, before = local_w, v
     assert float(outcome["personal"]) == pytest.approx(v, abs=1e-12)
     assert float(outcome["broadcast"]) == pytest.approx(w, abs=1e-12)
 
 
 class Reporting(Client):
-    """Sees, when a round is closed, what its steps gave, and how much data it validates with."""
+    """Records step means and the number of validation samples at the end of a round."""
 
     def __init__(self, net, **kwargs):
         super().__init__(net, **kwargs)
-        self.add_state("seen", torch.zeros(3))
+        self.add_state("observed", torch.zeros(3))
 
     def training_step(self, batch, batch_idx):
         loss = self.loss("global", batch)
         return {"loss": loss, "step": torch.ones_like(loss.detach()) * batch_idx}
 
     def end_round(self, client):
-        means, seen = client.step_means, client.states["seen"]
+        means, observed = client.step_means, client.states["observed"]
         numbers = (means["loss"], means["step"], client.validation_samples[:, 0])
-        client.states["seen"] = torch.stack([number.to(seen) for number in numbers], 1)
+        client.states["observed"] = torch.stack([number.to(observed) for number in numbers], 1)
         return super().end_round(client)
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_end_round_reads_the_means_of_the_steps(engine):
     """The mean over each client's own steps: 0, 1, 2, ... of them."""
-    data = data_of([9, 5, 12, 2], val_fraction=0.3)
+    data = make_data([9, 5, 12, 2], val_fraction=0.3)
     client = Reporting(seeded(mlp), optimizer=sgd(0.1), local_epochs=2)
-    seen = run(client, data, engine=engine)["seen"]
+    observed = run(client, data, engine=engine)["observed"]
     steps = [2 * -(-n // 4) for n in data.clients.train.sizes.tolist()]
-    assert seen[:, 1].tolist() == [(n - 1) / 2 for n in steps]
-    assert seen[:, 2].tolist() == data.clients.val.sizes.tolist()
+    assert observed[:, 1].tolist() == [(n - 1) / 2 for n in steps]
+    assert observed[:, 2].tolist() == data.clients.val.sizes.tolist()
     assert len(set(steps)) > 1
-    assert seen[:, 0].gt(0).all()
+    assert observed[:, 0].gt(0).all()
 
 
 class Counted(Client):
@@ -532,7 +534,7 @@ class Counted(Client):
         super().__init__(net, models=models, **kwargs)
 
     def begin(self, client):
-        self.seen = client.ids, client.steps.get("personal"), client.lr.get("personal")
+        self.observed = client.ids, client.steps.get("personal"), client.lr.get("personal")
 
     def training_step(self, batch, batch_idx):
         moves = (batch_idx < self.read("client")[0]) & (batch_idx < self.read("personal.steps")[0])
@@ -551,7 +553,7 @@ def test_a_client_knows_its_id_its_steps_and_its_learning_rate(uncompiled, engin
     optimizer = client.train().configure_optimizers()
     for round in range(2):
         federation.run_round(round, optimizer)
-        ids, steps, lr = client.seen
+        ids, steps, lr = client.observed
         assert ids.dtype == torch.int64
         assert steps.tolist() == [[3], [3]]
         assert lr.tolist() == [0.25 / 2**round]
@@ -561,11 +563,11 @@ def test_a_client_knows_its_id_its_steps_and_its_learning_rate(uncompiled, engin
     assert moved.tolist() == [0.0, 2.0, 4.0, 0.0, 6.0]  # 3 steps at most
     federation.evaluate("val", torch.arange(5))
     federation.states.begin(torch.arange(5))
-    assert client.seen[0].tolist() == [0, 1, 2, 3, 4]
-    assert client.seen[1:] == (None, None)
+    assert client.observed[0].tolist() == [0, 1, 2, 3, 4]
+    assert client.observed[1:] == (None, None)
 
 
-# What it says to mistakes
+# Error messages
 
 
 def test_undeclared_model_is_refused():
@@ -610,4 +612,4 @@ class UnknownModel(OwnParts):
 )
 def test_models_and_states_of_a_wrong_length_are_refused_before_training(kind, match):
     with pytest.raises(ValueError, match=match):
-        Federation(All(), seed=0).setup(kind(seeded(mlp)), data_of(), "fit")
+        Federation(All(), seed=0).setup(kind(seeded(mlp)), make_data(), "fit")

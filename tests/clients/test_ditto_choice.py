@@ -14,11 +14,11 @@ SIZES = [30, 24, 12, 8, 40, 16, 4, 26]  # with a quarter for validation: 7 6 3 2
 LAMS = (0.0, 0.5, 3.0)
 
 
-def data_of(**kwargs):
+def make_data(**kwargs):
     return shared_out(classes(SIZES, seed=4), val_fraction=0.25, **kwargs)
 
 
-def choosing(net=mlp, **kwargs):
+def make_client(net=mlp, **kwargs):
     settings = {"lams": LAMS, "lam": 0.5, "optimizer": sgd(0.3), "local_epochs": 4, **kwargs}
     return DittoChoice(seeded(net), **settings)
 
@@ -41,66 +41,66 @@ def validation_losses(rows, data):
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("enough", [1, 4, 6])
 def test_clients_with_enough_validation_data_choose_the_best_lambda(engine, enough):
-    data = data_of()
-    found = trained(choosing(min_validation=enough), data, engine=engine)
-    rows = [found.kept[f"personal_{i}"] for i in range(3)]
+    data = make_data()
+    result = trained(make_client(min_validation=enough), data, engine=engine)
+    rows = [result.kept[f"personal_{i}"] for i in range(3)]
     losses = validation_losses(rows, data)
     sizes = data.clients.val.sizes
     assert {1, 4, 6} <= set(sizes.tolist())  # on both sides of each bound, and at it
     expected = torch.where(sizes >= enough, losses.argmin(1), 1)
-    assert found.kept["choice"][:, 0].tolist() == expected.tolist()
+    assert result.kept["choice"][:, 0].tolist() == expected.tolist()
     assert len(set(expected[sizes >= enough].tolist())) > 1
     chosen = losses.gather(1, expected[:, None])[:, 0]
-    measured = found.metrics["personal"]["loss"][sizes > 0]
+    measured = result.metrics["personal"]["loss"][sizes > 0]
     torch.testing.assert_close(measured, chosen[sizes > 0])
 
 
 @pytest.mark.slow
 def test_each_candidate_equals_ditto_with_its_lambda():
-    found = trained(choosing(personal_lr=0.1, personal_steps=3), data_of())
+    result = trained(make_client(personal_lr=0.1, personal_steps=3), make_data())
     for i, lam in enumerate(LAMS):
         settings = {"optimizer": sgd(0.3), "local_epochs": 4}
         alone = Ditto(seeded(mlp), lam, personal_lr=0.1, personal_steps=3, **settings)
-        expected = trained(alone, data_of())
-        torch.testing.assert_close(found.kept[f"personal_{i}"], expected.kept["personal"])
-        torch.testing.assert_close(found.w, expected.w)
+        expected = trained(alone, make_data())
+        torch.testing.assert_close(result.kept[f"personal_{i}"], expected.kept["personal"])
+        torch.testing.assert_close(result.w, expected.w)
 
 
 def test_single_candidate_equals_ditto():
-    found = trained(choosing(lams=[0.5]), data_of(), 3)
+    result = trained(make_client(lams=[0.5]), make_data(), 3)
     settings = {"optimizer": sgd(0.3), "local_epochs": 4}
-    expected = trained(Ditto(seeded(mlp), 0.5, **settings), data_of(), 3)
-    assert torch.equal(found.w, expected.w)
-    assert torch.equal(found.kept["personal_0"], expected.kept["personal"])
+    expected = trained(Ditto(seeded(mlp), 0.5, **settings), make_data(), 3)
+    assert torch.equal(result.w, expected.w)
+    assert torch.equal(result.kept["personal_0"], expected.kept["personal"])
     for model in ("global", "personal"):
-        assert torch.equal(found.metrics[model]["loss"], expected.metrics[model]["loss"])
+        assert torch.equal(result.metrics[model]["loss"], expected.metrics[model]["loss"])
 
 
 def test_client_keeps_its_choice_until_its_next_round():
-    client = choosing()
-    first = trained(client, data_of(), 1, sampler=All())
-    only = trained(client, data_of(), 3, sampler=Only(0, 3))
+    client = make_client()
+    first = trained(client, make_data(), 1, sampler=All())
+    only = trained(client, make_data(), 3, sampler=Only(0, 3))
     choice = only.kept["choice"][:, 0]
     assert choice[[1, 2, 4, 5, 6, 7]].tolist() == [1.0] * 6  # that of `lam`, before any round
     assert choice[3] == 1
     assert first.kept["choice"][:, 0].tolist() != [1.0] * 8
 
 
-def with_batch_norm():
+def batch_norm_net():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
 def test_statistics_belong_to_the_chosen_model():
-    found = trained(choosing(with_batch_norm, min_validation=1), data_of(batch_size=64))
-    models = found.federation.states.begin(torch.arange(len(SIZES))).models
-    for k, choice in enumerate(found.kept["choice"][:, 0].long().tolist()):
+    result = trained(make_client(batch_norm_net, min_validation=1), make_data(batch_size=64))
+    models = result.federation.states.begin(torch.arange(len(SIZES))).models
+    for k, choice in enumerate(result.kept["choice"][:, 0].long().tolist()):
         personal, candidate = models["personal"][k], models[f"personal_{choice}"][k]
         assert torch.equal(personal.parameters, candidate.parameters)
         assert torch.equal(personal.statistics, candidate.statistics)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
+    ("arguments", "match"),
     [
         ({"lams": []}, r"`lams` to be distinct numbers but got \[\]"),
         ({"lams": [1.0, 1.0]}, r"`lams` to be distinct numbers but got \[1.0, 1.0\]"),
@@ -109,23 +109,23 @@ def test_statistics_belong_to_the_chosen_model():
         ({"min_validation": 0}, "`min_validation` to be at least 1 but got 0"),
     ],
 )
-def test_invalid_arguments_are_refused(wrong, match):
+def test_invalid_arguments_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
-        DittoChoice(mlp(), **wrong)
+        DittoChoice(mlp(), **arguments)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.2])
 @pytest.mark.parametrize("kind", [DittoChoice, DittoGreedy])
 @pytest.mark.parametrize("chunk_size", [1, None])
-def test_clients_without_validation_data_choose_the_default_lambda(kind, fraction, chunk_size):
+def test_clients_without_validation_data_have_finite_personal_models(kind, fraction, chunk_size):
     """One of three, or all: each takes the λ that there is for them."""
     data = shared_out(classes([20, 12, 2], shape=(2, 2)), val_fraction=fraction)
     client = kind(seeded(Views), lams=LAMS, lam=0.5, optimizer=sgd(0.1), local_steps=2)
-    found = run_rounds(client, data, rounds=1, chunk_size=chunk_size)
-    assert found.v.isfinite().all()
+    result = run_rounds(client, data, rounds=1, chunk_size=chunk_size)
+    assert result.v.isfinite().all()
 
 
-def test_default_has_several_lambdas():
+def test_single_number_as_lams_is_refused():
     for kind in (DittoChoice, DittoGreedy):
         with pytest.raises(TypeError, match="`lams` to be an object of a subclass of Sequence but"):
             kind(mlp(), lams=0.5)

@@ -23,11 +23,11 @@ SIZES = [30, 24, 12, 8, 40, 16, 3]
 LAMS = (0.0, 0.5, 3.0)
 
 
-def data_of(**kwargs):
+def make_data(**kwargs):
     return shared_out(classes(SIZES, seed=4), batch_size=64, val_fraction=0.3, **kwargs)
 
 
-def by_hand(data, steps, enough, lr=0.3, personal_lr=0.2, fixed=0.7, rounds=2):
+def simulate(data, steps, enough, lr=0.3, personal_lr=0.2, fixed=0.7, rounds=2):
     """Plain torch, with full batches: w, all v, and the λ of the last round's last step."""
 
     def loss(row, index):
@@ -39,14 +39,14 @@ def by_hand(data, steps, enough, lr=0.3, personal_lr=0.2, fixed=0.7, rounds=2):
         return torch.autograd.functional.jacobian(lambda at: loss(at, index), row)
 
     w = nn.utils.parameters_to_vector(seeded(mlp).double().parameters()).detach()
-    v, taken = [w.clone() for _ in SIZES], [[] for _ in SIZES]
+    v, choices = [w.clone() for _ in SIZES], [[] for _ in SIZES]
     for _ in range(rounds):
         ends = []
         for k in range(len(SIZES)):
             train, val = data.clients.train.samples(k), data.clients.val.samples(k)
-            here = w.clone()
+            local_w = w.clone()
             for _ in range(steps):
-                here = here - lr * slope(here, train)
+                local_w = local_w - lr * slope(local_w, train)
                 there = [
                     v[k] - personal_lr * (slope(v[k], train) + lam * (v[k] - w)) for lam in LAMS
                 ]
@@ -56,29 +56,30 @@ def by_hand(data, steps, enough, lr=0.3, personal_lr=0.2, fixed=0.7, rounds=2):
                 else:
                     lam = fixed
                     v[k] = v[k] - personal_lr * (slope(v[k], train) + lam * (v[k] - w))
-                taken[k].append(lam)
-            ends.append(here)
+                choices[k].append(lam)
+            ends.append(local_w)
         w = torch.stack(ends).mean(0)
-    return w, torch.stack(v), taken
+    return w, torch.stack(v), choices
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked", "stacked_compiled"])
 @pytest.mark.parametrize("enough", [1, 4])
 def test_each_step_uses_the_lambda_with_the_lowest_validation_loss(uncompiled, engine, enough):
-    data = data_of()
+    data = make_data()
     assert data.clients.val.sizes.min() < 4 < data.clients.val.sizes.max()
     client = DittoGreedy(
         seeded(mlp), LAMS, lam=0.7, min_validation=enough, optimizer=sgd(0.3), personal_lr=0.2,
         local_steps=4,
     )  # fmt: skip
-    found = run_rounds(client, data, 2, engine=engine)
-    w, v, taken = by_hand(data, 4, enough)
-    assert {lam for each in taken for lam in each} >= {0.0, 3.0, *([0.7] if enough == 4 else [])}
-    torch.testing.assert_close(found.w, w, rtol=0, atol=1e-10)
-    torch.testing.assert_close(found.v, v, rtol=0, atol=1e-10)
-    mean = sum(sum(each[4:]) for each in taken) / (4 * len(SIZES))
-    assert float(found.reports[-1]["train/lam"]) == pytest.approx(mean)
+    result = run_rounds(client, data, 2, engine=engine)
+    w, v, choices = simulate(data, 4, enough)
+    lams = {lam for client_choices in choices for lam in client_choices}
+    assert lams >= {0.0, 3.0, *([0.7] if enough == 4 else [])}
+    torch.testing.assert_close(result.w, w, rtol=0, atol=1e-10)
+    torch.testing.assert_close(result.v, v, rtol=0, atol=1e-10)
+    mean = sum(sum(client_choices[4:]) for client_choices in choices) / (4 * len(SIZES))
+    assert float(result.reports[-1]["train/lam"]) == pytest.approx(mean)
 
 
 @pytest.mark.parametrize(("rate", "best"), [(0.3, 0.5), (0.15, 3.0)])
@@ -100,34 +101,34 @@ def test_candidate_steps_use_the_current_learning_rate(rate, best):
 
 def test_single_lambda_equals_ditto():
     settings = {"optimizer": sgd(0.3), "local_epochs": 2, "global_mu": 0.2}
-    found = trained(DittoGreedy(seeded(mlp), [0.5], 0.5, **settings), data_of(), 3)
-    expected = trained(Ditto(seeded(mlp), 0.5, **settings), data_of(), 3)
-    torch.testing.assert_close(found.w, expected.w)
-    torch.testing.assert_close(found.kept["personal"], expected.kept["personal"])
+    result = trained(DittoGreedy(seeded(mlp), [0.5], 0.5, **settings), make_data(), 3)
+    expected = trained(Ditto(seeded(mlp), 0.5, **settings), make_data(), 3)
+    torch.testing.assert_close(result.w, expected.w)
+    torch.testing.assert_close(result.kept["personal"], expected.kept["personal"])
 
 
 def test_without_any_validation_data_lambda_is_fixed():
     settings = {"optimizer": sgd(0.3), "local_epochs": 2}
     data = shared_out(classes([7, 3, 10]))
-    found = run_rounds(DittoGreedy(seeded(mlp), LAMS, 0.5, **settings), data)
+    result = run_rounds(DittoGreedy(seeded(mlp), LAMS, 0.5, **settings), data)
     expected = run_rounds(Ditto(seeded(mlp), 0.5, **settings), data)
-    assert found.distance(expected) < 1e-12
+    assert result.distance(expected) < 1e-12
 
 
-def with_batch_norm():
+def batch_norm_net():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
 
 @pytest.mark.parametrize(
-    ("make", "wrong", "match"),
+    ("make", "arguments", "match"),
     [
         (mlp, {"lams": []}, r"`lams` to be distinct numbers but got \[\]"),
         (mlp, {"lams": [-1.0]}, "`lams` to be at least 0, and finite, but got -1.0"),
         (mlp, {"min_validation": 0}, "`min_validation` to be at least 1 but got 0"),
         (mlp, {"regularizer": "kl"}, "`regularizer` to be l2 but got 'kl'"),
-        (with_batch_norm, {}, "`net` to have no running statistics but got 1.running_mean"),
+        (batch_norm_net, {}, "`net` to have no running statistics but got 1.running_mean"),
     ],
 )
-def test_invalid_arguments_are_refused(make, wrong, match):
+def test_invalid_arguments_are_refused(make, arguments, match):
     with pytest.raises(ValueError, match=match):
-        DittoGreedy(make(), **wrong)
+        DittoGreedy(make(), **arguments)

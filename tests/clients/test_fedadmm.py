@@ -23,13 +23,13 @@ DATA = shared_out(PROBLEM.arrays, batch_size=100)
 def fedadmm(rho=0.3, rate=0.6, steps=4, **kwargs):
     net = nn.Linear(3, 1, bias=False).double()
     nn.init.ones_(net.weight)
-    how = {"optimizer": sgd(rate), "criterion": HalfSquares(), "local_steps": steps}
-    return FedADMM(net, rho=rho, **how, **kwargs)
+    settings = {"optimizer": sgd(rate), "criterion": HalfSquares(), "local_steps": steps}
+    return FedADMM(net, rho=rho, **settings, **kwargs)
 
 
-def close(found, expected, tolerance=1e-12):
+def close(actual, expected, tolerance=1e-12):
     expected = torch.as_tensor(np.asarray(expected), dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
@@ -63,10 +63,10 @@ def test_rounds_converge_to_the_minimiser_of_the_weighted_loss(weights, cohort_s
     hessian = sum(a * h for a, h in zip(alpha, PROBLEM.hessians))
     right = sum(a * h @ e for a, h, e in zip(alpha, PROBLEM.hessians, PROBLEM.estimates))
     client = fedadmm(rho=0.2, rate=1.0, steps=3, weights=weights)
-    found = after(client, DATA, 160, sampler=Uniform(cohort_size))
-    close(found["w"], np.linalg.solve(hessian, right), 1e-7)
-    close(found["personal"], np.tile(found["w"], (5, 1)), 1e-6)
-    close(found["dual"].sum(0), np.zeros(3), 1e-6)
+    actual = after(client, DATA, 160, sampler=Uniform(cohort_size))
+    close(actual["w"], np.linalg.solve(hessian, right), 1e-7)
+    close(actual["personal"], np.tile(actual["w"], (5, 1)), 1e-6)
+    close(actual["dual"].sum(0), np.zeros(3), 1e-6)
 
 
 def test_objective_equals_hand_computed_values():

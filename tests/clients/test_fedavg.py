@@ -36,7 +36,7 @@ EPOCHS = 4
 
 
 class Plain(LightningModule):
-    """What somebody writes who has never heard of federated learning."""
+    """A plain LightningModule without federated learning."""
 
     def __init__(self, net, lr):
         super().__init__()
@@ -50,7 +50,7 @@ class Plain(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
-def descended(net, arrays, folder, lr=0.3):
+def run_gradient_descent(net, arrays, folder, lr=0.3):
     """The net after full-batch descent by Lightning on all samples, as a row."""
     plain = Plain(copy.deepcopy(net), lr)
     loader = DataLoader(
@@ -61,8 +61,8 @@ def descended(net, arrays, folder, lr=0.3):
     return torch.cat([parameter.detach().flatten() for parameter in plain.net.parameters()])
 
 
-def federated(net, arrays, folder, lr=0.3, aggregator=None, engine="one_by_one"):
-    """The same by a federation whose clients take one full-batch step a round."""
+def run_federation(net, arrays, folder, lr=0.3, aggregator=None, engine="one_by_one"):
+    """Train in a federation; clients take one full-batch step per round."""
     client = FedAvg(copy.deepcopy(net), optimizer=sgd(lr), local_steps=1)
     federation = pl_fed.Federation(
         All(), aggregator=aggregator, engine=pl_fed.EngineOptions(engine), seed=0
@@ -75,23 +75,27 @@ def federated(net, arrays, folder, lr=0.3, aggregator=None, engine="one_by_one")
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_one_client_with_one_full_batch_step_equals_gradient_descent(tmp_path, engine):
     net, arrays = seeded(mlp), classes([11])
-    found = federated(net, arrays, tmp_path, engine=engine)
-    torch.testing.assert_close(found, descended(net, arrays, tmp_path), rtol=0, atol=1e-14)
+    result = run_federation(net, arrays, tmp_path, engine=engine)
+    torch.testing.assert_close(
+        result, run_gradient_descent(net, arrays, tmp_path), rtol=0, atol=1e-14
+    )
 
 
 def test_clients_of_equal_size_equal_centralised_descent(tmp_path):
     """Where each takes one full-batch step: the mean of the gradients is that of the whole."""
     net, arrays = seeded(mlp), classes([6] * 5)
-    found = federated(net, arrays, tmp_path)
-    torch.testing.assert_close(found, descended(net, arrays, tmp_path), rtol=0, atol=1e-14)
+    result = run_federation(net, arrays, tmp_path)
+    torch.testing.assert_close(
+        result, run_gradient_descent(net, arrays, tmp_path), rtol=0, atol=1e-14
+    )
 
 
 def test_clients_weighted_by_samples_equal_centralised_descent(tmp_path):
     net, arrays = seeded(mlp), classes([2, 9, 5, 1])
-    centralised = descended(net, arrays, tmp_path)
-    weighted = federated(net, arrays, tmp_path, aggregator=Mean("samples"))
+    centralised = run_gradient_descent(net, arrays, tmp_path)
+    weighted = run_federation(net, arrays, tmp_path, aggregator=Mean("samples"))
     torch.testing.assert_close(weighted, centralised, rtol=0, atol=1e-14)
-    unweighted = federated(net, arrays, tmp_path)
+    unweighted = run_federation(net, arrays, tmp_path)
     assert (unweighted - centralised).abs().max() > 1e-3
 
 

@@ -1,4 +1,4 @@
-"""Which layers FedBN keeps; that it keeps them right is tested with FedPer."""
+"""The layers that FedBN keeps; FedPer's tests check the training."""
 
 import pytest
 import torch
@@ -34,16 +34,16 @@ def test_clients_keep_every_kind_of_normalisation_layer(norm, numbers):
     client = FedBN(seeded(lambda: net(norm)), optimizer=sgd(0.1))
     assert client.own == (("1.1",) if isinstance(norm, nn.Sequential) else ("1",))
     assert (len(client.own_positions), len(client.own_statistics)) == numbers
-    found = run_rounds(client, shared_out(classes([8, 3, 10])))
-    assert found.states["own"].shape == (3, numbers[0])
+    result = run_rounds(client, shared_out(classes([8, 3, 10])))
+    assert result.states["own"].shape == (3, numbers[0])
     if numbers[0]:
-        assert len(found.states["own"].unique(dim=0)) == 3
+        assert len(result.states["own"].unique(dim=0)) == 3
     if numbers[1]:
-        assert len(found.v_statistics.unique(dim=0)) == 3
+        assert len(result.v_statistics.unique(dim=0)) == 3
 
 
 def test_frozen_normalisation_equals_fedavg():
-    """Of a layer that is frozen there is nothing to keep: it is FedAvg, to the bit."""
+    """A frozen layer has no state to keep: FedBN equals FedAvg bit for bit."""
     norm = nn.LayerNorm(6)
     frozen = nn.LayerNorm(6).requires_grad_(False)
     data, settings = shared_out(classes([8, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
@@ -53,8 +53,8 @@ def test_frozen_normalisation_equals_fedavg():
 
     client = FedBN(seeded(both), **settings)
     assert client.own == ("1",)
-    found = run_rounds(FedBN(seeded(both), own=[], **settings), data)
-    assert torch.equal(found.w, run_rounds(FedAvg(seeded(both), **settings), data).w)
+    result = run_rounds(FedBN(seeded(both), own=[], **settings), data)
+    assert torch.equal(result.w, run_rounds(FedAvg(seeded(both), **settings), data).w)
 
 
 def test_a_net_without_normalisation_is_refused():

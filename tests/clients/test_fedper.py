@@ -1,4 +1,4 @@
-"""FedPer against a loop over modules; what leaves a client, and what does not."""
+"""FedPer against a loop over modules, and the parts that leave a client."""
 
 import by_hand
 import pytest
@@ -16,7 +16,7 @@ EVERYONE = torch.arange(len(SIZES))
 ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
 
 
-def data_of(sizes=SIZES):
+def make_data(sizes=SIZES):
     return shared_out(classes(sizes, seed=2), batch_size=4)
 
 
@@ -26,25 +26,25 @@ def norm_net():
     return nn.Sequential(linear[0], norms[0], nn.Tanh(), linear[1], norms[1], linear[2])
 
 
-def simulated(net, own, rounds, cohort=EVERYONE, momentum=0.0):
-    """What is own of each client, and the server's net, after rounds of two passes."""
-    data, server = data_of(), seeded(net).double()
+def simulate(net, own, rounds, cohort=EVERYONE, momentum=0.0):
+    """Return each client's net and the server's net after rounds of two passes."""
+    data, server = make_data(), seeded(net).double()
 
     def is_own(name):
         return belongs(name, own)
 
-    kept = [server.state_dict() for _ in SIZES]
+    states = [server.state_dict() for _ in SIZES]
     for _ in range(rounds):
         nets = []
         for k in cohort.tolist():
-            start = by_hand.mixed(server, kept[k], is_own)
+            start = by_hand.mixed(server, states[k], is_own)
             batches, steps = by_hand.minibatches(data, k, 4), 2 * by_hand.per_pass(data, k, 4)
             optimizer = sgd(0.1, momentum=momentum)
             end = by_hand.trained(start, batches, steps, lambda name: True, optimizer)
-            kept[k] = end.state_dict()
+            states[k] = end.state_dict()
             nets.append(end)
         server = by_hand.mean_of(nets, server, is_own)
-    return [by_hand.mixed(server, state, is_own) for state in kept], server
+    return [by_hand.mixed(server, state, is_own) for state in states], server
 
 
 @pytest.mark.slow
@@ -55,37 +55,37 @@ def simulated(net, own, rounds, cohort=EVERYONE, momentum=0.0):
 def test_rounds_equal_a_loop_over_modules(uncompiled, engine, own, momentum):
     """The third client takes no part: its body is the server's nevertheless."""
     cohort = torch.tensor([0, 1, 3])
-    nets, server = simulated(mlp, own, 3, cohort, momentum)
+    nets, server = simulate(mlp, own, 3, cohort, momentum)
     client = FedPer(seeded(mlp), own, optimizer=sgd(0.1, momentum=momentum), local_epochs=2)
     settings = {"sampler": Only(0, 1, 3), "shuffle": False, "engine": engine, "chunk_size": 2}
-    found = run_rounds(client, data_of(), rounds=3, **settings)
-    torch.testing.assert_close(found.w, by_hand.row(server))
-    torch.testing.assert_close(found.v, torch.stack([by_hand.row(net) for net in nets]))
-    mine = torch.stack([by_hand.row(net, lambda name: belongs(name, own)) for net in nets])
-    torch.testing.assert_close(found.states["own"], mine)
-    assert torch.equal(found.v[2, :20], found.v[0, :20]) == (own == ["2"])
+    result = run_rounds(client, make_data(), rounds=3, **settings)
+    torch.testing.assert_close(result.w, by_hand.row(server))
+    torch.testing.assert_close(result.v, torch.stack([by_hand.row(net) for net in nets]))
+    personal_rows = torch.stack([by_hand.row(net, lambda name: belongs(name, own)) for net in nets])
+    torch.testing.assert_close(result.states["own"], personal_rows)
+    assert torch.equal(result.v[2, :20], result.v[0, :20]) == (own == ["2"])
 
 
 @pytest.mark.parametrize(
     ("kind", "own"), [(FedPer, ("5",)), (FedPer, ("3", "4")), (FedBN, ("1", "4"))]
 )
 def test_running_statistics_go_with_the_layers(kind, own):
-    """Those of shared layers are averaged, those of one's own layers stay."""
+    """The server averages statistics of shared layers; personal layers keep theirs."""
     sizes = SIZES
-    nets, server = simulated(norm_net, own, 2)
+    nets, server = simulate(norm_net, own, 2)
     settings = {} if kind is FedBN else {"own": own}
     client = kind(seeded(norm_net), optimizer=sgd(0.1), local_epochs=2, **settings)
     assert client.own == own
-    found = run_rounds(client, data_of(), rounds=2, shuffle=False)
-    torch.testing.assert_close(found.w, by_hand.row(server))
-    torch.testing.assert_close(found.w_statistics, by_hand.statistics(server))
-    torch.testing.assert_close(found.v, torch.stack([by_hand.row(net) for net in nets]))
+    result = run_rounds(client, make_data(), rounds=2, shuffle=False)
+    torch.testing.assert_close(result.w, by_hand.row(server))
+    torch.testing.assert_close(result.w_statistics, by_hand.statistics(server))
+    torch.testing.assert_close(result.v, torch.stack([by_hand.row(net) for net in nets]))
     expected = torch.stack([by_hand.statistics(net) for net in nets])
-    torch.testing.assert_close(found.v_statistics, expected)
+    torch.testing.assert_close(result.v_statistics, expected)
     start = by_hand.statistics(seeded(norm_net).double())
     shared = [n for n, _ in server.named_buffers() if "running" in n and not belongs(n, own)]
-    assert torch.equal(found.w_statistics, start) == (not shared)
-    different = len(found.v_statistics.unique(dim=0))
+    assert torch.equal(result.w_statistics, start) == (not shared)
+    different = len(result.v_statistics.unique(dim=0))
     assert different == (1 if own == ("5",) else len(sizes))
 
 
@@ -97,14 +97,14 @@ def test_own_parts_never_leave_the_client(own, is_own):
     client = FedPer(seeded(mlp), own, optimizer=sgd(0.1), local_epochs=2)
     end_round = client.end_round
 
-    def watched(rows):
+    def record(rows):
         upload = end_round(rows)
         uploads.append(upload.clone())
         return upload
 
-    client.end_round = watched
+    client.end_round = record
     federation = Federation(Only(0, 2), seed=0, engine=EngineOptions("stacked"))
-    federation.setup(client, data_of(), "fit")
+    federation.setup(client, make_data(), "fit")
     uploads.clear()  # that of the trial before training
     first = client.row("global").data.clone()
     for round in range(2):
@@ -121,16 +121,16 @@ def test_own_parts_never_leave_the_client(own, is_own):
 
 def test_no_personal_part_equals_fedavg():
     settings = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2}
-    found = run_rounds(FedPer(seeded(mlp), [], **settings), data_of())
-    assert torch.equal(found.w, run_rounds(FedAvg(seeded(mlp), **settings), data_of()).w)
-    assert torch.equal(found.v, found.w.expand(4, -1))
+    result = run_rounds(FedPer(seeded(mlp), [], **settings), make_data())
+    assert torch.equal(result.w, run_rounds(FedAvg(seeded(mlp), **settings), make_data()).w)
+    assert torch.equal(result.v, result.w.expand(4, -1))
 
 
 def test_all_parts_personal_equals_local_training():
     settings = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2}
-    found = run_rounds(FedPer(seeded(mlp), ["0", "2"], **settings), data_of())
-    assert torch.equal(found.v, run_rounds(Local(seeded(mlp), **settings), data_of()).v)
-    assert torch.equal(found.w, FedPer(seeded(mlp)).double().row("global").data)
+    result = run_rounds(FedPer(seeded(mlp), ["0", "2"], **settings), make_data())
+    assert torch.equal(result.v, run_rounds(Local(seeded(mlp), **settings), make_data()).v)
+    assert torch.equal(result.w, FedPer(seeded(mlp)).double().row("global").data)
 
 
 def test_default_head_is_the_last_trained_layer():
@@ -139,7 +139,7 @@ def test_default_head_is_the_last_trained_layer():
     assert FedPer(net).own == ("0.2",)
 
 
-def test_metrics_use_the_body_with_the_personal_head():
+def test_only_the_personal_model_is_evaluated():
     assert FedPer(seeded(mlp)).evaluated == ("personal",)
 
 

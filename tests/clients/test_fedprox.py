@@ -1,4 +1,4 @@
-"""FedProx: held back by μ, which makes FedAvg of it where it is 0."""
+"""FedProx: a pull of strength μ to the broadcast; FedAvg where μ is 0."""
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ from small_federations import (
 
 from pl_fed.clients import Ditto, FedAvg, FedProx
 
-each_engine = pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+all_engines = pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 
 
-@each_engine
+@all_engines
 @pytest.mark.parametrize("mu", [0.0, 0.5, 3.0])
 def test_rounds_equal_hand_computed_rounds(engine, mu):
     """w_k ← w_k − η (w_k − y_k + μ (w_k − w^t)), three times; the server takes the mean."""
@@ -27,20 +27,20 @@ def test_rounds_equal_hand_computed_rounds(engine, mu):
     client = FedProx(
         Point(start=2.0), mu, optimizer=sgd(0.25), criterion=HalfSquares(), local_steps=3
     )
-    found = run_rounds(client, shared_out(points(*[[y] for y in observed])), 2, engine=engine)
+    result = run_rounds(client, shared_out(points(*[[y] for y in observed])), 2, engine=engine)
     w = 2.0
     for _ in range(2):
         ends = []
         for y in observed:
-            here = w
+            local_w = w
             for _ in range(3):
-                here -= 0.25 * (here - y + mu * (here - w))
-            ends.append(here)
+                local_w -= 0.25 * (local_w - y + mu * (local_w - w))
+            ends.append(local_w)
         w = sum(ends) / 2
-    assert float(found.w) == pytest.approx(w, abs=1e-12)
+    assert float(result.w) == pytest.approx(w, abs=1e-12)
 
 
-@each_engine
+@all_engines
 def test_mu_zero_equals_fedavg_bit_for_bit(engine):
     data = shared_out(classes([7, 3, 10]))
     settings = {"optimizer": sgd(0.1, momentum=0.9), "local_epochs": 2}
@@ -51,18 +51,18 @@ def test_mu_zero_equals_fedavg_bit_for_bit(engine):
     assert torch.equal(plain.w, prox.w)
 
 
-@each_engine
+@all_engines
 def test_ditto_with_global_mu_trains_the_global_model_of_fedprox(engine):
     """Ditto's w is FedProx's, and v_k is pulled to it."""
     data = shared_out(classes([7, 3, 10]))
     settings = {"optimizer": sgd(0.1, momentum=0.9), "local_epochs": 2}
     prox = run_rounds(FedProx(seeded(mlp), 0.7, **settings), data, 3, engine=engine)
     ditto = Ditto(seeded(mlp), lam=0.3, global_mu=0.7, **settings)
-    found = run_rounds(ditto, data, 3, engine=engine)
-    torch.testing.assert_close(found.w, prox.w, rtol=0, atol=1e-14)
+    result = run_rounds(ditto, data, 3, engine=engine)
+    torch.testing.assert_close(result.w, prox.w, rtol=0, atol=1e-14)
     plain = run_rounds(Ditto(seeded(mlp), lam=0.3, **settings), data, 3, engine=engine)
-    assert not torch.allclose(found.w, plain.w)
-    assert not torch.allclose(found.v, plain.v)
+    assert not torch.allclose(result.w, plain.w)
+    assert not torch.allclose(result.v, plain.v)
 
 
 def test_large_mu_keeps_clients_near_the_global_model():
@@ -71,7 +71,7 @@ def test_large_mu_keeps_clients_near_the_global_model():
         run_rounds(FedProx(seeded(mlp), mu, optimizer=sgd(0.02), local_epochs=5), data, 1).reports
         for mu in (0.0, 1.0, 10.0)
     ]
-    norms = [float(each[0]["train/update_norm"]) for each in reports]
+    norms = [float(run_reports[0]["train/update_norm"]) for run_reports in reports]
     assert norms[0] > norms[1] > 2 * norms[2] > 0
 
 

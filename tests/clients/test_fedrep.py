@@ -14,7 +14,7 @@ SIZES = [7, 3, 10, 2]  # minibatches of 4: one to three in a pass
 ENGINES = ["one_by_one", "stacked", "stacked_compiled", "one_by_one_compiled"]
 
 
-def data_of(sizes=SIZES):
+def make_data(sizes=SIZES):
     return shared_out(classes(sizes, seed=2), batch_size=4)
 
 
@@ -22,25 +22,27 @@ def adam(params):
     return torch.optim.Adam(params, lr=0.01)
 
 
-def simulated(own, rounds, head, body, optimizer, cohort):
+def simulate(own, rounds, head, body, optimizer, cohort):
     """``head`` and ``body`` give the number of steps of a client with so many in a pass."""
-    data, server = data_of(), seeded(mlp).double()
+    data, server = make_data(), seeded(mlp).double()
 
     def is_own(name):
         return belongs(name, own)
 
-    kept = [server.state_dict() for _ in SIZES]
+    states = [server.state_dict() for _ in SIZES]
     for _ in range(rounds):
         nets = []
         for k in cohort:
-            net = by_hand.mixed(server, kept[k], is_own)
-            batches, one = by_hand.minibatches(data, k, 4), by_hand.per_pass(data, k, 4)
-            net = by_hand.trained(net, batches, head(one), is_own, optimizer)
-            net = by_hand.trained(net, batches, body(one), lambda n: not is_own(n), optimizer)
-            kept[k] = net.state_dict()
+            net = by_hand.mixed(server, states[k], is_own)
+            batches, steps_per_pass = by_hand.minibatches(data, k, 4), by_hand.per_pass(data, k, 4)
+            net = by_hand.trained(net, batches, head(steps_per_pass), is_own, optimizer)
+            net = by_hand.trained(
+                net, batches, body(steps_per_pass), lambda n: not is_own(n), optimizer
+            )
+            states[k] = net.state_dict()
             nets.append(net)
         server = by_hand.mean_of(nets, server, is_own)
-    return [by_hand.mixed(server, state, is_own) for state in kept], server
+    return [by_hand.mixed(server, state, is_own) for state in states], server
 
 
 @pytest.mark.slow
@@ -57,12 +59,12 @@ def simulated(own, rounds, head, body, optimizer, cohort):
 def test_rounds_train_the_head_before_the_body(uncompiled, engine, momentum, own, work, head, body):
     """The head's momentum does not move it on when it is the body's turn."""
     optimizer = sgd(0.1, momentum=momentum)
-    nets, server = simulated(own, 2, head, body, optimizer, [0, 2, 3])
+    nets, server = simulate(own, 2, head, body, optimizer, [0, 2, 3])
     client = FedRep(seeded(mlp), own, optimizer=optimizer, **work)
     settings = {"sampler": Only(0, 2, 3), "shuffle": False, "engine": engine, "chunk_size": 2}
-    found = run_rounds(client, data_of(), rounds=2, **settings)
-    torch.testing.assert_close(found.w, by_hand.row(server))
-    torch.testing.assert_close(found.v, torch.stack([by_hand.row(net) for net in nets]))
+    result = run_rounds(client, make_data(), rounds=2, **settings)
+    torch.testing.assert_close(result.w, by_hand.row(server))
+    torch.testing.assert_close(result.v, torch.stack([by_hand.row(net) for net in nets]))
 
 
 def test_head_has_a_separate_adam_state():
@@ -70,17 +72,17 @@ def test_head_has_a_separate_adam_state():
     part the head is that of Adam alone, and the body has moved by Adam's first step, corrected for
     two: 0.1 g / 0.19 over √(0.001 g² / 0.001999)."""
     client = FedRep(seeded(mlp), optimizer=adam, head_steps=1, local_steps=1)
-    found = run_rounds(client, data_of([4]), rounds=1, shuffle=False)
+    result = run_rounds(client, make_data([4]), rounds=1, shuffle=False)
     start = by_hand.row(seeded(mlp).double())
-    torch.testing.assert_close(found.v[0, 25:], run_alone()[25:])
+    torch.testing.assert_close(result.v[0, 25:], run_alone()[25:])
     step = 0.01 * (0.1 / 0.19) / (0.001 / 0.001999) ** 0.5
-    moved = (found.v[0, :25] - start[:25]).abs()
+    moved = (result.v[0, :25] - start[:25]).abs()
     torch.testing.assert_close(moved, torch.full_like(moved, step), rtol=1e-3, atol=1e-6)
 
 
 def run_alone():
     """One client, one Adam step on the head."""
-    data, net = data_of([4]), seeded(mlp).double()
+    data, net = make_data([4]), seeded(mlp).double()
     batches = by_hand.minibatches(data, 0, 4)
     return by_hand.row(by_hand.trained(net, batches, 1, lambda n: belongs(n, ["2"]), adam))
 
@@ -88,20 +90,20 @@ def run_alone():
 def test_no_head_equals_fedavg():
     settings = {"optimizer": sgd(0.1, momentum=0.5), "local_epochs": 2}
     client = FedRep(seeded(mlp), [], head_epochs=3, **settings)
-    found = run_rounds(client, data_of())
-    assert torch.equal(found.w, run_rounds(FedAvg(seeded(mlp), **settings), data_of()).w)
+    result = run_rounds(client, make_data())
+    assert torch.equal(result.w, run_rounds(FedAvg(seeded(mlp), **settings), make_data()).w)
 
 
 def test_rounds_differ_from_fedper():
     settings = {"optimizer": sgd(0.1), "local_steps": 2}
-    one = run_rounds(FedRep(seeded(mlp), **settings), data_of())
-    assert one.distance(run_rounds(FedPer(seeded(mlp), **settings), data_of())) > 1e-3
+    outcome = run_rounds(FedRep(seeded(mlp), **settings), make_data())
+    assert outcome.distance(run_rounds(FedPer(seeded(mlp), **settings), make_data())) > 1e-3
 
 
 def test_the_head_never_leaves_the_client():
     client = FedRep(seeded(mlp), optimizer=sgd(0.1), head_epochs=2)
     federation = Federation(Only(1, 2), seed=0, engine=EngineOptions("stacked"))
-    federation.setup(client, data_of(), "fit")
+    federation.setup(client, make_data(), "fit")
     first = client.row("global").data.clone()
     federation.run_round(0, client.train().configure_optimizers())
     moved = client.row("global").data != first
@@ -113,7 +115,7 @@ def test_the_head_never_leaves_the_client():
 
 
 @pytest.mark.parametrize(
-    ("given", "head", "personal"),
+    ("settings", "head", "personal"),
     [
         ({}, LocalWork(None, 1), LocalWork(None, 2)),
         ({"local_epochs": 2}, LocalWork(None, 2), LocalWork(None, 4)),
@@ -122,13 +124,13 @@ def test_the_head_never_leaves_the_client():
         ({"head_epochs": 10}, LocalWork(None, 10), LocalWork(None, 11)),
     ],
 )
-def test_default_work_on_head_and_body(given, head, personal):
-    client = FedRep(seeded(mlp), **given)
+def test_default_work_on_head_and_body(settings, head, personal):
+    client = FedRep(seeded(mlp), **settings)
     assert [client.objective.work(model) for model in client.trained] == [head, personal]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
+    ("arguments", "match"),
     [
         ({"head_steps": 0}, "`head_steps` to be at least 1 but got 0"),
         ({"head_epochs": -1}, "`head_epochs` to be at least 1 but got -1"),
@@ -138,6 +140,6 @@ def test_default_work_on_head_and_body(given, head, personal):
         ({"own": ["7"]}, "`own` to list names among"),
     ],
 )
-def test_invalid_arguments_are_refused(wrong, match):
+def test_invalid_arguments_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
-        FedRep(seeded(mlp), **wrong)
+        FedRep(seeded(mlp), **arguments)

@@ -28,7 +28,7 @@ from pl_fed.types import Batch
 SIZES = [7, 3, 10, 2]
 WHOLE = {"batch_size": 10}  # a step is one on all data of a client
 ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
-each_engine = pytest.mark.parametrize("engine", ENGINES)
+all_engines = pytest.mark.parametrize("engine", ENGINES)
 
 
 def fedtilt(kind=FedTilt, lr=0.1, net=mlp, **kwargs):
@@ -51,11 +51,13 @@ def tilted(values, tilt, weights):
 def two_level(net, x, y, tau, lam):
     losses = F.cross_entropy(net(x), y, reduction="none")
     own = [losses[y == label] for label in sorted(set(y.tolist()))]
-    values = torch.stack([tilted(each, lam, [1.0] * len(each)) for each in own])
-    return tilted(values, tau, [float(len(each)) for each in own])
+    values = torch.stack(
+        [tilted(client_losses, lam, [1.0] * len(client_losses)) for client_losses in own]
+    )
+    return tilted(values, tau, [float(len(client_losses)) for client_losses in own])
 
 
-def descended(net, objective, lr, steps):
+def descend(net, objective, lr, steps):
     """A copy of the net after plain gradient steps."""
     net = copy.deepcopy(net)
     for _ in range(steps):
@@ -66,7 +68,7 @@ def descended(net, objective, lr, steps):
     return net
 
 
-def row_of(net):
+def flatten_net(net):
     return nn.utils.parameters_to_vector(net.parameters()).detach()
 
 
@@ -75,13 +77,13 @@ def distance(net, centre):
     return sum((a - b.detach()).square().sum() for a, b in pairs)
 
 
-def set_to(net, row):
+def load_row(net, row):
     net = copy.deepcopy(net)
     nn.utils.vector_to_parameters(row, net.parameters())
     return net
 
 
-def by_hand(arrays, tau, lam, mu, rounds, lr=0.1, personal_lr=0.1, steps=2):
+def simulate(arrays, tau, lam, mu, rounds, lr=0.1, personal_lr=0.1, steps=2):
     """Algorithm 1 at q = 0 on full batches: w, and the rows of all v_n."""
     w = seeded(mlp).double()
     v = [copy.deepcopy(w) for _ in own_data(arrays)]
@@ -90,10 +92,10 @@ def by_hand(arrays, tau, lam, mu, rounds, lr=0.1, personal_lr=0.1, steps=2):
         for k, (x, y) in enumerate(own_data(arrays)):
             tilted_loss = lambda net, x=x, y=y: two_level(net, x, y, tau, lam)  # noqa: E731
             pulled = lambda net, w=w, f=tilted_loss: f(net) + mu / 2 * distance(net, w)  # noqa: E731
-            sent.append(row_of(descended(w, tilted_loss, lr, steps)))
-            v[k] = descended(v[k], pulled, personal_lr, steps)
-        w = set_to(w, torch.stack(sent).mean(0))
-    return row_of(w), torch.stack([row_of(each) for each in v])
+            sent.append(flatten_net(descend(w, tilted_loss, lr, steps)))
+            v[k] = descend(v[k], pulled, personal_lr, steps)
+        w = load_row(w, torch.stack(sent).mean(0))
+    return flatten_net(w), torch.stack([flatten_net(personal_net) for personal_net in v])
 
 
 @pytest.mark.slow
@@ -104,7 +106,7 @@ def test_rounds_equal_a_plain_loop(uncompiled, tau, lam):
     """A traced step is tried once for each branch: a tilt that is 0, and one that is not."""
     arrays = classes(SIZES)
     client = fedtilt(tau=tau, lam=lam, mu=0.7, personal_lr=0.05)
-    w, v = by_hand(arrays, tau, lam, mu=0.7, rounds=3, personal_lr=0.05)
+    w, v = simulate(arrays, tau, lam, mu=0.7, rounds=3, personal_lr=0.05)
     traced = (tau, lam) in {(2.0, -4.0), (0.0, -1.0), (5.0, 0.0)}
     for engine in ENGINES if traced else ENGINES[:2]:
         outcome = run_rounds(client, shared_out(arrays, **WHOLE), 3, engine=engine, chunk_size=3)
@@ -123,14 +125,14 @@ def test_engines_agree_on_large_tilts_and_parts_of_batches(uncompiled, tau):
         assert first.distance(again) < 1e-10
 
 
-# What the propositions say
+# Propositions
 
 
 DITTO_DATA = {"batch_size": 4}  # with parts of batches, and one sample by itself
 
 
 @pytest.mark.slow
-@each_engine
+@all_engines
 def test_zero_tilts_equal_ditto(uncompiled, engine):
     """Proposition 3, by the server's tilted mean."""
     data = shared_out(classes(SIZES), **DITTO_DATA)
@@ -138,8 +140,8 @@ def test_zero_tilts_equal_ditto(uncompiled, engine):
     ditto = Ditto(seeded(mlp), lam=0.3, **options)
     client = FedTilt(seeded(mlp), tau=0.0, lam=0.0, mu=0.3, **options)
     expected = run_rounds(ditto, data, 3)
-    found = run_rounds(client, data, 3, engine=engine, aggregator=TiltedMean(q=0.0))
-    assert expected.distance(found) < 1e-12
+    result = run_rounds(client, data, 3, engine=engine, aggregator=TiltedMean(q=0.0))
+    assert expected.distance(result) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -153,16 +155,16 @@ def test_class_weights_count_as_repeated_samples(options):
     }
     data = shared_out(classes([7, 6, 10, 8]), **WHOLE)
     expected = run_rounds(Ditto(seeded(mlp), lam=0.3, **options), data)
-    found = run_rounds(FedTilt(seeded(mlp), mu=0.3, **options), data)
-    assert expected.distance(found) < 1e-12
+    result = run_rounds(FedTilt(seeded(mlp), mu=0.3, **options), data)
+    assert expected.distance(result) < 1e-12
 
 
 @pytest.mark.parametrize("mu", [0.0, 5.0])
 def test_global_model_equals_fedavg(mu):
     data = shared_out(classes(SIZES), **DITTO_DATA)
     expected = run_rounds(fedtilt(FedAvg), data, 3)
-    found = run_rounds(fedtilt(mu=mu), data, 3, aggregator=TiltedMean())
-    torch.testing.assert_close(found.w, expected.w, rtol=0, atol=1e-12)
+    result = run_rounds(fedtilt(mu=mu), data, 3, aggregator=TiltedMean())
+    torch.testing.assert_close(result.w, expected.w, rtol=0, atol=1e-12)
 
 
 def test_huge_pull_equals_fedavg():
@@ -177,7 +179,7 @@ def test_huge_pull_equals_fedavg():
 
 
 class SendsPersonal(FedTilt):
-    """v_n = w_n: the pulled model begins at w^t, and is what the server gets."""
+    """v_n = w_n: the pulled model starts at w^t and is uploaded."""
 
     def begin(self, client):
         client.models["personal"].parameters[:] = client.broadcast.parameters
@@ -199,16 +201,16 @@ def test_uploaded_personal_model_equals_fedprox():
             prox = lambda net, x=x, y=y, w=w: (  # noqa: E731
                 F.cross_entropy(net(x), y) + mu / 2 * distance(net, w)
             )
-            solved.append(row_of(descended(w, prox, 0.1, 4)))
-        w = set_to(w, torch.stack(solved).mean(0))
-    torch.testing.assert_close(outcome.w, row_of(w), rtol=0, atol=1e-12)
+            solved.append(flatten_net(descend(w, prox, 0.1, 4)))
+        w = load_row(w, torch.stack(solved).mean(0))
+    torch.testing.assert_close(outcome.w, flatten_net(w), rtol=0, atol=1e-12)
     torch.testing.assert_close(outcome.states["personal"], torch.stack(solved), rtol=0, atol=1e-12)
 
 
 # The objective
 
 
-def batch_of(y, mask=None):
+def make_batch(y, mask=None):
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(len(y), 4, generator=draw, dtype=torch.float64)
     return Batch(x, torch.tensor(y), None if mask is None else torch.tensor(mask))
@@ -216,7 +218,7 @@ def batch_of(y, mask=None):
 
 def test_infinite_tilts_take_extremes():
     client = fedtilt().double()
-    batch = batch_of([2, 0, 0, 2, 2, 1, 1], [True] * 6 + [False])
+    batch = make_batch([2, 0, 0, 2, 2, 1, 1], [True] * 6 + [False])
     losses = F.cross_entropy(
         client.global_model(batch.inputs), batch.targets, reduction="none"
     ).detach()[:6]
@@ -224,7 +226,7 @@ def test_infinite_tilts_take_extremes():
     for tau, over in ((math.inf, max), (-math.inf, min)):
         for lam, within in ((math.inf, max), (-math.inf, min), (0.0, torch.mean)):
             client.tau, client.lam = tau, lam
-            expected = over(within(each) for each in own)
+            expected = over(within(group) for group in own)
             torch.testing.assert_close(client.tilted_loss("global", batch), expected)
 
 
@@ -234,7 +236,7 @@ def test_the_objective_has_the_pull_on_v_only():
     centre = client.row("global").data.clone()
     client.row("global").data.add_(0.2)
     client.row("personal").data.sub_(0.1)
-    batch = batch_of([2, 0, 0, 1])
+    batch = make_batch([2, 0, 0, 1])
     losses = [
         two_level(net, batch.inputs, batch.targets, 2.0, -1.0)
         for net in (client.global_model, client.personal_model)
@@ -245,9 +247,9 @@ def test_the_objective_has_the_pull_on_v_only():
 
 
 def test_a_negative_tilt_within_classes_disregards_an_outlier():
-    """The gradient of the sample with the large loss is all there is, half of it, or nothing."""
+    """The gradient is that of the sample with the large loss, half of it, or zero."""
     client = fedtilt(net=lambda: nn.Linear(4, 3)).double()
-    batch = batch_of([0, 0])
+    batch = make_batch([0, 0])
     with torch.no_grad():
         client.global_model.weight.mul_(0)
         client.global_model.bias.mul_(0)
@@ -264,11 +266,11 @@ def test_a_negative_tilt_within_classes_disregards_an_outlier():
     assert shares == pytest.approx([-1.0, -0.5, 0.0], abs=1e-6)
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "arguments",
     [
         {"tau": math.nan},
         {"lam": math.nan},
@@ -281,10 +283,10 @@ def test_a_negative_tilt_within_classes_disregards_an_outlier():
     ],
     ids=str,
 )
-def test_invalid_arguments_are_refused(wrong):
-    name, value = next(iter(wrong.items()))
+def test_invalid_arguments_are_refused(arguments):
+    name, value = next(iter(arguments.items()))
     with pytest.raises(ValueError, match=rf"Expected argument `{name}` .* but got {value}\."):
-        fedtilt(**wrong)
+        fedtilt(**arguments)
 
 
 def test_real_targets_are_refused_before_training():

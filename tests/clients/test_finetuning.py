@@ -1,4 +1,4 @@
-"""Finetuning: a global model as FedAvg's, and what it becomes on each client's data."""
+"""Finetuning: FedAvg's global model, trained further on each client's data."""
 
 import pytest
 import torch
@@ -31,8 +31,8 @@ def losses_at(models):
 def test_finetuning_starts_at_the_global_model(engine, regularizer, lam):
     """v ← v − η (v − ȳ + λ F (v − w)), where F is 1, or the mean of the squares of w − y."""
     client = point(lam=lam, regularizer=regularizer, finetune_steps=3, finetune_lr=0.01)
-    found = trained(client, own_data(), 2, engine=engine)
-    w = float(found.w)
+    result = trained(client, own_data(), 2, engine=engine)
+    w = float(result.w)
     models = []
     for own in OBSERVED:
         v, mean = w, sum(own) / len(own)
@@ -40,9 +40,9 @@ def test_finetuning_starts_at_the_global_model(engine, regularizer, lam):
         for _ in range(3):
             v -= 0.01 * (v - mean + lam * weight * (v - w))
         models.append(v)
-    torch.testing.assert_close(found.metrics["personal"]["loss"], losses_at(models))
-    torch.testing.assert_close(found.metrics["global"]["loss"], losses_at([w] * 3))
-    assert found.kept == {}
+    torch.testing.assert_close(result.metrics["personal"]["loss"], losses_at(models))
+    torch.testing.assert_close(result.metrics["global"]["loss"], losses_at([w] * 3))
+    assert result.kept == {}
 
 
 @pytest.mark.parametrize("nothing", [{"finetune_epochs": 0}, {"finetune_steps": 0}])
@@ -52,8 +52,8 @@ def test_no_finetuning_is_the_global_model(nothing):
     metrics = trained(client, data).metrics
     for name, values in metrics["global"].items():
         torch.testing.assert_close(values, metrics["personal"][name], rtol=1e-12, atol=0)
-    some = Finetuning(seeded(mlp), optimizer=sgd(0.1), finetune_epochs=1)
-    moved = trained(some, data).metrics["personal"]["loss"]
+    finetuned = Finetuning(seeded(mlp), optimizer=sgd(0.1), finetune_epochs=1)
+    moved = trained(finetuned, data).metrics["personal"]["loss"]
     assert not torch.equal(moved, metrics["personal"]["loss"])
 
 
@@ -72,9 +72,9 @@ def test_epochs_equal_their_number_of_steps_and_one_epoch_is_the_default(epochs,
     data = shared_out(classes([8, 8]), batch_size=2, val_fraction=0.5)
     settings = {"optimizer": sgd(0.1), "local_steps": 1}
     counted = {} if epochs is None else {"finetune_epochs": epochs}
-    one = trained(Finetuning(seeded(mlp), **counted, **settings), data).metrics
-    other = trained(Finetuning(seeded(mlp), finetune_steps=steps, **settings), data).metrics
-    assert torch.equal(one["personal"]["loss"], other["personal"]["loss"])
+    epochs_metrics = trained(Finetuning(seeded(mlp), **counted, **settings), data).metrics
+    steps_metrics = trained(Finetuning(seeded(mlp), finetune_steps=steps, **settings), data).metrics
+    assert torch.equal(epochs_metrics["personal"]["loss"], steps_metrics["personal"]["loss"])
 
 
 @pytest.mark.slow
@@ -84,21 +84,21 @@ def test_both_solvers_of_ditto_find_the_same_solution():
     solved = [(mean + 0.5 * sum(means) / 3) / 1.5 for mean in means]
     after = trained(point(lam=0.5, finetune_steps=60), own_data(), 60)
     joint = trained(point(lam=0.5, kind=Ditto), own_data(), 200)
-    for found in (after, joint):
-        torch.testing.assert_close(found.metrics["personal"]["loss"], losses_at(solved))
+    for result in (after, joint):
+        torch.testing.assert_close(result.metrics["personal"]["loss"], losses_at(solved))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
+    ("arguments", "match"),
     [
         ({"finetune_lr": -1.0}, "`finetune_lr` to be at least 0, and finite, but got -1.0"),
         ({"finetune_steps": -1}, "`finetune_steps` to be at least 1 but got -1"),
         ({"finetune_epochs": 1, "finetune_steps": 0}, "only one of `finetune_steps` and"),
     ],
 )
-def test_invalid_arguments_are_refused(wrong, match):
+def test_invalid_arguments_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
-        Finetuning(Point(), **wrong)
+        Finetuning(Point(), **arguments)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""FLAME against Algorithm 1 in dense float64, and what follows from its closed forms."""
+"""FLAME against Algorithm 1 in dense float64, and consequences of its closed forms."""
 
 import copy
 import itertools
@@ -37,7 +37,7 @@ PROBLEM = LeastSquares.drawn(SIZES)
 DATA = shared_out(PROBLEM.arrays, batch_size=100)  # a batch is all that a client has
 START = np.array([0.5, -1.0, 2.0])
 ENGINES = ["one_by_one", "stacked"]
-each_engine = pytest.mark.parametrize("engine", ENGINES)
+all_engines = pytest.mark.parametrize("engine", ENGINES)
 
 
 def linear(start=START):
@@ -55,32 +55,32 @@ def flame(kind=FLAME, lr=0.2, local_steps=4, **kwargs):
     )
 
 
-def close(found, expected, tolerance=1e-12):
+def close(result, expected, tolerance=1e-12):
     expected = torch.as_tensor(np.asarray(expected), dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
 
 
-def is_algorithm_1(sampler, rounds, engine="stacked", lam=1.3, rho=0.4, **options):
+def check_against_algorithm_1(sampler, rounds, engine="stacked", lam=1.3, rho=0.4, **options):
     client = flame(lam=lam, rho=rho, **options)
-    who = cohorts(DATA, rounds, sampler)
-    expected = algorithm_1(PROBLEM, START, who, lam, rho, 0.2, 4, **options)
-    found = after_each_round(client, DATA, rounds, sampler=sampler, engine=engine)
-    for round, (here, there) in enumerate(zip(found, expected, strict=True)):
-        assert here["cohort"].tolist() == who[round]
-        close(here["personal"], there.theta)
-        close(here["local"], there.local)
-        close(here["dual"], there.dual)
-        close(here["w"], there.w)
+    cohort_ids = cohorts(DATA, rounds, sampler)
+    expected = algorithm_1(PROBLEM, START, cohort_ids, lam, rho, 0.2, 4, **options)
+    result = after_each_round(client, DATA, rounds, sampler=sampler, engine=engine)
+    for round, (actual, reference) in enumerate(zip(result, expected, strict=True)):
+        assert actual["cohort"].tolist() == cohort_ids[round]
+        close(actual["personal"], reference.theta)
+        close(actual["local"], reference.local)
+        close(actual["dual"], reference.dual)
+        close(actual["w"], reference.w)
 
 
 @pytest.mark.slow
-@each_engine
+@all_engines
 @pytest.mark.parametrize("pull_to", ["own", "broadcast"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("sampler", [All(), Uniform(2), Only(1, 3, 4)], ids=["all", "2", "same 3"])
 def test_rounds_equal_algorithm_1(engine, pull_to, weights, sampler):
     """θ_i, w_i, π_i of all clients, and w, after each of six rounds."""
-    is_algorithm_1(sampler, 6, engine, pull_to=pull_to, weights=weights)
+    check_against_algorithm_1(sampler, 6, engine, pull_to=pull_to, weights=weights)
 
 
 @pytest.mark.slow
@@ -92,10 +92,10 @@ def test_rounds_equal_algorithm_1(engine, pull_to, weights, sampler):
 )
 @settings(max_examples=15, deadline=None)
 def test_rounds_equal_algorithm_1_for_any_lambda_and_rho(lam, rho, cohort_size, weights):
-    is_algorithm_1(Uniform(cohort_size), 3, lam=lam, rho=rho, weights=weights)
+    check_against_algorithm_1(Uniform(cohort_size), 3, lam=lam, rho=rho, weights=weights)
 
 
-@each_engine
+@all_engines
 def test_round_of_two_clients_equals_a_hand_computed_round(engine):
     """y = 2, 6; λ = 1, α = 1/2, ρ = 1/4, η = 1/2: a step takes θ_i to the mean of y and w_i.
 
@@ -152,10 +152,10 @@ def test_lemma_3_and_the_mean_of_all_messages(options, cohort_size):
 @pytest.mark.parametrize("cohort_size", [4, 2])
 def test_messages_are_personal_models_where_rho_is_lam_alpha(pull_to, cohort_size):
     data = shared_out(classes(NET_SIZES))
-    how = {"lam": 0.8, "pull_to": pull_to, "optimizer": sgd(0.1), "local_epochs": 2}
+    local_work = {"lam": 0.8, "pull_to": pull_to, "optimizer": sgd(0.1), "local_epochs": 2}
 
     def distances(rho):
-        client = FLAME(seeded(mlp), rho=rho, **how)
+        client = FLAME(seeded(mlp), rho=rho, **local_work)
         for state in after_each_round(client, data, 4, sampler=Uniform(cohort_size)):
             u = state["local"] + state["dual"] / rho
             yield float((u - state["personal"]).abs().max())
@@ -164,7 +164,7 @@ def test_messages_are_personal_models_where_rho_is_lam_alpha(pull_to, cohort_siz
     assert min(distances(0.19)) > 1e-4
 
 
-@each_engine
+@all_engines
 def test_reference_settings_equal_mean_regularized_and_pfedme_with_a_full_step(engine):
     """ρ = λ α_i and the pull to w^t: θ_i ← steps on f_i + λ/2 ‖θ − w‖², w ← mean of the θ_i.
 
@@ -177,14 +177,14 @@ def test_reference_settings_equal_mean_regularized_and_pfedme_with_a_full_step(e
             for _ in range(4):
                 theta[i] -= 0.2 * (PROBLEM.gradient(i, theta[i]) + lam * (theta[i] - w))
         w = theta.mean(0)
-    found = after(flame(lam=lam, rho=rho, pull_to="broadcast"), DATA, rounds, engine=engine)
-    close(found["w"], w)
-    close(found["personal"], theta)
+    result = after(flame(lam=lam, rho=rho, pull_to="broadcast"), DATA, rounds, engine=engine)
+    close(result["w"], w)
+    close(result["personal"], theta)
     pfedme = after(flame(PFedMeEpochs, lam=lam, eta=1 / lam), DATA, rounds, engine=engine)
-    close(found["w"], pfedme["w"])
-    close(found["personal"], pfedme["personal"])
-    for other in ({"rho": 0.3, "pull_to": "broadcast"}, {"rho": rho, "pull_to": "own"}):
-        apart = after(flame(lam=lam, **other), DATA, rounds, engine=engine)["w"] - found["w"]
+    close(result["w"], pfedme["w"])
+    close(result["personal"], pfedme["personal"])
+    for options in ({"rho": 0.3, "pull_to": "broadcast"}, {"rho": rho, "pull_to": "own"}):
+        apart = after(flame(lam=lam, **options), DATA, rounds, engine=engine)["w"] - result["w"]
         assert apart.abs().max() > 1e-3
 
 
@@ -209,12 +209,14 @@ def test_robust_rules_merge_messages_or_their_changes():
     for sampler in (All(), Only(0, 2, 3)):
         states = list(after_each_round(flame(), DATA, 3, sampler=sampler, aggregator=Median()))
         for before, state in itertools.pairwise(states):
-            u, old = (each["local"] + each["dual"] / 0.1 for each in (state, before))
-            who = state["cohort"]
-            if len(who) == 5:
+            u, old = (
+                state_rows["local"] + state_rows["dual"] / 0.1 for state_rows in (state, before)
+            )
+            cohort = state["cohort"]
+            if len(cohort) == 5:
                 expected = u.quantile(0.5, dim=0)
             else:
-                expected = before["w"] + (u - old)[who].quantile(0.5, dim=0) * 3 / 5
+                expected = before["w"] + (u - old)[cohort].quantile(0.5, dim=0) * 3 / 5
             close(state["w"], expected)
 
 
@@ -235,19 +237,19 @@ def test_steps_end_at_the_first_iterate_within_the_tolerance(engine, weights):
     )
     alpha = PROBLEM.alpha(weights)
     theta, local, dual = np.tile(START, (5, 1)), np.tile(START, (5, 1)), np.zeros((5, 3))
-    epsilon, taken = np.full(5, 0.5), []
+    epsilon, num_steps = np.full(5, 0.5), []
     for state in after_each_round(client, DATA, 8, sampler=sampler, engine=engine):
         w, still = (local + dual / rho).mean(0), []
         for i in state["cohort"].tolist():
             epsilon[i] *= decay
-            taken.append(0)
+            num_steps.append(0)
             for _ in range(40):
                 gradient = full_gradient(i, theta[i], local[i], lam)
                 if np.square(alpha[i] * gradient).sum() <= epsilon[i]:
                     break
                 theta[i] = theta[i] - rate * gradient
-                taken[-1] += 1
-            still.append(1 - taken[-1] / 40)
+                num_steps[-1] += 1
+            still.append(1 - num_steps[-1] / 40)
             gradient = full_gradient(i, theta[i], local[i], lam)
             assert np.square(alpha[i] * gradient).sum() <= epsilon[i]
             local[i] = (lam * alpha[i] * theta[i] + rho * w - dual[i]) / (lam * alpha[i] + rho)
@@ -256,12 +258,14 @@ def test_steps_end_at_the_first_iterate_within_the_tolerance(engine, weights):
         close(state["personal"], theta)
         close(state["local"], local)
         assert float(state["report"]["train/solved"]) == pytest.approx(np.mean(still))
-    assert min(taken) == 0
-    assert 1 < max(taken) < 39
+    assert min(num_steps) == 0
+    assert 1 < max(num_steps) < 39
 
 
 def test_tolerance_does_not_change_the_logged_loss():
-    plain, solved = (after(flame(tolerance=each), DATA, 1)["report"] for each in (None, 1e-30))
+    plain, solved = (
+        after(flame(tolerance=tolerance), DATA, 1)["report"] for tolerance in (None, 1e-30)
+    )
     assert float(plain["train/loss"]) == pytest.approx(float(solved["train/loss"]), rel=1e-14)
     assert "train/solved" not in plain
     assert float(solved["train/solved"]) == 0.0
@@ -286,7 +290,7 @@ def test_optimizers_that_move_without_a_gradient_are_refused_with_a_tolerance(op
 # The global model of the round before
 
 
-@each_engine
+@all_engines
 def test_lagged_global_model_is_the_model_before_the_server_step(engine):
     client = flame(lagged_global=True).double()
     federation = Federation(Uniform(3), engine=EngineOptions(engine), seed=0)
@@ -309,9 +313,9 @@ def test_lagged_global_model_is_the_model_before_the_server_step(engine):
 
 
 def test_lagged_global_model_changes_no_other_model():
-    one, other = (after(flame(lagged_global=each), DATA, 4) for each in (True, False))
+    plain, lagged_result = (after(flame(lagged_global=lagged), DATA, 4) for lagged in (True, False))
     for name in ("w", "personal", "local", "dual"):
-        assert torch.equal(one[name], other[name])
+        assert torch.equal(plain[name], lagged_result[name])
 
 
 # Theorem 1's conditions
@@ -319,16 +323,16 @@ def test_lagged_global_model_changes_no_other_model():
 COVERED = {"lam": 0.14, "rho": 0.112, "smoothness": 0.05}  # of five clients: λ α = 0.028
 
 
-def warned(**kwargs):
+def warning_messages(**kwargs):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Federation(All(), seed=0).setup(flame(**kwargs), DATA, "fit")
-    return [str(each.message) for each in caught]
+    return [str(warning.message) for warning in caught]
 
 
 def test_no_warning_under_theorem_1_or_without_smoothness():
-    assert warned(**COVERED) == []
-    assert warned(lam=100.0, rho=0.1) == []
+    assert warning_messages(**COVERED) == []
+    assert warning_messages(lam=100.0, rho=0.1) == []
 
 
 @pytest.mark.parametrize(
@@ -339,29 +343,29 @@ def test_no_warning_under_theorem_1_or_without_smoothness():
     ],
 )
 def test_one_warning_names_all_violated_conditions_of_theorem_1(change, expected):
-    (message,) = warned(**{**COVERED, **change})
+    (message,) = warning_messages(**{**COVERED, **change})
     assert message.startswith("Theorem 1 does not cover FLAME with lam = ")
-    for each in expected:
-        assert each in message
+    for words in expected:
+        assert words in message
     assert message.count(", but ") == len(expected)
 
 
 def test_weights_by_samples_are_checked_for_each_client_size():
-    (message,) = warned(**COVERED, weights="samples")
+    (message,) = warning_messages(**COVERED, weights="samples")
     assert f"alpha = {3 / 35:g}" in message
 
 
 def test_three_conditions_equal_hand_computed_values():
     """λα = 1/10, ρ = 1/5: 11/40·... : a² (1 + ρ)/ρ² = 0.3, (a + ρ)/2 = 0.15."""
-    found = find_violated_conditions(lam=1.0, rho=0.2, alpha=0.1, smoothness=1.0)
-    assert found == ["λ²α²(1 + ρ)/ρ² − (λα + ρ)/2 < 0, but it is 0.15"]
+    result = find_violated_conditions(lam=1.0, rho=0.2, alpha=0.1, smoothness=1.0)
+    assert result == ["λ²α²(1 + ρ)/ρ² − (λα + ρ)/2 < 0, but it is 0.15"]
 
 
-# What makes no sense
+# Refusals
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
+    ("arguments", "match"),
     [
         ({"lam": 0.0}, "`lam` to be above 0, and finite, but got 0.0"),
         ({"rho": -1.0}, "`rho` to be above 0, and finite, but got -1.0"),
@@ -375,9 +379,9 @@ def test_three_conditions_equal_hand_computed_values():
     ],
     ids=str,
 )
-def test_arguments_out_of_range_are_refused(wrong, match):
+def test_arguments_out_of_range_are_refused(arguments, match):
     with pytest.raises(ValueError, match=f"Expected argument {match}"):
-        FLAME(Point(), **wrong)
+        FLAME(Point(), **arguments)
 
 
 def test_a_mean_by_samples_is_refused():
@@ -404,7 +408,7 @@ def test_engines_and_chunks_agree_on_all_states(uncompiled):
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 def test_resumed_run_equals_an_uninterrupted_run(tmp_path):
     data = shared_out(classes([12, 9, 15, 11]), val_fraction=0.3, test_fraction=0.3)
-    found = []
+    result = []
     for stops in ((4,), (2, 4)):
         client = FLAME(seeded(mlp), optimizer=sgd(0.3), local_epochs=2, **EVERYTHING)
         for epochs in stops:
@@ -420,12 +424,12 @@ def test_resumed_run_equals_an_uninterrupted_run(tmp_path):
             )
             trainer.fit(client, data, ckpt_path="last" if epochs == 4 and len(stops) > 1 else None)
             client = copy.deepcopy(client)
-        everyone = torch.arange(4)
-        rows = [federation.store.read(n, everyone) for n in ("personal", "local", "dual")]
-        rows += [federation.store.read("tolerance", everyone), federation.server_states["lagged"]]
+        client_ids = torch.arange(4)
+        rows = [federation.store.read(n, client_ids) for n in ("personal", "local", "dual")]
+        rows += [federation.store.read("tolerance", client_ids), federation.server_states["lagged"]]
         (metrics,) = trainer.test(client, data, verbose=False)
-        found.append(([client.row("global").data.clone(), *rows], metrics))
-    for one, other in zip(found[0][0], found[1][0], strict=True):
-        assert torch.equal(one, other)
-    assert found[0][1] == found[1][1]
-    assert "test/lagged_global/accuracy" in found[0][1]
+        result.append(([client.row("global").data.clone(), *rows], metrics))
+    for first_row, resumed_row in zip(result[0][0], result[1][0], strict=True):
+        assert torch.equal(first_row, resumed_row)
+    assert result[0][1] == result[1][1]
+    assert "test/lagged_global/accuracy" in result[0][1]

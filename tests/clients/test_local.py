@@ -19,7 +19,7 @@ from pl_fed.clients import Ditto, Local
 from pl_fed.samplers import Uniform
 
 ENGINES = ["one_by_one", "stacked"]
-each_engine = pytest.mark.parametrize("engine", ENGINES)
+all_engines = pytest.mark.parametrize("engine", ENGINES)
 
 
 def net():
@@ -27,7 +27,7 @@ def net():
 
 
 @pytest.mark.slow
-@each_engine
+@all_engines
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "optimizer", [sgd(0.1, momentum=0.9), torch.optim.AdamW], ids=["SGD", "AdamW"]
@@ -44,8 +44,8 @@ def test_rounds_equal_ditto_with_lambda_zero_bit_for_bit(engine, dtype, optimize
     assert not torch.equal(pulled.v, ditto.v)
 
 
-@each_engine
-def test_clients_train_independently(engine):
+@all_engines
+def test_clients_train_independently_of_each_other(engine):
     """η = 1/2 on ½ (v − y)²: half of the way to y in each round that a client takes part in."""
     client = Local(Point(), optimizer=sgd(0.5), criterion=HalfSquares(), local_steps=1)
     data = shared_out(points([2.0], [6.0]))
@@ -55,8 +55,8 @@ def test_clients_train_independently(engine):
     assert alone.v.tolist() == [[0.0], [4.5]]
 
 
-@each_engine
-def test_uploads_are_empty(engine):
+@all_engines
+def test_updates_are_zero_and_the_global_model_stays_unchanged(engine):
     client = Local(seeded(net), optimizer=sgd(0.1))
     outcome = run_rounds(client, shared_out(classes([7, 3])), engine=engine)
     assert torch.equal(outcome.w, client.row("global").data.double())

@@ -25,13 +25,13 @@ def lp_proj(dimensions=3, kind=LpProj, rate=0.1, steps=4, **kwargs):
     net = nn.Linear(D, 1, bias=False).double()
     with torch.no_grad():
         net.weight.copy_(torch.from_numpy(START)[None])
-    how = {"optimizer": sgd(rate), "criterion": HalfSquares(), "local_steps": steps, **kwargs}
-    return kind(net, **({"dimensions": dimensions} if kind is LpProj else {}), **how)
+    settings = {"optimizer": sgd(rate), "criterion": HalfSquares(), "local_steps": steps, **kwargs}
+    return kind(net, **({"dimensions": dimensions} if kind is LpProj else {}), **settings)
 
 
-def close(found, expected, tolerance=1e-12):
+def close(actual, expected, tolerance=1e-12):
     expected = torch.as_tensor(np.asarray(expected), dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def matrix(short, seed=0):
@@ -69,14 +69,14 @@ def test_rounds_equal_algorithm_2(engine, weights, sampler):
 @pytest.mark.parametrize("sampler", [All(), Uniform(2)], ids=["all", "2"])
 def test_projection_of_full_dimension_equals_flame(sampler):
     """P is an order and signs then."""
-    found = after(lp_proj(D, rho=0.3), DATA, 5, sampler=sampler)
+    actual = after(lp_proj(D, rho=0.3), DATA, 5, sampler=sampler)
     expected = after(lp_proj(kind=FLAME, rho=0.3), DATA, 5, sampler=sampler)
-    close(found["w"], expected["w"])
-    close(found["personal"], expected["personal"])
+    close(actual["w"], expected["w"])
+    close(actual["personal"], expected["personal"])
 
 
 def test_krum_compares_projected_uploads():
-    """Krum picks the client whose u_i is nearest to the others', w being that u_i."""
+    """Krum selects the u_i nearest to the others; w is that u_i."""
     client, p = lp_proj(3), torch.from_numpy(matrix(3))
     state = after(client, DATA, 1, aggregator=Krum(num_byzantine=1))
     u = state["local"] + state["dual"] / 0.1
@@ -87,13 +87,13 @@ def test_krum_compares_projected_uploads():
 
 
 def test_the_pull_acts_in_the_span_of_the_rows_only():
-    """Without data, as η = 1 and λ = 1 say: P θ_i goes to w_i = 0, what is outside of P stays."""
+    """Without data, as η = 1 and λ = 1 say: P θ_i goes to w_i = 0, the rest of θ_i stays."""
     client, p = lp_proj(3, lam=1.0).double(), torch.from_numpy(matrix(3))
     theta = client.row("personal").data
     before = theta.clone()
-    nothing = torch.zeros(1, D, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    empty_batch = torch.zeros(1, D, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
     with client.reading({"local": torch.zeros(3, dtype=torch.float64)}):
-        client.training_step(Batch(*nothing), 0).backward()
+        client.training_step(Batch(*empty_batch), 0).backward()
     after_step = theta - client.personal_model.weight.grad.flatten()
     close(after_step, before - p.T @ (p @ before))
     close(p @ after_step, torch.zeros(3))
@@ -112,7 +112,7 @@ def test_only_personal_models_are_evaluated():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
+    ("arguments", "match"),
     [
         ({"dimensions": 0}, "`dimensions` to be at least 1 but got 0"),
         ({"dimensions": 8}, "`dimensions` to be at most the number of .* 7, but got 8"),
@@ -120,15 +120,15 @@ def test_only_personal_models_are_evaluated():
         ({"rho": 0.0}, "`rho` to be above 0, and finite, but got 0.0"),
     ],
 )
-def test_invalid_arguments_are_refused(wrong, match):
+def test_invalid_arguments_are_refused(arguments, match):
     with pytest.raises(ValueError, match=f"Expected argument {match}"):
-        lp_proj(**wrong)
+        lp_proj(**arguments)
 
 
 def test_a_mean_by_samples_is_refused_and_a_median_is_not():
     data = shared_out(points([1.0], [2.0]))
-    how = {"dimensions": 1, "criterion": HalfSquares(), "optimizer": sgd(0.1)}
-    client = LpProj(nn.Linear(1, 1).double(), **how)
+    settings = {"dimensions": 1, "criterion": HalfSquares(), "optimizer": sgd(0.1)}
+    client = LpProj(nn.Linear(1, 1).double(), **settings)
     Federation(All(), Median(), seed=0).setup(client, data, "fit")
     with pytest.raises(ValueError, match="`weighting` of Mean to be 'uniform' for LpProj"):
         Federation(All(), Mean("samples"), seed=0).setup(client, data, "fit")

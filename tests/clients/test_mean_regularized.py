@@ -32,16 +32,18 @@ def test_rounds_equal_a_dense_simulation(uncompiled, engine, mean):
     for cohort in cohorts:
         chosen = torch.tensor(cohort)
         for _ in range(3):
-            here = theta[chosen]
-            theta[chosen] = here - 0.1 * (here - Y[chosen] + 0.7 * (here - w))
+            local_models = theta[chosen]
+            theta[chosen] = local_models - 0.1 * (
+                local_models - Y[chosen] + 0.7 * (local_models - w)
+            )
         w = theta.mean() if mean == "clients" else theta[chosen].mean()
     client = MeanRegularized(
         Point(), 0.7, mean, criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=3
     )
     settings = {"engine": engine, "chunk_size": 2, "sampler": Cohorts(*cohorts)}
-    found = run_rounds(client, DATA, rounds=3, **settings)
-    torch.testing.assert_close(found.v[:, 0], theta, rtol=0, atol=1e-13)
-    torch.testing.assert_close(found.w[0], w, rtol=0, atol=1e-13)
+    result = run_rounds(client, DATA, rounds=3, **settings)
+    torch.testing.assert_close(result.v[:, 0], theta, rtol=0, atol=1e-13)
+    torch.testing.assert_close(result.w[0], w, rtol=0, atol=1e-13)
 
 
 @pytest.mark.slow
@@ -50,53 +52,53 @@ def test_personal_models_end_between_local_models_and_the_mean():
     client = MeanRegularized(
         Point(), 2.0, criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=4
     )
-    found = run_rounds(client, DATA, rounds=200)
-    torch.testing.assert_close(found.v[:, 0], (Y + 2 * Y.mean()) / 3, rtol=0, atol=1e-9)
-    torch.testing.assert_close(found.w[0], Y.mean(), rtol=0, atol=1e-9)
+    result = run_rounds(client, DATA, rounds=200)
+    torch.testing.assert_close(result.v[:, 0], (Y + 2 * Y.mean()) / 3, rtol=0, atol=1e-9)
+    torch.testing.assert_close(result.w[0], Y.mean(), rtol=0, atol=1e-9)
 
 
 def test_the_global_model_stays_the_mean_of_all_clients():
     data, settings = shared_out(classes([7, 3, 10, 2, 5])), {"optimizer": sgd(0.1)}
-    found = run_rounds(MeanRegularized(seeded(mlp), **settings), data, 12, sampler=Uniform(2))
-    torch.testing.assert_close(found.w, found.v.mean(0), rtol=0, atol=1e-12)
-    other = MeanRegularized(seeded(mlp), mean="cohort", **settings)
-    other = run_rounds(other, data, 12, sampler=Uniform(2))
-    assert (other.w - other.v.mean(0)).abs().max() > 1e-3
+    result = run_rounds(MeanRegularized(seeded(mlp), **settings), data, 12, sampler=Uniform(2))
+    torch.testing.assert_close(result.w, result.v.mean(0), rtol=0, atol=1e-12)
+    cohort_mean = MeanRegularized(seeded(mlp), mean="cohort", **settings)
+    cohort_mean = run_rounds(cohort_mean, data, 12, sampler=Uniform(2))
+    assert (cohort_mean.w - cohort_mean.v.mean(0)).abs().max() > 1e-3
 
 
 def test_both_means_are_equal_in_a_full_cohort():
     data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1)}
-    one, two = (
+    clients_mean, cohort_mean = (
         run_rounds(MeanRegularized(seeded(mlp), mean=mean, **settings), data, 3)
         for mean in ("clients", "cohort")
     )
-    torch.testing.assert_close(one.w, two.w, rtol=0, atol=1e-14)
-    torch.testing.assert_close(one.v, two.v, rtol=0, atol=1e-14)
+    torch.testing.assert_close(clients_mean.w, cohort_mean.w, rtol=0, atol=1e-14)
+    torch.testing.assert_close(clients_mean.v, cohort_mean.v, rtol=0, atol=1e-14)
 
 
 def test_lambda_zero_equals_local_training():
     data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
-    found = run_rounds(MeanRegularized(seeded(mlp), 0.0, **settings), data, 3)
-    assert torch.equal(found.v, run_rounds(Local(seeded(mlp), **settings), data, 3).v)
+    result = run_rounds(MeanRegularized(seeded(mlp), 0.0, **settings), data, 3)
+    assert torch.equal(result.v, run_rounds(Local(seeded(mlp), **settings), data, 3).v)
 
 
 def test_first_round_trains_the_personal_models_of_ditto():
     data, settings = shared_out(classes([7, 3, 10])), {"optimizer": sgd(0.1), "local_epochs": 2}
-    found = run_rounds(MeanRegularized(seeded(mlp), 0.5, **settings), data, 1)
-    assert torch.equal(found.v, run_rounds(Ditto(seeded(mlp), 0.5, **settings), data, 1).v)
+    result = run_rounds(MeanRegularized(seeded(mlp), 0.5, **settings), data, 1)
+    assert torch.equal(result.v, run_rounds(Ditto(seeded(mlp), 0.5, **settings), data, 1).v)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
+    ("arguments", "match"),
     [
         ({"lam": -1.0}, "`lam` to be at least 0, and finite, but got -1.0"),
         ({"lam": float("nan")}, "`lam` to be at least 0, and finite, but got nan"),
         ({"mean": "all"}, "`mean` to be 'clients' or 'cohort' but got 'all'"),
     ],
 )
-def test_invalid_arguments_are_refused(wrong, match):
+def test_invalid_arguments_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
-        MeanRegularized(seeded(mlp), **wrong)
+        MeanRegularized(seeded(mlp), **arguments)
 
 
 @pytest.mark.slow
@@ -106,8 +108,8 @@ def test_forged_model_counts_once_in_a_full_cohort(attack):
 
     def ended(kind, **options):
         options = {"optimizer": sgd(0.2), "local_steps": 3, "criterion": HalfSquares(), **options}
-        how = {"rounds": 40, "attack": attack, "ids": [0]}
-        return float(run_rounds(kind(Point(), lam=0.6, **options), DATA, **how).w)
+        attack_settings = {"rounds": 40, "attack": attack, "ids": [0]}
+        return float(run_rounds(kind(Point(), lam=0.6, **options), DATA, **attack_settings).w)
 
     expected = ended(FLAME, rho=0.15, pull_to="broadcast")
     assert ended(MeanRegularized, mean="cohort") == pytest.approx(expected)

@@ -49,19 +49,19 @@ def regressions(slopes, sizes=SIZES):
 SLOPES = [[1.0, 2.0, 0.0], [1.1, 1.8, 0.1], [-1.0, 0.5, 2.0], [0.0, -1.0, 1.0]]
 
 
-def omega_of(models, epsilon):
+def compute_omega(models, epsilon):
     root = scipy.linalg.sqrtm(models @ models.T + epsilon * np.eye(len(models))).real
     return np.linalg.inv(root / np.trace(root))
 
 
-def parts(data):
-    found = []
+def group_samples(data):
+    result = []
     for k in range(len(data.clients.train.sizes)):
         index = data.clients.train.samples(k)
-        found.append(
+        result.append(
             (data.clients.inputs[index].numpy(), data.clients.targets[index].numpy()[:, 0])
         )
-    return found
+    return result
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -73,23 +73,23 @@ def parts(data):
 )
 def test_relations_equal_matrix_square_roots_by_scipy(seed, clients, numbers, epsilon):
     models = np.random.default_rng(seed).normal(size=(clients, numbers))
-    found = relations(torch.from_numpy(models), epsilon).numpy()
-    np.testing.assert_allclose(found, omega_of(models, epsilon), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(np.trace(np.linalg.inv(found)), 1, rtol=1e-6)
-    assert np.linalg.eigvalsh(found).min() > 0
+    result = relations(torch.from_numpy(models), epsilon).numpy()
+    np.testing.assert_allclose(result, compute_omega(models, epsilon), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(np.trace(np.linalg.inv(result)), 1, rtol=1e-6)
+    assert np.linalg.eigvalsh(result).min() > 0
 
 
 def test_relations_minimise_the_objective():
-    """No other Ω⁻¹ of trace 1 has a smaller tr(Ω (WᵀW + εI)), which is tr(WᵀW + εI)^½ squared."""
+    """No other Ω⁻¹ of trace 1 has a tr(Ω (WᵀW + εI)) below (tr(WᵀW + εI)^½)²."""
     draw = np.random.default_rng(0)
     models, epsilon = draw.normal(size=(4, 3)), 0.1
     gram = models @ models.T + epsilon * np.eye(4)
     least = np.trace(relations(torch.from_numpy(models), epsilon).numpy() @ gram)
     assert least == pytest.approx(np.sqrt(np.linalg.eigvalsh(gram)).sum() ** 2)
     for _ in range(50):
-        other = draw.normal(size=(4, 4))
-        other = other @ other.T + 0.01 * np.eye(4)
-        assert np.trace(np.linalg.inv(other / np.trace(other)) @ gram) >= least
+        candidate = draw.normal(size=(4, 4))
+        candidate = candidate @ candidate.T + 0.01 * np.eye(4)
+        assert np.trace(np.linalg.inv(candidate / np.trace(candidate)) @ gram) >= least
 
 
 def test_similar_clients_attract_and_opposite_clients_repel():
@@ -108,9 +108,9 @@ def test_rounds_equal_a_dense_simulation(uncompiled, engine, decay, sigma):
         [(0, 1, 2), (0, 2, 3), (1, 2, 3)],
     )
     lam, epsilon, rate, steps = 0.2, 0.1, 0.05, 3
-    models, samples = np.zeros((4, 3)), parts(data)
+    models, samples = np.zeros((4, 3)), group_samples(data)
     for cohort in cohorts:
-        omega, before = omega_of(models, epsilon), models.copy()
+        omega, before = compute_omega(models, epsilon), models.copy()
         for k in cohort:
             x, y = samples[k]
             v = before[k].copy()
@@ -122,19 +122,19 @@ def test_rounds_equal_a_dense_simulation(uncompiled, engine, decay, sigma):
         line(), lam, decay, epsilon, sigma,
         criterion=HalfSquares(), optimizer=sgd(rate), local_steps=steps,
     )  # fmt: skip
-    how = {"engine": engine, "chunk_size": 2, "sampler": Cohorts(*cohorts)}
-    found = run_rounds(client, data, rounds=3, **how)
-    np.testing.assert_allclose(found.v.numpy(), models, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(found.w.numpy(), models.mean(0), rtol=0, atol=1e-10)
-    kept = found.server_states["models"].view(4, 3)
-    assert torch.equal(kept, found.v)
+    options = {"engine": engine, "chunk_size": 2, "sampler": Cohorts(*cohorts)}
+    result = run_rounds(client, data, rounds=3, **options)
+    np.testing.assert_allclose(result.v.numpy(), models, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(result.w.numpy(), models.mean(0), rtol=0, atol=1e-10)
+    server_models = result.server_states["models"].view(4, 3)
+    assert torch.equal(server_models, result.v)
 
 
 @pytest.mark.slow
 def test_rounds_converge_to_the_minimum_of_the_objective():
-    """Σ F_k + λ₁/2 (tr (WᵀW + εI)^½)² + λ₂/2 ‖W‖²: what is left of (1) at the best Ω."""
+    """Σ F_k + λ₁/2 (tr (WᵀW + εI)^½)² + λ₂/2 ‖W‖²: (1) at the best Ω."""
     data, lam, decay, epsilon = shared_out(regressions(SLOPES), batch_size=10), 0.1, 0.05, 0.1
-    samples = parts(data)
+    samples = group_samples(data)
 
     def objective(flat):
         models = flat.reshape(4, 3)
@@ -148,41 +148,41 @@ def test_rounds_converge_to_the_minimum_of_the_objective():
         line(), lam, decay, epsilon,
         criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=2,
     )  # fmt: skip
-    found = run_rounds(client, data, rounds=300, engine="stacked").v.numpy()
-    assert objective(found.flatten()) == pytest.approx(best.fun, rel=1e-6)
-    np.testing.assert_allclose(found.flatten(), best.x, rtol=0, atol=1e-3)
+    result = run_rounds(client, data, rounds=300, engine="stacked").v.numpy()
+    assert objective(result.flatten()) == pytest.approx(best.fun, rel=1e-6)
+    np.testing.assert_allclose(result.flatten(), best.x, rtol=0, atol=1e-3)
 
 
 @pytest.mark.slow
 def test_similar_clients_help_a_client_with_few_samples():
-    """Client 1, with four noisy samples, is like client 0, which has many: over three draws."""
+    """Client 1 has four noisy samples and resembles client 0 with many; three draws."""
     slopes, sizes = [[1.0, 2.0, -1.0], [1.0, 2.0, -1.0], [-2.0, 1.0, 0.0]], [60, 4, 60]
-    left = {0.0: 0.0, 0.05: 0.0}
+    distances = {0.0: 0.0, 0.05: 0.0}
     for seed in range(3):
         arrays = regressions(slopes, sizes)
         draw = np.random.default_rng(seed)
         arrays.targets.add_(torch.from_numpy(2 * draw.normal(size=arrays.targets.shape)))
-        for lam in left:
+        for lam in distances:
             client = Mocha(line(), lam, criterion=HalfSquares(), optimizer=sgd(0.05), local_steps=5)
-            found = run_rounds(client, shared_out(arrays, batch_size=60), 60, engine="stacked")
-            left[lam] += float((found.v[1] - torch.tensor(slopes[1])).norm())
-    assert left[0.05] < 0.7 * left[0.0]
+            result = run_rounds(client, shared_out(arrays, batch_size=60), 60, engine="stacked")
+            distances[lam] += float((result.v[1] - torch.tensor(slopes[1])).norm())
+    assert distances[0.05] < 0.7 * distances[0.0]
 
 
 def test_lambda_zero_equals_local_training():
-    data, how = shared_out(classes(SIZES)), {"optimizer": sgd(0.1, momentum=0.5)}
-    found = run_rounds(Mocha(seeded(mlp), 0.0, **how), data, 3, sampler=Uniform(2))
-    expected = run_rounds(Local(seeded(mlp), **how), data, 3, sampler=Uniform(2))
-    torch.testing.assert_close(found.v, expected.v, rtol=0, atol=1e-13)
-    torch.testing.assert_close(found.w, found.v.mean(0), rtol=0, atol=1e-13)
+    data, options = shared_out(classes(SIZES)), {"optimizer": sgd(0.1, momentum=0.5)}
+    result = run_rounds(Mocha(seeded(mlp), 0.0, **options), data, 3, sampler=Uniform(2))
+    expected = run_rounds(Local(seeded(mlp), **options), data, 3, sampler=Uniform(2))
+    torch.testing.assert_close(result.v, expected.v, rtol=0, atol=1e-13)
+    torch.testing.assert_close(result.w, result.v.mean(0), rtol=0, atol=1e-13)
 
 
 def test_absent_clients_keep_their_models_bit_for_bit():
     client = Mocha(seeded(mlp), optimizer=sgd(0.1))
     data = shared_out(classes(SIZES))
-    one = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)))
-    two = run_rounds(client, data, 2, sampler=Cohorts((0, 1, 2), (1, 2, 3)))
-    same = (one.v == two.v).all(1)
+    first = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)))
+    second = run_rounds(client, data, 2, sampler=Cohorts((0, 1, 2), (1, 2, 3)))
+    same = (first.v == second.v).all(1)
     assert same.tolist() == [True, False, False, False]
 
 
@@ -199,14 +199,14 @@ def test_server_keeps_the_forged_model():
     data = shared_out(classes(SIZES))
     start = run_rounds(client, data, 0).v
     honest = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)))
-    how = {"attack": ModelReplacement(3.0), "ids": [1]}
-    forged = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)), **how)
+    options = {"attack": ModelReplacement(3.0), "ids": [1]}
+    forged = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)), **options)
     expected = honest.v.clone()
     expected[1] += 2 * (honest.v - start)[1]
     torch.testing.assert_close(forged.v, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(forged.w, expected.mean(0), rtol=0, atol=1e-12)
-    how = {"attack": NaNs(), "ids": [1]}
-    broken = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)), **how)
+    options = {"attack": NaNs(), "ids": [1]}
+    broken = run_rounds(client, data, 1, sampler=Cohorts((0, 1, 2)), **options)
     expected[1] = start[1]
     torch.testing.assert_close(broken.v, expected, rtol=0, atol=1e-12)
 
@@ -221,7 +221,7 @@ def test_too_many_clients_and_parameters_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
+    ("arguments", "match"),
     [
         ({"lam": -1.0}, "`lam` to be at least 0, and finite, but got -1.0"),
         ({"decay": float("nan")}, "`decay` to be at least 0, and finite, but got nan"),
@@ -229,13 +229,13 @@ def test_too_many_clients_and_parameters_are_refused():
         ({"epsilon": 0.0}, "`epsilon` to be above 0, and finite, but got 0.0"),
     ],
 )
-def test_invalid_arguments_are_refused(wrong, match):
+def test_invalid_arguments_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
-        Mocha(seeded(mlp), **wrong)
+        Mocha(seeded(mlp), **arguments)
 
 
 def test_a_single_client_is_pulled_to_zero():
     """m = 1: Ω = 1, so that F(v) + λ₁/2 v² has its minimum at y / (1 + λ₁)."""
     client = Mocha(Point(), 0.5, criterion=HalfSquares(), optimizer=sgd(0.2), local_steps=5)
-    found = run_rounds(client, shared_out(points([3.0])), rounds=30)
-    assert found.v.item() == pytest.approx(2.0, abs=1e-9)
+    result = run_rounds(client, shared_out(points([3.0])), rounds=30)
+    assert result.v.item() == pytest.approx(2.0, abs=1e-9)

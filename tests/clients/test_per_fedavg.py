@@ -27,7 +27,7 @@ from pl_fed.types import Batch
 ALPHA = 0.4
 
 
-def batch_of(size, seed=0):
+def make_batch(size, seed=0):
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(size, 4, generator=draw, dtype=torch.float64)
     return Batch(x, torch.randint(3, (size,), generator=draw))
@@ -37,24 +37,24 @@ def linear(**kwargs):
     return PerFedAvg(seeded(lambda: nn.Linear(4, 3)), **{"adaptation_lr": ALPHA, **kwargs}).double()
 
 
-def loss_at(w, batch, which):
-    outputs = batch.inputs[which] @ w[:12].view(3, 4).T + w[12:]
-    return cross_entropy(outputs, batch.targets[which])
+def loss_at(w, batch, part):
+    outputs = batch.inputs[part] @ w[:12].view(3, 4).T + w[12:]
+    return cross_entropy(outputs, batch.targets[part])
 
 
-def derivatives(w, batch, which):
+def derivatives(w, batch, part):
     """The gradient, and the Hessian; zeros on an empty part."""
-    if not len(batch.targets[which]):
+    if not len(batch.targets[part]):
         return torch.zeros_like(w), w.new_zeros(15, 15)
 
     def loss(w):
-        return loss_at(w, batch, which)
+        return loss_at(w, batch, part)
 
     gradient = torch.autograd.functional.jacobian(loss, w)
     return gradient, torch.autograd.functional.hessian(loss, w)
 
 
-def stepped(client, batch):
+def take_step(client, batch):
     client.zero_grad()
     loss = client.training_step(batch, 0)
     loss.backward()
@@ -67,34 +67,34 @@ def stepped(client, batch):
 )
 def test_step_equals_the_formula_of_the_paper(size, hessian, tolerance):
     """(I − α ∇²f(w; D″)) ∇f(w − α ∇f(w; D); D′), where a part is empty in small minibatches."""
-    client, batch = linear(hessian=hessian), batch_of(size)
+    client, batch = linear(hessian=hessian), make_batch(size)
     outer, inner, third = (slice(i, None, 3) for i in range(3))
     w = client.row("global").data.clone()
     there = w - ALPHA * derivatives(w, batch, inner)[0]
     expected = derivatives(there, batch, outer)[0]
     if hessian != "none":
         expected = expected - ALPHA * derivatives(w, batch, third)[1] @ expected
-    value, gradient = stepped(client, batch)
+    value, gradient = take_step(client, batch)
     torch.testing.assert_close(gradient, expected, rtol=0, atol=tolerance)
     assert value == pytest.approx(loss_at(there, batch, outer).item(), rel=1e-12)
 
 
 def test_step_on_one_batch_equals_the_gradient_of_the_adapted_loss():
-    """MAML: ∇ of f(w − α ∇f(w)), which automatic differentiation gives."""
-    batch = batch_of(5)
+    """MAML: ∇ of f(w − α ∇f(w)), by automatic differentiation."""
+    batch = make_batch(5)
     threefold = Batch(batch.inputs.repeat_interleave(3, 0), batch.targets.repeat_interleave(3))
     client = linear(hessian="exact")
     w = client.row("global").data.clone().requires_grad_()
     everything = slice(None)
     (inner,) = torch.autograd.grad(loss_at(w, batch, everything), w, create_graph=True)
     (expected,) = torch.autograd.grad(loss_at(w - ALPHA * inner, batch, everything), w)
-    torch.testing.assert_close(stepped(client, threefold)[1], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(take_step(client, threefold)[1], expected, rtol=0, atol=1e-12)
 
 
 def test_smaller_difference_is_more_exact():
-    exact = stepped(linear(hessian="exact"), batch_of(9))[1]
+    exact = take_step(linear(hessian="exact"), make_batch(9))[1]
     errors = [
-        float((stepped(linear(difference=delta), batch_of(9))[1] - exact).norm())
+        float((take_step(linear(difference=delta), make_batch(9))[1] - exact).norm())
         for delta in (1.0, 0.1, 0.01)
     ]
     assert errors[0] > 50 * errors[1] > 2500 * errors[2] > 0  # of the second order
@@ -108,8 +108,8 @@ def test_adaptation_rate_zero_equals_fedavg_on_a_third_of_the_minibatch():
     for hessian in ("difference", "exact", "none"):
         client = PerFedAvg(seeded(mlp), 0.0, hessian, optimizer=sgd(0.1), local_steps=3)
         plain = FedAvg(seeded(mlp), optimizer=sgd(0.1), local_steps=3)
-        found, expected = run_rounds(client, data), run_rounds(plain, data)
-        torch.testing.assert_close(found.w, expected.w, rtol=0, atol=1e-12)
+        result, expected = run_rounds(client, data), run_rounds(plain, data)
+        torch.testing.assert_close(result.w, expected.w, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
@@ -130,14 +130,14 @@ def test_clients_are_evaluated_after_adaptation(engine, steps, optimizer):
         Point(start=10.0), ALPHA, adaptation_steps=steps, optimizer=optimizer,
         criterion=HalfSquares(), local_steps=1,
     )  # fmt: skip
-    found = trained(client, data, engine=engine)
+    result = trained(client, data, engine=engine)
     expected = []
     for own in observed:
         mean = sum(own) / len(own)
-        v = mean + (float(found.w) - mean) * (1 - ALPHA) ** steps
+        v = mean + (float(result.w) - mean) * (1 - ALPHA) ** steps
         expected.append(sum((v - y) ** 2 / 2 for y in own) / len(own))
     losses = torch.tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(found.metrics["personal"]["loss"], losses)
+    torch.testing.assert_close(result.metrics["personal"]["loss"], losses)
 
 
 def test_rounds_minimise_the_loss_after_adaptation():
@@ -146,12 +146,12 @@ def test_rounds_minimise_the_loss_after_adaptation():
     client = PerFedAvg(
         Point(start=9.0), ALPHA, optimizer=sgd(0.5), criterion=HalfSquares(), local_steps=1
     )
-    found = run_rounds(client, data, 2)
-    assert found.w.item() == pytest.approx(3 + 6 * (1 - 0.5 * (1 - ALPHA) ** 2) ** 2, rel=1e-6)
+    result = run_rounds(client, data, 2)
+    assert result.w.item() == pytest.approx(3 + 6 * (1 - 0.5 * (1 - ALPHA) ** 2) ** 2, rel=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
+    ("arguments", "match"),
     [
         ({"adaptation_lr": -1.0}, "`adaptation_lr` to be at least 0, and finite, but got -1.0"),
         ({"difference": 0.0}, "`difference` to be above 0, and finite, but got 0"),
@@ -160,9 +160,9 @@ def test_rounds_minimise_the_loss_after_adaptation():
         ({"adaptation_steps": 0}, "`adaptation_steps` to be at least 1 but got 0"),
     ],
 )
-def test_invalid_arguments_are_refused(wrong, match):
+def test_invalid_arguments_are_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
-        PerFedAvg(Point(), **wrong)
+        PerFedAvg(Point(), **arguments)
 
 
 def test_running_statistics_are_refused():
@@ -174,8 +174,8 @@ def test_running_statistics_are_refused():
 def test_empty_parts_of_a_minibatch_are_not_run():
     data = shared_out(classes([5, 4, 1], shape=(2, 2)))
     client = PerFedAvg(seeded(Views), optimizer=sgd(0.1), local_epochs=1)
-    found = [run_rounds(client, data, engine=engine) for engine in ("one_by_one", "stacked")]
-    assert found[0].distance(found[1]) < 1e-12
+    result = [run_rounds(client, data, engine=engine) for engine in ("one_by_one", "stacked")]
+    assert result[0].distance(result[1]) < 1e-12
 
 
 @pytest.mark.slow
@@ -184,11 +184,11 @@ def test_differences_are_taken_in_full_precision(engine):
     """Between points that bfloat16 does not tell apart: much nearer than without the product."""
     data = shared_out(classes([30], shape=(64,)), batch_size=30)
     half = functools.partial(torch.autocast, "cpu", torch.bfloat16)
-    found = {}
+    result = {}
     for hessian, autocast in (("exact", None), ("difference", half), ("none", None)):
         settings = {"adaptation_lr": 0.5, "hessian": hessian, "optimizer": sgd(0.1)}
         client = PerFedAvg(seeded(lambda: MLP(64, [32], 3)), local_steps=5, **settings)
         settings = {"engine": engine, "dtype": torch.float32, "autocast": autocast}
-        found[hessian] = run_rounds(client, data, rounds=1, **settings).w
-    far = (found["none"] - found["exact"]).norm()
-    assert (found["difference"] - found["exact"]).norm() < far / 4
+        result[hessian] = run_rounds(client, data, rounds=1, **settings).w
+    far = (result["none"] - result["exact"]).norm()
+    assert (result["difference"] - result["exact"]).norm() < far / 4

@@ -25,25 +25,25 @@ from pl_fed.samplers import All, Uniform
 
 PROBLEM = LeastSquares.drawn([8, 3, 12, 5, 7])
 DATA = shared_out(PROBLEM.arrays, batch_size=100)
-each_engine = pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-each_sampler = pytest.mark.parametrize("sampler", [All(), Uniform(2)], ids=["all", "2"])
+all_engines = pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
+all_samplers = pytest.mark.parametrize("sampler", [All(), Uniform(2)], ids=["all", "2"])
 
 
 def pfedme(kind=PFedMe, rate=0.05, steps=4, **kwargs):
     net = nn.Linear(3, 1, bias=False).double()
     nn.init.ones_(net.weight)
-    how = {"optimizer": sgd(rate), "criterion": HalfSquares(), "local_steps": steps, **kwargs}
-    return kind(net, **how)
+    settings = {"optimizer": sgd(rate), "criterion": HalfSquares(), "local_steps": steps, **kwargs}
+    return kind(net, **settings)
 
 
-def close(found, expected, tolerance=1e-12):
+def close(actual, expected, tolerance=1e-12):
     expected = torch.as_tensor(np.asarray(expected), dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.slow
-@each_engine
-@each_sampler
+@all_engines
+@all_samplers
 @pytest.mark.parametrize("beta", [1.0, 0.5, 2.0])
 def test_rounds_equal_algorithm_1(engine, sampler, beta):
     """K = 3 steps on θ_i for each of R = 4 on w_i; w ← (1 − β) w + β mean of the cohort's."""
@@ -51,8 +51,8 @@ def test_rounds_equal_algorithm_1(engine, sampler, beta):
     w, theta = np.ones(3), np.ones((5, 3))
     client = pfedme(rate=eta, lam=lam, personal_steps=3, personal_lr=rate)
     server = functools.partial(torch.optim.SGD, lr=beta)
-    how = {"sampler": sampler, "engine": engine, "server_optimizer": server}
-    for state in after_each_round(client, DATA, 5, **how):
+    settings = {"sampler": sampler, "engine": engine, "server_optimizer": server}
+    for state in after_each_round(client, DATA, 5, **settings):
         sent, losses = [], []
         for i in state["cohort"].tolist():
             local, theta[i] = w, w
@@ -70,24 +70,24 @@ def test_rounds_equal_algorithm_1(engine, sampler, beta):
         assert float(state["report"]["train/loss"]) == pytest.approx(np.mean(losses), rel=1e-12)
 
 
-@each_engine
+@all_engines
 def test_two_steps_equal_hand_computed_steps(engine):
     """y = 8; λ = 1, K = 1, steps of 1/2 on θ, η = 1/4, R = 2.
 
     θ: 0 + (8 − 0)/2 = 4; w_i: 0 + 1/4 · 4 = 1. θ goes on: 4 + (4 − 3)/2 = 4.5; w_i: 1 + 3.5/4.
     In round 1 θ begins at w = 1.875: + (6.125)/2 = 4.9375.
     """
-    how = {"lam": 1.0, "personal_steps": 1, "personal_lr": 0.5, "criterion": HalfSquares()}
-    client = PFedMe(Point().double(), optimizer=sgd(0.25), local_steps=2, **how)
+    settings = {"lam": 1.0, "personal_steps": 1, "personal_lr": 0.5, "criterion": HalfSquares()}
+    client = PFedMe(Point().double(), optimizer=sgd(0.25), local_steps=2, **settings)
     data = shared_out(points([8.0]))
     state = after(client, data, 1, engine=engine)
     assert state["personal"].tolist() == [[4.5]]
     assert state["w"].tolist() == [1.875]
-    client = PFedMe(Point().double(), optimizer=sgd(0.25), local_steps=1, **how)
+    client = PFedMe(Point().double(), optimizer=sgd(0.25), local_steps=1, **settings)
     assert after(client, data, 2, engine=engine)["personal"].tolist() == [[1 + (7 - 0) / 2]]
 
 
-@each_engine
+@all_engines
 def test_momentum_acts_on_w_and_weight_decay_on_f(engine):
     """θ_i takes its steps exactly, in any case."""
     lam, eta, rate = 2.0, 0.05, 0.1
@@ -104,18 +104,18 @@ def test_momentum_acts_on_w_and_weight_decay_on_f(engine):
         ends.append(theta)
     optimizer = sgd(eta, momentum=0.9, weight_decay=0.1)
     client = pfedme(optimizer=optimizer, lam=lam, personal_steps=3, personal_lr=rate)
-    found = after(client, DATA, 1, engine=engine)
-    close(found["personal"], ends)
-    close(found["w"], np.mean(sent, axis=0))
+    actual = after(client, DATA, 1, engine=engine)
+    close(actual["personal"], ends)
+    close(actual["w"], np.mean(sent, axis=0))
 
 
 @pytest.mark.slow
 def test_rounds_converge_to_the_minimiser_of_the_moreau_envelopes():
-    """Theorem 1 of its paper: with K large, w is that of (135), which FLAME finds too."""
+    """Theorem 1 of the paper: with K large, w equals (135), as in FLAME."""
     lam = 2.0
     client = pfedme(rate=0.45, steps=1, lam=lam, personal_steps=40, personal_lr=0.2)
-    found = after(client, DATA, 90)
-    close(found["w"], PROBLEM.solution(lam)[0], 1e-7)
+    actual = after(client, DATA, 90)
+    close(actual["w"], PROBLEM.solution(lam)[0], 1e-7)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_engines_and_chunks_agree(uncompiled):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
+    ("arguments", "match"),
     [
         ({"lam": 0.0}, "`lam` to be above 0, and finite, but got 0.0"),
         ({"personal_lr": -1.0}, "`personal_lr` to be above 0, and finite, but got -1.0"),
@@ -134,9 +134,9 @@ def test_engines_and_chunks_agree(uncompiled):
         ({"lr_scheduler": max}, "`lr_scheduler` to be None, .* but got"),
     ],
 )
-def test_invalid_arguments_are_refused(wrong, match):
+def test_invalid_arguments_are_refused(arguments, match):
     with pytest.raises(ValueError, match=f"Expected argument {match}"):
-        pfedme(**wrong)
+        pfedme(**arguments)
 
 
 def test_optimizers_other_than_sgd_are_refused():
@@ -148,8 +148,8 @@ def test_optimizers_other_than_sgd_are_refused():
 # As FLAME's paper compares with it
 
 
-@each_engine
-@each_sampler
+@all_engines
+@all_samplers
 def test_epochs_then_one_step_equal_a_dense_simulation(engine, sampler):
     """θ_i is kept; w_i = w − η λ (w − θ_i)."""
     lam, eta = 2.0, 0.3
@@ -167,15 +167,15 @@ def test_epochs_then_one_step_equal_a_dense_simulation(engine, sampler):
         close(state["personal"], theta)
 
 
-@pytest.mark.parametrize("wrong", [{"lam": 0.0}, {"eta": 0.0}, {"eta": float("nan")}])
-def test_invalid_arguments_are_refused_with_epochs(wrong):
-    ((name, value),) = wrong.items()
+@pytest.mark.parametrize("arguments", [{"lam": 0.0}, {"eta": 0.0}, {"eta": float("nan")}])
+def test_invalid_arguments_are_refused_with_epochs(arguments):
+    ((name, value),) = arguments.items()
     with pytest.raises(ValueError, match=f"`{name}` to be above 0, and finite, but got {value}"):
-        PFedMeEpochs(Point(), **wrong)
+        PFedMeEpochs(Point(), **arguments)
 
 
 @pytest.mark.slow
-@each_engine
+@all_engines
 def test_weight_decay_is_part_of_the_loss(engine):
     """The minimum of (w − 8)²/2 + w²/2 is at 4, for θ and w; θ need not be exact before."""
     client = PFedMe(

@@ -20,7 +20,7 @@ def softmax(z):
 
 
 def probabilities(row, x):
-    """Of a linear layer whose row is its weight, then its bias."""
+    """Return the probabilities of a linear layer; its row is weight, then bias."""
     weight, bias = np.split(row, [INPUTS * CLASSES])
     return softmax(x @ weight.reshape(CLASSES, INPUTS).T + bias)
 
@@ -75,8 +75,8 @@ def test_pull_vanishes_at_the_centre(regularizer):
     settings = {"optimizer": sgd(0.1), "local_steps": 1}
     ditto = Ditto(seeded(mlp), lam=50.0, regularizer=regularizer, **settings)
     local = Local(seeded(mlp), **settings)
-    found, expected = (run_rounds(client, data, 1) for client in (ditto, local))
-    torch.testing.assert_close(found.v, expected.v, rtol=0, atol=1e-14)
+    results, expected = (run_rounds(client, data, 1) for client in (ditto, local))
+    torch.testing.assert_close(results.v, expected.v, rtol=0, atol=1e-14)
     later = [run_rounds(client, data, 2).v for client in (ditto, local)]
     assert (later[0] - later[1]).abs().max() > 1e-3
 
@@ -89,18 +89,18 @@ def test_centre_has_no_dropout_and_stays_in_training_mode(regularizer):
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(6, INPUTS, generator=draw, dtype=torch.float64)
     batch = Batch(x, torch.arange(6) % CLASSES)
-    found = []
+    results = []
     for key in (1, 2):
         client.draws.start(key)
         assert client.global_model(x).equal(client.global_model(x)) is False
         with client.reading({"broadcast": broadcast}):
-            found.append(client._describe_centre(batch))
+            results.append(client._describe_centre(batch))
     assert all(module.training for module in client.global_model.modules())
     if regularizer == "fisher":
-        assert all(torch.equal(each, found[1][name]) for name, each in found[0].items())
+        assert all(torch.equal(row, results[1][name]) for name, row in results[0].items())
     else:
-        torch.testing.assert_close(found[0], client.global_model.eval()(x))
-        assert torch.equal(*found)
+        torch.testing.assert_close(results[0], client.global_model.eval()(x))
+        assert torch.equal(*results)
 
 
 @pytest.mark.slow
@@ -114,10 +114,10 @@ def test_larger_lambda_gives_predictions_nearer_to_the_global_model():
             personal_steps=30,
         )  # fmt: skip
         outcome = run_rounds(client, data, 2)
-        net, other = mlp().double(), mlp().double()
-        nn.utils.vector_to_parameters(outcome.w, other.parameters())
+        net, global_net = mlp().double(), mlp().double()
+        nn.utils.vector_to_parameters(outcome.w, global_net.parameters())
         nn.utils.vector_to_parameters(outcome.v[0], net.parameters())
-        difference = net(x).softmax(1) - other(x).softmax(1)
+        difference = net(x).softmax(1) - global_net(x).softmax(1)
         distances.append(difference.detach().abs().mean().item())
     assert distances[0] > 1.3 * distances[1] > 2 * distances[2]
 
@@ -141,13 +141,13 @@ def test_centre_and_its_statistics_stay_fixed_during_a_round(uncompiled, engine,
         net = seeded(
             lambda: nn.Sequential(nn.Linear(INPUTS, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
         )
-        how = {"optimizer": sgd(0.1), "local_steps": global_steps, "personal_steps": 3}
-        client = Ditto(net, lam=2.0, regularizer=regularizer, **how)
+        options = {"optimizer": sgd(0.1), "local_steps": global_steps, "personal_steps": 3}
+        client = Ditto(net, lam=2.0, regularizer=regularizer, **options)
         return run_rounds(client, data, rounds, engine=engine)
 
-    one, many = after(1), after(5)
-    assert torch.equal(one.v, many.v)
-    assert not torch.equal(one.w_statistics, many.w_statistics)
+    one_step, five_steps = after(1), after(5)
+    assert torch.equal(one_step.v, five_steps.v)
+    assert not torch.equal(one_step.w_statistics, five_steps.w_statistics)
     later = after(1, rounds=2)
     assert not torch.equal(later.v, after(5, rounds=2).v), "the next w^t is another"
 
@@ -167,9 +167,9 @@ def test_fisher_is_refused_for_nets_without_per_sample_gradients():
 
 @pytest.mark.parametrize("regularizer", ["l2", "fisher", "kl"])
 def test_scale_of_class_weights_does_not_matter(regularizer):
-    found = []
+    results = []
     for weights in (None, [10.0, 10.0, 10.0]):
         criterion = nn.CrossEntropyLoss(weights and torch.tensor(weights).double())
         client = Ditto(seeded(mlp), regularizer=regularizer, criterion=criterion, local_epochs=2)
-        found.append(run_rounds(client, shared_out(classes([5, 6]))))
-    assert found[0].distance(found[1]) < 1e-10
+        results.append(run_rounds(client, shared_out(classes([5, 6]))))
+    assert results[0].distance(results[1]) < 1e-10

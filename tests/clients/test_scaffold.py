@@ -28,11 +28,11 @@ from pl_fed.types import Batch
 
 SIZES = [7, 3, 10, 2]
 ENGINES = ["one_by_one", "stacked", "stacked_compiled"]
-each_control = pytest.mark.parametrize("control", ["path", "start"])
+all_controls = pytest.mark.parametrize("control", ["path", "start"])
 
 
 def regressions(sizes=SIZES):
-    """Samples whose inputs and slopes differ from client to client."""
+    """Samples with inputs and slopes that differ between clients."""
     draw = np.random.default_rng(1)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     scales = np.linspace(0.5, 1.5, len(sizes))[owner, None]
@@ -68,10 +68,13 @@ def algorithm_1(data, cohorts, rates, control, passes=2, server_lr=1.0, decay=0.
         dy, dc = np.zeros(2), np.zeros(2)
         for i in cohort:
             y, steps = x.copy(), passes * len(minibatches[i])
-            for one in minibatches[i] * passes:
-                y -= rate * (gradient(y, *one) + decay * y - c_i[i] + c)
+            for minibatch in minibatches[i] * passes:
+                y -= rate * (gradient(y, *minibatch) + decay * y - c_i[i] + c)
             if control == "start":
-                new = np.mean([gradient(x, *one) for one in minibatches[i]], 0) + decay * x
+                new = (
+                    np.mean([gradient(x, *minibatch) for minibatch in minibatches[i]], 0)
+                    + decay * x
+                )
             else:
                 new = c_i[i] - c + (x - y) / (steps * rate)
             dy, dc = dy + (y - x) / len(cohort), dc + (new - c_i[i]) / len(cohort)
@@ -80,12 +83,12 @@ def algorithm_1(data, cohorts, rates, control, passes=2, server_lr=1.0, decay=0.
     return x, c, c_i
 
 
-def halved(optimizer):
+def halve_per_round(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 
 
 @pytest.mark.slow
-@each_control
+@all_controls
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("server_lr", "decay"), [(1.0, 0.0), (0.7, 0.1)])
 def test_rounds_equal_algorithm_1(uncompiled, control, engine, server_lr, decay):
@@ -96,33 +99,33 @@ def test_rounds_equal_algorithm_1(uncompiled, control, engine, server_lr, decay)
         control,
         criterion=HalfSquares(),
         optimizer=sgd(0.2, weight_decay=decay),
-        lr_scheduler=halved,
+        lr_scheduler=halve_per_round,
         local_epochs=2,
     )
     settings = {"server_optimizer": functools.partial(torch.optim.SGD, lr=server_lr)}
     settings |= {"engine": engine, "chunk_size": 2, "shuffle": False, "sampler": Cohorts(*cohorts)}
-    found = run_rounds(client, data, rounds=3, **settings)
+    results = run_rounds(client, data, rounds=3, **settings)
     rates = (0.2, 0.1, 0.05)
     w, c, c_i = algorithm_1(data, cohorts, rates, control, server_lr=server_lr, decay=decay)
-    np.testing.assert_allclose(found.w.numpy(), w, rtol=1e-10)
-    np.testing.assert_allclose(found.server_states["control"].numpy(), c, rtol=1e-10)
-    np.testing.assert_allclose(found.states["own_control"].numpy(), c_i, rtol=1e-10)
+    np.testing.assert_allclose(results.w.numpy(), w, rtol=1e-10)
+    np.testing.assert_allclose(results.server_states["control"].numpy(), c, rtol=1e-10)
+    np.testing.assert_allclose(results.states["own_control"].numpy(), c_i, rtol=1e-10)
     np.testing.assert_allclose(c, c_i.mean(0), rtol=1e-10)  # as the paper remarks
 
 
 @pytest.mark.slow
-@each_control
+@all_controls
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 def test_first_round_equals_fedavg(control, engine):
     settings = {"optimizer": sgd(0.1, weight_decay=0.1), "local_epochs": 2}
     data = shared_out(classes(SIZES))
-    found = run_rounds(Scaffold(seeded(mlp), control, **settings), data, 1, engine=engine)
+    results = run_rounds(Scaffold(seeded(mlp), control, **settings), data, 1, engine=engine)
     expected = run_rounds(FedAvg(seeded(mlp), **settings), data, 1, engine=engine)
-    assert torch.equal(found.w, expected.w)
+    assert torch.equal(results.w, expected.w)
     torch.testing.assert_close(
-        found.reports[0]["train/loss"], expected.reports[0]["train/loss"], rtol=0, atol=1e-12
+        results.reports[0]["train/loss"], expected.reports[0]["train/loss"], rtol=0, atol=1e-12
     )
-    assert found.states["own_control"].any(1).all()
+    assert results.states["own_control"].any(1).all()
     second = run_rounds(Scaffold(seeded(mlp), control, **settings), data, 2, engine=engine)
     assert (second.w - run_rounds(FedAvg(seeded(mlp), **settings), data, 2).w).abs().max() > 1e-4
 
@@ -149,32 +152,32 @@ def test_scaffold_converges_where_fedavg_stalls():
 
 
 @pytest.mark.slow
-@each_control
+@all_controls
 def test_control_variates_converge_to_the_gradients_at_the_minimum(control):
     """Of ½ (w − y)², with a cohort of two of three: w = mean y, c_i = w − y_i, c = 0."""
     client = Scaffold(Point(), control, criterion=HalfSquares(), optimizer=sgd(0.1), local_steps=3)
     data, cohorts = shared_out(points([0.0], [3.0], [9.0])), [(0, 1), (1, 2), (0, 2)] * 70
-    found = run_rounds(client, data, rounds=210, sampler=Cohorts(*cohorts), engine="stacked")
-    assert found.w.tolist() == pytest.approx([4.0], abs=1e-6)
-    assert found.states["own_control"].flatten().tolist() == pytest.approx([4, 1, -5], abs=1e-5)
-    assert found.server_states["control"].tolist() == pytest.approx([0.0], abs=1e-6)
+    results = run_rounds(client, data, rounds=210, sampler=Cohorts(*cohorts), engine="stacked")
+    assert results.w.tolist() == pytest.approx([4.0], abs=1e-6)
+    assert results.states["own_control"].flatten().tolist() == pytest.approx([4, 1, -5], abs=1e-5)
+    assert results.server_states["control"].tolist() == pytest.approx([0.0], abs=1e-6)
 
 
-@each_control
+@all_controls
 def test_learning_rate_zero_changes_no_control_variate(control):
     def warm_up(optimizer):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda round: float(round > 0))
 
     settings = {"optimizer": sgd(0.1), "lr_scheduler": warm_up, "local_steps": 2}
     client = Scaffold(seeded(mlp), control, **settings)
-    one, two = (run_rounds(client, shared_out(classes(SIZES)), rounds) for rounds in (1, 2))
-    assert not one.states["own_control"].any()
-    assert not one.server_states["control"].any()
-    assert two.states["own_control"].isfinite().all()
-    assert two.states["own_control"].any()
+    first, second = (run_rounds(client, shared_out(classes(SIZES)), rounds) for rounds in (1, 2))
+    assert not first.states["own_control"].any()
+    assert not first.server_states["control"].any()
+    assert second.states["own_control"].isfinite().all()
+    assert second.states["own_control"].any()
 
 
-@each_control
+@all_controls
 def test_reported_loss_is_the_corrected_loss(control):
     """F(y) + (y − x)(c − c_i) = ½ (2 − 7)² + (2 − 1) (4 − 3), whatever the slope is."""
     client = Scaffold(Point(), control, criterion=HalfSquares(), optimizer=sgd(0.1))
@@ -193,15 +196,19 @@ def test_reported_loss_is_the_corrected_loss(control):
         assert client.slope_model.value.grad.tolist() == [1.0 - 7.0]  # at x, not at y
 
 
-@each_control
+@all_controls
 @pytest.mark.filterwarnings("ignore:.*exists and is not empty")
 def test_resumed_run_equals_an_uninterrupted_run(control, tmp_path):
     """By a trainer, with a learning rate that is halved: controls and rates go on."""
-    found = []
+    results = []
     for name, stops in (("whole", (3,)), ("halves", (1, 3))):
         for epochs in stops:
             client = Scaffold(
-                seeded(mlp), control, optimizer=sgd(0.2), lr_scheduler=halved, local_epochs=2
+                seeded(mlp),
+                control,
+                optimizer=sgd(0.2),
+                lr_scheduler=halve_per_round,
+                local_epochs=2,
             )
             federation = Federation(Only(0, 2), seed=0)
             trainer = pl_fed.Trainer(
@@ -217,23 +224,25 @@ def test_resumed_run_equals_an_uninterrupted_run(control, tmp_path):
             resumed = "last" if epochs != stops[0] else None
             trainer.fit(client, shared_out(classes(SIZES)), ckpt_path=resumed)
         own = federation.store.read("own_control", torch.arange(4))
-        found.append((client.row("global").data, federation.server_states["control"], own))
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
-        assert one.any()
+        results.append((client.row("global").data, federation.server_states["control"], own))
+    for first_row, resumed_row in zip(*results, strict=True):
+        assert torch.equal(first_row, resumed_row)
+        assert first_row.any()
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "got"),
+    ("optimizer", "description"),
     [
         (sgd(0.1, momentum=0.9), r"SGD\(momentum=0.9\)"),
         (sgd(0.1, maximize=True), r"SGD\(maximize=True\)"),
         (lambda params: torch.optim.Adam(params, lr=0.1), r"Adam\(\)"),
     ],
 )
-def test_optimizers_other_than_plain_sgd_are_refused(optimizer, got):
+def test_optimizers_other_than_plain_sgd_are_refused(optimizer, description):
     client = Scaffold(seeded(mlp), optimizer=optimizer)
-    with pytest.raises(ValueError, match=f"`optimizer` to build torch.optim.SGD .* but got {got}"):
+    with pytest.raises(
+        ValueError, match=f"`optimizer` to build torch.optim.SGD .* but got {description}"
+    ):
         Federation(seed=0, sampler=Only(0)).setup(client, shared_out(classes(SIZES)), "fit")
 
 

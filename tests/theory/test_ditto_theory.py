@@ -74,8 +74,10 @@ class Setting:
     def least_error(self):
         """σ_w² of (79), (84): the posterior variance of w_k."""
         excess = self.malicious / (self.devices - 1) * (self.tau_a**2 - self.tau**2)
-        others = self.devices * self.tau**2 + self.noise + (excess if self.malicious else 0.0)
-        return 1 / (1 / self.noise + (self.devices - 1) / others)
+        other_variance = (
+            self.devices * self.tau**2 + self.noise + (excess if self.malicious else 0.0)
+        )
+        return 1 / (1 / self.noise + (self.devices - 1) / other_variance)
 
 
 CLEAN = Setting(devices=8, malicious=0, sigma=0.8, samples=30, tau=0.1)
@@ -93,7 +95,7 @@ every_setting = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTIN
 
 @dataclass(frozen=True)
 class World:
-    """What nature draws: the devices' parameters, and their observations."""
+    """A draw of the devices' parameters and observations."""
 
     truth: torch.Tensor  # [devices, problems]
     estimates: torch.Tensor  # ŵ_k, [devices, problems]
@@ -126,14 +128,14 @@ def world(setting):
     return World(truth, estimates, arrays, nn.Linear(inputs, d // inputs, bias=False))
 
 
-def fitted(setting, kind, **kwargs):
+def fit(setting, kind, **kwargs):
     """The rows w and v_k after training by pl_fed's Trainer."""
-    drawn = world(setting)
-    for parameter in drawn.net.parameters():
+    sample = world(setting)
+    for parameter in sample.net.parameters():
         nn.init.zeros_(parameter)
     federation = pl_fed.Federation(All(), seed=0)
     client = kind(
-        drawn.net,
+        sample.net,
         optimizer=sgd(SHARE / setting.curvature),
         criterion=HalfSquares(),
         local_steps=STEPS,
@@ -151,9 +153,9 @@ def fitted(setting, kind, **kwargs):
             enable_model_summary=False,
             enable_checkpointing=False,
         )
-        trainer.fit(client, shared_out(drawn.arrays, batch_size=setting.samples))
-    everyone = torch.arange(setting.devices)
-    return client.row("global").data.clone(), federation.store.read("personal", everyone)
+        trainer.fit(client, shared_out(sample.arrays, batch_size=setting.samples))
+    device_ids = torch.arange(setting.devices)
+    return client.row("global").data.clone(), federation.store.read("personal", device_ids)
 
 
 @cache
@@ -161,7 +163,7 @@ def ditto(setting, factor):
     """The same for Ditto with λ = factor · λ*."""
     lam = factor * setting.best
     rate = SHARE / (setting.curvature + lam)
-    return fitted(setting, Ditto, lam=lam, personal_lr=rate)
+    return fit(setting, Ditto, lam=lam, personal_lr=rate)
 
 
 def squared_errors(setting, factor):
@@ -202,8 +204,8 @@ def test_lambda_star_minimises_the_error(setting):
 @every_setting
 def test_the_least_error_is_the_posterior_variance(setting):
     """Lemmas 8 and 12: E (w_k − ŵ_k(λ*))² = σ_w²; nothing can be better on average."""
-    found = squared_errors(setting, 1.0).mean()
-    assert found.item() == pytest.approx(setting.least_error, rel=0.05)
+    actual = squared_errors(setting, 1.0).mean()
+    assert actual.item() == pytest.approx(setting.least_error, rel=0.05)
 
 
 @every_setting
@@ -216,8 +218,8 @@ def test_lambda_star_minimises_the_variance_over_devices(setting):
 def test_least_variance_of_the_error_of_a_device_is_two_sigma_to_the_fourth(setting):
     """Lemmas 8 and 12."""
     assert best_factor(lambda errors: errors.var(dim=1).mean(), setting) == 1.0
-    found = squared_errors(setting, 1.0).var(dim=1).mean()
-    assert found.item() == pytest.approx(2 * setting.least_error**2, rel=0.1)
+    actual = squared_errors(setting, 1.0).var(dim=1).mean()
+    assert actual.item() == pytest.approx(2 * setting.least_error**2, rel=0.1)
 
 
 @pytest.mark.parametrize("setting", [CLEAN, ATTACKED], ids=["clean", "attacked"])
@@ -230,8 +232,8 @@ def test_variance_over_devices_equals_that_of_gaussians_with_a_shared_error(sett
     s2 = covariance.diagonal().mean()
     c = (covariance.sum() - covariance.trace()) / (setting.benign * (setting.benign - 1))
     expected = 2 * (1 - 1 / setting.benign) * (s2**2 - c**2)
-    found = errors.square().var(dim=0, correction=0).mean()
-    assert found.item() == pytest.approx(expected.item(), rel=0.1)
+    actual = errors.square().var(dim=0, correction=0).mean()
+    assert actual.item() == pytest.approx(expected.item(), rel=0.1)
 
 
 @every_setting
@@ -252,8 +254,8 @@ def test_larger_lambda_fits_worse_and_stays_nearer_to_the_global_model(setting):
 @pytest.mark.slow
 @every_setting
 def test_lambda_zero_equals_local_training_bit_for_bit(setting):
-    _, v = fitted(setting, Ditto, lam=0.0)
-    _, local = fitted(setting, Local)
+    _, v = fit(setting, Ditto, lam=0.0)
+    _, local = fit(setting, Local)
     assert torch.equal(v, local)
     torch.testing.assert_close(local, world(setting).estimates, rtol=0, atol=1e-6)
 
@@ -269,8 +271,8 @@ def test_a_huge_lambda_follows_the_global_model(setting):
 @pytest.mark.parametrize(
     ("tau", "better"), [(0.02, "global"), (0.5, "local")], ids=["related", "unrelated"]
 )
-def test_ditto_beats_local_and_global_models_at_any_relatedness(tau, better):
-    """Figure 2: related devices learn together, unrelated ones alone; λ* is better than either."""
+def test_ditto_beats_local_and_global_models_at_both_relatedness_levels(tau, better):
+    """Figure 2: related devices learn together, unrelated ones alone; λ* is better than both."""
     setting = Setting(20, 0, 1.0, 20, tau)
     local, best, shared = (squared_errors(setting, factor).mean() for factor in (0.0, 1.0, 1e4))
     assert best < min(local, shared)

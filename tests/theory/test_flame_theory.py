@@ -54,13 +54,13 @@ def flame(problem, lam, rho, kind=FLAME, steps=3, rate=None, **options):
     )
 
 
-def data_of(problem):
+def make_data(problem):
     return shared_out(problem.arrays, batch_size=1000)
 
 
-def error(found, expected):
+def error(result, expected):
     """The largest difference, relative to the largest number."""
-    return float(np.abs(found.numpy() - expected).max() / np.abs(expected).max())
+    return float(np.abs(result.numpy() - expected).max() / np.abs(expected).max())
 
 
 # Solutions: (135), (136), (137)
@@ -81,17 +81,17 @@ def test_rounds_converge_to_solution_135(weights, rho, cohort_size):
     problem = LeastSquares.drawn(SIZES)
     if weights == "uniform":  # the paper's own formula, once
         inverses = [np.linalg.inv(h + np.eye(3)) for h in problem.hessians]
-        left = np.eye(3) - sum(inverses) / 5
+        matrix = np.eye(3) - sum(inverses) / 5
         pieces = zip(inverses, problem.hessians, problem.estimates)
-        w = np.linalg.solve(left, sum(v @ h @ e for v, h, e in pieces) / 5)
+        w = np.linalg.solve(matrix, sum(v @ h @ e for v, h, e in pieces) / 5)
         np.testing.assert_allclose(problem.solution(1.0)[0], w, rtol=1e-10)
     client = flame(problem, 1.0, rho, weights=weights)
     rounds = 130 if cohort_size == 5 else 260
-    found = after(client, data_of(problem), rounds, sampler=Uniform(cohort_size))
+    result = after(client, make_data(problem), rounds, sampler=Uniform(cohort_size))
     w, theta = problem.solution(1.0, weights)
-    assert error(found["w"], w) < 1e-6
-    assert error(found["personal"], theta) < 1e-6
-    assert error(found["local"], np.tile(w, (5, 1))) < 1e-6
+    assert error(result["w"], w) < 1e-6
+    assert error(result["personal"], theta) < 1e-6
+    assert error(result["local"], np.tile(w, (5, 1))) < 1e-6
 
 
 @pytest.mark.slow
@@ -100,12 +100,12 @@ def test_rounds_converge_to_solution_135(weights, rho, cohort_size):
 def test_rounds_converge_to_solution_136(b, lam):
     """And to (137) where all b_i are equal: the mean of the θ̂_i."""
     problem = LeastSquares.drawn(SIZES, b=b)
-    found = after(flame(problem, lam, lam / 4), data_of(problem), 110)
+    result = after(flame(problem, lam, lam / 4), make_data(problem), 110)
     b, estimates = np.array(b)[:, None], problem.estimates
     w = (b * estimates / (b + lam)).sum(0) / (b / (b + lam)).sum()
-    assert error(found["w"], w) < 1e-6
-    assert error(found["personal"], (b * estimates + lam * w) / (b + lam)) < 1e-6
-    assert (error(found["w"], estimates.mean(0)) < 1e-6) == (len(set(b.flatten())) == 1)
+    assert error(result["w"], w) < 1e-6
+    assert error(result["personal"], (b * estimates + lam * w) / (b + lam)) < 1e-6
+    assert (error(result["w"], estimates.mean(0)) < 1e-6) == (len(set(b.flatten())) == 1)
 
 
 def test_error_falls_linearly():
@@ -113,7 +113,7 @@ def test_error_falls_linearly():
     problem = LeastSquares.drawn(SIZES)
     w, theta = problem.solution(1.0)
     errors = []
-    for state in after_each_round(flame(problem, 1.0, 0.4), data_of(problem), 60):
+    for state in after_each_round(flame(problem, 1.0, 0.4), make_data(problem), 60):
         gaps = state["w"].numpy() - w, state["personal"].numpy() - theta
         errors.append(math.sqrt(sum(np.square(gap).sum() for gap in gaps)))
     ratios = [later / sooner for sooner, later in pairwise(errors)][10:]
@@ -150,12 +150,12 @@ def test_lyapunov_function_decreases(cohort_size):
     zeros = torch.zeros(5, 3, dtype=torch.float64)
     states = [dict.fromkeys(("personal", "local", "dual"), zeros)]
     states[0] |= {"w": zeros[0], "tolerance": torch.full((5, 1), 1e-4, dtype=torch.float64)}
-    states += after_each_round(client, data_of(problem), 25, sampler=Uniform(cohort_size))
+    states += after_each_round(client, make_data(problem), 25, sampler=Uniform(cohort_size))
     for before, state in pairwise(states):
         moved = {n: (state[n] - before[n]).square().sum() for n in ("personal", "local", "w")}
         gamma = float(moved["personal"] + moved["local"] + 5 * moved["w"])
         assert lyapunov(before) - lyapunov(state) >= min(rho / 2, slack) * gamma > 0
-    for i in state["cohort"].tolist():  # and that (17) holds, on which it rests
+    for i in state["cohort"].tolist():  # and (17) holds, an assumption of the lemma
         slope = problem.gradient(i, state["personal"][i].numpy())
         slope += lam * (state["personal"][i] - before["local"][i]).numpy()
         assert np.square(alpha * slope).sum() <= float(state["tolerance"][i])
@@ -168,12 +168,12 @@ def test_lyapunov_function_decreases(cohort_size):
 def test_solutions_converge_to_those_of_fedadmm_for_large_lambda():
     """Twice the λ, about half the distance: O(1/λ). Personal models go to the global one, too."""
     problem = LeastSquares.drawn([8, 8, 12, 6, 7], b=[0.6, 0.8, 1.0, 1.4, 2.0])
-    limit = after(flame(problem, 0, 0.2, FedADMM, rate=1.5), data_of(problem), 60)["w"]
+    limit = after(flame(problem, 0, 0.2, FedADMM, rate=1.5), make_data(problem), 60)["w"]
     gaps, spreads = [], []
     for lam, rounds in ((4.0, 120), (8.0, 170), (16.0, 280)):
-        found = after(flame(problem, lam, 0.5, steps=2), data_of(problem), rounds)
-        gaps.append(float((found["w"] - limit).abs().max()))
-        spreads.append(float((found["personal"] - found["w"]).abs().max()))
+        result = after(flame(problem, lam, 0.5, steps=2), make_data(problem), rounds)
+        gaps.append(float((result["w"] - limit).abs().max()))
+        spreads.append(float((result["personal"] - result["w"]).abs().max()))
         assert gaps[-1] < 0.4 / lam
     for distances in (gaps, spreads):
         for larger, smaller in pairwise(distances):
@@ -188,11 +188,11 @@ def test_solutions_converge_to_those_of_fedadmm_for_large_lambda():
 def test_messages_of_the_first_round_equal_the_closed_form(weights, lam, rho):
     """u_i = 2 λ α_i / (λ α_i + ρ) · b / (b + λ) · θ̂_i, the θ_i being exact."""
     problem = LeastSquares.drawn(SIZES, b=[1.5] * 5)
-    found = after(flame(problem, lam, rho, weights=weights, steps=1), data_of(problem), 1)
+    result = after(flame(problem, lam, rho, weights=weights, steps=1), make_data(problem), 1)
     a = lam * problem.alpha(weights)[:, None]
     u = 2 * a / (a + rho) * 1.5 / (1.5 + lam) * problem.estimates
-    assert error(found["local"] + found["dual"] / rho, u) < 1e-6
-    assert error(found["w"], u.mean(0)) < 1e-6
+    assert error(result["local"] + result["dual"] / rho, u) < 1e-6
+    assert error(result["w"], u.mean(0)) < 1e-6
 
 
 # Robustness and fairness: Propositions 2 and 3
@@ -218,7 +218,7 @@ class Forged(Attack):
         return p.expand(-1, -1, D).flatten(1)
 
 
-def trained(truths, problems=1, sigma=0.0, kind=FLAME, attack=None):
+def train(truths, problems=1, sigma=0.0, kind=FLAME, attack=None):
     """w after one round from zero, and the personal models θ = (b θ̂ + λ w) / (b + λ) by it.
 
     Clients observe so many independent problems, of the same truths [clients, D].
@@ -230,15 +230,15 @@ def trained(truths, problems=1, sigma=0.0, kind=FLAME, attack=None):
     noise = torch.randn(clients, N, problems, generator=draw, dtype=torch.float64)
     y = (x @ truths[:, :, None]) + sigma * noise
     arrays = reals(x.flatten(0, 1), y.flatten(0, 1), torch.arange(clients).repeat_interleave(N))
-    how = {"criterion": HalfSquares(), "local_steps": 1, "lam": LAM}
+    arguments = {"criterion": HalfSquares(), "local_steps": 1, "lam": LAM}
     net, both = linear(D, problems), 1 / (B + LAM)
     if kind is FLAME:
-        how |= {"rho": RHO, "pull_to": "broadcast", "optimizer": sgd(both)}
+        arguments |= {"rho": RHO, "pull_to": "broadcast", "optimizer": sgd(both)}
     else:
-        how |= {"personal_lr": both, "optimizer": sgd(1 / B)}
+        arguments |= {"personal_lr": both, "optimizer": sgd(1 / B)}
     bad = list(range(BENIGN, CLIENTS)) if attack else None
     settings = {"sampler": All(), "attack": attack, "ids": bad}
-    first, second = after_each_round(kind(net, **how), shared_out(arrays, 100), 2, **settings)
+    first, second = after_each_round(kind(net, **arguments), shared_out(arrays, 100), 2, **settings)
     return first["w"].view(problems, D), second["personal"].view(clients, problems, D)
 
 
@@ -265,25 +265,25 @@ def losses_in_theory(q, truths, attack):
     spread = (BENIGN * q**2 * D * noise + forged) / CLIENTS**2
     personal = (B**2 + 2 * B * q * LAM / CLIENTS) * D * noise + LAM**2 * spread
     personal = B / 2 * (personal + LAM**2 * away) / (B + LAM) ** 2
-    return [float(SIGMA**2 / 2 + each) for each in (B / 2 * (spread + away), personal)]
+    return [float(SIGMA**2 / 2 + loss) for loss in (B / 2 * (spread + away), personal)]
 
 
-def least_q(truths, attack, which):
-    """From which q on the loss, a parabola in q, rises."""
-    at = [losses_in_theory(q, truths, attack)[which] for q in (0.0, 0.5, 1.0)]
+def least_q(truths, attack, index):
+    """Return the q with the least loss; the loss is a parabola in q."""
+    at = [losses_in_theory(q, truths, attack)[index] for q in (0.0, 0.5, 1.0)]
     curve = 2 * (at[2] - 2 * at[1] + at[0])
     return -(at[2] - at[0] - curve) / (2 * curve)
 
 
-def drawn_truths(length):
-    """Ten vectors, whose mean over the benign clients is of about that length."""
+def draw_truths(length):
+    """Return ten vectors; the mean over benign clients has about this length."""
     draw = torch.Generator().manual_seed(3)
     spread = 0.1 * torch.randn(CLIENTS, D, generator=draw, dtype=torch.float64)
     return length / math.sqrt(D) + spread - spread[:BENIGN].mean(0)
 
 
 ATTACKS = ["same-value", "Gaussian", "sign-flipping"]
-NEAR, FAR = drawn_truths(0.2), drawn_truths(2.0)
+NEAR, FAR = draw_truths(0.2), draw_truths(2.0)
 
 
 @pytest.mark.slow
@@ -291,24 +291,27 @@ NEAR, FAR = drawn_truths(0.2), drawn_truths(2.0)
 @pytest.mark.parametrize("truths", [NEAR, FAR], ids=["near zero", "far from zero"])
 def test_losses_equal_proposition_2(attack, truths):
     """Losses are those of theory; FLAME's are less than Ditto's where q is large enough for it."""
-    found = {}
+    result = {}
     for kind, q in ((FLAME, Q), (Ditto, 1.0)):
-        w, theta = trained(truths, PROBLEMS, SIGMA, kind, Forged(attack))
-        pair = [average_losses(truths, each, SIGMA)[:BENIGN].mean() for each in (w, theta)]
+        w, theta = train(truths, PROBLEMS, SIGMA, kind, Forged(attack))
+        pair = [
+            average_losses(truths, models_of_kind, SIGMA)[:BENIGN].mean()
+            for models_of_kind in (w, theta)
+        ]
         expected = losses_in_theory(q, truths, attack)
-        for one, other in zip(pair, expected, strict=True):
-            assert float(one) == pytest.approx(other, rel=0.01)
+        for actual, reference in zip(pair, expected, strict=True):
+            assert float(actual) == pytest.approx(reference, rel=0.01)
             floor = SIGMA**2 / 2
-            assert float(one) - floor == pytest.approx(other - floor, rel=0.04)
-        found[kind] = pair
-    for which in (0, 1):
-        if least_q(truths, attack, which) <= Q:
-            assert found[FLAME][which] <= found[Ditto][which]
+            assert float(actual) - floor == pytest.approx(reference - floor, rel=0.04)
+        result[kind] = pair
+    for index in (0, 1):
+        if least_q(truths, attack, index) <= Q:
+            assert result[FLAME][index] <= result[Ditto][index]
     assert least_q(NEAR, attack, 0) <= Q
     assert least_q(NEAR, attack, 1) <= Q
     if truths is FAR:
         assert least_q(truths, attack, 0) > 1
-        assert found[FLAME][0] > found[Ditto][0]
+        assert result[FLAME][0] > result[Ditto][0]
 
 
 @pytest.mark.parametrize("truths", [NEAR, FAR], ids=["near zero", "far from zero"])
@@ -326,8 +329,8 @@ def test_bounds_of_proposition_2_hold(truths):
 def variances(truths):
     """Of the losses over the clients: FLAME's, and Ditto's, each of w and of the θ_i."""
     return [
-        [float(average_losses(truths, each, 0.0).var(correction=0)) for each in models]
-        for models in (trained(truths), trained(truths, kind=Ditto))
+        [float(average_losses(truths, parameters, 0.0).var(correction=0)) for parameters in models]
+        for models in (train(truths), train(truths, kind=Ditto))
     ]
 
 

@@ -42,16 +42,16 @@ def errors(client, data, rounds, best_w, best_v, **settings):
     if isinstance(optimizer, dict):
         optimizer, schedule = optimizer["optimizer"], optimizer["lr_scheduler"]["scheduler"]
         optimizer._opt_called = True
-    everyone, found = torch.arange(data.clients.num_clients), []
+    client_ids, history = torch.arange(data.clients.num_clients), []
     for round in range(rounds):
         federation.run_round(round, optimizer)
         if schedule is not None:
             schedule.step()
         w = client.row("global").data.numpy()
-        v = federation.store.read("personal", everyone).numpy()
-        of_v = np.square(v - best_v).sum(1)
-        found.append((np.square(w - best_w).sum(), of_v.mean(), of_v.max()))
-    return np.array(found).T
+        v = federation.store.read("personal", client_ids).numpy()
+        v_errors = np.square(v - best_v).sum(1)
+        history.append((np.square(w - best_w).sum(), v_errors.mean(), v_errors.max()))
+    return np.array(history).T
 
 
 def fixed_point(curvature, pulls, steps, lr, mu):
@@ -59,11 +59,11 @@ def fixed_point(curvature, pulls, steps, lr, mu):
     identity = np.eye(INPUTS)
     matrix, constant = np.zeros((INPUTS, INPUTS)), np.zeros(INPUTS)
     for a, b in zip(curvature, pulls):
-        here, there = identity, np.zeros(INPUTS)
+        slope_matrix, offset = identity, np.zeros(INPUTS)
         for _ in range(steps):
-            here = here - lr * (a @ here + mu * (here - identity))
-            there = there - lr * (a @ there - b + mu * there)
-        matrix, constant = matrix + here / DEVICES, constant + there / DEVICES
+            slope_matrix = slope_matrix - lr * (a @ slope_matrix + mu * (slope_matrix - identity))
+            offset = offset - lr * (a @ offset - b + mu * offset)
+        matrix, constant = matrix + slope_matrix / DEVICES, constant + offset / DEVICES
     return np.linalg.solve(identity - matrix, constant)
 
 
@@ -96,10 +96,10 @@ def test_personal_models_inherit_a_linear_rate(lam, steps, mu, server):
         curvature + lam * np.eye(INPUTS), (pulls + lam * best_w)[..., None]
     )[..., 0]  # fmt: skip
     data = shared_out(arrays, batch_size=SAMPLES)
-    of_w, _, of_v = errors(client, data, 40, best_w, best_v, **server)
-    assert of_w[-1] < 1e-2 * of_w[0]
-    assert (of_v / of_w)[10:40].max() < 3.0  # C
-    rate_w, rate_v = (np.log(each[39] / each[20]) / 19 for each in (of_w, of_v))
+    w_errors, _, v_errors = errors(client, data, 40, best_w, best_v, **server)
+    assert w_errors[-1] < 1e-2 * w_errors[0]
+    assert (v_errors / w_errors)[10:40].max() < 3.0  # C
+    rate_w, rate_v = (np.log(curve[39] / curve[20]) / 19 for curve in (w_errors, v_errors))
     assert rate_v == pytest.approx(rate_w, rel=0.05)
 
 
@@ -127,12 +127,12 @@ def test_personal_models_inherit_a_rate_of_one_over_t():
         ),
     )  # fmt: skip
     data = shared_out(arrays, batch_size=1)
-    of_w, of_v, _ = errors(client, data, rounds, best_w, (own + lam * best_w) / (1 + lam))
+    w_errors, v_errors, _ = errors(client, data, rounds, best_w, (own + lam * best_w) / (1 + lam))
     t = np.arange(1, rounds + 1)
     np.testing.assert_allclose(
-        of_w[50:] * t[50:], ((y - own[:, None]) ** 2).mean(1).mean(0).sum() / devices, rtol=0.35
+        w_errors[50:] * t[50:], ((y - own[:, None]) ** 2).mean(1).mean(0).sum() / devices, rtol=0.35
     )
-    constant = (of_v / of_w)[20:]
+    constant = (v_errors / w_errors)[20:]
     assert constant.max() < 2 * constant.min()
-    slope = np.polyfit(np.log(t[20:]), np.log(of_v[20:]), 1)[0]
+    slope = np.polyfit(np.log(t[20:]), np.log(v_errors[20:]), 1)[0]
     assert slope == pytest.approx(-1, abs=0.15)
