@@ -21,7 +21,7 @@ from torchvision import datasets
 from pl_fed.data import FEMNIST, CelebA, ImageFolder, MNISTWriters, Vehicle
 
 
-def refused(source, path, words):
+def assert_refused(source, path, words):
     with pytest.raises(ValueError, match=words) as failed:
         source.load()
     sentence = str(failed.value)
@@ -48,16 +48,16 @@ WITHOUT_USERS = json.dumps({"user_data": {"f1": {"x": [], "y": []}}})
         (leaf({"f1": (np.zeros((2, 784)), [3])}), r"'\[1, 1, 28, 28\]' is invalid .* size 1568"),
     ],
 )
-def test_a_file_of_leaf(tmp_path, content, words):
+def test_broken_file_of_leaf_is_refused(tmp_path, content, words):
     write_femnist(tmp_path)
     path = tmp_path / "femnist" / "test" / "all_data_0_test.json"
     path.write_text(content)
-    refused(FEMNIST(root=str(tmp_path)), path, words)
+    assert_refused(FEMNIST(root=str(tmp_path)), path, words)
 
 
 @pytest.mark.parametrize("again", ["the same file", "another file"])
-def test_a_writer_that_leaf_has_twice(tmp_path, again):
-    """The second time would be taken for samples of their own, to be tested on, say."""
+def test_duplicate_writer_of_leaf_is_refused(tmp_path, again):
+    """A second copy would count as further samples, for example in the test part."""
     write_femnist(tmp_path)
     folder = tmp_path / "femnist" / "test"
     twice = json.loads(leaf(WRITER))
@@ -67,14 +67,18 @@ def test_a_writer_that_leaf_has_twice(tmp_path, again):
         (folder / "a.json").write_text(leaf(WRITER))
     (folder / "b.json").write_text(json.dumps(twice))
     (folder / "all_data_0_test.json").unlink()
-    refused(FEMNIST(root=str(tmp_path)), folder / "b.json", "that no other file of this part lists")
+    assert_refused(
+        FEMNIST(root=str(tmp_path)), folder / "b.json", "that no other file of this part lists"
+    )
 
 
-def test_classes_that_femnist_does_not_have(tmp_path):
+def test_unknown_classes_of_femnist_are_refused(tmp_path):
     write_femnist(tmp_path)
     path = tmp_path / "femnist" / "test" / "all_data_0_test.json"
     path.write_text(leaf({"f1": (np.zeros((1, 784)), [62])}))
-    refused(FEMNIST(root=str(tmp_path)), tmp_path / "femnist", r"class ids .* \(62\) but got 62 in")
+    assert_refused(
+        FEMNIST(root=str(tmp_path)), tmp_path / "femnist", r"class ids .* \(62\) but got 62 in"
+    )
 
 
 BLANK = png(np.zeros((28, 28), np.uint8))
@@ -97,32 +101,32 @@ BLANK = png(np.zeros((28, 28), np.uint8))
         ),
     ],
 )
-def test_a_parquet_file(tmp_path, columns, words):
+def test_broken_parquet_file_is_refused(tmp_path, columns, words):
     path = write_parquet(tmp_path, "a", **(columns or {"image": [BLANK]}))
     if columns is None:
         path.write_bytes(path.read_bytes()[:100])
-    refused(FEMNIST(root=str(tmp_path)), path, words)
+    assert_refused(FEMNIST(root=str(tmp_path)), path, words)
 
 
 @pytest.mark.parametrize("size", [0, 300])
-def test_an_image_that_was_cut_off(tmp_path, size):
+def test_truncated_image_is_refused(tmp_path, size):
     write_scans(tmp_path, images_per_kind=2)
     path = tmp_path / "MedicalMNIST" / "Hand" / "000001.jpeg"
     path.write_bytes(path.read_bytes()[:size])
     source = ImageFolder("MedicalMNIST", root=str(tmp_path))
-    refused(source, path, "to be an image but got")
+    assert_refused(source, path, "to be an image but got")
 
 
-def test_an_image_of_celeba(tmp_path, monkeypatch):
+def test_missing_image_of_celeba_is_refused(tmp_path, monkeypatch):
     write_celeba(tmp_path, [5] * 12, monkeypatch)
     path = tmp_path / "celeba" / "img_align_celeba" / "000007.jpg"
     path.unlink()
-    refused(CelebA(root=str(tmp_path)), path, "to be an image but got FileNotFoundError")
+    assert_refused(CelebA(root=str(tmp_path)), path, "to be an image but got FileNotFoundError")
 
 
 @pytest.fixture
 def celeba(tmp_path, monkeypatch):
-    """A folder of CelebA's files, whose md5 sums torchvision is told."""
+    """A folder of CelebA's files with matching md5 sums in torchvision."""
     write_celeba(tmp_path, [5] * 12, monkeypatch)
     files = sorted((tmp_path / "celeba").glob("*.txt"))
     sums = [("id", hashlib.md5(path.read_bytes()).hexdigest(), path.name) for path in files]
@@ -130,7 +134,7 @@ def celeba(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_which_of_celebas_files_are_broken(celeba):
+def test_error_names_the_broken_files_of_celeba(celeba):
     assert len(CelebA(root=str(celeba), size=4).load()) == 12
     (celeba / "celeba" / "identity_CelebA.txt").write_text("000001.jpg garbage")
     (celeba / "celeba" / "list_bbox_celeba.txt").unlink()
@@ -144,13 +148,13 @@ def test_which_of_celebas_files_are_broken(celeba):
     )
 
 
-def test_celebas_images_are_missing(celeba):
+def test_missing_image_folder_of_celeba_is_refused(celeba):
     (celeba / "celeba" / "img_align_celeba").rename(celeba / "elsewhere")
     with pytest.raises(FileNotFoundError, match="the folder img_align_celeba is missing"):
         CelebA(root=str(celeba)).load()
 
 
-def test_a_download_of_celeba_that_fails(celeba, monkeypatch):
+def test_failed_download_of_celeba_is_reported(celeba, monkeypatch):
     def unreachable(*_, **__):
         raise RuntimeError("no route to host")
 
@@ -160,34 +164,38 @@ def test_a_download_of_celeba_that_fails(celeba, monkeypatch):
     assert "download: true" not in str(failed.value)
 
 
-def test_nobody_in_celeba_has_so_many_images(tmp_path, monkeypatch):
+def test_min_samples_beyond_every_celebrity_is_refused(tmp_path, monkeypatch):
     write_celeba(tmp_path, [5] * 8 + [9] * 4, monkeypatch)
     with pytest.raises(ValueError, match=r"`min_samples` to be at most 8, .* but got 9"):
         CelebA(root=str(tmp_path), min_samples=9).load()
     assert len(CelebA(root=str(tmp_path), min_samples=8, size=4).load()) == 8
 
 
-def test_a_vehicle_file(tmp_path):
+def test_broken_file_of_vehicle_is_refused(tmp_path):
     write_vehicle(tmp_path)
     path = tmp_path / Vehicle.file
-    whole = path.read_bytes()
+    content = path.read_bytes()
     arrays = dict(np.load(path))
     source = Vehicle(root=str(tmp_path))
-    path.write_bytes(whole[: len(whole) // 2])
-    refused(source, path, "to be an .npz file of arrays of numbers but got a broken one")
+    path.write_bytes(content[: len(content) // 2])
+    assert_refused(source, path, "to be an .npz file of arrays of numbers but got a broken one")
     np.savez(path, x=arrays["x"], y=arrays["y"])
-    refused(source, path, "to hold an array `device` but got x, y")
+    assert_refused(source, path, "to hold an array `device` but got x, y")
     np.savez(path, **{**arrays, "device": arrays["device"][1:]})
-    refused(source, path, r"`client` to have 12 rows, .* got shape \[11\] in ")
+    assert_refused(source, path, r"`client` to have 12 rows, .* got shape \[11\] in ")
     np.savez(path, **{**arrays, "y": np.where(arrays["y"] > 0, 2, 1)})
-    refused(source, path, "Expected `y` to be -1 and 1 but got 2")
+    assert_refused(source, path, "Expected `y` to be -1 and 1 but got 2")
 
 
-def test_a_file_of_writers(idx_root):  # noqa: F811
+def test_broken_file_of_writers_is_refused(idx_root):  # noqa: F811
     root = idx_root[0]
     write_writers(root)
     path = root / MNISTWriters.file
     np.savez(path)
-    refused(MNISTWriters(root=str(root)), path, "to hold an array `train_writer` but got none")
+    assert_refused(
+        MNISTWriters(root=str(root)), path, "to hold an array `train_writer` but got none"
+    )
     np.savez(path, train_writer=np.zeros(6, int), test_writer=np.zeros(3, int))
-    refused(MNISTWriters(root=str(root)), path, r"`client` to have 10 rows, .* got shape \[9\] in ")
+    assert_refused(
+        MNISTWriters(root=str(root)), path, r"`client` to have 10 rows, .* got shape \[9\] in "
+    )

@@ -19,7 +19,7 @@ class AllHaveAll(Partitioner):
         return [torch.arange(len(labels))] * num_clients
 
 
-def test_copies_know_of_which_samples_they_are():
+def test_copies_have_the_ids_of_their_samples():
     arrays = classes([12], (1, 4, 4))
     data = FederatedData(Given(arrays), AllHaveAll(), 4, skew=Rotations(), root_samples=2).clients
     assert len(data.ids) == len(data.inputs) > len(arrays.inputs)
@@ -44,7 +44,7 @@ def test_samples_of_some_clients_are_padded_to_the_largest_of_all(part):
         assert torch.equal(y[position, : len(index)], data.targets[index])
 
 
-def test_where_nobody_has_any_the_table_is_empty():
+def test_padded_table_of_an_empty_part_is_empty():
     data = shared_out(classes([3, 4])).clients
     x, y = data.pad_part("val", torch.tensor([1, 0]))
     assert x.shape == (2, 0, 4)
@@ -52,7 +52,7 @@ def test_where_nobody_has_any_the_table_is_empty():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [
         (
             (np.zeros((2, 3)), torch.zeros(2)),
@@ -65,12 +65,12 @@ def test_where_nobody_has_any_the_table_is_empty():
         ((torch.zeros(2, 3), torch.zeros(2), [0, 1]), "`client` to be a tensor but got list"),
     ],
 )
-def test_what_are_no_tensors(given, words):
+def test_arrays_that_are_no_tensors_are_refused(arguments, words):
     with pytest.raises(TypeError, match=f"^Expected {words}"):
-        Arrays(*given)
+        Arrays(*arguments)
 
 
-def test_class_ids_want_to_know_how_many_there_are():
+def test_class_ids_need_num_classes():
     with pytest.raises(ValueError, match="`num_classes` to be the largest class id plus 1"):
         Arrays(torch.zeros(2, 3), torch.tensor([0, 1]))
 
@@ -83,13 +83,15 @@ class Everything(Partitioner):
 
 
 @pytest.mark.parametrize("meant", [False, True])
-def test_samples_of_several_clients_are_said_unless_they_are_meant(meant):
+def test_samples_of_several_clients_are_reported_unless_overlapping(meant):
     partitioner = Everything()
     partitioner.overlapping = meant
     data = FederatedData(Given(classes([30])), partitioner, num_clients=3, seed=0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         index = data.clients.train.index
-    said = [str(each.message) for each in caught if "to several clients" in str(each.message)]
-    assert len(said) == (0 if meant else 1)
+    messages = [
+        str(warning.message) for warning in caught if "to several clients" in str(warning.message)
+    ]
+    assert len(messages) == (0 if meant else 1)
     assert len(index.unique()) < len(index)

@@ -14,10 +14,10 @@ SIZES = {"client_10": 4, "client_9": 3, "b": 5}
 
 def write_arrays(folder, name, size, seed=0, **arrays):
     draw = np.random.default_rng([seed, size])
-    given = {"x": draw.normal(size=(size, 3)), "y": draw.integers(3, size=size), **arrays}
+    all_arrays = {"x": draw.normal(size=(size, 3)), "y": draw.integers(3, size=size), **arrays}
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / f"{name}.npz", **{k: v for k, v in given.items() if v is not None})
-    return given["x"], given["y"]
+    np.savez(folder / f"{name}.npz", **{k: v for k, v in all_arrays.items() if v is not None})
+    return all_arrays["x"], all_arrays["y"]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_arrays_of_each_client(folder):
     assert clients.owners == [["b"], ["client_9"], ["client_10"]]
 
 
-def test_types_stay_and_classes_are_counted_over_all_files(tmp_path):
+def test_dtypes_are_preserved_and_classes_are_counted_over_all_files(tmp_path):
     write_arrays(tmp_path, "a", 2, x=np.full((2, 1, 4, 4), 255, "uint8"), y=[0, 1])
     write_arrays(tmp_path, "b", 2, x=np.zeros((2, 1, 4, 4), "uint8"), y=[4, 0], split=None)
     arrays = ClientFolder(str(tmp_path)).load()
@@ -90,17 +90,17 @@ def tables(tmp_path):
     return path, folder
 
 
-def test_a_folder_of_tables_is_the_joined_table(tables):
+def test_folder_of_tables_equals_the_joined_table(tables):
     path, folder = tables
     settings = {"target": "readmitted", "one_hot": ["sex"], "ids": ["ward"]}
-    whole = Table(str(path), client="hospital", **settings)
+    joined_table = Table(str(path), client="hospital", **settings)
     pieces = ClientFolder(str(folder), exclude=["hospital"], **settings)
-    a, b = whole.load(), pieces.load()
+    a, b = joined_table.load(), pieces.load()
     assert a.names == b.names
     assert torch.equal(a.client, b.client)
     assert torch.equal(a.targets, b.targets)
-    assert all(torch.equal(one, other) for one, other in zip(a.inputs, b.inputs, strict=True))
-    assert whole.preparation == pieces.preparation
+    assert all(torch.equal(x, y) for x, y in zip(a.inputs, b.inputs, strict=True))
+    assert joined_table.preparation == pieces.preparation
 
 
 def test_categories_and_types_are_joined_over_all_tables(tmp_path):
@@ -112,7 +112,7 @@ def test_categories_and_types_are_joined_over_all_tables(tmp_path):
     assert arrays.targets.tolist() == [0, 1]
 
 
-def refused(folder, path, words, error=ValueError, **settings):
+def assert_refused(folder, path, words, error=ValueError, **settings):
     with pytest.raises(error, match=words) as failed:
         ClientFolder(str(folder), **settings).load()
     sentence = str(failed.value)
@@ -135,55 +135,61 @@ def refused(folder, path, words, error=ValueError, **settings):
         ({"split": np.zeros(4, int)}, "like b.npz .* but got .* split"),
     ],
 )
-def test_arrays_that_do_not_fit(folder, arrays, words):
+def test_mismatched_arrays_are_refused(folder, arrays, words):
     write_arrays(folder, "client_10", 4, **arrays)
-    refused(folder, folder / "client_10.npz", words)
+    assert_refused(folder, folder / "client_10.npz", words)
 
 
-def test_tables_that_do_not_fit(tables):
+def test_mismatched_tables_are_refused(tables):
     _, folder = tables
     settings = {"target": "readmitted", "exclude": ["hospital"], "one_hot": ["sex", "ward"]}
     file = folder / "hospital 3.csv"
     text = file.read_text()
-    refused(folder, folder, "`target` to name the column .* but got None and None")
-    refused(folder, folder, "`num_classes` to be None, but got y and 2", target="y",
+    assert_refused(folder, folder, "`target` to name the column .* but got None and None")
+    assert_refused(folder, folder, "`num_classes` to be None, but got y and 2", target="y",
             num_classes=2)  # fmt: skip
     file.write_text(text.replace("pressure", "bmi"))
-    refused(folder, file, "the columns of hospital 0.csv but got bmi, pressure in only", **settings)
+    assert_refused(
+        folder, file, "the columns of hospital 0.csv but got bmi, pressure in only", **settings
+    )
     header, first, *lines = text.splitlines()
     file.write_text("\n".join([header, "," + first.split(",", 1)[1], *lines]))
-    refused(folder, file, "'age' to hold finite .* in 1 rows, first in row 0", **settings)
+    assert_refused(folder, file, "'age' to hold finite .* in 1 rows, first in row 0", **settings)
     file.write_text(f"{header}\n")
-    refused(folder, file, "at least one row but got none", **settings)
+    assert_refused(folder, file, "at least one row but got none", **settings)
     file.write_text("\n".join([header, "1,2,f,4,hospital 3,yes"]))
-    refused(folder, folder, "tables that fit together but got Arrow", **settings)
+    assert_refused(folder, folder, "tables that fit together but got Arrow", **settings)
 
 
-def test_folders_that_do_not_fit(folder):
+def test_invalid_folders_are_refused(folder):
     nowhere = folder / "nowhere"
-    refused(nowhere, nowhere, "found none at .*: set `data.dataset.folder`", FileNotFoundError)
+    assert_refused(
+        nowhere, nowhere, "found none at .*: set `data.dataset.folder`", FileNotFoundError
+    )
     nowhere.mkdir()
-    refused(nowhere, nowhere, "one for each client, .* but got none in", FileNotFoundError)
-    refused(folder, folder, "`ids` to be left out for .npz .* but got \\['a'\\]", ids=["a"])
+    assert_refused(nowhere, nowhere, "one for each client, .* but got none in", FileNotFoundError)
+    assert_refused(folder, folder, "`ids` to be left out for .npz .* but got \\['a'\\]", ids=["a"])
     write_arrays(folder / "test", "b", 3)
-    refused(folder, folder, "but got files both in it and in test in", FileNotFoundError)
+    assert_refused(folder, folder, "but got files both in it and in test in", FileNotFoundError)
     shutil.rmtree(folder / "test")
     (folder / "c.csv").write_text("x,y\n1,2\n")
-    refused(folder, folder, "either .npz files or tables but got both")
+    assert_refused(folder, folder, "either .npz files or tables but got both")
 
 
-def test_two_files_of_a_client(tmp_path):
+def test_two_files_of_a_client_are_refused(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
     (tmp_path / "a.tsv").write_text("x\ty\n1\t2\n")
-    refused(tmp_path, tmp_path, "one file for each client but got 2 for a", target="y")
+    assert_refused(tmp_path, tmp_path, "one file for each client but got 2 for a", target="y")
 
 
-def test_it_is_the_federation_of_one_file(folder, tmp_path):
+def test_folder_equals_the_federation_of_a_joined_file(folder, tmp_path):
     arrays = ClientFolder(str(folder)).load()
     path = tmp_path / "folder" / "joined.npz"
     path.parent.mkdir()
     names = np.array([f"{id} {arrays.owner_name(int(id))}" for id in arrays.client])
     np.savez(path, x=arrays.inputs, y=arrays.targets, client=names)
-    one, other = (FederatedData(s, seed=0).clients for s in (ClientFolder(str(folder)), Npz(path)))
-    assert one.digests["samples"] == other.digests["samples"]
-    assert one.digests["labels"] == other.digests["labels"]
+    folder_clients, file_clients = (
+        FederatedData(s, seed=0).clients for s in (ClientFolder(str(folder)), Npz(path))
+    )
+    assert folder_clients.digests["samples"] == file_clients.digests["samples"]
+    assert folder_clients.digests["labels"] == file_clients.digests["labels"]

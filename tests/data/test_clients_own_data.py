@@ -1,4 +1,4 @@
-"""Data sets that say whose each sample is: made files of their real formats, and the real files."""
+"""Data sets with client ids: files in their real formats, and the real files."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ real = pytest.mark.skipif(not REAL, reason="PL_FED_DATA does not say where the r
 
 
 def owners(data):
-    """Which original ids each client's samples have."""
+    """Return the original ids of every client's samples."""
     arrays, clients = data.dataset.load(), data.clients
     parts = [
         torch.cat([p.samples(k) for p in (clients.train, clients.val, clients.test)])
@@ -75,15 +75,15 @@ def test_mnist_by_writer(idx_root):  # noqa: F811
     assert owners(data) == [[2], [4], [7], [8], [9]]
 
 
-def test_several_writers_a_client(idx_root):  # noqa: F811
+def test_clients_of_several_writers(idx_root):  # noqa: F811
     root, _ = idx_root
     write_writers(root)
-    how = {"val_fraction": 0.0, "test_fraction": 0.0, "num_clients": 2}
-    data = FederatedData(MNISTWriters(root=str(root)), ByOwner(), **how)
-    found = owners(data)
-    assert sorted(len(each) for each in found) == [2, 3]
-    assert sorted(writer for each in found for writer in each) == [2, 4, 7, 8, 9]
-    assert data.clients.owners == [[str(writer) for writer in each] for each in found]
+    settings = {"val_fraction": 0.0, "test_fraction": 0.0, "num_clients": 2}
+    data = FederatedData(MNISTWriters(root=str(root)), ByOwner(), **settings)
+    actual = owners(data)
+    assert sorted(len(writers) for writers in actual) == [2, 3]
+    assert sorted(writer for writers in actual for writer in writers) == [2, 4, 7, 8, 9]
+    assert data.clients.owners == [[str(writer) for writer in writers] for writers in actual]
 
 
 def test_fewer_clients_than_writers_need_a_partitioner(idx_root):  # noqa: F811
@@ -111,14 +111,25 @@ def test_the_real_writers():
     assert (len(train), len(test)) == (539, 297)
     assert not torch.isin(train, test).any()
     data = FederatedData(MNISTWriters(), ByOwner(), num_clients=10)
-    assert sorted(len(each) for each in owners(data)) == [83, 83, 83, 83, 84, 84, 84, 84, 84, 84]
+    assert sorted(len(writers) for writers in owners(data)) == [
+        83,
+        83,
+        83,
+        83,
+        84,
+        84,
+        84,
+        84,
+        84,
+        84,
+    ]
 
 
 # FEMNIST
 
 
 @pytest.mark.parametrize("below", ["", "data"])
-def test_femnist_as_leaf_writes_it(tmp_path, below):
+def test_femnist_in_the_format_of_leaf(tmp_path, below):
     numbers = np.random.default_rng(0)
     made = {name: numbers.random((3, 784)) for name in ("f1", "f2", "f1 test", "f2 test")}
     files = {
@@ -149,8 +160,8 @@ def test_femnist_as_leaf_writes_it(tmp_path, below):
     assert data.clients.owners == [["f1"], ["f2"]]
 
 
-def test_femnist_is_there_once(tmp_path):
-    """As where train and test were copied out of a clone of LEAF that lies there as well."""
+def test_copies_of_femnist_are_read_once(tmp_path):
+    """The folder contains both a clone of LEAF and copies of its train and test files."""
     user = leaf({"f1": (np.zeros((2, 784)), [0, 1])})
     for name in ("train/a.json", "test/b.json", "data/all_data/a.json", "train/._a.json"):
         path = tmp_path / "femnist" / name
@@ -174,7 +185,7 @@ def test_femnist_is_there_once(tmp_path):
 def test_femnist_in_parquet_files(tmp_path):
     pixels = np.random.default_rng(0).integers(256, size=(3, 28, 28), dtype=np.uint8)
     cells = {"writer_id": ["f0000_14", "f0001_41", "f0000_14"], "character": [0, 61, 35]}
-    write_parquet(tmp_path, "train-00000-of-00002", image=[png(each) for each in pixels], **cells)
+    write_parquet(tmp_path, "train-00000-of-00002", image=[png(image) for image in pixels], **cells)
     write_parquet(tmp_path, "train-00001-of-00002", image=[], writer_id=[], character=[])
     arrays = FEMNIST(root=str(tmp_path)).load()
     assert np.array_equal(arrays.inputs[:, 0], pixels)
@@ -211,7 +222,7 @@ def test_celeba(celeba_root):
     assert CelebA(root=str(celeba_root)).load().inputs.shape[2:] == (84, 84)
 
 
-def test_some_celebrities_and_another_attribute(celeba_root):
+def test_subset_of_celebrities_and_another_attribute(celeba_root):
     arrays = CelebA(root=str(celeba_root), attribute="Young", min_samples=1, max_clients=2).load()
     assert arrays.client.unique().tolist() == [2, 5]
     assert arrays.targets.tolist() == [1] * 6
@@ -242,15 +253,15 @@ def test_images_in_folders(tmp_path):
     assert (colour.inputs[:, 1:] < 5).all()
 
 
-def test_images_of_several_sizes_need_one(tmp_path):
+def test_images_of_several_sizes_need_a_size(tmp_path):
     write_images(tmp_path, sizes=((4, 6), (5, 6), (4, 6)))
     with pytest.raises(ValueError, match="`size` to be set for images of several sizes"):
         ImageFolder("scans", root=str(tmp_path)).load()
     assert ImageFolder("scans", root=str(tmp_path), size=8).load().inputs.shape == (3, 1, 8, 8)
 
 
-def test_what_is_hidden_is_no_image(tmp_path):
-    """Of notebooks, and of archives that were packed on a Mac."""
+def test_hidden_files_are_ignored(tmp_path):
+    """Hidden files come from notebooks and from archives packed on a Mac."""
     write_images(tmp_path)
     scans = tmp_path / "scans"
     for name in (".ipynb_checkpoints", "Hand/.ipynb_checkpoints"):
@@ -262,7 +273,7 @@ def test_what_is_hidden_is_no_image(tmp_path):
     assert arrays.num_classes == 2
 
 
-def test_images_of_other_kinds_and_in_linked_folders(tmp_path):
+def test_images_of_other_formats_and_in_linked_folders(tmp_path):
     write_images(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     for kind in ("pgm", "ppm", "pbm", "pnm"):
@@ -280,7 +291,7 @@ def test_a_folder_without_images_is_no_class(tmp_path):
         ImageFolder("scans", root=str(tmp_path)).load()
 
 
-def test_what_is_done_to_images_is_said():
+def test_preparation_describes_the_image_processing():
     assert CelebA(size=64).preparation == "RGB, resized to 64 by 64 (bilinear)"
     assert ImageFolder("scans").preparation == "turned by EXIF, 8-bit grey"
     small = ImageFolder("scans", grey=False, size=32)
@@ -307,7 +318,7 @@ def test_images_of_32_bits_are_refused(tmp_path, type):
         ImageFolder("scans", root=str(tmp_path)).load()
 
 
-def test_images_are_turned_as_the_camera_says(tmp_path):
+def test_images_are_rotated_by_their_exif_orientation(tmp_path):
     (tmp_path / "scans" / "Hand").mkdir(parents=True)
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6  # to be turned clockwise by 90 degrees
@@ -330,7 +341,7 @@ def test_images_are_turned_as_the_camera_says(tmp_path):
         (lambda root: ImageFolder("scans", root=root), "scans/<class>/<image>"),
     ],
 )
-def test_what_is_not_there_says_where_to_get_it(tmp_path, kind, wanted):
+def test_error_of_missing_data_names_the_download(tmp_path, kind, wanted):
     source = kind(root=str(tmp_path))
     with pytest.raises(FileNotFoundError) as raised:
         source.load()
@@ -341,7 +352,7 @@ def test_what_is_not_there_says_where_to_get_it(tmp_path, kind, wanted):
 
 
 @pytest.mark.parametrize("kind", [Vehicle, FEMNIST, CelebA])
-def test_the_folder_comes_from_the_environment(monkeypatch, kind):
+def test_default_folder_is_an_environment_variable(monkeypatch, kind):
     monkeypatch.setenv("PL_FED_DATA", "elsewhere")
     assert kind().root == Path("elsewhere")
     monkeypatch.delenv("PL_FED_DATA")

@@ -18,6 +18,6 @@ def test_patients_in_age_groups():
 
 
 @pytest.mark.parametrize("groups", [0, 41])
-def test_numbers_of_groups_that_are_refused(groups):
+def test_invalid_numbers_of_groups_are_refused(groups):
     with pytest.raises(ValueError, match=r"^Expected argument `num_groups` to be"):
         Diabetes(groups)

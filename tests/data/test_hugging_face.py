@@ -39,7 +39,7 @@ def columns(count=COUNT, seed=0):
     }
 
 
-def made(count=COUNT, seed=0):
+def make_dataset(count=COUNT, seed=0):
     return datasets.Dataset.from_dict(columns(count, seed), datasets.Features(FEATURES))
 
 
@@ -47,8 +47,8 @@ TOKENS = {"inputs": ["input_ids", "attention_mask"], "padding": {"input_ids": 7}
 TOKENS["padding"]["attention_mask"] = 0
 
 
-def test_columns_keep_their_types_and_are_padded():
-    arrays = HuggingFace(made(), "user", **TOKENS).load()
+def test_columns_keep_their_dtypes_and_are_padded():
+    arrays = HuggingFace(make_dataset(), "user", **TOKENS).load()
     rows = columns()
     longest = max(map(len, rows["input_ids"]))
     ids = [[*row, *[7] * (longest - len(row))] for row in rows["input_ids"]]
@@ -62,33 +62,33 @@ def test_columns_keep_their_types_and_are_padded():
     assert [arrays.owner_name(int(id)) for id in arrays.client] == rows["user"]
 
 
-def test_a_single_column_is_the_tensor():
-    arrays = HuggingFace(made(), inputs=["pixels"]).load()
+def test_single_input_column_is_a_tensor():
+    arrays = HuggingFace(make_dataset(), inputs=["pixels"]).load()
     assert arrays.inputs.dtype == torch.uint8
     assert np.array_equal(arrays.inputs.numpy(), columns()["pixels"])
-    assert HuggingFace(made(), inputs=["pixels"], num_classes=9).load().num_classes == 9
+    assert HuggingFace(make_dataset(), inputs=["pixels"], num_classes=9).load().num_classes == 9
 
 
 def test_all_columns_without_text_are_inputs():
-    source = HuggingFace(made(), "user", padding=0)
+    source = HuggingFace(make_dataset(), "user", padding=0)
     arrays = source.load()
     assert [*arrays.inputs] == ["input_ids", "attention_mask", "pixels", "length"]
     assert source.preparation == "inputs: input_ids, attention_mask, pixels, length"
 
 
-def test_a_real_target():
-    arrays = HuggingFace(made(), inputs=["pixels"], target="length").load()
+def test_real_valued_target():
+    arrays = HuggingFace(make_dataset(), inputs=["pixels"], target="length").load()
     assert (arrays.targets.dtype, arrays.num_classes) == (torch.float32, 0)
 
 
 def test_labels_for_partitioners():
-    arrays = HuggingFace(made(), inputs=["pixels"], target="length", labels="label").load()
+    arrays = HuggingFace(make_dataset(), inputs=["pixels"], target="length", labels="label").load()
     assert arrays.labels.tolist() == columns()["label"].tolist()
     assert arrays.num_classes == 0
-    arrays = HuggingFace(made(), "user", target="length", labels="label", padding=0).load()
+    arrays = HuggingFace(make_dataset(), "user", target="length", labels="label", padding=0).load()
     assert [*arrays.inputs] == ["input_ids", "attention_mask", "pixels"]
     with pytest.raises(ValueError, match="`labels` to name a column but got 'kind'"):
-        HuggingFace(made(), labels="kind").load()
+        HuggingFace(make_dataset(), labels="kind").load()
 
 
 def test_images_become_tensors():
@@ -104,8 +104,12 @@ def test_images_become_tensors():
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_official_parts(tmp_path, on_disk):
-    parts = {"test": made(20, 2), "train": made(50, 1), "unsupervised": made(9, 3)}
-    parts["validation"] = made(10, 4)
+    parts = {
+        "test": make_dataset(20, 2),
+        "train": make_dataset(50, 1),
+        "unsupervised": make_dataset(9, 3),
+    }
+    parts["validation"] = make_dataset(10, 4)
     data = datasets.DatasetDict(parts)
     data.save_to_disk(tmp_path / "mine")
     source = HuggingFace(str(tmp_path / "mine") if on_disk else data, "user", ["pixels"])
@@ -118,15 +122,15 @@ def test_official_parts(tmp_path, on_disk):
     assert (clients.num_clients, int(clients.test.sizes.sum())) == (7, 20)
 
 
-def test_one_data_set_on_disk_and_a_partitioner(tmp_path):
-    made().save_to_disk(tmp_path / "mine")
+def test_partitioner_splits_a_data_set_on_disk(tmp_path):
+    make_dataset().save_to_disk(tmp_path / "mine")
     source = HuggingFace(tmp_path / "mine", inputs=["pixels"])
     clients = FederatedData(source, Dirichlet(0.5), 3, seed=0).clients
     assert (clients.num_clients, clients.num_classes) == (3, 3)
 
 
-def test_a_data_set_with_indices_and_another_format():
-    data = made().with_format("numpy").select(range(9, 4, -1))
+def test_data_set_with_indices_and_another_format():
+    data = make_dataset().with_format("numpy").select(range(9, 4, -1))
     arrays = HuggingFace(data, "user", ["pixels"]).load()
     assert np.array_equal(arrays.inputs.numpy(), columns()["pixels"][9:4:-1])
     assert [arrays.names[k] for k in arrays.client] == columns()["user"][9:4:-1]
@@ -135,41 +139,91 @@ def test_a_data_set_with_indices_and_another_format():
 @pytest.mark.parametrize(
     ("build", "settings", "error", "words"),
     [
-        (made, {"inputs": ["input_ids"]}, ValueError, "the same shape but got several: set `padd"),
-        (made, {"inputs": ["ids"]}, ValueError, r"`inputs` to name a column but got 'ids' \(colu"),
-        (made, {"client": "owner"}, ValueError, "`client` to name a column but got 'owner'"),
-        (made, {"target": "y"}, ValueError, "`target` to name a column but got 'y'"),
-        (made, {"target": "text"}, ValueError, "column 'text' to hold numbers but got text: enco"),
-        (made, {"inputs": ["text"]}, ValueError, "column 'text' to hold numbers but got text"),
-        (lambda: made().remove_columns("label"), {}, ValueError, "`target` .* but got None"),
-        (lambda: made().select_columns(["text", "label"]), {}, ValueError, "inputs but got none"),
-        (lambda: made().to_iterable_dataset(), {}, TypeError, "IterableDataset: load it without"),
-        (lambda: made().with_transform(dict), {}, TypeError, "without a transform .*TorchDataset"),
-        (lambda: datasets.DatasetDict(a=made()), {}, ValueError, "train, validation or test but"),
+        (
+            make_dataset,
+            {"inputs": ["input_ids"]},
+            ValueError,
+            "the same shape but got several: set `padd",
+        ),
+        (
+            make_dataset,
+            {"inputs": ["ids"]},
+            ValueError,
+            r"`inputs` to name a column but got 'ids' \(colu",
+        ),
+        (
+            make_dataset,
+            {"client": "owner"},
+            ValueError,
+            "`client` to name a column but got 'owner'",
+        ),
+        (make_dataset, {"target": "y"}, ValueError, "`target` to name a column but got 'y'"),
+        (
+            make_dataset,
+            {"target": "text"},
+            ValueError,
+            "column 'text' to hold numbers but got text: enco",
+        ),
+        (
+            make_dataset,
+            {"inputs": ["text"]},
+            ValueError,
+            "column 'text' to hold numbers but got text",
+        ),
+        (
+            lambda: make_dataset().remove_columns("label"),
+            {},
+            ValueError,
+            "`target` .* but got None",
+        ),
+        (
+            lambda: make_dataset().select_columns(["text", "label"]),
+            {},
+            ValueError,
+            "inputs but got none",
+        ),
+        (
+            lambda: make_dataset().to_iterable_dataset(),
+            {},
+            TypeError,
+            "IterableDataset: load it without",
+        ),
+        (
+            lambda: make_dataset().with_transform(dict),
+            {},
+            TypeError,
+            "without a transform .*TorchDataset",
+        ),
+        (
+            lambda: datasets.DatasetDict(a=make_dataset()),
+            {},
+            ValueError,
+            "train, validation or test but",
+        ),
         (lambda: "nowhere", {}, FileNotFoundError, r"`dataset.save_to_disk` but got /.*nowhere \("),
     ],
 )
-def test_data_sets_that_do_not_fit(build, settings, error, words):
+def test_unsuitable_data_sets_are_refused(build, settings, error, words):
     with pytest.raises(error, match=f"^Expected .*{words}") as failed:
         HuggingFace(build(), **settings).load()
     assert str(failed.value).endswith(".")
     assert "\n" not in str(failed.value)
 
 
-def test_settings_that_do_not_fit():
+def test_invalid_settings_are_refused():
     with pytest.raises(TypeError, match=r"a datasets.Dataset, a DatasetDict or .* but got 3"):
         HuggingFace(3)
     with pytest.raises(TypeError, match=r"`inputs` to be a list of entries .* write \[pixels\]"):
-        HuggingFace(made(), inputs="pixels")
+        HuggingFace(make_dataset(), inputs="pixels")
     with pytest.raises(TypeError, match=r"got Dataset: pass pl_fed.data.HuggingFace\(dataset\)"):
-        FederatedData(made())
+        FederatedData(make_dataset())
 
 
-def test_from_a_config(tmp_path, monkeypatch):
+def test_data_set_from_a_config(tmp_path, monkeypatch):
     from pl_fed.command.main import main
 
     monkeypatch.chdir(tmp_path)
-    made().save_to_disk("mine")
+    make_dataset().save_to_disk("mine")
     arguments = "fit --model pl_fed.clients.FedAvg --model.net pl_fed.models.MLP"
     arguments += " --model.net.in_features 4 --model.net.hidden [3] --model.net.num_classes 3"
     arguments += " --data.dataset pl_fed.data.HuggingFace --data.dataset.dataset mine"
@@ -181,8 +235,8 @@ def test_from_a_config(tmp_path, monkeypatch):
     assert owners == [f"user {k}" for k in range(7)]
 
 
-def test_without_the_package(monkeypatch):
-    source = HuggingFace(made())
+def test_missing_package_is_reported(monkeypatch):
+    source = HuggingFace(make_dataset())
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r"run `pip install pl_fed\[hf\]`"):
         source.load()

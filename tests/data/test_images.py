@@ -23,7 +23,7 @@ def write_idx(path, array):
 def idx_root(tmp_path):
     """A folder with 6 training and 4 test images of each of the two idx sets."""
     numbers = np.random.default_rng(0)
-    made = {}
+    arrays_by_name = {}
     for name in ("MNIST", "FashionMNIST"):
         raw = tmp_path / name / "raw"
         raw.mkdir(parents=True)
@@ -32,18 +32,18 @@ def idx_root(tmp_path):
             labels = numbers.integers(10, size=samples, dtype=np.uint8)
             write_idx(raw / f"{part}-images-idx3-ubyte", images)
             write_idx(raw / f"{part}-labels-idx1-ubyte", labels)
-            made[name, part] = images, labels
-    return tmp_path, made
+            arrays_by_name[name, part] = images, labels
+    return tmp_path, arrays_by_name
 
 
 @pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
 def test_idx_files(idx_root, kind):
-    root, made = idx_root
+    root, arrays_by_name = idx_root
     arrays = kind(root=str(root)).load()
     assert arrays.inputs.shape == (10, 1, 28, 28)
     assert arrays.inputs.dtype == torch.uint8
     (images, labels), (test_images, test_labels) = (
-        made[kind.__name__, part] for part in ("train", "t10k")
+        arrays_by_name[kind.__name__, part] for part in ("train", "t10k")
     )
     assert np.array_equal(arrays.inputs[:6, 0].numpy(), images)
     assert np.array_equal(arrays.inputs[6:, 0].numpy(), test_images)
@@ -52,7 +52,7 @@ def test_idx_files(idx_root, kind):
     assert arrays.num_classes == 10
 
 
-def test_the_folder_comes_from_the_environment(idx_root, monkeypatch):
+def test_default_folder_is_an_environment_variable(idx_root, monkeypatch):
     monkeypatch.setenv("PL_FED_DATA", str(idx_root[0]))
     assert len(MNIST().load()) == 10
     assert MNIST(root="elsewhere").root == "elsewhere"
@@ -98,7 +98,7 @@ def test_cifar10_files(cifar_root):
     assert arrays.num_classes == 10
 
 
-def test_a_broken_cifar10_file(cifar_root):
+def test_broken_cifar10_file_is_refused(cifar_root):
     root = cifar_root[0]
     (root / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"not what it was")
     with pytest.raises(FileNotFoundError, match=r"with CIFAR10 but got .*corrupted"):
@@ -113,7 +113,7 @@ def test_a_broken_cifar10_file(cifar_root):
         (CIFAR10, "the folder cifar-10-batches-py"),
     ],
 )
-def test_a_root_without_the_data_says_how_to_get_it(tmp_path, kind, files):
+def test_error_of_missing_data_names_the_download(tmp_path, kind, files):
     with pytest.raises(FileNotFoundError) as failed:
         kind(root=str(tmp_path)).load()
     sentence = str(failed.value)
@@ -127,7 +127,7 @@ def test_a_root_without_the_data_says_how_to_get_it(tmp_path, kind, files):
 
 @pytest.mark.parametrize("part", ["train", "t10k"])
 @pytest.mark.parametrize("size", [0, 10, 500, None])
-def test_an_idx_file_that_was_cut_off_or_is_none(idx_root, size, part):
+def test_invalid_idx_file_is_refused(idx_root, size, part):
     root = idx_root[0]
     path = root / "MNIST" / "raw" / f"{part}-images-idx3-ubyte"
     path.write_bytes(b"Not Found" if size is None else path.read_bytes()[:size])
@@ -135,7 +135,7 @@ def test_an_idx_file_that_was_cut_off_or_is_none(idx_root, size, part):
         MNIST(root=str(root)).load()
 
 
-def test_a_download_that_fails_is_not_advised_again(tmp_path, monkeypatch):
+def test_failed_download_is_not_suggested_again(tmp_path, monkeypatch):
     def unreachable(*_, **__):
         raise OSError("no route to host")
 
@@ -185,7 +185,7 @@ def test_real_images(real, kind):
 
 
 @pytest.mark.slow
-def test_real_fashion_mnist_shared_out(real):
+def test_real_fashion_mnist_is_partitioned(real):
     module = FederatedData(
         real(FashionMNIST), Shards(2), 100, split="official", normalize="channel", seed=0
     )

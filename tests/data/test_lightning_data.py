@@ -51,7 +51,7 @@ class Module(LightningDataModule):
         return DataLoader(self.test, **self.loader)
 
 
-def test_the_dataloaders_are_the_official_parts():
+def test_dataloaders_are_the_official_parts():
     module = Module()
     source = LightningData(module, client="sites")
     with warnings.catch_warnings():
@@ -75,7 +75,7 @@ def test_a_partitioner_keeps_the_official_test_samples():
     assert sorted(clients.test.index.tolist()) == [*range(100, 130)]
 
 
-def test_texts_with_a_collation_or_with_padding():
+def test_texts_with_a_collate_fn_or_padding():
     class Text(LightningDataModule):
         def __init__(self, **loader):
             super().__init__()
@@ -104,13 +104,13 @@ class WithSampler(Module):
         return DataLoader(self.train, 8, sampler=self.build(self.train))
 
 
-def test_a_sampler_of_a_subset_selects():
+def test_subset_sampler_selects_samples():
     index = [5, 3, 8]
     arrays = LightningData(WithSampler(lambda _: SubsetRandomSampler(index))).load()
     assert arrays.split.tolist() == [0] * 3 + [1] * 20 + [2] * 30
 
 
-def test_another_sampler_is_ignored_and_said():
+def test_another_sampler_is_ignored_with_a_warning():
     module = WithSampler(lambda data: WeightedRandomSampler([1.0] * len(data), 10))
     words = "ignores the sampler WeightedRandomSampler of `train_dataloader` of WithSampler"
     with pytest.warns(UserWarning, match=words):
@@ -132,7 +132,7 @@ def test_another_sampler_is_ignored_and_said():
         LightningData(module).load()
 
 
-def test_random_augmentation_and_changes_of_batches_are_said():
+def test_warnings_of_random_augmentation_and_batch_hooks():
     class Random(Module):
         def train_dataloader(self):
             return DataLoader(Augmented(lambda: torch.rand(()), 50))
@@ -184,7 +184,7 @@ def test_random_augmentation_and_changes_of_batches_are_said():
         ),
     ],
 )
-def test_modules_that_do_not_fit(hooks, error, words):
+def test_unsuitable_modules_are_refused(hooks, error, words):
     if hooks.get("train_dataloader", hooks) is None:
         bad = type("Bad", (LightningDataModule,), {})()
     else:
@@ -194,7 +194,7 @@ def test_modules_that_do_not_fit(hooks, error, words):
     assert str(failed.value).endswith(".")
 
 
-def test_settings_that_do_not_fit():
+def test_invalid_settings_are_refused():
     with pytest.raises(TypeError, match=r"`datamodule` to be an object .* of LightningDataModule"):
         LightningData(Pairs())
     with pytest.raises(ValueError, match="`client` to be left out with `client_fn`"):
@@ -205,7 +205,7 @@ def test_settings_that_do_not_fit():
         FederatedData(Module())
 
 
-def test_a_trainer_says_how_a_data_module_is_wrapped(tmp_path):
+def test_error_of_a_plain_data_module_names_the_wrapper(tmp_path):
     federation = pl_fed.Federation(pl_fed.samplers.All(), seed=0)
     trainer = pl_fed.Trainer(federation, run_dir=tmp_path, accelerator="cpu")
     words = r"a FederatedData but got Module: pass FederatedData\(pl_fed.data.LightningData\("
@@ -213,7 +213,7 @@ def test_a_trainer_says_how_a_data_module_is_wrapped(tmp_path):
         trainer.fit(pl_fed.clients.FedAvg(pl_fed.models.MLP(4, [3], 3)), Module())
 
 
-def test_from_a_config(tmp_path, monkeypatch):
+def test_data_module_from_a_config(tmp_path, monkeypatch):
     from pl_fed.command.main import main
 
     monkeypatch.chdir(tmp_path)

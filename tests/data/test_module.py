@@ -1,4 +1,4 @@
-"""Samples shared out over clients: who gets what, cut how, normalised by what."""
+"""Data modules: partition, training and test parts, normalization and root samples."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ from pl_fed.partitioners import IID, Dirichlet, Shards
 
 
 class Made(DataSource):
-    """Arrays made by a test."""
+    """Arrays of a test."""
 
     def __init__(self, x, y, **others):
         self.arrays = {"inputs": x, "targets": y, **others}
@@ -30,26 +30,26 @@ class Made(DataSource):
 PARTS = ("train", "val", "test")
 
 
-def numbered(samples, classes=2, **others):
-    """Samples whose one input is their number."""
+def number_samples(samples, classes=2, **others):
+    """Samples with their number as input."""
     x = torch.arange(samples, dtype=torch.float32).view(-1, 1)
     return Made(x, torch.arange(samples) % classes, num_classes=classes, **others)
 
 
-def federated(dataset, partitioner=None, num_clients=None, **others):
+def make_module(dataset, partitioner=None, num_clients=None, **others):
     partitioner = partitioner or (IID() if num_clients else None)
     return FederatedData(dataset, partitioner, num_clients, **{"seed": 0, **others})
 
 
-def shared_out(*arguments, **others):
-    return federated(*arguments, **others).clients
+def split_clients(*arguments, **others):
+    return make_module(*arguments, **others).clients
 
 
 def ids(clients, part):
     return [clients.part(part).samples(k).tolist() for k in range(clients.num_clients)]
 
 
-def flat(clients, *parts):
+def all_ids(clients, *parts):
     return sorted(i for part in parts for samples in ids(clients, part) for i in samples)
 
 
@@ -58,15 +58,17 @@ def flat(clients, *parts):
 
 @pytest.mark.parametrize("partitioner", [IID(), Shards(2), Dirichlet(0.3, min_size=5)])
 def test_own_split_is_disjoint_and_complete(partitioner):
-    clients = shared_out(Digits(), partitioner, 12)
-    assert flat(clients, "train", "val", "test") == list(range(1797))
+    clients = split_clients(Digits(), partitioner, 12)
+    assert all_ids(clients, "train", "val", "test") == list(range(1797))
     for samples in zip(*(ids(clients, part) for part in PARTS)):
         assert len(set().union(*samples)) == sum(map(len, samples))
 
 
 @pytest.mark.parametrize(("val", "test"), [(0.1, 0.2), (0.25, 0.25), (0.0, 0.5), (0.0, 0.0)])
 def test_fractions_are_rounded_half_up(val, test):
-    clients = shared_out(numbered(107), num_clients=8, val_fraction=val, test_fraction=test)
+    clients = split_clients(
+        number_samples(107), num_clients=8, val_fraction=val, test_fraction=test
+    )
     for k in range(8):
         parts = [len(clients.part(part).samples(k)) for part in PARTS]
         size = sum(parts)
@@ -76,93 +78,97 @@ def test_fractions_are_rounded_half_up(val, test):
 
 
 def test_half_a_sample_is_rounded_up():
-    clients = shared_out(numbered(10), num_clients=1, val_fraction=0.25, test_fraction=0.05)
-    assert [len(flat(clients, part)) for part in PARTS] == [6, 3, 1]
+    clients = split_clients(
+        number_samples(10), num_clients=1, val_fraction=0.25, test_fraction=0.05
+    )
+    assert [len(all_ids(clients, part)) for part in PARTS] == [6, 3, 1]
 
 
-def test_the_cut_is_at_random():
-    clients = shared_out(numbered(1000), num_clients=1, test_fraction=0.5)
-    assert abs(sum(flat(clients, "test")) / 500 - 499.5) < 60
+def test_parts_are_drawn_at_random():
+    clients = split_clients(number_samples(1000), num_clients=1, test_fraction=0.5)
+    assert abs(sum(all_ids(clients, "test")) / 500 - 499.5) < 60
     assert ids(clients, "train")[0] != sorted(ids(clients, "train")[0])
 
 
 @pytest.mark.parametrize("split", ["own", "official"])
-def test_the_seed_decides_all(split):
+def test_seed_determines_all_parts(split):
     def parts(seed):
-        official = torch.tensor([0, 0, 2]).repeat(40)
-        data = numbered(120, split=official)
-        clients = shared_out(data, num_clients=4, split=split, seed=seed)
+        official_split = torch.tensor([0, 0, 2]).repeat(40)
+        data = number_samples(120, split=official_split)
+        clients = split_clients(data, num_clients=4, split=split, seed=seed)
         return [ids(clients, part) for part in PARTS]
 
     assert parts(1) == parts(1)
     assert parts(1) != parts(2)
 
 
-def test_a_small_federation_is_cut_as_ever():
-    """Part of what a seed means: these numbers are those of the first release."""
-    dataset = numbered(12, classes=1, client=torch.arange(12) % 2)
-    clients = shared_out(dataset, val_fraction=0.2, test_fraction=0.3)
+def test_parts_of_a_small_federation_are_stable():
+    """Seeds are stable: these numbers are those of the first release."""
+    dataset = number_samples(12, classes=1, client=torch.arange(12) % 2)
+    clients = split_clients(dataset, val_fraction=0.2, test_fraction=0.3)
     assert clients.train.index.tolist() == [0, 4, 10, 11, 5, 1]
     assert clients.val.index.tolist() == [2, 9]
     assert clients.test.index.tolist() == [6, 8, 3, 7]
 
 
 @pytest.fixture
-def many(monkeypatch):
+def split_as_many_clients(monkeypatch):
     monkeypatch.setattr("pl_fed.data.module._MANY_CLIENTS", 1)
 
 
-@pytest.mark.usefixtures("many")
+@pytest.mark.usefixtures("split_as_many_clients")
 @pytest.mark.parametrize("split", ["own", "official"])
 @pytest.mark.parametrize("partitioned", [True, False])
-def test_many_clients_get_the_same_samples_in_another_order(monkeypatch, split, partitioned):
+def test_many_clients_have_the_same_samples_in_another_order(monkeypatch, split, partitioned):
     draw = torch.Generator().manual_seed(0)
     owner, part = (torch.randint(n, (300,), generator=draw) for n in (9, 2))
-    dataset = numbered(300, client=owner, split=part * 2)
+    dataset = number_samples(300, client=owner, split=part * 2)
     arguments = (IID(), 9) if partitioned else ()
-    found = shared_out(dataset, *arguments, split=split)
-    other = shared_out(dataset, *arguments, split=split, seed=1)
+    actual = split_clients(dataset, *arguments, split=split)
+    other = split_clients(dataset, *arguments, split=split, seed=1)
     monkeypatch.undo()
-    expected = shared_out(dataset, *arguments, split=split)
+    expected = split_clients(dataset, *arguments, split=split)
     for name in PARTS:
-        assert torch.equal(found.part(name).sizes, expected.part(name).sizes)
-    everything = [sorted(chain(*each)) for each in zip(*(ids(found, part) for part in PARTS))]
-    assert everything == [
-        sorted(chain(*each)) for each in zip(*(ids(expected, part) for part in PARTS))
+        assert torch.equal(actual.part(name).sizes, expected.part(name).sizes)
+    everything = [
+        sorted(chain(*samples)) for samples in zip(*(ids(actual, part) for part in PARTS))
     ]
-    assert ids(found, "train") != ids(expected, "train")
-    assert ids(found, "train") != ids(other, "train")
+    assert everything == [
+        sorted(chain(*samples)) for samples in zip(*(ids(expected, part) for part in PARTS))
+    ]
+    assert ids(actual, "train") != ids(expected, "train")
+    assert ids(actual, "train") != ids(other, "train")
 
 
-@pytest.mark.usefixtures("many")
+@pytest.mark.usefixtures("split_as_many_clients")
 def test_many_clients_have_every_order_equally_often():
-    dataset = numbered(3 * 4000, client=torch.arange(3 * 4000) // 3)
-    clients = shared_out(dataset, val_fraction=0.0, test_fraction=0.0)
+    dataset = number_samples(3 * 4000, client=torch.arange(3 * 4000) // 3)
+    clients = split_clients(dataset, val_fraction=0.0, test_fraction=0.0)
     orders = clients.train.index.view(4000, 3) % 3
     counts = (orders * torch.tensor([9, 3, 1])).sum(1).unique(return_counts=True)[1]
     assert len(counts) == 6
     assert scipy.stats.chisquare(counts.numpy()).pvalue > 0.01
 
 
-def test_the_seed_draws_the_partition_and_each_cut():
-    def owned(seed):
-        clients = shared_out(numbered(60), num_clients=3, seed=seed)
+def test_seed_draws_the_partition_and_the_parts():
+    def owned_samples(seed):
+        clients = split_clients(number_samples(60), num_clients=3, seed=seed)
         return [sorted(chain(*parts)) for parts in zip(*(ids(clients, p) for p in PARTS))]
 
-    def cut(seed):
+    def test_samples(seed):
         client = torch.zeros(60, dtype=torch.int64)
-        return ids(shared_out(numbered(60, client=client), seed=seed), "test")
+        return ids(split_clients(number_samples(60, client=client), seed=seed), "test")
 
-    assert owned(1) != owned(2)
-    assert cut(1) != cut(2)
+    assert owned_samples(1) != owned_samples(2)
+    assert test_samples(1) != test_samples(2)
 
 
-def test_the_seed_is_lightnings_unless_given(monkeypatch):
+def test_default_seed_is_that_of_lightning(monkeypatch):
     monkeypatch.setenv("PL_GLOBAL_SEED", "5")
-    assert federated(numbered(9), num_clients=2, seed=None).seed == 5
-    assert federated(numbered(9), num_clients=2, seed=6).seed == 6
+    assert make_module(number_samples(9), num_clients=2, seed=None).seed == 5
+    assert make_module(number_samples(9), num_clients=2, seed=6).seed == 6
     monkeypatch.delenv("PL_GLOBAL_SEED")
-    assert federated(numbered(9), num_clients=2, seed=None).seed == 0
+    assert make_module(number_samples(9), num_clients=2, seed=None).seed == 0
 
 
 def test_drawing_does_not_touch_the_global_generator():
@@ -170,36 +176,38 @@ def test_drawing_does_not_touch_the_global_generator():
     expected = torch.rand(2)
     torch.manual_seed(3)
     transforms = [v2.RandomHorizontalFlip()]
-    shared_out(Digits(), Shards(2), 5, transforms=transforms)
+    split_clients(Digits(), Shards(2), 5, transforms=transforms)
     assert torch.equal(torch.rand(2), expected)
 
 
 # Official parts
 
 
-def official(train=60, val=0, test=30):
+def official_split(train=60, val=0, test=30):
     return torch.tensor([0] * train + [1] * val + [2] * test)
 
 
 def test_official_parts_stay_apart():
-    clients = shared_out(numbered(90, split=official()), num_clients=5, split="official")
-    assert flat(clients, "test") == list(range(60, 90))
-    assert flat(clients, "train", "val") == list(range(60))
+    clients = split_clients(
+        number_samples(90, split=official_split()), num_clients=5, split="official"
+    )
+    assert all_ids(clients, "test") == list(range(60, 90))
+    assert all_ids(clients, "train", "val") == list(range(60))
     sizes = clients.part("val").sizes
     assert sizes.tolist() == [math.floor(12 * 0.1 + 0.5)] * 5
 
 
-def test_an_official_val_part_is_used():
-    data = numbered(90, split=official(50, 10, 30))
-    clients = shared_out(data, num_clients=5, split="official", val_fraction=0.5)
-    assert flat(clients, "train") == list(range(50))
-    assert flat(clients, "val") == list(range(50, 60))
-    assert flat(clients, "test") == list(range(60, 90))
+def test_official_val_part_is_used():
+    data = number_samples(90, split=official_split(50, 10, 30))
+    clients = split_clients(data, num_clients=5, split="official", val_fraction=0.5)
+    assert all_ids(clients, "train") == list(range(50))
+    assert all_ids(clients, "val") == list(range(50, 60))
+    assert all_ids(clients, "test") == list(range(60, 90))
 
 
-def test_official_tests_have_the_clients_own_classes():
-    data = numbered(900, classes=6, split=official(600, 60, 240))
-    clients = shared_out(data, Shards(2), 9, split="official")
+def test_official_test_samples_match_the_classes_of_the_client():
+    data = number_samples(900, classes=6, split=official_split(600, 60, 240))
+    clients = split_clients(data, Shards(2), 9, split="official")
     for k in range(9):
         trained = set(clients.targets[clients.train.samples(k)].tolist())
         assert len(trained) == 2
@@ -207,59 +215,59 @@ def test_official_tests_have_the_clients_own_classes():
             assert set(clients.targets[clients.part(part).samples(k)].tolist()) == trained
 
 
-def test_an_official_split_is_used_by_default_and_this_is_said_once(caplog):
-    """Else test samples would be trained on."""
+def test_official_split_is_the_default_and_is_reported_once(caplog):
+    """Training never sees test samples."""
     caplog.set_level("INFO")
-    data = federated(numbered(90, split=official(50, 10, 30)), num_clients=5)
+    data = make_module(number_samples(90, split=official_split(50, 10, 30)), num_clients=5)
     _ = data.clients
     data.setup()
-    assert flat(data.clients, "train") == list(range(50))
-    assert flat(data.clients, "val") == list(range(50, 60))
-    assert flat(data.clients, "test") == list(range(60, 90))
-    (said,) = [text for text in caplog.messages if "official" in text]
-    assert said == (
+    assert all_ids(data.clients, "train") == list(range(50))
+    assert all_ids(data.clients, "val") == list(range(50, 60))
+    assert all_ids(data.clients, "test") == list(range(60, 90))
+    (messages,) = [text for text in caplog.messages if "official" in text]
+    assert messages == (
         "pl_fed uses the official split of Made (50 train, 10 val and 30 test samples) and ignores"
         " `test_fraction`: set `data.split: own` to pool all samples and cut each client's."
     )
 
 
-def test_an_official_split_is_pooled_where_that_is_asked_for(caplog):
+def test_official_split_is_pooled_with_split_own(caplog):
     caplog.set_level("INFO")
-    clients = shared_out(numbered(90, split=official()), num_clients=5, split="own")
-    assert set(flat(clients, "train")) & set(range(60, 90))
+    clients = split_clients(number_samples(90, split=official_split()), num_clients=5, split="own")
+    assert set(all_ids(clients, "train")) & set(range(60, 90))
     assert not caplog.messages
 
 
 @pytest.mark.parametrize("parts", [(90, 0, 0), (60, 30, 0), (0, 0, 90)])
 def test_official_parts_without_train_or_test_are_not_used_by_default(parts):
     with pytest.warns(UserWarning, match="ignores the official split of Made, because it lacks"):
-        clients = shared_out(numbered(90, split=official(*parts)), num_clients=5)
-    without = shared_out(numbered(90), num_clients=5)
-    assert all(ids(clients, part) == ids(without, part) for part in PARTS)
+        clients = split_clients(number_samples(90, split=official_split(*parts)), num_clients=5)
+    expected = split_clients(number_samples(90), num_clients=5)
+    assert all(ids(clients, part) == ids(expected, part) for part in PARTS)
 
 
-def test_without_an_official_split_nothing_is_said(caplog):
+def test_data_without_an_official_split_is_not_reported(caplog):
     caplog.set_level("INFO")
-    shared_out(numbered(90), num_clients=5)
+    split_clients(number_samples(90), num_clients=5)
     assert not caplog.messages
 
 
 def test_a_partitioner_that_needs_official_parts_refuses_data_without_any():
     with pytest.raises(ValueError, match="official parts for `split: official` but got Made"):
-        shared_out(numbered(90), Shards(2, whole_test_classes=True), 5)
+        split_clients(number_samples(90), Shards(2, whole_test_classes=True), 5)
 
 
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
         (None, "official parts for `split: official` but got Made without any"),
-        (official(90, 0, 0), "90 training and 0 test samples"),
-        (official(0, 0, 90), "0 training and 90 test samples"),
+        (official_split(90, 0, 0), "90 training and 0 test samples"),
+        (official_split(0, 0, 90), "0 training and 90 test samples"),
     ],
 )
-def test_official_parts_that_are_not_there(parts, words):
+def test_missing_official_parts_are_refused(parts, words):
     with pytest.raises(ValueError, match=words):
-        shared_out(numbered(90, split=parts), num_clients=3, split="official")
+        split_clients(number_samples(90, split=parts), num_clients=3, split="official")
 
 
 # Clients that the data set itself names
@@ -267,33 +275,35 @@ def test_official_parts_that_are_not_there(parts, words):
 
 def test_any_ids_become_clients_in_ascending_order():
     client = torch.tensor([70, -3, 70, 12, -3, 70])
-    clients = shared_out(numbered(6, client=client), val_fraction=0.0, test_fraction=0.0)
+    clients = split_clients(number_samples(6, client=client), val_fraction=0.0, test_fraction=0.0)
     assert [sorted(samples) for samples in ids(clients, "train")] == [[1, 4], [3], [0, 2, 5]]
 
 
 def test_ids_with_official_parts():
     client = torch.tensor([5, 9, 5, 9, 5, 9, 5, 9])
     split = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2])
-    clients = shared_out(numbered(8, client=client, split=split), split="official")
+    clients = split_clients(number_samples(8, client=client, split=split), split="official")
     assert [sorted(samples) for samples in ids(clients, "train")] == [[0, 2], [1, 3]]
     assert ids(clients, "val") == [[4], []]
     assert [sorted(samples) for samples in ids(clients, "test")] == [[6], [5, 7]]
 
 
-def test_an_id_without_training_samples():
+def test_id_without_training_samples_is_refused():
     client, split = torch.tensor([4, 4, 17, 4]), torch.tensor([0, 0, 2, 2])
     with pytest.raises(ValueError, match=r"1 of 2 clients, .* client 1 \(id 17 in the data\)"):
-        shared_out(numbered(4, client=client, split=split), split="official")
+        split_clients(number_samples(4, client=client, split=split), split="official")
 
 
 def test_a_partitioner_overrides_the_ids():
     client = torch.tensor([1, 1, 1, 1, 1, 1])
-    clients = shared_out(numbered(6, client=client), IID(), 3, val_fraction=0, test_fraction=0)
+    clients = split_clients(
+        number_samples(6, client=client), IID(), 3, val_fraction=0, test_fraction=0
+    )
     assert clients.train.sizes.tolist() == [2, 2, 2]
 
 
-def test_the_number_of_ids_must_be_right_or_left_out():
-    data = numbered(4, client=torch.tensor([1, 1, 2, 2]))
+def test_num_clients_must_equal_the_number_of_ids():
+    data = number_samples(4, client=torch.tensor([1, 1, 2, 2]))
     assert FederatedData(data, num_clients=2).clients.num_clients == 2
     with pytest.raises(ValueError, match=r"`num_clients` to be 2, .* but got 3"):
         _ = FederatedData(data, num_clients=3).clients
@@ -312,9 +322,9 @@ def test_the_number_of_ids_must_be_right_or_left_out():
         ({"num_clients": None}, "as Made records no owners"),
     ],
 )
-def test_clients_that_cannot_be_formed(arguments, words):
+def test_impossible_numbers_of_clients_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
-        shared_out(numbered(30), **arguments)
+        split_clients(number_samples(30), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -335,16 +345,16 @@ def test_clients_that_cannot_be_formed(arguments, words):
         ({"normalize": "chanel"}, "`normalize` to be 'none', .* but got 'chanel'"),
     ],
 )
-def test_arguments_out_of_range(arguments, words):
+def test_arguments_out_of_range_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
-        FederatedData(numbered(30), **{"partitioner": IID(), "num_clients": 3, **arguments})
+        FederatedData(number_samples(30), **{"partitioner": IID(), "num_clients": 3, **arguments})
 
 
 # The server's own samples
 
 
 class Overlapping(IID):
-    """Gives each sample to two clients."""
+    """Give every sample to two clients."""
 
     def split(self, labels, num_clients, generator):
         pieces = super().split(labels, num_clients, generator)
@@ -354,32 +364,32 @@ class Overlapping(IID):
 @pytest.mark.parametrize("partitioner", [IID(), Shards(2), Overlapping()])
 @pytest.mark.parametrize("split", ["own", "official"])
 @pytest.mark.parametrize("number", [1, 17])
-def test_root_samples_are_no_clients(partitioner, split, number):
-    """They were some client's to train on, and no other sample moves."""
-    data = numbered(120, split=torch.tensor([0, 0, 0, 2]).repeat(30))
-    without = shared_out(data, partitioner, 4, split=split)
-    clients = shared_out(data, partitioner, 4, split=split, root_samples=number)
+def test_root_samples_belong_to_no_client(partitioner, split, number):
+    """They come from training samples, and no other sample moves."""
+    data = number_samples(120, split=torch.tensor([0, 0, 0, 2]).repeat(30))
+    expected = split_clients(data, partitioner, 4, split=split)
+    clients = split_clients(data, partitioner, 4, split=split, root_samples=number)
     root = clients.root.tolist()
     assert len(set(root)) == len(root) == number
-    assert set(root) <= set(flat(without, "train"))
-    assert not set(root) & set(flat(clients, "train"))
+    assert set(root) <= set(all_ids(expected, "train"))
+    assert not set(root) & set(all_ids(clients, "train"))
     for k in range(4):
-        left = [sample for sample in ids(without, "train")[k] if sample not in root]
-        assert clients.train.samples(k).tolist() == left
-        assert int(clients.train.sizes[k]) == len(left)
+        remaining = [sample for sample in ids(expected, "train")[k] if sample not in root]
+        assert clients.train.samples(k).tolist() == remaining
+        assert int(clients.train.sizes[k]) == len(remaining)
     for part in ("val", "test"):
-        assert ids(clients, part) == ids(without, part)
+        assert ids(clients, part) == ids(expected, part)
 
 
-def test_without_root_samples_the_server_has_none():
-    clients = shared_out(numbered(30), num_clients=3)
+def test_server_has_no_samples_by_default():
+    clients = split_clients(number_samples(30), num_clients=3)
     assert clients.root.tolist() == []
     assert clients.root.dtype == torch.int64
 
 
 def test_root_samples_are_drawn_at_random_by_the_seed():
     def root(**settings):
-        return shared_out(numbered(1000), num_clients=5, **settings).root.tolist()
+        return split_clients(number_samples(1000), num_clients=5, **settings).root.tolist()
 
     drawn = root(root_samples=200, seed=3)
     assert drawn == root(root_samples=200, seed=3)
@@ -389,16 +399,16 @@ def test_root_samples_are_drawn_at_random_by_the_seed():
     assert abs(sum(drawn) / 200 - 499.5) < 80
 
 
-def test_root_samples_go_with_the_data_to_where_the_model_is():
-    clients = shared_out(numbered(30), num_clients=3, root_samples=5)
+def test_root_samples_move_with_the_data():
+    clients = split_clients(number_samples(30), num_clients=3, root_samples=5)
     moved = clients.to(torch.device("cpu"), torch.float64)
     assert torch.equal(moved.root, clients.root)
 
 
-def test_the_inputs_are_normalised_by_the_clients_samples():
-    dataset = numbered(40)
-    clients = shared_out(dataset, num_clients=2, root_samples=10, normalize="channel")
-    samples = torch.tensor(flat(clients, "train"), dtype=torch.float32)
+def test_root_inputs_are_normalized_by_training_samples():
+    dataset = number_samples(40)
+    clients = split_clients(dataset, num_clients=2, root_samples=10, normalize="channel")
+    samples = torch.tensor(all_ids(clients, "train"), dtype=torch.float32)
     assert clients.inputs[5, 0].item() == pytest.approx(
         (5 - samples.mean().item()) / samples.std(correction=0).item(), rel=1e-5
     )
@@ -422,40 +432,40 @@ def test_the_inputs_are_normalised_by_the_clients_samples():
         (20, ValueError, "none for 2 of 3 clients, .* or fewer `root_samples`"),
     ],
 )
-def test_more_root_samples_than_there_can_be(number, error, words):
+def test_invalid_numbers_of_root_samples_are_refused(number, error, words):
     with pytest.raises(error, match=f"^Expected .*{words}"):
-        shared_out(numbered(30), num_clients=3, root_samples=number)
+        split_clients(number_samples(30), num_clients=3, root_samples=number)
 
 
 # Inputs
 
 
-def test_uint8_is_scaled_and_nothing_else():
+def test_only_uint8_inputs_are_scaled():
     x = torch.tensor([[0], [51], [255]], dtype=torch.uint8)
     y = torch.tensor([0, 1, 0])
-    scaled = shared_out(Made(x, y, num_classes=2), num_clients=1).inputs
+    scaled = split_clients(Made(x, y, num_classes=2), num_clients=1).inputs
     assert scaled.flatten().tolist() == [0.0, pytest.approx(0.2), 1.0]
     assert x.flatten().tolist() == [0, 51, 255], "the source's own tensor stays as it is"
     for dtype in (torch.int64, torch.float64, torch.float16, torch.int16):
         source = Made(x.to(dtype), y, num_classes=2)
-        taken = shared_out(source, num_clients=1).inputs
+        taken = split_clients(source, num_clients=1).inputs
         assert taken.dtype == (torch.float32 if dtype.is_floating_point else dtype)
         assert taken.flatten().tolist() == [0.0, 51.0, 255.0]
-        changed = shared_out(source, num_clients=1, normalize="channel").inputs
+        changed = split_clients(source, num_clients=1, normalize="channel").inputs
         assert changed.dtype == torch.float32, "what is changed becomes real numbers"
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
 def test_class_ids_become_int64(dtype):
     y = torch.tensor([0, 1, 2], dtype=dtype)
-    clients = shared_out(Made(torch.zeros(3, 1), y, num_classes=3), num_clients=1)
+    clients = split_clients(Made(torch.zeros(3, 1), y, num_classes=3), num_clients=1)
     assert clients.targets.dtype == torch.int64
     assert clients.num_classes == 3
 
 
 def test_real_targets_stay_real():
     y = torch.tensor([[0.5], [1.5], [2.5]])
-    clients = shared_out(Made(torch.zeros(3, 1), y), num_clients=1)
+    clients = split_clients(Made(torch.zeros(3, 1), y), num_clients=1)
     assert torch.equal(clients.targets, y)
     assert clients.num_classes == 0
 
@@ -467,18 +477,20 @@ def images(*means, samples=40, size=3):
     return x + torch.tensor(means).view(1, -1, 1, 1)
 
 
-def with_outliers(normalize, **others):
+def normalize_with_outliers(normalize, **others):
     """Training samples 0..39, and test samples 40..49 that would spoil the statistics."""
     x = torch.cat([images(2.0, -5.0), torch.full((10, 2, 3, 3), 1e6)])
-    data = Made(x, torch.zeros(50, dtype=torch.int64), split=official(40, 0, 10), num_classes=1)
-    clients = shared_out(
+    data = Made(
+        x, torch.zeros(50, dtype=torch.int64), split=official_split(40, 0, 10), num_classes=1
+    )
+    clients = split_clients(
         data, IID(), 2, split="official", val_fraction=0.0, normalize=normalize, **others
     )
     return x, clients.inputs
 
 
 def test_normalize_channel_by_training_samples_only():
-    x, normalized = with_outliers("channel")
+    x, normalized = normalize_with_outliers("channel")
     train = normalized[:40].double()
     assert train.mean((0, 2, 3)).abs().max() < 1e-6
     assert (train.var((0, 2, 3), correction=0) - 1).abs().max() < 1e-5
@@ -488,19 +500,19 @@ def test_normalize_channel_by_training_samples_only():
 
 
 def test_normalize_feature_by_training_samples_only():
-    x, normalized = with_outliers("feature")
+    x, normalized = normalize_with_outliers("feature")
     mean, std = x[:40].double().mean(0), x[:40].double().std(0, correction=0)
     assert torch.allclose(
         normalized.double(), (x.double() - mean) / (std + 0.001), rtol=1e-5, atol=1e-5
     )
 
 
-def test_the_val_part_is_not_among_the_training_samples():
-    data = numbered(10)
-    clients = shared_out(
+def test_normalization_excludes_the_val_part():
+    data = number_samples(10)
+    clients = split_clients(
         data, num_clients=1, val_fraction=0.4, test_fraction=0.0, normalize="channel"
     )
-    train = torch.tensor(flat(clients, "train"), dtype=torch.float64)
+    train = torch.tensor(all_ids(clients, "train"), dtype=torch.float64)
     expected = (torch.arange(10) - train.mean()) / train.std(correction=0)
     assert torch.allclose(clients.inputs.flatten().double(), expected, atol=1e-6)
 
@@ -514,7 +526,7 @@ def test_the_val_part_is_not_among_the_training_samples():
     ],
 )
 def test_normalize_by_a_pair(pair, mean, std):
-    x, normalized = with_outliers(pair)
+    x, normalized = normalize_with_outliers(pair)
     for channel in range(2):
         expected = (x[:, channel] - mean[channel]) / std[channel]
         assert torch.equal(normalized[:, channel], expected)
@@ -523,28 +535,28 @@ def test_normalize_by_a_pair(pair, mean, std):
 @pytest.mark.parametrize(
     "type", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool]
 )
-def test_ids_of_any_type_of_integers(type):
+def test_ids_may_have_any_integer_type(type):
     ids = (torch.arange(20) % 2).to(type)
-    made = Made(torch.rand(20, 2), ids, client=ids, num_classes=2)
+    source = Made(torch.rand(20, 2), ids, client=ids, num_classes=2)
     assert count_classes(ids) == 2
-    for how in ({}, {"partitioner": Shards(1), "num_clients": 2}):
-        clients = shared_out(made, **how)
+    for settings in ({}, {"partitioner": Shards(1), "num_clients": 2}):
+        clients = split_clients(source, **settings)
         assert clients.targets.tolist() == ids.to(torch.int64).tolist()
         assert clients.num_clients == 2
     with pytest.raises(ValueError, match=r"`client` to be integers below 2\^63 but got larger"):
-        replace(made.load(), client=torch.full((20,), -1).to(torch.uint64))
+        replace(source.load(), client=torch.full((20,), -1).to(torch.uint64))
 
 
-def test_much_validation_data_beside_an_official_test_set():
-    """What is not cut does not count."""
-    made = numbered(40, split=torch.arange(40) % 2 * 2)
-    how = {"split": "official", "val_fraction": 0.9, "test_fraction": 0.2}
-    clients = shared_out(made, IID(), 1, **how)
+def test_large_val_fraction_with_an_official_test_part():
+    """The fraction of an official test part is ignored."""
+    source = number_samples(40, split=torch.arange(40) % 2 * 2)
+    settings = {"split": "official", "val_fraction": 0.9, "test_fraction": 0.2}
+    clients = split_clients(source, IID(), 1, **settings)
     assert [int(clients.part(part).sizes) for part in ("train", "val", "test")] == [2, 18, 20]
 
 
 def test_normalize_none():
-    x, normalized = with_outliers("none")
+    x, normalized = normalize_with_outliers("none")
     assert torch.equal(normalized, x)
 
 
@@ -555,69 +567,73 @@ def test_normalize_none():
         *([math.nan, 1.0], [0.0, math.nan], [0.0, math.inf]),
     ],
 )
-def test_a_pair_that_does_not_fit(pair):
+def test_invalid_normalization_pair_is_refused(pair):
     with pytest.raises(ValueError, match=r"`normalize` to (be a pair|hold one finite number)"):
-        with_outliers(pair)
+        normalize_with_outliers(pair)
 
 
-def test_a_constant_channel_does_not_blow_up():
+def test_constant_channel_is_normalized_to_finite_numbers():
     x = torch.full((20, 2), 0.1)
     x[:, 1] = torch.arange(20)
     x[15:, 0] = 0.2  # not constant in the test part
-    data = Made(x, torch.zeros(20, dtype=torch.int64), split=official(15, 0, 5), num_classes=1)
-    clients = shared_out(data, IID(), 1, split="official", val_fraction=0.0, normalize="channel")
+    data = Made(
+        x, torch.zeros(20, dtype=torch.int64), split=official_split(15, 0, 5), num_classes=1
+    )
+    clients = split_clients(data, IID(), 1, split="official", val_fraction=0.0, normalize="channel")
     assert clients.inputs[:15, 0].abs().max() < 1e-6
     assert torch.allclose(clients.inputs[15:, 0], torch.tensor(0.1), atol=1e-6)
 
 
 @pytest.mark.parametrize("normalize", ["channel", "feature", [1.0, 2.0]])
-def test_one_number_a_sample(normalize):
+def test_inputs_of_one_number_per_sample(normalize):
     data = Made(torch.tensor([1.0, 3.0]), torch.tensor([0, 1]), num_classes=2)
-    clients = shared_out(data, num_clients=1, val_fraction=0, test_fraction=0, normalize=normalize)
+    clients = split_clients(
+        data, num_clients=1, val_fraction=0, test_fraction=0, normalize=normalize
+    )
     assert clients.inputs.shape == (2,)
 
 
 # Transforms
 
 
-def test_transforms_are_batched_and_come_before_normalising():
-    seen = []
+def test_transforms_are_batched_and_precede_normalization():
+    inputs_seen = []
 
     class Look(nn.Module):
         def forward(self, x):
-            seen.append((x.shape, float(x.min()), float(x.max())))
+            inputs_seen.append((x.shape, float(x.min()), float(x.max())))
             return x
 
     x = torch.randint(256, (20, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator())
     data = Made(x, torch.zeros(20, dtype=torch.int64), num_classes=1)
     transforms = [Look(), v2.Resize(4, antialias=True), v2.Grayscale()]
-    clients = shared_out(data, num_clients=2, transforms=transforms, normalize="channel")
-    assert seen == [(x.shape, 0.0, 1.0)]
+    clients = split_clients(data, num_clients=2, transforms=transforms, normalize="channel")
+    assert inputs_seen == [(x.shape, 0.0, 1.0)]
     assert clients.inputs.shape == (20, 1, 4, 4)
-    train = clients.inputs[torch.tensor(flat(clients, "train"))]
+    train = clients.inputs[torch.tensor(all_ids(clients, "train"))]
     assert abs(float(train.mean())) < 1e-5
 
 
 def test_random_transforms_are_keyed_by_the_seed():
     def inputs(seed):
         transforms = [v2.RandomCrop(6), v2.RandomRotation(90)]
-        return shared_out(Digits(), num_clients=2, transforms=transforms, seed=seed).inputs
+        return split_clients(Digits(), num_clients=2, transforms=transforms, seed=seed).inputs
 
     assert torch.equal(inputs(0), inputs(0))
     assert not torch.equal(inputs(0), inputs(1))
 
 
-def test_a_transform_that_loses_samples():
+def test_transform_that_drops_samples_is_refused():
     class Half(nn.Module):
         def forward(self, x):
             return x[::2]
 
     with pytest.raises(ValueError, match=r"number of samples \(1797\) but got 899 from Half"):
-        shared_out(Digits(), num_clients=2, transforms=[Half()])
+        split_clients(Digits(), num_clients=2, transforms=[Half()])
 
 
-def test_augment_changes_training_batches_and_nothing_else():
-    module = federated(Digits(), num_clients=2, augment=[v2.RandomHorizontalFlip(p=1.0)])
+def test_augment_changes_only_training_batches():
+    module = make_module(Digits(), num_clients=2, augment=[v2.RandomHorizontalFlip(p=1.0)])
     data = module.clients
     assert torch.equal(data.inputs, Digits().load().inputs)
     rule = BatchRule(batch_size=8, shuffle=False)
@@ -627,15 +643,15 @@ def test_augment_changes_training_batches_and_nothing_else():
     assert torch.equal(batch.inputs, data.inputs[samples].flip(-1))
 
 
-def test_without_augment_there_is_none():
-    assert federated(Digits(), num_clients=2).augment is None
+def test_augment_is_none_by_default():
+    assert make_module(Digits(), num_clients=2).augment is None
 
 
 # What Lightning takes for loaders
 
 
-def test_loaders_give_client_ids():
-    module = federated(Digits(), num_clients=7, clients_per_eval_batch=3)
+def test_loaders_yield_client_ids():
+    module = make_module(Digits(), num_clients=7, clients_per_eval_batch=3)
     assert [batch.tolist() for batch in module.val_dataloader()] == [[0, 1, 2], [3, 4, 5], [6]]
     assert [batch.tolist() for batch in module.test_dataloader()] == [[0, 1, 2], [3, 4, 5], [6]]
     assert len(module.train_dataloader()) == 7
@@ -643,24 +659,24 @@ def test_loaders_give_client_ids():
 
 @pytest.mark.parametrize(("wanted", "expected"), [(None, [0, 1, 2]), ([2, 0], [2, 0]), ([], [])])
 def test_predict_clients(wanted, expected):
-    module = federated(Digits(), num_clients=3, predict_clients=wanted)
+    module = make_module(Digits(), num_clients=3, predict_clients=wanted)
     module.setup("predict")
     assert [k for batch in module.predict_dataloader() for k in batch.tolist()] == expected
 
 
 @pytest.mark.parametrize("wanted", [[3], [-1], [0, 7]])
-def test_predict_clients_that_are_not_there(wanted):
-    module = federated(Digits(), num_clients=3, predict_clients=wanted)
+def test_unknown_predict_clients_are_refused(wanted):
+    module = make_module(Digits(), num_clients=3, predict_clients=wanted)
     with pytest.raises(ValueError, match="`predict_clients` to be ids from 0 to 2 but got"):
         module.setup("predict")
 
 
-def test_no_client_is_no_batch():
+def test_zero_clients_give_no_batch():
     assert list(ClientBatches([], 4)) == []
     assert len(ClientBatches([], 4)) == 0
 
 
-def test_the_data_is_loaded_once_and_only_when_asked_for():
+def test_data_are_loaded_once_on_first_access():
     class Counted(Digits):
         loads = 0
 
@@ -668,7 +684,7 @@ def test_the_data_is_loaded_once_and_only_when_asked_for():
             Counted.loads += 1
             return super().load()
 
-    module = federated(Counted(), num_clients=3)
+    module = make_module(Counted(), num_clients=3)
     assert Counted.loads == 0
     module.setup("fit")
     module.setup("test")
@@ -717,6 +733,6 @@ GOOD = {"inputs": torch.zeros(4, 2), "targets": torch.tensor([0, 1, 1, 0]), "num
         ),
     ],
 )
-def test_arrays_that_do_not_fit(broken, words):
+def test_mismatched_arrays_are_refused(broken, words):
     with pytest.raises(ValueError, match=words):
         Arrays(**{**GOOD, **broken})

@@ -17,7 +17,7 @@ OWNERS = np.arange(COUNT) // 13  # unequal: the last clients have fewer
 DTYPES = ["uint8", "float32", "float64", "float16", "int32", "bool"]
 
 
-def inputs_of(dtype):
+def make_inputs(dtype):
     draw = np.random.default_rng(0)
     if dtype in ("uint8", "int32", "bool"):
         return draw.integers(256, size=(COUNT, 4)).astype(dtype)
@@ -26,8 +26,8 @@ def inputs_of(dtype):
 
 def write(folder, x, **arrays):
     folder.mkdir(exist_ok=True)
-    given = {"x": x, "y": np.arange(len(x)) % 3, "client": OWNERS[: len(x)], **arrays}
-    for name, array in given.items():
+    all_arrays = {"x": x, "y": np.arange(len(x)) % 3, "client": OWNERS[: len(x)], **arrays}
+    for name, array in all_arrays.items():
         if array is not None:
             np.save(folder / f"{name}.npy", array)
     return str(folder)
@@ -46,7 +46,7 @@ class Convert(nn.Module):
 
 def federations(tmp_path, dtype):
     """The same samples in memory and in a memory map."""
-    x = inputs_of(dtype)
+    x = make_inputs(dtype)
     folder = write(tmp_path, x)
     tensors = torch.from_numpy(x), torch.arange(COUNT) % 3, torch.from_numpy(OWNERS)
     in_memory = Given(Arrays(*tensors, num_classes=3))
@@ -58,7 +58,7 @@ def federations(tmp_path, dtype):
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("net", [mlp, Convert], ids=["floats", "integers"])
-def test_rounds_give_the_same_numbers(tmp_path, dtype, engine, net):
+def test_rounds_on_memory_maps_equal_rounds_in_memory(tmp_path, dtype, engine, net):
     a, b = (
         run_rounds(Ditto(seeded(net), local_epochs=2), data, 2, engine=engine)
         for data in federations(tmp_path, dtype)
@@ -68,7 +68,7 @@ def test_rounds_give_the_same_numbers(tmp_path, dtype, engine, net):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_whole_fit_gives_the_same_numbers(tmp_path, dtype):
+def test_fit_on_memory_maps_equals_fit_in_memory(tmp_path, dtype):
     results = []
     for run, data in enumerate(federations(tmp_path / "data", dtype)):
         federation = pl_fed.Federation(pl_fed.samplers.All(), seed=0)
@@ -81,8 +81,8 @@ def test_a_whole_fit_gives_the_same_numbers(tmp_path, dtype):
     assert results[0] == results[1]
 
 
-def test_the_inputs_stay_in_the_file(tmp_path):
-    x = inputs_of("uint8")
+def test_inputs_stay_in_the_file(tmp_path):
+    x = make_inputs("uint8")
     clients = FederatedData(NpyFolder(write(tmp_path, x)), seed=0).clients
     assert (clients.mapped, clients.inputs.dtype) == (True, torch.uint8)
     moved = clients.to(torch.device("cpu"), torch.float64)
@@ -96,7 +96,7 @@ def test_the_inputs_stay_in_the_file(tmp_path):
 
 
 def test_a_tree_of_memory_maps(tmp_path):
-    write(tmp_path, inputs_of("uint8"), z=inputs_of("float64"))
+    write(tmp_path, make_inputs("uint8"), z=make_inputs("float64"))
     maps = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "xz"}
     arrays = Arrays(maps, torch.arange(COUNT) % 3, torch.from_numpy(OWNERS), num_classes=3)
     assert arrays.mapped
@@ -108,10 +108,10 @@ def test_a_tree_of_memory_maps(tmp_path):
     assert padded["x"].shape == (2, clients.train.largest, 4)
 
 
-def test_everything_is_read(tmp_path):
+def test_all_files_are_read(tmp_path):
     names = np.array(["b", "a", "c"])[np.arange(COUNT) % 3]
     split = np.arange(COUNT) % 2 * 2
-    folder = write(tmp_path, inputs_of("float32"), client=names, split=split)
+    folder = write(tmp_path, make_inputs("float32"), client=names, split=split)
     arrays = NpyFolder(folder).load()
     assert [arrays.owner_name(int(id)) for id in arrays.client] == names.tolist()
     assert arrays.split.tolist() == split.tolist()
@@ -132,13 +132,13 @@ def test_everything_is_read(tmp_path):
     ],
 )
 def test_changes_of_all_inputs_are_refused(tmp_path, settings, name):
-    data = FederatedData(NpyFolder(write(tmp_path, inputs_of("uint8"))), **settings)
+    data = FederatedData(NpyFolder(write(tmp_path, make_inputs("uint8"))), **settings)
     with pytest.raises(ValueError, match=f"`{name}` to be left out for inputs in a memory map"):
         _ = data.clients
 
 
 def test_augmentation_changes_each_minibatch(tmp_path):
-    folder = write(tmp_path, inputs_of("uint8"))
+    folder = write(tmp_path, make_inputs("uint8"))
     outcomes = [
         run_rounds(
             FedAvg(seeded(mlp)),
@@ -150,7 +150,7 @@ def test_augmentation_changes_each_minibatch(tmp_path):
     assert outcomes[0].distance(outcomes[1]) > 1e-6
 
 
-BROKEN = inputs_of("float32")
+BROKEN = make_inputs("float32")
 BROKEN[[7, 50], 2] = np.nan
 
 
@@ -161,8 +161,11 @@ BROKEN[[7, 50], 2] = np.nan
             {"x": BROKEN},
             "`x` to hold finite numbers .* in 2 samples, first in sample 7",
         ),
-        ({"x": inputs_of("uint8").astype("uint16")}, "memory map to hold bool, .* but got uint16"),
-        ({"x": inputs_of("float32").astype(">f4")}, "memory map to hold bool, .* but got >f4"),
+        (
+            {"x": make_inputs("uint8").astype("uint16")},
+            "memory map to hold bool, .* but got uint16",
+        ),
+        ({"x": make_inputs("float32").astype(">f4")}, "memory map to hold bool, .* but got >f4"),
         ({"x": np.array([["a"]] * COUNT)}, "memory map to hold bool, .* but got <U1"),
         ({"x": np.array([{}] * COUNT)}, "x.npy to be an .npy file of numbers but got ValueError"),
         ({"y": np.zeros(5, int)}, r"`y` to have 60 rows, as many as `x`, but got shape \[5"),
@@ -172,16 +175,16 @@ BROKEN[[7, 50], 2] = np.nan
         ({"split": np.full(COUNT, 3)}, r"`split` to be 0 \(train\), 1"),
     ],
 )
-def test_files_that_do_not_fit(tmp_path, arrays, words):
-    folder = write(tmp_path, **{"x": inputs_of("uint8"), **arrays})
+def test_mismatched_files_are_refused(tmp_path, arrays, words):
+    folder = write(tmp_path, **{"x": make_inputs("uint8"), **arrays})
     with pytest.raises(ValueError, match=f"^Expected .*{words}") as failed:
         NpyFolder(folder).load()
     assert str(tmp_path) in str(failed.value)
     assert "\n" not in str(failed.value)
 
 
-def test_files_that_are_missing(tmp_path):
-    folder = write(tmp_path, inputs_of("uint8"))
+def test_missing_files_are_refused(tmp_path):
+    folder = write(tmp_path, make_inputs("uint8"))
     (tmp_path / "y.npy").unlink()
     with pytest.raises(FileNotFoundError, match=r"x.npy and y.npy but got no y.npy in /.*: write"):
         NpyFolder(folder).load()
@@ -196,13 +199,13 @@ def test_large_inputs_are_checked_in_blocks(tmp_path, monkeypatch):
     folder = write(tmp_path, BROKEN)
     with pytest.raises(ValueError, match="in 2 samples, first in sample 7"):
         NpyFolder(folder).load()
-    write(tmp_path, inputs_of("float32"))
+    write(tmp_path, make_inputs("float32"))
     assert len(NpyFolder(folder).load()) == COUNT
 
 
 @pytest.mark.slow
 def test_a_fit_needs_less_memory_than_its_inputs(tmp_path):
-    """Of the anonymous memory: the pages of the file are the system's, and free on demand."""
+    """Anonymous memory only: the system frees the pages of the file on demand."""
     import subprocess
     import sys
 
@@ -232,7 +235,7 @@ print(anonymous() - before)
     assert float(done.stdout.splitlines()[-1]) < 200  # MB
 
 
-def test_partitioners_by_labels_alone(tmp_path):
-    folder = write(tmp_path, inputs_of("uint8"), client=None)
+def test_partitioners_need_only_the_labels(tmp_path):
+    folder = write(tmp_path, make_inputs("uint8"), client=None)
     clients = FederatedData(NpyFolder(folder), IID(), 4, seed=0).clients
     assert clients.train.sizes.tolist() == [10] * 4

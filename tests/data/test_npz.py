@@ -17,21 +17,21 @@ SCRIPT = Path(__file__).parents[2] / "experiments" / "make_cifar10_npz.py"
 
 
 @pytest.fixture
-def written(tmp_path):
-    """Write an ``.npz`` of four samples, with some arrays exchanged; ``None`` leaves one out."""
+def write_npz(tmp_path):
+    """Write an ``.npz`` of four samples, with replaced arrays; ``None`` omits an array."""
 
     def write(**arrays):
         path = tmp_path / "mine.npz"
-        given = {"x": np.zeros((4, 3)), "y": np.array([0, 1, 1, 0]), **arrays}
-        np.savez(path, **{name: array for name, array in given.items() if array is not None})
+        all_arrays = {"x": np.zeros((4, 3)), "y": np.array([0, 1, 1, 0]), **arrays}
+        np.savez(path, **{name: array for name, array in all_arrays.items() if array is not None})
         return str(path)
 
     return write
 
 
-def test_everything_is_read(written):
+def test_all_arrays_are_read(write_npz):
     x = np.arange(12, dtype=np.float64).reshape(4, 3)
-    path = written(x=x, client=np.array([7, 7, -1, 9]), split=np.array([0, 1, 2, 0]))
+    path = write_npz(x=x, client=np.array([7, 7, -1, 9]), split=np.array([0, 1, 2, 0]))
     arrays = Npz(path).load()
     assert arrays.inputs.tolist() == x.tolist()
     assert arrays.targets.tolist() == [0, 1, 1, 0]
@@ -40,96 +40,96 @@ def test_everything_is_read(written):
     assert arrays.num_classes == 2
 
 
-def test_clients_may_have_names(written):
-    arrays = Npz(written(client=np.array(["zoe", "ann", "zoe", "bob"]))).load()
+def test_clients_may_have_names(write_npz):
+    arrays = Npz(write_npz(client=np.array(["zoe", "ann", "zoe", "bob"]))).load()
     assert [arrays.owner_name(int(id)) for id in arrays.client] == ["zoe", "ann", "zoe", "bob"]
     assert arrays.client.tolist() == [2, 0, 2, 1]
 
 
-def test_a_name_that_no_file_can_hold_is_refused_when_it_is_loaded(written):
-    path = written(client=np.array(["ann", "a\udc80", "ann", "bob"]))
+def test_client_name_that_is_no_utf8_is_refused(write_npz):
+    path = write_npz(client=np.array(["ann", "a\udc80", "ann", "bob"]))
     words = r"names of clients to be text in UTF-8 but got 'a\\udc80' at position 1: rename .* in "
     with pytest.raises(ValueError, match=words):
         Npz(path).load()
 
 
-def test_control_characters_reach_no_message(written):
-    path = written(client=np.array(["a", "a", "\x1b[31mb", "a"]), split=np.array([0, 0, 2, 2]))
+def test_control_characters_of_client_names_are_escaped_in_errors(write_npz):
+    path = write_npz(client=np.array(["a", "a", "\x1b[31mb", "a"]), split=np.array([0, 0, 2, 2]))
     with pytest.raises(ValueError, match=r"\(id \\x1b\[31mb in the data\)") as caught:
         _ = FederatedData(Npz(path)).clients
     assert str(caught.value).isprintable()
 
 
-def test_control_characters_of_an_arrays_name_reach_no_message(written):
+def test_control_characters_of_array_names_are_escaped_in_errors(write_npz):
     with pytest.raises(ValueError, match="array `y`") as caught:
-        Npz(written(y=None, **{"\x1b[31m": np.zeros(4)})).load()
+        Npz(write_npz(y=None, **{"\x1b[31m": np.zeros(4)})).load()
     assert str(caught.value).isprintable()
 
 
-def test_long_doubles_become_doubles(written):
+def test_long_doubles_become_doubles(write_npz):
     x = np.arange(12).reshape(4, 3)
-    arrays = Npz(written(x=x.astype(np.longdouble), y=np.zeros(4, np.longdouble))).load()
+    arrays = Npz(write_npz(x=x.astype(np.longdouble), y=np.zeros(4, np.longdouble))).load()
     assert arrays.inputs.tolist() == x.tolist()
     assert arrays.targets.dtype == torch.float64
     if np.finfo(np.longdouble).max > np.finfo(np.float64).max:
         with pytest.raises(ValueError, match="finite numbers but got NaN or infinity in 4"):
-            Npz(written(x=np.full((4, 3), np.longdouble(10) ** 400))).load()
+            Npz(write_npz(x=np.full((4, 3), np.longdouble(10) ** 400))).load()
 
 
-def test_other_arrays_do_not_matter(written):
-    path = written(names=np.array(["a", "b"]), objects=np.array([{}], dtype=object))
+def test_other_arrays_do_not_matter(write_npz):
+    path = write_npz(names=np.array(["a", "b"]), objects=np.array([{}], dtype=object))
     assert len(Npz(path).load()) == 4
 
 
-def test_client_and_split_make_the_federation(written):
-    path = written(client=np.array([7, 7, -1, -1]), split=np.array([0, 2, 0, 2]))
+def test_arrays_client_and_split_define_the_federation(write_npz):
+    path = write_npz(client=np.array([7, 7, -1, -1]), split=np.array([0, 2, 0, 2]))
     clients = FederatedData(Npz(path), split="official", seed=0).clients
     assert [clients.train.samples(k).tolist() for k in (0, 1)] == [[2], [0]]
     assert [clients.test.samples(k).tolist() for k in (0, 1)] == [[3], [1]]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", ">i4", "int64", "uint64", "bool"])
-def test_class_ids_of_any_integer_type(written, dtype):
-    path = written(y=np.array([0, 1, 1, 0]).astype(dtype), client=np.array([1, 1, 2, 2], "int16"))
+def test_class_ids_may_have_any_integer_type(write_npz, dtype):
+    path = write_npz(y=np.array([0, 1, 1, 0]).astype(dtype), client=np.array([1, 1, 2, 2], "int16"))
     clients = FederatedData(Npz(path), val_fraction=0, test_fraction=0, seed=0).clients
     assert clients.targets.tolist() == [0, 1, 1, 0]
     assert (clients.targets.dtype, clients.num_classes, clients.num_clients) == (torch.int64, 2, 2)
 
 
 @pytest.mark.parametrize("dtype", ["float16", ">f4", "float64", "int16", "uint16", "bool"])
-def test_inputs_of_any_number_type_are_taken_as_they_are(written, dtype):
+def test_inputs_keep_any_numeric_type(write_npz, dtype):
     x = np.array([[0], [1], [1], [0]]).astype(dtype)
-    clients = FederatedData(Npz(written(x=x)), IID(), 2, seed=0).clients
+    clients = FederatedData(Npz(write_npz(x=x)), IID(), 2, seed=0).clients
     integers = {"int16": torch.int16, "bool": torch.bool}
     assert clients.inputs.dtype == integers.get(dtype, torch.float32)
     assert clients.inputs.flatten().tolist() == [0, 1, 1, 0]
 
 
-def test_uint8_inputs_are_scaled(written):
+def test_uint8_inputs_are_scaled(write_npz):
     x = np.array([[0], [51], [255], [0]], dtype=np.uint8)
-    clients = FederatedData(Npz(written(x=x)), IID(), 2, seed=0).clients
+    clients = FederatedData(Npz(write_npz(x=x)), IID(), 2, seed=0).clients
     assert clients.inputs.flatten().tolist() == pytest.approx([0, 0.2, 1, 0])
 
 
-def test_num_classes_may_be_more_than_come(written):
-    assert Npz(written(), num_classes=5).load().num_classes == 5
+def test_num_classes_may_exceed_the_classes_in_the_data(write_npz):
+    assert Npz(write_npz(), num_classes=5).load().num_classes == 5
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 2)])
-def test_real_targets(written, shape):
-    arrays = Npz(written(y=np.ones(shape))).load()
+def test_real_targets(write_npz, shape):
+    arrays = Npz(write_npz(y=np.ones(shape))).load()
     assert arrays.targets.shape == shape
     assert arrays.num_classes == 0
 
 
-def test_compressed_files_do(tmp_path):
+def test_compressed_files_are_read(tmp_path):
     path = tmp_path / "small.npz"
     np.savez_compressed(path, x=np.ones((4, 1)), y=np.zeros(4, int))
     assert len(Npz(str(path)).load()) == 4
 
 
-def test_a_path_from_home(written, monkeypatch):
-    folder = Path(written()).parent
+def test_path_in_the_home_folder(write_npz, monkeypatch):
+    folder = Path(write_npz()).parent
     monkeypatch.setenv("HOME", str(folder))
     assert len(Npz("~/mine.npz").load()) == 4
 
@@ -169,8 +169,8 @@ WITH_A_NAN[2, 1] = math.nan
         ({"y": np.array([0, 1, np.nan, 2])}, "`y` to hold finite .* first in sample 2"),
     ],
 )
-def test_files_that_will_not_do(written, arrays, words):
-    path = written(**arrays)
+def test_invalid_files_are_refused(write_npz, arrays, words):
+    path = write_npz(**arrays)
     with pytest.raises(ValueError, match=words) as failed:
         Npz(path).load()
     assert str(failed.value).startswith("Expected ")
@@ -185,25 +185,25 @@ def test_files_that_will_not_do(written, arrays, words):
         (np.array([0.0, 1.0, 2.0, 3.0]), r"left out for .* real values .* but got 3"),
     ],
 )
-def test_targets_that_do_not_fit_num_classes(written, y, words):
+def test_targets_beyond_num_classes_are_refused(write_npz, y, words):
     with pytest.raises(ValueError, match=words):
-        Npz(written(y=y), num_classes=3).load()
+        Npz(write_npz(y=y), num_classes=3).load()
 
 
-def test_no_file(tmp_path):
+def test_missing_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none at .*no.npz: write it with numpy.savez"):
         Npz(str(tmp_path / "no.npz")).load()
     with pytest.raises(FileNotFoundError, match="found none at"):
         Npz(str(tmp_path)).load()
 
 
-def test_files_of_another_kind(tmp_path, written):
+def test_files_of_another_format_are_refused(tmp_path, write_npz):
     text = tmp_path / "text.npz"
     text.write_text("x,y\n1,2\n")
     single = tmp_path / "single.npy"
     np.save(single, np.zeros(3))
     half = tmp_path / "half.npz"
-    half.write_bytes(Path(written(x=np.ones((4, 1000)))).read_bytes()[:20000])
+    half.write_bytes(Path(write_npz(x=np.ones((4, 1000)))).read_bytes()[:20000])
     for path in (text, single, half):
         with pytest.raises(ValueError, match=r"arrays of numbers but got a broken one") as failed:
             Npz(str(path)).load()
@@ -242,7 +242,7 @@ def test_cifar10_from_mosaics(tmp_path, script, monkeypatch, capsys):
     assert arrays.split.tolist() == [0] * 30 + [2] * 6
 
 
-def test_cifar10_with_labels_missing(tmp_path, script):
+def test_cifar10_with_missing_labels_is_refused(tmp_path, script):
     for name in script.PARTS:
         Image.new("RGB", (64, 32)).save(tmp_path / f"{name}.webp", lossless=True)
     labels = {f"{name}_labels": np.zeros(2, np.uint8) for name in script.PARTS}

@@ -9,7 +9,7 @@ from pl_fed.data import Shakespeare
 SPEECHES = [("All", "abcdefg"), ("Duke", "ab"), ("All", "hi\nj"), ("Fool", "aaaaaaaaaaaa")]
 
 
-def text_of(arrays, row, alphabet):
+def decode_row(arrays, row, alphabet):
     return "".join(alphabet[int(position)] for position in row)
 
 
@@ -20,8 +20,8 @@ def test_sequences_are_cut_from_the_joined_speeches_of_a_role(tmp_path):
     assert arrays.names == ["All", "Fool"], "the Duke speaks too little"
     assert arrays.client.tolist() == [0, 0, 1, 1]
     assert arrays.inputs.dtype == arrays.targets.dtype == torch.int64
-    inputs = [text_of(arrays, row, alphabet) for row in arrays.inputs]
-    targets = [text_of(arrays, row, alphabet) for row in arrays.targets]
+    inputs = [decode_row(arrays, row, alphabet) for row in arrays.inputs]
+    targets = [decode_row(arrays, row, alphabet) for row in arrays.targets]
     assert inputs == ["abcd", "efg\n", "aaaa", "aaaa"]  # the last 3 characters of All are too few
     assert targets == ["bcde", "fg\nh", "aaaa", "aaaa"]
 
@@ -38,7 +38,7 @@ def test_a_text_without_long_roles_is_refused(tmp_path):
         Shakespeare(str(tmp_path), length=4, min_characters=99).load()
 
 
-def test_a_missing_text_is_one_sentence(tmp_path):
+def test_missing_text_is_reported_in_one_sentence(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"`root` to be a folder with Shakespeare/input"):
         Shakespeare(str(tmp_path)).load()
 

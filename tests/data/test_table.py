@@ -31,8 +31,8 @@ OTHER = {"client": "hospital", "split": "part", "one_hot": ["sex"], "ids": ["job
 
 
 @pytest.fixture(params=["csv", "csv.gz", "tsv", "parquet"])
-def written(request, tmp_path):
-    """Write a table in each format, with some columns exchanged; ``None`` leaves one out."""
+def write_table(request, tmp_path):
+    """Write a table in every format, with replaced columns; ``None`` omits a column."""
 
     def write(**columns):
         rows = {n: v for n, v in {**ROWS, **columns}.items() if v is not None}
@@ -54,13 +54,13 @@ def save(path, table):
     return str(path)
 
 
-def saved(tmp_path, **columns):
+def save_parquet(tmp_path, **columns):
     rows = {n: v for n, v in {**ROWS, **columns}.items() if v is not None}
     return save(tmp_path / "table.parquet", pa.table(rows))
 
 
-def test_columns_become_inputs_targets_clients_and_parts(written):
-    arrays = Table(written(), target="ill", **OTHER).load()
+def test_columns_become_inputs_targets_clients_and_parts(write_table):
+    arrays = Table(write_table(), target="ill", **OTHER).load()
     numbers, ids = arrays.inputs
     assert numbers.dtype == torch.float32
     assert numbers.tolist() == [
@@ -76,8 +76,8 @@ def test_columns_become_inputs_targets_clients_and_parts(written):
     assert arrays.split.tolist() == [0, 0, 2, 1]
 
 
-def test_the_preparation_names_inputs_categories_and_classes(tmp_path):
-    table = Table(saved(tmp_path), target="ill", **OTHER)
+def test_preparation_names_inputs_categories_and_classes(tmp_path):
+    table = Table(save_parquet(tmp_path), target="ill", **OTHER)
     data = FederatedData(table, split="own", val_fraction=0, test_fraction=0, seed=0)
     assert data.preparation["dataset"]["preparation"] == (
         "inputs: age, weight, sex=f, sex=m, smokes; ids: job (clerk, nurse, pupil);"
@@ -85,23 +85,23 @@ def test_the_preparation_names_inputs_categories_and_classes(tmp_path):
     )
 
 
-def test_inputs_are_in_the_order_that_is_asked_for(tmp_path):
+def test_inputs_are_in_the_order_of_the_setting(tmp_path):
     names = {"target": "ill", "inputs": ["weight", "sex", "age"], "one_hot": ["sex"]}
-    arrays = Table(saved(tmp_path), **names).load()
+    arrays = Table(save_parquet(tmp_path), **names).load()
     assert arrays.inputs[1].tolist() == [80.25, 0, 1, 51]
-    arrays = Table(saved(tmp_path), "ill", inputs=["age"], ids=["job"]).load()
+    arrays = Table(save_parquet(tmp_path), "ill", inputs=["age"], ids=["job"]).load()
     assert [part.shape[1] for part in arrays.inputs] == [1, 1]
-    arrays = Table(saved(tmp_path), "ill", inputs=["job"], ids=["job", "sex"]).load()
+    arrays = Table(save_parquet(tmp_path), "ill", inputs=["job"], ids=["job", "sex"]).load()
     assert arrays.inputs.tolist() == [[1, 0], [0, 1], [2, 0], [0, 1]]
 
 
-def test_targets_by_their_type(tmp_path):
-    rest = {"exclude": ["ill", "part"], "one_hot": ["sex", "job", "hospital"]}
+def test_dtype_of_a_column_determines_the_targets(tmp_path):
+    base_settings = {"exclude": ["ill", "part"], "one_hot": ["sex", "job", "hospital"]}
 
     def targets(name, **settings):
-        columns = [column for column in rest["exclude"] if column != name]
-        settings = {**rest, "exclude": columns, **settings}
-        arrays = Table(saved(tmp_path), name, **settings).load()
+        columns = [column for column in base_settings["exclude"] if column != name]
+        settings = {**base_settings, "exclude": columns, **settings}
+        arrays = Table(save_parquet(tmp_path), name, **settings).load()
         return arrays.targets.tolist(), arrays.num_classes
 
     assert targets("weight") == ([[70.5], [80.25], [31.0], [66.0]], 0)
@@ -113,24 +113,26 @@ def test_targets_by_their_type(tmp_path):
     assert targets(["smokes", "age"]) == ([[1, 44], [0, 51], [0, 9], [1, 30]], 0)
 
 
-def test_class_ids_from_zero_stay_the_same(written):
+def test_class_ids_from_zero_stay_the_same(write_table):
     labels = [2, 0, 1, 2]
-    table = Table(written(ill=labels), "ill", inputs=["age"])
+    table = Table(write_table(ill=labels), "ill", inputs=["age"])
     assert table.load().targets.tolist() == labels
 
 
 @pytest.mark.parametrize("values", [[10, 9, 2, 9], ["10", "9", "2", "9"]])
-def test_clients_are_in_the_order_of_numbers_or_texts(tmp_path, values):
-    arrays = Table(saved(tmp_path, hospital=values), "ill", "hospital", ["age"]).load()
+def test_clients_are_sorted_as_numbers_or_texts(tmp_path, values):
+    arrays = Table(save_parquet(tmp_path, hospital=values), "ill", "hospital", ["age"]).load()
     names = [arrays.owner_name(id) for id in range(3)]
     assert names == (["2", "9", "10"] if isinstance(values[0], int) else ["10", "2", "9"])
     assert [arrays.owner_name(int(id)) for id in arrays.client] == [str(v) for v in values]
 
 
-def test_missing_categories_are_a_category(written):
-    arrays = Table(written(job=[None, 7, 3, None]), "ill", inputs=["job"], ids=["job"]).load()
+def test_missing_categories_are_a_category(write_table):
+    arrays = Table(write_table(job=[None, 7, 3, None]), "ill", inputs=["job"], ids=["job"]).load()
     assert arrays.inputs.flatten().tolist() == [2, 1, 0, 2]
-    arrays = Table(written(job=[None, 7, 3, None]), "ill", inputs=["job"], one_hot=["job"]).load()
+    arrays = Table(
+        write_table(job=[None, 7, 3, None]), "ill", inputs=["job"], one_hot=["job"]
+    ).load()
     assert arrays.inputs.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 0, 1]]
 
 
@@ -141,36 +143,36 @@ def test_categories_with_a_dictionary_and_other_types(tmp_path):
     job = pa.array(ROWS["job"]).dictionary_encode()
     weight = [Decimal("1.25"), Decimal("2.50"), Decimal("3.75"), Decimal("4.00")]
     days = [date(2020, 1, d) for d in (2, 1, 2, 1)]
-    path = saved(tmp_path, job=job, weight=weight, part=days, smokes=None)
+    path = save_parquet(tmp_path, job=job, weight=weight, part=days, smokes=None)
     arrays = Table(path, "job", "part", ["weight"]).load()
     assert arrays.targets.tolist() == [1, 0, 2, 0]
     assert arrays.names == ["2020-01-01", "2020-01-02"]
     assert arrays.inputs.flatten().tolist() == [1.25, 2.5, 3.75, 4]
 
 
-def test_against_the_csv_module(tmp_path):
+def test_table_equals_that_of_the_csv_module(tmp_path):
     """A table larger than a block of the reader, with a column whose type changes at its end."""
     draw = np.random.default_rng(0)
     count = 60_000
     x = draw.normal(size=(count, 3)).round(6)
-    late = [*range(count - 1), 0.5]  # integers, and one real number
+    late_column = [*range(count - 1), 0.5]  # integers, and one real number
     owners = [f'client {k}, "{k % 7}"' for k in draw.integers(50, size=count)]
     labels = draw.integers(1, 4, size=count)  # from 1
     path = tmp_path / "large.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["a", "b", "c", "late", "owner", "y"])
-        writer.writerows(zip(*x.T, late, owners, labels))
+        writer.writerows(zip(*x.T, late_column, owners, labels))
     assert path.stat().st_size > 3e6
     arrays = Table(str(path), "y", "owner").load()
-    expected = np.column_stack([x, late]).astype(np.float32)
+    expected = np.column_stack([x, late_column]).astype(np.float32)
     assert np.array_equal(arrays.inputs.numpy(), expected)
     assert np.array_equal(arrays.targets.numpy(), labels - 1)
     assert arrays.names == sorted(set(owners))
     assert [arrays.names[k] for k in arrays.client[:100]] == owners[:100]
 
 
-def test_a_partitioner_splits_by_the_classes(tmp_path):
+def test_partitioner_splits_by_the_classes(tmp_path):
     path = write_patients(tmp_path)
     table = Table(str(path), "readmitted", exclude=["hospital"], one_hot=["sex"], ids=["ward"])
     clients = FederatedData(table, Dirichlet(0.3), 3, seed=0).clients
@@ -178,7 +180,7 @@ def test_a_partitioner_splits_by_the_classes(tmp_path):
     assert clients.owners == []
 
 
-def test_numbers_are_normalized_and_ids_are_not(tmp_path):
+def test_normalization_applies_to_numbers_only(tmp_path):
     path = write_patients(tmp_path)
     table = Table(str(path), "readmitted", "hospital", one_hot=["sex"], ids=["ward"])
     data = FederatedData(table, normalize="feature", seed=0)
@@ -217,7 +219,7 @@ def test_a_net_with_embeddings_learns_the_table(tmp_path):
     assert losses[-1] < 0.5 * losses[0]
 
 
-def refused(path, words, target="ill", **settings):
+def assert_refused(path, words, target="ill", **settings):
     with pytest.raises(ValueError, match=words) as failed:
         Table(path, target, **settings).load()
     sentence = str(failed.value)
@@ -258,8 +260,8 @@ HOLES = [1.0, None, 3.0, float("nan")]
         ({n: v[:0] for n, v in ROWS.items()}, {"inputs": ["age"]}, "at least one row but got none"),
     ],
 )
-def test_tables_that_do_not_fit(tmp_path, columns, settings, words):
-    refused(saved(tmp_path, **columns), words, **settings)
+def test_unsuitable_tables_are_refused(tmp_path, columns, settings, words):
+    assert_refused(save_parquet(tmp_path, **columns), words, **settings)
 
 
 @pytest.mark.parametrize(
@@ -278,33 +280,33 @@ def test_tables_that_do_not_fit(tmp_path, columns, settings, words):
         ({"target": "a", "delimiter": "; "}, ValueError, "`delimiter` to be one character"),
     ],
 )
-def test_settings_that_do_not_fit(settings, error, words):
+def test_invalid_settings_are_refused(settings, error, words):
     with pytest.raises(error, match=f"^Expected argument {words}" if words[0] == "`" else words):
         Table(**{"path": "a.csv", **settings})
 
 
-def test_files_that_do_not_fit(tmp_path):
+def test_missing_and_broken_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"a CSV file but found none at .*no.csv: set `da"):
         Table(str(tmp_path / "no.csv"), "y").load()
     path = tmp_path / "broken.parquet"
     path.write_bytes(b"PAR1 but no more")
-    refused(str(path), "to be a parquet file but got ArrowInvalid")
+    assert_refused(str(path), "to be a parquet file but got ArrowInvalid")
     path = tmp_path / "broken.csv"
     path.write_text("a,ill\n1,2\n3\n")
-    refused(str(path), "to be a CSV file but got ArrowInvalid: .*Expected 2 columns, got 1")
+    assert_refused(str(path), "to be a CSV file but got ArrowInvalid: .*Expected 2 columns, got 1")
     path.write_text("a,a,ill\n1,2,3\n")
-    refused(str(path), "to name each column once but got 'a' twice: rename it")
+    assert_refused(str(path), "to name each column once but got 'a' twice: rename it")
 
 
 def test_other_delimiters(tmp_path):
     path = tmp_path / "semicolons.csv"
     path.write_text("a;ill\n1;2\n3;4\n")
     assert Table(str(path), "ill", delimiter=";").load().inputs.tolist() == [[1], [3]]
-    refused(str(path), r"got 'ill', and none of this name \(columns: a;ill\)")
+    assert_refused(str(path), r"got 'ill', and none of this name \(columns: a;ill\)")
 
 
-def test_without_pyarrow(tmp_path, monkeypatch):
-    path = saved(tmp_path)
+def test_missing_pyarrow_is_reported(tmp_path, monkeypatch):
+    path = save_parquet(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"pyarrow to be installed for table\.parquet"):
         Table(path, "ill").load()

@@ -64,7 +64,7 @@ class Texts(Dataset):
         )
 
 
-def test_pairs_keep_their_types():
+def test_pairs_keep_their_dtypes():
     pairs = Pairs()
     arrays = TorchDataset(pairs, client="sites").load()
     assert arrays.inputs.dtype == torch.uint8
@@ -76,7 +76,7 @@ def test_pairs_keep_their_types():
 
 
 @pytest.mark.parametrize("mapping", [dict, lambda **entries: UserDict(entries)])
-def test_dicts_of_several_lengths_are_padded_to_the_longest(mapping):
+def test_dicts_of_several_lengths_are_padded(mapping):
     texts = Texts(mapping=mapping)
     settings = {"client": "user", "inputs": ["ids", "mask"]}
     padding = {"ids": -1, "mask": 0}
@@ -90,18 +90,18 @@ def test_dicts_of_several_lengths_are_padded_to_the_longest(mapping):
 
 
 def collate(samples):
-    """As for a DataLoader of texts: padded to the longest text of a batch."""
+    """Pad texts to the longest text of a batch, as for a DataLoader."""
     ids = pad_sequence([sample["ids"] for sample in samples], batch_first=True)
     return (ids, ids > 0), torch.tensor([sample["label"] for sample in samples])
 
 
-def user_of(sample):
+def user_id(sample):
     return int(sample["user"][-1]) + 3
 
 
-def test_a_collation_and_a_function_of_the_client():
+def test_collate_fn_and_client_fn():
     texts = Texts()
-    arrays = TorchDataset(texts, client_fn=user_of, collate_fn=collate).load()
+    arrays = TorchDataset(texts, client_fn=user_id, collate_fn=collate).load()
     (ids, mask), targets = collate([texts[k] for k in range(COUNT)])
     assert torch.equal(arrays.inputs[0], ids)
     assert torch.equal(arrays.inputs[1], mask)
@@ -134,7 +134,7 @@ def test_clients_as_a_list(owners):
     assert arrays.names is None
 
 
-def test_an_attribute_below_subsets():
+def test_client_attribute_of_the_data_set_below_subsets():
     pairs = Pairs(40)
     part = Subset(Subset(pairs, range(3, 30)), [5, 0, 2])
     both = ConcatDataset([part, Pairs(10)])
@@ -154,7 +154,7 @@ def test_official_parts():
     assert {int(k) // 30 for k in clients.test.index} == {2}
 
 
-def test_padding_is_the_same_in_all_parts():
+def test_all_parts_are_padded_to_one_length():
     short, long = Texts(3), Texts(12)
     settings = {"inputs": ["ids"], "padding": 0}
     arrays = TorchDataset(short, test=long, **settings).load()
@@ -162,7 +162,7 @@ def test_padding_is_the_same_in_all_parts():
 
 
 def test_samples_of_dicts_and_targets_of_several_dimensions():
-    """Segmentation: a class for each pixel, and a dict of inputs of several types."""
+    """Segmentation: one class per pixel, and a dict of inputs of several dtypes."""
     samples = [
         ({"image": np.ones((3, 2, 2), "uint8"), "age": np.float32(k)}, np.full((2, 2), k % 3))
         for k in range(5)
@@ -190,7 +190,7 @@ DICTS = [dict(zip(("image", "target", "label"), sample)) for sample in TUPLES]
 
 
 @pytest.mark.parametrize(("samples", "labels"), [(TUPLES, 2), (TUPLES, -1), (DICTS, "label")])
-def test_partitioners_use_labels_where_targets_are_no_classes(samples, labels):
+def test_partitioners_use_labels_if_targets_are_no_classes(samples, labels):
     """Segmentation: a mask is the target, and the class of the image splits the samples."""
     arrays = TorchDataset(samples, labels=labels).load()
     assert torch.equal(arrays.inputs, IMAGES)
@@ -205,7 +205,7 @@ def test_partitioners_use_labels_where_targets_are_no_classes(samples, labels):
     assert torch.equal(split.train.offsets, expected.train.offsets)
 
 
-def test_without_labels_a_partitioner_by_classes_is_refused():
+def test_partitioner_by_classes_needs_labels():
     pairs = [sample[:2] for sample in TUPLES]
     with pytest.raises(TypeError, match=r"class ids for Dirichlet, .* and no `labels`: use the"):
         _ = FederatedData(TorchDataset(pairs), Dirichlet(0.1), 4).clients
@@ -216,7 +216,7 @@ def test_without_labels_a_partitioner_by_classes_is_refused():
 
 
 @pytest.mark.slow
-def test_reading_in_processes_gives_the_same():
+def test_reading_in_processes_gives_the_same_samples():
     one, other = (TorchDataset(Pairs(), "sites", num_workers=n).load() for n in (0, 2))
     assert torch.equal(one.inputs, other.inputs)
     assert torch.equal(one.client, other.client)
@@ -242,7 +242,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("draws", DRAWS.values(), ids=DRAWS)
-def test_random_augmentation_is_said_and_the_same_in_every_run(draws):
+def test_random_augmentation_is_reported_and_reproducible(draws):
     state = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
     sources = [TorchDataset(Augmented(draws)) for _ in range(2)]
     with pytest.warns(UserWarning, match="Augmented gives other samples .* `data.augment`, which"):
@@ -257,7 +257,7 @@ def test_random_augmentation_is_said_and_the_same_in_every_run(draws):
     assert sum(changed) <= 1, "only the draws between the readings moved a generator"
 
 
-def test_a_deterministic_data_set_is_not_warned_of():
+def test_deterministic_data_set_gives_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         TorchDataset(Pairs()).load()
@@ -273,7 +273,7 @@ class Counting(Pairs):
         return super().__getitem__(index)
 
 
-def test_each_sample_is_read_once_and_a_few_again():
+def test_every_sample_is_read_once_and_some_twice():
     TorchDataset(Counting()).load()
     assert Counting.reads == COUNT + 2 * 16
 
@@ -324,7 +324,7 @@ RAGGED = [(torch.ones(2), 0), (torch.ones(3), 1)]
         ),
     ],
 )
-def test_data_sets_that_do_not_fit(dataset, settings, error, words):
+def test_unsuitable_data_sets_are_refused(dataset, settings, error, words):
     with pytest.raises(error, match=f"^Expected .*{words}") as failed:
         TorchDataset(dataset, **settings).load()
     assert str(failed.value).endswith(".")
@@ -344,17 +344,17 @@ def test_data_sets_that_do_not_fit(dataset, settings, error, words):
         ({"num_workers": 0.5}, TypeError, "`num_workers` to be an integer"),
     ],
 )
-def test_settings_that_do_not_fit(settings, error, words):
+def test_invalid_settings_are_refused(settings, error, words):
     with pytest.raises(error, match=f"^Expected argument {words}"):
         TorchDataset(ROWS, **settings)
 
 
-def test_a_data_set_is_wrapped():
+def test_error_of_a_plain_data_set_names_the_wrapper():
     with pytest.raises(TypeError, match=r"but got Pairs: pass pl_fed.data.TorchDataset\(dataset\)"):
         FederatedData(Pairs())
 
 
-def test_one_client_trains_as_with_a_dataloader():
+def test_training_of_one_client_equals_training_with_a_dataloader():
     """FedAvg of a client that holds all samples takes the steps of a plain loop over them."""
     pairs = Pairs(40)
     torch.manual_seed(0)
@@ -380,7 +380,7 @@ def test_one_client_trains_as_with_a_dataloader():
         assert torch.allclose(one, other, atol=1e-6)
 
 
-def test_from_a_config(tmp_path, monkeypatch):
+def test_data_set_from_a_config(tmp_path, monkeypatch):
     from pl_fed.command.main import main
 
     monkeypatch.chdir(tmp_path)

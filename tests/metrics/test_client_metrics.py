@@ -29,7 +29,7 @@ NAMES = [
 
 @st.composite
 def evaluations(draw):
-    """One row of evaluated samples for each client, some of them without any."""
+    """Draw evaluated samples of clients; some clients have none."""
     clients, classes = draw(st.integers(1, 25)), draw(st.integers(1, 5))
     numbers = np.random.default_rng(draw(st.integers(0, 10_000)))
     count = numbers.integers(0, 9, (clients, classes)) * (numbers.random((clients, 1)) < 0.8)
@@ -38,7 +38,7 @@ def evaluations(draw):
     return correct, count, losses, numbers.random(clients) < 0.7
 
 
-def by_numpy(correct, count, losses, benign):
+def compute_by_numpy(correct, count, losses, benign):
     rows = [k for k in range(len(count)) if benign[k] and count[k].sum()]
     if not rows:
         return {}
@@ -62,7 +62,7 @@ def by_numpy(correct, count, losses, benign):
     }
 
 
-def filled(correct, count, losses, benign, rows=slice(None)):
+def make_metric(correct, count, losses, benign, rows=slice(None)):
     metric = ClientMetrics(*count.shape, benign=torch.from_numpy(benign))
     feed(metric, correct, count, losses, rows)
     return metric
@@ -74,10 +74,10 @@ def feed(metric, correct, count, losses, rows=slice(None)):
     metric.update(clients, *parts)
 
 
-def assert_same(mine, theirs, **tolerance):
-    assert list(mine) == list(theirs)
-    for name, value in theirs.items():
-        assert float(mine[name]) == pytest.approx(float(value), **tolerance), name
+def assert_same(actual, expected, **tolerance):
+    assert list(actual) == list(expected)
+    for name, value in expected.items():
+        assert float(actual[name]) == pytest.approx(float(value), **tolerance), name
 
 
 quick = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -86,12 +86,12 @@ quick = settings(max_examples=80, deadline=None, derandomize=True, database=None
 @quick
 @given(evaluation=evaluations())
 def test_against_numpy(evaluation):
-    computed = filled(*evaluation).compute()
-    assert_same(computed, by_numpy(*evaluation), rel=1e-12, abs=1e-12)
+    computed = make_metric(*evaluation).compute()
+    assert_same(computed, compute_by_numpy(*evaluation), rel=1e-12, abs=1e-12)
     assert all(value.dtype == torch.float64 and value.ndim == 0 for value in computed.values())
 
 
-def test_the_names_are_the_documented_ones():
+def test_names_equal_the_documented_names():
     metric = ClientMetrics(1, 1)
     metric.update(torch.tensor([0]), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
     assert list(metric.compute()) == NAMES
@@ -102,12 +102,12 @@ def test_the_names_are_the_documented_ones():
 def test_clients_may_be_evaluated_in_any_order_and_in_parts(evaluation, order_seed):
     correct, count, losses, benign = evaluation
     order = np.random.default_rng(order_seed).permutation(len(count))
-    metric = filled(correct // 2, count // 2, losses / 2, benign, order)
+    metric = make_metric(correct // 2, count // 2, losses / 2, benign, order)
     feed(metric, correct - correct // 2, count - count // 2, losses / 2, order[::-1].copy())
-    assert_same(metric.compute(), filled(*evaluation).compute(), rel=1e-12, abs=1e-12)
+    assert_same(metric.compute(), make_metric(*evaluation).compute(), rel=1e-12, abs=1e-12)
 
 
-def of_backdoor(misled, triggered, benign=None):
+def make_backdoor_metric(misled, triggered, benign=None):
     n = len(misled)
     metric = ClientMetrics(n, 1, benign and torch.tensor(benign), backdoor=True)
     ones = torch.ones(n, 1)
@@ -116,8 +116,8 @@ def of_backdoor(misled, triggered, benign=None):
     return metric
 
 
-def test_the_success_of_a_backdoor_is_the_mean_over_clients_that_it_may_mislead():
-    metric = of_backdoor([1, 0, 3, 2], [2, 0, 3, 2], [True, True, True, False])
+def test_backdoor_success_is_the_mean_over_clients_with_triggered_samples():
+    metric = make_backdoor_metric([1, 0, 3, 2], [2, 0, 3, 2], [True, True, True, False])
     assert metric.compute()["backdoor_success"].item() == 0.75
     assert list(metric.compute()) == [*NAMES, "backdoor_success"] == list(metric.names)
     shares = metric.per_client()["backdoor_success"].tolist()
@@ -126,30 +126,30 @@ def test_the_success_of_a_backdoor_is_the_mean_over_clients_that_it_may_mislead(
     assert shares[2:] == [1.0, 1.0]
 
 
-def test_a_backdoor_that_nobody_was_shown():
-    assert list(of_backdoor([0, 0], [0, 0]).compute()) == NAMES
-    assert list(of_backdoor([0, 4], [0, 5], [True, False]).compute()) == NAMES
+def test_backdoor_success_is_missing_without_triggered_samples():
+    assert list(make_backdoor_metric([0, 0], [0, 0]).compute()) == NAMES
+    assert list(make_backdoor_metric([0, 4], [0, 5], [True, False]).compute()) == NAMES
 
 
-def test_the_success_is_forgotten_by_a_reset_and_may_come_in_parts():
-    metric = of_backdoor([1], [2])
-    again = (torch.tensor([0]), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
-    metric.update(*again, torch.tensor([2]), torch.tensor([2]))
+def test_backdoor_success_accumulates_and_is_reset():
+    metric = make_backdoor_metric([1], [2])
+    update = (torch.tensor([0]), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
+    metric.update(*update, torch.tensor([2]), torch.tensor([2]))
     assert metric.compute()["backdoor_success"].item() == 0.75
     metric.reset()
-    metric.update(*again, torch.tensor([0]), torch.tensor([2]))
+    metric.update(*update, torch.tensor([0]), torch.tensor([2]))
     assert metric.compute()["backdoor_success"].item() == 0.0
 
 
 @pytest.mark.parametrize("name", ["misled", "triggered"])
-def test_numbers_of_misled_samples_of_a_wrong_shape(name):
-    given = {"misled": torch.ones(2), "triggered": torch.ones(2), name: torch.ones(3)}
+def test_counts_of_misled_samples_of_a_wrong_shape_are_refused(name):
+    counts = {"misled": torch.ones(2), "triggered": torch.ones(2), name: torch.ones(3)}
     tables = (torch.arange(2), torch.ones(2, 1), torch.ones(2, 1), torch.ones(2))
     with pytest.raises(ValueError, match=rf"`{name}` to be of shape \[2\] but got shape \[3\]"):
-        ClientMetrics(2, 1, backdoor=True).update(*tables, **given)
+        ClientMetrics(2, 1, backdoor=True).update(*tables, **counts)
 
 
-def test_a_client_may_come_twice_in_one_update():
+def test_client_may_occur_twice_in_an_update():
     metric = ClientMetrics(2, 2)
     correct, count = torch.tensor([[1, 0], [0, 2]]), torch.tensor([[2, 0], [0, 2]])
     metric.update(torch.tensor([1, 1]), correct, count, torch.tensor([1.0, 3.0]))
@@ -159,15 +159,16 @@ def test_a_client_may_come_twice_in_one_update():
 
 
 def two_processes(evaluation):
-    """Two metrics that hold half of the clients each, joined as torch.distributed would."""
+    """Two metrics with half of the clients each, joined as by torch.distributed."""
     correct, count, losses, benign = evaluation
     half = len(count) // 2
     halves = [
-        filled(correct, count, losses, benign, rows) for rows in (slice(half), slice(half, None))
+        make_metric(correct, count, losses, benign, rows)
+        for rows in (slice(half), slice(half, None))
     ]
     states = [[part.correct, part.count, part.loss_sum] for part in halves]
     for own, metric in zip(states, halves):
-        turns = itertools.cycle(range(3))  # torchmetrics asks for one state after the other
+        turns = itertools.cycle(range(3))  # torchmetrics gathers the states one by one
 
         def gather(state, group=None, own=own, turns=turns):
             position = next(turns)
@@ -181,19 +182,19 @@ def two_processes(evaluation):
 
 @quick
 @given(evaluation=evaluations())
-def test_processes_add_up_to_one(evaluation):
-    whole = filled(*evaluation)
+def test_joined_processes_equal_a_single_process(evaluation):
+    single_process = make_metric(*evaluation)
     for metric in two_processes(evaluation):
         own = metric.count.clone()
         table = metric.per_client()
-        assert torch.equal(table["samples"], whole.per_client()["samples"])
-        assert_same(metric.compute(), whole.compute(), rel=1e-12, abs=1e-12)
-        for mine, everyones in zip(metric.per_class(), whole.per_class()):
-            assert torch.equal(mine.nan_to_num(-1), everyones.nan_to_num(-1))
+        assert torch.equal(table["samples"], single_process.per_client()["samples"])
+        assert_same(metric.compute(), single_process.compute(), rel=1e-12, abs=1e-12)
+        for actual, expected in zip(metric.per_class(), single_process.per_class()):
+            assert torch.equal(actual.nan_to_num(-1), expected.nan_to_num(-1))
         assert torch.equal(metric.count, own)  # and goes on with its own share
 
 
-def test_byzantine_clients_do_not_count_but_are_in_the_table():
+def test_byzantine_clients_are_in_the_table_but_not_in_the_metrics():
     metric = ClientMetrics(3, 1, benign=torch.tensor([True, False, True]))
     correct, count = torch.tensor([[1], [0]]), torch.tensor([[2], [4]])
     metric.update(torch.tensor([0, 1]), correct, count, torch.tensor([3.0, 100.0]))
@@ -219,7 +220,7 @@ def test_accuracy_by_class():
     assert metric.per_client()["samples"].tolist() == [5, 4], "what is returned is a copy"
 
 
-def test_real_valued_targets_have_all_figures_of_the_loss_and_no_accuracy():
+def test_real_valued_targets_have_loss_metrics_and_no_accuracy():
     metric = ClientMetrics(2, 0)
     nothing = torch.zeros(2, 1)
     metric.update(torch.arange(2), nothing, torch.tensor([[2], [4]]), torch.tensor([2.0, 12.0]))
@@ -240,7 +241,7 @@ def test_real_valued_targets_have_all_figures_of_the_loss_and_no_accuracy():
     assert table["class_std"].isnan().all()
 
 
-def test_no_evaluated_client_gives_no_metric():
+def test_metrics_without_evaluated_clients_are_empty():
     metric = ClientMetrics(2, 3, benign=torch.tensor([True, False]))
     none = torch.empty(0, dtype=torch.int64)
     metric.update(none, torch.empty(0, 3), torch.empty(0, 3), torch.empty(0))
@@ -250,22 +251,22 @@ def test_no_evaluated_client_gives_no_metric():
     assert metric.compute() == {}
 
 
-def test_sums_of_losses_do_not_lose_small_ones():
+def test_sums_of_losses_preserve_small_losses():
     metric = ClientMetrics(1, 1)
-    one = torch.ones(1, 1)
+    ones = torch.ones(1, 1)
     for loss in (1e8, 0.5, 0.5):
-        metric.update(torch.tensor([0]), one, one, torch.tensor([loss]))
+        metric.update(torch.tensor([0]), ones, ones, torch.tensor([loss]))
     assert metric.compute()["loss"].item() == pytest.approx((1e8 + 1) / 3, rel=1e-15)
 
 
-def test_float_moves_do_not_narrow_the_states():
+def test_casts_do_not_narrow_the_states():
     metric = ClientMetrics(1, 1).half().float()
     assert metric.loss_sum.dtype == torch.float64
     assert metric.count.dtype == torch.int64
     assert metric.benign.dtype == torch.bool
 
 
-def test_reset_forgets_and_keeps_the_benign_clients():
+def test_reset_clears_the_sums_and_keeps_the_benign_clients():
     metric = ClientMetrics(2, 1, benign=torch.tensor([False, True]))
     row = torch.ones(2, 1)
     metric.update(torch.arange(2), row, row, torch.ones(2))
@@ -275,7 +276,7 @@ def test_reset_forgets_and_keeps_the_benign_clients():
     assert metric.compute()["loss"] == 7
 
 
-def test_forward_gives_the_metrics_of_what_was_added():
+def test_forward_returns_the_metrics_of_its_update():
     metric = ClientMetrics(2, 1)
     row = torch.ones(1, 1)
     metric(torch.tensor([0]), row, row, torch.ones(1))
@@ -283,14 +284,14 @@ def test_forward_gives_the_metrics_of_what_was_added():
     assert metric.compute()["accuracy"] == 0.5
 
 
-def test_copies_and_pickles_hold_the_sums():
+def test_copies_and_pickles_contain_the_sums():
     metric = ClientMetrics(1, 1)
     metric.update(torch.tensor([0]), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
     for twin in (copy.deepcopy(metric), pickle.loads(pickle.dumps(metric))):
         assert twin.compute()["accuracy"] == 1
 
 
-def test_the_callers_mask_is_copied():
+def test_mask_of_benign_clients_is_copied():
     benign = torch.tensor([True, True])
     metric = ClientMetrics(2, 1, benign=benign)
     benign.fill_(False)

@@ -1,4 +1,4 @@
-"""Metrics of ``federation.metrics``: any of torchmetrics, for each client."""
+"""Metrics of ``federation.metrics``: torchmetrics, computed per client."""
 
 import math
 
@@ -23,7 +23,7 @@ from pl_fed.metrics.named import metric_arguments, name_metrics
 from pl_fed.samplers import All
 
 SIZES = [40, 30, 20]
-LONELY = 2  # the client with samples of one class only
+SINGLE_CLASS_CLIENT = 2  # the client with samples of one class only
 IDS = torch.arange(len(SIZES))
 
 
@@ -33,7 +33,7 @@ def two_classes(only_positives=False):
     owner = IDS.repeat_interleave(torch.tensor(SIZES))
     x = torch.randn(sum(SIZES), 4, generator=draw)
     y = (x.sum(1) + torch.randn(sum(SIZES), generator=draw) > 0).long()
-    y[(owner == LONELY) | only_positives] = 1
+    y[(owner == SINGLE_CLASS_CLIENT) | only_positives] = 1
     return Arrays(x, y, owner, num_classes=2)
 
 
@@ -55,13 +55,13 @@ def probabilities(client, data, client_id):
 
 
 @pytest.mark.parametrize("rank", [0, 1], ids=lambda rank: f"process {rank}")
-def test_each_client_has_the_value_of_an_independent_implementation(rank, monkeypatch):
+def test_metrics_per_client_equal_an_independent_implementation(rank, monkeypatch):
     """torchmetrics warns of undefined values in the first process only; all must find them."""
     monkeypatch.setattr(prints.rank_zero_only, "rank", rank)
     metrics = [BinaryAUROC(), BinaryAveragePrecision(), MulticlassF1Score(2, average="macro")]
     federation, client, data = evaluate(metrics)
-    found = federation.metrics("test")["global"]
-    table, values = found.per_client(), found.compute()
+    actual = federation.metrics("test")["global"]
+    table, values = actual.per_client(), actual.compute()
     areas = []
     for client_id in (0, 1):
         p, y = probabilities(client, data, client_id)
@@ -71,7 +71,7 @@ def test_each_client_has_the_value_of_an_independent_implementation(rank, monkey
         assert float(table["binary_average_precision"][client_id]) == pytest.approx(precision)
         f1 = f1_score(y, p.argmax(1), average="macro")
         assert float(table["multiclass_f1_score"][client_id]) == pytest.approx(f1)
-    assert math.isnan(table["binary_auroc"][LONELY])
+    assert math.isnan(table["binary_auroc"][SINGLE_CLASS_CLIENT])
     assert float(values["binary_auroc_undefined"]) == 1
     assert float(values["multiclass_f1_score_undefined"]) == 0
     assert float(values["binary_auroc"]) == pytest.approx(np.mean(areas), abs=1e-6)
@@ -79,15 +79,15 @@ def test_each_client_has_the_value_of_an_independent_implementation(rank, monkey
     assert prints.rank_zero_only.rank == rank
 
 
-def test_a_metric_without_any_defined_value_is_only_counted():
+def test_metric_without_defined_values_is_only_counted():
     data = shared_out(two_classes(only_positives=True), test_fraction=0.5)
     federation, _, _ = evaluate([BinaryAUROC()], data=data)
-    found = federation.metrics("test")["global"].compute()
-    assert {name for name in found if "auroc" in name} == {"binary_auroc_undefined"}
-    assert float(found["binary_auroc_undefined"]) == 3
+    actual = federation.metrics("test")["global"].compute()
+    assert {name for name in actual if "auroc" in name} == {"binary_auroc_undefined"}
+    assert float(actual["binary_auroc_undefined"]) == 3
 
 
-def test_a_further_metric_can_choose_hybrid_models():
+def test_further_metric_may_choose_hybrid_models():
     client = Ditto(seeded(lambda: mlp(num_classes=2)))
     federation, _, _ = evaluate({"auc": BinaryAUROC()}, client, monitor="auc")
     assert federation.monitored_metric == "auc"
@@ -95,8 +95,8 @@ def test_a_further_metric_can_choose_hybrid_models():
         evaluate({"auc": BinaryAUROC()}, client, monitor="f1")
 
 
-def test_the_metrics_given_are_not_changed():
-    """They are copied for clients, so that one object may serve several federations."""
+def test_configured_metrics_are_not_changed():
+    """Clients use copies: an object may serve several federations."""
     metric = BinaryAUROC()
     evaluate([metric])
     assert metric.update_count == 0
@@ -117,12 +117,12 @@ def test_the_metrics_given_are_not_changed():
     ],
     ids=["several numbers", "another task"],
 )
-def test_a_metric_that_does_not_fit_is_refused_before_training(metric, message):
+def test_unsuitable_metric_is_refused_before_training(metric, message):
     with pytest.raises(ValueError, match=message):
         evaluate([metric])
 
 
-def test_names_are_those_of_a_mapping_or_of_the_classes():
+def test_names_are_keys_of_a_mapping_or_class_names():
     metric = PearsonCorrCoef()
     assert name_metrics({"r": metric}) == {"r": metric}
     assert name_metrics([metric]) == {"pearson_corr_coef": metric}
@@ -135,16 +135,20 @@ def test_names_are_those_of_a_mapping_or_of_the_classes():
         name_metrics({"r": 3})
 
 
-def test_binary_metrics_get_one_probability_for_each_target():
-    two, one = torch.tensor([[0.2, 0.8], [0.6, 0.4]]), torch.tensor([[0.8], [0.4]])
+def test_binary_metrics_receive_one_probability_per_target():
+    two_columns, one_column = torch.tensor([[0.2, 0.8], [0.6, 0.4]]), torch.tensor([[0.8], [0.4]])
     ids, floats = torch.tensor([1, 0]), torch.tensor([[1.0], [0.0]])
-    for predictions, targets in ((two, ids), (one, floats), (one.flatten(), ids)):
+    for predictions, targets in (
+        (two_columns, ids),
+        (one_column, floats),
+        (one_column.flatten(), ids),
+    ):
         p, y = metric_arguments(BinaryAUROC(), predictions, targets)
         assert p.flatten().tolist() == pytest.approx([0.8, 0.4])
         assert p.shape == y.shape
         assert y.flatten().tolist() == [1, 0]
         assert y.dtype == torch.int64
     labels = torch.tensor([[1, 0], [0, 1]])
-    p, y = metric_arguments(BinaryAUROC(), two, labels)
-    assert torch.equal(p, two), "two labels of a sample are no two classes"
-    assert metric_arguments(MulticlassF1Score(2), two, ids) == (two, ids)
+    p, y = metric_arguments(BinaryAUROC(), two_columns, labels)
+    assert torch.equal(p, two_columns), "two labels of a sample are no two classes"
+    assert metric_arguments(MulticlassF1Score(2), two_columns, ids) == (two_columns, ids)

@@ -6,7 +6,7 @@ import torch
 from pl_fed.models import CharacterGRU
 
 
-def test_the_logits_of_a_position_depend_on_earlier_characters_only():
+def test_logits_depend_on_earlier_characters_only():
     torch.manual_seed(0)
     net = CharacterGRU(7, embedding=3, hidden=5, layers=2)
     ids = torch.randint(7, (4, 6))

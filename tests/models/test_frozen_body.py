@@ -36,7 +36,7 @@ def test_weights_from_a_file(tmp_path):
     assert not torch.equal(FrozenBody("resnet18").body.conv1.weight, body.conv1.weight)
 
 
-def test_the_body_exists_once_and_stays_in_evaluation_mode(net):
+def test_body_is_shared_and_stays_in_evaluation_mode(net):
     client = Ditto(net).train()
     assert client.personal_model.body is client.global_model.body
     assert client.personal_model.head is not client.global_model.head
@@ -45,18 +45,18 @@ def test_the_body_exists_once_and_stays_in_evaluation_mode(net):
 
 
 @pytest.mark.parametrize("arguments", [{"architecture": "resnet1"}, {"weights": "MINE"}])
-def test_unknown_names(arguments):
+def test_unknown_names_are_refused(arguments):
     with pytest.raises(ValueError, match="Expected arguments `architecture` and `weights`"):
         FrozenBody(**arguments)
 
 
-def test_no_weights_have_several_names():
+def test_absent_weights_have_several_names():
     assert all(
-        FrozenBody(weights=given).head.in_features == 512 for given in (None, "none", "None")
+        FrozenBody(weights=weights).head.in_features == 512 for weights in (None, "none", "None")
     )
 
 
-def test_weights_that_cannot_be_downloaded(monkeypatch, tmp_path):
+def test_failed_download_of_weights_is_reported(monkeypatch, tmp_path):
     def offline(*args, **kwargs):
         raise URLError("no route to host")
 
@@ -68,7 +68,7 @@ def test_weights_that_cannot_be_downloaded(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"no weights", {"weight": torch.ones(2)}, [1.0]])
-def test_a_file_with_something_else(content, tmp_path):
+def test_file_without_weights_is_refused(content, tmp_path):
     file = tmp_path / "weights.pth"
     if isinstance(content, bytes):
         file.write_bytes(content)
@@ -78,11 +78,11 @@ def test_a_file_with_something_else(content, tmp_path):
         FrozenBody(weights=str(file))
 
 
-def test_an_architecture_without_a_linear_layer():
+def test_architecture_without_a_linear_layer_is_refused():
     with pytest.raises(ValueError, match="`architecture` to be a classifier with a linear last"):
         FrozenBody("squeezenet1_0")
 
 
-def test_classes():
+def test_zero_classes_are_refused():
     with pytest.raises(ValueError, match="Expected argument `num_classes` to be at least 1 but"):
         FrozenBody(num_classes=0)

@@ -16,7 +16,7 @@ HINGE = nn.MultiMarginLoss(margin=2)
 @pytest.mark.parametrize("bias", [False, True])
 @given(seed=st.integers(0, 2**16), size=st.integers(1, 8), scale=st.floats(0.01, 10))
 @settings(max_examples=25, deadline=None)
-def test_the_loss_is_the_hinge_of_the_score(bias, seed, size, scale):
+def test_loss_is_the_hinge_of_the_score(bias, seed, size, scale):
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(size, 5, generator=draw, dtype=torch.float64)
     labels = torch.randint(2, (size,), generator=draw)
@@ -35,18 +35,18 @@ def test_the_loss_is_the_hinge_of_the_score(bias, seed, size, scale):
         torch.testing.assert_close(net.score.bias.grad[0], -(inside * y).mean())
 
 
-def test_it_begins_at_zero():
+def test_initial_parameters_are_zero():
     assert all((parameter == 0).all() for parameter in LinearSVM(5, bias=True).parameters())
     assert [name for name, _ in LinearSVM().named_parameters()] == ["score.weight"]
 
 
-def test_the_sign_of_the_score_is_the_class():
+def test_class_is_the_sign_of_the_score():
     net = LinearSVM(1)
     nn.init.ones_(net.score.weight)
     assert net(torch.tensor([[-2.0], [3.0]])).argmax(1).tolist() == [0, 1]
 
 
-def test_weight_decay_is_the_other_term():
+def test_weight_decay_is_the_norm_of_the_svm():
     """A step of SGD on mean hinge + 0.01 ‖w‖², by hand."""
     data = shared_out(classes([12], num_classes=2), batch_size=12)
     x, y = data.clients.inputs.double(), 2.0 * data.clients.targets - 1
@@ -62,7 +62,7 @@ def test_weight_decay_is_the_other_term():
 
 
 @pytest.mark.filterwarnings("error:Clients are run one by one")
-def test_clients_with_it_are_stacked():
+def test_clients_with_linear_svms_are_stacked():
     data = shared_out(classes([9, 4, 6], num_classes=2))
     settings = {"optimizer": sgd(0.1), "local_epochs": 2, "criterion": HINGE}
     client = Ditto(LinearSVM(4, bias=True), **settings)

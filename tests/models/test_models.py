@@ -30,14 +30,14 @@ def medical_mnist():
 
 
 def moved_svm():
-    """One that has left its start, where all scores are 0."""
+    """An SVM with random weights; all scores are 0 at its start."""
     net = LinearSVM(20, bias=True)
     for parameter in net.parameters():
         nn.init.normal_(parameter)
     return net
 
 
-# How a net is made, the shape of one sample, number of classes, number of parameters.
+# Factory of the net, shape of a sample, number of classes, number of parameters.
 NETS = [
     (moved_svm, (4, 5), 2, 21),
     (LogisticRegression, (1, 28, 28), 10, 7_850),
@@ -95,7 +95,7 @@ def test_logits_and_gradients(make, shape, num_classes, num_parameters):
 
 
 @each_net
-def test_many_clients_at_once(make, shape, num_classes, num_parameters):
+def test_nets_of_several_clients_under_vmap(make, shape, num_classes, num_parameters):
     torch.manual_seed(0)
     nets = [make().eval() for _ in range(2)]
     parameters, buffers = stack_module_state(nets)
@@ -121,14 +121,14 @@ def test_eval_mode_is_deterministic(make, shape, num_classes, num_parameters):
 
 
 @pytest.mark.parametrize("make", [DittoFemnistCNN, medical_mnist])
-def test_dropout_is_on_in_training(make):
+def test_dropout_is_active_in_training(make):
     net = make().train()
     x = torch.randn(4, *next(shape for other, shape, *_ in NETS if other is make))
     assert not torch.equal(net(x), net(x))
 
 
 @pytest.mark.parametrize("net", [DittoFashionCNN, DittoFemnistCNN, DittoCelebaCNN])
-def test_dittos_nets_begin_as_tensorflows(net):
+def test_nets_of_ditto_are_initialized_as_in_tensorflow(net):
     torch.manual_seed(0)
     for module in net().modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -143,11 +143,11 @@ def test_dittos_nets_begin_as_tensorflows(net):
     assert any((p != 0).all() for name, p in net(glorot=False).named_parameters() if "bias" in name)
 
 
-def test_the_celeba_net_normalises_by_the_batch_at_test_time_too():
+def test_celeba_net_normalizes_by_the_batch_in_evaluations():
     torch.manual_seed(0)
     net, x = DittoCelebaCNN(image_size=16).eval(), torch.randn(8, 3, 16, 16)
-    alone = net(x[:4])
-    assert not torch.allclose(alone, net(x)[:4], atol=1e-3)
+    batch_logits = net(x[:4])
+    assert not torch.allclose(batch_logits, net(x)[:4], atol=1e-3)
     # Shifted and scaled images look the same to it (up to the borders and TensorFlow's epsilon).
     first = net.layers[:2]
     torch.testing.assert_close(
@@ -181,7 +181,7 @@ def test_image_sizes_and_channels():
         (lambda: FedTiltCNN(image_size=7), "`image_size` to be at least 8 but got 7"),
     ],
 )
-def test_impossible_values(make, message):
+def test_impossible_values_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -8,7 +8,7 @@ from pl_fed.nets.calls import functional_call
 
 
 class Shared(nn.Module):
-    """A layer known by two names, and another that has the first one's weight."""
+    """A layer with two names, and a layer with tied weights."""
 
     def __init__(self):
         super().__init__()
@@ -20,7 +20,7 @@ class Shared(nn.Module):
         return self.tied(self.second(self.first(x)))
 
 
-def test_ties_are_kept_and_the_module_is_left_as_it_was():
+def test_call_keeps_ties_and_leaves_the_module_unchanged():
     net = Shared()
     before = dict(net.named_parameters(remove_duplicate=False))
     weight, x = 3 * torch.eye(2), torch.tensor([[1.0, 2.0]])
@@ -34,7 +34,7 @@ def test_ties_are_kept_and_the_module_is_left_as_it_was():
     assert all(after[name] is tensor for name, tensor in before.items())
 
 
-def test_the_same_as_torch_where_nothing_is_shared():
+def test_call_without_shared_tensors_equals_torch():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
     tensors = {name: torch.rand_like(p) for name, p in net.state_dict().items() if p.dim()}
     x = torch.randn(5, 3)
@@ -54,6 +54,6 @@ def test_gradients_pass_through_vmap():
         torch.testing.assert_close(stacked[i], torch.func.grad(loss)(weights[i], x[i]))
 
 
-def test_an_unknown_name_is_refused():
+def test_unknown_name_is_refused():
     with pytest.raises(ValueError, match="name some of weight, bias, but got wieght"):
         functional_call(nn.Linear(1, 1), {"wieght": torch.ones(1, 1)}, (torch.ones(1, 1),))

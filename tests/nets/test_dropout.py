@@ -16,11 +16,11 @@ from pl_fed.random import key
 MANY = torch.ones(100, 1000)
 
 
-def layer(p=0.3, number=0, draws=None, channelwise=False):
-    return KeyedDropout(p, number, draws or drawing("test"), channelwise)
+def make_layer(p=0.3, number=0, draws=None, channelwise=False):
+    return KeyedDropout(p, number, draws or make_draws("test"), channelwise)
 
 
-def drawing(purpose, *parts):
+def make_draws(purpose, *parts):
     draws = Draws()
     draws.start(key(0, purpose, *parts))
     return draws
@@ -28,32 +28,34 @@ def drawing(purpose, *parts):
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_rate_and_scale(p):
-    """100,000 draws: the share that is kept lies within 4 standard deviations."""
-    out = layer(p)(MANY)
-    kept = out != 0
-    assert float(kept.double().mean()) == pytest.approx(1 - p, abs=4 * (p * (1 - p) / 1e5) ** 0.5)
-    torch.testing.assert_close(out[kept], torch.full((int(kept.sum()),), 1 / (1 - p)))
+    """100,000 draws: the share of non-zero elements is within 4 standard deviations."""
+    out = make_layer(p)(MANY)
+    nonzero = out != 0
+    assert float(nonzero.double().mean()) == pytest.approx(
+        1 - p, abs=4 * (p * (1 - p) / 1e5) ** 0.5
+    )
+    torch.testing.assert_close(out[nonzero], torch.full((int(nonzero.sum()),), 1 / (1 - p)))
 
 
-def test_the_gradient_is_the_mask():
+def test_gradient_equals_the_mask():
     x = MANY.clone().requires_grad_()
-    out = layer(0.5)(x)
+    out = make_layer(0.5)(x)
     out.sum().backward()
     assert torch.equal(x.grad, out.detach())
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 def test_evaluation_changes_nothing(p):
-    assert layer(p).eval()(MANY) is MANY
+    assert make_layer(p).eval()(MANY) is MANY
 
 
-def test_the_edges():
-    assert layer(0.0)(MANY) is MANY
-    assert torch.equal(layer(1.0)(MANY), torch.zeros_like(MANY))
+def test_rates_zero_and_one():
+    assert make_layer(0.0)(MANY) is MANY
+    assert torch.equal(make_layer(1.0)(MANY), torch.zeros_like(MANY))
 
 
-def test_channels_are_dropped_as_a_whole():
-    out = layer(0.5, channelwise=True)(torch.ones(64, 32, 3, 3))
+def test_channelwise_dropout_drops_complete_channels():
+    out = make_layer(0.5, channelwise=True)(torch.ones(64, 32, 3, 3))
     assert torch.equal(out.amax((2, 3)), out.amin((2, 3)))
     assert float((out[:, :, 0, 0] == 0).double().mean()) == pytest.approx(0.5, abs=0.05)
 
@@ -63,73 +65,78 @@ def agreement(first, second):
     return float(((first(MANY) != 0) == (second(MANY) != 0)).double().mean())
 
 
-def draws_of(**changed):
+def make_layer_draws(**changed):
     parts = {"client": 3, "step": 4, "round": 5} | changed
-    return drawing("layers", *parts.values())
+    return make_draws("layers", *parts.values())
 
 
 @pytest.mark.parametrize("changed", [{"client": 4}, {"step": 5}, {"round": 6}], ids=str)
 def test_clients_steps_and_rounds_draw_independently(changed):
-    same = agreement(layer(0.5, draws=draws_of()), layer(0.5, draws=draws_of()))
-    other = agreement(layer(0.5, draws=draws_of()), layer(0.5, draws=draws_of(**changed)))
+    same = agreement(
+        make_layer(0.5, draws=make_layer_draws()), make_layer(0.5, draws=make_layer_draws())
+    )
+    other = agreement(
+        make_layer(0.5, draws=make_layer_draws()),
+        make_layer(0.5, draws=make_layer_draws(**changed)),
+    )
     assert same == 1
     assert other == pytest.approx(0.5, abs=0.01)
 
 
 def test_layers_draw_independently():
-    assert agreement(layer(0.5, 0), layer(0.5, 1)) == pytest.approx(0.5, abs=0.01)
+    assert agreement(make_layer(0.5, 0), make_layer(0.5, 1)) == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_layer_used_twice_draws_anew():
-    twice = layer(0.5)
+def test_two_calls_of_a_layer_draw_independently():
+    twice = make_layer(0.5)
     assert agreement(twice, twice) == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_step_begins_from_the_start():
-    twice = layer(0.5)
+def test_step_restarts_the_draws():
+    twice = make_layer(0.5)
     first = twice(MANY), twice(MANY)
     twice.draws.start(twice.draws.key)
     assert torch.equal(first[0], twice(MANY))
     assert torch.equal(first[1], twice(MANY))
 
 
-def test_a_sample_keeps_its_draws_in_a_padded_batch():
-    assert torch.equal(layer(0.5)(MANY)[:7], layer(0.5)(MANY[:7]))
+def test_draws_of_a_sample_do_not_depend_on_padding():
+    assert torch.equal(make_layer(0.5)(MANY)[:7], make_layer(0.5)(MANY[:7]))
 
 
 @pytest.mark.parametrize("channelwise", [False, True])
-def test_under_vmap_each_client_draws_by_its_own_key(channelwise):
+def test_clients_under_vmap_draw_by_their_keys(channelwise):
     x = torch.ones(5, 4, 6, 3)
     keys = torch.tensor([key(0, "layers", client) for client in range(5)])
     draws = Draws()
-    dropout = layer(0.5, 2, draws, channelwise)
+    dropout = make_layer(0.5, 2, draws, channelwise)
 
-    def one(x, key):
+    def run_client(x, key):
         draws.start(key)
         return dropout(x), dropout(x)
 
-    stacked = torch.vmap(one)(x, keys)
+    stacked = torch.vmap(run_client)(x, keys)
     for client in range(5):
-        for found, expected in zip(stacked, one(x[client], int(keys[client]))):
-            assert torch.equal(found[client], expected)
+        for actual, expected in zip(stacked, run_client(x[client], int(keys[client]))):
+            assert torch.equal(actual[client], expected)
 
 
 # Taking a net in
 
 
-def test_every_kind_is_exchanged_and_numbered():
+def test_all_dropout_layers_are_replaced_and_numbered():
     net = nn.Sequential(
         nn.Dropout(0.1), nn.Sequential(nn.Dropout1d(0.2), nn.Dropout2d(0.3)), nn.Dropout3d(0.4)
     )
     key_dropouts(net.eval(), Draws())
-    found = [net[0], net[1][0], net[1][1], net[2]]
-    assert [each.p for each in found] == [0.1, 0.2, 0.3, 0.4]
-    assert [each.channelwise for each in found] == [False, True, True, True]
-    assert sorted(each.layer for each in found) == [0, 1, 2, 3]
-    assert not any(each.training for each in found)
+    layers = [net[0], net[1][0], net[1][1], net[2]]
+    assert [make_layer.p for make_layer in layers] == [0.1, 0.2, 0.3, 0.4]
+    assert [make_layer.channelwise for make_layer in layers] == [False, True, True, True]
+    assert sorted(make_layer.layer for make_layer in layers) == [0, 1, 2, 3]
+    assert not any(make_layer.training for make_layer in layers)
 
 
-def test_a_layer_known_by_two_names_stays_one():
+def test_layer_with_two_names_stays_a_single_layer():
     net = nn.Module()
     net.first = net.second = nn.Dropout(0.5)
     net.inner = nn.Sequential(net.first)
@@ -138,23 +145,27 @@ def test_a_layer_known_by_two_names_stays_one():
     assert net.first is net.second is net.inner[0]
 
 
-def test_a_net_that_is_taken_in_again_draws_from_the_new_place():
+def test_net_inside_another_net_is_renumbered():
     net = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))
     key_dropouts(net, Draws())
     larger, draws = nn.Sequential(nn.Dropout(0.5), copy.deepcopy(net)), Draws()
     key_dropouts(larger, draws)
     layers = [larger[0], larger[1][0], larger[1][1]]
-    assert all(each.draws is draws for each in layers)
-    assert sorted(each.layer for each in layers) == [0, 1, 2]
+    assert all(make_layer.draws is draws for make_layer in layers)
+    assert sorted(make_layer.layer for make_layer in layers) == [0, 1, 2]
 
 
-def test_other_layers_are_left_alone():
+def test_other_layers_are_unchanged():
     class Own(nn.Dropout):
         pass
 
     net = nn.Sequential(nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5), Own(0.5))
     key_dropouts(net, Draws())
-    assert [type(each) for each in net] == [nn.AlphaDropout, nn.FeatureAlphaDropout, Own]
+    assert [type(make_layer) for make_layer in net] == [
+        nn.AlphaDropout,
+        nn.FeatureAlphaDropout,
+        Own,
+    ]
 
 
 class Checkpointed(nn.Module):
@@ -173,18 +184,18 @@ class Checkpointed(nn.Module):
 
 def gradient(net):
     torch.manual_seed(0)
-    draws, x = drawing("test"), torch.ones(5, 4)
+    draws, x = make_draws("test"), torch.ones(5, 4)
     key_dropouts(net, draws)
     net(x).sum().backward()
     return net.part[0].weight.grad
 
 
-def test_activation_checkpointing_drops_the_same_again():
-    made = []
+def test_activation_checkpointing_repeats_the_mask():
+    gradients = []
     for forgets in (False, True):
         torch.manual_seed(0)
-        made.append(gradient(Checkpointed(forgets)))
-    assert torch.equal(*made)
+        gradients.append(gradient(Checkpointed(forgets)))
+    assert torch.equal(*gradients)
 
 
 def test_activation_checkpointing_of_a_layer_used_twice_is_refused():

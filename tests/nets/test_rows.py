@@ -24,12 +24,12 @@ def net():
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
 
 
-def row_of(module):
+def make_row(module):
     tensors = trainable_parameters(module)
     return Row(tensors, RowLayout.from_tensors(tensors.items()))
 
 
-def flat(module):
+def flatten(module):
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
@@ -56,7 +56,7 @@ def test_views_tile_the_row_without_copies(shapes, leading):
     assert not rows.any()
 
 
-def test_parameters_and_buffers_are_laid_out_in_their_order():
+def test_layout_has_the_order_of_parameters_and_buffers():
     assert RowLayout.from_parameters(net()).names == (
         "0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias",
     )  # fmt: skip
@@ -66,62 +66,62 @@ def test_parameters_and_buffers_are_laid_out_in_their_order():
 # The tie between a row and its module
 
 
-def test_the_row_holds_what_the_module_held():
+def test_row_contains_the_parameters_of_the_module():
     module = net()
-    before = flat(module)
-    assert torch.equal(row_of(module).data, before)
-    assert torch.equal(flat(module), before)
+    before = flatten(module)
+    assert torch.equal(make_row(module).data, before)
+    assert torch.equal(flatten(module), before)
 
 
-def test_writing_to_either_changes_the_other():
+def test_row_and_module_share_memory():
     module = net()
-    row = row_of(module)
+    row = make_row(module)
     row.data.fill_(3.0)
     assert all((parameter == 3).all() for parameter in module.parameters())
     module(torch.randn(4, 2)).sum().backward()
     torch.optim.SGD(module.parameters(), lr=1.0).step()
-    assert torch.equal(row.data, flat(module))
+    assert torch.equal(row.data, flatten(module))
     assert not (row.data == 3).all()
 
 
-def test_the_parameters_stay_the_same_objects():
+def test_parameters_stay_the_same_objects():
     module = net()
     before = list(module.parameters())
-    row_of(module).data.zero_()
+    make_row(module).data.zero_()
     assert all(a is b for a, b in zip(before, module.parameters()))
     assert all(parameter.is_leaf and parameter.requires_grad for parameter in before)
 
 
-def test_loading_a_state_keeps_the_tie():
+def test_loading_a_state_keeps_the_shared_memory():
     module, other = net(), net()
-    row = row_of(module)
+    row = make_row(module)
     row.data.zero_()
     module.load_state_dict(other.state_dict())
-    assert torch.equal(row.data, flat(other))
+    assert torch.equal(row.data, flatten(other))
 
 
-def test_moving_the_module_to_another_type_is_mended():
+def test_row_is_restored_after_a_change_of_dtype():
     module = net()
-    row = row_of(module)
+    row = make_row(module)
     before = row.data.double()
     module.double()
     assert row.data.dtype == torch.float64
     assert torch.equal(row.data, before)
     row.data.zero_()
-    assert not flat(module).any()
+    assert not flatten(module).any()
 
 
-def test_the_row_of_no_tensors_is_empty():
+def test_row_of_no_tensors_is_empty():
     assert Row({}, RowLayout.from_tensors({}.items())).data.shape == (0,)
 
 
-def test_a_copied_module_gets_a_row_of_its_own():
+def test_copied_module_has_a_separate_row():
     module = net()
-    row_of(module).data.fill_(1.0)
+    make_row(module).data.fill_(1.0)
     copied = copy.deepcopy(module)
-    row_of(copied).data.fill_(2.0)
-    assert (flat(module) == 1).all()
-    assert (flat(copied) == 2).all()
+    make_row(copied).data.fill_(2.0)
+    assert (flatten(module) == 1).all()
+    assert (flatten(copied) == 2).all()
 
 
 # What is trained, and what is frozen
@@ -133,32 +133,32 @@ def test_frozen_parameters_are_in_no_row():
     assert list(trainable_parameters(module)) == ["1.weight", "1.bias", "2.weight", "2.bias"]
 
 
-def test_shared_parameters_are_there_once():
+def test_shared_parameters_occur_once():
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     module[1].weight = module[0].weight
     assert list(trainable_parameters(module)) == ["0.weight", "0.bias", "1.bias"]
 
 
-def test_a_net_with_nothing_to_train_is_refused():
+def test_net_without_trainable_parameters_is_refused():
     with pytest.raises(ValueError, match=r"`net` to have at least one .* but got Sequential"):
         trainable_parameters(net().requires_grad_(False))
 
 
-def test_parameters_of_two_types_are_refused():
+def test_parameters_of_two_dtypes_are_refused():
     module = net()
     module[0].half()
     with pytest.raises(ValueError, match=r"one dtype but got .*float16.*float32"):
         trainable_parameters(module)
 
 
-def test_the_largest_frozen_parts_are_found():
+def test_frozen_modules_are_the_largest_frozen_parts():
     module = nn.Sequential(net(), nn.ReLU(), net())
     module[0].requires_grad_(False)
     module[2][1].requires_grad_(False)
     assert frozen_modules(module) == [module[0], module[2][1]]
 
 
-def test_statistics_of_a_frozen_part_do_not_count():
+def test_running_statistics_exclude_frozen_parts():
     body = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.BatchNorm1d(2, affine=False))
     module = nn.Sequential(body.requires_grad_(False), nn.BatchNorm1d(2, affine=False), net())
     assert list(running_statistics(module)) == [
@@ -166,14 +166,14 @@ def test_statistics_of_a_frozen_part_do_not_count():
     ]  # fmt: skip
 
 
-def test_buffers_that_are_not_saved_or_are_integers_do_not_count():
+def test_running_statistics_exclude_unsaved_and_integer_buffers():
     module = net()
     module.register_buffer("cache", torch.zeros(2), persistent=False)
     module.register_buffer("table", torch.zeros(2, dtype=torch.int64))
     assert list(running_statistics(module)) == ["1.running_mean", "1.running_var"]
 
 
-def test_a_copy_shares_exactly_what_is_frozen():
+def test_copy_shares_exactly_the_frozen_tensors():
     module = net()
     module[0].requires_grad_(False)
     module[2].weight.requires_grad_(False)
@@ -185,7 +185,7 @@ def test_a_copy_shares_exactly_what_is_frozen():
     assert copied[1].running_mean is not module[1].running_mean
 
 
-def test_a_copy_keeps_shared_parameters_shared():
+def test_copy_keeps_shared_parameters_shared():
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     module[1].weight = module[0].weight
     copied = copy_trainable(module)
@@ -194,24 +194,24 @@ def test_a_copy_keeps_shared_parameters_shared():
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-def test_rows_that_are_not_finite_are_found(broken):
+def test_non_finite_rows_are_detected(broken):
     rows = torch.ones(4, 6)
     rows[2, 3] = broken
     assert finite_rows(rows).tolist() == [True, True, False, True]
 
 
-def test_infinities_that_cancel_and_large_numbers_are_told_apart():
+def test_opposite_infinities_are_not_finite_and_large_numbers_are():
     largest = torch.finfo(torch.float32).max
     rows = torch.tensor([[torch.inf, -torch.inf], [largest, largest], [largest, -largest]])
     assert finite_rows(rows).tolist() == [False, True, True]
 
 
-def test_no_rows_are_no_trouble():
+def test_empty_rows_are_finite():
     assert finite_rows(torch.empty(0, 3)).tolist() == []
     assert finite_rows(torch.empty(2, 0)).tolist() == [True, True]
 
 
-def test_the_weights_of_a_loss_are_no_running_statistics():
+def test_running_statistics_exclude_weights_of_a_loss():
     weight = torch.tensor([1.0, 2.0])
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.CrossEntropyLoss(weight))
     assert list(running_statistics(net)) == ["1.running_mean", "1.running_var"]

@@ -19,7 +19,7 @@ def run(optimizer, weight, gradients):
     return weight.detach()
 
 
-def by_numpy(weight, gradients, lr, beta_1, beta_2, eps, accumulator):
+def run_numpy(weight, gradients, lr, beta_1, beta_2, eps, accumulator):
     w, m, v = np.array(weight), np.zeros(len(weight)), np.full(len(weight), accumulator)
     for g in gradients:
         m = beta_1 * m + (1 - beta_1) * g
@@ -41,7 +41,7 @@ def test_two_steps_by_hand():
     assert weight.item() == pytest.approx(1 / 3 - 0.25 / (0.9375**0.5 + 0.5))
 
 
-def test_the_accumulator_begins_at_eps_squared():
+def test_accumulator_starts_at_eps_squared():
     weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = Yogi([weight], eps=0.1)
     run(optimizer, weight, [[0.0]])
@@ -63,7 +63,7 @@ def test_against_numpy(seed, lr, betas, eps, accumulator):
     weight = nn.Parameter(torch.from_numpy(start.copy()))
     final = run(Yogi([weight], lr, betas, eps, accumulator), weight, gradients)
     first = eps**2 if accumulator is None else accumulator
-    expected = by_numpy(start, gradients, lr, *betas, eps, first)
+    expected = run_numpy(start, gradients, lr, *betas, eps, first)
     np.testing.assert_allclose(final.numpy(), expected, rtol=1e-9, atol=1e-11)
 
 
@@ -74,7 +74,7 @@ def test_the_gradient_is_not_changed():
     assert torch.equal(weight.grad, torch.tensor([1.0, -2.0, 0.0]))
 
 
-def test_no_second_moment_is_negative():
+def test_second_moments_are_never_negative():
     weight = nn.Parameter(torch.zeros(50))
     optimizer = Yogi([weight], betas=(0.9, 0.0))
     gradients = torch.randn(30, 50, generator=torch.Generator().manual_seed(1))
@@ -83,7 +83,7 @@ def test_no_second_moment_is_negative():
     assert weight.isfinite().all()
 
 
-def test_a_restored_state_goes_on_bit_for_bit(tmp_path):
+def test_restored_state_continues_bit_for_bit(tmp_path):
     gradients = torch.randn(6, 5, generator=torch.Generator().manual_seed(2))
     weight = nn.Parameter(torch.zeros(5))
     optimizer = Yogi([weight], lr=0.1)
@@ -106,16 +106,16 @@ def test_groups_keep_their_own_learning_rate():
     torch.testing.assert_close(fast.detach(), 10 * slow.detach())
 
 
-def test_parameters_without_gradient_stand_still():
-    still, moving = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+def test_parameters_without_gradient_stay_constant():
+    constant, moving = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     moving.grad = torch.ones(1)
-    optimizer = Yogi([still, moving])
+    optimizer = Yogi([constant, moving])
     optimizer.step()
-    assert still.item() == 1
-    assert still not in optimizer.state
+    assert constant.item() == 1
+    assert constant not in optimizer.state
 
 
-def test_a_closure_is_run_and_its_loss_returned():
+def test_closure_is_run_and_its_loss_returned():
     weight = nn.Parameter(torch.tensor([3.0]))
     optimizer = Yogi([weight], lr=0.05)
 
@@ -130,7 +130,7 @@ def test_a_closure_is_run_and_its_loss_returned():
     assert losses[-1] < 1e-3
 
 
-def test_a_schedule_can_drive_it():
+def test_schedule_changes_the_learning_rate():
     weight = nn.Parameter(torch.zeros(1))
     optimizer = Yogi([weight], lr=1.0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -140,14 +140,16 @@ def test_a_schedule_can_drive_it():
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_a_copy_steps_alike():
+def test_copy_takes_equal_steps():
     weight = nn.Parameter(torch.zeros(2))
     optimizer = Yogi([weight])
     run(optimizer, weight, [[1.0, 2.0]])
     twin = copy.deepcopy(optimizer)
     twin_weight = twin.param_groups[0]["params"][0]
-    mine, yours = (run(o, w, [[3.0, 4.0]]) for o, w in ((optimizer, weight), (twin, twin_weight)))
-    assert torch.equal(mine, yours)
+    weights, twin_weights = (
+        run(o, w, [[3.0, 4.0]]) for o, w in ((optimizer, weight), (twin, twin_weight))
+    )
+    assert torch.equal(weights, twin_weights)
 
 
 def test_sparse_gradients_are_refused():

@@ -17,7 +17,7 @@ def test_largest_remainders_by_hand():
     weights=st.lists(st.floats(0, 100), min_size=1, max_size=9).filter(lambda w: sum(w) > 1e-6),
     seed=st.integers(0, 2**31),
 )
-def test_complete_within_one_of_the_exact_share_and_nothing_for_nothing(total, weights, seed):
+def test_counts_are_complete_and_within_one_of_the_exact_shares(total, weights, seed):
     weights = torch.tensor(weights, dtype=torch.float64)
     counts = apportion(total, weights, torch.Generator().manual_seed(seed))
     exact = total * weights / weights.sum()
@@ -26,13 +26,13 @@ def test_complete_within_one_of_the_exact_share_and_nothing_for_nothing(total, w
     assert (counts[weights == 0] == 0).all()
 
 
-def test_ties_are_broken_by_chance():
+def test_ties_are_broken_at_random():
     generator = torch.Generator().manual_seed(0)
     firsts = sum(int(apportion(1, torch.ones(2), generator)[0]) for _ in range(1000))
     assert 400 < firsts < 600
 
 
-def test_deal_gives_each_client_its_counts():
+def test_deal_gives_every_client_its_counts():
     pools = [torch.tensor([0, 2, 4]), torch.tensor([1, 3])]
     parts = deal(pools, torch.tensor([[2, 1], [0, 2]]), torch.Generator().manual_seed(0))
     assert [len(part) for part in parts] == [2, 3]
@@ -40,6 +40,6 @@ def test_deal_gives_each_client_its_counts():
     assert {1, 3} < set(parts[1].tolist())
 
 
-def test_deal_refuses_counts_that_do_not_fit():
+def test_deal_refuses_counts_beyond_the_pool():
     with pytest.raises(RuntimeError):
         deal([torch.arange(3)], torch.tensor([[1, 1]]), torch.Generator())

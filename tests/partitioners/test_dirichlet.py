@@ -19,20 +19,20 @@ def test_shares_have_the_variance_of_the_dirichlet_law():
         assert float(drawn.var()) == pytest.approx(0.16 / (5 * beta + 1), rel=0.1)
 
 
-def test_large_beta_is_even_small_beta_gives_whole_classes():
+def test_large_beta_gives_equal_shares_and_small_beta_single_clients():
     assert (shares(1e6, 0) - 0.2).abs().max() < 0.01
     assert shares(1e-3, 0, num_clients=2).max(1).values.mean() > 0.97
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_clients", "beta"), [(500, 0.1), (1000, 0.01), (2000, 0.5)])
-def test_ends_with_everybody_served_where_redrawing_cannot(num_clients, beta):
+def test_every_client_has_a_sample_even_if_redrawing_fails(num_clients, beta):
     parts = Dirichlet(beta).split(LABELS, num_clients, torch.Generator().manual_seed(0))
     assert min(len(part) for part in parts) == 1
     assert sum(len(part) for part in parts) == 2000
 
 
-def test_min_size_is_kept_and_the_fewest_samples_are_moved():
+def test_min_size_is_reached_by_moving_the_fewest_samples():
     partitioner = Dirichlet(min_size=3)
     counts = torch.tensor([[9, 0, 1], [4, 0, 2]])
     filled = partitioner._move_samples(counts.clone())
@@ -40,12 +40,12 @@ def test_min_size_is_kept_and_the_fewest_samples_are_moved():
     assert filled.tolist() == [[6, 3, 1], [4, 0, 2]]
 
 
-def test_min_size_holds_after_split():
+def test_parts_have_at_least_min_size_samples():
     parts = Dirichlet(0.1, min_size=40).split(LABELS, 40, torch.Generator().manual_seed(0))
     assert min(len(part) for part in parts) >= 40
 
 
-def test_errors_name_the_numbers():
+def test_errors_name_the_values():
     for beta in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"`beta` to be above 0, and finite, but got {beta}"):
             Dirichlet(beta)

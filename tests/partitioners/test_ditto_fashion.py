@@ -37,7 +37,7 @@ def figures(parts, num_samples):
     }
 
 
-def test_the_references_figures_on_the_real_labels(fashion_labels):
+def test_sizes_of_the_reference_on_the_real_labels(fashion_labels):
     train, test = DittoFashion(overlapping=True, reference_seed=233).split_matching(
         *fashion_labels, 500, generator()
     )
@@ -55,19 +55,19 @@ def test_the_references_figures_on_the_real_labels(fashion_labels):
         assert sizes[corrupted].sum() / sizes.sum() == pytest.approx(share, abs=0.0005)
 
 
-def test_disjoint_on_the_real_labels_keeps_the_sizes(fashion_labels):
+def test_disjoint_clients_on_the_real_labels_have_the_sizes_of_the_reference(fashion_labels):
     overlapping = DittoFashion(overlapping=True, reference_seed=233)
     disjoint = DittoFashion(reference_seed=233)
     sizes = [
-        np.array([len(part) for part in each.split(fashion_labels[0], 500, generator())])
-        for each in (overlapping, disjoint)
+        np.array([len(part) for part in partitioner.split(fashion_labels[0], 500, generator())])
+        for partitioner in (overlapping, disjoint)
     ]
     assert sizes[1].sum() == 60_000
     assert np.corrcoef(*sizes)[0, 1] > 0.98
 
 
 @pytest.mark.parametrize("overlapping", [False, True])
-def test_client_u_holds_the_classes_from_u_on(overlapping):
+def test_client_u_has_consecutive_classes_from_class_u(overlapping):
     partitioner = DittoFashion(classes_per_client=3, overlapping=overlapping)
     train, test = partitioner.split_matching(LABELS, TEST_LABELS, 12, generator())
     for client in range(12):
@@ -76,7 +76,7 @@ def test_client_u_holds_the_classes_from_u_on(overlapping):
         assert set(TEST_LABELS[test[client]].unique().tolist()) <= set(wanted)
 
 
-def test_slices_follow_each_other_and_start_over():
+def test_slices_are_consecutive_and_restart():
     partitioner = DittoFashion(classes_per_client=1, overlapping=True)
     pools = [torch.arange(5)]
     parts = partitioner._slices(pools, np.array([[1.5], [1.0], [0.2], [3.0]]))
@@ -84,13 +84,13 @@ def test_slices_follow_each_other_and_start_over():
     assert [part.tolist() for part in parts] == [[0, 1], [2, 3], [4], [0, 1, 2, 3]]
 
 
-def test_a_slice_that_does_not_fit_is_taken_from_the_start():
+def test_slice_beyond_the_end_restarts():
     partitioner = DittoFashion(classes_per_client=1, overlapping=True)
     parts = partitioner._slices([torch.arange(5)], np.array([[2.0], [2.0], [1.0]]))
     assert [part.tolist() for part in parts] == [[0, 1, 2], [0, 1, 2], [3, 4]]
 
 
-def test_overlapping_counts_are_the_formula():
+def test_overlapping_counts_follow_the_formula():
     state = np.random.RandomState(7)
     sizes = state.lognormal(3, 1, 20) + 10
     shares = state.lognormal(1, 1, (20, 5))
@@ -110,21 +110,21 @@ def test_overlapping_counts_are_the_formula():
         for u, (a, b) in enumerate(zip(train, test))
         for j in range(5)
     ]
-    # A class shorter than the count is taken whole.
+    # A class with fewer samples than the count is used completely.
     assert got == [(min(a + 1, 600), min(b + 1, 100)) for a, b in wanted]
 
 
-def test_the_reference_seed_fixes_the_sizes_and_the_generator_the_samples():
+def test_reference_seed_draws_sizes_and_generator_draws_samples():
     partitioner = DittoFashion(reference_seed=233)
-    one, two = (partitioner.split(LABELS, 20, generator(seed)) for seed in (1, 2))
-    assert [len(part) for part in one] == pytest.approx([len(part) for part in two], abs=5)
-    assert not all(torch.equal(a, b) for a, b in zip(one, two))
+    first, second = (partitioner.split(LABELS, 20, generator(seed)) for seed in (1, 2))
+    assert [len(part) for part in first] == pytest.approx([len(part) for part in second], abs=5)
+    assert not all(torch.equal(a, b) for a, b in zip(first, second))
     overlapping = DittoFashion(reference_seed=233, overlapping=True)
-    one, two = (overlapping.split(LABELS, 20, generator(seed)) for seed in (1, 2))
-    assert all(torch.equal(a, b) for a, b in zip(one, two))
+    first, second = (overlapping.split(LABELS, 20, generator(seed)) for seed in (1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
 
 
-def test_errors_name_the_numbers():
+def test_errors_name_the_values():
     with pytest.raises(ValueError, match="got 0 clients and 600 samples for class number 7"):
         DittoFashion().split(LABELS, 3, generator())
     with pytest.raises(ValueError, match="got 5 clients and 4 samples"):
@@ -141,6 +141,6 @@ def test_errors_name_the_numbers():
         DittoFashion(reference_seed=2**32)
 
 
-def test_the_largest_reference_seed():
+def test_largest_reference_seed():
     parts = DittoFashion(reference_seed=2**32 - 1).split(LABELS, 20, generator())
     assert sum(len(part) for part in parts) == len(LABELS)

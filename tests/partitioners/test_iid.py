@@ -8,7 +8,7 @@ def test_sizes_differ_by_at_most_one():
     assert sorted(len(part) for part in parts) == [4, 4, 5, 5, 5]
 
 
-def test_takes_real_valued_targets_of_any_shape():
+def test_real_valued_targets_of_any_shape_are_accepted():
     train, test = IID().split_matching(
         torch.rand(12, 3), torch.rand(6, 3), 3, torch.Generator().manual_seed(0)
     )
@@ -16,7 +16,7 @@ def test_takes_real_valued_targets_of_any_shape():
     assert [len(part) for part in test] == [2, 2, 2]
 
 
-def test_every_sample_reaches_every_client_equally_often():
+def test_every_client_receives_every_sample_equally_often():
     generator = torch.Generator().manual_seed(0)
     counts = torch.zeros(4, 8)
     for _ in range(4000):
@@ -26,6 +26,6 @@ def test_every_sample_reaches_every_client_equally_often():
     assert (counts - 1000).abs().max() < 5 * 27.4
 
 
-def test_unshuffled_parts_are_slices_of_the_samples_as_they_lie():
+def test_unshuffled_parts_are_consecutive_slices():
     parts = IID(shuffle=False).split(torch.zeros(7), 3, torch.Generator())
     assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4], [5, 6]]

@@ -39,13 +39,13 @@ CONCRETE = [
     if issubclass(member, Partitioner) and not inspect.isabstract(member)
 ]
 LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=60).map(torch.tensor)
-# Where this many samples of each class meet no more than this many clients, all must succeed.
+# With so many samples per class and at most so many clients, every partitioner succeeds.
 FEASIBLE = st.tuples(st.integers(5, 9), st.integers(10, 20), st.integers(5, 10))
 SEEDS = st.integers(0, 2**31)
 each_partitioner = pytest.mark.parametrize("partitioner", CONCRETE)
 # Those that need more: owners as many as clients, twice as many clients as classes there are.
 undemanding = pytest.mark.parametrize(
-    "partitioner", [each for each in CONCRETE if each not in (ByOwner, Hybrid)]
+    "partitioner", [kind for kind in CONCRETE if kind not in (ByOwner, Hybrid)]
 )
 
 
@@ -71,9 +71,7 @@ def test_every_public_class_is_exported(member):
 @each_partitioner
 @settings(deadline=None, max_examples=60)
 @given(labels=LABELS, num_clients=st.integers(1, 12), seed=SEEDS)
-def test_disjoint_complete_and_nobody_empty_or_a_clear_error(
-    partitioner, labels, num_clients, seed
-):
+def test_parts_are_disjoint_complete_and_not_empty(partitioner, labels, num_clients, seed):
     before = labels.clone()
     try:
         parts = partitioner().split(labels, num_clients, generator(seed))
@@ -92,7 +90,7 @@ def test_disjoint_complete_and_nobody_empty_or_a_clear_error(
 @undemanding
 @settings(deadline=None, max_examples=25)
 @given(shape=FEASIBLE, seed=SEEDS)
-def test_no_error_where_there_is_enough_of_everything(partitioner, shape, seed):
+def test_enough_samples_of_every_class_are_partitioned(partitioner, shape, seed):
     num_classes, per_class, num_clients = shape
     labels = torch.arange(num_classes).repeat(per_class)
     parts = partitioner().split(labels, num_clients, generator(seed))
@@ -116,7 +114,7 @@ def test_split_matching_is_disjoint_and_complete(partitioner, shape, test_labels
 
 
 @undemanding
-def test_split_matching_follows_each_clients_own_mix(partitioner):
+def test_split_matching_follows_the_class_shares_of_the_client(partitioner):
     labels, test_labels = torch.arange(10).repeat(600), torch.arange(10).repeat(100)
     train, test = partitioner().split_matching(labels, test_labels, 8, generator(3))
     for own_train, own_test in zip(train, test, strict=True):
@@ -126,7 +124,7 @@ def test_split_matching_follows_each_clients_own_mix(partitioner):
 
 
 @each_partitioner
-def test_same_seed_same_split_other_seed_another(partitioner):
+def test_seed_determines_the_split(partitioner):
     labels = torch.arange(10).repeat(50)
     test_labels = torch.arange(10).repeat(10)
 
@@ -148,7 +146,7 @@ def test_draws_do_not_touch_the_global_generators(partitioner):
 
 @each_partitioner
 @pytest.mark.parametrize("num_clients", [0, -1, 5])
-def test_impossible_numbers_of_clients(partitioner, num_clients):
+def test_impossible_numbers_of_clients_are_refused(partitioner, num_clients):
     with pytest.raises(ValueError, match=rf"`num_clients`.*{num_clients}"):
         partitioner().split(torch.zeros(4, dtype=torch.int64), num_clients, generator(0))
 
@@ -161,7 +159,7 @@ def test_number_of_clients_must_be_an_integer(partitioner, num_clients):
 
 
 @each_partitioner
-def test_an_empty_test_set_is_refused(partitioner):
+def test_empty_test_set_is_refused(partitioner):
     with pytest.raises(ValueError, match="test_labels"):
         partitioner().split_matching(
             torch.arange(10).repeat(9), torch.empty(0, dtype=torch.int64), 9, generator(0)
@@ -169,7 +167,7 @@ def test_an_empty_test_set_is_refused(partitioner):
 
 
 @pytest.mark.parametrize("partitioner", [Shards, Dirichlet, DittoFashion])
-def test_label_based_splits_refuse_what_is_no_class_id(partitioner):
+def test_label_based_splits_refuse_other_targets(partitioner):
     with pytest.raises(TypeError, match=r"class ids but got torch\.float32"):
         partitioner().split(torch.rand(100), 5, generator(0))
     with pytest.raises(ValueError, match=r"\[100, 2\]"):
@@ -177,6 +175,6 @@ def test_label_based_splits_refuse_what_is_no_class_id(partitioner):
 
 
 @pytest.mark.parametrize("partitioner", [Shards, Dirichlet])
-def test_class_ids_need_not_count_from_zero(partitioner):
+def test_class_ids_may_start_at_any_integer(partitioner):
     labels = torch.tensor([-1, 1]).repeat(30)
     assert_partition(partitioner().split(labels, 4, generator(0)), 60)

@@ -1,4 +1,4 @@
-"""What every sampler of the package must keep, whoever writes the next one."""
+"""Contract of every sampler of the package."""
 
 import importlib
 import inspect
@@ -50,7 +50,7 @@ def test_every_public_class_is_exported(member):
     sizes=st.lists(st.integers(1, 10**6), min_size=10, max_size=60).map(torch.tensor),
     seed=st.integers(0, 2**31),
 )
-def test_distinct_ids_in_ascending_order(sampler, sizes, seed):
+def test_cohort_has_distinct_ids_in_ascending_order(sampler, sizes, seed):
     before = sizes.clone()
     cohort = sampler().sample(len(sizes), sizes, generator(seed))
     assert cohort.dtype == torch.int64
@@ -95,7 +95,7 @@ def test_cohort_size_is_an_integer_of_at_least_one(sampler):
 
 
 @pytest.mark.parametrize(
-    ("drawn", "words"),
+    ("cohort", "words"),
     [
         ([0, 1], r"drew \[0, 1\] \(torch.int64\)"),
         ([0, 1, 2, 3], r"drew \[0, 1, 2, 3\]"),
@@ -106,12 +106,12 @@ def test_cohort_size_is_an_integer_of_at_least_one(sampler):
         ([[0, 1, 2]], r"drew \[\[0, 1, 2\]\]"),
     ],
 )
-def test_a_cohort_that_is_none_is_refused(drawn, words):
+def test_invalid_cohort_is_refused(cohort, words):
     class Own(FixedCohort):
         def sample(self, num_clients, sizes, generator):
-            return torch.tensor(drawn)
+            return torch.tensor(cohort)
 
     with pytest.raises(ValueError, match=f"`sampler` to draw 3 different ids of 0 to 4, .*{words}"):
         Own(3).draw(5, torch.ones(5), torch.Generator())
-    drawn = [4, 0, 2]
-    assert Own(3).draw(5, torch.ones(5), torch.Generator()).tolist() == drawn
+    cohort = [4, 0, 2]
+    assert Own(3).draw(5, torch.ones(5), torch.Generator()).tolist() == cohort

@@ -21,23 +21,23 @@ def frequencies(sampler, sizes):
     return counts.numpy() / DRAWS
 
 
-def test_all_takes_all():
+def test_all_selects_every_client():
     assert All().sample(4, torch.ones(4), torch.Generator()).tolist() == [0, 1, 2, 3]
     assert All().size_of_cohort(7) == 7
 
 
-def test_uniform_takes_everybody_equally_often_whatever_the_sizes():
+def test_uniform_selects_clients_equally_often_for_any_sizes():
     got = frequencies(Uniform(3), torch.tensor([1, 10, 100, 1000, 1, 1]))
     # Standard deviation of a frequency: sqrt(.25 / 6000) = .0065.
     np.testing.assert_allclose(got, 0.5, atol=4.5 * 0.0065)
 
 
-def test_by_size_of_one_is_proportional():
+def test_by_size_selects_single_clients_in_proportion():
     got = frequencies(BySize(1), torch.tensor([1, 2, 3, 4]))
     np.testing.assert_allclose(got, [0.1, 0.2, 0.3, 0.4], atol=4.5 * 0.0065)
 
 
-def test_by_size_of_two_has_the_closed_form():
+def test_by_size_selects_two_clients_by_the_closed_form():
     sizes = torch.tensor([1, 2, 7])
     p = sizes.double().numpy() / 10
     # First, or second after one of the others: p_i + Σ_{j≠i} p_j p_i / (1 - p_j).
@@ -55,14 +55,14 @@ def test_by_size_has_the_law_of_numpys_choice():
     np.testing.assert_allclose(frequencies(BySize(3), sizes), wanted, atol=4.5 * 0.0092)
 
 
-def test_by_size_never_takes_a_client_without_samples():
+def test_by_size_never_selects_a_client_without_samples():
     sizes = torch.tensor([0, 3, 0, 5])
     assert BySize(2).sample(4, sizes, torch.Generator()).tolist() == [1, 3]
     with pytest.raises(ValueError, match=r"clients with samples \(2\) but got 3"):
         BySize(3).sample(4, sizes, torch.Generator())
 
 
-def test_by_size_wants_a_size_for_each_client():
+def test_by_size_needs_a_size_for_every_client():
     with pytest.raises(ValueError, match=r"shape \[4\] but got \[3\]"):
         BySize(2).sample(4, torch.ones(3), torch.Generator())
 
@@ -71,13 +71,13 @@ def test_by_size_wants_a_size_for_each_client():
 
 
 @pytest.fixture
-def few_of_many(monkeypatch):
+def sample_as_large_federation(monkeypatch):
     monkeypatch.setattr(pl_fed.samplers._distinct, "_LARGE_FEDERATION", 10)
 
 
 @settings(deadline=None, max_examples=30)
 @given(data=st.data(), seed=st.integers(0, 2**31), sampler=st.sampled_from([Uniform, BySize]))
-def test_few_of_many_are_distinct_and_ascending(data, seed, sampler):
+def test_small_cohort_of_a_large_federation_is_distinct_and_ascending(data, seed, sampler):
     num_clients = data.draw(st.integers(10_001, 30_000))
     cohort_size = data.draw(st.integers(1, num_clients // 10))
     sizes = torch.randint(0, 9, (num_clients,), generator=torch.Generator().manual_seed(seed))
@@ -89,7 +89,7 @@ def test_few_of_many_are_distinct_and_ascending(data, seed, sampler):
     assert sampler is Uniform or (sizes[cohort] > 0).all()
 
 
-def test_few_of_many_at_once():
+def test_small_cohort_of_a_million_clients_draws_few_numbers():
     """A million clients, but not a million numbers are drawn: the generator has hardly moved."""
     generator = torch.Generator().manual_seed(0)
     assert len(Uniform(100).sample(1_000_000, torch.empty(0), generator)) == 100
@@ -99,7 +99,7 @@ def test_few_of_many_at_once():
 
 
 def pairs(sampler, sizes, draws=6_000):
-    """How often each pair is the cohort, in draws from one generator."""
+    """Count how often every pair is the cohort."""
     generator, counts = torch.Generator().manual_seed(0), torch.zeros(len(sizes), len(sizes))
     for _ in range(draws):
         first, second = sampler.sample(len(sizes), sizes, generator).tolist()
@@ -107,37 +107,37 @@ def pairs(sampler, sizes, draws=6_000):
     return counts
 
 
-@pytest.mark.usefixtures("few_of_many")
-def test_uniform_takes_every_pair_of_many_equally_often():
+@pytest.mark.usefixtures("sample_as_large_federation")
+def test_uniform_selects_pairs_of_many_clients_equally_often():
     above = torch.triu_indices(20, 20, 1)
-    found = pairs(Uniform(2), torch.ones(20))[above[0], above[1]]
-    assert int(found.sum()) == 6_000, "the first is below the second"
-    assert scipy.stats.chisquare(found.numpy()).pvalue > 0.01
+    counted = pairs(Uniform(2), torch.ones(20))[above[0], above[1]]
+    assert int(counted.sum()) == 6_000, "the first is below the second"
+    assert scipy.stats.chisquare(counted.numpy()).pvalue > 0.01
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_of_many")
+@pytest.mark.usefixtures("sample_as_large_federation")
 @pytest.mark.parametrize("large", [3, 10**6], ids=["drawn", "looked at"])
-def test_by_size_takes_each_pair_of_many_in_the_closed_form(large):
+def test_by_size_selects_pairs_of_many_clients_by_the_closed_form(large):
     sizes = torch.tensor([large, 0, *range(1, 19)])
     p = sizes.double() / sizes.sum()
     # One of them first, the other among the rest: p_i p_j / (1 − p_i) + p_j p_i / (1 − p_j).
     wanted = p[:, None] * p / (1 - p[:, None]) + p[:, None] * p / (1 - p)
     chosen = (wanted.triu(1) > 0).nonzero().unbind(1)
-    found = pairs(BySize(2), sizes)
-    assert int(found[chosen].sum()) == 6_000
-    wanted, found = wanted[chosen] * 6_000, found[chosen].double()
+    counted = pairs(BySize(2), sizes)
+    assert int(counted[chosen].sum()) == 6_000
+    wanted, counted = wanted[chosen] * 6_000, counted[chosen].double()
     seldom = wanted < 5
     wanted = torch.cat([wanted[~seldom], wanted[seldom].sum().view(1) + 1e-9])
-    found = torch.cat([found[~seldom], found[seldom].sum().view(1) + 1e-9])
+    counted = torch.cat([counted[~seldom], counted[seldom].sum().view(1) + 1e-9])
     test = scipy.stats.chisquare(
-        found.numpy(), wanted.numpy() * (found.sum() / wanted.sum()).item()
+        counted.numpy(), wanted.numpy() * (counted.sum() / wanted.sum()).item()
     )
     assert test.pvalue > 0.01
 
 
-@pytest.mark.usefixtures("few_of_many")
-def test_by_size_of_many_without_samples():
+@pytest.mark.usefixtures("sample_as_large_federation")
+def test_by_size_of_many_clients_without_samples():
     with pytest.raises(ValueError, match=r"clients with samples \(0\) but got 2"):
         BySize(2).sample(20, torch.zeros(20, dtype=torch.int64), torch.Generator())
     sampler, sizes = BySize(2), torch.tensor([0] * 18 + [1, 5])
@@ -147,12 +147,12 @@ def test_by_size_of_many_without_samples():
         sampler.sample(20, torch.tensor([0] * 19 + [5]), torch.Generator())
 
 
-def test_small_federations_are_drawn_as_ever():
-    """Part of what a seed means: these numbers are those of the first release."""
+def test_cohorts_of_small_federations_are_stable():
+    """Seeds are stable: these numbers are those of the first release."""
 
-    def drawn(sampler, sizes):
+    def draw(sampler, sizes):
         return sampler.sample(len(sizes), sizes, torch.Generator().manual_seed(5))[:3].tolist()
 
-    assert drawn(Uniform(3), torch.ones(10_000)) == [517, 3411, 4871]
-    assert drawn(Uniform(1001), torch.ones(10_009)) == [2, 21, 24]
-    assert drawn(BySize(3), torch.arange(10_000)) == [1871, 8100, 8121]
+    assert draw(Uniform(3), torch.ones(10_000)) == [517, 3411, 4871]
+    assert draw(Uniform(1001), torch.ones(10_009)) == [2, 21, 24]
+    assert draw(BySize(3), torch.arange(10_000)) == [1871, 8100, 8121]

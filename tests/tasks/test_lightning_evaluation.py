@@ -40,7 +40,7 @@ from pl_fed.trees import select
 from pl_fed.types import Batch
 
 
-def test_evaluation_steps_give_each_clients_metrics(tmp_path):
+def test_evaluation_steps_give_metrics_per_client(tmp_path):
     arrays = float32(table([16, 24, 4]))
     trainer, client, data = set_up(LitTable, arrays, tmp_path=tmp_path)
     trainer.test(client, data)
@@ -71,7 +71,7 @@ def test_evaluation_steps_give_each_clients_metrics(tmp_path):
             assert f"test/{model}/f1{statistic}" in logged
 
 
-def test_a_step_without_a_returned_loss_has_the_logged_one_or_that_of_training(tmp_path):
+def test_missing_loss_of_an_evaluation_step_is_the_logged_or_training_loss(tmp_path):
     task, batch = LightningTask(), Batch(draw(6, 1, 6, 6), labels(6, 3))
     net = seeded(LitImages).double().eval()
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_a_step_without_a_returned_loss_has_the_logged_one_or_that_of_training(t
         assert values["r2"] < 1
 
 
-def test_the_mean_of_a_logged_number_is_weighted_by_samples():
+def test_mean_of_a_logged_number_is_weighted_by_samples():
     task, net = LightningTask(), seeded(LitTokens).eval()
     arrays = sentences([9])
     batches = [
@@ -103,7 +103,7 @@ def test_the_mean_of_a_logged_number_is_weighted_by_samples():
     assert values["perplexity"] == pytest.approx(float(losses[0] * 7 + losses[1] * 2) / 9, rel=1e-5)
 
 
-def test_a_logged_metric_chooses_models(tmp_path):
+def test_logged_metric_chooses_hybrid_models(tmp_path):
     federation = pl_fed.Federation(All(), seed=0, monitor="val_mae")
     trainer, client, data = set_up(
         LitRegression, float32(numbers([16, 16])), tmp_path=tmp_path, federation=federation
@@ -130,7 +130,7 @@ def test_predictions_are_those_of_predict_step(tmp_path):
             torch.testing.assert_close(tables[k]["prediction"].flatten(), net.net(inputs)[:, 0])
 
 
-def test_lists_of_a_module_hold_one_clients_outputs(tmp_path):
+def test_lists_of_a_module_contain_outputs_of_one_client(tmp_path):
     trainer, client, data = set_up(
         LitLists, float32(table([16, 24, 16])), FedAvg, tmp_path=tmp_path, rounds=4
     )
@@ -147,7 +147,7 @@ def test_lists_of_a_module_hold_one_clients_outputs(tmp_path):
         trainer.predict(client, data)
 
 
-def test_logs_reduce_as_they_are_asked_to():
+def test_logs_are_reduced_by_reduce_fx():
     logs = StepLogs()
     for size, value in ((1, 1.0), (3, 5.0)):
         logs.size = size
@@ -163,7 +163,7 @@ def test_logs_reduce_as_they_are_asked_to():
         logs.log("x", "1")
 
 
-def test_a_log_is_lower_or_higher_by_its_name():
+def test_direction_of_a_logged_metric_follows_its_name():
     class LitScores(LitAutoencoder):
         def validation_step(self, batch, batch_idx):
             self.log_dict({"val_hits": 1.0, "val_recon_error": 1.0, "val_bits": 1.0})
@@ -176,7 +176,7 @@ def test_a_log_is_lower_or_higher_by_its_name():
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_metrics_of_one(tmp_path):
+def test_two_processes_give_the_metrics_of_one_process(tmp_path):
     arrays = table([16, 24, 16])
     np.savez(tmp_path / "data.npz", x=arrays.inputs, y=arrays.targets, client=arrays.client)
     config = {

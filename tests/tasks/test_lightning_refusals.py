@@ -1,4 +1,4 @@
-"""LightningModules that do not fit get one sentence before training."""
+"""Unsuitable LightningModules are refused in one sentence before training."""
 
 import pytest
 import torch
@@ -21,21 +21,21 @@ from pl_fed.clients import FedAvg, FedTilt, PFedMe
 from pl_fed.tasks import Classification, LightningTask
 
 
-def lit(**members):
-    """An autoencoder with other members."""
+def make_module(**members):
+    """Return an autoencoder class with replaced members."""
     return type("Own", (LitAutoencoder,), members)()
 
 
-def with_optimizer(build):
-    return lit(configure_optimizers=build)
+def module_with_optimizer(build):
+    return make_module(configure_optimizers=build)
 
 
-def scheduled(optimizer, **options):
+def add_schedule(optimizer, **options):
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, **options}}
 
 
-def plateau(module):
+def build_plateau_schedule(module):
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "val_loss"}
@@ -51,23 +51,23 @@ def adam(parameters):
 
 REFUSED = {
     "manual optimization": (
-        lambda: FedAvg(lit(automatic_optimization=False)),
+        lambda: FedAvg(make_module(automatic_optimization=False)),
         "`automatic_optimization` = True but got Own with False",
     ),
     "hooks of steps": (
-        lambda: FedAvg(lit(on_after_backward=None, optimizer_step=None)),
+        lambda: FedAvg(make_module(on_after_backward=None, optimizer_step=None)),
         "no hooks of single steps but got Own with `on_after_backward`, `optimizer_step`: move",
     ),
     "an iterator": (
-        lambda: FedAvg(lit(training_step=lambda self, dataloader_iter: None)),
+        lambda: FedAvg(make_module(training_step=lambda self, dataloader_iter: None)),
         r"`training_step` of Own to take \(batch, batch_idx\) but got dataloader_iter",
     ),
     "a criterion": (
-        lambda: FedAvg(lit(), criterion=nn.MSELoss()),
+        lambda: FedAvg(make_module(), criterion=nn.MSELoss()),
         "no argument `criterion` for Own, a LightningModule with a `training_step`, but got MSE",
     ),
     "another task": (
-        lambda: FedAvg(lit(), task=Classification()),
+        lambda: FedAvg(make_module(), task=Classification()),
         "no argument `task` for Own, .* but got Classification",
     ),
     "a task without steps": (
@@ -76,17 +76,19 @@ REFUSED = {
     ),
     "two optimizers": (
         lambda: fedavg_round(
-            with_optimizer(lambda m: [adam(m.encoder.parameters()), adam(m.decoder.parameters())])
+            module_with_optimizer(
+                lambda m: [adam(m.encoder.parameters()), adam(m.decoder.parameters())]
+            )
         ),
         "`configure_optimizers` of Own to return one optimizer but got 2",
     ),
     "no optimizer": (
-        lambda: fedavg_round(with_optimizer(lambda m: None)),
+        lambda: fedavg_round(module_with_optimizer(lambda m: None)),
         "`configure_optimizers` of Own to return an optimizer but got None",
     ),
     "parameter groups": (
         lambda: fedavg_round(
-            with_optimizer(
+            module_with_optimizer(
                 lambda m: adam([{"params": m.encoder.parameters()},
                                 {"params": m.decoder.parameters(), "lr": 0.01}])
             )
@@ -94,17 +96,17 @@ REFUSED = {
         "Own.configure_optimizers to have one parameter group but got 2",
     ),
     "a part of the parameters": (
-        lambda: fedavg_round(with_optimizer(lambda m: adam(m.encoder.parameters()))),
+        lambda: fedavg_round(module_with_optimizer(lambda m: adam(m.encoder.parameters()))),
         "all trainable parameters but got one without `decoder.weight`: set its requires_grad=Fal",
     ),
     "a schedule of steps": (
         lambda: fedavg_round(
-            with_optimizer(lambda m: scheduled(adam(m.parameters()), interval="step"))
+            module_with_optimizer(lambda m: add_schedule(adam(m.parameters()), interval="step"))
         ),
         "interval epoch and frequency 1 but got step and 1",
     ),
     "a plateau": (
-        lambda: fedavg_round(with_optimizer(plateau)),
+        lambda: fedavg_round(module_with_optimizer(build_plateau_schedule)),
         "to be a schedule of epochs but got ReduceLROnPlateau: set `model.lr_scheduler`",
     ),
     "another batch": (
@@ -112,24 +114,24 @@ REFUSED = {
         r"`training_step` of LitImages to take inputs \[4\] .* but that failed:",
     ),
     "no loss": (
-        lambda: fedavg_round(lit(training_step=lambda self, batch, batch_idx: None)),
+        lambda: fedavg_round(make_module(training_step=lambda self, batch, batch_idx: None)),
         "`training_step` to return a loss, or a dict with the tensor `loss`, but got NoneType",
     ),
     "a logged tensor": (
         lambda: fedavg_round(
-            lit(validation_step=lambda self, batch, batch_idx: self.log("val_x", batch[0]))
+            make_module(validation_step=lambda self, batch, batch_idx: self.log("val_x", batch[0]))
         ),
         r"self.log\('x', ...\) to take one number but got shape",
     ),
     "a reserved name": (
         lambda: fedavg_round(
-            lit(validation_step=lambda self, batch, batch_idx: self.log("val_samples", 1.0))
+            make_module(validation_step=lambda self, batch, batch_idx: self.log("val_samples", 1.0))
         ),
         "that no statistic over clients has .* but got 'samples'",
     ),
     "a metric of several numbers": (
         lambda: fedavg_round(
-            lit(validation_step=log_classes, classes=MulticlassAccuracy(3, average=None))
+            make_module(validation_step=log_classes, classes=MulticlassAccuracy(3, average=None))
         ),
         r"metric of self.log\('classes', ...\) to give one number but got shape \[3\]",
     ),
@@ -166,12 +168,12 @@ def log_classes(self, batch, batch_idx):
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
-def test_modules_that_do_not_fit_get_one_sentence(call, words):
+def test_unsuitable_modules_are_refused_in_one_sentence(call, words):
     with pytest.raises((ValueError, TypeError), match=f"^Expected .*{words}") as raised:
         call()
     assert "failed: Expected `" not in str(raised.value), "one sentence of pl_fed"
 
 
-def test_hooks_that_are_not_called_are_named():
+def test_warning_names_hooks_that_are_not_called():
     with pytest.warns(UserWarning, match="does not call `on_train_epoch_end`, `setup` of Own"):
-        FedAvg(lit(on_train_epoch_end=lambda self: None, setup=lambda self, stage: None))
+        FedAvg(make_module(on_train_epoch_end=lambda self: None, setup=lambda self, stage: None))

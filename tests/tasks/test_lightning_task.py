@@ -55,8 +55,8 @@ MODULES = {
 every_module = pytest.mark.parametrize(("make", "arrays"), MODULES.values(), ids=MODULES)
 
 
-def trained_values(report):
-    """The values of a report that steps gave, without counts and norms of the round."""
+def step_values(report):
+    """Return the logged values of the steps, without counts and norms of the round."""
     counts = {"update_norm", "benign_distance", *pl_fed.engine.base.ROUND_NUMBERS}
     return {k: v for k, v in report.items() if k.startswith("train/") and k[6:] not in counts}
 
@@ -64,24 +64,24 @@ def trained_values(report):
 @pytest.mark.slow
 @every_module
 @pytest.mark.parametrize("algorithm", [FedAvg, Ditto, APFL, FedRep])
-def test_engines_agree(make, arrays, algorithm):
+def test_engines_agree_for_modules(make, arrays, algorithm):
     client, data = algorithm(seeded(make), local_epochs=2), shared_out(arrays())
     one_by_one = run_rounds(client, data)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         stacked = run_rounds(client, data, engine="stacked", chunk_size=2)
-    said = [str(warning.message) for warning in caught if "one by one" in str(warning.message)]
-    assert len(said) == (make is LitImages), "only BatchNorm cannot be stacked"
+    messages = [str(warning.message) for warning in caught if "one by one" in str(warning.message)]
+    assert len(messages) == (make is LitImages), "only BatchNorm cannot be stacked"
     assert one_by_one.distance(stacked) < 1e-10
     for report, other in zip(one_by_one.reports, stacked.reports):
-        values, others = trained_values(report), trained_values(other)
+        values, others = step_values(report), step_values(other)
         assert values.keys() == others.keys()
         assert all(abs(float(values[k]) - float(others[k])) < 1e-10 for k in values)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
-def test_compiled_engines_agree(engine):
+def test_compiled_engines_agree_for_modules(engine):
     client, data = Ditto(seeded(LitTable)), shared_out(table())
     outcomes = [run_rounds(client, data, engine=name) for name in ("one_by_one", engine)]
     assert outcomes[0].distance(outcomes[1]) < 1e-10
@@ -90,7 +90,7 @@ def test_compiled_engines_agree(engine):
 @pytest.mark.parametrize(
     "make", [LitImages, LitTable, LitAutoencoder], ids=lambda kind: kind.__name__
 )
-def test_one_client_is_the_plain_lightning_fit(make, tmp_path):
+def test_fit_of_one_client_equals_a_lightning_fit(make, tmp_path):
     """FedAvg with one client and SGD is a fit; momentum would restart in each round."""
     arrays = {LitImages: images, LitTable: table, LitAutoencoder: numbers}[make]([10])
     net = seeded(lambda: LitImages(momentum=0.0) if make is LitImages else make()).double()
@@ -124,7 +124,7 @@ def test_logs_of_training_are_means_over_local_steps_and_clients():
     report = run_rounds(FedAvg(net, sgd(0.0)), data, rounds=1).reports[0]
     clients = [arrays.targets[arrays.client == k].double().mean() for k in range(2)]
     assert float(report["train/positives"]) == pytest.approx(float(sum(clients)) / 2)
-    assert "train/positives" in trained_values(report)
+    assert "train/positives" in step_values(report)
     several = run_rounds(Ditto(net, optimizer=sgd(0.0)), data, rounds=1).reports[0]
     assert {"train/global/positives", "train/personal/positives"} <= several.keys()
     assert "train/positives" not in several
@@ -146,7 +146,7 @@ class LitLogger(LitTable):
         return loss
 
 
-def test_a_metric_object_in_training_has_the_value_of_each_step():
+def test_metric_object_in_training_is_computed_per_step():
     arrays, net = table([8, 8]), seeded(LitLogger).double()
     data = shared_out(arrays, batch_size=8)
     client = FedAvg(net, sgd(0.0))
@@ -159,7 +159,7 @@ def test_a_metric_object_in_training_has_the_value_of_each_step():
     assert "log" not in vars(client.global_model)
 
 
-def test_the_module_reads_the_round_from_its_trainer(tmp_path):
+def test_module_reads_the_round_from_its_trainer(tmp_path):
     rounds = []
 
     class LitCounter(LitAutoencoder):
@@ -176,7 +176,7 @@ def test_the_module_reads_the_round_from_its_trainer(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_a_widespread_template_runs_unchanged(tmp_path, engine):
+def test_widespread_template_runs_unchanged(tmp_path, engine):
     def make():
         schedule = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
         return LitTemplate(mlp(), functools.partial(torch.optim.Adam, lr=0.01), schedule)
@@ -201,7 +201,7 @@ def test_a_widespread_template_runs_unchanged(tmp_path, engine):
         assert {f"train/{model}/acc", f"train/{model}/loss", f"val/{model}/acc_std"} <= set(logged)
 
 
-def test_the_optimizer_and_the_schedule_are_those_of_the_module(tmp_path):
+def test_optimizer_and_schedule_are_those_of_the_module(tmp_path):
     _, client, data = set_up(LitImages, float32(images()), tmp_path=tmp_path, rounds=2)
     (group, personal) = client.optimizers().param_groups
     assert type(client.optimizers().optimizer) is torch.optim.SGD
@@ -232,7 +232,7 @@ def test_a_resumed_fit_with_a_schedule_is_bit_equal(tmp_path):
     assert rates == [0.1 / 16] * 2
 
 
-def test_further_algorithms_attacks_and_aggregators_take_a_module():
+def test_further_algorithms_attacks_and_aggregators_accept_a_module():
     data = shared_out(numbers([6, 8, 8, 8]))  # PerFedAvg takes parts of minibatches
     for make in (lambda: PerFedAvg(LitAutoencoder()), lambda: PFedMe(LitAutoencoder()),
                  lambda: Scaffold(LitAutoencoder())):  # fmt: skip
@@ -244,8 +244,8 @@ def test_further_algorithms_attacks_and_aggregators_take_a_module():
     assert report["train/byzantine"] == 1
 
 
-def test_losses_of_the_broadcast_are_those_of_the_training_step():
-    """An aggregator that needs them gets the mean over each client's samples."""
+def test_start_losses_are_those_of_the_training_step():
+    """An aggregator receives the mean over the samples of every client."""
     losses = []
 
     class Watched(QFFL):
@@ -268,7 +268,7 @@ class Lookahead(torch.optim.Adam):
         super().__init__(params, **options)
 
 
-def test_models_with_options_of_their_own_keep_them():
+def test_options_of_a_model_are_preserved():
     net = LitAutoencoder()
     net.__class__ = type("Own", (LitAutoencoder,), {"configure_optimizers": build_lookahead})
     client = Ditto(net, personal_lr=0.5)
@@ -282,7 +282,7 @@ def build_lookahead(module):
     return Lookahead(module.parameters(), lr=0.25, betas=(0.5, 0.9))
 
 
-def test_the_root_update_is_that_of_the_modules_steps():
+def test_root_update_uses_the_steps_of_the_module():
     data = shared_out(numbers([8, 8]), root_samples=4)
     roots = []
 
@@ -312,7 +312,7 @@ class LitSparse(LitAutoencoder):
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_a_name_that_some_steps_log_is_no_number(engine):
+def test_name_logged_by_some_steps_is_omitted_with_a_warning(engine):
     data = shared_out(numbers([8, 8]))
     with pytest.warns(UserWarning, match="leaves out `later`, which the steps of the module"):
         report = run_rounds(FedAvg(seeded(LitSparse)), data, engine=engine).reports[-1]
@@ -331,7 +331,7 @@ class LitBranch(LitAutoencoder):
         return loss
 
 
-def test_a_module_that_cannot_be_stacked_names_the_line():
+def test_warning_of_an_unstackable_module_names_the_line():
     data = shared_out(numbers())
     client = FedAvg(seeded(LitBranch))
     with pytest.warns(UserWarning, match=r"one by one.*test_lightning_task.py:\d+: if loss.item()"):
@@ -350,14 +350,14 @@ def test_a_module_that_cannot_be_stacked_names_the_line():
         ("joint", (1, 2), 3, (1, 2, 3)),
     ],
 )
-def test_a_batch_has_the_structure_that_is_asked_for(structure, inputs, targets, expected):
+def test_batch_has_the_configured_structure(structure, inputs, targets, expected):
     assert LightningTask(structure).build_batch(inputs, targets) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", [False, True])
-def test_the_command_line_takes_a_module_by_its_path(tmp_path, chosen):
-    """The module's optimizer is that of the run, unless the config chooses one."""
+def test_command_line_accepts_a_module_by_its_path(tmp_path, chosen):
+    """The run uses the optimizer of the module, unless the config sets one."""
     config = {
         "model": {
             "class_path": "pl_fed.clients.FedAvg",

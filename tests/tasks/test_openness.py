@@ -45,7 +45,7 @@ class Sentences(nn.Module):
 
 
 class Pixels(nn.Module):
-    """Gives logits of classes for each pixel."""
+    """Return class logits of every pixel."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +80,7 @@ def pixel_loss(net, batch, targets):
 
 
 class Tokens(nn.Module):
-    """Gives logits of the next token at each position."""
+    """Return logits of the next token at every position."""
 
     def __init__(self):
         super().__init__()
@@ -115,11 +115,13 @@ CASES = {
         pixel_loss,
     ),
 }
-every_case = pytest.mark.parametrize(("net", "how", "arrays", "loss"), CASES.values(), ids=CASES)
+every_case = pytest.mark.parametrize(
+    ("net", "options", "arrays", "loss"), CASES.values(), ids=CASES
+)
 
 
 class Words(NamedTuple):
-    """A sentence as a tuple with names."""
+    """A sentence as a named tuple."""
 
     ids: torch.Tensor
     mask: torch.Tensor
@@ -127,10 +129,10 @@ class Words(NamedTuple):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["one_by_one_compiled", "stacked_compiled"])
-def test_inputs_that_are_a_named_tuple_are_compiled_too(engine, recwarn):
+def test_named_tuples_as_inputs_are_compiled(engine, recwarn):
     by_name = sentences()
     words = Arrays(Words(**by_name.inputs), by_name.targets, OWNER, num_classes=3)
-    found, expected = (
+    actual, expected = (
         run_rounds(
             FedAvg(seeded(Sentences), optimizer=sgd(0.3), local_epochs=2),
             shared_out(arrays, batch_size=3),
@@ -139,11 +141,13 @@ def test_inputs_that_are_a_named_tuple_are_compiled_too(engine, recwarn):
         )
         for arrays, name in ((words, engine), (by_name, "one_by_one"))
     )
-    assert not [str(each.message) for each in recwarn if "cannot be compiled" in str(each.message)]
-    torch.testing.assert_close(found.w, expected.w, rtol=1e-6, atol=1e-8)
+    assert not [
+        str(warning.message) for warning in recwarn if "cannot be compiled" in str(warning.message)
+    ]
+    torch.testing.assert_close(actual.w, expected.w, rtol=1e-6, atol=1e-8)
 
 
-def part(tree, mask):
+def select_samples(tree, mask):
     if isinstance(tree, dict):
         return {name: leaf[mask] for name, leaf in tree.items()}
     return tree[mask]
@@ -152,73 +156,85 @@ def part(tree, mask):
 @pytest.mark.slow
 @every_case
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
-def test_engines_agree(net, how, arrays, loss, kind):
-    client = kind(seeded(net), optimizer=sgd(0.3), local_epochs=2, **how)
+def test_engines_agree_for_every_input_structure(net, options, arrays, loss, kind):
+    client = kind(seeded(net), optimizer=sgd(0.3), local_epochs=2, **options)
     data = shared_out(arrays(), batch_size=3)
-    one = run_rounds(client, data, rounds=2)
+    outcome = run_rounds(client, data, rounds=2)
     compiled = kind is Ditto and net is Sentences
     for engine in ("stacked", *(["stacked_compiled"] if compiled else [])):
-        assert one.distance(run_rounds(client, data, rounds=2, engine=engine)) < 1e-10, engine
+        assert outcome.distance(run_rounds(client, data, rounds=2, engine=engine)) < 1e-10, engine
 
 
 @every_case
-def test_the_loss_is_the_users_own_on_the_real_samples(net, how, arrays, loss):
-    net, made = seeded(net), arrays()
-    client = FedAvg(net, optimizer=sgd(0.3), **how)
-    data = shared_out(made, batch_size=100)
+def test_loss_and_gradient_equal_those_of_a_plain_loop(net, options, arrays, loss):
+    net, federated_arrays = seeded(net), arrays()
+    client = FedAvg(net, optimizer=sgd(0.3), **options)
+    data = shared_out(federated_arrays, batch_size=100)
     own, rows = [], []
-    for one in range(3):
-        mine = copy.deepcopy(net).double()
-        mask = made.client == one
-        value = loss(mine, part(made.inputs, mask), made.targets[mask])
+    for k in range(3):
+        client_net = copy.deepcopy(net).double()
+        mask = federated_arrays.client == k
+        value = loss(
+            client_net,
+            select_samples(federated_arrays.inputs, mask),
+            federated_arrays.targets[mask],
+        )
         value.backward()
         own.append(value.detach())
-        rows.append(torch.cat([(p - 0.3 * p.grad).detach().flatten() for p in mine.parameters()]))
-    for engine in ("one_by_one", "stacked"):
-        found = run_rounds(client, data, rounds=1, engine=engine)
-        torch.testing.assert_close(
-            found.reports[0]["train/loss"], torch.stack(own).mean(), rtol=0, atol=1e-10
+        rows.append(
+            torch.cat([(p - 0.3 * p.grad).detach().flatten() for p in client_net.parameters()])
         )
-        torch.testing.assert_close(found.w, torch.stack(rows).mean(0), rtol=0, atol=1e-10)
+    for engine in ("one_by_one", "stacked"):
+        actual = run_rounds(client, data, rounds=1, engine=engine)
+        torch.testing.assert_close(
+            actual.reports[0]["train/loss"], torch.stack(own).mean(), rtol=0, atol=1e-10
+        )
+        torch.testing.assert_close(actual.w, torch.stack(rows).mean(0), rtol=0, atol=1e-10)
 
 
 @every_case
-def test_evaluations_and_predictions(net, how, arrays, loss):
-    made = arrays()
-    client = Ditto(seeded(net), **how).double()
-    data = shared_out(made, val_fraction=0.0, test_fraction=0.4)
+def test_evaluations_and_predictions_for_every_input_structure(net, options, arrays, loss):
+    federated_arrays = arrays()
+    client = Ditto(seeded(net), **options).double()
+    data = shared_out(federated_arrays, val_fraction=0.0, test_fraction=0.4)
     federation = Federation(All(), seed=0)
     federation.setup(client, data, "test")
-    everyone = torch.arange(3)
-    federation.evaluate("test", everyone)
+    client_ids = torch.arange(3)
+    federation.evaluate("test", client_ids)
     table = federation.metrics("test")["personal"].per_client()
-    for one, predicted in enumerate(federation.predict(everyone)):
-        index = data.clients.test.samples(one)
-        expected = loss(client.global_model, part(made.inputs, index), made.targets[index])
-        assert float(table["loss"][one]) == pytest.approx(float(expected.detach()), abs=1e-10)
+    for k, predicted in enumerate(federation.predict(client_ids)):
+        index = data.clients.test.samples(k)
+        expected = loss(
+            client.global_model,
+            select_samples(federated_arrays.inputs, index),
+            federated_arrays.targets[index],
+        )
+        assert float(table["loss"][k]) == pytest.approx(float(expected.detach()), abs=1e-10)
         assert len(predicted["prediction"]) == len(predicted["target"]) == len(index)
 
 
-def test_validation_data_of_several_tensors_choose_lambda():
+def test_lambda_is_chosen_by_validation_data_of_several_tensors():
     data = shared_out(sentences(), batch_size=3, val_fraction=0.3)
     client = DittoGreedy(seeded(Sentences), min_validation=1)
-    one = run_rounds(client, data)
-    assert one.distance(run_rounds(client, data, engine="stacked")) < 1e-10
+    outcome = run_rounds(client, data)
+    assert outcome.distance(run_rounds(client, data, engine="stacked")) < 1e-10
 
 
-def test_labels_of_several_inputs_may_be_attacked():
+def test_labels_of_several_input_tensors_may_be_attacked():
     data, client = shared_out(sentences(), batch_size=3), FedAvg(seeded(Sentences))
-    one = run_rounds(client, data, attack=FlippedLabels(), ids=[1])
+    outcome = run_rounds(client, data, attack=FlippedLabels(), ids=[1])
     assert (
-        one.distance(run_rounds(client, data, attack=FlippedLabels(), ids=[1], engine="stacked"))
+        outcome.distance(
+            run_rounds(client, data, attack=FlippedLabels(), ids=[1], engine="stacked")
+        )
         < 1e-10
     )
-    assert one.distance(run_rounds(client, data)) > 1e-3
+    assert outcome.distance(run_rounds(client, data)) > 1e-3
 
 
 @pytest.mark.parametrize("engine", ["one_by_one", "stacked"])
-def test_large_images_stay_small_until_the_minibatch(engine, monkeypatch):
-    def outcome():
+def test_large_images_stay_uint8_until_the_minibatch(engine, monkeypatch):
+    def run():
         data = shared_out(arrays, batch_size=3, test_fraction=0.4)
         federation = Federation(All(), seed=0)
         federation.setup(client, data, "test")
@@ -230,11 +246,11 @@ def test_large_images_stay_small_until_the_minibatch(engine, monkeypatch):
     images = torch.randint(256, (16, 1, 2, 2), generator=draw, dtype=torch.uint8)
     arrays = Arrays(images, torch.arange(16) % 3, OWNER, num_classes=3)
     client = Ditto(seeded(lambda: nn.Sequential(nn.Flatten(), mlp())))
-    before, one, table = outcome()
+    before, outcome, table = run()
     monkeypatch.setattr(module, "_LARGE", 0)
-    after, other, other_table = outcome()
+    after, other, other_table = run()
     assert (before, after) == (torch.float32, torch.uint8)
-    assert one.distance(other) == 0
+    assert outcome.distance(other) == 0
     for name, column in table.items():
         torch.testing.assert_close(column, other_table[name], rtol=0, atol=0, equal_nan=True)
 
@@ -244,12 +260,12 @@ class SumOfPair(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(4, 2), nn.Linear(3, 2)
 
-    def forward(self, one, other):
-        return {"logits": self.first(one) + self.second(other), "extra": one}
+    def forward(self, x, z):
+        return {"logits": self.first(x) + self.second(z), "extra": x}
 
 
 class Scored(Task):
-    """A user's own task: tuples in, a dict out, targets in a dict, and a metric of its own."""
+    """A user's task: tuples as inputs, dicts as outputs and targets, and its own metric."""
 
     def losses(self, outputs, targets):
         return functional.cross_entropy(outputs["logits"], targets["label"], reduction="none")
@@ -271,42 +287,42 @@ def pairs():
 
 
 @pytest.mark.parametrize("kind", [FedAvg, Ditto])
-def test_a_task_of_ones_own(kind):
+def test_task_of_a_user(kind):
     client = kind(seeded(SumOfPair), task=Scored(), optimizer=sgd(0.2))
     data = shared_out(pairs(), batch_size=2, test_fraction=0.4)
-    one = run_rounds(client, data)
-    assert one.distance(run_rounds(client, data, engine="stacked")) < 1e-10
+    outcome = run_rounds(client, data)
+    assert outcome.distance(run_rounds(client, data, engine="stacked")) < 1e-10
     federation = Federation(All(), seed=0)
     federation.setup(client, data, "test")
     federation.evaluate("test", torch.arange(3))
-    found = federation.metrics("test")["global"]
+    actual = federation.metrics("test")["global"]
     assert federation.monitored_metric == "f1"
-    assert "f1_worst10" in found.compute()
+    assert "f1_worst10" in actual.compute()
     for k in range(3):
         batch = data.clients.batch(data.clients.test.samples(k))
         logits = client.global_model(*batch.inputs)["logits"]
         expected = MulticlassF1Score(2, average="macro")(logits, batch.targets["label"])
-        assert float(found.per_client()["f1"][k]) == pytest.approx(float(expected))
+        assert float(actual.per_client()["f1"][k]) == pytest.approx(float(expected))
 
 
-def line(noise=0.1):
+def line_data(noise=0.1):
     draw = torch.Generator().manual_seed(3)
     x = torch.randn(40, 4, generator=draw)
     y = x.sum(1, keepdim=True) + noise * torch.randn(40, 1, generator=draw)
     return reals(x, y, torch.arange(4).repeat_interleave(10))
 
 
-def net_of_one():
+def scalar_net():
     return mlp(num_classes=1)
 
 
-def test_regression_has_every_figure_of_its_own_metrics():
-    client = Ditto(seeded(net_of_one), criterion=nn.MSELoss())
-    data = shared_out(line(), val_fraction=0.2, test_fraction=0.3)
+def test_regression_logs_all_statistics_of_its_metrics():
+    client = Ditto(seeded(scalar_net), criterion=nn.MSELoss())
+    data = shared_out(line_data(), val_fraction=0.2, test_fraction=0.3)
     federation = Federation(All(), seed=0)
     federation.setup(client, data, "test")
-    everyone = torch.arange(4)
-    federation.evaluate("test", everyone)
+    client_ids = torch.arange(4)
+    federation.evaluate("test", client_ids)
     assert isinstance(client.task, Regression)
     assert federation.monitored_metric == "mae"
     errors = []
@@ -314,7 +330,7 @@ def test_regression_has_every_figure_of_its_own_metrics():
         batch = data.clients.batch(data.clients.test.samples(k))
         errors.append((client.global_model(batch.inputs.float()) - batch.targets).abs().mean())
     errors = torch.stack(errors).double().detach()
-    found = federation.metrics("test")["global"].compute()
+    actual = federation.metrics("test")["global"].compute()
     expected = {
         "mae": errors.mean(),
         "mae_weighted": errors.mean(),
@@ -325,8 +341,8 @@ def test_regression_has_every_figure_of_its_own_metrics():
         "mae_jain": errors.sum() ** 2 / (4 * errors.square().sum()),
     }
     for name, value in expected.items():
-        assert float(found[name]) == pytest.approx(float(value), rel=1e-5), name
-    assert found["r2_worst10"] <= found["r2"] <= found["r2_best10"], "larger is better"
+        assert float(actual[name]) == pytest.approx(float(value), rel=1e-5), name
+    assert actual["r2_worst10"] <= actual["r2"] <= actual["r2_best10"], "larger is better"
 
 
 def shifted(monitor):
@@ -342,7 +358,7 @@ def shifted(monitor):
 
 
 @pytest.mark.parametrize(("monitor", "better"), [("mae", "global"), ("loss", "personal")])
-def test_the_monitored_metric_chooses_the_hybrid_model(monitor, better):
+def test_monitored_metric_chooses_the_hybrid_model(monitor, better):
     client, data, federation = shifted(monitor)
     with torch.no_grad():
         client.row("global").data.zero_()  # gives 0
@@ -359,10 +375,14 @@ def test_the_monitored_metric_chooses_the_hybrid_model(monitor, better):
         assert torch.equal(table[column], metrics[better].per_client()[column])
 
 
-def test_the_monitored_metric_chooses_lambda():
-    data = shared_out(line(), val_fraction=0.4)
+def test_monitored_metric_chooses_lambda():
+    data = shared_out(line_data(), val_fraction=0.4)
     client = DittoChoice(
-        seeded(net_of_one), lams=(0.01, 5.0), lam=5.0, min_validation=1, criterion=nn.MSELoss()
+        seeded(scalar_net),
+        lams=(0.01, 5.0),
+        lam=5.0,
+        min_validation=1,
+        criterion=nn.MSELoss(),
     )
     scores = []
 
@@ -382,7 +402,7 @@ def test_the_monitored_metric_chooses_lambda():
 REFUSED = {
     "a metric that is none": (
         lambda: run_rounds(
-            FedAvg(net_of_one(), criterion=nn.MSELoss()), shared_out(line()), monitor="f1"
+            FedAvg(scalar_net(), criterion=nn.MSELoss()), shared_out(line_data()), monitor="f1"
         ),
         "`federation.monitor` to be one of mae, r2, rmse, loss for the task Regression but got",
     ),
@@ -404,31 +424,31 @@ REFUSED = {
         "inputs of one tensor of real numbers for Outliers",
     ),
     "FedTilt": (
-        lambda: run_rounds(FedTilt(net_of_one(), criterion=nn.MSELoss()), shared_out(line())),
+        lambda: run_rounds(FedTilt(scalar_net(), criterion=nn.MSELoss()), shared_out(line_data())),
         "a class id for each sample, as FedTilt",
     ),
     "a pull of classes": (
         lambda: run_rounds(
-            Ditto(net_of_one(), regularizer="kl", criterion=nn.MSELoss()), shared_out(line())
+            Ditto(scalar_net(), regularizer="kl", criterion=nn.MSELoss()), shared_out(line_data())
         ),
         "`regularizer` to be l2 or fisher if targets are no classes",
     ),
-    "Dirichlet": (lambda: by_class(line()), "class ids for Dirichlet"),
+    "Dirichlet": (lambda: by_class(line_data()), "class ids for Dirichlet"),
     "Dirichlet of trees": (lambda: by_class(pairs()), "class ids for Dirichlet"),
     "transformed trees": (
         lambda: shared_out(pairs(), transforms=[nn.Identity()]).clients,
         "`transforms` to be left out for inputs of several tensors",
     ),
     "classes that are none": (
-        lambda: run_rounds(FedAvg(net_of_one(), task=Classification()), shared_out(line())),
+        lambda: run_rounds(FedAvg(scalar_net(), task=Classification()), shared_out(line_data())),
         "class id for each sample for the task Classification",
     ),
 }  # fmt: skip
 
 
 def attacked(attack):
-    client = FedAvg(net_of_one(), criterion=nn.MSELoss())
-    return run_rounds(client, shared_out(line()), attack=attack, fraction=0.5)
+    client = FedAvg(scalar_net(), criterion=nn.MSELoss())
+    return run_rounds(client, shared_out(line_data()), attack=attack, fraction=0.5)
 
 
 def by_class(arrays):
@@ -436,17 +456,17 @@ def by_class(arrays):
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_needs_classes_says_so(call, words):
+def test_parts_that_need_classes_refuse_other_targets(call, words):
     with pytest.raises((ValueError, TypeError), match=f"^Expected .*{words}"):
         call()
 
 
-def test_who_needs_no_classes_gets_any_data():
+def test_parts_without_need_of_classes_accept_any_targets():
     data = FederatedData(Given(pairs()), IID(), 2, seed=0, val_fraction=0.0, test_fraction=0.0)
     assert data.clients.train.sizes.tolist() == [8, 8]
 
 
-def test_the_task_is_told_by_criterion_and_data():
+def test_task_is_inferred_from_criterion_and_data():
     def task(arrays, criterion, classes=3):
         client = FedAvg(mlp(num_classes=classes), criterion=criterion)
         federation = Federation(All(), seed=0)

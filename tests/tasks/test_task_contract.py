@@ -1,4 +1,4 @@
-"""What every task keeps to; a new file in ``pl_fed/tasks`` is found by itself, and needs a case."""
+"""Contract of every task; the suite detects a new file in ``pl_fed/tasks``, and asks for a case."""
 
 import importlib
 import pkgutil
@@ -60,20 +60,20 @@ every_case = pytest.mark.parametrize(
 
 
 def test_every_task_has_a_case():
-    found = set()
+    actual = set()
     for module in pkgutil.iter_modules(pl_fed.tasks.__path__):
         for name, kind in vars(importlib.import_module(f"pl_fed.tasks.{module.name}")).items():
             if isinstance(kind, type) and issubclass(kind, Task) and kind is not Task:
-                found.add(name)
-    assert found == {type(case[0]).__name__ for case in CASES.values()} | STEPS
+                actual.add(name)
+    assert actual == {type(case[0]).__name__ for case in CASES.values()} | STEPS
 
 
 @every_case
-def test_the_loss_is_that_of_the_samples_that_count(task, outputs, targets, classes):
+def test_loss_is_the_mean_over_unmasked_samples(task, outputs, targets, classes):
     expected = task.batch_loss(outputs[:4], targets[:4])
     mask = torch.arange(6) < 4
-    found = task.mean_loss(outputs, Batch(None, targets, mask))
-    torch.testing.assert_close(found, expected)
+    actual = task.mean_loss(outputs, Batch(None, targets, mask))
+    torch.testing.assert_close(actual, expected)
     garbage = torch.where(mask.view(-1, *[1] * (outputs.dim() - 1)), outputs, 1e6)
     torch.testing.assert_close(task.mean_loss(garbage, Batch(None, targets, mask)), expected)
     assert task.losses(outputs, targets).shape == (6,)
@@ -83,15 +83,15 @@ def test_the_loss_is_that_of_the_samples_that_count(task, outputs, targets, clas
 
 
 @every_case
-def test_losses_of_many_clients_at_once_are_those_of_each(task, outputs, targets, classes):
+def test_losses_under_vmap_equal_those_of_single_clients(task, outputs, targets, classes):
     stacked = torch.stack([outputs, outputs.flip(0)]), torch.stack([targets, targets.flip(0)])
-    found = torch.vmap(task.losses)(*stacked)
+    actual = torch.vmap(task.losses)(*stacked)
     expected = [task.losses(outputs, targets), task.losses(outputs.flip(0), targets.flip(0))]
-    torch.testing.assert_close(found, torch.stack(expected))
+    torch.testing.assert_close(actual, torch.stack(expected))
 
 
 @every_case
-def test_metrics_are_one_number_for_each_client(task, outputs, targets, classes):
+def test_metrics_are_one_number_per_client(task, outputs, targets, classes):
     for name, metric in local_metrics(task, torch.device("cpu")).items():
         assert name.isidentifier()
         assert name not in TAKEN_NAMES
@@ -100,21 +100,21 @@ def test_metrics_are_one_number_for_each_client(task, outputs, targets, classes)
     measures = ClientMeasures(task, sizes, torch.device("cpu"))
     for some in (slice(0, 3), slice(3, 6)):
         measures.add(owner[some], outputs[some], targets[some])
-    for one in range(2):
+    for k in range(2):
         for place, metric in enumerate(local_metrics(task, torch.device("cpu")).values()):
-            metric.update(*task.metric_inputs(outputs[owner == one], targets[owner == one]))
-            assert float(metric.compute()) == pytest.approx(float(measures.values[one, place]))
+            metric.update(*task.metric_inputs(outputs[owner == k], targets[owner == k]))
+            assert float(metric.compute()) == pytest.approx(float(measures.values[k, place]))
 
 
 @every_case
-def test_predictions_are_one_for_each_sample(task, outputs, targets, classes):
+def test_predictions_have_one_row_per_sample(task, outputs, targets, classes):
     columns = task.predictions(outputs)
     assert "prediction" in columns
     assert {len(column) for column in columns.values()} == {6}
 
 
 @every_case
-def test_data_and_nets_that_fit_are_taken(task, outputs, targets, classes):
+def test_matching_data_and_nets_are_accepted(task, outputs, targets, classes):
     task.check_targets(targets, classes)
     task.check_outputs(outputs, targets, classes)
     assert task.num_classes(classes) == classes
@@ -162,12 +162,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_fit_gets_one_sentence(call, words):
+def test_mismatches_are_reported_in_one_sentence(call, words):
     with pytest.raises(ValueError, match=f"^Expected .*{words}"):
         call()
 
 
-def test_a_language_model_is_measured_by_the_definitions():
+def test_metrics_of_a_language_model_equal_their_definitions():
     """Perplexity, accuracy and loss over the positions with a token, by a loop over them."""
     for shift in (False, True):
         task = LanguageModelling(shift=shift)
@@ -182,26 +182,26 @@ def test_a_language_model_is_measured_by_the_definitions():
         assert float(task.batch_loss(LOGITS, TOKENS)) == pytest.approx(float(loss))
         measures = ClientMeasures(task, torch.tensor([6]), torch.device("cpu"))
         measures.add(torch.zeros(6, dtype=torch.int64), LOGITS, TOKENS)
-        found = dict(zip(measures.metrics, measures.values[0].tolist()))
-        assert found["perplexity"] == pytest.approx(float(loss.exp()))
-        assert found["token_accuracy"] == pytest.approx(sum(hits) / len(hits))
+        actual = dict(zip(measures.metrics, measures.values[0].tolist()))
+        assert actual["perplexity"] == pytest.approx(float(loss.exp()))
+        assert actual["token_accuracy"] == pytest.approx(sum(hits) / len(hits))
 
 
-def test_a_segmentation_is_measured_by_the_definitions():
+def test_metrics_of_a_segmentation_equal_their_definitions():
     task = Segmentation(3, ignore_index=255)
     measures = ClientMeasures(task, torch.tensor([6]), torch.device("cpu"))
     measures.add(torch.zeros(6, dtype=torch.int64), MAPS, PIXELS)
-    found = dict(zip(measures.metrics, measures.values[0].tolist()))
+    actual = dict(zip(measures.metrics, measures.values[0].tolist()))
     labelled = PIXELS != 255
     predicted, true = MAPS.argmax(1)[labelled], PIXELS[labelled]
     both = torch.stack([((predicted == c) & (true == c)).sum() for c in range(3)]).double()
     sizes = predicted.bincount(minlength=3) + true.bincount(minlength=3)
-    assert found["mean_iou"] == pytest.approx(float((both / (sizes - both)).mean()))
-    assert found["dice"] == pytest.approx(float((2 * both / sizes).mean()))
-    assert found["pixel_accuracy"] == pytest.approx(float((predicted == true).double().mean()))
+    assert actual["mean_iou"] == pytest.approx(float((both / (sizes - both)).mean()))
+    assert actual["dice"] == pytest.approx(float((2 * both / sizes).mean()))
+    assert actual["pixel_accuracy"] == pytest.approx(float((predicted == true).double().mean()))
 
 
-def test_a_metric_that_is_undefined_is_no_number():
+def test_undefined_metric_is_nan():
     measures = ClientMeasures(Regression(), torch.tensor([1, 3]), torch.device("cpu"))
     measures.add(torch.tensor([0, 1, 1, 1]), REALS[:4, :1] + 1, REALS[:4, :1])
     places = list(measures.metrics)
