@@ -2,7 +2,6 @@
 
 import csv
 import functools
-import multiprocessing
 import os
 import random
 import resource
@@ -13,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from forked_processes import fork_context
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     Checkpoint,
@@ -882,9 +882,7 @@ def start(config, root):
     arguments = ["fit", "--config", str(config), "--trainer.default_root_dir", str(root)]
     if any(root.glob("*/checkpoints")):
         arguments += ["--ckpt_path", "last"]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["worlds", "pl_fed.command.main"])  # other tests need `worlds`
-    process = context.Process(target=run_command, args=(arguments, torch.get_num_threads()))
+    process = fork_context().Process(target=run_command, args=(arguments, torch.get_num_threads()))
     process.start()
     return process
 

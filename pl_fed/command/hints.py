@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pl_fed.command.messages import escape_invisible
+from pl_fed.command.messages import SUBCOMMANDS, escape_invisible
 
-_COMMANDS = ("fit", "validate", "test", "predict", "partition", "report", "export")
 _QUICKSTART = "configs/quickstart.yaml"
 
 # Names of other programs, in lower case without separators → the option of pl_fed.
@@ -151,15 +150,11 @@ def _config_files(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _suggest_file(path: Path) -> str | None:
-    """Suggest config files with a similar name."""
-    folders = dict.fromkeys((path.parent, Path("configs")))
-    files = [file for folder in folders for file in sorted(folder.glob("*.yaml"))]
-    similar = difflib.get_close_matches(path.name, [file.name for file in files], n=1)
-    similar += difflib.get_close_matches(f"{path.name}.yaml", [file.name for file in files], n=1)
-    for file in files:
-        if file.name in similar:
-            return f"did you mean {_relative(file)}?"
-    return None
+    """Suggest a config with a similar name, in the same folder or in ``configs``."""
+    folders = (Path("configs"), path.parent)
+    files = {file.stem: file for folder in folders for file in folder.glob("*.yaml")}
+    similar = difflib.get_close_matches(path.stem, files, n=1)
+    return f"did you mean {_relative(files[similar[0]])}?" if similar else None
 
 
 def _relative(path: Path) -> Path:
@@ -177,6 +172,6 @@ def _suggest_option(name: str) -> str | None:
 
 def _suggest_command(name: str, arguments: Sequence[str]) -> str:
     """Suggest a similar subcommand, or ``fit`` with the same arguments."""
-    similar = [*difflib.get_close_matches(name, _COMMANDS, n=1), "fit"][0]
+    similar = [*difflib.get_close_matches(name, SUBCOMMANDS, n=1), "fit"][0]
     following = [*arguments[1:]] if list(arguments[:1]) == [name] else []
     return f"did you mean python -m pl_fed {shlex.join([similar, *following])}?"

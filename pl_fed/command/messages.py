@@ -26,7 +26,8 @@ _LOST_NULL = re.compile(  # null that jsonargparse passed as text to an argument
 _NESTED = re.compile(r"NestedArg\(key='.*?', val=(.*)\)$")
 _NO_CLASS = re.compile(r"Not a valid subclass of (\w+)(?:\. Got value: (.*))?$")
 _INSTANTIATOR = "default_class_instantiator"  # jsonargparse's function that calls constructors
-_COMMANDS = "fit, validate, test, predict, partition, report, export"
+SUBCOMMANDS = ("fit", "validate", "test", "predict", "partition", "report", "export")
+_COMMANDS = ", ".join(SUBCOMMANDS)
 _TEMPLATES = {
     r"Expected a dot import path string: ?(.*)": (
         "Expected argument `{path}` to be the path of a class but got {0}{suggestion}."

@@ -49,10 +49,14 @@ class SectionsCLI(LightningCLI):
             yield
         except (OSError, TypeError, ValueError) as error:
             if error.args and isinstance(error.args[0], str) and hasattr(self, "config"):
-                config = self.config.as_dict()
-                config = config.get(config.get("subcommand")) or config
-                error.args = (name_config_path(error.args[0], config), *error.args[1:])
+                message = name_config_path(error.args[0], self._subcommand_config())
+                error.args = (message, *error.args[1:])
             raise
+
+    def _subcommand_config(self) -> dict[str, Any]:
+        """Return the config of the called subcommand, or of a command line without subcommands."""
+        config: dict[str, Any] = self.config.as_dict()
+        return config.get(str(config.get("subcommand"))) or config
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return the subcommands that need a parser, with the arguments to skip.
@@ -79,8 +83,7 @@ class SectionsCLI(LightningCLI):
             super().parse_arguments(parser, args)
         except UnicodeDecodeError as error:
             raise ValueError(_describe_wrong_encoding(error)) from None
-        config = self.config.as_dict()
-        config = config.get(config.get("subcommand")) or config
+        config = self._subcommand_config()
         check_values(config)
         if isinstance(config["seed_everything"], bool):
             raise ValueError(
