@@ -35,6 +35,7 @@ from pl_fed.rounds.checks import (
     check_attacks,
     check_engine,
     check_features,
+    check_kept_optimizers,
     check_mean,
     check_net,
     try_attacks,
@@ -194,7 +195,9 @@ class Federation(Configurable):
         data = datamodule.clients
         client.choose_task(data.targets, data.num_classes)
         client.task.further_metrics = self.further_metrics
+        client.keeps_optimizer_state = self.engine.keep_optimizer_state
         check_net(client, data, datamodule.augment)
+        check_kept_optimizers(client)
         classes = client.count_classes(data)
         Monitor.from_name(self.monitor, client.task, classes)  # refuses an unknown name
         check_mean(client, self.server.aggregator, self.server.only_adds)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pl_fed.clients.contract import ClientRound, Model, ModelRows, Objective, RowDefault
 from pl_fed.clients.host import FederationModule
+from pl_fed.clients.optimizer_layout import OptimizerLayout, find_optimizer_layouts
 from pl_fed.nets.rows import (
     Row,
     RowLayout,
@@ -41,6 +42,8 @@ class ClientRounds(FederationModule):
         trained: Names of the models that ``training_step`` trains.
         evaluated: Names of the models that have metrics; the last one gives predictions.
         population: Sizes of the federation.
+        keeps_optimizer_state: Whether clients keep the states of their local optimizers between
+            rounds; set by the federation.
     """
 
     models: dict[str, Model]
@@ -54,6 +57,8 @@ class ClientRounds(FederationModule):
         self._states: dict[str, DeclaredState] = {}
         self._server_states: dict[str, RowDefault] = {}
         self._rows: dict[str, Row] = {}
+        self.keeps_optimizer_state = False
+        self._optimizer_layouts: dict[str, OptimizerLayout] | None = None
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Return the objective of one local step; see ``Client.training_step``."""
@@ -106,6 +111,29 @@ class ClientRounds(FederationModule):
             if name != "global":
                 rows[f"{name}.statistics"] = self.statistics(name).data
         return rows
+
+    def stored_defaults(self) -> dict[str, Tensor]:
+        """Return all rows of a new client by name, [length] each.
+
+        They are those of :meth:`state_defaults`, and the kept states of local optimizers as
+        ``<model>.optimizer``.
+        """
+        like, layouts = self.row("global").data, self.optimizer_layouts
+        states = {
+            optimizer_state_name(model): like.new_zeros(layout.numel)
+            for model, layout in layouts.items()
+        }
+        return {**self.state_defaults(), **states}
+
+    @property
+    def optimizer_layouts(self) -> dict[str, OptimizerLayout]:
+        """The layouts of the optimizer states that clients keep, by trained model; may be empty."""
+        if not self.keeps_optimizer_state:
+            return {}
+        if self._optimizer_layouts is None:
+            parameters = self.trained_parameters
+            self._optimizer_layouts = find_optimizer_layouts(self.objective, parameters)
+        return self._optimizer_layouts
 
     def server_state_defaults(self) -> dict[str, Tensor]:
         """Return the initial row of each server state, [length]."""
@@ -209,7 +237,7 @@ class ClientRounds(FederationModule):
             client: The round after the local steps.
 
         Returns:
-            The uploads, and rows [clients, length] under the names of :meth:`state_defaults`.
+            The uploads, and rows [clients, length] under the names of :meth:`stored_defaults`.
         """
         before = {name: client.states[name].clone() for name in self.state_means}
         upload = self.end_round(client)
@@ -228,6 +256,8 @@ class ClientRounds(FederationModule):
                 if self.models[name].kept:
                     client_states[name] = client.models[name].parameters
                 client_states[f"{name}.statistics"] = client.models[name].statistics
+        for name, rows in client.optimizer_states.items():
+            client_states[optimizer_state_name(name)] = rows
         return upload, client_states
 
     def row(self, name: str) -> Row:
@@ -268,4 +298,10 @@ class ClientRounds(FederationModule):
         """Move or cast the models, as PyTorch does, and drop their cached rows."""
         super()._apply(fn, recurse)
         self._rows.clear()
+        self._optimizer_layouts = None  # its tensors may be on another device
         return self
+
+
+def optimizer_state_name(model: str) -> str:
+    """Return the name under which clients keep the state of a model's local optimizer."""
+    return f"{model}.optimizer"

@@ -164,6 +164,9 @@ class ClientRound:
         states: The states that each client keeps between rounds, by name, [clients, length].
             ``begin`` and ``end_round`` may replace them. Clients keep the rows after ``end_round``.
         server_states: The states of the server, by name, [length]: read only.
+        optimizer_states: The states of the local optimizers that clients keep, by trained model,
+            [clients, length]; empty if every round begins with new optimizers. Engines replace
+            them.
         steps: The number of local steps of each client on each trained model, int64 [clients, 1].
             Empty before an evaluation.
         lr: The learning rate of each trained model in this round, [1]. Empty before an evaluation.
@@ -200,6 +203,7 @@ class ClientRound:
     models: dict[str, ModelRows] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)
     server_states: dict[str, Tensor] = field(default_factory=dict)
+    optimizer_states: dict[str, Tensor] = field(default_factory=dict)
     steps: dict[str, Tensor] = field(default_factory=dict)
     lr: dict[str, Tensor] = field(default_factory=dict)
     extra: dict[str, Tensor] = field(default_factory=dict)
@@ -221,6 +225,7 @@ class ClientRound:
             self,
             models=dict(self.models),
             states=dict(self.states),
+            optimizer_states=dict(self.optimizer_states),
             extra=dict(self.extra),
             proposals=dict(self.proposals),
         )
@@ -243,6 +248,7 @@ class ClientRound:
             validation_samples=self.validation_samples[positions],
             models={name: model[positions] for name, model in self.models.items()},
             states=rows(self.states),
+            optimizer_states=rows(self.optimizer_states),
             steps=rows(self.steps),
             extra=rows(self.extra),
         )

@@ -20,6 +20,7 @@ from pl_fed.engine.base import (
     stack_outputs,
 )
 from pl_fed.engine.buffers import StepBuffers
+from pl_fed.engine.kept_optimizers import KeptOptimizers
 from pl_fed.engine.step import (
     LocalStep,
     Tensors,
@@ -112,7 +113,9 @@ class BatchedRunner(Engine):
             self._objective, self._steps = objective, {}
         own, data = client.row(objective.trained[0]).data, chunk.batches.data
         dims = {name: None if row.dim() == 1 else 0 for name, row in rows.items()}
-        updates = read_updates(objective, optimizer) if self.compiled else None
+        updates = None  # kept states are in an external optimizer
+        if self.compiled and not chunk.round.optimizer_states:
+            updates = read_updates(objective, optimizer)
         traced = self.compiled or self.settings.casts(client.device)
         signature = (
             (chunk.batches.width, str(describe(data.inputs)), str(describe(data.targets))),
@@ -150,7 +153,7 @@ class BatchedRunner(Engine):
         batches, models, clients = chunk.batches, chunk.round.models, len(chunk.clients)
         step.buffers.load(models, rows)
         inputs = StepInputs(step, optimizer, chunk)
-        external = step.make_external_optimizer(optimizer)
+        external = step.make_stack_optimizer(optimizer, chunk)
         for index in range(batches.max_steps):
             batch = drop_unsupported_mask(step.client, batches.stack_step(index))
             gradients = step(inputs.build_stack(index, batch), is_full=True)
@@ -166,6 +169,8 @@ class BatchedRunner(Engine):
         }
         step.buffers.write(trained)
         models.update(trained)
+        if external is not None:
+            external.hand_over()
         chunk.on_done(clients)
         totals = step.buffers.totals
         return {name: total[:clients] / inputs.ends[-1] for name, total in totals.items()}
@@ -186,12 +191,15 @@ class BatchedRunner(Engine):
             for model in chunk.objective.trained
         }
         inputs, outputs = StepInputs(step, optimizer, chunk), []
+        kept = KeptOptimizers(step.client, chunk)
         with fork_torch_rng(step.client.device) as seed:
             for position, client_id in enumerate(batches.clients):
                 seed(key(batches.seed, "torch", batches.round, client_id))
                 own = {model: before[position] for model, before in models.items()}
                 step.buffers.load(own, select_rows(rows, position))
                 external = step.make_external_optimizer(optimizer)
+                if external is not None:
+                    kept.load(external.optimizer, external.parameters, position)
                 for index, batch in enumerate(batches.iterate_client(position)):
                     is_full = batch.size == batches.width
                     gradients = step(inputs.build_client(position, index, batch), is_full)
@@ -202,10 +210,13 @@ class BatchedRunner(Engine):
                         }
                         external.step(gradients, finished)
                 step.buffers.write({model: after[position] for model, after in trained.items()})
+                if external is not None:
+                    kept.store(external.optimizer, external.parameters, position)
                 count, totals = batches.steps[position], step.buffers.totals
                 outputs.append({name: total / count for name, total in totals.items()})
                 chunk.on_done(position + 1)
         models.update(trained)
+        kept.hand_over()
         return stack_outputs(outputs)
 
 
@@ -255,7 +266,18 @@ class PreparedStep:
         self, optimizer: torch.optim.Optimizer
     ) -> "ExternalOptimizer | None":
         """Return the optimizer of a step that contains no update; otherwise ``None``."""
-        return None if self.step.updates is not None else ExternalOptimizer(self, optimizer)
+        if self.step.updates is not None:
+            return None
+        return ExternalOptimizer(self.step.objective, optimizer, self.buffers.leaves)
+
+    def make_stack_optimizer(
+        self, optimizer: torch.optim.Optimizer, chunk: Chunk
+    ) -> "StackOptimizer | None":
+        """Return the optimizer of a stack whose step contains no update; otherwise ``None``."""
+        if self.step.updates is not None:
+            return None
+        kept = KeptOptimizers(self.client, chunk)
+        return StackOptimizer(self.step.objective, optimizer, self.buffers.leaves, kept)
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
         """Make buffers for the outputs of one trial; drop the rows that the step does not read."""
@@ -375,14 +397,21 @@ class ExternalOptimizer:
     """External optimizer: moves a step's leaves by the gradients that the step returns.
 
     Args:
-        prepared: The step with its buffers.
+        objective: The objective; it builds the optimizer.
         optimizer: The local optimizer, with this round's options.
+        leaves: The leaves of each trained model.
+
+    Attributes:
+        optimizer: The optimizer of the leaves.
+        parameters: The leaves of each trained model, as lists.
     """
 
-    def __init__(self, prepared: PreparedStep, optimizer: torch.optim.Optimizer) -> None:
-        self._leaves = prepared.buffers.leaves
-        parameters = {model: list(group.values()) for model, group in self._leaves.items()}
-        self._optimizer = rebuild_optimizer(prepared.step.objective, optimizer, parameters)
+    def __init__(
+        self, objective: Objective, optimizer: torch.optim.Optimizer, leaves: Tensors
+    ) -> None:
+        self._leaves = leaves
+        self.parameters = {model: list(group.values()) for model, group in leaves.items()}
+        self.optimizer = rebuild_optimizer(objective, optimizer, self.parameters)
 
     def step(self, gradients: Tensors, finished: dict[str, Any]) -> None:
         """Move the leaves.
@@ -399,9 +428,65 @@ class ExternalOptimizer:
                 leaf.grad = None if positions is True else gradients[model].get(name)
                 if isinstance(positions, list) and positions:
                     fixed.append((leaf, positions, leaf[positions]))
-        self._optimizer.step()
+        self.optimizer.step()
         for leaf, positions, value in fixed:
             leaf[positions] = value
+
+
+class StackOptimizer:
+    """Stack optimizer: moves the leaves of a stack of clients.
+
+    If clients keep the states of their optimizers, the stack is split: each part has an optimizer
+    of its own, since torch's optimizers count one number of steps for a tensor.
+
+    Args:
+        objective: The objective; it builds the optimizers.
+        optimizer: The local optimizer, with this round's options.
+        leaves: The leaves of each trained model, [clients, *shape] each.
+        kept: The states of the clients' optimizers.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        leaves: Tensors,
+        kept: KeptOptimizers,
+    ) -> None:
+        self._leaves, self._kept = leaves, kept
+        self._parts: list[tuple[slice | Tensor, ExternalOptimizer]] = []
+        for positions in kept.split_stack() if kept.exist else [slice(None)]:
+            part = ExternalOptimizer(objective, optimizer, _select(leaves, positions))
+            kept.load(part.optimizer, part.parameters, positions)
+            self._parts.append((positions, part))
+
+    def step(self, gradients: Tensors, finished: dict[str, list[int]]) -> None:
+        """Move the leaves: see :meth:`ExternalOptimizer.step`."""
+        if not self._kept.exist:
+            self._parts[0][1].step(gradients, finished)
+            return
+        for positions, part in self._parts:
+            first = positions.start if isinstance(positions, slice) else int(positions[0])
+            is_finished = {model: first in clients for model, clients in finished.items()}
+            part.step(_select(gradients, positions), is_finished)
+            if isinstance(positions, Tensor):  # an indexed part is a copy
+                for model, parameters in part.parameters.items():
+                    for leaf, moved in zip(self._leaves[model].values(), parameters):
+                        leaf[positions] = moved
+
+    def hand_over(self) -> None:
+        """Replace the chunk's optimizer states by those after the local steps."""
+        for positions, part in self._parts:
+            self._kept.store(part.optimizer, part.parameters, positions)
+        self._kept.hand_over()
+
+
+def _select(tensors: Tensors, positions: slice | Tensor) -> Tensors:
+    """Return the leaves or gradients of a part of a stack."""
+    return {
+        model: {name: tensor[positions] for name, tensor in group.items()}
+        for model, group in tensors.items()
+    }
 
 
 def drop_unsupported_mask(client: Client, batch: Batch) -> Batch:

@@ -16,6 +16,7 @@ from pl_fed.engine.base import (
     select_rows,
     stack_outputs,
 )
+from pl_fed.engine.kept_optimizers import KeptOptimizers
 from pl_fed.nets.rows import buffers_outside_rows
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.types import Batch
@@ -32,7 +33,7 @@ class OneByOne(Engine):
         parameters = {
             model: list(client.row(model).tensors.values()) for model in objective.trained
         }
-        rows = chunk.round.readable_rows()
+        rows, kept = chunk.round.readable_rows(), KeptOptimizers(client, chunk)
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
         with fork_torch_rng(client.device) as seed:
@@ -40,11 +41,14 @@ class OneByOne(Engine):
                 seed(key(batches.seed, "torch", batches.round, client_id))
                 models.load(position)
                 rebuilt = rebuild_optimizer(objective, optimizer, parameters)
+                kept.load(rebuilt, parameters, position)
                 with client.reading(select_rows(rows, position)):
                     means = self._steps(client, rebuilt, chunk, models, position, keys[position])
+                kept.store(rebuilt, parameters, position)
                 outputs.append(means)
                 chunk.on_done(position + 1)
         models.hand_over()
+        kept.hand_over()
         models.restore_counters()
         client.zero_grad()
         client.draws.start(0)

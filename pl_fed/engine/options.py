@@ -26,19 +26,23 @@ class EngineOptions:
             number that suits the engine and fits into memory.
         compile_mode: ``mode`` of ``torch.compile``, for example ``"reduce-overhead"`` for CUDA
             graphs.
+        keep_optimizer_state: Whether each client keeps the state of its local optimizer between
+            rounds, such as SGD's momentum and Adam's moments and step count. By default every
+            round begins with a new local optimizer.
 
     Raises:
-        TypeError: If ``chunk_size`` is no integer.
+        TypeError: If ``chunk_size`` is no integer, or ``keep_optimizer_state`` is no boolean.
         ValueError: If ``name`` or ``compile_mode`` is unknown, or ``chunk_size`` is below 1.
 
     Example:
         >>> EngineOptions("stacked", chunk_size=10)
-        EngineOptions(name='stacked', chunk_size=10, compile_mode=None)
+        EngineOptions(name='stacked', chunk_size=10, compile_mode=None, keep_optimizer_state=False)
     """
 
     name: EngineName = "auto"
     chunk_size: int | None = None
     compile_mode: str | None = None
+    keep_optimizer_state: bool = False
 
     def __post_init__(self) -> None:
         check_choice(get_args(EngineName), **{f"{_PATH}.name": self.name})
@@ -46,6 +50,11 @@ class EngineOptions:
             check_integers(1, **{f"{_PATH}.chunk_size": self.chunk_size})
         if self.compile_mode is not None:
             _check_compile_mode(self.compile_mode)
+        if not isinstance(self.keep_optimizer_state, bool):
+            raise TypeError(
+                f"Expected argument `{_PATH}.keep_optimizer_state` to be true or false but got"
+                f" {self.keep_optimizer_state!r}."
+            )
 
 
 def _check_compile_mode(mode: str) -> None:

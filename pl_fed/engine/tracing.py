@@ -31,6 +31,8 @@ _BOOKKEEPING = {
     "_server_states",
     "models",
     "_task_data",
+    "keeps_optimizer_state",
+    "_optimizer_layouts",
 }
 # a change of these attributes changes no step
 _IGNORED_ATTRIBUTES = {*vars(LightningModule()), *_BOOKKEEPING, *_MIRRORS} - {"training"}

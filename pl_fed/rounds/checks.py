@@ -94,6 +94,29 @@ def check_net(
     _run_net(client, data, augment)
 
 
+def check_kept_optimizers(client: Client) -> None:
+    """Refuse to keep the states of local optimizers if there are none or they fit no row.
+
+    Raises:
+        ValueError: If clients keep these states, and the optimizer has none, or other values than
+            tensors and numbers for each parameter, or no step without a closure.
+    """
+    if not client.keeps_optimizer_state:
+        return
+    layouts = call_or_explain(
+        "Expected a local optimizer that steps from gradients alone for"
+        " `federation.engine.keep_optimizer_state: true` but that",
+        lambda: client.optimizer_layouts,
+    )
+    if not layouts:
+        optimizer = client.objective.build_optimizer(_list_leaves(client))
+        raise ValueError(
+            "Expected a local optimizer with a state, such as Adam or SGD with momentum, for"
+            f" `federation.engine.keep_optimizer_state: true` but {type(client).__name__} has"
+            f" {type(optimizer).__name__} without one: set false."
+        )
+
+
 def _list_leaves(client: Client) -> dict[str, list[Tensor]]:
     """Return the trainable parameters of each trained model."""
     return {

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pl_fed.attacks import Attack
 from pl_fed.clients.base import Client
+from pl_fed.clients.client_rounds import optimizer_state_name
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.client_data import ClientData
 from pl_fed.distributed.processes import Processes
@@ -105,7 +106,7 @@ class ClientStates:
     def store(self) -> ClientStore:
         """The store of the states that the clients keep between rounds."""
         if self._store is None:
-            states = self.client.state_defaults()
+            states = self.client.stored_defaults()
             with torch.inference_mode(False):
                 self._store = ClientStore(
                     self.loaded.num_clients,
@@ -134,7 +135,7 @@ class ClientStates:
             ValueError: If this algorithm's clients have states.
         """
         has_states = self._saved is not None or not (self._store is None or self._store.is_empty)
-        if has_states and client is self.client:
+        if has_states and client is self.client and client.state_defaults():
             raise ValueError(
                 f"Expected the data on which {type(client).__name__} was fitted, because its"
                 " clients have their own models, but got other data to evaluate: use another"
@@ -175,7 +176,7 @@ class ClientStates:
                 changes.
         """
         clients = self.loaded.num_clients
-        check_states(saved, clients, self.client.state_defaults())
+        check_states(saved, clients, self.client.stored_defaults())
         if participation is not None:
             _check_participation(participation, clients)
         with torch.inference_mode(False):  # later rounds count in place
@@ -210,8 +211,12 @@ class ClientStates:
             samples=self.data.train.sizes[clients].to(row)[:, None],
             validation_samples=self.data.val.sizes[clients].to(row)[:, None],
             broadcast=broadcast,
-            states={name: remote.read(store, name, clients) for name in store.defaults},
+            states={name: remote.read(store, name, clients) for name in client.state_defaults()},
             server_states=self.server_states,
+            optimizer_states={
+                model: remote.read(store, optimizer_state_name(model), clients)
+                for model in (client.optimizer_layouts if steps else {})
+            },
             steps=dict(steps or {}),
             lr=dict(lr or {}),
         )

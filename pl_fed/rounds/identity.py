@@ -11,6 +11,8 @@ CHECKPOINT_FORMAT = 2
 """The version of the checkpoint format of a federation; each change of the format increases it."""
 
 _SIZES = "clients' numbers of training samples"
+_KEPT = "kept state of local optimizers"
+_WITHOUT_STATE = "none"  # also of checkpoints that are older than this state
 _OTHER_SPLIT = "data.dataset, data.partitioner, the fractions or the seed differ"
 _OTHER_DATA = "data.dataset has other samples than the run that wrote the checkpoint"
 _DATA = {
@@ -20,6 +22,10 @@ _DATA = {
     "inputs": ("inputs", _OTHER_DATA),
 }
 """Digests in an identity: the name of each in messages, and the reason of a difference."""
+_HINTS = {
+    _SIZES: f": {_OTHER_SPLIT}",
+    _KEPT: ": set federation.engine.keep_optimizer_state and the optimizer as in its run",
+}
 
 
 def federation_identity(client: Client, data: ClientData, seed: int) -> dict[str, Any]:
@@ -42,6 +48,7 @@ def states_identity(client: Client, data: ClientData, seed: int) -> dict[str, An
         "net": "; ".join(f"{name} {list(shape)}" for name, shape in shapes),
         "number of clients": len(sizes),
         _SIZES: f"{int(sizes.sum())} with digest {digest_of(sizes)}",
+        _KEPT: _describe_kept_state(client),
     }
 
 
@@ -53,7 +60,7 @@ def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
         identity: The required identity.
     """
     for name, expected in identity.items():
-        got = saved.get(name)
+        got = saved.get(name, _WITHOUT_STATE if name == _KEPT else None)
         if _is_equal(expected, got):
             continue
         if name in _DATA:
@@ -62,11 +69,18 @@ def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
                 f"Expected a checkpoint of a run with the same {words} but got one with others:"
                 f" {hint}."
             )
-        hint = f": {_OTHER_SPLIT}" if name == _SIZES else ""
+        hint = _HINTS.get(name, "")
         raise ValueError(
             f"Expected a checkpoint with the {name} {_shorten(expected)} but got one with"
             f" {_shorten(got)}{hint}."
         )
+
+
+def _describe_kept_state(client: Client) -> str:
+    """Return the names of the states that clients keep of their local optimizers."""
+    layouts = client.optimizer_layouts
+    states = [f"{model} with {', '.join(layout.names)}" for model, layout in layouts.items()]
+    return "; ".join(states) or _WITHOUT_STATE
 
 
 def _is_equal(expected: Any, got: Any) -> bool:
