@@ -103,13 +103,19 @@ OF_THE_ADVERSARY = {entry.name for entry in fields(Adversary)}
 
 
 def sections(
-    engine="auto", chunk_size=None, compile_mode=None, folder=None, memory=0.5, **settings
+    engine="auto",
+    chunk_size=None,
+    compile_mode=None,
+    keep_optimizer_state=False,
+    folder=None,
+    memory=0.5,
+    **settings,
 ):
     """Return the arguments of a federation from the arguments of its sections."""
     adversary = {name: settings.pop(name) for name in OF_THE_ADVERSARY & settings.keys()}
     return {
         "adversary": Adversary(**adversary),
-        "engine": EngineOptions(engine, chunk_size, compile_mode),
+        "engine": EngineOptions(engine, chunk_size, compile_mode, keep_optimizer_state),
         "storage": StorageOptions(folder, memory),
         **settings,
     }

@@ -125,6 +125,7 @@ def make(
     callbacks=(),
     on_disk=False,
     memory=0.5,
+    keep_optimizer_state=False,
     **arguments,
 ):
     """Return a trainer and a client that share nothing with those of another run."""
@@ -139,7 +140,7 @@ def make(
         Uniform(3),
         server_optimizer=functools.partial(torch.optim.Adam, lr=0.01),
         adversary=pl_fed.Adversary(attack=RandomLabels(redraw=True), ids=[1]),
-        engine=pl_fed.EngineOptions(chunk_size=1),
+        engine=pl_fed.EngineOptions(chunk_size=1, keep_optimizer_state=keep_optimizer_state),
         storage=pl_fed.StorageOptions(
             folder=str(run_dir / "store") if on_disk else None, memory=memory
         ),
@@ -370,6 +371,7 @@ TRAINED = {
     "global model only, no schedule": {"client": FedAvg, "schedule": None},
     "no sanity check, min_epochs": {"num_sanity_val_steps": 0, "min_epochs": 2},
     "states on disk": {"on_disk": True},
+    "states of local optimizers": {"keep_optimizer_state": True},
     "seldom logged": {"log_every_n_steps": 4, "check_val_every_n_epoch": 2},
     "logged in the end": {"log_every_n_steps": 100, "check_val_every_n_epoch": 5},
 }

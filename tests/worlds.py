@@ -180,6 +180,7 @@ SCENARIOS = {
     "a choice of λ": settings(client=DittoChoice),
     "a frozen part, nothing is kept": settings(net=frozen_net, client=FedAvg),
     "stacked": settings(engine="stacked", chunk_size=2),
+    "states of local optimizers": settings(keep_optimizer_state=True),
     "FLAME": settings(client=partial(FLAME, weights="samples", lagged_global=True)),
     "Lp-Proj in shards": settings(
         client=partial(LpProj, dimensions=9), **sharded_settings(Median())

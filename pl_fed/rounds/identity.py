@@ -12,7 +12,7 @@ CHECKPOINT_FORMAT = 2
 
 _SIZES = "clients' numbers of training samples"
 _KEPT = "kept state of local optimizers"
-_WITHOUT_STATE = "none"  # also of checkpoints that are older than this state
+_NOT_KEPT = "none"  # an identity has this name only if clients keep such states
 _OTHER_SPLIT = "data.dataset, data.partitioner, the fractions or the seed differ"
 _OTHER_DATA = "data.dataset has other samples than the run that wrote the checkpoint"
 _DATA = {
@@ -42,13 +42,14 @@ def states_identity(client: Client, data: ClientData, seed: int) -> dict[str, An
     layout = client.row("global").layout
     shapes = zip(layout.names, layout.shapes)
     sizes = data.train.sizes
+    kept = _describe_kept_state(client)
     return {
         "seed": seed,
         "algorithm": type(client).__name__,
         "net": "; ".join(f"{name} {list(shape)}" for name, shape in shapes),
         "number of clients": len(sizes),
         _SIZES: f"{int(sizes.sum())} with digest {digest_of(sizes)}",
-        _KEPT: _describe_kept_state(client),
+        **({} if kept == _NOT_KEPT else {_KEPT: kept}),
     }
 
 
@@ -59,8 +60,9 @@ def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
         saved: The identity in the checkpoint.
         identity: The required identity.
     """
-    for name, expected in identity.items():
-        got = saved.get(name, _WITHOUT_STATE if name == _KEPT else None)
+    not_kept = {_KEPT: _NOT_KEPT}
+    for name, expected in {**not_kept, **identity}.items():
+        got = {**not_kept, **saved}.get(name)
         if _is_equal(expected, got):
             continue
         if name in _DATA:
@@ -80,7 +82,7 @@ def _describe_kept_state(client: Client) -> str:
     """Return the names of the states that clients keep of their local optimizers."""
     layouts = client.optimizer_layouts
     states = [f"{model} with {', '.join(layout.names)}" for model, layout in layouts.items()]
-    return "; ".join(states) or _WITHOUT_STATE
+    return "; ".join(states) or _NOT_KEPT
 
 
 def _is_equal(expected: Any, got: Any) -> bool:

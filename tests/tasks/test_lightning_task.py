@@ -87,6 +87,17 @@ def test_compiled_engines_agree_for_modules(engine):
     assert outcomes[0].distance(outcomes[1]) < 1e-10
 
 
+def fit_plainly(module, data, epochs, folder):
+    """Fit a module on client 0 by Lightning, without shuffling, and return its parameters."""
+    trainer = lightning.Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+    )  # fmt: skip
+    inputs, targets, *_ = data.clients.to(torch.device("cpu"), torch.float64).training_samples(0)
+    trainer.fit(module, DataLoader(TensorDataset(inputs, targets), batch_size=4))
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
 @pytest.mark.parametrize(
     "make", [LitImages, LitTable, LitAutoencoder], ids=lambda kind: kind.__name__
 )
@@ -99,16 +110,9 @@ def test_fit_of_one_client_equals_a_lightning_fit(make, tmp_path):
     plain = copy.deepcopy(net)
     if settings:  # AdamW keeps a state over epochs, and local optimizers restart
         plain.configure_optimizers = lambda: torch.optim.SGD(plain.parameters(), lr=0.2)
-    trainer = lightning.Trainer(
-        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
     data = shared_out(arrays)
-    inputs, targets, *_ = data.clients.to(torch.device("cpu"), torch.float64).training_samples(0)
-    loader = DataLoader(TensorDataset(inputs, targets), batch_size=4)
-    trainer.fit(plain, loader)
+    row = fit_plainly(plain, data, epochs, tmp_path)
     outcome = run_rounds(FedAvg(net, **settings), data, rounds=epochs, shuffle=False)
-    row = nn.utils.parameters_to_vector(plain.parameters()).detach()
     torch.testing.assert_close(outcome.w, row, rtol=0, atol=1e-10)
     start = nn.utils.parameters_to_vector(net.parameters()).detach()
     assert float((outcome.w - start).abs().max()) > 1e-2
@@ -116,6 +120,31 @@ def test_fit_of_one_client_equals_a_lightning_fit(make, tmp_path):
         norm = plain.net[1]
         statistics = torch.cat([norm.running_mean, norm.running_var])
         torch.testing.assert_close(outcome.w_statistics, statistics, rtol=0, atol=1e-10)
+
+
+KEPT = {
+    "Adam": lambda parameters: torch.optim.Adam(parameters, 0.02, weight_decay=0.01),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, 0.02, weight_decay=0.1),
+    "SGD with momentum": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, 0.01, momentum=0.5),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_fit_of_one_client_with_a_kept_optimizer_state_equals_a_lightning_fit(name, tmp_path):
+    net = seeded(LitTable).double()
+    net.__class__ = type("Own", (LitTable,), {"configure_optimizers": lambda m: build(m)})
+
+    def build(module):
+        return KEPT[name](module.parameters())
+
+    data, epochs = shared_out(table([10])), 4
+    plain = fit_plainly(copy.deepcopy(net), data, epochs, tmp_path)
+    client = FedAvg(net)
+    settings = {"rounds": epochs, "shuffle": False}
+    kept = run_rounds(client, data, keep_optimizer_state=True, **settings)
+    torch.testing.assert_close(kept.w, plain, rtol=0, atol=1e-12)
+    assert float((run_rounds(client, data, **settings).w - plain).abs().max()) > 1e-3
 
 
 def test_logs_of_training_are_means_over_local_steps_and_clients():
