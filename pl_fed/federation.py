@@ -42,7 +42,13 @@ from pl_fed.rounds.checks import (
 )
 from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.federated_evaluation import FederatedEvaluation, ModelSelection
-from pl_fed.rounds.identity import CHECKPOINT_FORMAT, check_identity, federation_identity
+from pl_fed.rounds.identity import (
+    CHECKPOINT_FORMAT,
+    check_identity,
+    check_optimizer_identity,
+    federation_identity,
+    optimizer_identity,
+)
 from pl_fed.rounds.round import Report, RoundHooks, RoundRunner
 from pl_fed.rounds.server import Server
 from pl_fed.rounds.session import Session
@@ -436,7 +442,10 @@ class Federation(Configurable):
         """Return the state for a resume, without the global model: the client's state holds it."""
         return {
             "format": CHECKPOINT_FORMAT,
-            "identity": federation_identity(self.client, self.states.loaded, self.seed),
+            "identity": {
+                **federation_identity(self.client, self.states.loaded, self.seed),
+                **optimizer_identity(self.client),
+            },
             "byzantine": self.is_byzantine,
             "engine": self.engine_choice.state_dict(),
             "participation": self.participation,
@@ -453,6 +462,7 @@ class Federation(Configurable):
         """
         identity = federation_identity(self.client, self.states.loaded, self.seed)
         check_identity(state["identity"], identity)
+        check_optimizer_identity(state["identity"], self.client)
         if self.adversary.redraw:
             self.byzantine_clients.is_byzantine = state["byzantine"]
         self.engine_choice.load_state_dict(state["engine"])

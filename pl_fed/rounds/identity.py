@@ -11,8 +11,7 @@ CHECKPOINT_FORMAT = 2
 """The version of the checkpoint format of a federation; each change of the format increases it."""
 
 _SIZES = "clients' numbers of training samples"
-_KEPT = "kept state of local optimizers"
-_NOT_KEPT = "none"  # an identity has this name only if clients keep such states
+_KEPT_STATE = "kept state of local optimizers"
 _OTHER_SPLIT = "data.dataset, data.partitioner, the fractions or the seed differ"
 _OTHER_DATA = "data.dataset has other samples than the run that wrote the checkpoint"
 _DATA = {
@@ -22,10 +21,6 @@ _DATA = {
     "inputs": ("inputs", _OTHER_DATA),
 }
 """Digests in an identity: the name of each in messages, and the reason of a difference."""
-_HINTS = {
-    _SIZES: f": {_OTHER_SPLIT}",
-    _KEPT: ": set federation.engine.keep_optimizer_state and the optimizer as in its run",
-}
 
 
 def federation_identity(client: Client, data: ClientData, seed: int) -> dict[str, Any]:
@@ -42,15 +37,37 @@ def states_identity(client: Client, data: ClientData, seed: int) -> dict[str, An
     layout = client.row("global").layout
     shapes = zip(layout.names, layout.shapes)
     sizes = data.train.sizes
-    kept = _describe_kept_state(client)
     return {
         "seed": seed,
         "algorithm": type(client).__name__,
         "net": "; ".join(f"{name} {list(shape)}" for name, shape in shapes),
         "number of clients": len(sizes),
         _SIZES: f"{int(sizes.sum())} with digest {digest_of(sizes)}",
-        **({} if kept == _NOT_KEPT else {_KEPT: kept}),
     }
+
+
+def optimizer_identity(client: Client) -> dict[str, Any]:
+    """Return the names of the states that clients keep of their local optimizers, or nothing."""
+    layouts = client.optimizer_layouts
+    states = [f"{model} with {', '.join(layout.names)}" for model, layout in layouts.items()]
+    return {_KEPT_STATE: "; ".join(states)} if states else {}
+
+
+def check_optimizer_identity(saved: Mapping[str, Any], client: Client) -> None:
+    """Raise ``ValueError`` if the clients of a checkpoint keep other states of their optimizers.
+
+    Args:
+        saved: The identity in the checkpoint.
+        client: The algorithm.
+    """
+    expected = optimizer_identity(client).get(_KEPT_STATE, "none")
+    got = saved.get(_KEPT_STATE, "none")
+    if got != expected:
+        raise ValueError(
+            f"Expected a checkpoint with the {_KEPT_STATE} {expected} but got one with"
+            f" {_shorten(got)}: set `federation.engine.keep_optimizer_state` and the optimizer as"
+            " in its run."
+        )
 
 
 def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
@@ -60,9 +77,8 @@ def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
         saved: The identity in the checkpoint.
         identity: The required identity.
     """
-    not_kept = {_KEPT: _NOT_KEPT}
-    for name, expected in {**not_kept, **identity}.items():
-        got = {**not_kept, **saved}.get(name)
+    for name, expected in identity.items():
+        got = saved.get(name)
         if _is_equal(expected, got):
             continue
         if name in _DATA:
@@ -71,18 +87,11 @@ def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
                 f"Expected a checkpoint of a run with the same {words} but got one with others:"
                 f" {hint}."
             )
-        hint = _HINTS.get(name, "")
+        hint = f": {_OTHER_SPLIT}" if name == _SIZES else ""
         raise ValueError(
             f"Expected a checkpoint with the {name} {_shorten(expected)} but got one with"
             f" {_shorten(got)}{hint}."
         )
-
-
-def _describe_kept_state(client: Client) -> str:
-    """Return the names of the states that clients keep of their local optimizers."""
-    layouts = client.optimizer_layouts
-    states = [f"{model} with {', '.join(layout.names)}" for model, layout in layouts.items()]
-    return "; ".join(states) or _NOT_KEPT
 
 
 def _is_equal(expected: Any, got: Any) -> bool:
