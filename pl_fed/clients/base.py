@@ -578,6 +578,23 @@ class Client(Configurable, ClientRounds, ABC):
         parameters = dict(self.model(model).named_parameters())
         return {name: parameters[name] for name in self.row(model).layout.names}
 
+    def refuse_mixed_options(self, reason: str, *options: str) -> None:
+        """Raise ``ValueError`` if the optimizer of a LightningModule has groups that differ.
+
+        Args:
+            reason: The reason why the algorithm needs one value for all parameters.
+            *options: Names of options, such as ``"lr"``.
+        """
+        parameters = list(self.row(self.trained[0]).tensors.values())
+        groups = self.objective.optimizer(parameters).param_groups
+        for option in options:
+            values = [group.get(option) for group in groups]
+            if any(value != values[0] for value in values):
+                raise ValueError(
+                    f"Expected a local optimizer with one `{option}` for all parameters, because"
+                    f" {reason}, but got {', '.join(map(str, values))}: set `model.optimizer`."
+                )
+
     def refuse_running_statistics(self, reason: str) -> None:
         """Raise ``ValueError`` if the net has running statistics (BatchNorm's, as a rule).
 

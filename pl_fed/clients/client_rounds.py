@@ -8,7 +8,14 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from pl_fed.clients.contract import ClientRound, Model, ModelRows, Objective, RowDefault
+from pl_fed.clients.contract import (
+    ClientRound,
+    Model,
+    ModelRows,
+    Objective,
+    RowDefault,
+    model_of_group,
+)
 from pl_fed.clients.host import FederationModule
 from pl_fed.clients.optimizer_layout import OptimizerLayout, find_optimizer_layouts
 from pl_fed.nets.rows import (
@@ -189,7 +196,7 @@ class ClientRounds(FederationModule):
         broadcast = ModelRows(self.row("global").data, self.statistics("global").data).clone()
         like = broadcast.parameters
         defaults = self.state_defaults()
-        groups = self.objective.build_optimizer(self.trained_parameters).param_groups
+        optimizer = self.objective.build_optimizer(self.trained_parameters)
         ids = torch.arange(clients, device=like.device)
         return ClientRound(
             ids=ids,
@@ -199,7 +206,7 @@ class ClientRounds(FederationModule):
             states={name: row.repeat(clients, 1) for name, row in defaults.items()},
             server_states={n: row.clone() for n, row in self.server_state_defaults().items()},
             steps={name: ids.new_full((clients, 1), steps) for name in self.trained},
-            lr={g["name"]: like.new_tensor([float(g.get("lr", math.nan))]) for g in groups},
+            lr=read_rates(optimizer, like),
         )
 
     def run_begin(self, client: ClientRound) -> ClientRound:
@@ -300,6 +307,15 @@ class ClientRounds(FederationModule):
         self._rows.clear()
         self._optimizer_layouts = None  # its tensors may be on another device
         return self
+
+
+def read_rates(optimizer: torch.optim.Optimizer, like: Tensor) -> dict[str, Tensor]:
+    """Return the learning rate of each trained model, of its first parameter group, [1] each."""
+    rates: dict[str, Tensor] = {}
+    for group in optimizer.param_groups:
+        rate = like.new_tensor([float(group.get("lr", math.nan))])
+        rates.setdefault(model_of_group(group), rate)
+    return rates
 
 
 def optimizer_state_name(model: str) -> str:

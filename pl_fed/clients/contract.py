@@ -89,6 +89,9 @@ class Objective:
     def build_optimizer(self, parameters: Mapping[str, list[Tensor]]) -> torch.optim.Optimizer:
         """Build the local optimizer, with one parameter group for each trained model.
 
+        The optimizer of a LightningModule may have several groups for each model, with names such
+        as ``"global.0"`` and ``"global.1"``.
+
         Args:
             parameters: The tensors of each trained model, by its name.
         """
@@ -97,6 +100,16 @@ class Objective:
             for name, model in self.models.items()
         ]
         return self.optimizer(groups)
+
+
+def model_of_group(group: Mapping[str, Any]) -> str:
+    """Return the trained model of a parameter group, from the name of the group.
+
+    Example:
+        >>> model_of_group({"name": "global"}), model_of_group({"name": "global.1"})
+        ('global', 'global')
+    """
+    return str(group.get("name")).partition(".")[0]
 
 
 @dataclass
@@ -170,6 +183,8 @@ class ClientRound:
         steps: The number of local steps of each client on each trained model, int64 [clients, 1].
             Empty before an evaluation.
         lr: The learning rate of each trained model in this round, [1]. Empty before an evaluation.
+            If a model has several parameter groups, it is that of the first one: see
+            ``Client.refuse_mixed_options``.
         extra: Rows that ``begin`` adds for ``training_step`` to read, by name: [clients, length],
             or [length] for a row that all clients share.
         validation_losses: In ``end_round``, the mean loss of each validated model on the clients'

@@ -19,8 +19,9 @@ from pl_fed.arguments import check_integers
 from pl_fed.clients.contract import ClientRound
 from pl_fed.clients.ditto import Ditto
 from pl_fed.clients.ditto_choice import check_lams
+from pl_fed.data.client_data import ClientData
 from pl_fed.nets.modes import evaluation_mode
-from pl_fed.types import Batch
+from pl_fed.types import Batch, Population
 
 
 class DittoGreedy(Ditto):
@@ -80,6 +81,11 @@ class DittoGreedy(Ditto):
         self.refuse_running_statistics("DittoGreedy tries several steps and takes one of them")
         self.candidate_lams = tuple(lams)
         self.min_validation = min_validation
+
+    def check(self, data: ClientData, population: Population) -> None:
+        """Refuse a local optimizer with several learning rates."""
+        super().check(data, population)
+        self.refuse_mixed_options("it tries steps with the learning rate of v", "lr")
 
     def begin(self, client: ClientRound) -> None:
         """Add the candidates of λ to the rows that the local steps read."""

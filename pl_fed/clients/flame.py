@@ -186,6 +186,7 @@ class FLAME(ADMM):
 
     def _refuse_moving_optimizers(self) -> None:
         """Refuse a local optimizer that moves a model without a gradient."""
+        self.refuse_mixed_options("a tolerance stops models", "momentum", "weight_decay")
         optimizer = self.objective.build_optimizer(self.trained_parameters)
         options = optimizer.param_groups[0]
         is_sgd = type(optimizer) is torch.optim.SGD

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from pl_fed.arguments import check_nonnegative
 from pl_fed.clients.base import Client
 from pl_fed.clients.contract import ClientRound, Model
-from pl_fed.types import Batch
+from pl_fed.data.client_data import ClientData
+from pl_fed.types import Batch, Population
 
 
 class L2SGD(Client):
@@ -65,6 +66,10 @@ class L2SGD(Client):
         super().__init__(net, models=models, **kwargs)
         check_nonnegative(lam=lam)
         self.lam = lam
+
+    def check(self, data: ClientData, population: Population) -> None:
+        """Refuse a local optimizer with several learning rates."""
+        self.refuse_mixed_options("the step on the penalty depends on η", "lr")
 
     def begin(self, client: ClientRound) -> None:
         """Take the step on the penalty, before a round: x_i ← (1 − β) x_i + β x̄."""

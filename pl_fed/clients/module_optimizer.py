@@ -4,6 +4,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ class ModuleOptimizer:
     """Module optimizer: builds local optimizers like that of ``configure_optimizers``.
 
     It calls ``configure_optimizers`` when a trainer has set up the federation. Local optimizers
-    have the same class and options, and parameters of other models.
+    have the same class and options, and parameters of other models. If the module's optimizer has
+    several parameter groups, each model has as many: the groups of model ``"x"`` are named
+    ``"x.0"``, ``"x.1"``, ...
 
     Args:
         module: A LightningModule with ``configure_optimizers``.
@@ -41,17 +44,21 @@ class ModuleOptimizer:
             parameters: Parameters or parameter groups.
 
         Raises:
-            ValueError: If the module has several optimizers, parameter groups or schedules, or a
-                schedule of single steps.
+            ValueError: If the module has several optimizers or schedules, or a schedule of single
+                steps.
         """
         if self._example is None:
             self._example = self._configure()
         example = self._example
-        parameters = list(parameters)
-        own_options = [set(part) if isinstance(part, Mapping) else set() for part in parameters]
-        optimizer = type(example.optimizer)(parameters, **example.arguments)
-        for group, own in zip(optimizer.param_groups, own_options):
-            group.update({k: v for k, v in example.options.items() if k not in own})
+        parts = list(parameters)
+        if parts and not isinstance(parts[0], Mapping):
+            parts = [{"params": parts}]
+        groups = [group for part in parts for group in example.split(part)]
+        own_options = [set(group) for group in groups]  # torch adds defaults to the groups
+        optimizer = type(example.optimizer)(groups, **example.groups[0].arguments)
+        options = [group.options for group in example.groups] * len(parts)
+        for group, own, defaults in zip(optimizer.param_groups, own_options, options):
+            group.update({k: v for k, v in defaults.items() if k not in own})
         return optimizer
 
     def restart(self) -> None:
@@ -60,8 +67,12 @@ class ModuleOptimizer:
 
     def build_schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         """Return a schedule of a local optimizer, stepped once a round; ``None`` without one."""
-        schedule = None if self._example is None else self._example.schedule
-        return None if schedule is None else _FollowingSchedule(optimizer, schedule)
+        example = self._example
+        if example is None or example.schedule is None:
+            return None
+        return _FollowingSchedule(
+            optimizer, example.schedule, [group.index for group in example.groups]
+        )
 
     def _configure(self) -> "_Example":
         name = type(self.module).__name__
@@ -79,14 +90,24 @@ class ModuleOptimizer:
                 f"The local optimizer is {type(optimizer).__name__} of {name}.configure_optimizers:"
                 " `model.optimizer` replaces it."
             )
-        group = optimizer.param_groups[0]
-        options = {key: value for key, value in group.items() if key not in _NO_OPTIONS}
-        if "initial_lr" in group:  # the schedule may have changed the rate
-            options["lr"] = group["initial_lr"]
-        accepted = inspect.signature(type(optimizer)).parameters
-        arguments = {key: value for key, value in options.items() if key in accepted}
-        further = {key: value for key, value in options.items() if key not in accepted}
-        return _Example(optimizer, schedule, arguments, further)
+        return _Example(optimizer, schedule, _read_groups(self.module, optimizer))
+
+
+@dataclass(frozen=True)
+class _ExampleGroup:
+    """Example group: a parameter group of a module's optimizer.
+
+    Attributes:
+        index: Position of the group in the optimizer.
+        positions: Positions of its parameters among the module's trainable parameters.
+        options: The entries of the group besides its parameters and name.
+        arguments: The entries that are arguments of the optimizer's class.
+    """
+
+    index: int
+    positions: tuple[int, ...]
+    options: dict[str, Any]
+    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -96,14 +117,29 @@ class _Example:
     Attributes:
         optimizer: The optimizer that ``configure_optimizers`` returned.
         schedule: Its schedule, or ``None``.
-        arguments: The arguments of its class.
-        options: Further entries of its parameter group.
+        groups: Its parameter groups with a trainable parameter.
     """
 
     optimizer: torch.optim.Optimizer
     schedule: LRScheduler | None
-    arguments: dict[str, Any]
-    options: dict[str, Any]
+    groups: tuple[_ExampleGroup, ...]
+
+    def split(self, part: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Split the parameter group of a model like those of the module.
+
+        Args:
+            part: The group, with all trainable parameters of the model, and options of its own.
+        """
+        if len(self.groups) == 1:
+            return [dict(part)]
+        parameters = list(part["params"])
+        groups = []
+        for place, group in enumerate(self.groups):
+            own = {"params": [parameters[position] for position in group.positions]}
+            if "name" in part:
+                own["name"] = f"{part['name']}.{place}"
+            groups.append({**part, **own})
+        return groups
 
 
 class _FollowingSchedule(LRScheduler):
@@ -112,12 +148,16 @@ class _FollowingSchedule(LRScheduler):
     The rate of a group changes by the same factor as that of the other schedule's optimizer.
 
     Args:
-        optimizer: The local optimizer.
+        optimizer: The local optimizer. Each model has as many groups as ``sources`` has numbers.
         schedule: The schedule, with an optimizer of its own.
+        sources: For each group of a model, the position of the group that it follows.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, schedule: LRScheduler) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, schedule: LRScheduler, sources: list[int]
+    ) -> None:
         self.schedule = schedule
+        self.sources = sources
         self.taken_steps = 0
         super().__init__(optimizer)
 
@@ -128,24 +168,28 @@ class _FollowingSchedule(LRScheduler):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the other optimizer takes no steps
                 self.schedule.step()
-        group = self.schedule.optimizer.param_groups[0]
-        initial, rate = group["initial_lr"], group["lr"]
-        return [
-            rate if base == initial or not initial else base * rate / initial
-            for base in self.base_lrs
-        ]
+        rates = []
+        for base, source in zip(self.base_lrs, cycle(self.sources)):
+            group = self.schedule.optimizer.param_groups[source]
+            initial, rate = group["initial_lr"], group["lr"]
+            rates.append(rate if base == initial or not initial else base * rate / initial)
+        return rates
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with that of the other schedule."""
-        state = {k: v for k, v in super().state_dict().items() if k != "schedule"}
-        rate = self.schedule.optimizer.param_groups[0]["lr"]
-        return {**state, "schedule": self.schedule.state_dict(), "schedule_lr": rate}
+        own = ("schedule", "sources")
+        state = {k: v for k, v in super().state_dict().items() if k not in own}
+        rates = [group["lr"] for group in self.schedule.optimizer.param_groups]
+        return {**state, "schedule": self.schedule.state_dict(), "schedule_lr": rates}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
         """Restore the state, and that of the other schedule."""
         own = dict(state_dict)
         self.schedule.load_state_dict(own.pop("schedule"))
-        self.schedule.optimizer.param_groups[0]["lr"] = own.pop("schedule_lr")
+        rates = own.pop("schedule_lr")
+        rates = rates if isinstance(rates, list) else [rates]  # one, in older checkpoints
+        for group, rate in zip(self.schedule.optimizer.param_groups, rates):
+            group["lr"] = rate
         super().load_state_dict(own)
 
 
@@ -216,13 +260,8 @@ def _read_schedule(name: str, schedules: list[Any]) -> LRScheduler | None:
 
 
 def _check_parameters(name: str, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse several parameter groups, and an optimizer of a part of the trainable parameters."""
-    if len(optimizer.param_groups) > 1:
-        raise ValueError(
-            f"Expected the optimizer of {name}.configure_optimizers to have one parameter group but"
-            f" got {len(optimizer.param_groups)}: use one group, or set `model.optimizer`."
-        )
-    own = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
+    """Refuse an optimizer of a part of the trainable parameters."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for parameter_name, parameter in trainable_parameters(module).items():
         if id(parameter) not in own:
             raise ValueError(
@@ -230,3 +269,19 @@ def _check_parameters(name: str, module: nn.Module, optimizer: torch.optim.Optim
                 f" parameters but got one without `{parameter_name}`: set its requires_grad=False"
                 " to freeze it."
             )
+
+
+def _read_groups(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[_ExampleGroup, ...]:
+    """Return the parameter groups of a module's optimizer with a trainable parameter."""
+    places = {id(p): place for place, p in enumerate(trainable_parameters(module).values())}
+    accepted = inspect.signature(type(optimizer)).parameters
+    groups = []
+    for index, group in enumerate(optimizer.param_groups):
+        positions = tuple(places[id(p)] for p in group["params"] if id(p) in places)
+        options = {key: value for key, value in group.items() if key not in _NO_OPTIONS}
+        if "initial_lr" in group:  # the schedule may have changed the rate
+            options["lr"] = group["initial_lr"]
+        arguments = {key: value for key, value in options.items() if key in accepted}
+        if positions:
+            groups.append(_ExampleGroup(index, positions, options, arguments))
+    return tuple(groups)

@@ -94,6 +94,7 @@ class PFedMe(Client):
                 "Expected argument `optimizer` to build torch.optim.SGD but got"
                 f" {type(optimizer).__name__}."
             )
+        self.refuse_mixed_options("weight decay is part of f_i", "weight_decay")
         self._refuse_schedule(self.build_schedule(optimizer))
         self.weight_decay = float(optimizer.defaults["weight_decay"])
 

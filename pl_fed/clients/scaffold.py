@@ -78,6 +78,8 @@ class Scaffold(Client):
 
     def check(self, data: ClientData, population: Population) -> None:
         """Refuse a local optimizer that does not step by the learning rate times the gradient."""
+        needs = "its steps determine the control variates"
+        self.refuse_mixed_options(needs, "lr", "weight_decay", "momentum")
         optimizer = self.objective.build_optimizer(self.trained_parameters)
         first, name = optimizer.param_groups[0], type(optimizer).__name__
         self.weight_decay = float(first.get("weight_decay", 0.0))

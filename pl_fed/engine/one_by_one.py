@@ -43,7 +43,9 @@ class OneByOne(Engine):
                 rebuilt = rebuild_optimizer(objective, optimizer, parameters)
                 kept.load(rebuilt, parameters, position)
                 with client.reading(select_rows(rows, position)):
-                    means = self._steps(client, rebuilt, chunk, models, position, keys[position])
+                    means = self._steps(
+                        client, rebuilt, parameters, chunk, models, position, keys[position]
+                    )
                 kept.store(rebuilt, parameters, position)
                 outputs.append(means)
                 chunk.on_done(position + 1)
@@ -58,6 +60,7 @@ class OneByOne(Engine):
         self,
         client: Client,
         optimizer: torch.optim.Optimizer,
+        parameters: dict[str, list[nn.Parameter]],
         chunk: Chunk,
         models: "_WorkingModels",
         position: int,
@@ -65,8 +68,8 @@ class OneByOne(Engine):
     ) -> dict[str, Tensor]:
         """Take one client's steps, and store each model after its last step."""
         groups = [
-            (group["name"], group["params"], chunk.steps[group["name"]][position])
-            for group in optimizer.param_groups
+            (model, own_parameters, chunk.steps[model][position])
+            for model, own_parameters in parameters.items()
         ]
         for model, _, steps in groups:
             if steps == 0:
@@ -77,11 +80,11 @@ class OneByOne(Engine):
             client.draws.start(keys[step])
             optimizer.zero_grad()
             outputs = self._differentiate(chunk, batch, position, step)
-            for _, parameters, steps in groups:
+            for _, own_parameters, steps in groups:
                 if step >= steps:
-                    _clear_gradients(parameters)
+                    _clear_gradients(own_parameters)
                 elif self.settings.clipping.value:
-                    self._clip(parameters, self.settings.clipping.value)
+                    self._clip(own_parameters, self.settings.clipping.value)
             optimizer.step()
             for model, _, steps in groups:
                 if step + 1 == steps:

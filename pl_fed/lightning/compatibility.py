@@ -236,14 +236,16 @@ def check_callback(callback: Callback) -> None:
 
 
 def check_optimizer(trainer: Any, model: Any) -> None:
-    """Refuse a custom local optimizer without a parameter group named after each trained model."""
+    """Refuse a custom local optimizer without the parameter groups of each trained model."""
     optimizers = trainer.optimizers
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     names = [group.get("name") for group in groups]
-    if len(optimizers) != 1 or names != list(model.trained):
+    built = model.objective.build_optimizer(model.trained_parameters)
+    expected = [group["name"] for group in built.param_groups]
+    if len(optimizers) != 1 or names != expected:
         raise ValueError(
             f"Expected `configure_optimizers` of {type(model).__name__} to return one optimizer"
-            f" with parameter groups named {', '.join(model.trained)} but got {len(optimizers)}"
+            f" with parameter groups named {', '.join(expected)} but got {len(optimizers)}"
             f" with {', '.join(map(str, names)) or 'no group'}: change the result of"
             " super().configure_optimizers(), or set `optimizer` and `lr_scheduler`."
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pl_fed.clients.client_rounds import read_rates
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
@@ -213,10 +214,7 @@ class LocalTraining:
             model: torch.tensor(counts, dtype=torch.int64, device=device)[:, None]
             for model, counts in steps.items()
         }
-        lr = {
-            group["name"]: broadcast.parameters.new_tensor([float(group.get("lr", math.nan))])
-            for group in plan.optimizer.param_groups
-        }
+        lr = read_rates(plan.optimizer, broadcast.parameters)
         with _note_errors(plan.round, clients, "begin"):
             start = self.states.begin(clients, broadcast, remote, step_rows, lr)
         return Chunk(clients, client.objective, batches, steps, start)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.clients.base import Client
-from pl_fed.clients.contract import ClientRound, ModelRows, Objective
+from pl_fed.clients.contract import ClientRound, ModelRows, Objective, model_of_group
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
 from pl_fed.data.client_data import ClientData, Part
@@ -77,10 +77,10 @@ class RootTraining:
         return start.models["global"].parameters[0] - broadcast.parameters
 
     def _build_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Return an optimizer of one group, with the options of the clients' trained model."""
+        """Return an optimizer with the options of the clients' trained model."""
         parameters = {"global": list(self.client.row("global").tensors.values())}
         root_optimizer = self.objective.build_optimizer(parameters)
-        (group,) = (group for group in optimizer.param_groups if group["name"] == self._model)
-        options = {name: value for name, value in group.items() if name not in ("params", "name")}
-        root_optimizer.param_groups[0].update(options)
+        groups = [g for g in optimizer.param_groups if model_of_group(g) == self._model]
+        for root_group, group in zip(root_optimizer.param_groups, groups):
+            root_group.update({k: v for k, v in group.items() if k not in ("params", "name")})
         return root_optimizer

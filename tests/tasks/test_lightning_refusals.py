@@ -86,15 +86,6 @@ REFUSED = {
         lambda: fedavg_round(module_with_optimizer(lambda m: None)),
         "`configure_optimizers` of Own to return an optimizer but got None",
     ),
-    "parameter groups": (
-        lambda: fedavg_round(
-            module_with_optimizer(
-                lambda m: adam([{"params": m.encoder.parameters()},
-                                {"params": m.decoder.parameters(), "lr": 0.01}])
-            )
-        ),
-        "Own.configure_optimizers to have one parameter group but got 2",
-    ),
     "a part of the parameters": (
         lambda: fedavg_round(module_with_optimizer(lambda m: adam(m.encoder.parameters()))),
         "all trainable parameters but got one without `decoder.weight`: set its requires_grad=Fal",
