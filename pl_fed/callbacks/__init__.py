@@ -2,6 +2,7 @@
 
 from pl_fed.callbacks.engine_report import EngineReport as EngineReport
 from pl_fed.callbacks.last_checkpoint import LastCheckpoint as LastCheckpoint
+from pl_fed.callbacks.participation import Participation as Participation
 from pl_fed.callbacks.per_client import PerClient as PerClient
 from pl_fed.callbacks.predictions import Predictions as Predictions
 from pl_fed.callbacks.python_config import PythonConfig as PythonConfig

@@ -19,6 +19,7 @@ from pl_fed.arguments import check_instances, check_integers
 from pl_fed.callbacks import (
     EngineReport,
     LastCheckpoint,
+    Participation,
     PerClient,
     PythonConfig,
     RoundMetrics,
@@ -141,6 +142,7 @@ class Trainer(LightningTrainer):
             callbacks=[
                 RoundMetrics(),
                 WandbAxis(),
+                Participation(federation),
                 PerClient(federation, self.run_dir),
                 EngineReport(federation, self.run_dir),
                 PythonConfig(federation, self.run_dir, kwargs),
