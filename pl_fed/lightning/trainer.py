@@ -23,6 +23,7 @@ from pl_fed.callbacks import (
     PerClient,
     PythonConfig,
     RoundMetrics,
+    RunSummary,
     WandbAxis,
     WandbReport,
 )
@@ -147,6 +148,7 @@ class Trainer(LightningTrainer):
                 EngineReport(federation, self.run_dir),
                 PythonConfig(federation, self.run_dir, kwargs),
                 WandbReport(self.run_dir),
+                RunSummary(federation, self.run_dir),
                 *user_callbacks,
             ],
             plugins=all_plugins,

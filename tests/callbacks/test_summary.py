@@ -62,13 +62,13 @@ def test_summary_reports_that_the_global_model_replaces_untrained_models(capsys)
     assert any(line.startswith(sentence) for line in lines)
 
 
-def test_summary_shows_the_clients_that_took_part(capsys):
+def test_summary_shows_the_trained_clients(capsys):
     trained = {"accuracy_trained": 0.97, "accuracy_trained_std": 0.02, "loss_trained": 0.1}
     lines = print_summary(capsys, 3, **{"global": CLASSES, "personal": {**CLASSES, **trained}})
-    rows = [line.split("│")[1:4] for line in lines if "took part" in line and "│" in line]
+    rows = [line.split("│")[1:4] for line in lines if "trained clients" in line]
     assert [[cell.strip() for cell in row] for row in rows] == [
-        ["mean over clients that took part", "-", "0.9700"],
-        ["spread over clients that took part (std)", "-", "0.0200"],
+        ["mean over trained clients", "-", "0.9700"],
+        ["std over trained clients", "-", "0.0200"],
     ]
 
 
