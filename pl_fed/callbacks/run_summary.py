@@ -58,7 +58,7 @@ class RunSummary(Callback):
         if folder := self._output_folder(trainer):
             (folder / SUMMARY).unlink(missing_ok=True)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the time before the first round."""
         if self._start_up is None:
             self._start_up = time.monotonic() - self._created
