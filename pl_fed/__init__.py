@@ -7,28 +7,30 @@ if TYPE_CHECKING:
     from pl_fed.engine.options import EngineOptions as EngineOptions
     from pl_fed.federation import Federation as Federation
     from pl_fed.lightning.trainer import Trainer as Trainer
+    from pl_fed.reports.record import read_run as read_run
     from pl_fed.rounds.adversary import Adversary as Adversary
     from pl_fed.rounds.storage import StorageOptions as StorageOptions
 
 __version__ = "0.1.0"
-_CLASSES = {
+_OBJECTS = {
     "Adversary": "rounds.adversary",
     "EngineOptions": "engine.options",
     "Federation": "federation",
     "StorageOptions": "rounds.storage",
     "Trainer": "lightning.trainer",
+    "read_run": "reports.record",
 }
 _ROOMS = (
     *("aggregators", "attacks", "callbacks", "clients", "data", "loggers", "metrics", "models"),
     *("optimizers", "partitioners", "samplers", "skews"),
 )
-__all__ = [*_CLASSES, *_ROOMS]
+__all__ = [*_OBJECTS, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a class or room on its first use, so that the leaves do not import Lightning."""
-    if name in _CLASSES:
-        return getattr(import_module(f"pl_fed.{_CLASSES[name]}"), name)
+    """Import an object or room on its first use, so that the leaves do not import Lightning."""
+    if name in _OBJECTS:
+        return getattr(import_module(f"pl_fed.{_OBJECTS[name]}"), name)
     if name in _ROOMS:
         return import_module(f"pl_fed.{name}")
     raise AttributeError(f"module 'pl_fed' has no attribute {name!r}")

@@ -41,7 +41,11 @@ from pl_fed.rounds.checks import (
     try_attacks,
 )
 from pl_fed.rounds.client_states import ClientStates
-from pl_fed.rounds.federated_evaluation import FederatedEvaluation, ModelSelection
+from pl_fed.rounds.federated_evaluation import (
+    FederatedEvaluation,
+    ModelSelection,
+    UntrainedModels,
+)
 from pl_fed.rounds.identity import (
     CHECKPOINT_FORMAT,
     check_identity,
@@ -91,6 +95,9 @@ class Federation(Configurable):
             They take what the task's own metrics take: probabilities for classification and
             multi-label classification, else the outputs. Clients with an undefined value, such as
             the AUROC of one class, are left out and counted.
+        untrained_models: The model that evaluations, predictions and exports use as the personal
+            model of a client that never took part, and so has an untrained model of its own.
+            ``"global"`` takes the global model. ``None`` takes the untrained model.
         seed: Seed of all draws; ``None`` takes Lightning's global seed, or 0.
 
     Raises:
@@ -111,6 +118,7 @@ class Federation(Configurable):
         model_selection: ModelSelection = "validation",
         monitor: str | None = None,
         metrics: dict[str, Metric] | list[Metric] | None = None,
+        untrained_models: UntrainedModels = None,
         seed: int | None = None,
     ) -> None:
         pre_aggregators = pre_aggregators or []
@@ -128,6 +136,11 @@ class Federation(Configurable):
                 'Expected argument `model_selection` to be "validation", "test" or None but got'
                 f" {model_selection!r}."
             )
+        if untrained_models not in ("global", None):
+            raise ValueError(
+                'Expected argument `untrained_models` to be "global" or None but got'
+                f" {untrained_models!r}."
+            )
         self.sampler = Uniform() if sampler is None else sampler
         defence: Aggregator = Mean() if aggregator is None else aggregator
         if pre_aggregators:
@@ -140,6 +153,7 @@ class Federation(Configurable):
         self.engine_choice = EngineChoice(engine)
         self.storage = storage
         self.model_selection = model_selection
+        self.untrained_models = untrained_models
         check_instances(str, monitor=monitor)
         self.monitor = monitor
         self.further_metrics = name_metrics(metrics)
@@ -275,6 +289,7 @@ class Federation(Configurable):
             adaptation,
             self.model_selection,
             self.monitor,
+            self.untrained_models,
             before=previous_evaluation,
         )
         rounds = RoundRunner(
@@ -376,10 +391,7 @@ class Federation(Configurable):
         Such clients took part in no round, or were broken in all their rounds. There are none if
         each client's model comes from the global model before an evaluation.
         """
-        rounds = self.participation
-        if rounds is None or not self.states.keeps_models:
-            return torch.empty(0, dtype=torch.int64)
-        return ((rounds == 0) & ~self.is_byzantine).nonzero().flatten()
+        return (self.states.is_untrained & ~self.is_byzantine).nonzero().flatten()
 
     # Evaluation
 

@@ -8,6 +8,7 @@ from multiprocessing.process import BaseProcess
 import pytest
 
 from pl_fed import torch_internals
+from pl_fed.callbacks import run_summary
 from pl_fed.engine import compiled
 
 FAST = "not slow"  # the expression of the fast lane
@@ -35,6 +36,7 @@ def fast_lane(request):
             patch.setattr(BaseProcess, "start", refuse_in_fast_lane)
             patch.setattr(compiled, "compile_graph", refuse_in_fast_lane)
             patch.setattr(torch_internals, "compile_graph", refuse_in_fast_lane)
+            patch.setattr(run_summary, "read_commit", lambda: None)  # starts git
         yield
 
 

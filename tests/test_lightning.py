@@ -268,8 +268,11 @@ def test_round_writes_one_row_with_all_metrics(tmp_path):
     assert [row["round"] for row in rows(tmp_path)] == ["0", "1"]
     numbers = "accuracy accuracy_std accuracy_var accuracy_worst10 accuracy_best10 accuracy_jain"
     numbers += " accuracy_weighted loss loss_var class_std_mean class_std_std"
+    numbers += " accuracy_trained accuracy_trained_std accuracy_trained_worst10"
+    numbers += " loss_trained loss_trained_std loss_trained_worst10"  # a client never takes part
     models = ("global", "personal", "hybrid")
     evaluated = {f"val/{model}/{name}" for model in models for name in numbers.split()}
+    evaluated.add("val/untrained_clients")
     counts = ("cohort", "byzantine", "forged", "clipped", "dropped", "rejected")
     trained = {f"train/{n}" for n in (*counts, "loss", "update_norm", "benign_distance")}
     for row in rows(tmp_path):

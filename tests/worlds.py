@@ -263,6 +263,7 @@ def run(name, folder, rounds=ROUNDS, resumes=None, processes=1, nodes=1):
         "client": client.state_dict(),
         "store": {name: in_order(rows) for name, rows in state["store"].items() if rows},
         "server": state["server"],
+        "participation": state["participation"],
         "metrics": {model: metrics.compute() for model, metrics in metrics.items()},
         "per client": {model: metrics.per_client() for model, metrics in metrics.items()},
         "logged": {k: v for k, v in trainer.callback_metrics.items() if k != "time/round"},

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 
-from pl_fed.callbacks.participation import untrained_models
 from pl_fed.callbacks.round_metrics import find_evaluated_round
 from pl_fed.clients.base import Client
 from pl_fed.federation import Federation
@@ -31,30 +29,17 @@ class PerClient(Callback):
     def __init__(self, federation: Federation, folder: Path | None = None) -> None:
         self.federation = federation
         self.folder = folder
-        self._warned = False
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
         """Write the clients' validation results, and log them."""
         has_reader = self._output_folder(trainer) is not None or wandb_loggers(trainer)
         if has_reader and not trainer.sanity_checking:
             self._write(trainer, "val", {"per_client": self.columns("val")}, "_validation")
-        if trainer.state.fn == "validate":
-            self._warn_of_untrained_models()
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Client) -> None:  # type: ignore[override]
         """Write the clients' test results, and log them."""
         tables = {"per_client": self.columns("test"), "per_class": self.class_columns("test")}
         self._write(trainer, "test", tables)
-        self._warn_of_untrained_models()
-
-    def _warn_of_untrained_models(self) -> None:
-        """Warn once about personal models that were never trained but count in the metrics."""
-        if not self._warned and (sentence := untrained_models(self.federation)):
-            self._warned = True
-            rank_zero_warn(
-                f"{sentence} They count in the metrics all the same: the column `rounds` of"
-                " per_client.csv has the number of rounds in which each client took part."
-            )
 
     def _write(
         self, trainer: Trainer, part: str, tables: dict[str, dict[str, list[Any]]], suffix: str = ""

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from pl_fed.callbacks.participation import untrained_models
+from pl_fed.callbacks.participation import describe_untrained
 from pl_fed.federation import Federation
 from pl_fed.reports.tables import result_titles
 
@@ -55,7 +55,7 @@ class Summary(Callback):
         if table.row_count:
             console.print(f"{stage} {subject} of benign clients", style="italic")
             console.print(table)
-            sentences = [untrained_models(self.federation), *_undefined_metrics(values)]
+            sentences = [describe_untrained(self.federation), *_undefined_metrics(values)]
             for sentence in filter(None, sentences):
                 console.print(sentence, soft_wrap=True, markup=False)
         else:

@@ -19,9 +19,11 @@ from pl_fed.arguments import check_instances, check_integers
 from pl_fed.callbacks import (
     EngineReport,
     LastCheckpoint,
+    Participation,
     PerClient,
     PythonConfig,
     RoundMetrics,
+    RunSummary,
     WandbAxis,
     WandbReport,
 )
@@ -141,10 +143,12 @@ class Trainer(LightningTrainer):
             callbacks=[
                 RoundMetrics(),
                 WandbAxis(),
+                Participation(federation),
                 PerClient(federation, self.run_dir),
                 EngineReport(federation, self.run_dir),
                 PythonConfig(federation, self.run_dir, kwargs),
                 WandbReport(self.run_dir),
+                RunSummary(federation, self.run_dir),
                 *user_callbacks,
             ],
             plugins=all_plugins,

@@ -30,6 +30,8 @@ TAKEN_NAMES = ("accuracy", "loss", "class_std", "samples", "backdoor_success")
 _LOSSES = ("loss", "loss_var")
 STATISTICS = ("", "_weighted", "_std", "_var", "_worst10", "_best10", "_jain")
 """Endings of the names of statistics over clients."""
+TRAINED_STATISTICS = ("_trained", "_trained_std", "_trained_worst10")
+"""Endings of the names of the statistics over the clients that took part in a round."""
 
 
 class ClientMetrics(Metric):
@@ -37,6 +39,11 @@ class ClientMetrics(Metric):
 
     The states are sums for each client, and processes add them up. Therefore a client may be
     evaluated in parts and in any process.
+
+    A client that never took part has an untrained model of its own, and a figure over such clients
+    is about the sampler. As long as a benign client with evaluated samples never took part, three
+    statistics of accuracy, loss and each metric of the task are also over the other clients alone:
+    ``accuracy_trained`` (the mean), ``accuracy_trained_std`` and ``accuracy_trained_worst10``.
 
     Args:
         num_clients: Number of clients, at least 1; ids are 0 to ``num_clients - 1``.
@@ -49,6 +56,8 @@ class ClientMetrics(Metric):
         measures: Names of the task's metrics, and whether larger values are better. If they are,
             the worst 10 % of the clients are the clients with the smallest values. Clients with an
             undefined metric are not in its statistics.
+        trained: A mask of the clients that took part in a round, bool [num_clients]; ``None``
+            includes all.
 
     Shape of :meth:`update`, with C = max(1, num_classes):
         - ``clients``: ids, int64 [n]; an id may occur more than once.
@@ -58,7 +67,7 @@ class ClientMetrics(Metric):
         - ``misled``, ``triggered``: samples misled by a trigger, and samples with a trigger, [n].
 
     Raises:
-        TypeError: If ``benign`` is not a bool tensor.
+        TypeError: If ``benign`` or ``trained`` is not a bool tensor.
         ValueError: If a number is out of range or a shape does not fit.
 
     Example:
@@ -79,6 +88,7 @@ class ClientMetrics(Metric):
     count: Tensor
     loss_sum: Tensor
     benign: Tensor
+    trained: Tensor
     misled: Tensor
     triggered: Tensor
     values: Tensor
@@ -90,6 +100,7 @@ class ClientMetrics(Metric):
         benign: Tensor | None = None,
         backdoor: bool = False,
         measures: Mapping[str, bool] | None = None,
+        trained: Tensor | None = None,
     ) -> None:
         super().__init__()
         if num_clients < 1:
@@ -100,22 +111,12 @@ class ClientMetrics(Metric):
             raise ValueError(
                 f"Expected argument `num_classes` to be at least 0 but got {num_classes}."
             )
-        if benign is None:
-            benign = torch.ones(num_clients, dtype=torch.bool)
-        if benign.dtype != torch.bool:
-            raise TypeError(
-                f"Expected argument `benign` to be a bool tensor but got {benign.dtype}."
-            )
-        if benign.shape != (num_clients,):
-            raise ValueError(
-                f"Expected argument `benign` to be of shape [{num_clients}] "
-                f"but got shape {list(benign.shape)}."
-            )
         self.num_clients = num_clients
         self.num_classes = num_classes
         self.backdoor = backdoor
         self.measures = dict(measures or {})
-        self.register_buffer("benign", benign.clone(), persistent=False)
+        for name, mask in (("benign", benign), ("trained", trained)):
+            self.register_buffer(name, _copy_mask(name, mask, num_clients), persistent=False)
         table = torch.zeros(num_clients, max(1, num_classes), dtype=torch.int64)
         self.add_state("correct", default=table, dist_reduce_fx="sum")
         self.add_state("count", default=table.clone(), dist_reduce_fx="sum")
@@ -171,7 +172,8 @@ class ClientMetrics(Metric):
 
         ``backdoor_success`` is missing there if no sample could be misled. The statistics of a
         task's metric are missing if it is undefined for all clients; ``<metric>_undefined`` is the
-        number of clients without a value.
+        number of clients without a value. The statistics over the clients that took part are not
+        among the names: they end when every client has taken part.
         """
         suffixes = (*STATISTICS, "_undefined")
         measures = [f"{name}{suffix}" for name in self.measures for suffix in suffixes]
@@ -189,7 +191,12 @@ class ClientMetrics(Metric):
         included = self.benign & (clients["samples"] > 0)
         if not included.any():
             return {}
+        trained = self.trained[included]
         clients = {name: column[included] for name, column in clients.items()}
+        return self._statistics_of_all(clients) | self._statistics_of_trained(clients, trained)
+
+    def _statistics_of_all(self, clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the metrics over clients, from the columns of their table."""
         loss = clients["loss"]
         losses = {"loss": loss.mean(), "loss_var": population_var(loss)}
         measures: dict[str, Tensor] = {}
@@ -203,7 +210,7 @@ class ClientMetrics(Metric):
         )
         return {
             "accuracy": accuracy.mean(),
-            "accuracy_weighted": self.correct[included].sum().double() / samples.sum(),
+            "accuracy_weighted": clients["correct"].sum().double() / samples.sum(),
             "accuracy_std": population_std(accuracy),
             "accuracy_var": population_var(accuracy),
             "accuracy_worst10": worst_mean(accuracy),
@@ -215,6 +222,28 @@ class ClientMetrics(Metric):
             **measures,
             **_mean_success(clients),
         }
+
+    def _statistics_of_trained(
+        self, clients: Mapping[str, Tensor], trained: Tensor
+    ) -> dict[str, Tensor]:
+        """Return the statistics over the clients that took part; empty if all or none took part.
+
+        Args:
+            clients: The columns of the clients' table.
+            trained: Whether each client took part, bool [clients].
+        """
+        if trained.all() or not trained.any():
+            return {}
+        directions = {"loss": False, **self.measures}
+        if self.num_classes:
+            directions = {"accuracy": True, **directions}
+        metrics = {}
+        for name, higher_is_better in directions.items():
+            values, samples = clients[name][trained], clients["samples"][trained]
+            statistics = _statistics(name, values, samples, higher_is_better)
+            for ending in TRAINED_STATISTICS if statistics else ():
+                metrics[f"{name}{ending}"] = statistics[f"{name}{ending.removeprefix('_trained')}"]
+        return metrics
 
     def per_client(self) -> dict[str, Tensor]:
         """Return a table of all clients, benign and Byzantine, summed over the processes.
@@ -228,7 +257,9 @@ class ClientMetrics(Metric):
             ``backdoor``, the column ``backdoor_success``; NaN if no sample could be misled.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
-            return self._columns()
+            columns = self._columns()
+            del columns["correct"]
+            return columns
 
     def per_class(self) -> tuple[Tensor, Tensor]:
         """Return the accuracy of all clients, benign and Byzantine, in each class.
@@ -251,6 +282,7 @@ class ClientMetrics(Metric):
             accuracy = self.correct.sum(dim=1).double() / samples  # 0 / 0 is NaN
             class_stds = class_std(self.correct, self.count)
         columns = {
+            "correct": self.correct.sum(dim=1),
             "samples": samples,
             "accuracy": accuracy,
             "loss": self.loss_sum / samples,
@@ -261,6 +293,25 @@ class ClientMetrics(Metric):
         if self.backdoor:
             columns["backdoor_success"] = self.misled.double() / self.triggered
         return columns
+
+
+def _copy_mask(name: str, mask: Tensor | None, num_clients: int) -> Tensor:
+    """Return a copy of a mask of clients; ``None`` includes all.
+
+    Raises:
+        TypeError: If it is not a bool tensor.
+        ValueError: If it has another shape.
+    """
+    if mask is None:
+        return torch.ones(num_clients, dtype=torch.bool)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"Expected argument `{name}` to be a bool tensor but got {mask.dtype}.")
+    if mask.shape != (num_clients,):
+        raise ValueError(
+            f"Expected argument `{name}` to be of shape [{num_clients}] "
+            f"but got shape {list(mask.shape)}."
+        )
+    return mask.clone()
 
 
 def _statistics(
@@ -294,7 +345,7 @@ def _statistics(
     }
 
 
-def _mean_success(clients: dict[str, Tensor]) -> dict[str, Tensor]:
+def _mean_success(clients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the mean success of a backdoor; empty without a backdoor or a sample to mislead."""
     success = clients.get("backdoor_success")
     if success is None or success.isnan().all():

@@ -188,11 +188,13 @@ def task_metrics(names: Iterable[str]) -> list[str]:
         names: Names of metrics, without the part of the data and the model.
 
     Example:
-        >>> task_metrics(["mae_worst10", "mae", "loss_worst10", "accuracy_worst10"])
+        >>> task_metrics(["mae_worst10", "mae", "mae_trained_worst10", "accuracy_worst10"])
         ['mae']
     """
+    names = set(names)
     metrics = {name.removesuffix("_worst10") for name in names if name.endswith("_worst10")}
-    return sorted(metrics - {"accuracy", "loss"})
+    over_trained_clients = {f"{name}_trained" for name in names}
+    return sorted(metrics - over_trained_clients - {"accuracy", "loss"})
 
 
 def list_task_metrics(run: Run) -> list[str]:

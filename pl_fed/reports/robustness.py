@@ -28,7 +28,7 @@ _ATTACK = tuple(
 
 
 class Line(NamedTuple):
-    """Groups that differ only in the share of Byzantine clients.
+    """Groups that differ only in the share of Byzantine clients; a single group is a dot.
 
     Attributes:
         label: The name of the line.
@@ -42,20 +42,22 @@ class Line(NamedTuple):
 def draw_robustness(groups: Sequence[Group]) -> Iterator[Picture]:
     """Yield a picture for each model: its result against the share of Byzantine clients.
 
-    A group without a comparable group at another share is a single point. If all groups are single
-    points, there is no picture.
+    A group without a comparable group at another share is a single dot. Without any Byzantine
+    client there is no picture.
     """
     lines = build_lines(_comparable_groups(groups))
+    if not any(share for line in lines for share in line.groups):
+        return
     metric = main_metric(groups, "test")
     for model in list_models(groups, "test"):
         name = f"test/{model}/{metric}"
         curves = [(line.label, points) for line in lines if (points := _points(line, name))]
-        if all(len(points) < 2 for _, points in curves):
+        if not curves:
             continue
         title = f"Robustness of {model} models"
         caption = f"Test {metric} of benign clients (mean) against the share of Byzantine clients."
         if any(len(points) == 1 for _, points in curves):
-            caption += " Single points are runs at only one share."
+            caption += " A single dot has no other run that differs only in its Byzantine clients."
         if any(value.std is not None for _, points in curves for value in points.values()):
             caption += " Bars are the range over runs."
         alt = "; ".join(f"{label}: {_describe(points)}" for label, points in curves)
@@ -80,11 +82,10 @@ def list_missing_groups(groups: Sequence[Group]) -> str:
     if not any(run.byzantine_share for group in groups for run in group.runs):
         return ""
     lines = build_lines(_comparable_groups(groups))
-    has_picture = any(len(line.groups) > 1 for line in lines)
     drawn = {run.folder for line in lines for group in line.groups.values() for run in group.runs}
     reasons: dict[str, list[str]] = {}
     for group in groups:
-        if has_picture and any(run.folder in drawn for run in group.runs):
+        if any(run.folder in drawn for run in group.runs):
             continue
         reasons.setdefault(_reason(group), []).append(group.title)
     return "; ".join(f"{', '.join(titles)} ({reason})" for reason, titles in reasons.items())
@@ -102,37 +103,26 @@ def _reason(group: Group) -> str:
         return "no config"
     if group.tested_runs[0].byzantine_share is None:
         return "unknown share of Byzantine clients"
-    return "no other run differs only in its Byzantine clients"
+    return "no Byzantine client, and the results of another run without any"
 
 
 def build_lines(groups: Sequence[Group]) -> list[Line]:
     """Combine groups that differ only in the share of Byzantine clients into lines.
 
-    Groups without an attack are the start of the lines of all attacks on the same federation.
-    Groups that expect different numbers of Byzantine uploads at one share are separate lines.
+    Groups without an attack are the start of the lines of all attacks on the same federation, or
+    single dots if there are none. Groups that expect different numbers of Byzantine uploads at one
+    share are separate lines.
     """
-    candidates = [item for group in groups if (item := _classify(group)) is not None]
-    expectations: dict[tuple[str, str, float], set[Any]] = {}
-    for item in candidates:
-        expectations.setdefault((item.family, item.attack, item.share), set()).add(item.expected)
-    ambiguous = {key[:2] for key, numbers in expectations.items() if len(numbers) > 1}
-    members: dict[tuple[str, str, Any], list[_Candidate]] = {}
-    for item in candidates:
-        if item.share:
-            expected = item.expected if (item.family, item.attack) in ambiguous else None
-            members.setdefault((item.family, item.attack, expected), []).append(item)
+    members = _combine([item for group in groups if (item := _classify(group)) is not None])
     labels = label_settings(
         [
-            {**attacked[0].settings, **({} if expected is None else {_EXPECTED: expected})}
-            for (_, _, expected), attacked in members.items()
+            {**items[-1].settings, **({} if expected is None else {_EXPECTED: expected})}
+            for (_, _, expected), items in members.items()
         ]
     )
     return [
-        Line(
-            label + describe_restart(attacked[0].group.runs[0]),
-            _merge_by_share([*_clean_candidates(candidates, family, expected), *attacked]),
-        )
-        for label, ((family, _, expected), attacked) in zip(labels, members.items())
+        Line(label + describe_restart(items[-1].group.runs[0]), _merge_by_share(items))
+        for label, items in zip(labels, members.values())
     ]
 
 
@@ -175,6 +165,28 @@ def _classify(group: Group) -> _Candidate | None:
         settings={**settings, **attack},
         group=group,
     )
+
+
+def _combine(
+    candidates: Sequence[_Candidate],
+) -> dict[tuple[str, str, Any], list[_Candidate]]:
+    """Return the members of each line by family, attack and expected number; clean groups first."""
+    expectations: dict[tuple[str, str, float], set[Any]] = {}
+    for item in candidates:
+        expectations.setdefault((item.family, item.attack, item.share), set()).add(item.expected)
+    ambiguous = {key[:2] for key, numbers in expectations.items() if len(numbers) > 1}
+    attacked: dict[tuple[str, str, Any], list[_Candidate]] = {}
+    for item in candidates:
+        if item.share:
+            expected = item.expected if (item.family, item.attack) in ambiguous else None
+            attacked.setdefault((item.family, item.attack, expected), []).append(item)
+    clean = {key: _clean_candidates(candidates, key[0], key[2]) for key in attacked}
+    members = {key: [*clean[key], *items] for key, items in attacked.items()}
+    drawn = {id(item) for items in clean.values() for item in items}
+    for item in candidates:
+        if not item.share and id(item) not in drawn:
+            members.setdefault((item.family, "", item.expected), []).append(item)
+    return members
 
 
 def _clean_candidates(

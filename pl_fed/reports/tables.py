@@ -18,6 +18,9 @@ RESULTS = {  # titles of the metrics in a fit's summary and in a report
     "accuracy_worst10": "worst 10 % of clients",
     "accuracy_best10": "best 10 % of clients",
     "accuracy_weighted": "over all samples",
+    "accuracy_trained": "mean over trained clients",
+    "accuracy_trained_std": "std over trained clients",
+    "accuracy_trained_worst10": "worst 10 % of trained clients",
     "loss": "loss",
     "backdoor_success": "backdoor success rate",
 }

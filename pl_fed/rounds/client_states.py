@@ -164,6 +164,18 @@ class ClientStates:
         """Whether each client keeps its own model, which only its own rounds train."""
         return bool(self.client.state_defaults()) and self.client.evaluated[-1] != "global"
 
+    @property
+    def is_untrained(self) -> Tensor:
+        """The mask of the clients with a model of their own that no round trained, bool [clients].
+
+        Such a client took part in no round, or was broken in all its rounds. There are none if each
+        client's model comes from the global model before an evaluation, or if a checkpoint had no
+        participation.
+        """
+        if self.participation is None or not self.keeps_models:
+            return torch.zeros(self.loaded.num_clients, dtype=torch.bool)
+        return self.participation == 0
+
     def restore(self, saved: Mapping[str, Any], participation: Tensor | None) -> None:
         """Restore the clients' states from a checkpoint, at their first use.
 

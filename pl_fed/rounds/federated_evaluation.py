@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pl_fed.clients.contract import ClientRound
+from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.data.batches import BatchRule
 from pl_fed.engine import EngineChoice
 from pl_fed.evaluation.adaptation import Adaptation
@@ -18,6 +18,7 @@ from pl_fed.rounds.client_states import ClientStates
 from pl_fed.rounds.settings import RunSettings
 
 ModelSelection = Literal["validation", "test"] | None
+UntrainedModels = Literal["global"] | None
 
 
 class FederatedEvaluation:
@@ -33,6 +34,8 @@ class FederatedEvaluation:
         model_selection: The data that selects a client's hybrid model: see
             :class:`pl_fed.Federation`.
         monitor: The metric that selects it; ``None`` for the accuracy, or the task's first metric.
+        untrained_models: The model that replaces untrained personal models: see
+            :class:`pl_fed.Federation`.
         before: The previous evaluation of the same clients, or ``None``. Its results stay readable.
     """
 
@@ -46,6 +49,7 @@ class FederatedEvaluation:
         adaptation: Adaptation | None,
         model_selection: ModelSelection,
         monitor: str | None = None,
+        untrained_models: UntrainedModels = None,
         before: "FederatedEvaluation | None" = None,
     ) -> None:
         self.states = states
@@ -56,6 +60,7 @@ class FederatedEvaluation:
         self.batch_rule = batch_rule
         self.adaptation = adaptation
         self.model_selection = model_selection
+        self.untrained_models = untrained_models
         stacked = None if before is None else before.evaluator.stacked
         self.evaluator: Evaluator = Evaluator(self.client, self._begin, stacked, monitor)
         self._metrics: dict[str, dict[str, ClientMetrics]] = {}
@@ -79,6 +84,7 @@ class FederatedEvaluation:
                         benign,
                         self.byzantine_clients.triggers,
                         metric_directions(self.client.task),
+                        ~self.states.is_untrained,
                     )
                     for model in (*self.client.evaluated, *self._hybrid_models(part))
                 }
@@ -121,6 +127,7 @@ class FederatedEvaluation:
         for metric in metrics.values():
             metric.to(data.device)
             metric.benign.copy_(~self.byzantine_clients.is_byzantine)
+            metric.trained.copy_(~self.states.is_untrained)
         triggered = self.states.apply_trigger(part, self.byzantine_clients.attack)
         with self.settings.autocast():
             self.evaluator.evaluate(
@@ -130,13 +137,24 @@ class FederatedEvaluation:
     def _begin(self, clients: Tensor) -> ClientRound:
         """Begin an evaluation of clients, after the adaptation of their personal models."""
         if self.adaptation is None:
-            return self.states.begin(clients)
+            start = self.states.begin(clients)
+            if self.untrained_models == "global":
+                self._replace_untrained(start)
+            return start
         with torch.inference_mode(False):
             start = self.states.begin(clients)
             self.adaptation.run(
                 self.states.data, clients, start, self.batch_rule, self.engine, self.settings.local
             )
         return start
+
+    def _replace_untrained(self, start: ClientRound) -> None:
+        """Replace the personal models of clients that never took part by the global model."""
+        personal = self.client.evaluated[-1]
+        is_untrained = self.states.is_untrained.to(start.ids.device)[start.ids]
+        if personal in start.models and is_untrained.any():
+            models = (start.models[personal], start.broadcast.expand(len(start)))
+            start.models[personal] = ModelRows.choose(models, is_untrained.to(torch.int64))
 
     def predict(self, clients: Tensor) -> list[dict[str, Any]]:
         """Return the predictions of each client's last evaluated model on its test data."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pl_fed.clients.base import Client
-from pl_fed.metrics.client_metrics import STATISTICS, TAKEN_NAMES
+from pl_fed.metrics.client_metrics import STATISTICS, TAKEN_NAMES, TRAINED_STATISTICS
 from pl_fed.nets.modes import evaluation_mode
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.explanations import call_or_explain
@@ -124,7 +124,8 @@ def _copy(client: Client, optimizer: torch.optim.Optimizer) -> nn.Module:
 def _check_names(net: str, measures: dict[str, bool]) -> None:
     """Refuse names of logged metrics that pl_fed needs for others."""
     taken = {name for name in TAKEN_NAMES if name not in ("accuracy", "loss")}
-    taken |= {f"{name}{suffix}" for name in ("loss", *measures) for suffix in STATISTICS if suffix}
+    suffixes = [suffix for suffix in (*STATISTICS, *TRAINED_STATISTICS) if suffix]
+    taken |= {f"{name}{suffix}" for name in ("loss", *measures) for suffix in suffixes}
     for name in measures:
         if name in taken or not name.isidentifier():
             raise ValueError(

@@ -11,7 +11,7 @@ CLASSES = {"accuracy": 0.9, "accuracy_std": 0.1, "accuracy_worst10": 0.7, "accur
 CLASSES |= {"accuracy_weighted": 0.91, "loss": 0.3}
 
 
-def print_summary(capsys, never_trained=0, **models):
+def print_summary(capsys, never_trained=0, untrained_models=None, **models):
     metrics = {name: SimpleNamespace(compute=lambda v=v: v) for name, v in models.items()}
     benign, untrained = torch.zeros(9, dtype=torch.bool), torch.arange(never_trained)
     federation = SimpleNamespace(
@@ -19,6 +19,7 @@ def print_summary(capsys, never_trained=0, **models):
         is_byzantine=benign,
         monitored_metric="accuracy",
         clients_without_training=lambda: untrained,
+        untrained_models=untrained_models,
     )
     Summary(federation).on_test_end(SimpleNamespace(is_global_zero=True), None)
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
@@ -53,6 +54,22 @@ def test_summary_counts_untrained_personal_models(capsys, never_trained):
     lines = print_summary(capsys, never_trained, **{"global": CLASSES, "personal": CLASSES})
     sentence = "3 of 9 benign clients never took part: their personal models were never trained."
     assert (sentence in lines) == bool(never_trained)
+
+
+def test_summary_reports_that_the_global_model_replaces_untrained_models(capsys):
+    lines = print_summary(capsys, 3, "global", **{"global": CLASSES, "personal": CLASSES})
+    sentence = "3 of 9 benign clients never took part: the global model replaces their personal"
+    assert any(line.startswith(sentence) for line in lines)
+
+
+def test_summary_shows_the_trained_clients(capsys):
+    trained = {"accuracy_trained": 0.97, "accuracy_trained_std": 0.02, "loss_trained": 0.1}
+    lines = print_summary(capsys, 3, **{"global": CLASSES, "personal": {**CLASSES, **trained}})
+    rows = [line.split("│")[1:4] for line in lines if "trained clients" in line]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["mean over trained clients", "-", "0.9700"],
+        ["std over trained clients", "-", "0.0200"],
+    ]
 
 
 def test_summary_of_a_user_metric(capsys):

@@ -209,6 +209,60 @@ def test_byzantine_clients_are_in_the_table_but_not_in_the_metrics():
     assert all(table[name][2].isnan() for name in ("accuracy", "loss", "class_std"))
 
 
+def trained_metric(trained, benign=(True,) * 5, **options):
+    """Five clients with accuracies 0, 1/4, 1/2, 3/4 and 1, and losses 4, 3, 2, 1 and 0."""
+    masks = {"benign": torch.tensor(benign), "trained": torch.tensor(trained)}
+    metric = ClientMetrics(5, 1, **masks, **options)
+    hits = torch.arange(5)
+    measures = {name: 2.0 * hits for name in options.get("measures", {})}
+    count = torch.full((5, 1), 4)
+    metric.update(hits, hits[:, None], count, 16.0 - 4 * hits, measures=measures)
+    return metric
+
+
+def test_clients_that_took_part_have_statistics_of_their_own():
+    metric = trained_metric([False, True, True, True, True], [True, True, True, True, False])
+    values = metric.compute()
+    spread = (1 / 24) ** 0.5  # of 1/4, 1/2 and 3/4
+    expected = {
+        "accuracy_trained": 0.5,
+        "accuracy_trained_std": spread,
+        "accuracy_trained_worst10": 0.25,
+        "loss_trained": 2.0,
+        "loss_trained_std": 4 * spread,
+        "loss_trained_worst10": 3.0,
+    }
+    assert list(values) == [*NAMES, *expected]
+    for name, value in expected.items():
+        assert values[name].item() == pytest.approx(value, rel=1e-15), name
+    assert values["accuracy"] == 0.375, "over all benign clients, as ever"
+    assert list(metric.names) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("trained", "benign"),
+    [
+        ([True] * 5, [True] * 5),
+        ([False] * 5, [True] * 5),
+        ([False, True, True, True, True], [False, True, True, True, True]),
+    ],
+    ids=["all took part", "none took part", "only a Byzantine client did not take part"],
+)
+def test_equal_statistics_are_not_repeated(trained, benign):
+    assert list(trained_metric(trained, benign).compute()) == NAMES
+
+
+@pytest.mark.parametrize(("is_better", "worst"), [(True, 2.0), (False, 8.0)])
+def test_metrics_of_a_task_are_also_over_the_clients_that_took_part(is_better, worst):
+    trained = [False, True, True, True, True]
+    values = trained_metric(trained, measures={"f1": is_better}).compute()
+    assert values["f1"] == 4
+    assert values["f1_trained"] == 5
+    assert values["f1_trained_std"] == pytest.approx(5**0.5)
+    assert values["f1_trained_worst10"] == worst
+    assert "f1_trained_undefined" not in values
+
+
 def test_accuracy_by_class():
     metric = ClientMetrics(2, 3)
     correct, count = torch.tensor([[1, 0, 0], [0, 2, 1]]), torch.tensor([[4, 0, 1], [0, 2, 2]])
@@ -263,7 +317,7 @@ def test_casts_do_not_narrow_the_states():
     metric = ClientMetrics(1, 1).half().float()
     assert metric.loss_sum.dtype == torch.float64
     assert metric.count.dtype == torch.int64
-    assert metric.benign.dtype == torch.bool
+    assert metric.benign.dtype == metric.trained.dtype == torch.bool
 
 
 def test_reset_clears_the_sums_and_keeps_the_benign_clients():
@@ -305,6 +359,11 @@ def test_mask_of_benign_clients_is_copied():
         ((2, -1), ValueError, "`num_classes` to be at least 0 but got -1"),
         ((2, 2, torch.ones(2)), TypeError, "`benign` to be a bool tensor but got torch.float32"),
         ((2, 2, torch.ones(3) > 0), ValueError, r"`benign` .* \[2\] but got shape \[3\]"),
+        (
+            (2, 2, None, False, None, torch.ones(1) > 0),
+            ValueError,
+            r"`trained` .* \[2\] but got shape \[1\]",
+        ),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, error, message):

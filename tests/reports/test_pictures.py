@@ -273,7 +273,7 @@ def test_robustness_lines_run_over_the_byzantine_share(make_groups):
         "Ditto, SignFlipping": [(0.0, 0.9), (0.2, 0.3)],
         "Ditto, Median, RandomLabels": [(0.2, 0.6)],
     }, "a median has a single point"
-    assert "Single points are runs at only one share." in personal.caption
+    assert "A single dot has no other run" in personal.caption
     check_pictures(personal)
     assert robustness.list_missing_groups(groups) == ""
 
@@ -286,21 +286,37 @@ def test_groups_missing_from_robustness_pictures_are_listed_with_the_reason(make
         ({"model.init_args.lam": 1.0}, {"tested": False}),
     )
     missing = robustness.list_missing_groups(groups)
-    assert missing == (
-        f"{groups[2].title} (no other run differs only in its Byzantine clients);"
-        f" {groups[3].title} (no test results)"
-    )
+    assert missing == f"{groups[3].title} (no test results)"
+    personal, _ = robustness.draw_robustness(groups)
+    rows = {(row["label"], row["byzantine"]): row["accuracy"] for row in personal.rows}
+    assert rows == {
+        ("Ditto, RandomLabels", 0.0): 0.9,
+        ("Ditto, RandomLabels", 0.4): 0.5,
+        ("Ditto, Median", 0.0): 0.8,
+    }, "a run without an attack is a dot too"
 
 
-def test_single_points_alone_are_listed_instead_of_drawn(make_groups):
+def test_groups_at_a_single_share_are_dots(make_groups):
     groups = make_groups(
-        attacked_run("RandomLabels", 0.2, 0.6), attacked_run("RandomLabels", 0.2, 0.6, MEDIAN)
+        attacked_run("RandomLabels", 0.2, 0.6), attacked_run("RandomLabels", 0.2, 0.7, MEDIAN)
     )
-    assert list(robustness.draw_robustness(groups)) == []
-    reason = "(no other run differs only in its Byzantine clients)"
-    assert (
-        robustness.list_missing_groups(groups) == f"{groups[0].title}, {groups[1].title} {reason}"
+    personal, _ = robustness.draw_robustness(groups)
+    assert [(row["label"], row["byzantine"], row["accuracy"]) for row in personal.rows] == [
+        ("Ditto", 0.2, 0.6),
+        ("Ditto, Median", 0.2, 0.7),
+    ]
+    assert robustness.list_missing_groups(groups) == ""
+    check_pictures(personal)
+
+
+def test_repeated_run_without_byzantine_clients_is_listed(make_groups):
+    groups = make_groups(
+        ({}, {"accuracy": (0.9,) * 10}),
+        attacked_run("RandomLabels", 0.0, 0.9),
+        attacked_run("RandomLabels", 0.5, 0.5),
     )
+    reason = "no Byzantine client, and the results of another run without any"
+    assert robustness.list_missing_groups(groups) == f"{groups[1].title} ({reason})"
 
 
 def test_robustness_lists_no_group_without_an_attack(make_groups):
@@ -331,7 +347,8 @@ def test_line_of_a_defence_begins_with_its_own_run_without_attack(make_groups):
         (MEDIAN, {"accuracy": (0.8,)}),
         attacked_run("RandomLabels", 0.5, 0.7, MEDIAN),
     )
-    (line,) = robustness.build_lines(groups)
+    line, dot = robustness.build_lines(groups)
+    assert {share: group.number for share, group in dot.groups.items()} == {0.0: 1}
     assert {share: group.number for share, group in line.groups.items()} == {0.0: 2, 0.5: 3}
 
 
@@ -402,7 +419,8 @@ def test_run_resumed_with_another_config_is_not_joined(make_groups):
     (make_groups.folder / "run01" / "config_to_round_2.yaml").write_text(earlier_config)
     groups = group_runs(find_runs([make_groups.folder])[0])
     personal, _ = robustness.draw_robustness(groups)
-    assert [row["accuracy"] for row in personal.rows] == [0.9, 0.5]
+    assert [row["accuracy"] for row in personal.rows] == [0.9, 0.5, 0.1]
+    assert personal.rows[-1]["label"].endswith("(from round 2 on)")
 
 
 @given(st.floats(0, 1), st.integers(2, 9))

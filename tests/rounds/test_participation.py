@@ -1,6 +1,7 @@
 """Participation: rounds per client, and the warning about clients without a round."""
 
 import csv
+import statistics
 import warnings
 
 import pytest
@@ -49,9 +50,17 @@ def run_fit_and_test(*args, **kwargs):
     return trainer.federation, messages
 
 
-def column(path):
+def read_rows(path):
     with path.open(newline="") as file:
-        return [int(row["rounds"]) for row in csv.DictReader(file)]
+        return list(csv.DictReader(file))
+
+
+def benign_rows(path):
+    return [row for row in read_rows(path) if row["byzantine"] == "0"]
+
+
+def column(path):
+    return [int(row["rounds"]) for row in read_rows(path)]
 
 
 def test_rounds_are_counted_and_written(tmp_path):
@@ -64,6 +73,59 @@ def test_rounds_are_counted_and_written(tmp_path):
     assert messages[0].startswith(
         "3 of 6 benign clients never took part: their personal models were never trained."
     )
+
+
+def test_metrics_are_also_over_the_clients_that_took_part(tmp_path):
+    """The table of clients gives the same numbers, for every model."""
+    run_fit_and_test(tmp_path, attack=RandomLabels(), ids=[0, 2])
+    rows = benign_rows(tmp_path / "per_client.csv")
+    trained = [row for row in rows if row["rounds"] != "0"]
+    assert (len(trained), len(rows)) == (2, 4)
+    (logged,) = [row for row in read_rows(tmp_path / "metrics.csv") if row["test/global/loss"]]
+    assert float(logged["test/untrained_clients"]) == 2
+    for model in ("global", "personal", "hybrid"):
+        for name in ("accuracy", "loss"):
+            values = [float(row[f"{model}_{name}"]) for row in trained]
+            worst = min(values) if name == "accuracy" else max(values)
+            expected = (statistics.fmean(values), statistics.pstdev(values), worst)
+            for ending, value in zip(("", "_std", "_worst10"), expected):
+                actual = float(logged[f"test/{model}/{name}_trained{ending}"])
+                assert actual == pytest.approx(value, abs=1e-6), (model, name, ending)
+
+
+def test_validations_count_the_clients_that_never_took_part(tmp_path):
+    run_fit(tmp_path, cohorts=[[0, 1, 2], [3, 4, 5], [0, 1, 2], [3, 4, 5]])
+    rows = read_rows(tmp_path / "metrics.csv")
+    assert [row["val/untrained_clients"] for row in rows] == ["3", "", "", ""]
+    assert [bool(row["val/personal/accuracy_trained"]) for row in rows] == [True] + [False] * 3
+
+
+def test_global_model_replaces_untrained_models_by_option(tmp_path):
+    """Only the clients that never took part are affected; the rounds are the same."""
+    plain, _ = run_fit_and_test(tmp_path / "own")
+    federation, messages = run_fit_and_test(tmp_path / "global", untrained_models="global")
+    assert torch.equal(
+        plain.store.read("personal", torch.arange(6)),
+        federation.store.read("personal", torch.arange(6)),
+    )
+    assert messages[0].startswith(
+        "3 of 6 benign clients never took part: the global model replaces their personal models."
+    )
+    before, after = (read_rows(tmp_path / n / "per_client.csv") for n in ("own", "global"))
+    for old, new in zip(before, after):
+        replaced = old["rounds"] == "0"
+        model = "global" if replaced else "personal"
+        assert new["personal_loss"] == old[f"{model}_loss"]
+        assert (new["personal_loss"] != old["personal_loss"]) == replaced
+    models = federation.models_of(torch.tensor([1, 2]))
+    expected = (plain.model_of(1), plain.model_of(2, "global"))
+    for model, other in zip(models, expected):
+        assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+def test_unknown_replacement_of_untrained_models_is_refused():
+    with pytest.raises(ValueError, match="`untrained_models` to be \"global\" or None but got 'x'"):
+        pl_fed.Federation(untrained_models="x")
 
 
 def test_resumed_run_continues_the_counts(tmp_path):

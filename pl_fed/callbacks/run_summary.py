@@ -1,0 +1,210 @@
+"""``summary.json``: the results of a run and its circumstances, for people and scripts."""
+
+import csv
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from pl_fed.callbacks.round_metrics import find_evaluated_round
+from pl_fed.callbacks.versions import read_commit, read_versions
+from pl_fed.configurable import class_record
+from pl_fed.federation import Federation
+from pl_fed.reports.configs import PYTHON_CONFIG, flatten
+
+SUMMARY = "summary.json"
+"""The name of the file in a run's folder."""
+
+_UPLOADS = ("forged", "clipped", "dropped", "rejected")
+_CONFIGS = ("config.yaml", PYTHON_CONFIG)
+_CLASSES = {  # keys of a config
+    "client": "model",
+    "net": "model.net",
+    "dataset": "data.dataset",
+    "partitioner": "data.partitioner",
+    "sampler": "federation.sampler",
+    "aggregator": "federation.aggregator",
+    "attack": "federation.adversary.attack",
+}
+
+
+class RunSummary(Callback):
+    """Run summary: writes ``summary.json`` at the end of a fit, a validation and a test.
+
+    The file has the final metrics, counts of clients, rounds and uploads, seconds, seeds, classes,
+    versions, the commit and the device. Metrics and counts of uploads are those of ``metrics.csv``,
+    so they are right after a resume. An undefined or infinite number is ``null``.
+
+    Args:
+        federation: The federation.
+        folder: The run's folder; ``None`` writes no file.
+    """
+
+    def __init__(self, federation: Federation, folder: Path | None = None) -> None:
+        self.federation = federation
+        self.folder = folder
+        self._created = time.monotonic()
+        self._start_up: float | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remove the summary of the earlier part of a resumed run."""
+        if folder := self._output_folder(trainer):
+            (folder / SUMMARY).unlink(missing_ok=True)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the time before the first round."""
+        if self._start_up is None:
+            self._start_up = time.monotonic() - self._created
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the summary of a fit."""
+        self._write(trainer, "fit")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the summary of a validation without a fit."""
+        if trainer.state.fn == "validate":
+            self._write(trainer, "validate")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the summary of a test, with the results of the fit."""
+        self._write(trainer, "test")
+
+    def _output_folder(self, trainer: Trainer) -> Path | None:
+        """Return the folder for the file; ``None`` if this process writes none."""
+        is_dry_run = getattr(trainer, "fast_dev_run", False)
+        return self.folder if trainer.is_global_zero and not is_dry_run else None
+
+    def _write(self, trainer: Trainer, stage: str) -> None:
+        folder = self._output_folder(trainer)
+        if folder is None:
+            return
+        history = read_history(folder / "metrics.csv")
+        summary = {
+            "finished": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "stage": stage,
+            "metrics": {part: history[part] for part in ("test", "val")},
+            "counts": self._counts(find_evaluated_round(trainer), history),
+            "seconds": self._seconds(history["seconds"]),
+            "seeds": self._seeds(),
+            "config": next((name for name in _CONFIGS if (folder / name).is_file()), None),
+            "classes": self._classes(),
+            "versions": read_versions(),
+            "git": read_commit(),
+            "device": _describe_device(trainer),
+            "processes": self.federation.processes.size,
+            "precision": str(trainer.precision),
+        }
+        write_json(folder / SUMMARY, summary)
+
+    def _counts(self, rounds: int, history: Mapping[str, Any]) -> dict[str, Any]:
+        federation = self.federation
+        byzantine = int(federation.is_byzantine.sum())
+        clients = federation.states.loaded.num_clients
+        return {
+            "clients": clients,
+            "benign": clients - byzantine,
+            "byzantine": byzantine,
+            "untrained": len(federation.clients_without_training()),
+            "cohort": federation.client.population.cohort,
+            "rounds": rounds,
+            **{f"uploads_{name}": history["uploads"].get(name) for name in _UPLOADS},
+        }
+
+    def _seconds(self, round_times: list[float]) -> dict[str, float | None]:
+        rounds = math.fsum(round_times)
+        return {
+            "total": time.monotonic() - self._created,
+            "start_up": self._start_up,
+            "rounds": rounds if round_times else None,
+            "per_round": rounds / len(round_times) if round_times else None,
+        }
+
+    def _seeds(self) -> dict[str, int | None]:
+        seed = os.environ.get("PL_GLOBAL_SEED")
+        return {
+            "seed_everything": int(seed) if seed else None,
+            "data": self.federation.datamodule.seed,
+            "federation": self.federation.seed,
+        }
+
+    def _classes(self) -> dict[str, str | None]:
+        """Return the class paths of the main objects, by their role; ``None`` for a default."""
+        values = flatten(
+            {
+                "model": class_record(self.federation.client),
+                "data": self.federation.datamodule.constructor_arguments,
+                "federation": self.federation.constructor_arguments,
+            }
+        )
+        paths = {role: values.get(key) for role, key in _CLASSES.items()}
+        return {role: None if path is None else str(path) for role, path in paths.items()}
+
+
+def read_history(path: Path) -> dict[str, Any]:
+    """Return the last metrics, the sums of uploads and the times of the rounds in a run's table.
+
+    Args:
+        path: The path of ``metrics.csv``.
+
+    Returns:
+        ``test`` and ``val``, each the last metrics by name without the part, and ``round``;
+        ``uploads``, the number of uploads over all rounds by outcome; ``seconds``, a list.
+    """
+    history: dict[str, Any] = {"test": {}, "val": {}, "uploads": {}, "seconds": []}
+    for row in _read_rows(path):
+        for part in ("test", "val"):
+            if values := _strip_prefix(row, f"{part}/"):
+                history[part] = {"round": int(row["round"]), **values}
+        for name, count in _strip_prefix(row, "train/").items():
+            if name in _UPLOADS:
+                history["uploads"][name] = history["uploads"].get(name, 0) + int(count)
+        if "time/round" in row:
+            history["seconds"].append(row["time/round"])
+    return history
+
+
+def _read_rows(path: Path) -> Iterator[dict[str, float]]:
+    """Yield the numbers in each row of ``metrics.csv``, by name."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.reader(file)
+        names = next(reader, [])
+        for cells in reader:
+            yield {name: float(cell) for name, cell in zip(names, cells) if cell}
+
+
+def _strip_prefix(row: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Return the values of a row whose names have a prefix, without it."""
+    return {k.removeprefix(prefix): value for k, value in row.items() if k.startswith(prefix)}
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write strict JSON atomically: numbers that JSON lacks, NaN and infinity, are ``null``."""
+    text = json.dumps(_replace_undefined(content), indent=1, allow_nan=False) + "\n"
+    temporary = path.with_suffix(".json.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _replace_undefined(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {name: _replace_undefined(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [_replace_undefined(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def _describe_device(trainer: Trainer) -> str:
+    """Return the device, with the name of a GPU."""
+    device = trainer.strategy.root_device
+    if device.type != "cuda":
+        return str(device)
+    return f"{device} ({torch.cuda.get_device_name(device)})"

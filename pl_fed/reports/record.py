@@ -1,0 +1,84 @@
+"""A run's files as plain Python and numpy, for notebooks and scripts."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pl_fed.reports import run as run_files
+
+Table = dict[str, NDArray[Any]]
+
+
+class RunRecord(NamedTuple):
+    """Record of a run.
+
+    Attributes:
+        config: ``config.yaml``, or ``python_config.yaml`` of a run from Python; empty without any.
+        metrics: The columns of ``metrics.csv``, float64 [rows]; NaN where a round has no value.
+        clients: The columns of ``per_client.csv``, float64 [clients], and ``owner`` as text; empty
+            before a test.
+        classes: The columns of ``per_class.csv``, float64 [rows]; empty without the file.
+        summary: ``summary.json``; empty without the file.
+    """
+
+    config: dict[str, Any]
+    metrics: Table
+    clients: Table
+    classes: Table
+    summary: dict[str, Any]
+
+
+def read_run(folder: str | Path) -> RunRecord:
+    """Return the results of a run from its folder.
+
+    Args:
+        folder: The run's folder.
+
+    Raises:
+        FileNotFoundError: If the folder has no ``metrics.csv``.
+        ValueError: If a run of pl_fed cannot have written a file.
+
+    Example: accuracies of the benign clients' personal models. ::
+
+        run = pl_fed.read_run("runs/quickstart/20260101-120000")
+        accuracy = run.clients["personal_accuracy"][run.clients["byzantine"] == 0]
+    """
+    folder = Path(folder)
+    if not (folder / "metrics.csv").is_file():
+        raise FileNotFoundError(
+            f"Expected argument `folder` to be a run's folder, with a metrics.csv, but got {folder}"
+        )
+    run = run_files.read_run(folder)
+    names = dict.fromkeys(name for row in run.rows.values() for name in row)
+    metrics = {"round": np.array(list(run.rows), dtype=np.float64)} | {
+        name: np.array([row.get(name, np.nan) for row in run.rows.values()]) for name in names
+    }
+    clients: Table = dict(run.clients)
+    if "owner" in clients:
+        clients["owner"] = _read_owners(folder / "per_client.csv")
+    return RunRecord(
+        dict(run.config),
+        metrics,
+        clients,
+        dict(run.classes),
+        _read_summary(folder / "summary.json"),
+    )
+
+
+def _read_owners(path: Path) -> NDArray[np.str_]:
+    with path.open(encoding="utf-8", newline="") as file:
+        owners = (row["owner"] for row in csv.DictReader(file))
+        return np.array([owner.removeprefix("'") for owner in owners])
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(summary, dict):
+        raise ValueError(f"Expected {path} to hold a JSON object but got {summary!r}.")
+    return summary

@@ -1,0 +1,197 @@
+"""The file ``summary.json``, and the function that reads a run."""
+
+import csv
+import json
+import math
+import subprocess
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from small_federations import Given, Only, classes, mlp, sections, seeded, sgd
+
+import pl_fed
+from pl_fed.attacks import RandomLabels, SignFlipping
+from pl_fed.callbacks.run_summary import read_history, write_json
+from pl_fed.callbacks.versions import read_commit
+from pl_fed.clients import Ditto
+from pl_fed.data import FederatedData
+
+SIZES = [20, 30, 25, 15, 35]
+
+
+def fit(folder, rounds=2, ckpt_path=None, **options):
+    """Train 5 clients of which 0 to 3 take part; return the trainer and the arguments of a test."""
+    client = Ditto(seeded(mlp), optimizer=sgd())
+    trainer = pl_fed.Trainer(
+        pl_fed.Federation(Only(0, 1, 2, 3), seed=7, **sections(engine="one_by_one", **options)),
+        run_dir=folder,
+        max_epochs=rounds,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = FederatedData(Given(classes(SIZES)), batch_size=5, seed=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(client, data, ckpt_path=ckpt_path)
+    return trainer, client, data
+
+
+def refuse_constant(name):
+    raise AssertionError(f"{name} is not JSON")
+
+
+def read(folder):
+    text = (folder / "summary.json").read_text(encoding="utf-8")
+    return json.loads(text, parse_constant=refuse_constant)
+
+
+def last_row(folder, prefix):
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get(f"{prefix}/global/loss")]
+    return {
+        name.removeprefix(f"{prefix}/"): float(value)
+        for name, value in rows[-1].items()
+        if name.startswith(prefix) and value
+    }
+
+
+def test_summary_of_a_fit_and_its_test(tmp_path):
+    trainer, client, data = fit(tmp_path, attack=RandomLabels(), ids=[1])
+    summary = read(tmp_path)
+    assert summary["stage"] == "fit"
+    assert summary["metrics"]["test"] == {}
+    assert summary["metrics"]["val"] == {"round": 1, **last_row(tmp_path, "val")}
+    trainer.test(client, data, verbose=False)
+    summary = read(tmp_path)
+    assert summary["stage"] == "test"
+    assert summary["metrics"]["test"] == {"round": 2, **last_row(tmp_path, "test")}
+    assert summary["metrics"]["val"] == {"round": 1, **last_row(tmp_path, "val")}
+    assert summary["counts"] == {
+        "clients": 5,
+        "benign": 4,
+        "byzantine": 1,
+        "untrained": 1,
+        "cohort": 4,
+        "rounds": 2,
+        "uploads_forged": 0,
+        "uploads_clipped": 0,
+        "uploads_dropped": 0,
+        "uploads_rejected": 0,
+    }
+    assert summary["seeds"]["data"] == 3
+    assert summary["seeds"]["federation"] == 7
+    assert summary["config"] == "python_config.yaml"
+    assert summary["classes"]["client"] == "pl_fed.clients.Ditto"
+    assert summary["classes"]["attack"] == "pl_fed.attacks.RandomLabels"
+    assert summary["classes"]["aggregator"] is None
+    assert summary["versions"]["torch"] == torch.__version__
+    assert summary["versions"]["pl_fed"] == pl_fed.__version__
+    assert (summary["device"], summary["processes"]) == ("cpu", 1)
+    seconds = summary["seconds"]
+    assert 0 < seconds["start_up"] < seconds["total"]
+    assert seconds["rounds"] == pytest.approx(2 * seconds["per_round"])
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_resumed_run_counts_the_rounds_before(tmp_path):
+    options = {"attack": SignFlipping(), "ids": [1, 2]}
+    fit(tmp_path, **options)
+    assert read(tmp_path)["counts"]["uploads_forged"] == 4
+    fit(tmp_path, rounds=3, ckpt_path="last", **options)
+    counts = read(tmp_path)["counts"]
+    assert (counts["rounds"], counts["uploads_forged"]) == (3, 6)
+
+
+def test_run_that_fails_has_no_summary_of_its_earlier_part(tmp_path):
+    class Failing(SignFlipping):
+        def forge(self, honest, own, context):
+            if context.round == 2:
+                raise OSError("disk")
+            return super().forge(honest, own, context)
+
+    fit(tmp_path, attack=Failing(), ids=[1])
+    with pytest.raises(OSError, match="disk"):
+        fit(tmp_path, rounds=3, ckpt_path="last", attack=Failing(), ids=[1])
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_undefined_numbers_are_null(tmp_path):
+    write_json(tmp_path / "summary.json", {"a": math.nan, "b": [math.inf, 1.5], "c": {"d": None}})
+    assert read(tmp_path) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
+
+
+def test_dry_run_writes_no_summary(tmp_path):
+    client = Ditto(mlp(), optimizer=sgd())
+    trainer = pl_fed.Trainer(
+        pl_fed.Federation(Only(0)), run_dir=tmp_path, fast_dev_run=True, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(client, FederatedData(Given(classes(SIZES)), batch_size=5, seed=3))
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_history_of_a_run_without_rounds_is_empty(tmp_path):
+    assert read_history(tmp_path / "metrics.csv") == {
+        "test": {},
+        "val": {},
+        "uploads": {},
+        "seconds": [],
+    }
+
+
+def git(folder, *arguments):
+    names = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *names, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_commit_of_a_checkout(tmp_path):
+    assert read_commit(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    (tmp_path / "code.py").write_text("1")
+    git(tmp_path, "add", "code.py")
+    git(tmp_path, "commit", "-qm", "First")
+    git(tmp_path, "tag", "v1")
+    read_commit.cache_clear()
+    clean = read_commit(tmp_path)
+    assert len(clean["commit"]) == 40
+    assert clean["dirty"] is False
+    assert read_commit(tmp_path) is clean, "git runs once in a process"
+    read_commit.cache_clear()
+    (tmp_path / "code.py").write_text("2")
+    assert read_commit(tmp_path) == {"commit": clean["commit"], "dirty": True}
+    read_commit.cache_clear()
+
+
+# pl_fed.read_run
+
+
+def test_run_is_read_as_arrays(tmp_path):
+    trainer, client, data = fit(tmp_path)
+    trainer.test(client, data, verbose=False)
+    run = pl_fed.read_run(str(tmp_path))
+    assert run.config["model"]["class_path"] == "pl_fed.clients.Ditto"
+    assert run.metrics["round"].tolist() == [0, 1, 2]
+    losses = run.metrics["test/global/loss"]
+    assert np.isnan(losses).tolist() == [True, True, False]
+    clients = run.clients["global_loss"]
+    assert losses[2] == pytest.approx(clients.mean(), rel=1e-6)
+    assert run.clients["owner"].tolist() == ["0", "1", "2", "3", "4"]
+    assert run.clients["rounds"].tolist() == [2, 2, 2, 2, 0]
+    assert set(run.classes["class"]) <= {0, 1, 2}
+    assert run.summary["metrics"]["test"]["global/loss"] == losses[2]
+
+
+def test_run_without_a_test_has_no_clients(tmp_path):
+    fit(tmp_path)
+    (tmp_path / "summary.json").unlink()
+    run = pl_fed.read_run(tmp_path)
+    assert (run.clients, run.classes, run.summary) == ({}, {}, {})
+
+
+def test_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"`folder` to be a run's folder, .* but got"):
+        pl_fed.read_run(tmp_path)
