@@ -151,6 +151,11 @@ class Batches:
             self.augment,
         )
 
+    def sample_ids(self) -> Tensor:
+        """Return the ids of the samples of all steps, client after client, int64 [n]."""
+        orders = [self._order(position) for position in range(len(self.clients))]
+        return torch.cat(orders) if orders else self.data.train.index[:0]
+
     def iterate_client(self, position: int) -> Iterator[Batch]:
         """Yield the minibatches of the client at a position in the chunk, without padding."""
         blocks = self._blocks(position, self._steps_per_block(_GATHER_BYTES))
