@@ -8,9 +8,11 @@ pseudorandom number generators", OOPSLA 2014), as a hash of (key + i · γ).
 
 import hashlib
 import math
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,6 +77,34 @@ def fork_torch_rng(device: torch.device) -> Iterator[Callable[[int], None]]:
                     torch.cuda.manual_seed(draw & (2**63 - 1))
 
         yield seed
+
+
+@contextmanager
+def fork_all_generators() -> Iterator[Callable[[int], None]]:
+    """Yield a function that seeds the global generators of torch, numpy and python.
+
+    Their states are restored at the end. It serves data sets that draw at random.
+
+    Example:
+        >>> with fork_all_generators() as seed:
+        ...     seed(key(0, "example"))
+        ...     print(random.random())
+        0.2152456988824567
+    """
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with fork_torch_rng(torch.device("cpu")) as seed_torch:
+
+        def seed(draw: int) -> None:
+            """Seed the generators with a key."""
+            seed_torch(draw)
+            random.seed(draw)
+            np.random.seed(draw & (2**32 - 1))  # noqa: NPY002
+
+        try:
+            yield seed
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def mix(z: Tensor) -> Tensor:

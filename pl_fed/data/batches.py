@@ -151,6 +151,11 @@ class Batches:
             self.augment,
         )
 
+    def sample_ids(self) -> Tensor:
+        """Return the ids of the samples of all steps, client after client, int64 [n]."""
+        orders = [self._order(position) for position in range(len(self.clients))]
+        return torch.cat(orders) if orders else self.data.train.index[:0]
+
     def iterate_client(self, position: int) -> Iterator[Batch]:
         """Yield the minibatches of the client at a position in the chunk, without padding."""
         blocks = self._blocks(position, self._steps_per_block(_GATHER_BYTES))
@@ -169,7 +174,8 @@ class Batches:
         index = table[step]
         rows = self._gather_rows(index.flatten())
         inputs, targets = (tree_map(lambda t: t.unflatten(0, index.shape), tree) for tree in rows)
-        for position in range(len(self.clients)) if self.augment else self._poisoned_positions:
+        changes_all = self.augment is not None or self.data.redraw is not None
+        for position in range(len(self.clients)) if changes_all else self._poisoned_positions:
             if step < self.steps[position]:
                 batch = self._cached_batch(position, step)
                 batch = self._augment_batch(batch, position, step)
@@ -218,7 +224,7 @@ class Batches:
 
     def _gather_batch(self, index: Tensor, position: int, done: int) -> Batch:
         """Return poisoned samples of one client, after ``done`` samples of it in this round."""
-        inputs, targets = self._gather_rows(index)
+        inputs, targets = self._read_samples(index, position, done)
         batch = Batch(inputs, targets, None, index)
         poison = self.poison.get(self.clients[position])
         if poison is None:
@@ -226,6 +232,17 @@ class Batches:
         taken = torch.arange(done, done + len(index), device=index.device)
         visits = taken // self._pass_sizes[position]
         return poison(batch._replace(visits=visits))._replace(visits=None)
+
+    def _read_samples(self, index: Tensor, position: int, done: int) -> tuple[Tree, Tree]:
+        """Return inputs and targets of one client's samples, drawn anew if these are random."""
+        if self.data.redraw is None:
+            return self._gather_rows(index)
+        client = self.clients[position]
+        keys = [
+            key(self.seed, "data set", self.round, client, done + number)
+            for number in range(len(index))
+        ]
+        return self.data.read_samples(index, keys)
 
     def _augment_batch(self, batch: Batch, position: int, step: int) -> Batch:
         if self.augment is None:

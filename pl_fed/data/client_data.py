@@ -92,6 +92,8 @@ class ClientData:
             rows are moved and converted.
         keeps_integers: Whether integers in gathered rows of memory maps stay integers.
         fingerprint: Fingerprint of the data set's inputs by :func:`fingerprint_of`, if known.
+        redraw: Reads samples anew for each training minibatch: the argument of
+            :class:`~pl_fed.data.Arrays`. ``None`` if samples do not change.
     """
 
     inputs: Tree
@@ -107,6 +109,7 @@ class ClientData:
     dtype: torch.dtype = torch.float32
     mapped: bool = False
     keeps_integers: bool = True
+    redraw: Callable[[list[int], list[int]], tuple[Tree, Tree]] | None = None
 
     @property
     def num_clients(self) -> int:
@@ -190,6 +193,35 @@ class ClientData:
         if isinstance(inputs, Tensor) and inputs.dtype != torch.uint8:
             return inputs
         return tree_map(lambda leaf: scale_images(leaf, self.dtype), inputs)
+
+    def read_samples(self, index: Tensor, keys: list[int]) -> tuple[Tree, Tree]:
+        """Return inputs and targets of training samples, drawn anew if these are random.
+
+        Args:
+            index: Ids of the samples, int64 [n].
+            keys: The key of the draws of each sample.
+
+        Raises:
+            ValueError: If a random sample cannot be read, or has another shape than before.
+        """
+        if self.redraw is None:
+            return self.inputs_of(index), gather(self.targets, index)
+        positions = index.cpu() if self.ids is None else self.ids[index.cpu()]
+        inputs, targets = self.redraw(positions.tolist(), keys)
+        fitted = tree_map(
+            lambda rows, stored: rows.to(self.device, stored.dtype), targets, self.targets
+        )
+        return tree_map(self._fit_input, inputs, self.inputs), fitted
+
+    def _fit_input(self, rows: Tensor, stored: Tensor) -> Tensor:
+        """Return inputs that are drawn anew like stored ones after :meth:`inputs_of`."""
+        is_integer = not stored.is_floating_point() and stored.dtype != torch.uint8
+        if is_integer and not (self.mapped and not self.keeps_integers):
+            return rows.to(self.device)
+        if rows.dtype == torch.uint8:
+            return scale_images(rows, self.dtype).to(self.device)
+        dtype = stored.dtype if stored.is_floating_point() and not self.mapped else self.dtype
+        return rows.to(torch.float32).to(self.device, dtype)
 
     def _read_rows(self, leaf: Tensor, index: Tensor) -> Tensor:
         """Return rows of a memory map on the device of their index, in the type of the models."""

@@ -1,6 +1,7 @@
 """Collation of samples of unequal lengths."""
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ class PaddingCollation:
     Args:
         padding: The number that pads, for all entries or by the key of an entry. Entries without a
             number must have equal lengths.
+        longest: A batch with the least lengths of the padded entries, or ``None``.
 
     Example:
         >>> PaddingCollation(-1)([torch.tensor([5]), torch.tensor([6, 7])])
@@ -23,28 +25,46 @@ class PaddingCollation:
                 [ 6,  7]])
     """
 
-    def __init__(self, padding: float | Mapping[str, float]) -> None:
+    def __init__(self, padding: float | Mapping[str, float], longest: Any = None) -> None:
         values = padding.values() if isinstance(padding, Mapping) else [padding]
         for value in values:
             check_finite(padding=value)
         self.padding = padding
+        self.longest = longest
+
+    def lengthen(self, batch: Any) -> "PaddingCollation":
+        """Return a collation that pads at least to the lengths of a batch.
+
+        Example:
+            >>> collate = PaddingCollation(-1).lengthen(torch.zeros(1, 3))
+            >>> collate([torch.tensor([5])])
+            tensor([[ 5, -1, -1]])
+        """
+        return PaddingCollation(self.padding, batch)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the batch of some samples."""
-        return self._join(samples, None if isinstance(self.padding, Mapping) else self.padding)
+        padding = None if isinstance(self.padding, Mapping) else self.padding
+        return self._join(samples, padding, self.longest)
 
-    def _join(self, values: Sequence[Any], padding: float | None) -> Any:
+    def _join(self, values: Sequence[Any], padding: float | None, longest: Any) -> Any:
         first = values[0]
         if isinstance(first, Mapping):
             return {
-                name: self._join([value[name] for value in values], self._find(name, padding))
+                name: self._join(
+                    [value[name] for value in values],
+                    self._find(name, padding),
+                    None if longest is None else longest[name],
+                )
                 for name in first
             }
         if isinstance(first, tuple):
-            return tuple(self._join(branch, padding) for branch in zip(*values, strict=True))
+            longest = [None] * len(first) if longest is None else longest
+            branches = zip(*values, strict=True)
+            return tuple(self._join(*pair) for pair in zip(branches, repeat(padding), longest))
         is_list = isinstance(first, list) and all(isinstance(n, int | float) for n in first)
         if padding is not None and (is_list or hasattr(first, "shape")):
-            return _pad([torch.as_tensor(value) for value in values], padding)
+            return _pad([torch.as_tensor(value) for value in values], padding, longest)
         if is_list:
             return torch.stack([torch.as_tensor(value) for value in values])
         return default_collate([*values])
@@ -53,9 +73,11 @@ class PaddingCollation:
         return self.padding.get(name) if isinstance(self.padding, Mapping) else padding
 
 
-def _pad(tensors: Sequence[Tensor], padding: float) -> Tensor:
+def _pad(tensors: Sequence[Tensor], padding: float, longest_batch: Tensor | None) -> Tensor:
     """Return tensors as rows of one tensor, padded at the end of each dimension."""
     shapes = [tensor.shape for tensor in tensors]
+    if longest_batch is not None:
+        shapes.append(longest_batch.shape[1:])
     longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
     rows = tensors[0].new_full((len(tensors), *longest), padding)
     for row, tensor in zip(rows, tensors):

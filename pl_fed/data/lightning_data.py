@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from pl_fed.arguments import check_instances, check_integers
-from pl_fed.data.dataset_reading import read_data_sets
+from pl_fed.data.dataset_reading import ReadingOptions, read_data_sets
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 from pl_fed.data.torch_dataset import build_roles, choose_collation
 from pl_fed.text import first_line
@@ -34,7 +34,8 @@ class LightningData(DataSource):
     The data sets of ``train_dataloader``, ``val_dataloader`` and ``test_dataloader`` are the
     official parts. Each sample is read once, and joined by the dataloaders' ``collate_fn``. The
     federation draws its own minibatches: ``data.batch_size`` replaces that of the dataloaders.
-    Random augmentation would be frozen: pl_fed warns about it. Set ``data.augment`` instead.
+    A training data set that draws at random is read again for each minibatch, as by
+    :class:`~pl_fed.data.TorchDataset`.
 
     Args:
         datamodule: The data module. pl_fed calls its ``prepare_data`` and ``setup``.
@@ -53,6 +54,10 @@ class LightningData(DataSource):
             key of an entry; for dataloaders without a ``collate_fn``.
         num_classes: Number of classes. ``None`` uses the largest class id + 1.
         num_workers: Number of processes that read; 0 for the main one.
+        redraw: Whether each training minibatch reads its samples again, so that random augmentation
+            is drawn anew. ``None`` reads some samples twice, and draws anew if they differ.
+        on_disk: Whether inputs are stored in a temporary file in ``TMPDIR`` and read from there,
+            because they are larger than memory.
 
     Raises:
         TypeError: If an argument is of another type.
@@ -80,6 +85,8 @@ class LightningData(DataSource):
         padding: float | dict[str, float] | None = None,
         num_classes: int | None = None,
         num_workers: int = 0,
+        redraw: bool | None = None,
+        on_disk: bool = False,
     ) -> None:
         check_instances(LightningDataModule, datamodule=datamodule)
         if num_classes is not None:
@@ -90,7 +97,7 @@ class LightningData(DataSource):
         self.roles = build_roles(client, client_fn, inputs, target, labels)
         self.padding = padding
         self.num_classes = num_classes
-        self.num_workers = num_workers
+        self.options = ReadingOptions(redraw, on_disk, num_workers)
 
     @property
     def name(self) -> str:
@@ -114,7 +121,7 @@ class LightningData(DataSource):
             )
         collate_fn = self._find_collation(loaders)
         data_sets = {part: self._select(part, loader) for part, loader in loaders.items()}
-        return read_data_sets(data_sets, self.roles, collate_fn, self.num_classes, self.num_workers)
+        return read_data_sets(data_sets, self.roles, collate_fn, self.num_classes, self.options)
 
     def _build_loaders(self) -> dict[int, Any]:
         """Return the dataloaders of the parts that the data module has."""

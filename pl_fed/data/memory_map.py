@@ -1,10 +1,14 @@
 """Memory maps as tensors: files of arrays, of which only the rows in use are in memory."""
 
+import shutil
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pl_fed.trees import Tree
 
@@ -42,3 +46,33 @@ def tensors_of_memory_maps(tree: Any) -> Tree:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable")
         return torch.from_numpy(tree)
+
+
+def allocate_in_memory(count: int, leaf: Tensor) -> Tensor:
+    """Return room for samples like the rows of a tensor, in memory."""
+    return leaf.new_empty((count, *leaf.shape[1:]))
+
+
+def allocate_on_disk(count: int, leaf: Tensor) -> Tensor:
+    """Return room for samples like the rows of a tensor, in a temporary file.
+
+    The file is deleted at once, so that it vanishes with the tensor, even after a crash. Its folder
+    is that of :mod:`tempfile`: set ``TMPDIR`` to a folder on a disk with enough space.
+
+    Raises:
+        OSError: If the disk has too little space.
+    """
+    number = count * leaf[:1].numel()
+    folder = Path(tempfile.gettempdir())
+    needed, free = number * leaf.itemsize, shutil.disk_usage(folder).free
+    if needed > free:
+        raise OSError(
+            f"Expected the disk of {folder} to have space for {needed / 2**30:.1f} GiB of samples"
+            f" but it has {free / 2**30:.1f} GiB: set the environment variable TMPDIR to a folder"
+            " on a larger disk."
+        )
+    if not number:
+        return allocate_in_memory(count, leaf)
+    with tempfile.NamedTemporaryFile(prefix="pl_fed_", dir=folder) as file:
+        rows = torch.from_file(file.name, shared=True, size=number, dtype=leaf.dtype)
+    return rows.view(count, *leaf.shape[1:])

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,6 +24,8 @@ from pl_fed.random import fork_torch_rng, generator, key, random_bits
 from pl_fed.skews.base import Skew
 from pl_fed.text import escape_controls
 from pl_fed.trees import Tree, describe, leaves, tree_map
+
+Redraw = Callable[[list[int], list[int]], tuple[Tree, Tree]]
 
 _INTEGERS = (torch.bool, torch.int8, torch.int16, torch.int32, torch.int64)
 _LARGE = 1 << 30  # largest size of images in float32, in bytes; larger images stay uint8
@@ -228,6 +231,8 @@ class FederatedData(Configurable, LightningDataModule):
         data = self._apply_skew(data, after_normalizing=False)
         normalization = self._fit_normalization(data)
         data = replace(data, inputs=tree_map(_normalize, data.inputs, normalization))
+        if arrays.redraw is not None:
+            data = replace(data, redraw=partial(_redraw_inputs, arrays.redraw, normalization))
         self._preparation = self._describe_preparation(arrays, normalization)
         return self._apply_skew(data, after_normalizing=True)
 
@@ -488,6 +493,10 @@ class FederatedData(Configurable, LightningDataModule):
             "normalize": self.normalize != "none",
             "skew": self.skew is not None,
         }
+        if arrays.redraw is not None:
+            drawn = {name: value for name, value in is_set.items() if name != "normalize"}
+            inputs = "that are drawn anew, unless `data.dataset.redraw` is false,"
+            self._refuse_changes(drawn, inputs)
         if arrays.mapped:
             self._refuse_changes(is_set, "in a memory map, which they would load")
             return arrays.inputs
@@ -558,6 +567,20 @@ def _to_float32(leaf: Tensor) -> Tensor:
 
 def _normalize(leaf: Tensor, normalization: Normalization | None) -> Tensor:
     return leaf if normalization is None else normalization(leaf)
+
+
+def _redraw_inputs(
+    redraw: Redraw, normalization: Tree, positions: list[int], keys: list[int]
+) -> tuple[Tree, Tree]:
+    """Return samples that are drawn anew, with normalized inputs."""
+    inputs, targets = redraw(positions, keys)
+
+    def prepare(leaf: Tensor, normalization: Normalization | None) -> Tensor:
+        if normalization is None:
+            return leaf
+        return normalization(scale_images(leaf, torch.float32).to(torch.float32))
+
+    return tree_map(prepare, inputs, normalization), targets
 
 
 def _describe_normalization(normalization: Tree, name: str) -> Any:

@@ -1,7 +1,7 @@
 """Data sources: a data set's samples as tensors, with their owners and official parts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +40,9 @@ class Arrays:
             class ids; ``None`` uses the targets.
         mapped: Whether inputs are memory maps (``numpy.load(path, mmap_mode="r")``), which become
             tensors that share their files. Each minibatch reads and converts its own rows.
+        redraw: Reads samples anew for each training minibatch, because they are random. It takes
+            the positions of samples and a key of the draws of each, and returns inputs and targets
+            like those above, which serve validation and tests. ``None`` if samples do not change.
 
     Raises:
         TypeError: If inputs, targets, ``client`` or ``split`` are no tensors.
@@ -60,6 +63,7 @@ class Arrays:
     names: Sequence[str] | None = None
     labels: Tensor | None = None
     mapped: bool = False
+    redraw: Callable[[list[int], list[int]], tuple[Tree, Tree]] | None = None
 
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""

@@ -8,15 +8,16 @@ from torch.utils.data import Dataset
 from pl_fed.arguments import check_integers
 from pl_fed.data.batch_roles import BatchRoles
 from pl_fed.data.collation import PaddingCollation
-from pl_fed.data.dataset_reading import read_data_sets
+from pl_fed.data.dataset_reading import ReadingOptions, read_data_sets
 from pl_fed.data.source import TEST, TRAIN, VAL, Arrays, DataSource
 
 
 class TorchDataset(DataSource):
     """Torch data set: your own data from a map-style ``torch.utils.data.Dataset``.
 
-    Each sample is read once, into tensors of the same types. Random augmentation in
-    ``__getitem__`` would be frozen: pl_fed warns about it. Set ``data.augment`` instead.
+    Each sample is read once, into tensors of the same types. A data set that draws at random from
+    the global generators of torch, numpy or python is read again for each training minibatch, under
+    seeds that depend on round and client. Validation and test samples are drawn once.
 
     A sample is a tuple, such as ``(x, y)``, or a dict. Its inputs and targets may be tensors,
     tuples or dicts. The net is called as ``net(x)``, ``net(*inputs)`` or ``net(**inputs)``.
@@ -41,6 +42,10 @@ class TorchDataset(DataSource):
         test: The official test part. Without one, each client's samples are cut by the fractions.
         num_classes: Number of classes. ``None`` uses the largest class id + 1.
         num_workers: Number of processes that read; 0 for the main one.
+        redraw: Whether each training minibatch reads its samples again, so that random augmentation
+            is drawn anew. ``None`` reads some samples twice, and draws anew if they differ.
+        on_disk: Whether inputs are stored in a temporary file in ``TMPDIR`` and read from there,
+            because they are larger than memory.
 
     Raises:
         TypeError: If an argument is of another type.
@@ -69,6 +74,8 @@ class TorchDataset(DataSource):
         test: Dataset | None = None,  # type: ignore[type-arg]
         num_classes: int | None = None,
         num_workers: int = 0,
+        redraw: bool | None = None,
+        on_disk: bool = False,
     ) -> None:
         if num_classes is not None:
             check_integers(0, num_classes=num_classes)
@@ -77,7 +84,7 @@ class TorchDataset(DataSource):
         self.collate_fn = choose_collation(collate_fn, padding)
         self.parts = {TRAIN: dataset, VAL: val, TEST: test}
         self.num_classes = num_classes
-        self.num_workers = num_workers
+        self.options = ReadingOptions(redraw, on_disk, num_workers)
 
     def load(self) -> Arrays:
         """Return all samples, read once.
@@ -89,7 +96,7 @@ class TorchDataset(DataSource):
         """
         data_sets = {part: data for part, data in self.parts.items() if data is not None}
         return read_data_sets(
-            data_sets, self.roles, self.collate_fn, self.num_classes, self.num_workers
+            data_sets, self.roles, self.collate_fn, self.num_classes, self.options
         )
 
 

@@ -140,6 +140,12 @@ def check_features(client: Client, datamodule: FederatedData) -> None:
             f"Expected no argument `augment` for {name}, which keeps features, but got"
             f" {datamodule.augment}: features are computed once, from inputs without augmentation."
         )
+    if data.redraw is not None:
+        raise ValueError(
+            f"Expected samples that are drawn once for {name}, which keeps features, but got a data"
+            " set that draws at random: set `data.dataset.redraw` to false, or `keep_features` of"
+            " the net."
+        )
     x = _first_samples(client, data).inputs
     if not isinstance(x, Tensor):
         raise ValueError(

@@ -12,6 +12,7 @@ from pl_fed.clients.client_rounds import read_rates
 from pl_fed.clients.contract import ClientRound, ModelRows
 from pl_fed.clients.model_guard import ModelGuard
 from pl_fed.data.batches import Batches, BatchRule
+from pl_fed.data.read_ahead import read_ahead
 from pl_fed.distributed.work_share import RemoteRows, WorkShare
 from pl_fed.engine import Chunk, EngineChoice, LocalSettings, Workload
 from pl_fed.engine.base import name_clients
@@ -26,6 +27,10 @@ from pl_fed.rounds.trained_cohort import (
     TrainedCohort,
     UploadStatus,
 )
+from pl_fed.trees import count_sample_bytes
+from pl_fed.types import Batch
+
+_READ_BYTES = 1 << 28  # samples in memory maps that are read at once, in bytes
 
 
 @dataclass(frozen=True)
@@ -156,19 +161,28 @@ class LocalTraining:
             )
         )
         chunks = self._split_cohort(cohort, plan.rule)
-        prefetched = [cohort[positions] for positions in chunks[1:]]
+        prefetched = [(cohort[positions], plan.round) for positions in chunks[1:]]
         next_chunks = self._split_cohort(plan.next_cohort, plan.rule)[:1]
-        prefetched += [plan.next_cohort[positions] for positions in next_chunks]
-        prefetched += [plan.next_cohort[:0]]
+        prefetched += [(plan.next_cohort[positions], plan.round + 1) for positions in next_chunks]
+        prefetched += [(plan.next_cohort[:0], plan.round)]
         num_done = 0
-        for positions, next_clients in zip(chunks, prefetched):
+        for positions, (next_clients, next_round) in zip(chunks, prefetched):
             store.prefetch(next_clients)
+            self._read_ahead(next_clients, next_round, plan.rule)
             chunk = load_chunk(cohort[positions])
             scale = len(share.cohort) / len(cohort)
             chunk.on_done = _scale_progress(num_done, plan.on_clients_done, scale)
             metrics = self.engine.run(self.client, plan.optimizer, chunk)
             own.add(self._end_chunk(chunk, positions, metrics))
             num_done += len(positions)
+
+    def _read_ahead(self, clients: Tensor, round: int, rule: BatchRule) -> None:
+        """Read the samples of clients in a later chunk from memory maps, in the background."""
+        data = self.states.data
+        if data.mapped and len(clients):
+            steps = self.count_steps(clients, rule)
+            batches = self._build_batches(clients, round, rule, steps, {})
+            read_ahead(data.inputs, lambda: batches.sample_ids().cpu())
 
     def _split_cohort(self, cohort: Tensor, rule: BatchRule) -> tuple[Tensor, ...]:
         """Split a cohort into chunks, and return the clients' positions in the cohort.
@@ -184,8 +198,18 @@ class LocalTraining:
             max_steps = [max(counts) for counts in zip(*steps)]
             if len(set(max_steps)) > 1:
                 positions = torch.tensor(max_steps).argsort(descending=True, stable=True)
-        chunks: tuple[Tensor, ...] = positions.split(self.engine.size or len(cohort))
+        size = self.engine.size or len(cohort)
+        if self.states.data.mapped and not self.engine.stacks:
+            size = min(size, self._clients_per_read(cohort))
+        chunks: tuple[Tensor, ...] = positions.split(size)
         return chunks
+
+    def _clients_per_read(self, cohort: Tensor) -> int:
+        """Return the number of clients whose samples in memory maps are read at once."""
+        data = self.states.data
+        samples = int(data.train.sizes[cohort].sum())
+        num_bytes = max(1, samples * count_sample_bytes(data.inputs))
+        return max(1, len(cohort) * _READ_BYTES // num_bytes)
 
     def _load_chunk(
         self, plan: RoundPlan, clients: Tensor, broadcast: ModelRows, remote: RemoteRows
@@ -199,16 +223,8 @@ class LocalTraining:
             remote: Rows of clients with another home process.
         """
         client, steps = self.client, self.count_steps(clients, plan.rule)
-        batches = Batches(
-            self.states.data,
-            clients,
-            [max(counts) for counts in zip(*steps.values())],
-            plan.rule,
-            self.seed,
-            plan.round,
-            self.byzantine_clients.poison(clients, plan.round),
-            self.augment,
-        )
+        poison = self.byzantine_clients.poison(clients, plan.round)
+        batches = self._build_batches(clients, plan.round, plan.rule, steps, poison)
         device = broadcast.parameters.device
         step_rows = {
             model: torch.tensor(counts, dtype=torch.int64, device=device)[:, None]
@@ -218,6 +234,26 @@ class LocalTraining:
         with _note_errors(plan.round, clients, "begin"):
             start = self.states.begin(clients, broadcast, remote, step_rows, lr)
         return Chunk(clients, client.objective, batches, steps, start)
+
+    def _build_batches(
+        self,
+        clients: Tensor,
+        round: int,
+        rule: BatchRule,
+        steps: dict[str, list[int]],
+        poison: dict[int, Callable[[Batch], Batch]],
+    ) -> Batches:
+        """Return the minibatches of clients in a round."""
+        return Batches(
+            self.states.data,
+            clients,
+            [max(counts) for counts in zip(*steps.values())],
+            rule,
+            self.seed,
+            round,
+            poison,
+            self.augment,
+        )
 
     def _end_chunk(
         self, chunk: Chunk, positions: Tensor, metrics: dict[str, Tensor]

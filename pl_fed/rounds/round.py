@@ -145,10 +145,11 @@ class RoundRunner:
     def _plan(self, round: int, optimizer: torch.optim.Optimizer, hooks: RoundHooks) -> RoundPlan:
         """Draw the cohort, and return the plan of its local work."""
         cohort = self.draw_cohort(round)
+        reads_ahead = self.states.store.on_disk or self.states.data.mapped
         return RoundPlan(
             round=round,
             cohort=cohort,
-            next_cohort=self.draw_cohort(round + 1) if self.states.store.on_disk else cohort[:0],
+            next_cohort=self.draw_cohort(round + 1) if reads_ahead else cohort[:0],
             optimizer=optimizer,
             rule=self.batch_rule,
             rounds_left=self.settings.rounds - round,

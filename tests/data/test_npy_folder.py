@@ -1,5 +1,7 @@
 """Inputs in memory maps: the same numbers as in memory, and not in memory."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,9 @@ from torch import nn
 import pl_fed
 from pl_fed.clients import Ditto, FedAvg
 from pl_fed.data import Arrays, FederatedData, NpyFolder
+from pl_fed.data.batches import Batches
 from pl_fed.partitioners import IID, Dirichlet
+from pl_fed.rounds import local_training
 from pl_fed.skews import Quality
 
 COUNT = 60
@@ -79,6 +83,29 @@ def test_fit_on_memory_maps_equals_fit_in_memory(tmp_path, dtype):
         trainer.fit(client, data)
         results.append(trainer.test(client, data, verbose=False)[0])
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("read_bytes", [1 << 28, 12 * 4], ids=["all clients", "each client"])
+def test_samples_of_the_next_chunk_are_read_ahead(tmp_path, monkeypatch, read_bytes):
+    ahead, trained, gather = [], [], Batches._gather_batch
+
+    def gather_and_record(batches, index, position, done):
+        trained.append(index.tolist())
+        return gather(batches, index, position, done)
+
+    data = federations(tmp_path, "uint8")[1]
+    monkeypatch.setattr(local_training, "_READ_BYTES", read_bytes)
+    plain = run_rounds(FedAvg(seeded(mlp)), data, 3, engine="one_by_one")
+    monkeypatch.setattr(
+        local_training, "read_ahead", lambda tree, find_rows: ahead.append(find_rows().tolist())
+    )
+    monkeypatch.setattr(Batches, "_gather_batch", gather_and_record)
+    recorded = run_rounds(FedAvg(seeded(mlp)), data, 3, engine="one_by_one")
+    assert plain.distance(recorded) == 0
+    clients = data.clients.num_clients
+    chunks_per_round, clients_per_chunk = (1, clients) if read_bytes > 48 else (clients, 1)
+    assert len(ahead) == 3 * chunks_per_round
+    assert [*chain(*ahead[:-1])] == [*chain(*trained[clients_per_chunk:])]
 
 
 def test_inputs_stay_in_the_file(tmp_path):

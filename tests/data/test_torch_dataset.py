@@ -241,16 +241,16 @@ DRAWS = {
 }
 
 
+@pytest.mark.parametrize("redraw", [None, False])
 @pytest.mark.parametrize("draws", DRAWS.values(), ids=DRAWS)
-def test_random_augmentation_is_reported_and_reproducible(draws):
+def test_first_reading_is_reproducible_and_leaves_the_generators_alone(draws, redraw):
     state = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
-    sources = [TorchDataset(Augmented(draws)) for _ in range(2)]
-    with pytest.warns(UserWarning, match="Augmented gives other samples .* `data.augment`, which"):
-        one = sources[0].load()
+    sources = [TorchDataset(Augmented(draws), redraw=redraw) for _ in range(2)]
+    one = sources[0].load()
     draws()
-    with pytest.warns(UserWarning, match="random augmentation is frozen"):
-        other = sources[1].load()
+    other = sources[1].load()
     assert torch.equal(one.inputs, other.inputs)
+    assert (one.redraw is None) == (redraw is False)
     draws()
     after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
     changed = [not torch.equal(state[0], after[0]), state[1] != after[1], state[2] != after[2]]

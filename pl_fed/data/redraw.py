@@ -1,0 +1,174 @@
+"""Drawing anew: training samples of a data set that draws at random, read for each minibatch."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from pl_fed.data.sample_reader import SampleReader, Samples
+from pl_fed.random import fork_all_generators, key
+from pl_fed.text import first_line
+from pl_fed.trees import Tree, join, leaves
+
+_READ_TWICE = 16  # samples that are read again, to find random draws
+
+
+@dataclass(frozen=True)
+class Redraw:
+    """Redraw: reads samples of a data set under given keys, so that draws do not depend on order.
+
+    Each sample is read and collated by itself, after the global generators of torch, numpy and
+    python were seeded with its key. It is the same in any minibatch, engine and process.
+
+    Attributes:
+        dataset: The map-style data set, all parts one after another.
+        reader: Joins and separates the samples.
+        shapes: The shape of a sample's tensors, inputs before targets.
+
+    Example:
+        >>> from torch.utils.data import default_collate
+        >>> from pl_fed.data.batch_roles import BatchRoles
+        >>> class Noise:
+        ...     def __getitem__(self, index):
+        ...         return torch.rand(1), index
+        >>> redraw = Redraw(Noise(), SampleReader(BatchRoles(), default_collate), [(1,), ()])
+        >>> torch.equal(redraw([4, 2], [10, 11])[0], redraw([2, 4], [11, 10])[0].flip(0))
+        True
+    """
+
+    dataset: Any
+    reader: SampleReader
+    shapes: Sequence[Sequence[int]]
+
+    def __call__(self, positions: list[int], keys: list[int]) -> tuple[Tree, Tree]:
+        """Return inputs and targets of the samples at some positions.
+
+        Args:
+            positions: Positions of the samples in the data set.
+            keys: The key of the draws of each sample.
+
+        Raises:
+            ValueError: If a sample cannot be read, or has another shape than before.
+        """
+        pieces = []
+        with fork_all_generators() as seed, explain_errors(name_of(self.dataset)):
+            for position, draw in zip(positions, keys, strict=True):
+                seed(draw)
+                samples = self.reader([self.dataset[position]])
+                pieces.append((samples.inputs, samples.targets))
+                self._check_shapes(pieces[-1])
+        inputs, targets = join(pieces)
+        return inputs, targets
+
+    def _check_shapes(self, samples: Tree) -> None:
+        for leaf, shape in zip(leaves(samples), self.shapes, strict=True):
+            if tuple(leaf.shape[1:]) != tuple(shape):
+                raise ValueError(
+                    f"Expected samples to keep their shape {list(shape)} when they are drawn anew"
+                    f" but got {list(leaf.shape[1:])}: set `padding` to the number that pads the"
+                    " shorter ones, let `collate_fn` pad to a fixed length, or set `redraw` to"
+                    " false"
+                )
+
+
+def choose_redraw(
+    dataset: Any,
+    pieces: Sequence[Any],
+    reader: SampleReader,
+    samples: Samples,
+    option: bool | None,
+) -> Redraw | None:
+    """Return how training samples are drawn anew; ``None`` if all samples are read once.
+
+    Args:
+        dataset: The data set, all parts one after another.
+        pieces: The parts; the training part comes first.
+        reader: Joins and separates the samples.
+        samples: All samples, read once.
+        option: Whether to draw anew; ``None`` if the training part draws at random.
+
+    Raises:
+        ValueError: If the option is true, and the draws do not depend on the global generators; or
+            if samples drawn anew have other shapes.
+    """
+    if option is False:
+        return None
+    random = [piece for piece in pieces if _differs_when_read_again(piece, reader)]
+    name = name_of(random[0] if random else pieces[0])
+    if option is None and not any(piece is pieces[0] for piece in random):
+        if random:
+            rank_zero_info(f"{name} draws at random: pl_fed draws its samples once.")
+        return None
+    shapes = [leaf.shape[1:] for leaf in leaves((samples.inputs, samples.targets))]
+    redraw = Redraw(dataset, reader, shapes)
+    first, second = (_read_some(redraw, len(pieces[0])) for _ in range(2))
+    if not _are_equal(first, second):
+        problem = (
+            f"{name} gives other samples when it is read again with the same seeds, because it"
+            " draws from a generator of its own: draw from the global generators of torch, numpy"
+            " or random"
+        )
+        if option:
+            raise ValueError(f"Expected samples that `redraw` can repeat but {problem}.")
+        rank_zero_warn(
+            f"{problem}, or set `data.augment`. pl_fed reads each sample once, so its random"
+            " augmentation is frozen."
+        )
+        return None
+    rank_zero_info(
+        f"{name} draws at random: pl_fed draws training samples anew in each minibatch, and"
+        " validation and test samples once. Set `data.dataset.redraw` to false to draw all once."
+    )
+    return redraw
+
+
+def _spaced_positions(length: int) -> list[int]:
+    number = min(_READ_TWICE, length)
+    return [k * length // number for k in range(number)]
+
+
+def _differs_when_read_again(dataset: Any, reader: SampleReader) -> bool:
+    """Return whether some samples differ between two readings."""
+    positions = _spaced_positions(len(dataset))
+    first, second = (reader([dataset[k] for k in positions]) for _ in range(2))
+    return not _are_equal(first, second)
+
+
+def _read_some(redraw: Redraw, length: int) -> Samples:
+    """Return some samples under fixed keys."""
+    positions = _spaced_positions(length)
+    keys = [key(0, "data set", position) for position in positions]
+    return Samples(*redraw(positions, keys), None, None)
+
+
+def _are_equal(first: Samples, second: Samples) -> bool:
+    pairs = zip(first.leaves, second.leaves, strict=True)
+    return all(torch.equal(leaf, other) for leaf, other in pairs)
+
+
+@contextmanager
+def explain_errors(name: str) -> Iterator[None]:
+    """Replace any error of a user's data set or function by one sentence."""
+    try:
+        yield
+    except Exception as error:  # of any type
+        text = first_line(error)
+        if text.startswith("Expected "):
+            raise ValueError(f"{text} (in {name}).") from error
+        if "equal size" in text:
+            raise ValueError(
+                f"Expected all samples of {name} to have the same shape but got several: set"
+                " `padding` to the number that pads the shorter ones, or `collate_fn`."
+            ) from error
+        raise ValueError(
+            f"Expected {name} to give samples that its `collate_fn` joins but got"
+            f" {type(error).__name__}: {text}."
+        ) from error
+
+
+def name_of(dataset: Any) -> str:
+    """Return the name of a data set's class."""
+    return type(dataset).__name__
