@@ -72,7 +72,45 @@ class Residual(nn.Sequential):
         )
 
 
-_OWN: dict[str, type[nn.Module]] = {net.__name__: net for net in (PflCNN, Residual)}
+class LowRank(nn.Module):
+    """A frozen linear layer with a trained product of two matrices of rank 8 beside it (LoRA)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.down = nn.Linear(inputs, 8, bias=False)
+        self.up = nn.Linear(8, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's outputs."""
+        return self.frozen(x) + self.up(self.down(x))
+
+
+class Adapters(nn.Module):
+    """Six transformer layers of width 384 on 32 positions; only adapters and the head are trained.
+
+    Shape:
+        [batch, 32, 384] → logits [batch, 10].
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.ModuleList(LowRank(384, 3 * 384) for _ in range(6))
+        self.hidden = nn.ModuleList(LowRank(384, 1536) for _ in range(6))
+        self.out = nn.ModuleList(LowRank(1536, 384) for _ in range(6))
+        self.head = nn.Linear(384, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        for queries, hidden, out in zip(self.queries, self.hidden, self.out):
+            heads = queries(x).unflatten(-1, (3, 12, 32)).permute(2, 0, 3, 1, 4)
+            mixed = nn.functional.scaled_dot_product_attention(*heads)
+            x = x + mixed.transpose(1, 2).flatten(2)
+            x = x + out(nn.functional.gelu(hidden(x)))
+        return self.head(x.mean(1))
+
+
+_OWN: dict[str, type[nn.Module]] = {net.__name__: net for net in (PflCNN, Residual, Adapters)}
 
 
 @dataclass(frozen=True)
@@ -183,5 +221,11 @@ NETS = build_shipped_nets()
 STACKED = {
     f"stacked-{n}": Case(f"FedAvg, MLP 784-128-64-10, {n} × 10 steps of 10", **_MLP, clients=n)
     for n in (100, 1000)
+}
+SCALED = {  # name: a federation whose number of clients grows
+    "logistic regression": TARGETS["logistic-10"],
+    "MLP": TARGETS["mlp"],
+    "CNN": _CNN,
+    "adapters on a frozen body": Case("FedAvg, adapters", "Adapters", (32, 384), steps=5),
 }
 CASES = {**TARGETS, **NETS, **STACKED}

@@ -51,7 +51,8 @@ def fit(
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore")
     sampler = Uniform(case.cohort) if case.cohort else All()
-    federation = pl_fed.Federation(sampler, engine=pl_fed.EngineOptions(settings.engine), seed=0)
+    engine = pl_fed.EngineOptions(settings.engine, compile_mode=settings.compile_mode)
+    federation = pl_fed.Federation(sampler, engine=engine, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl_fed.Trainer(
             federation,

@@ -19,6 +19,7 @@ class Settings:
         seconds: Seconds for each case, without warm-up.
         warmup: Rounds of pl_fed before the first turn, including compilation.
         turns: Smallest number of turns.
+        compile_mode: ``mode`` of ``torch.compile``, such as ``reduce-overhead`` for CUDA graphs.
     """
 
     engine: str = "auto"
@@ -27,6 +28,7 @@ class Settings:
     seconds: float = 10.0
     warmup: int = 5
     turns: int = 9
+    compile_mode: str | None = None
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
@@ -37,6 +39,7 @@ class Settings:
         parser.add_argument("--seconds", type=float, default=cls.seconds, help="for each row")
         parser.add_argument("--warmup", type=int, default=cls.warmup, help="rounds left out")
         parser.add_argument("--turns", type=int, default=cls.turns, help="at least")
+        parser.add_argument("--compile-mode", help="of torch.compile")
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> "Settings":

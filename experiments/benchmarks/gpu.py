@@ -1,0 +1,372 @@
+"""``python experiments/benchmarks/gpu.py``: everything about pl_fed on a GPU, in ten minutes.
+
+The parts run in this order, and each writes its results before the next begins:
+
+- ``tests``: the tests marked ``gpu``.
+- ``numbers``: two runs of the command line on the CPU and on the GPU, and their results.
+- ``steps``: a profile of local steps: a picture, and the operations that wait for the GPU.
+- ``memory``: the GPU's memory over 1,000 rounds.
+- ``scaling``: 10, 100 and 1,000 clients of four nets in each engine.
+- ``targets``: ``targets.py --device cuda``, with pfl-research where it is installed.
+
+Each part ends after its share of ``--minutes``; what it has measured by then stays. A part whose
+results are complete is skipped, and ``scaling`` continues where it stopped. ``--device cpu`` tries
+the script without a GPU. All files go to ``--out``.
+"""
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from cases import SCALED, TARGETS, Case
+from fit import fit
+from report import machine, table
+from settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARES = {  # of the time
+    "tests": 0.25,
+    "numbers": 0.1,
+    "steps": 0.05,
+    "memory": 0.05,
+    "scaling": 0.35,
+    "targets": 0.2,
+}
+RUNS = {  # name: options of `fit --config configs/quickstart.yaml`
+    "quickstart, MLP": [],
+    "quickstart, CNN": [
+        *("--model.net", "pl_fed.models.FlameCNN", "--model.net.in_channels", "1"),
+        *("--model.net.image_size", "8"),
+    ],
+}
+ENGINES = {  # name: engine and mode of torch.compile
+    "one by one": ("one_by_one", None),
+    "stacked": ("stacked", None),
+    "one by one, compiled": ("one_by_one_compiled", None),
+    "stacked, compiled": ("stacked_compiled", None),
+    "stacked, CUDA graphs": ("stacked_compiled", "reduce-overhead"),
+}
+LONGEST_ROUND = 20.0  # seconds: larger federations of an engine that is slower are left out
+ROUNDS_OF_MEMORY = 1000
+
+
+class Deadline:
+    """Deadline: the end of a part's share of the time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.at = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, at least 1."""
+        return max(1.0, self.at - time.monotonic())
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether no time is left."""
+        return time.monotonic() > self.at
+
+
+def run_tests(out: Path, device: str, deadline: Deadline) -> str:
+    """Run the tests marked ``gpu``, and return pytest's last line."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/test_gpu.py", "--tb=short"]
+    command += ["-rfE", "--durations=5"]
+    printed = run_command(command, {"PL_FED_TEST_DEVICE": device}, deadline)
+    (out / "tests.txt").write_text(printed)
+    return printed.strip().splitlines()[-1] if printed.strip() else "nothing was printed"
+
+
+def compare_numbers(out: Path, device: str, deadline: Deadline) -> str:
+    """Run configs on the CPU and on the device, and return a table of their test results."""
+    rows = []
+    for name, options in RUNS.items():
+        for accelerator in dict.fromkeys(("cpu", device)):
+            folder = out / "runs" / f"{name.split()[-1]}-{accelerator}"
+            command = [sys.executable, "-m", "pl_fed", "fit", "--config", "configs/quickstart.yaml"]
+            command += [*options, "--trainer.accelerator", accelerator]
+            command += ["--trainer.default_root_dir", str(folder)]
+            command += ["--trainer.enable_progress_bar", "false"]
+            started = time.monotonic()
+            printed = run_command(command, {}, deadline)
+            seconds = time.monotonic() - started
+            results = read_results(folder) or {"failed": printed[-300:]}
+            rows.append([name, accelerator, f"{seconds:.1f}", json.dumps(results)])
+    text = table(["run", "device", "seconds", "test results"], rows)
+    (out / "numbers.md").write_text(text)
+    return text
+
+
+def read_results(folder: Path) -> dict[str, float]:
+    """Return the mean and the spread of the test accuracy, and the loss, of a folder's last run."""
+    rows = [
+        row
+        for path in sorted(folder.glob("*/metrics.csv"))
+        for row in read_rows(path)
+        if row.get("test/personal/accuracy")
+    ]
+    names = [f"test/personal/{name}" for name in ("accuracy", "accuracy_std", "loss")]
+    return {name: round(float(rows[-1][name]), 4) for name in names} if rows else {}
+
+
+def profile_steps(out: Path, device: str, deadline: Deadline) -> str:
+    """Profile rounds of 100 stacked clients; return the operations that wait for the device."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    case, rounds = replace(TARGETS["mlp"], clients=100), []
+    profiler = torch.profiler.profile(activities=activities)
+
+    def continue_after_round(seconds: float | None) -> bool:
+        rounds.append(seconds)
+        if len(rounds) == 4:
+            profiler.start()
+        if len(rounds) == 6:
+            profiler.stop()
+        return len(rounds) < 6 and not deadline.has_passed
+
+    fit(case, case.data(), Settings("stacked", device), 1, continue_after_round)
+    order = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
+    (out / "steps.txt").write_text(profiler.key_averages().table(sort_by=order, row_limit=30))
+    draw_timeline(profiler, out / "steps.png")
+    waits = [
+        f"{event.key}: {event.count}"
+        for event in profiler.key_averages()
+        if "Synchronize" in event.key or event.key == "aten::item"
+    ]
+    return f"waits in two rounds of {case.steps} local steps: {', '.join(waits) or 'none'}\n"
+
+
+def draw_timeline(profiler: torch.profiler.profile, path: Path) -> None:
+    """Draw when the CPU and the device work, and when the CPU waits."""
+    from matplotlib.figure import Figure
+
+    lanes: dict[str, list[tuple[float, float]]] = {"device": [], "CPU": [], "CPU waits": []}
+    for event in profiler.events() or []:
+        span = (event.time_range.start, event.time_range.end - event.time_range.start)
+        if str(event.device_type).endswith("CUDA"):
+            lanes["device"].append(span)
+        elif "Synchronize" in event.name or event.name == "aten::item":
+            lanes["CPU waits"].append(span)
+        elif event.cpu_parent is None:
+            lanes["CPU"].append(span)
+    begin = min((start for spans in lanes.values() for start, _ in spans), default=0.0)
+    figure = Figure(figsize=(10, 2.5), layout="constrained")
+    axes = figure.subplots()
+    for height, (spans, color) in enumerate(zip(lanes.values(), ("#0072B2", "#999999", "#D55E00"))):
+        shifted = [((start - begin) / 1e3, length / 1e3) for start, length in spans]
+        axes.broken_barh(shifted, (height - 0.4, 0.8), facecolors=color)
+    axes.set_yticks(range(len(lanes)), list(lanes))
+    axes.set(xlabel="ms", title="Two rounds of 100 stacked clients with 10 local steps")
+    figure.savefig(path, dpi=130)
+
+
+def watch_memory(out: Path, device: str, deadline: Deadline) -> str:
+    """Record the device's allocated memory every 100 rounds."""
+    rows: list[list[str]] = []
+    case, count = TARGETS["ditto"], 0
+
+    def continue_after_round(_: float | None) -> bool:
+        nonlocal count
+        if count % 100 == 0:
+            rows.append([str(count), f"{allocated_memory(device):,}"])
+        count += 1
+        return count <= ROUNDS_OF_MEMORY and not deadline.has_passed
+
+    fit(case, case.data(), Settings("stacked", device), 1, continue_after_round)
+    text = table(["round", "allocated bytes"], rows)
+    (out / "memory.md").write_text(text)
+    return text
+
+
+def allocated_memory(device: str) -> int:
+    """Return the bytes that tensors hold on the device; 0 on a CPU."""
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+def measure_scaling(out: Path, device: str, deadline: Deadline) -> str:
+    """Measure rounds of each net, number of clients and engine; append each to scaling.csv."""
+    path = out / "scaling.csv"
+    rows = read_rows(path)
+    known = {(row["net"], row["engine"], row["clients"]) for row in rows}
+    too_slow: set[tuple[str, str]] = set()
+    for net, case in SCALED.items():
+        for clients in (10, 100, 1000):
+            for name, (engine, mode) in ENGINES.items():
+                if (net, name, str(clients)) in known or (net, name) in too_slow:
+                    continue
+                if deadline.has_passed:
+                    return f"stopped after {len(rows)} of {len(SCALED) * 3 * len(ENGINES)} rows\n"
+                settings = Settings(engine, device, compile_mode=mode)
+                row = {"net": net, "engine": name, "clients": str(clients)}
+                row |= measure_rounds(replace(case, clients=clients), settings)
+                if float(row["round_ms"] or 0) > 1e3 * LONGEST_ROUND / 10:
+                    too_slow.add((net, name))
+                rows.append(row)
+                append_row(path, row)
+    return table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def measure_rounds(case: Case, settings: Settings, seconds: float = 2.0) -> dict[str, str]:
+    """Return the median round, the peak of the memory, and the use of the device."""
+    times: list[float] = []
+    busy = DeviceUse(settings.device)
+
+    def continue_after_round(last: float | None) -> bool:
+        if last is not None:
+            times.append(last)
+        if len(times) == 2:  # the first rounds compile
+            busy.start()
+        return len(times) < 5 or (sum(times[2:]) < seconds and len(times) < 200)
+
+    if settings.device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        engine = fit(case, case.data(), settings, 1, continue_after_round)
+    except Exception as error:  # one row fails: the others go on
+        return dict.fromkeys(("round_ms", "peak_mb", "device_use"), "") | {"ran": str(error)[:200]}
+    peak = torch.cuda.max_memory_allocated() if settings.device == "cuda" else 0
+    ordered = sorted(times[2:])
+    return {
+        "round_ms": f"{1e3 * ordered[len(ordered) // 2]:.3f}",
+        "peak_mb": f"{peak / 2**20:.0f}",
+        "device_use": busy.stop(),
+        "ran": engine,
+    }
+
+
+class DeviceUse:
+    """Device use: nvidia-smi's share of the time in which the GPU has run a kernel."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self._process: subprocess.Popen | None = None
+
+    def start(self) -> None:
+        """Begin to sample."""
+        if self.device == "cuda":
+            query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+            self._process = subprocess.Popen(
+                [*query, "--loop-ms=200"], stdout=subprocess.PIPE, text=True
+            )
+
+    def stop(self) -> str:
+        """Return the mean of the samples in percent."""
+        if self._process is None:
+            return ""
+        self._process.terminate()
+        samples = [int(line) for line in self._process.communicate()[0].split() if line.isdigit()]
+        return f"{sum(samples) / len(samples):.0f}" if samples else ""
+
+
+def race_targets(out: Path, device: str, deadline: Deadline) -> str:
+    """Run ``targets.py`` on the device, row by row."""
+    names = ["stacked-1000", "cnn", "mlp", "ditto", "logistic-100", "logistic-10", "stacked-100"]
+    if device == "cpu":
+        names = names[2:]
+    printed = ""
+    for name in names:
+        command = [sys.executable, "experiments/benchmarks/targets.py", "--rows", name]
+        command += ["--device", device, "--seconds", "5"]
+        if deadline.has_passed:
+            printed += f"{name}: no time was left\n"
+        else:
+            printed += run_command(command, {}, deadline)
+        (out / "targets.txt").write_text(printed)
+    return printed
+
+
+def run_command(command: list[str], environment: dict[str, str], deadline: Deadline) -> str:
+    """Run a command until the deadline, and return its output."""
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **own},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=deadline.left,
+        )
+    except subprocess.TimeoutExpired as error:
+        printed = error.stdout or b""
+        text = printed.decode() if isinstance(printed, bytes) else printed
+        return f"{text}\nstopped: its share of the time was over\n"
+    return done.stdout
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file; none if it does not exist."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def append_row(path: Path, row: dict[str, str]) -> None:
+    """Append a row, with the header before the first."""
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(row), lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+PARTS: dict[str, Callable[[Path, str, Deadline], str]] = {
+    "tests": run_tests,
+    "numbers": compare_numbers,
+    "steps": profile_steps,
+    "memory": watch_memory,
+    "scaling": measure_scaling,
+    "targets": race_targets,
+}
+
+
+def describe_driver(device: str) -> str:
+    """Return the driver's version and CUDA's."""
+    if device != "cuda":
+        return ""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    return f" Driver {driver}, CUDA {torch.version.cuda}."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu", help="folder")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for all parts")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    options = parser.parse_args()
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "machine.md").write_text(machine(options.device) + describe_driver(options.device))
+    total = sum(SHARES[name] for name in options.parts)
+    for name in options.parts:
+        done = out / f"{name}.done"
+        if done.exists():
+            continue
+        started = time.monotonic()
+        deadline = Deadline(60 * options.minutes * SHARES[name] / total)
+        try:
+            text = PARTS[name](out, options.device, deadline)
+        except Exception as error:  # the next parts run all the same
+            text = f"failed: {type(error).__name__}: {error}\n"
+        else:
+            if not deadline.has_passed:
+                done.touch()
+        print(f"== {name}, {time.monotonic() - started:.0f} s\n{text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
