@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.arguments import check_writable
 from pl_fed.callbacks import Predictions, Summary
+from pl_fed.command.program import program_name
 from pl_fed.command.run_files import (
     CONFIG,
     class_entries,
@@ -35,15 +36,6 @@ from pl_fed.lightning.trainer import Trainer
 from pl_fed.reports.configs import group_name
 from pl_fed.run_folder import RunLock, is_first_process, last_checkpoint, last_run, new_folder
 
-_PROGRAM = {
-    "prog": "python -m pl_fed",
-    "description": "Federated learning: personalized, fair and robust at once.",
-    "epilog": (
-        "Three further subcommands train nothing: partition (print and draw the data split), report"
-        " (compare runs in one page), export (write clients' models as files). Each has its own"
-        " --help."
-    ),
-}
 _NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry")  # values of ckpt_path that name no file
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _UNSAVED_METRICS = "metrics_before.csv"  # rounds before a restart, without a checkpoint
@@ -65,7 +57,7 @@ class FederatedCLI(SectionsCLI):
                 super().__init__(
                     save_config_callback=SaveAndLogConfig,
                     save_config_kwargs={"overwrite": True},
-                    parser_kwargs=_PROGRAM,
+                    parser_kwargs={"prog": program_name()},
                     args=args,
                 )
             except KeyboardInterrupt as error:  # a second Ctrl-C, or one before the trainer exists
@@ -118,7 +110,7 @@ class FederatedCLI(SectionsCLI):
             return f"{folder}."
         if checkpoint is None and not (run_dir / "checkpoints").is_dir():
             return f"{folder}; it has no checkpoints/last.ckpt to resume from."
-        command = shlex.join([*_PROGRAM["prog"].split(), *_resume_arguments(self._arguments)])
+        command = shlex.join([*program_name().split(), *_resume_arguments(self._arguments)])
         start = "" if checkpoint else " from round 0, because it has no checkpoint yet"
         return f"{folder}. Resume the run{start}:\n  {command}"
 

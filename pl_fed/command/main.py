@@ -20,8 +20,8 @@ from pl_fed.command.messages import (
     summarize,
 )
 from pl_fed.command.partition import WITHOUT_MODEL, PartitionCLI
-from pl_fed.command.report import report
 from pl_fed.command.run_files import SWEEP_ID
+from pl_fed.command.start import run_light_command
 from pl_fed.run_folder import is_first_process
 
 
@@ -36,14 +36,7 @@ def main(args: ArgsType = None) -> None:
         os.environ.setdefault("WANDB_MODE", "offline")
     arguments = sys.argv[1:] if args is None else args
     try:
-        if isinstance(arguments, list) and arguments[:1] == ["partition"]:
-            PartitionCLI([*arguments[1:], *WITHOUT_MODEL])
-        elif isinstance(arguments, list) and arguments[:1] == ["report"]:
-            report(arguments[1:])
-        elif isinstance(arguments, list) and arguments[:1] == ["export"]:
-            ExportCLI(arguments[1:])
-        else:
-            FederatedCLI(args)
+        _run_command(arguments)
     except SIGTERMException:  # Lightning would exit with the status of success
         sys.exit(128 + signal.SIGTERM)
     except KeyboardInterrupt:  # FederatedCLI reports the stop of a run itself
@@ -66,6 +59,29 @@ def main(args: ArgsType = None) -> None:
         notes = getattr(error, "__notes__", [])
         print(format_error(" ".join([text, *notes]), arguments), end="", file=sys.stderr)
         sys.exit(1)
+
+
+def _run_command(arguments: ArgsType) -> None:
+    """Run the command that the first argument names."""
+    if not isinstance(arguments, list):
+        FederatedCLI(arguments)
+    elif run_light_command(arguments):
+        return
+    elif arguments[0] == "partition":
+        PartitionCLI([*_full_help(arguments[1:]), *WITHOUT_MODEL])
+    elif arguments[0] == "export":
+        ExportCLI(arguments[1:])
+    else:
+        FederatedCLI(_full_help(arguments))
+
+
+def _full_help(arguments: list[str]) -> list[str]:
+    """Return a command line in which ``--help all`` is the parser's own ``--help``."""
+    if "--help" not in arguments:
+        return arguments
+    place = arguments.index("--help")
+    is_all = arguments[place + 1 : place + 2] == ["all"]
+    return [*arguments[: place + 1], *arguments[place + 2 :]] if is_all else arguments
 
 
 def _is_from_lightning(error: Exception) -> bool:
