@@ -5,11 +5,11 @@ import sys
 
 def main() -> None:
     """Run the command line; short commands do not wait for PyTorch and Lightning."""
-    from pl_fed.command.start import run_light_command
+    from pl_fed.command.start import announce, run_light_command
 
     if not run_light_command(sys.argv[1:]):
-        from pl_fed.command.main import main as run_command
-
+        with announce("Loading PyTorch and Lightning …"):
+            from pl_fed.command.main import main as run_command
         run_command()
 
 

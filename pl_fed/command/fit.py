@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.arguments import check_writable
-from pl_fed.callbacks import Predictions, Summary
+from pl_fed.callbacks import Introduction, Predictions, Summary
 from pl_fed.command.program import program_name
 from pl_fed.command.run_files import (
     CONFIG,
@@ -30,6 +30,7 @@ from pl_fed.command.run_files import (
 )
 from pl_fed.command.saved_config import SaveAndLogConfig, is_config_of
 from pl_fed.command.sections import SectionsCLI
+from pl_fed.command.start_status import StartStatus
 from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import check_source, check_weights_only, local_path
 from pl_fed.lightning.trainer import Trainer
@@ -140,6 +141,8 @@ class FederatedCLI(SectionsCLI):
 
     def instantiate_classes(self) -> None:
         """Instantiate all classes; loggers write into the run's folder."""
+        self._status = StartStatus("Reading the data …")
+        self._until_the_end.callback(self._status.stop)
         config = self.config[self.subcommand]
         root = config.trainer.default_root_dir or "runs"
         resumes = self.subcommand == "fit" and config.ckpt_path == "last"
@@ -193,12 +196,23 @@ class FederatedCLI(SectionsCLI):
         trainer = super().instantiate_trainer(
             federation=federation, run_dir=self.run_dir, lock=self._lock, **kwargs
         )
-        added: list[Callback] = [Summary(federation, self.run_dir)]
+        config = self.config[self.subcommand].as_dict()
+        added: list[Callback] = [
+            Introduction(federation, config, self.run_dir),
+            Summary(federation, self.run_dir, self._next_command()),
+        ]
         if self.subcommand == "predict":
             added.append(Predictions(self.run_dir or Path()))
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks.insert(0, self._status)  # before any bar
         callbacks.extend(added)
         return trainer
+
+    def _next_command(self) -> str | None:
+        """Return the command that compares the run with the others in its parent folder."""
+        if self.run_dir is None:
+            return None
+        return shlex.join([*program_name().split(), "report", str(self.run_dir.parent)])
 
     def after_fit(self) -> None:
         """Test the final models."""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -24,12 +25,17 @@ from pl_fed.command.run_files import SWEEP_ID
 from pl_fed.command.start import run_light_command
 from pl_fed.run_folder import is_first_process
 
+# Lines of Lightning's log about pl_fed's own lines: devices, seed, number of rounds
+_KNOWN = re.compile(
+    r".*💡|(\[rank: \d+\] )?Seed set to|[GT]PU available:|`Trainer\.fit` stopped: `max_"
+)
+
 
 def main(args: ArgsType = None) -> None:
     """Run the command line; print one sentence, not a traceback, for errors of the user."""
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda record: "💡" not in record.getMessage()
-    )
+    for library in ("lightning.pytorch", "lightning.fabric"):
+        for module in ("rank_zero", "seed"):
+            logging.getLogger(f"{library}.utilities.{module}").addFilter(_is_news)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended.*")
     if SWEEP_ID not in os.environ:  # the agent of a sweep waits for the metrics of its runs
@@ -59,6 +65,11 @@ def main(args: ArgsType = None) -> None:
         notes = getattr(error, "__notes__", [])
         print(format_error(" ".join([text, *notes]), arguments), end="", file=sys.stderr)
         sys.exit(1)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a line of Lightning's log says more than pl_fed's own lines do."""
+    return _KNOWN.match(record.getMessage()) is None
 
 
 def _run_command(arguments: ArgsType) -> None:

@@ -1,7 +1,8 @@
 """Commands that start within a second: they import neither PyTorch nor Lightning."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from pl_fed import __version__
 from pl_fed.command.help_pages import WITH_A_PAGE, help_page
@@ -43,6 +44,19 @@ def run_light_command(arguments: Sequence[str]) -> bool:
     else:
         return False
     return True
+
+
+@contextmanager
+def announce(text: str) -> Iterator[None]:
+    """Show a line in the terminal while the body runs; the body prints nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(text, end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(" " * len(text), end="\r", file=sys.stderr, flush=True)
 
 
 def _find_help(words: list[str]) -> str:
