@@ -1,10 +1,17 @@
-"""``python -m pl_fed``."""
+"""``python -m pl_fed``, and the console script ``pl_fed``."""
 
 import sys
 
+
+def main() -> None:
+    """Run the command line; short commands do not wait for PyTorch and Lightning."""
+    from pl_fed.command.start import announce, run_light_command
+
+    if not run_light_command(sys.argv[1:]):
+        with announce("Loading PyTorch and Lightning …"):
+            from pl_fed.command.main import main as run_command
+        run_command()
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["report"]:  # starts without PyTorch and Lightning
-        from pl_fed.command.report import main
-    else:
-        from pl_fed.command.main import main
     main()

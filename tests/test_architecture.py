@@ -47,6 +47,7 @@ SAME_FLOOR = {  # imports allowed between rooms of one floor, without cycles
     "callbacks": {"federation", "loggers", "reports"},
     "exports": {"federation", "run_folder"},
     "__main__": {"command"},
+    "command": {"__init__"},  # its version
 }
 
 PUBLIC_THOUGH_PRIVATE = {

@@ -1,5 +1,6 @@
 """The table of results at the end of a run."""
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,16 +15,38 @@ from pl_fed.reports.tables import result_titles
 
 
 class Summary(Callback):
-    """Summary: a printed table of each model's metrics, and the path of the run's folder.
+    """Summary: a printed table of each model's metrics, the time, and the path of the run's folder.
+
+    The clients' own model is in bold, or the global model if there is no other.
 
     Args:
         federation: The federation.
         folder: The run's folder; ``None`` prints no path.
+        next_command: A command that shows more of the results; ``None`` prints none.
     """
 
-    def __init__(self, federation: Federation, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        folder: Path | None = None,
+        next_command: str | None = None,
+    ) -> None:
         self.federation = federation
         self.folder = folder
+        self.next_command = next_command
+        self._started = (0, 0.0)  # round and time
+        self._fitted = ""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._started = (trainer.current_epoch, time.monotonic())
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock."""
+        first, start = self._started
+        rounds, seconds = trainer.current_epoch - first, time.monotonic() - start
+        pace = f" ({seconds / rounds:.2g} s per round)" if rounds else ""
+        self._fitted = f"{rounds} rounds in {seconds:.1f} s{pace}"
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the table of the test metrics."""
@@ -44,14 +67,18 @@ class Summary(Callback):
         subject = "accuracy" if has_accuracy else "results"
         stage = "validation" if part == "val" else part
         table = Table("")
+        main = [model for model in values if model != "hybrid"][-1:]
         for model in values:
-            table.add_column(f"{model} model", justify="right")
+            style = "bold" if model in main else None
+            table.add_column(f"{model} model", justify="right", style=style)
         names = {name for metrics in values.values() for name in metrics}
         for name, title in result_titles(names, self.federation.monitored_metric).items():
             if any(name in metrics for metrics in values.values()):
                 row = [f"{v[name]:.4f}" if name in v else "-" for v in values.values()]
                 table.add_row(title, *row)
         console = Console()
+        if self._fitted:
+            console.print(self._fitted, highlight=False)
         if table.row_count:
             console.print(f"{stage} {subject} of benign clients", style="italic")
             console.print(table)
@@ -62,6 +89,8 @@ class Summary(Callback):
             console.print(f"no benign client has {stage} data", style="italic")
         if self.folder is not None and not getattr(trainer, "fast_dev_run", False):
             console.print(f"The run's files are in {self.folder}", soft_wrap=True, markup=False)
+            if self._fitted and self.next_command:
+                console.print(f"Next: {self.next_command}", soft_wrap=True, markup=False)
 
 
 def _undefined_metrics(values: Mapping[str, Mapping[str, Tensor]]) -> Iterator[str]:

@@ -19,7 +19,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pl_fed.arguments import check_writable
-from pl_fed.callbacks import Predictions, Summary
+from pl_fed.callbacks import Introduction, Predictions, Summary
+from pl_fed.command.program import program_name
 from pl_fed.command.run_files import (
     CONFIG,
     class_entries,
@@ -29,21 +30,13 @@ from pl_fed.command.run_files import (
 )
 from pl_fed.command.saved_config import SaveAndLogConfig, is_config_of
 from pl_fed.command.sections import SectionsCLI
+from pl_fed.command.start_status import StartStatus
 from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import check_source, check_weights_only, local_path
 from pl_fed.lightning.trainer import Trainer
 from pl_fed.reports.configs import group_name
 from pl_fed.run_folder import RunLock, is_first_process, last_checkpoint, last_run, new_folder
 
-_PROGRAM = {
-    "prog": "python -m pl_fed",
-    "description": "Federated learning: personalized, fair and robust at once.",
-    "epilog": (
-        "Three further subcommands train nothing: partition (print and draw the data split), report"
-        " (compare runs in one page), export (write clients' models as files). Each has its own"
-        " --help."
-    ),
-}
 _NOT_A_FILE = re.compile(r"last$|best$|hpc$|registry")  # values of ckpt_path that name no file
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _UNSAVED_METRICS = "metrics_before.csv"  # rounds before a restart, without a checkpoint
@@ -65,7 +58,7 @@ class FederatedCLI(SectionsCLI):
                 super().__init__(
                     save_config_callback=SaveAndLogConfig,
                     save_config_kwargs={"overwrite": True},
-                    parser_kwargs=_PROGRAM,
+                    parser_kwargs={"prog": program_name()},
                     args=args,
                 )
             except KeyboardInterrupt as error:  # a second Ctrl-C, or one before the trainer exists
@@ -118,7 +111,7 @@ class FederatedCLI(SectionsCLI):
             return f"{folder}."
         if checkpoint is None and not (run_dir / "checkpoints").is_dir():
             return f"{folder}; it has no checkpoints/last.ckpt to resume from."
-        command = shlex.join([*_PROGRAM["prog"].split(), *_resume_arguments(self._arguments)])
+        command = shlex.join([*program_name().split(), *_resume_arguments(self._arguments)])
         start = "" if checkpoint else " from round 0, because it has no checkpoint yet"
         return f"{folder}. Resume the run{start}:\n  {command}"
 
@@ -148,6 +141,8 @@ class FederatedCLI(SectionsCLI):
 
     def instantiate_classes(self) -> None:
         """Instantiate all classes; loggers write into the run's folder."""
+        self._status = StartStatus("Reading the data …")
+        self._until_the_end.callback(self._status.stop)
         config = self.config[self.subcommand]
         root = config.trainer.default_root_dir or "runs"
         resumes = self.subcommand == "fit" and config.ckpt_path == "last"
@@ -201,12 +196,23 @@ class FederatedCLI(SectionsCLI):
         trainer = super().instantiate_trainer(
             federation=federation, run_dir=self.run_dir, lock=self._lock, **kwargs
         )
-        added: list[Callback] = [Summary(federation, self.run_dir)]
+        config = self.config[self.subcommand].as_dict()
+        added: list[Callback] = [
+            Introduction(federation, config, self.run_dir),
+            Summary(federation, self.run_dir, self._next_command()),
+        ]
         if self.subcommand == "predict":
             added.append(Predictions(self.run_dir or Path()))
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks.insert(0, self._status)  # before any bar
         callbacks.extend(added)
         return trainer
+
+    def _next_command(self) -> str | None:
+        """Return the command that compares the run with the others in its parent folder."""
+        if self.run_dir is None:
+            return None
+        return shlex.join([*program_name().split(), "report", str(self.run_dir.parent)])
 
     def after_fit(self) -> None:
         """Test the final models."""

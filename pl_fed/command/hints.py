@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pl_fed.command.messages import SUBCOMMANDS, escape_invisible
+from pl_fed.command.program import program_name
+from pl_fed.command.shipped_configs import find_configs
 
-_QUICKSTART = "configs/quickstart.yaml"
+_QUICKSTART = "quickstart"
 
 # Names of other programs, in lower case without separators → the option of pl_fed.
 _OPTIONS = {
@@ -80,7 +82,7 @@ def find_hint(message: str, arguments: Sequence[str] = ()) -> str | None:
     if match := _NO_SECTION.match(message):
         return _suggest_config(match[1].strip("`").split(".")[0], arguments)
     if match := _NO_FILE.match(message):
-        return _suggest_file(Path(match[1]))
+        return _suggest_file(Path(match[1]), arguments)
     if (match := _NO_OPTION.match(message)) and "(did you mean" not in message:
         return _suggest_option(match[1])
     if match := _NO_COMMAND.match(message):
@@ -149,12 +151,18 @@ def _config_files(arguments: Sequence[str]) -> Iterator[str]:
             yield argument.removeprefix("--config=")
 
 
-def _suggest_file(path: Path) -> str | None:
-    """Suggest a config with a similar name, in the same folder or in ``configs``."""
+def _suggest_file(path: Path, arguments: Sequence[str]) -> str:
+    """Suggest a config with a similar name, by its path or, if a name was typed, by its name."""
     folders = (Path("configs"), path.parent)
-    files = {file.stem: file for folder in folders for file in folder.glob("*.yaml")}
-    similar = difflib.get_close_matches(path.stem, files, n=1)
-    return f"did you mean {_relative(files[similar[0]])}?" if similar else None
+    files = {
+        file.stem: str(_relative(file)) for folder in folders for file in folder.glob("*.yaml")
+    }
+    names = {name: name for name in find_configs()}
+    texts = names | files if path.name not in _config_files(arguments) else files | names
+    similar = difflib.get_close_matches(path.stem, texts, n=1)
+    if not similar:
+        return f"`{program_name()} list configs` lists the names of configs"
+    return f"did you mean {texts[similar[0]]}?"
 
 
 def _relative(path: Path) -> Path:
@@ -174,4 +182,4 @@ def _suggest_command(name: str, arguments: Sequence[str]) -> str:
     """Suggest a similar subcommand, or ``fit`` with the same arguments."""
     similar = [*difflib.get_close_matches(name, SUBCOMMANDS, n=1), "fit"][0]
     following = [*arguments[1:]] if list(arguments[:1]) == [name] else []
-    return f"did you mean python -m pl_fed {shlex.join([similar, *following])}?"
+    return f"did you mean {program_name()} {shlex.join([similar, *following])}?"

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -20,30 +21,28 @@ from pl_fed.command.messages import (
     summarize,
 )
 from pl_fed.command.partition import WITHOUT_MODEL, PartitionCLI
-from pl_fed.command.report import report
 from pl_fed.command.run_files import SWEEP_ID
+from pl_fed.command.start import run_light_command
 from pl_fed.run_folder import is_first_process
+
+# Lines of Lightning's log about pl_fed's own lines: devices, seed, number of rounds
+_KNOWN = re.compile(
+    r".*💡|(\[rank: \d+\] )?Seed set to|[GT]PU available:|`Trainer\.fit` stopped: `max_"
+)
 
 
 def main(args: ArgsType = None) -> None:
     """Run the command line; print one sentence, not a traceback, for errors of the user."""
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda record: "💡" not in record.getMessage()
-    )
+    for library in ("lightning.pytorch", "lightning.fabric"):
+        for module in ("rank_zero", "seed"):
+            logging.getLogger(f"{library}.utilities.{module}").addFilter(_is_news)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended.*")
     if SWEEP_ID not in os.environ:  # the agent of a sweep waits for the metrics of its runs
         os.environ.setdefault("WANDB_MODE", "offline")
     arguments = sys.argv[1:] if args is None else args
     try:
-        if isinstance(arguments, list) and arguments[:1] == ["partition"]:
-            PartitionCLI([*arguments[1:], *WITHOUT_MODEL])
-        elif isinstance(arguments, list) and arguments[:1] == ["report"]:
-            report(arguments[1:])
-        elif isinstance(arguments, list) and arguments[:1] == ["export"]:
-            ExportCLI(arguments[1:])
-        else:
-            FederatedCLI(args)
+        _run_command(arguments)
     except SIGTERMException:  # Lightning would exit with the status of success
         sys.exit(128 + signal.SIGTERM)
     except KeyboardInterrupt:  # FederatedCLI reports the stop of a run itself
@@ -66,6 +65,34 @@ def main(args: ArgsType = None) -> None:
         notes = getattr(error, "__notes__", [])
         print(format_error(" ".join([text, *notes]), arguments), end="", file=sys.stderr)
         sys.exit(1)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a line of Lightning's log says more than pl_fed's own lines do."""
+    return _KNOWN.match(record.getMessage()) is None
+
+
+def _run_command(arguments: ArgsType) -> None:
+    """Run the command that the first argument names."""
+    if not isinstance(arguments, list):
+        FederatedCLI(arguments)
+    elif run_light_command(arguments):
+        return
+    elif arguments[0] == "partition":
+        PartitionCLI([*_full_help(arguments[1:]), *WITHOUT_MODEL])
+    elif arguments[0] == "export":
+        ExportCLI(arguments[1:])
+    else:
+        FederatedCLI(_full_help(arguments))
+
+
+def _full_help(arguments: list[str]) -> list[str]:
+    """Return a command line in which ``--help all`` is the parser's own ``--help``."""
+    if "--help" not in arguments:
+        return arguments
+    place = arguments.index("--help")
+    is_all = arguments[place + 1 : place + 2] == ["all"]
+    return [*arguments[: place + 1], *arguments[place + 2 :]] if is_all else arguments
 
 
 def _is_from_lightning(error: Exception) -> bool:

@@ -5,7 +5,7 @@ import difflib
 import inspect
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _LOST_NULL = re.compile(  # null that jsonargparse passed as text to an argument
 _NESTED = re.compile(r"NestedArg\(key='.*?', val=(.*)\)$")
 _NO_CLASS = re.compile(r"Not a valid subclass of (\w+)(?:\. Got value: (.*))?$")
 _INSTANTIATOR = "default_class_instantiator"  # jsonargparse's function that calls constructors
-SUBCOMMANDS = ("fit", "validate", "test", "predict", "partition", "report", "export")
+SUBCOMMANDS = ("fit", "validate", "test", "predict", "partition", "report", "export", "list")
 _COMMANDS = ", ".join(SUBCOMMANDS)
 _TEMPLATES = {
     r"Expected a dot import path string: ?(.*)": (
@@ -434,7 +434,7 @@ def _translate_line(line: str, path: str, class_path: str, value: str) -> str:
     if match := re.match(r"(?:Subcommand .+ o|O)ption '(.+?)'(?: is not accepted|$)", line):
         return _describe_unknown_option(match[1], path, class_path)
     if match := re.match(r"module '(.+?)' has no attribute '(.+?)'", line):
-        suggestion = _suggest(match[2], dir(import_module(match[1])))
+        suggestion = suggest_name(match[2], dir(import_module(match[1])))
         return (
             f"Expected argument `{path}` to be a class but {match[1]} has no"
             f" {match[2]}{suggestion}."
@@ -452,10 +452,10 @@ def _describe_unknown_option(name: str, path: str, class_path: str) -> str:
         section = name.partition(".")[0]
         suggestion = _suggest_new_path(name)
         if not suggestion and section not in _SECTIONS:
-            suggestion = _suggest(section, _SECTIONS)
+            suggestion = suggest_name(section, _SECTIONS)
         return f"Expected only options that --help lists but got {name}{suggestion}."
     options = _option_names(class_path)
-    suggestion = _suggest(name, options) or _list_names(options)
+    suggestion = suggest_name(name, options) or _list_names(options)
     owner = f" of {class_path}" if class_path else ""
     return f"Expected argument `{path}` to hold only options{owner} but got `{name}`{suggestion}."
 
@@ -474,7 +474,7 @@ def _suggest_new_path(text: str) -> str:
         return ""
     if parts[2] and parts[1] in _FEDERATION_SECTIONS:
         options = _option_names(_FEDERATION_SECTIONS[parts[1]])
-        return _suggest(parts[2], options) or _list_names(options)
+        return suggest_name(parts[2], options) or _list_names(options)
     path = _NEW_PATHS.get(parts[1])
     return f" (did you mean federation.{path}?)" if path else ""
 
@@ -482,11 +482,11 @@ def _suggest_new_path(text: str) -> str:
 def _suggest_class(path: str, name: str) -> str:
     """Suggest a class, or a module, with a similar name among those that an argument takes."""
     if match := re.fullmatch(r"No module named '(.+)'", name):
-        return _suggest(match[1], sorted({m for modules in _MODULES.values() for m in modules}))
+        return suggest_name(match[1], sorted({m for modules in _MODULES.values() for m in modules}))
     if not name.isidentifier():
         return ""
     modules = _MODULES.get(re.sub(r"\[.*", "", path.rpartition(".")[2]), ())
-    return _suggest(name, [name for module in modules for name in dir(import_module(module))])
+    return suggest_name(name, [name for module in modules for name in dir(import_module(module))])
 
 
 def _option_names(class_path: str) -> list[str]:
@@ -525,7 +525,7 @@ def _describe_abstract_methods(path: str) -> str:
     return f": it has no {' and no '.join(methods)}" if methods else ""
 
 
-def _suggest(name: str, names: list[str]) -> str:
+def suggest_name(name: str, names: Sequence[str]) -> str:
     """Suggest the most similar name in parentheses; empty if none is similar."""
     similar = difflib.get_close_matches(name, names, n=1)
     return f" (did you mean {similar[0]}?)" if similar else ""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lightning.pytorch.cli import ArgsType
 
+from pl_fed.command.program import program_name
 from pl_fed.command.run_files import class_entries, discard_unstarted_run, place_logger
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.loggers import wandb_loggers
@@ -32,7 +33,7 @@ class PartitionCLI(SectionsCLI):
             super().__init__(
                 save_config_callback=None,
                 parser_kwargs={
-                    "prog": "python -m pl_fed partition",
+                    "prog": f"{program_name()} partition",
                     "description": "Print and draw the number of samples of each class per client.",
                 },
                 run=False,

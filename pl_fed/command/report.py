@@ -9,6 +9,7 @@ from jsonargparse import ArgumentParser
 
 from pl_fed.arguments import check_writable
 from pl_fed.command.messages import describe_file_error, summarize
+from pl_fed.command.program import program_name
 from pl_fed.reports import page
 from pl_fed.reports.run import find_runs
 from pl_fed.text import escape_controls
@@ -44,7 +45,7 @@ def report(arguments: Sequence[str]) -> Path:
 
 def _build_parser() -> ArgumentParser:
     parser = _Parser(
-        prog="python -m pl_fed report",
+        prog=f"{program_name()} report",
         description="Compare runs: tables and pictures in one page that opens offline.",
     )
     parser.add_argument(
@@ -64,10 +65,14 @@ def _build_parser() -> ArgumentParser:
     return parser
 
 
-def main() -> None:
-    """Run the command; print one sentence, not a traceback, for errors of the user."""
+def main(arguments: Sequence[str]) -> None:
+    """Run the command; print one sentence, not a traceback, for errors of the user.
+
+    Args:
+        arguments: Arguments of the command line after ``report``.
+    """
     try:
-        report(sys.argv[2:])
+        report(arguments)
     except (ValueError, OSError) as error:
         text = describe_file_error(error) or str(error)
         if not text.startswith("Expected"):

@@ -14,6 +14,7 @@ from pl_fed.clients import Client
 from pl_fed.command.config_files import check_arguments, check_values
 from pl_fed.command.hints import name_config_path
 from pl_fed.command.parser import Parser
+from pl_fed.command.shipped_configs import resolve_config_names
 from pl_fed.data import FederatedData
 from pl_fed.federation import Federation
 
@@ -28,6 +29,8 @@ class SectionsCLI(LightningCLI):
 
     def __init__(self, args: ArgsType = None, **arguments: Any) -> None:
         self._arguments = sys.argv[1:] if args is None else args
+        if isinstance(self._arguments, list):
+            args = resolve_config_names(self._arguments)
         with self._error_paths():
             super().__init__(
                 Client,

@@ -96,6 +96,7 @@ class EngineChoice:
         current: The engine in use; ``None`` before the first round.
         size: The number of clients that it runs at a time; ``None`` before the first round.
         speeds: The measured speeds, by engine.
+        activity: The preparation that runs now, as text for progress bars; mostly empty.
     """
 
     def __init__(self, options: EngineOptions = EngineOptions()) -> None:
@@ -104,6 +105,7 @@ class EngineChoice:
         self.current: str | None = None if options.name == "auto" else options.name
         self.size = options.chunk_size
         self.speeds: dict[str, Speed] = {}
+        self.activity = ""
         self._client: Client | None = None
         self._engines: dict[Any, Engine] = {}
         self._stackable: bool | None = None
@@ -121,6 +123,7 @@ class EngineChoice:
         self._client, self.settings = work.client, work.settings
         if self.current is None:
             self.current = work.agree(self._find_fastest(work) if len(work.cohort) else None)
+            self.activity = ""
         if not len(work.cohort):
             return
         if self.stacks and not self._can_stack(work, rank_zero_warn):
@@ -134,11 +137,15 @@ class EngineChoice:
     ) -> dict[str, Tensor]:
         """Train the chunk's rows by the chosen engine: see :meth:`Engine.run`."""
         name = self.current or "one_by_one"
+        if name in COMPILED and not self._engines:
+            self.activity = f"Compiling the local steps for the engine {name}"
         try:
             return self._get_engine(name, self.size or 1).run(client, optimizer, chunk)
         except CannotCompileError as error:
             self.current = _EAGER_FALLBACKS[name]
             _warn_eager(error)
+        finally:
+            self.activity = ""
         return self.run(client, optimizer, chunk)
 
     def clients_at_a_time(self, name: str | None, work: Workload) -> int:
@@ -236,6 +243,7 @@ class EngineChoice:
 
         def run(chunk: Chunk) -> dict[str, Tensor]:
             """Train a chunk by the engine."""
+            self.activity = f"Timing the engine {name}, once for this run"
             return self._get_engine(name, size).run(work.client, work.optimizer, chunk)
 
         return Candidate(run, lambda: work.load(work.cohort[:size]))

@@ -10,7 +10,7 @@ from typing import Any
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Callback
 from lightning.pytorch import Trainer as LightningTrainer
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
@@ -23,6 +23,7 @@ from pl_fed.callbacks import (
     PerClient,
     PythonConfig,
     RoundMetrics,
+    RoundProgress,
     RunSummary,
     WandbAxis,
     WandbReport,
@@ -76,7 +77,9 @@ class Trainer(LightningTrainer):
         logger: Loggers in addition to ``metrics.csv``, which is always written; ``True`` and
             ``False`` add none.
         callbacks: See Lightning. A :class:`~pl_fed.callbacks.LastCheckpoint` is added if there is
-            no ``ModelCheckpoint``, unless ``enable_checkpointing=False``.
+            no ``ModelCheckpoint``, unless ``enable_checkpointing=False``; and a
+            :class:`~pl_fed.callbacks.RoundProgress` if there is no progress bar, unless
+            ``enable_progress_bar=False``.
         plugins: See Lightning.
         log_every_n_steps: Number of rounds, at least 0, after which their rows are written to
             ``metrics.csv`` and every logger; 1 by default. Rows are also written before a
@@ -137,10 +140,13 @@ class Trainer(LightningTrainer):
         lags = any(c.save_last and c.monitor and not c.dirpath for c in checkpoints)
         if (lags or not checkpoints) and kwargs.get("enable_checkpointing") is not False:
             user_callbacks.append(LastCheckpoint())
+        has_bar = any(isinstance(callback, ProgressBar) for callback in user_callbacks)
+        shows_progress = kwargs.get("enable_progress_bar") is not False and not has_bar
         super().__init__(
             default_root_dir=str(self.run_dir),
             logger=[RunCSV(self.run_dir), *loggers],
             callbacks=[
+                *([RoundProgress(federation)] if shows_progress else []),
                 RoundMetrics(),
                 WandbAxis(),
                 Participation(federation),

@@ -501,7 +501,7 @@ def test_missing_dataset_prints_a_hint(config_folder, capsys, arguments):
     error, hint = capsys.readouterr().err.splitlines()[-2:]
     assert error.startswith("error: Expected argument `data.dataset` ")
     assert hint.startswith("hint: ")
-    assert hint.endswith("--config configs/quickstart.yaml")
+    assert hint.endswith("--config quickstart")
 
 
 def test_second_config_with_only_an_empty_model_is_refused(config_folder, get_refusal):
@@ -678,7 +678,10 @@ def test_invalid_file_of_a_section_is_refused(config_folder, get_refusal, sectio
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [([], "but got none"), (["train"], "predict, partition, report, export, but got 'train'")],
+    [
+        ([], "but got none"),
+        (["train"], "predict, partition, report, export, list, but got 'train'"),
+    ],
 )
 def test_missing_and_unknown_subcommands_are_refused(capsys, arguments, words):
     with pytest.raises(SystemExit):

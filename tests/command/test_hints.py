@@ -61,15 +61,21 @@ def test_hint_for_a_partial_config_is_the_command_of_its_first_line(tmp_path):
         assert hint.endswith(f"run {command}")
     other = find_hint(message, ["fit", "--config", str(tmp_path / "none.yaml")])
     expected = "put a config with the section data first, for example"
-    assert other == f"{expected} --config configs/quickstart.yaml"
+    assert other == f"{expected} --config quickstart"
 
 
-def test_hint_names_a_config_with_a_similar_name(tmp_path):
+def test_hint_names_a_config_with_a_similar_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart.yaml").touch()
     message = (
         f"Expected argument `config` to be a file but found none at '{tmp_path}/quikstart.yml'."
     )
-    assert find_hint(message) == f"did you mean {tmp_path}/quickstart.yaml?"
+    assert find_hint(message) == "did you mean quickstart.yaml?"
+    assert find_hint(message, ["fit", "--config", "quikstart.yml"]) == "did you mean quickstart?"
+    (tmp_path / "quickstart.yaml").unlink()
+    assert find_hint(message) == "did you mean quickstart?"
+    unlike = message.replace("quikstart", "zzz")
+    assert find_hint(unlike) == "`python -m pl_fed list configs` lists the names of configs"
 
 
 def test_hint_for_a_wrong_subcommand_keeps_the_arguments():
