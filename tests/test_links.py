@@ -29,9 +29,8 @@ def broken_links(page: Page) -> list[str]:
             continue
         name, _, anchor = link.partition("#")
         target = (page.path.parent / name).resolve() if name else page.path
-        if not target.exists() or ROOT not in [target, *target.parents]:
-            broken.append(link)
-        elif anchor and anchor not in anchors(Page(target)):
+        found = target.exists() and ROOT in [target, *target.parents]
+        if not found or (anchor and anchor not in anchors(Page(target))):
             broken.append(link)
     return broken
 
