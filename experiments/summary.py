@@ -1,4 +1,4 @@
-"""Tables of README: the number of the papers' figures that agree with ours, and all algorithms.
+"""Tables of two pages: the number of the papers' figures that agree with ours, and all algorithms.
 
 python -m experiments.summary
 """
@@ -13,7 +13,7 @@ from experiments.fashion_mnist import run as fashion_mnist
 from experiments.fedtilt import report as fedtilt
 from experiments.fedtilt.run import CIFAR10_SETTINGS, NAMES, SEEDS, SETTINGS, table_jobs
 from experiments.flame import report as flame
-from experiments.grid import ROOT, Row, finished_rows, key_of
+from experiments.grid import Row, finished_rows, key_of
 from experiments.tables import Comparison, markdown
 
 HERE = Path(__file__).parent
@@ -32,7 +32,7 @@ class Table:
         file: File of our table in the folder.
         command: The command that makes the table, after ``python -m experiments.``.
         figures: The compared figures.
-        main: The figures that README shows → their names.
+        main: The figures that experiments/README.md shows → their names.
         uses: Whether the table uses a run, a row of the folder's results.
         kinds: Names of kinds of figures that are counted separately → the figures' names.
     """
@@ -60,7 +60,7 @@ class Table:
             counts.append(f"{sum(agrees)} of {len(agrees)} {kind}".strip())
         hours = sum(float(row["seconds"]) for row in self.rows) / 3600
         return [
-            f"[{self.name}](experiments/{self.folder}/{self.file})",
+            f"[{self.name}]({self.folder}/{self.file})",
             ", ".join(counts),
             str(len({row["seed"] for row in self.rows})),
             str(len(self.rows)),
@@ -185,19 +185,22 @@ def algorithms() -> str:
     return f"\n{fashion_mnist.short_table(finished_rows(HERE / 'fashion_mnist' / 'results.csv'))}\n"
 
 
-def texts() -> dict[str, str]:
-    """Return README's texts between ``<!-- name -->`` and ``<!-- /name -->``, by name."""
-    return {"papers": papers(), "algorithms": algorithms()}
+def texts() -> dict[Path, dict[str, str]]:
+    """Return the texts between ``<!-- name -->`` and ``<!-- /name -->``, by page and name."""
+    return {
+        HERE / "README.md": {"papers": papers()},
+        HERE / "fashion_mnist" / "README.md": {"algorithms": algorithms()},
+    }
 
 
 def main() -> None:
-    """Write the tables into README."""
-    readme, blocks = ROOT / "README.md", texts()
-
-    def replace_block(block: re.Match[str]) -> str:
-        return f"<!-- {block[1]} -->\n{blocks[block[1]]}<!-- /{block[1]} -->"
-
-    readme.write_text(BLOCK.sub(replace_block, readme.read_text()))
+    """Write the tables into the pages."""
+    for page, blocks in texts().items():
+        parts = BLOCK.split(page.read_text())  # text, name, block, text, ...
+        for place in range(1, len(parts), 3):
+            name = parts[place]
+            parts[place : place + 2] = [f"<!-- {name} -->\n{blocks[name]}<!-- /{name} -->", ""]
+        page.write_text("".join(parts))
 
 
 if __name__ == "__main__":

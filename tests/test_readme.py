@@ -1,195 +1,214 @@
-"""The Python, YAML and commands of the READMEs work unchanged."""
+"""The code of all pages runs unchanged: Python, YAML and commands, in the order of the page."""
 
 import importlib
+import inspect
 import re
-import shlex
-import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import fields
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from made_data import write_mnist
+from pages import ROOT, Page, find_pages, split_commands
 
-from pl_fed import data
+from pl_fed import aggregators, attacks, clients
 from pl_fed.clients import Client, Model
 from pl_fed.command.main import main
 from pl_fed.data import Digits
 
-ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "README.md").read_text()
-ROOMS = sorted(ROOT.glob("pl_fed/*/README.md"))  # the README of a room of the package
-SHORT = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
+PAGES = find_pages("README.md")
+README = Page(ROOT / "README.md")
+ONE_ROUND = ["--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"]
+RUN_FOLDER = re.compile(r"(runs/\w+)/\d{8}-\d{6}")  # stands for a run of the page
+NOT_RUN = {  # commands that change the machine, need an account, or take long
+    *("make", "pip", "python3", ".", "export", "git", "wandb", "cd", "torchrun"),
+    ".pfl/bin/pip",
+    ".pfl/bin/python",
+}
+SHOWN_OUTPUT = re.compile(r"^print\(.*\)  # (.+)$", flags=re.MULTILINE)
 
 
-class Endless(torch.utils.data.Dataset):
-    """A data set without IndexError beyond its length: `[*dataset]` never ends."""
+class Reader:
+    """Reader: runs the blocks of a page in a folder, like a user who types them.
 
-    def __len__(self):
-        return 6
+    Args:
+        folder: The empty working folder.
+    """
 
-    def __getitem__(self, place):
-        return torch.ones(2) * place, place
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names: dict[str, object] = {}
+        self.modules: list[str] = []
+
+    def run(self, page: Page) -> None:
+        """Run all blocks."""
+        try:
+            for language, code in page.blocks():
+                getattr(self, f"run_{language or 'text'}")(code)
+        finally:
+            for name in self.modules:
+                sys.modules.pop(name, None)
+
+    def run_text(self, code: str) -> None:
+        """Output of a command: nothing to run."""
+
+    run_mermaid = run_text
+
+    def run_python(self, code: str) -> None:
+        """Write a file that its first line names, and run its tests; run any other block."""
+        if not (file := re.match(r"# (\w+)\.py\n", code)):
+            self._run_script(code)
+            return
+        name = file.group(1)
+        (self.folder / f"{name}.py").write_text(code)
+        self.modules.append(name)
+        importlib.invalidate_caches()
+        for member, value in vars(importlib.import_module(name)).items():
+            if member.startswith("test_"):
+                value()
+
+    def _run_script(self, code: str) -> None:
+        """Run a block, and compare its output with the comments that show it."""
+        with redirect_stdout(StringIO()) as output:
+            exec(code, self.names)
+        lines = output.getvalue().splitlines()
+        for shown in SHOWN_OUTPUT.findall(code):
+            start = shown.removesuffix("...")
+            assert any(line.startswith(start) for line in lines), (shown, lines)
+
+    def run_yaml(self, code: str) -> None:
+        """Write a config that its first line names; parse any other block."""
+        assert yaml.safe_load(code)
+        if file := re.match(r"# (\w+\.yaml)\b", code):
+            (self.folder / file.group(1)).write_text(code)
+
+    def run_bash(self, code: str) -> None:
+        """Run the commands of pl_fed; check that the scripts of others exist."""
+        for words in split_commands(code):
+            if words[:3] == ["python", "-m", "pl_fed"]:
+                self._run_pl_fed([self._with_a_run(word) for word in words[3:]])
+            elif words[0] == "python":
+                check_script(words)
+            else:
+                assert words[0] in NOT_RUN, words
+
+    def _with_a_run(self, word: str) -> str:
+        """Return the argument with the newest run in place of the page's run."""
+
+        def newest(match: re.Match[str]) -> str:
+            return str(max(Path(match.group(1)).glob("*"), key=lambda run: run.stat().st_mtime))
+
+        return RUN_FOLDER.sub(newest, word)
+
+    def _run_pl_fed(self, arguments: list[str]) -> None:
+        if arguments[-1] in ("--help", "--version") or "--print_config" in arguments[-1]:
+            with pytest.raises(SystemExit) as stopped:
+                main(arguments)
+            assert stopped.value.code in (0, None)
+        elif arguments[0] in ("fit", "validate", "test", "predict"):
+            short = ONE_ROUND if arguments[0] == "fit" else ONE_ROUND[2:]
+            if "ddp" in arguments:  # tests/test_processes.py runs two processes
+                self._run_pl_fed([*arguments, "--print_config"])
+            else:
+                main([*arguments, *short])
+        else:
+            main(arguments)
 
 
-def blocks(language, text=TEXT):
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+def check_script(words: list[str]) -> None:
+    """Check that a command's script or module is in the repository."""
+    name = f"{words[2].replace('.', '/')}.py" if words[1] == "-m" else words[1]
+    assert words[1:3] == ["-m", "venv"] or (ROOT / name).is_file(), words
 
 
-def block(language, words):
-    (blocks_of_words,) = [text for text in blocks(language) if words in text]
-    return blocks_of_words
-
-
-def commands(text=TEXT):
-    """The fits of a README, each as a list of arguments."""
-    lines = "".join(blocks("bash", text)).replace("\\\n", " ").splitlines()
-    arguments = [shlex.split(line, comments=True) for line in lines]
-    return [words[3:] for words in arguments if words[:4] == ["python", "-m", "pl_fed", "fit"]]
+@pytest.fixture(scope="module")
+def data_folder(tmp_path_factory):
+    """A folder with small random data in the format of Fashion-MNIST."""
+    folder = tmp_path_factory.mktemp("data")
+    write_mnist(folder, "FashionMNIST")
+    return folder
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder with the README's own files in it, and the configs where it has them."""
+def folder(tmp_path, monkeypatch, data_folder):
+    """The current folder: empty, but with the repository's configs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PL_FED_DATA", str(data_folder))
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    (tmp_path / "my_net.py").write_text(block("python", "# my_net.py"))
-    (tmp_path / "my_algorithm.py").write_text(block("python", "# my_algorithm.py"))
     return tmp_path
 
 
-@pytest.mark.slow
-def test_python_example_of_a_fit_reaches_some_accuracy(folder, capsys):
-    exec(block("python", "import pl_fed\n"), {})
-    assert 0.5 < float(capsys.readouterr().out.splitlines()[-1]) <= 1
-
-
-def test_examples_of_a_torch_data_set_and_of_tensors_load():
-    names = {"data": data, "my_dataset": Endless(), "my_owners": torch.tensor([2, 0, 1, 1, 2, 0])}
-    exec(block("python", "data.TorchDataset"), names)
-    assert names["mine"].clients.owners == [["0"], ["1"], ["2"]]
-    names["x"], names["y"] = torch.ones(6, 2), torch.arange(6)
-    exec(block("python", "class Mine"), names)
-    assert names["Mine"]().load().names == ["Ada", "Bo", "Cy"]
-    arrays = data.TorchDataset(Endless()).load()
-    assert arrays.inputs.tolist() == [[k, k] for k in range(6)]
-    assert arrays.targets.tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_example_test_of_an_algorithm_passes(folder):
-    exec(block("python", "client.new_round"), {})
-
-
-def test_example_of_users_data_fits(folder):
-    exec(block("python", "np.savez"), {})
-    (folder / "mine.yaml").write_text(block("yaml", "# mine.yaml"))
-    layers = ["--config", "configs/quickstart.yaml", "--config", "mine.yaml"]
-    main(["fit", *layers, *SHORT])
-    (table,) = folder.glob("runs/quickstart/*/per_client.csv")
-    assert len(table.read_text().splitlines()) == 1 + 12
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=[pytest.mark.slow] * page.runs_commands)
+        for page in PAGES
+    ],
+)
+def test_code_of_a_page_runs(page, folder):
+    reader = Reader(folder)
+    reader.run(page)
+    if page.name == "pl_fed/exports/README.md":
+        assert torch.equal(reader.names["x"], Digits().load().inputs), "as in the run"
 
 
 @pytest.mark.slow
-def test_example_of_an_export_gives_logits(folder, capsys):
-    main(["fit", "--config", "configs/quickstart.yaml", *SHORT])
-    (run,) = folder.glob("runs/quickstart/*")
-    words = block("bash", "--select validation").replace(
-        "runs/quickstart/20261120-231611", str(run)
-    )
-    for line in words.splitlines():
-        main(shlex.split(line)[3:])
-    capsys.readouterr()
-    names = {}
-    exec(block("python", "manifest.json"), names)
-    assert capsys.readouterr().out.strip() in block("python", "manifest.json")
-    assert torch.equal(names["x"], Digits().load().inputs), "as the run's data went into the net"
-    assert names["logits"].shape == (1797, 10)
-    assert len(list(run.glob("exports/*/client_*.pt2"))) == 2
+def test_quickstart_gives_the_table_of_the_readme(folder, capsys):
+    main(["fit", "--config", "configs/quickstart.yaml", "--trainer.enable_progress_bar", "false"])
+    output = [re.findall(r"\d\.\d{4}", line) for line in capsys.readouterr().out.splitlines()]
+    table = README.text.split("<!-- quickstart -->")[1].split("<!-- /quickstart -->")[0]
+    rows = [re.findall(r"\d\.\d{4}", line) for line in table.splitlines()]
+    assert len([row for row in rows if row]) == 3
+    assert all(any(row == numbers[:2] for numbers in output) for row in rows if row)
 
 
-@pytest.mark.slow
-def test_example_of_a_report_runs(folder):
-    main(["fit", "--config", "configs/quickstart.yaml", *SHORT])
-    main(shlex.split(block("bash", "pl_fed report"), comments=True)[3:])
-    assert "Ditto" in (folder / "runs" / "report" / "report.html").read_text()
+def public_classes(room, *bases):
+    """The concrete classes of a room; an abstract one is the base of others."""
+    members = [member for member in vars(room).values() if isinstance(member, type)]
+    concrete = [member for member in members if not inspect.isabstract(member)]
+    return {member for member in concrete if issubclass(member, bases) and member not in bases}
 
 
-def test_readme_has_fit_commands():
-    assert len(commands()) >= 8
+def test_numbers_of_shipped_classes_in_the_readme_are_true():
+    base = (aggregators.Aggregator, aggregators.PreAggregator, attacks.Attack, clients.Client)
+    counts = [
+        len(public_classes(clients, base[3])),
+        len(public_classes(aggregators, base[0]) - {aggregators.Chain}),
+        len(public_classes(aggregators, base[1])),
+        len(public_classes(attacks, base[2])),
+    ]
+    sentence = "{} algorithms, {} aggregators, {} pre-aggregators and {} attacks".format(*counts)
+    assert sentence in README.text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", commands(), ids=lambda words: "-".join(words)[:60])
-def test_command_runs(folder, arguments, monkeypatch):
-    if "fashion_mnist" in " ".join(arguments):
-        write_mnist(folder / "data", "FashionMNIST")
-        monkeypatch.setenv("PL_FED_DATA", str(folder / "data"))
-    if arguments[-1] in ("--help", "--print_config"):
-        with pytest.raises(SystemExit) as stopped:
-            main(arguments)
-        assert stopped.value.code == 0
-        return
-    if "last" in arguments:
-        main(["fit", *arguments[1:3], *SHORT])
-    if "ddp" in arguments:  # processes are started by the command that runs
-        subprocess.run([sys.executable, "-m", "pl_fed", *arguments, *SHORT], check=True)
-    else:
-        main([*arguments, *SHORT])
-    assert list(folder.glob("runs/*/*/per_client.csv"))
+def test_examples_of_the_readme_have_at_most_ten_lines():
+    for _, code in README.blocks("python"):
+        lines = [line for line in code.splitlines() if line and not line.startswith("#")]
+        assert len(lines) <= 10, code
 
 
-def test_paths_in_the_readme_exist():
-    named = re.findall(r"(?:configs|experiments)/[\w/]+\.(?:yaml|py)", TEXT)
-    assert named
-    for name in named:
-        assert (ROOT / name).is_file(), name
-    for name in re.findall(r"^\| .* \| `(\w+)/`", TEXT, flags=re.MULTILINE):
-        if name != "wandb":
-            assert (ROOT / "pl_fed" / name).is_dir(), name
+@pytest.mark.parametrize(
+    ("room", "bases"),
+    [
+        (clients, [clients.Client]),
+        (attacks, [attacks.Attack]),
+        (aggregators, [aggregators.Aggregator, aggregators.PreAggregator]),
+    ],
+    ids=["clients", "attacks", "aggregators"],
+)
+def test_page_of_a_room_names_all_its_classes(room, bases):
+    text = (Path(room.__file__).parent / "README.md").read_text()
+    names = {member.__name__ for member in public_classes(room, *bases)}
+    assert {name for name in names if f"`{name}`" not in text} == set()
 
 
-def test_example_config_is_yaml():
-    assert yaml.safe_load(block("yaml", "# mine.yaml"))["data"]["partitioner"] is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("readme", ROOMS, ids=lambda path: path.parent.name)
-def test_code_of_a_package_readme_runs(readme, tmp_path, monkeypatch):
-    """Each Python block is a file, named in its first line; its tests pass and its fits run."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    text = readme.read_text()
-    files = [re.match(r"# (\w+)\.py\n", code).group(1) for code in blocks("python", text)]
-    for name, code in zip(files, blocks("python", text)):
-        (tmp_path / f"{name}.py").write_text(code)
-    assert files or "```" not in text
-    try:
-        for name in files:
-            for member, value in vars(importlib.import_module(name)).items():
-                if member.startswith("test_"):
-                    value()
-        for arguments in commands(text):
-            main([*arguments, *SHORT])
-    finally:
-        for name in files:
-            sys.modules.pop(name, None)
-
-
-@pytest.mark.parametrize("readme", ROOMS, ids=lambda path: path.parent.name)
-def test_files_in_a_package_readme_exist(readme):
-    text = re.sub(r"^```.*?^```", "", readme.read_text(), flags=re.DOTALL | re.MULTILINE)
-    named = re.findall(r"`([\w/]+\.py)`", text)
-    assert named
-    for name in named:
-        assert (readme.parent / name).is_file() or (ROOT / name).is_file(), name
-
-
-def test_readme_of_the_algorithms_names_all_members_for_authors():
-    text = (ROOT / "pl_fed" / "clients" / "README.md").read_text().replace("`self.", "`")
+def test_page_of_the_algorithms_names_all_members_for_authors():
+    text = Page(ROOT / "pl_fed" / "clients" / "README.md").text.replace("`self.", "`")
     named = set(re.findall(r"`(\w+)", text))
     serving = {
         *("objective", "mean_loss", "sample_losses", "refuse_batch_criterion"),

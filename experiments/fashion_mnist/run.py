@@ -6,8 +6,8 @@ PL_FED_DATA=../data python -m experiments.fashion_mnist.run
 50 rounds of one pass, minibatches of 10, CPU, one thread per process. Each run is ``python -m
 pl_fed fit`` with the shipped configs and their hyperparameters; nothing is tuned here. FedBN is
 left out, because the net has no normalisation layers. Finished runs, with a row in results.csv, are
-not repeated. The script writes results.csv, then table.md and accuracy_spread.png from it. Then
-``python -m experiments.summary`` writes a shorter table into README.
+not repeated. The script writes results.csv, then table.md, algorithms.png and hero.png from it.
+Then ``python -m experiments.summary`` writes a shorter table into README.md of this folder.
 
 ``--only FedAvg Ditto`` selects algorithms, ``--seeds 0 1 2`` selects seeds, and ``--at-once 2`` is
 the number of parallel runs.
@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from experiments.fashion_mnist import picture
 from experiments.grid import Job, Row, Rows, read, run_missing, write
 from experiments.tables import markdown
 
@@ -139,43 +140,6 @@ def _cell(values: list[float]) -> str:
     return f"{statistics.mean(values):.3f}{spread}"
 
 
-def plot(rows: list[Row], path: Path) -> None:
-    """Draw accuracy against spread: personal models above, else global models below."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(2, len(SETTINGS), figsize=(14, 12), sharex="row", sharey="row")
-    for column, setting in enumerate(SETTINGS):
-        for row, model in enumerate(("personal", "global")):
-            panel, points = panels[row][column], []
-            for algorithm in ALGORITHMS:
-                accuracy = found(rows, algorithm, setting, f"{model}_accuracy")
-                own = found(rows, algorithm, setting, "personal_accuracy")
-                if accuracy and (model == "personal" or not own):
-                    spread = found(rows, algorithm, setting, f"{model}_accuracy_std")
-                    points.append((statistics.mean(accuracy), statistics.mean(spread), algorithm))
-            points.sort(reverse=True)
-            for place, (accuracy, spread, algorithm) in enumerate(points):
-                panel.plot(spread, accuracy, "^" if model == "personal" else "o", color="tab:blue")
-                panel.annotate(
-                    algorithm,
-                    (spread, accuracy),
-                    xytext=(1.02, 1 - (place + 0.5) / len(points)),
-                    textcoords="axes fraction",
-                    fontsize=7,
-                    va="center",
-                    arrowprops={"arrowstyle": "-", "lw": 0.3, "color": "gray"},
-                )
-            panel.set_title(f"{model} models, {setting}")
-            panel.set_xlabel("spread over clients (std of accuracy)")
-            panel.set_ylabel("mean accuracy over clients")
-            panel.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def sort_rows(rows: list[Row]) -> list[Row]:
     """Return the rows in a fixed order."""
     settings, names = list(SETTINGS), list(ALGORITHMS)
@@ -187,7 +151,7 @@ def sort_rows(rows: list[Row]) -> list[Row]:
 
 
 def main() -> None:
-    """Run the missing runs, and write the table and the plot."""
+    """Run the missing runs, and write the table and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
@@ -204,7 +168,8 @@ def main() -> None:
     rows = sort_rows(read(results))
     write(results, rows)
     (HERE / "table.md").write_text(table(rows))
-    plot(rows, HERE / "accuracy_spread.png")
+    picture.draw(rows, list(ALGORITHMS), list(SETTINGS), HERE / "algorithms.png")
+    picture.draw(rows, picture.HERO, list(SETTINGS), HERE / "hero.png")
     print(table(rows))
 
 
