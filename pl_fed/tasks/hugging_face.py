@@ -79,7 +79,7 @@ class HuggingFace(Task):
         if problem is not None:
             check_choice(PROBLEMS, problem=problem)
         self._chosen = problem
-        self.problem = problem or ""
+        self.problem: str = problem or ""
         self.ignore_index = ignore_index
         self._config: Any = None
         self._main_input = "input_ids"
