@@ -7,7 +7,8 @@ from torch import nn
 
 from pl_fed.arguments import check_instances, check_integers
 from pl_fed.clients.host import FederationModule
-from pl_fed.tasks import CriterionTask, LightningTask, Task
+from pl_fed.tasks import CriterionTask, HuggingFace, LightningTask, Task
+from pl_fed.tasks.hugging_face import find_model
 from pl_fed.tasks.module_steps import check_hooks, has_training_step, list_hooks
 
 
@@ -111,6 +112,8 @@ def choose_net_task(net: nn.Module, criterion: nn.Module | None, task: Task | No
                 "Expected argument `net` to be a LightningModule with a `training_step` for the"
                 f" task LightningTask but got {name}."
             )
+        if isinstance(task, HuggingFace) or (task is None and find_model(net) is not None):
+            return _choose_hugging_face(net, criterion, task)
         return task or (None if criterion is None else CriterionTask(criterion))
     other = criterion if task is None else task
     if other is not None and not isinstance(other, LightningTask):
@@ -121,3 +124,18 @@ def choose_net_task(net: nn.Module, criterion: nn.Module | None, task: Task | No
             " steps as `net`."
         )
     return task or LightningTask()
+
+
+def _choose_hugging_face(
+    net: nn.Module, criterion: nn.Module | None, task: HuggingFace | None
+) -> HuggingFace:
+    """Return the task of a Hugging Face model."""
+    if criterion is not None:
+        raise ValueError(
+            f"Expected no argument `criterion` for {type(net).__name__}, a Hugging Face model with"
+            f" a loss of its own, but got {type(criterion).__name__}: remove it, or give a module"
+            " that returns the model's logits as `net`."
+        )
+    task = task or HuggingFace()
+    task.read_net(net)
+    return task

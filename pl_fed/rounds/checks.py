@@ -240,10 +240,14 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tree], Tree] |
                     client, client.task, lambda: _first_samples(client, data), optimizer, augment
                 )
                 return
+            client.task.check_inputs(data.inputs)
             outputs, targets = _compute_outputs(client, data, augment)
             client.task.check_targets(data.targets, data.num_classes)
             client.task.check_outputs(outputs, targets, data.num_classes)
-            _try_loss(client, outputs, targets)
+            loss = _try_loss(client, outputs, targets)
+            if augment is None:
+                inputs = _first_samples(client, data).inputs
+                client.task.check_loss(client.global_model, inputs, targets, loss)
             _try_metrics(client, outputs, targets)
             with fork_torch_rng(client.device):
                 client.task.averages_samples = _averages_samples(client, data, outputs)
@@ -286,8 +290,8 @@ def _predict(client: Client, batch: Batch, augment: Callable[[Tree], Tree] | Non
     )
 
 
-def _try_loss(client: Client, outputs: Tree, targets: Tree) -> None:
-    """Refuse a criterion that fails for outputs and targets, or does not return one number."""
+def _try_loss(client: Client, outputs: Tree, targets: Tree) -> Tensor:
+    """Return the loss; refuse a criterion that fails, or does not return one number."""
     is_real = isinstance(targets, Tensor) and targets.is_floating_point()
     loss = call_or_explain(
         f"Expected argument `criterion` to take outputs of shape {_shapes(outputs)} and targets of"
@@ -302,6 +306,7 @@ def _try_loss(client: Client, outputs: Tree, targets: Tree) -> None:
             "Expected argument `criterion` to give one number, the loss of a batch, but"
             f" {client.task.name} gave {got}."
         )
+    return loss
 
 
 def _try_metrics(client: Client, outputs: Tree, targets: Tree) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from pl_fed.configurable import Configurable
@@ -177,6 +177,29 @@ class Task(Configurable, ABC):
         return 0
 
     # Checks before training
+
+    def check_inputs(self, inputs: Tree) -> None:
+        """Refuse inputs that do not fit the task.
+
+        Args:
+            inputs: All inputs.
+
+        Raises:
+            ValueError: If the inputs do not fit.
+        """
+
+    def check_loss(self, net: nn.Module, inputs: Tree, targets: Tree, loss: Tensor) -> None:
+        """Refuse a net with a loss of its own that differs from the task's.
+
+        Args:
+            net: The net.
+            inputs: The inputs of a few samples.
+            targets: The targets of these samples.
+            loss: The task's loss for these samples.
+
+        Raises:
+            ValueError: If the losses differ.
+        """
 
     def check_targets(self, targets: Tree, data_classes: int) -> None:
         """Refuse data that do not fit the task.

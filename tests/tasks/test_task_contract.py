@@ -18,6 +18,7 @@ from pl_fed.tasks import (
     Regression,
     Segmentation,
     Task,
+    TokenClassification,
 )
 from pl_fed.types import Batch
 
@@ -48,12 +49,13 @@ CASES = {  # a task, outputs, targets, the data's number of classes
     ),
     "LanguageModelling": (LanguageModelling(), LOGITS, TOKENS, 0),
     "LanguageModelling, shifted": (LanguageModelling(shift=True), LOGITS, TOKENS, 0),
+    "TokenClassification": (TokenClassification(5), LOGITS, TOKENS, 0),
     "Segmentation": (Segmentation(3, ignore_index=255), MAPS, PIXELS, 0),
     "MultiLabel": (MultiLabel(), OUTPUTS, (REALS > 0).float(), 0),
     "Regression": (Regression(), OUTPUTS, REALS, 0),
     "Regression, L1": (Regression(nn.L1Loss()), OUTPUTS, REALS, 0),
 }
-STEPS = {"LightningTask"}  # a module's own steps; see test_lightning_task.py
+STEPS = {"HuggingFace", "LightningTask"}  # of a net of their own: see test_hugging_face.py
 every_case = pytest.mark.parametrize(
     ("task", "outputs", "targets", "classes"), CASES.values(), ids=CASES
 )
