@@ -176,7 +176,7 @@ def watch_memory(out: Path, device: str, deadline: Deadline) -> str:
     def continue_after_round(_: float | None) -> bool:
         nonlocal count
         if count % 100 == 0:
-            rows.append([str(count), f"{allocated_memory(device):,}"])
+            rows.append([str(count), f"{read_memory(device):,}"])
         count += 1
         return count <= ROUNDS_OF_MEMORY and not deadline.has_passed
 
@@ -186,7 +186,7 @@ def watch_memory(out: Path, device: str, deadline: Deadline) -> str:
     return text
 
 
-def allocated_memory(device: str) -> int:
+def read_memory(device: str) -> int:
     """Return the bytes that tensors hold on the device; 0 on a CPU."""
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
@@ -195,12 +195,12 @@ def measure_scaling(out: Path, device: str, deadline: Deadline) -> str:
     """Measure rounds of each net, number of clients and engine; append each to scaling.csv."""
     path = out / "scaling.csv"
     rows = read_rows(path)
-    known = {(row["net"], row["engine"], row["clients"]) for row in rows}
+    measured = {(row["net"], row["engine"], row["clients"]) for row in rows}
     too_slow: set[tuple[str, str]] = set()
     for net, case in SCALED.items():
         for clients in (10, 100, 1000):
             for name, (engine, mode) in ENGINES.items():
-                if (net, name, str(clients)) in known or (net, name) in too_slow:
+                if (net, name, str(clients)) in measured or (net, name) in too_slow:
                     continue
                 if deadline.has_passed:
                     return f"stopped after {len(rows)} of {len(SCALED) * 3 * len(ENGINES)} rows\n"
