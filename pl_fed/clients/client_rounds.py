@@ -119,7 +119,7 @@ class ClientRounds(FederationModule):
                 rows[f"{name}.statistics"] = self.statistics(name).data
         return rows
 
-    def stored_defaults(self) -> dict[str, Tensor]:
+    def store_defaults(self) -> dict[str, Tensor]:
         """Return all rows of a new client by name, [length] each.
 
         They are those of :meth:`state_defaults`, and the kept states of local optimizers as
@@ -244,7 +244,7 @@ class ClientRounds(FederationModule):
             client: The round after the local steps.
 
         Returns:
-            The uploads, and rows [clients, length] under the names of :meth:`stored_defaults`.
+            The uploads, and rows [clients, length] under the names of :meth:`store_defaults`.
         """
         before = {name: client.states[name].clone() for name in self.state_means}
         upload = self.end_round(client)

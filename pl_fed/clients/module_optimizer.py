@@ -135,7 +135,7 @@ class _Example:
         parameters = list(part["params"])
         groups = []
         for place, group in enumerate(self.groups):
-            own = {"params": [parameters[position] for position in group.positions]}
+            own: dict[str, Any] = {"params": [parameters[position] for position in group.positions]}
             if "name" in part:
                 own["name"] = f"{part['name']}.{place}"
             groups.append({**part, **own})

@@ -152,9 +152,9 @@ class OptimizerLayout:
         self.common_numbers(row).copy_(torch.tensor([*shared, *flags], dtype=row.dtype))
 
     def _check_names(self, optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> None:
-        known = {(entry.position, entry.name) for entry in self.entries}
+        entries = {(entry.position, entry.name) for entry in self.entries}
         for position, name, _ in _iterate_state(optimizer, parameters):
-            if (position, name) not in known:
+            if (position, name) not in entries:
                 raise ValueError(
                     f"Expected {type(optimizer).__name__} to keep the same state in every step"
                     f" ({', '.join(self.names)}) but got `{name}` in a later one: {_REMEDY}."

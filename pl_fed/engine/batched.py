@@ -14,13 +14,13 @@ from pl_fed.engine.base import (
     Engine,
     LocalSettings,
     allocate_rows,
-    rebuild_optimizer,
     restore_buffers,
     select_rows,
     stack_outputs,
 )
 from pl_fed.engine.buffers import StepBuffers
-from pl_fed.engine.kept_optimizers import KeptOptimizers
+from pl_fed.engine.external_optimizers import ExternalOptimizer, StackOptimizer
+from pl_fed.engine.optimizer_states import OptimizerStates
 from pl_fed.engine.step import (
     LocalStep,
     Tensors,
@@ -191,7 +191,7 @@ class BatchedRunner(Engine):
             for model in chunk.objective.trained
         }
         inputs, outputs = StepInputs(step, optimizer, chunk), []
-        kept = KeptOptimizers(step.client, chunk)
+        states = OptimizerStates(step.client, chunk)
         with fork_torch_rng(step.client.device) as seed:
             for position, client_id in enumerate(batches.clients):
                 seed(key(batches.seed, "torch", batches.round, client_id))
@@ -199,7 +199,7 @@ class BatchedRunner(Engine):
                 step.buffers.load(own, select_rows(rows, position))
                 external = step.make_external_optimizer(optimizer)
                 if external is not None:
-                    kept.load(external.optimizer, external.parameters, position)
+                    states.load(external.optimizer, external.parameters, position)
                 for index, batch in enumerate(batches.iterate_client(position)):
                     is_full = batch.size == batches.width
                     gradients = step(inputs.build_client(position, index, batch), is_full)
@@ -211,12 +211,12 @@ class BatchedRunner(Engine):
                         external.step(gradients, finished)
                 step.buffers.write({model: after[position] for model, after in trained.items()})
                 if external is not None:
-                    kept.store(external.optimizer, external.parameters, position)
+                    states.store(external.optimizer, external.parameters, position)
                 count, totals = batches.steps[position], step.buffers.totals
                 outputs.append({name: total / count for name, total in totals.items()})
                 chunk.on_done(position + 1)
         models.update(trained)
-        kept.hand_over()
+        states.hand_over()
         return stack_outputs(outputs)
 
 
@@ -262,9 +262,7 @@ class PreparedStep:
         """Return the outputs of ``training_step`` without taking a step."""
         return self.step.gradients(clone(self.buffers.state), inputs)[1]
 
-    def make_external_optimizer(
-        self, optimizer: torch.optim.Optimizer
-    ) -> "ExternalOptimizer | None":
+    def make_external_optimizer(self, optimizer: torch.optim.Optimizer) -> ExternalOptimizer | None:
         """Return the optimizer of a step that contains no update; otherwise ``None``."""
         if self.step.updates is not None:
             return None
@@ -272,12 +270,12 @@ class PreparedStep:
 
     def make_stack_optimizer(
         self, optimizer: torch.optim.Optimizer, chunk: Chunk
-    ) -> "StackOptimizer | None":
+    ) -> StackOptimizer | None:
         """Return the optimizer of a stack whose step contains no update; otherwise ``None``."""
         if self.step.updates is not None:
             return None
-        kept = KeptOptimizers(self.client, chunk)
-        return StackOptimizer(self.step.objective, optimizer, self.buffers.leaves, kept)
+        states = OptimizerStates(self.client, chunk)
+        return StackOptimizer(self.step.objective, optimizer, self.buffers.leaves, states)
 
     def _prepare(self, inputs: dict[str, Any]) -> None:
         """Make buffers for the outputs of one trial; drop the rows that the step does not read."""
@@ -391,102 +389,6 @@ class StepInputs:
             "running": self._running[index],
             "options": self._options[index > 0],
         }
-
-
-class ExternalOptimizer:
-    """External optimizer: moves a step's leaves by the gradients that the step returns.
-
-    Args:
-        objective: The objective; it builds the optimizer.
-        optimizer: The local optimizer, with this round's options.
-        leaves: The leaves of each trained model.
-
-    Attributes:
-        optimizer: The optimizer of the leaves.
-        parameters: The leaves of each trained model, as lists.
-    """
-
-    def __init__(
-        self, objective: Objective, optimizer: torch.optim.Optimizer, leaves: Tensors
-    ) -> None:
-        self._leaves = leaves
-        self.parameters = {model: list(group.values()) for model, group in leaves.items()}
-        self.optimizer = rebuild_optimizer(objective, optimizer, self.parameters)
-
-    def step(self, gradients: Tensors, finished: dict[str, Any]) -> None:
-        """Move the leaves.
-
-        Args:
-            gradients: The gradients of each model.
-            finished: For each model the positions of the stacked clients that have completed their
-                steps, or whether the one client has.
-        """
-        fixed = []
-        for model, group in self._leaves.items():
-            positions = finished[model]
-            for name, leaf in group.items():
-                leaf.grad = None if positions is True else gradients[model].get(name)
-                if isinstance(positions, list) and positions:
-                    fixed.append((leaf, positions, leaf[positions]))
-        self.optimizer.step()
-        for leaf, positions, value in fixed:
-            leaf[positions] = value
-
-
-class StackOptimizer:
-    """Stack optimizer: moves the leaves of a stack of clients.
-
-    If clients keep the states of their optimizers, the stack is split: each part has an optimizer
-    of its own, since torch's optimizers count one number of steps for a tensor.
-
-    Args:
-        objective: The objective; it builds the optimizers.
-        optimizer: The local optimizer, with this round's options.
-        leaves: The leaves of each trained model, [clients, *shape] each.
-        kept: The states of the clients' optimizers.
-    """
-
-    def __init__(
-        self,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        leaves: Tensors,
-        kept: KeptOptimizers,
-    ) -> None:
-        self._leaves, self._kept = leaves, kept
-        self._parts: list[tuple[slice | Tensor, ExternalOptimizer]] = []
-        for positions in kept.split_stack() if kept.exist else [slice(None)]:
-            part = ExternalOptimizer(objective, optimizer, _select(leaves, positions))
-            kept.load(part.optimizer, part.parameters, positions)
-            self._parts.append((positions, part))
-
-    def step(self, gradients: Tensors, finished: dict[str, list[int]]) -> None:
-        """Move the leaves: see :meth:`ExternalOptimizer.step`."""
-        if not self._kept.exist:
-            self._parts[0][1].step(gradients, finished)
-            return
-        for positions, part in self._parts:
-            first = positions.start if isinstance(positions, slice) else int(positions[0])
-            is_finished = {model: first in clients for model, clients in finished.items()}
-            part.step(_select(gradients, positions), is_finished)
-            if isinstance(positions, Tensor):  # an indexed part is a copy
-                for model, parameters in part.parameters.items():
-                    for leaf, moved in zip(self._leaves[model].values(), parameters):
-                        leaf[positions] = moved
-
-    def hand_over(self) -> None:
-        """Replace the chunk's optimizer states by those after the local steps."""
-        for positions, part in self._parts:
-            self._kept.store(part.optimizer, part.parameters, positions)
-        self._kept.hand_over()
-
-
-def _select(tensors: Tensors, positions: slice | Tensor) -> Tensors:
-    """Return the leaves or gradients of a part of a stack."""
-    return {
-        model: {name: tensor[positions] for name, tensor in group.items()}
-        for model, group in tensors.items()
-    }
 
 
 def drop_unsupported_mask(client: Client, batch: Batch) -> Batch:

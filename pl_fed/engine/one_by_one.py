@@ -1,5 +1,6 @@
 """The engine ``one_by_one``: one client after the other on the client's own modules."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from pl_fed.engine.base import (
     select_rows,
     stack_outputs,
 )
-from pl_fed.engine.kept_optimizers import KeptOptimizers
+from pl_fed.engine.optimizer_states import OptimizerStates
 from pl_fed.nets.rows import buffers_outside_rows
 from pl_fed.random import fork_torch_rng, key
 from pl_fed.types import Batch
@@ -33,7 +34,7 @@ class OneByOne(Engine):
         parameters = {
             model: list(client.row(model).tensors.values()) for model in objective.trained
         }
-        rows, kept = chunk.round.readable_rows(), KeptOptimizers(client, chunk)
+        rows, states = chunk.round.readable_rows(), OptimizerStates(client, chunk)
         keys: list[list[int]] = chunk.draw_keys(client.draws).tolist()
         outputs = []
         with fork_torch_rng(client.device) as seed:
@@ -41,16 +42,16 @@ class OneByOne(Engine):
                 seed(key(batches.seed, "torch", batches.round, client_id))
                 models.load(position)
                 rebuilt = rebuild_optimizer(objective, optimizer, parameters)
-                kept.load(rebuilt, parameters, position)
+                states.load(rebuilt, parameters, position)
                 with client.reading(select_rows(rows, position)):
                     means = self._steps(
                         client, rebuilt, parameters, chunk, models, position, keys[position]
                     )
-                kept.store(rebuilt, parameters, position)
+                states.store(rebuilt, parameters, position)
                 outputs.append(means)
                 chunk.on_done(position + 1)
         models.hand_over()
-        kept.hand_over()
+        states.hand_over()
         models.restore_counters()
         client.zero_grad()
         client.draws.start(0)
@@ -60,7 +61,7 @@ class OneByOne(Engine):
         self,
         client: Client,
         optimizer: torch.optim.Optimizer,
-        parameters: dict[str, list[nn.Parameter]],
+        parameters: Mapping[str, list[Tensor]],
         chunk: Chunk,
         models: "_WorkingModels",
         position: int,
@@ -110,14 +111,14 @@ class OneByOne(Engine):
             raise
         return outputs
 
-    def _clip(self, parameters: list[nn.Parameter], value: float) -> None:
+    def _clip(self, parameters: list[Tensor], value: float) -> None:
         if self.settings.clipping.algorithm == "value":
             nn.utils.clip_grad_value_(parameters, value)
         else:
             nn.utils.clip_grad_norm_(parameters, value)
 
 
-def _clear_gradients(parameters: list[nn.Parameter]) -> None:
+def _clear_gradients(parameters: list[Tensor]) -> None:
     for parameter in parameters:
         parameter.grad = None  # optimizers skip it
 

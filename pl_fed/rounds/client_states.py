@@ -106,7 +106,7 @@ class ClientStates:
     def store(self) -> ClientStore:
         """The store of the states that the clients keep between rounds."""
         if self._store is None:
-            states = self.client.stored_defaults()
+            states = self.client.store_defaults()
             with torch.inference_mode(False):
                 self._store = ClientStore(
                     self.loaded.num_clients,
@@ -188,7 +188,7 @@ class ClientStates:
                 changes.
         """
         clients = self.loaded.num_clients
-        check_states(saved, clients, self.client.stored_defaults())
+        check_states(saved, clients, self.client.store_defaults())
         if participation is not None:
             _check_participation(participation, clients)
         with torch.inference_mode(False):  # later rounds count in place

@@ -9,8 +9,8 @@ from pl_fed.clients.base import Client
 from pl_fed.engine.base import Chunk, allocate_rows
 
 
-class KeptOptimizers:
-    """Kept optimizers: the states of a chunk's local optimizers, by trained model.
+class OptimizerStates:
+    """Optimizer states: the states of a chunk's local optimizers, by trained model.
 
     Without kept states, optimizers begin with their own initial values, and nothing is stored.
 
@@ -26,8 +26,8 @@ class KeptOptimizers:
         self._after = {model: allocate_rows(rows) for model, rows in self._before.items()}
 
     @property
-    def exist(self) -> bool:
-        """Whether the clients keep any state."""
+    def are_kept(self) -> bool:
+        """Whether the clients keep states between rounds."""
         return bool(self._before)
 
     def load(
