@@ -88,7 +88,7 @@ class ModuleOptimizer:
             self._has_informed = True
             rank_zero_info(
                 f"The local optimizer is {type(optimizer).__name__} of {name}.configure_optimizers:"
-                " `model.optimizer` replaces it."
+                " `model.optimizer` replaces it, unless it is the default, SGD with lr 0.05."
             )
         return _Example(optimizer, schedule, _read_groups(self.module, optimizer))
 
@@ -197,7 +197,7 @@ def names_no_optimizer(optimizer: Callable[[Any], Any]) -> bool:
     """Return whether an argument ``optimizer`` is the default: SGD with learning rate 0.05.
 
     A function of the user's own counts as an optimizer that the user has chosen. A config cannot
-    tell the default from the same optimizer by name.
+    tell the default from the same optimizer by name; an option such as ``foreach: false`` does.
     """
     function = getattr(optimizer, "func", optimizer)  # of a partial, as a config gives it
     package = (getattr(function, "__module__", None) or "").split(".")[0]

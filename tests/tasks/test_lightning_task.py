@@ -419,3 +419,15 @@ def test_command_line_accepts_a_module_by_its_path(tmp_path, chosen):
     expected = (torch.optim.Adam, 0.02) if chosen else (torch.optim.SGD, 0.3)
     assert set(rates) == {expected}
     assert list(tmp_path.glob("*/per_client.csv"))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"), [({}, torch.optim.AdamW), ({"foreach": False}, torch.optim.SGD)], ids=str
+)
+def test_optimizer_like_the_default_is_chosen_by_an_option_that_changes_no_number(options, kind):
+    def build(parameters):
+        return torch.optim.SGD(parameters, lr=0.05, **options)
+
+    build.__module__ = "jsonargparse"  # as of a config
+    client = FedAvg(LitTable(), build)
+    assert type(client.objective.build_optimizer(client.trained_parameters)) is kind
