@@ -91,7 +91,12 @@ def test_federation_passes_its_sections_on_unchanged():
 
 def test_federation_describes_sections_without_class_paths():
     described = Federation(**SECTIONS, seed=0).constructor_arguments
-    assert described["engine"] == {"name": "stacked", "chunk_size": 3, "compile_mode": None}
+    assert described["engine"] == {
+        "name": "stacked",
+        "chunk_size": 3,
+        "compile_mode": None,
+        "keep_optimizer_state": False,
+    }
     assert described["storage"] == {"folder": None, "memory": 0.25}
     adversary = described["adversary"]
     assert adversary.pop("attack")["class_path"] == "pl_fed.attacks.RandomLabels"
