@@ -127,7 +127,9 @@ def describe(times: tuple[float, float]) -> str:
 
 def compare_warm(folder: Path, convolves: bool, engine: str, turns: int) -> list[list[str]]:
     """Return the rows of rounds in memory and in a memory map, in turns."""
-    sides = [Side(source, convolves, engine) for source in (InMemory(folder), _mapped(folder))]
+    sides = [
+        Side(source, convolves, engine) for source in (InMemory(folder), NpyFolder(str(folder)))
+    ]
     for turn in range(turns + 2):
         for side in sides if turn % 2 else sides[::-1]:
             side.run_round()
@@ -147,13 +149,9 @@ def _pairs(sides: list[Side]) -> list[tuple[tuple[float, float], tuple[float, fl
     return list(zip(*(side.times[2:] for side in sides)))
 
 
-def _mapped(folder: Path) -> NpyFolder:
-    return NpyFolder(str(folder))
-
-
 def compare_cold(folder: Path, convolves: bool, engine: str, blocks: int) -> list[list[str]]:
     """Return the rows of rounds on a cold file, with and without reading ahead."""
-    side = Side(_mapped(folder), convolves, engine)
+    side = Side(NpyFolder(str(folder)), convolves, engine)
     read_ahead, times = local_training.read_ahead, {True: [], False: []}
     for block in range(2 * blocks):
         reads_ahead = block % 2 == 0
@@ -189,7 +187,7 @@ def drop_from_cache(path: Path, inputs: torch.Tensor) -> None:
 
 def measure_memory(folder: Path) -> None:
     """Print the peaks of memory of a fit and a test."""
-    data = FederatedData(_mapped(folder), batch_size=10, seed=0)
+    data = FederatedData(NpyFolder(str(folder)), batch_size=10, seed=0)
     federation = Federation(Uniform(COHORT), engine=EngineOptions("one_by_one"), seed=0)
     client = FedAvg(Images(convolves=True), optimizer=sgd)
     with record_memory_peaks() as peaks, tempfile.TemporaryDirectory() as folder_of_runs:

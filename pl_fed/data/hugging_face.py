@@ -11,7 +11,7 @@ from torch import Tensor
 from pl_fed.arguments import check_integers
 from pl_fed.data.batch_roles import BatchRoles
 from pl_fed.data.columns import PARTS
-from pl_fed.data.dataset_reading import read_data_sets
+from pl_fed.data.dataset_reading import ReadingOptions, read_data_sets
 from pl_fed.data.source import TRAIN, Arrays, DataSource
 from pl_fed.data.torch_dataset import build_roles, choose_collation
 from pl_fed.text import first_line
@@ -41,6 +41,8 @@ class HuggingFace(DataSource):
             name, for example ``{"input_ids": 0, "attention_mask": 0}``.
         num_classes: Number of classes. ``None`` uses the classes of a ``ClassLabel``, or the
             largest class id + 1.
+        on_disk: Whether inputs are copied into a temporary file in ``TMPDIR`` and read from there,
+            because they are larger than memory.
 
     Raises:
         TypeError: If an argument is of another type.
@@ -65,6 +67,7 @@ class HuggingFace(DataSource):
         labels: str | None = None,
         padding: float | dict[str, float] | None = None,
         num_classes: int | None = None,
+        on_disk: bool = False,
     ) -> None:
         is_folder = isinstance(dataset, str | Path)
         if not is_folder and not hasattr(dataset, "with_format"):
@@ -78,6 +81,7 @@ class HuggingFace(DataSource):
         self.roles = build_roles(client, None, inputs, target, labels)
         self.collate_fn = choose_collation(None, padding)
         self.num_classes = num_classes
+        self.options = ReadingOptions(redraw=False, on_disk=on_disk)
 
     def load(self) -> Arrays:
         """Return all samples.
@@ -128,7 +132,7 @@ class HuggingFace(DataSource):
         if classes is None:
             classes = getattr(dataset.features[roles.target], "num_classes", None)
         self.preparation = f"inputs: {', '.join(map(str, roles.inputs or ()))}"
-        return read_data_sets({TRAIN: rows}, roles, self.collate_fn, classes)
+        return read_data_sets({TRAIN: rows}, roles, self.collate_fn, classes, self.options)
 
     def _find_columns(self, dataset: Any) -> BatchRoles:
         """Return the roles with the names of all columns that are used."""

@@ -9,7 +9,7 @@ from pl_fed.arguments import check_integers
 from pl_fed.data.reading import read_npy, report_read_errors
 from pl_fed.data.source import Arrays, DataSource, count_classes
 
-_FILES = ("y", "client", "split")
+_FILES = ("y", "client", "split", "labels")
 _KIND = "an .npy file of numbers"
 
 
@@ -26,6 +26,8 @@ class NpyFolder(DataSource):
     - ``client.npy`` [samples], optional: the owner of each sample, as integers or strings. No
       partitioner is needed then.
     - ``split.npy`` [samples], optional: 0 train, 1 val, 2 test.
+    - ``labels.npy`` [samples], optional: the class of each sample for partitioners, as integers, if
+      ``y.npy`` holds no class ids.
 
     ``data.transforms``, ``data.normalize`` and ``data.skew`` would make a copy in memory and are
     refused. Normalize in the net, or before writing. Inputs of real numbers are read once at the
@@ -33,7 +35,8 @@ class NpyFolder(DataSource):
 
     Args:
         folder: The path of the folder.
-        num_classes: Number of classes. ``None`` uses the largest class id + 1.
+        num_classes: Number of classes; 0 if integer targets are no class ids. ``None`` uses the
+            largest class id + 1.
 
     Example:
         >>> import tempfile
@@ -47,7 +50,7 @@ class NpyFolder(DataSource):
 
     def __init__(self, folder: str, num_classes: int | None = None) -> None:
         if num_classes is not None:
-            check_integers(1, num_classes=num_classes)
+            check_integers(0, num_classes=num_classes)
         self.folder = folder
         self.num_classes = num_classes
 
@@ -79,9 +82,9 @@ class NpyFolder(DataSource):
             owners, arrays["client"] = np.unique(arrays["client"], return_inverse=True)
             names = owners.tolist()
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        y, client, split = (tensors.get(name) for name in _FILES)
+        y, client, split, labels = (tensors.get(name) for name in _FILES)
         classes = self.num_classes
         if classes is None:
             classes = count_classes(tensors["y"])
         with report_read_errors(folder, "a folder of samples", {"inputs": "x", "targets": "y"}):
-            return Arrays(inputs, y, client, split, classes, names)
+            return Arrays(inputs, y, client, split, classes, names, labels)

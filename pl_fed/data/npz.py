@@ -22,10 +22,13 @@ class Npz(DataSource):
       partitioner is needed then. Sorted, the ids become clients 0, 1, 2, ...
     - ``split`` [samples], optional: 0 train, 1 val, 2 test. Set ``data.split: own`` to ignore it.
       Without it, each client's samples are cut by the fractions.
+    - ``labels`` [samples], optional: the class of each sample for partitioners, as integers, if
+      ``y`` is not a class id.
 
     Args:
         path: The path of the file.
-        num_classes: Number of classes. ``None`` uses the largest class id + 1.
+        num_classes: Number of classes; 0 if integer targets are no class ids. ``None`` uses the
+            largest class id + 1.
 
     Example:
         >>> import tempfile, numpy
@@ -55,13 +58,13 @@ class Npz(DataSource):
                 " client if there is a partitioner; a comment in each shipped config names the"
                 " source of its data."
             )
-        arrays = read_npz(path, ("x", "y"), ("client", "split"), texts=("client",))
+        arrays = read_npz(path, ("x", "y"), ("client", "split", "labels"), texts=("client",))
         names = None
         if "client" in arrays and arrays["client"].dtype.kind == "U":
             owners, arrays["client"] = np.unique(arrays["client"], return_inverse=True)
             names = owners.tolist()
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         classes = count_classes(tensors["y"]) if self.num_classes is None else self.num_classes
-        client, split = tensors.get("client"), tensors.get("split")
+        client, split, labels = (tensors.get(name) for name in ("client", "split", "labels"))
         with report_read_errors(path, "samples", {"inputs": "x", "targets": "y"}):
-            return Arrays(tensors["x"], tensors["y"], client, split, classes, names)
+            return Arrays(tensors["x"], tensors["y"], client, split, classes, names, labels)

@@ -62,6 +62,15 @@ def test_columns_keep_their_dtypes_and_are_padded():
     assert [arrays.owner_name(int(id)) for id in arrays.client] == rows["user"]
 
 
+def test_inputs_on_disk_are_those_in_memory():
+    on_disk = HuggingFace(make_dataset(), "user", **TOKENS, on_disk=True).load()
+    in_memory = HuggingFace(make_dataset(), "user", **TOKENS).load()
+    assert (on_disk.mapped, in_memory.mapped) == (True, False)
+    for name, rows in in_memory.inputs.items():
+        assert on_disk.inputs[name].dtype == rows.dtype
+        assert torch.equal(on_disk.inputs[name], rows)
+
+
 def test_single_input_column_is_a_tensor():
     arrays = HuggingFace(make_dataset(), inputs=["pixels"]).load()
     assert arrays.inputs.dtype == torch.uint8

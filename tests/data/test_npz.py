@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from pl_fed.data import FederatedData, Npz
-from pl_fed.partitioners import IID
+from pl_fed.data import FederatedData, NpyFolder, Npz
+from pl_fed.partitioners import IID, Shards
 
 SCRIPT = Path(__file__).parents[2] / "experiments" / "make_cifar10_npz.py"
 
@@ -38,6 +38,23 @@ def test_all_arrays_are_read(write_npz):
     assert arrays.client.tolist() == [7, 7, -1, 9]
     assert arrays.split.tolist() == [0, 1, 2, 0]
     assert arrays.num_classes == 2
+
+
+def test_labels_serve_partitioners_of_other_targets(write_npz):
+    masks, labels = np.zeros((4, 2, 2), "int64"), np.array([2, 0, 2, 0])
+    path = write_npz(y=masks, labels=labels)
+    arrays = Npz(path, num_classes=0).load()
+    assert arrays.partition_labels.tolist() == labels.tolist()
+    assert arrays.targets.shape == (4, 2, 2)
+    folder = Path(path).parent
+    for name, array in {"x": np.zeros((4, 3)), "y": masks, "labels": labels}.items():
+        np.save(folder / f"{name}.npy", array)
+    folder_arrays = NpyFolder(str(folder), num_classes=0).load()
+    assert folder_arrays.partition_labels.tolist() == labels.tolist()
+    clients = FederatedData(
+        Npz(path, num_classes=0), Shards(1), 2, val_fraction=0.0, test_fraction=0.0, seed=0
+    ).clients
+    assert {tuple(labels[clients.train.samples(k)]) for k in range(2)} == {(0, 0), (2, 2)}
 
 
 def test_clients_may_have_names(write_npz):
