@@ -235,6 +235,7 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tree], Tree] |
     try:
         with torch.no_grad():
             if isinstance(client.task, LightningTask):
+                client.task.entries = data.entries
                 optimizer = client.objective.build_optimizer(_list_leaves(client))
                 try_steps(
                     client, client.task, lambda: _first_samples(client, data), optimizer, augment

@@ -17,7 +17,7 @@ from pl_fed.tasks.metric_values import keep_local
 from pl_fed.tasks.module_steps import call_step, list_hooks
 from pl_fed.tasks.step_logs import StepLogs, short_name
 from pl_fed.trees import Tree, describe, leaves, select
-from pl_fed.types import Batch
+from pl_fed.types import Batch, SampleEntries
 
 BatchStructure = Literal["pair", "joint"]
 
@@ -49,6 +49,7 @@ class LightningTask(Task):
     Args:
         batch: The structure of a batch. ``"pair"`` is the tuple (inputs, targets). ``"joint"``
             merges dicts of inputs and targets into one dict, or tuples into one tuple. ``None``
+            restores the dicts or tuples of a data set's samples. For data without such samples, it
             takes ``"joint"`` if both are dicts, otherwise ``"pair"``.
         lower_is_better: Names of logged numbers with small values for good models. By default
             these are names with a word like loss, error, mae, rmse or perplexity. Metrics of
@@ -58,6 +59,7 @@ class LightningTask(Task):
         measures: The names of the logged metrics of evaluations, and whether larger values are
             better. The trial before training sets them.
         step_names: The names that ``training_step`` logs; ``None`` before that trial.
+        entries: The places of inputs and target in the samples of the data set, if known.
 
     Raises:
         ValueError: If ``batch`` is unknown.
@@ -80,6 +82,7 @@ class LightningTask(Task):
         self.lower_is_better = tuple(map(short_name, lower_is_better))
         self.measures: dict[str, bool] = {}
         self.step_names: tuple[str, ...] | None = None
+        self.entries: SampleEntries | None = None
         self._omitted: set[str] = set()
         self._step_logs: dict[int, dict[str, Tensor]] | None = None
         self._batch_idx: Any = 0
@@ -106,6 +109,8 @@ class LightningTask(Task):
 
     def build_batch(self, inputs: Tree, targets: Tree) -> Any:
         """Return inputs and targets as the batch of a step."""
+        if self.batch is None and self.entries is not None:
+            return self.entries.join(inputs, targets)
         both_dicts = isinstance(inputs, dict) and isinstance(targets, dict)
         if both_dicts and self.batch != "pair":
             return {**inputs, **targets}
