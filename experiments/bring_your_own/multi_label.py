@@ -1,4 +1,4 @@
-"""Several labels a sample, some of them missing: a masked loss, and metrics of a last epoch hook."""
+"""Several labels a sample, some of them missing: a masked loss, and metrics in an epoch's hook."""
 
 import numpy as np
 import torch

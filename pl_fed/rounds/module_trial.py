@@ -24,6 +24,7 @@ def try_steps(
     client: Client,
     task: LightningTask,
     first_samples: Callable[[], Batch],
+    evaluation_samples: Callable[[str], Batch],
     optimizer: torch.optim.Optimizer,
     augment: Callable[[Tree], Tree] | None = None,
 ) -> None:
@@ -35,19 +36,15 @@ def try_steps(
     Args:
         client: The algorithm.
         task: The task; the names are those of all logs in the evaluation of both parts.
-        first_samples: Returns a few samples in the net's input format.
+        first_samples: Returns a few training samples in the net's input format.
+        evaluation_samples: Returns more samples of ``val`` or ``test``: metrics of an epoch's hook
+            may need samples of all classes.
         optimizer: The local optimizer, for steps that read it.
         augment: Changes the inputs of each minibatch.
 
     Raises:
-        ValueError: If a step fails, or logs values with a reserved name; or if the federation has
-            further metrics.
+        ValueError: If a step fails, or logs values with a reserved name.
     """
-    if task.further_metrics:
-        raise ValueError(
-            "Expected no argument `federation.metrics` for the task LightningTask but got"
-            f" {', '.join(task.further_metrics)}: log metrics in `validation_step` and `test_step`."
-        )
     net = _copy(client, optimizer)
     batch = first_samples()
     with fork_torch_rng(batch.device), evaluation_mode(net):
@@ -59,19 +56,24 @@ def try_steps(
             if all(leaf.is_floating_point() for leaf in leaves(batch.inputs)):
                 raise
             client.takes_integers = False  # as for other nets: integers may be features
-            floats = first_samples()
             try:
-                _try_training(net, task, floats)
+                _try_training(net, task, first_samples())
             except ValueError:
                 client.takes_integers = True
-            else:
-                batch = floats
             if client.takes_integers:
                 raise
         task.measures = {}
         for part, step in (("val", "validation_step"), ("test", "test_step")):
-            task.measures |= _try_evaluation(net, task, batch, part, step)
+            samples = evaluation_samples(part)
+            task.measures |= _try_evaluation(net, task, samples, part, step)
     _check_names(type(net).__name__, task.measures)
+    for name, metric in task.further_metrics.items():
+        if name in task.measures:
+            raise ValueError(
+                f"Expected argument `federation.metrics` to have names that {type(net).__name__}"
+                f" does not log but got `{name}`: use another name."
+            )
+        task.measures[name] = metric.higher_is_better is not False
 
 
 def _try_training(net: nn.Module, task: LightningTask, batch: Batch) -> None:
@@ -87,7 +89,12 @@ def _try_evaluation(
 ) -> dict[str, bool]:
     """Evaluate a part, and return the names of its metrics and their directions."""
     logs = StepLogs()
-    _, values = _try_step(net, batch, step, lambda: task.evaluate(net, [batch], part, logs))
+    _, values = _try_step(
+        net,
+        batch,
+        step,
+        lambda: task.evaluate(net, [batch], part, logs, accepts_undefined=False),
+    )
     declared = logs.directions()
     return {
         name: declared.get(name, name not in task.lower_is_better and guess_direction(name))

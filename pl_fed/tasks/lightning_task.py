@@ -13,9 +13,10 @@ from torchmetrics import Metric, MetricCollection
 from pl_fed.arguments import check_choice
 from pl_fed.nets.calls import Net
 from pl_fed.tasks.base import Task
-from pl_fed.tasks.metric_values import keep_local
-from pl_fed.tasks.module_steps import call_step, list_hooks
+from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local
+from pl_fed.tasks.module_steps import call_step, copy_lists, list_hooks
 from pl_fed.tasks.step_logs import StepLogs, short_name
+from pl_fed.text import first_line
 from pl_fed.trees import Tree, describe, leaves, select
 from pl_fed.types import Batch, SampleEntries
 
@@ -84,6 +85,7 @@ class LightningTask(Task):
         self.step_names: tuple[str, ...] | None = None
         self.entries: SampleEntries | None = None
         self._omitted: set[str] = set()
+        self._has_warned_of_undefined = False
         self._step_logs: dict[int, dict[str, Tensor]] | None = None
         self._batch_idx: Any = 0
 
@@ -200,7 +202,12 @@ class LightningTask(Task):
         return short_name(name)
 
     def evaluate(
-        self, module: nn.Module, batches: Iterable[Batch], part: str, logs: StepLogs | None = None
+        self,
+        module: nn.Module,
+        batches: Iterable[Batch],
+        part: str,
+        logs: StepLogs | None = None,
+        accepts_undefined: bool = True,
     ) -> tuple[float, dict[str, float]]:
         """Return the loss and the metrics of a module on one client's samples.
 
@@ -212,12 +219,15 @@ class LightningTask(Task):
             batches: The client's samples, at least one; may be iterated several times.
             part: ``val`` or ``test``; the steps of the other part replace missing ones.
             logs: Records the logs; new logs by default.
+            accepts_undefined: Whether the metrics of the hook at the end of an epoch may be
+                undefined for the samples. The hook's error is then a warning.
         """
         stage = _choose_stage(module, part)
         if stage is None:
             return self.training_mean(module, batches), {}
         logs, total, size = logs or StepLogs(), 0.0, 0
         reset_metrics(module)
+        lists = copy_lists(module)
         with logs.record(module):
             getattr(module, f"on_{stage}_epoch_start")()
             for index, batch in enumerate(batches):
@@ -226,7 +236,13 @@ class LightningTask(Task):
                 loss = read_loss(call_step(module, f"{stage}_step", example, index))
                 total += torch.nan if loss is None else float(loss) * batch.size
                 size += batch.size
-            getattr(module, f"on_{stage}_epoch_end")()
+            try:
+                getattr(module, f"on_{stage}_epoch_end")()
+            except UNDEFINED_ERRORS as error:
+                if not accepts_undefined:
+                    raise
+                vars(module).update(lists)  # the hook has not cleared its lists
+                self._warn_of_undefined(module, stage, size, error)
         values = {name: float(value) for name, value in logs.values().items()}
         reset_metrics(module)
         logged_loss = values.pop("loss", None)
@@ -235,6 +251,19 @@ class LightningTask(Task):
         if logged_loss is not None:
             return logged_loss, values
         return self.training_mean(module, batches), values
+
+    def _warn_of_undefined(
+        self, module: nn.Module, stage: str, size: int, error: Exception
+    ) -> None:
+        """Warn once that the hook at the end of an epoch failed for a client."""
+        if self._has_warned_of_undefined:
+            return
+        self._has_warned_of_undefined = True
+        warnings.warn(
+            f"`on_{stage}_epoch_end` of {type(module).__name__} failed for a client with {size}"
+            f" samples ({first_line(error)}): pl_fed counts its metrics as undefined there.",
+            stacklevel=2,
+        )
 
     def training_mean(self, module: nn.Module, batches: Iterable[Batch]) -> float:
         """Return the mean of the loss of ``training_step`` over one client's samples."""
@@ -245,6 +274,22 @@ class LightningTask(Task):
                 total += float(self.loss(module, batch)) * batch.size
                 size += batch.size
         return total / max(1, size)
+
+    def metric_inputs(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
+        """Return predictions and targets for ``federation.metrics``.
+
+        Of a dict of outputs, the predictions are the entry ``logits`` or ``prediction``. Outputs
+        [samples, 1] take the shape [samples] of the targets.
+        """
+        if isinstance(outputs, dict):
+            names = [name for name in ("logits", "prediction") if name in outputs]
+            outputs = outputs[names[0]] if names else outputs
+        if isinstance(targets, dict | tuple | list) and len(leaves(targets)) == 1:
+            targets = leaves(targets)[0]
+        fits = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+        if fits and outputs.numel() == targets.numel():
+            outputs = outputs.reshape(targets.shape)
+        return outputs, targets
 
     def predict_batch(self, module: nn.Module, batch: Batch) -> Tree:
         """Return the result of ``predict_step``; without one, the outputs for the inputs.

@@ -1,5 +1,6 @@
 """The steps of a LightningModule: which ones it defines, and calls of them."""
 
+import copy
 import inspect
 from collections.abc import Callable
 from functools import cache
@@ -107,6 +108,18 @@ def call_step(net: Callable[..., Any], step: str, batch: Any, batch_idx: Any) ->
         return function(*arguments)
     tensors = {f"module.{name}": tensor for name, tensor in net.tensors.items()}
     return functional_call(_Step(net.module, step), tensors, arguments)
+
+
+def copy_lists(module: nn.Module) -> dict[str, Any]:
+    """Return copies of the lists, and of the dicts of lists, among a module's own attributes."""
+    lists: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, list):
+            lists[name] = copy.copy(value)
+        elif isinstance(value, dict) and any(isinstance(part, list) for part in value.values()):
+            lists[name] = copy.copy(value)  # of the same class
+            lists[name].update({k: [*v] for k, v in value.items() if isinstance(v, list)})
+    return lists
 
 
 @cache
