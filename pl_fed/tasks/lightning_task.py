@@ -12,7 +12,7 @@ from torchmetrics import Metric, MetricCollection
 
 from pl_fed.arguments import check_choice
 from pl_fed.nets.calls import Net
-from pl_fed.tasks.base import Task
+from pl_fed.tasks.base import Task, as_floats
 from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local
 from pl_fed.tasks.module_steps import call_step, copy_lists, list_hooks
 from pl_fed.tasks.step_logs import StepLogs, short_name
@@ -279,7 +279,8 @@ class LightningTask(Task):
         """Return predictions and targets for ``federation.metrics``.
 
         Of a dict of outputs, the predictions are the entry ``logits`` or ``prediction``. Outputs
-        [samples, 1] take the shape [samples] of the targets.
+        [samples, 1] take the shape [samples] of the targets. Outputs [samples, classes] beyond
+        [0, 1] are logits of class ids, as for torchmetrics, and become probabilities.
         """
         if isinstance(outputs, dict):
             names = [name for name in ("logits", "prediction") if name in outputs]
@@ -289,6 +290,9 @@ class LightningTask(Task):
         fits = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
         if fits and outputs.numel() == targets.numel():
             outputs = outputs.reshape(targets.shape)
+        elif fits and outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point():
+            is_probability = (outputs >= 0) & (outputs <= 1)
+            outputs = outputs if bool(is_probability.all()) else as_floats(outputs).softmax(1)
         return outputs, targets
 
     def predict_batch(self, module: nn.Module, batch: Batch) -> Tree:
