@@ -82,8 +82,9 @@ class LitLanguage(LightningModule):
 
 
 def pad_sentences(samples: list[dict]) -> dict:
-    """Return a batch of sentences, padded to the longest possible sentence."""
-    ids = torch.zeros(len(samples), LENGTH, dtype=torch.int64)
+    """Return a batch of sentences, padded to the longest of them."""
+    longest = max(len(sample["text"]) for sample in samples) - 1
+    ids = torch.zeros(len(samples), longest, dtype=torch.int64)
     labels = torch.full_like(ids, -100)
     for row, sample in enumerate(samples):
         characters = torch.tensor([LETTERS.index(letter) for letter in sample["text"]])

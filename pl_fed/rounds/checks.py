@@ -210,13 +210,14 @@ def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> 
         attack.trigger(batch)
 
 
-def _first_samples(client: Client, data: ClientData) -> Batch:
-    """Return two or three training samples, on the net's device and in its input format.
+def _first_samples(client: Client, data: ClientData, count: int = 2) -> Batch:
+    """Return a few training samples, on the net's device and in its input format.
 
     Their number differs from the number of classes. Otherwise a criterion that broadcasts [2, 2]
     outputs against [2] class ids would raise no error.
     """
-    return _load_samples(client, data, data.train.index[: 3 if data.num_classes == 2 else 2])
+    count += data.num_classes == count
+    return _load_samples(client, data, data.train.index[:count])
 
 
 def _spread_samples(client: Client, data: ClientData, part: str) -> Batch:
@@ -276,7 +277,7 @@ def _run_steps(
     try_steps(
         client,
         task,
-        lambda: _first_samples(client, data),
+        lambda: _first_samples(client, data, count=7),  # no step unpacks 7 outputs
         lambda part: _spread_samples(client, data, part),
         client.objective.build_optimizer(_list_leaves(client)),
         augment,

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -12,6 +12,7 @@ from torchmetrics import Metric, MetricCollection
 
 from pl_fed.arguments import check_choice
 from pl_fed.nets.calls import Net
+from pl_fed.nets.modes import training_mode
 from pl_fed.tasks.base import Task, as_floats
 from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local
 from pl_fed.tasks.module_steps import call_step, copy_lists, list_hooks
@@ -60,6 +61,8 @@ class LightningTask(Task):
         measures: The names of the logged metrics of evaluations, and whether larger values are
             better. The trial before training sets them.
         step_names: The names that ``training_step`` logs; ``None`` before that trial.
+        needs_training_mode: Whether ``training_step`` fails in evaluation mode, as that of a net
+            with auxiliary outputs does. The trial before training sets it.
         entries: The places of inputs and target in the samples of the data set, if known.
 
     Raises:
@@ -83,6 +86,7 @@ class LightningTask(Task):
         self.lower_is_better = tuple(map(short_name, lower_is_better))
         self.measures: dict[str, bool] = {}
         self.step_names: tuple[str, ...] | None = None
+        self.needs_training_mode = False
         self.entries: SampleEntries | None = None
         self._omitted: set[str] = set()
         self._has_warned_of_undefined = False
@@ -268,7 +272,8 @@ class LightningTask(Task):
     def training_mean(self, module: nn.Module, batches: Iterable[Batch]) -> float:
         """Return the mean of the loss of ``training_step`` over one client's samples."""
         total, size = 0.0, 0
-        with self.without_logs():
+        mode = training_mode(module) if self.needs_training_mode else nullcontext()
+        with self.without_logs(), mode:
             for index, batch in enumerate(batches):
                 self._batch_idx = index
                 total += float(self.loss(module, batch)) * batch.size

@@ -329,6 +329,47 @@ def test_root_update_uses_the_steps_of_the_module():
     torch.testing.assert_close(roots[-1], step, rtol=1e-8, atol=1e-10)
 
 
+class LitAuxiliary(LitAutoencoder):
+    """Has a second output in training mode, as GoogLeNet has."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.second = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        outputs = super().forward(self.norm(x))
+        return (outputs, self.second(x)) if self.training else outputs
+
+    def training_step(self, batch, batch_idx):
+        x, _ = batch
+        first, second = self(x)
+        return (first - x).square().mean() + (second - x).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        x, _ = batch
+        self.log("val_error", (self(x) - x).abs().mean())
+
+
+def test_loss_of_a_step_that_needs_the_training_mode_is_evaluated_in_it(tmp_path):
+    trainer, client, data = set_up(
+        LitAuxiliary, float32(numbers([12, 16])), FedAvg, tmp_path=tmp_path
+    )
+    assert client.task.needs_training_mode
+    values = trainer.federation.metrics("val")["global"].per_client()
+    net, batch = (
+        trainer.federation.model_of(1, "global"),
+        data.clients.batch(data.clients.val.samples(1)),
+    )
+    with torch.no_grad():
+        error = float((net(batch.inputs) - batch.inputs).abs().mean())
+        loss = float(net.train().training_step((batch.inputs, batch.targets), 0))
+    assert float(values["error"][1]) == pytest.approx(error, rel=1e-5)
+    assert float(values["loss"][1]) == pytest.approx(loss, rel=1e-5)
+    statistics = client.statistics("global").data.clone()
+    trainer.validate(client, data, verbose=False)
+    assert torch.equal(client.statistics("global").data, statistics)
+
+
 class LitSparse(LitAutoencoder):
     """Logs other names in other steps."""
 
@@ -381,6 +422,17 @@ def test_warning_of_an_unstackable_module_names_the_line():
 )
 def test_batch_has_the_configured_structure(structure, inputs, targets, expected):
     assert LightningTask(structure).build_batch(inputs, targets) == expected
+
+
+def test_inputs_of_further_metrics_fit_the_targets():
+    task, y = LightningTask(), torch.tensor([1, 0])
+    logits = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    column = torch.tensor([[0.25], [0.75]])
+    assert torch.equal(task.metric_inputs({"logits": logits}, y)[0], logits.softmax(1))
+    assert torch.equal(task.metric_inputs(logits.softmax(1), y)[0], logits.softmax(1))
+    assert torch.equal(task.metric_inputs(column, y)[0], column[:, 0])
+    assert torch.equal(task.metric_inputs({"prediction": y}, {"labels": y})[1], y)
+    assert torch.equal(task.metric_inputs(logits, logits)[0], logits)
 
 
 @pytest.mark.slow
