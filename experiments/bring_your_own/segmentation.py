@@ -46,7 +46,7 @@ class LitSegmentation(LightningModule):
         sums = (probabilities + targets).sum((0, 2, 3))
         return 1 - ((2 * overlap + 1) / (sums + 1)).mean()
 
-    def shared_step(self, batch, stage):
+    def compute_step(self, batch, stage):
         """Return loss and logits, and log the loss."""
         logits = self(batch["image"])
         cross_entropy = functional.cross_entropy(logits, batch["mask"], ignore_index=IGNORED)
@@ -56,17 +56,17 @@ class LitSegmentation(LightningModule):
 
     def training_step(self, batch, batch_idx):
         """Return the loss."""
-        return self.shared_step(batch, "train")[0]
+        return self.compute_step(batch, "train")[0]
 
     def validation_step(self, batch, batch_idx):
         """Log loss and intersection over union."""
-        _, logits = self.shared_step(batch, "val")
+        _, logits = self.compute_step(batch, "val")
         self.val_iou(logits.argmax(1), batch["mask"])
         self.log("val_iou", self.val_iou)
 
     def test_step(self, batch, batch_idx):
         """Log loss and intersection over union."""
-        _, logits = self.shared_step(batch, "test")
+        _, logits = self.compute_step(batch, "test")
         self.test_iou(logits.argmax(1), batch["mask"])
         self.log("test_iou", self.test_iou)
 

@@ -51,7 +51,7 @@ class StepEvaluation:
 
     def evaluate(self, position: int, part: str) -> None:
         """Evaluate the client at a position on its samples of a part of the data."""
-        with self._fixed_draws(position):
+        with self._fix_draws(position):
             loss, values = self.task.evaluate(self.module, self.batches(position), part)
         self._loss[position] = loss
         self.task.warn_of_omitted(values, self.task.measures)
@@ -67,7 +67,7 @@ class StepEvaluation:
         for metric in metrics.values():
             metric.reset()
         targets = join([batch.targets for batch in self.batches(position)])
-        with self._fixed_draws(position):
+        with self._fix_draws(position):
             predictions = self.task.metric_inputs(self.predict(position), targets)
         return dict(zip(metrics, measure(metrics, *predictions)))
 
@@ -76,7 +76,7 @@ class StepEvaluation:
     ) -> None:
         """Evaluate ``training_step`` for the client at a position, on poisoned samples if given."""
         batches = self.batches(position, poison)
-        with self._fixed_draws(position):
+        with self._fix_draws(position):
             self._loss[position] = self.task.training_mean(self.module, batches)
 
     def predict(self, position: int) -> Tree:
@@ -85,7 +85,7 @@ class StepEvaluation:
         return join([self.task.predict_batch(self.module, batch) for batch in batches])
 
     @contextmanager
-    def _fixed_draws(self, position: int) -> Iterator[None]:
+    def _fix_draws(self, position: int) -> Iterator[None]:
         """Make the random draws of steps the same in each evaluation of a client."""
         with fork_torch_rng(self._loss.device) as seed:
             seed(key(0, "evaluation", self.clients[position]))
