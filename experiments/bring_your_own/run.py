@@ -93,7 +93,7 @@ def table(rows: list[Row]) -> str:
         runs = [found.get((name, a, s)) for a in ALGORITHMS for s in SETTINGS]
         engines = sorted({row["engine"] for row in runs if row})
         seconds = [float(row["seconds"]) for row in runs if row]
-        cells = [row["metric"] if row else "–" for row in (plain, *runs)]
+        cells = [f"{float(row['metric']):.3g}" if row else "–" for row in (plain, *runs)]
         average = f"{sum(seconds) / len(seconds):.1f}" if seconds else "–"
         lines.append([name, base.metric, str(len(base.lines)), ", ".join(engines), *cells, average])
     head = ["code base", "metric", "lines", "engine", "Lightning"]
