@@ -1,5 +1,6 @@
 """The task of a LightningModule: its own steps define loss, metrics and predictions."""
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,7 +16,7 @@ from pl_fed.nets.calls import Net
 from pl_fed.nets.modes import training_mode
 from pl_fed.tasks.base import Task, as_floats
 from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local
-from pl_fed.tasks.module_steps import call_step, copy_lists, list_hooks
+from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, copy_lists, list_hooks
 from pl_fed.tasks.step_logs import StepLogs, short_name
 from pl_fed.text import first_line
 from pl_fed.trees import Tree, describe, leaves, select
@@ -194,6 +195,29 @@ class LightningTask(Task):
             yield
         finally:
             self._step_logs = before
+
+    def list_gradient_hooks(self, net: nn.Module) -> list[str]:
+        """Return ``on_after_backward`` and ``on_before_optimizer_step``, if the module has them."""
+        hooks = list_hooks(net)
+        return [hook for hook in GRADIENT_HOOKS if hook in hooks]
+
+    def call_gradient_hooks(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Call the module's hooks on its gradients; their logs are left out.
+
+        The hooks get an optimizer with the module's own parameters: a client may train several
+        models.
+        """
+        hooks = self.list_gradient_hooks(net)
+        if not hooks:
+            return
+        own, own_optimizer = {*map(id, net.parameters())}, copy.copy(optimizer)
+        own_optimizer.param_groups = [
+            group for group in optimizer.param_groups if {*map(id, group["params"])} <= own
+        ]
+        with StepLogs().record(net):
+            for hook in hooks:
+                arguments = (own_optimizer,) if hook == "on_before_optimizer_step" else ()
+                getattr(net, hook)(*arguments)
 
     # Evaluation
 

@@ -58,8 +58,8 @@ REFUSED = {
         "`automatic_optimization` = True but got Own with False",
     ),
     "hooks of steps": (
-        lambda: FedAvg(make_module(on_after_backward=None, optimizer_step=None)),
-        "no hooks of single steps but got Own with `on_after_backward`, `optimizer_step`: move",
+        lambda: FedAvg(make_module(on_train_batch_end=None, optimizer_step=None)),
+        "no hooks of single steps but got Own with `on_train_batch_end`, `optimizer_step`: move",
     ),
     "an iterator": (
         lambda: FedAvg(make_module(training_step=lambda self, dataloader_iter: None)),

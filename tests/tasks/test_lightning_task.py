@@ -329,6 +329,46 @@ def test_root_update_uses_the_steps_of_the_module():
     torch.testing.assert_close(roots[-1], step, rtol=1e-8, atol=1e-10)
 
 
+class LitHooks(LitAutoencoder):
+    """Clips its gradients by itself, and changes its batches before each step."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        x, *targets = batch
+        return 2 * x, *targets
+
+    def on_after_backward(self):
+        self.encoder.bias.grad.zero_()
+
+    def on_before_optimizer_step(self, optimizer):
+        (group,) = optimizer.param_groups
+        assert {*map(id, group["params"])} == {*map(id, self.parameters())}
+        nn.utils.clip_grad_norm_(group["params"], 0.01)
+        self.log("norm", sum(p.grad.square().sum() for p in self.parameters()))
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked", "one_by_one_compiled"])
+def test_hooks_of_a_batch_and_of_gradients_are_called_as_in_a_lightning_fit(engine, tmp_path):
+    net, data = seeded(LitHooks).double(), shared_out(numbers([8]))
+    plain = copy.deepcopy(net)
+    inputs, targets, *_ = data.clients.to(torch.device("cpu"), torch.float64).training_samples(0)
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(plain, DataLoader(TensorDataset(inputs, targets), batch_size=4))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome = run_rounds(FedAvg(net), data, engine=engine, shuffle=False, chunk_size=1)
+    row = nn.utils.parameters_to_vector(plain.parameters()).detach()
+    torch.testing.assert_close(outcome.w, row, rtol=0, atol=1e-10)
+    named = [str(w.message) for w in caught if "`on_after_backward`" in str(w.message)]
+    assert len(named) == (engine != "one_by_one")
+    if engine == "one_by_one":
+        several = run_rounds(Ditto(net, lam=0.0), data, engine=engine, shuffle=False)
+        torch.testing.assert_close(several.w, row, rtol=0, atol=1e-10)
+        torch.testing.assert_close(several.v[0], row, rtol=0, atol=1e-10)
+
+
 class LitAuxiliary(LitAutoencoder):
     """Has a second output in training mode, as GoogLeNet has."""
 
