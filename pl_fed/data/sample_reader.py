@@ -67,8 +67,10 @@ class SampleReader:
         owners = [self.roles.owner(sample) for sample in samples]
         length = len(samples[0]) if isinstance(samples[0], Sized) else 0
         batch = self.collate(samples)
-        *trees, entries = self.roles.separate(batch, length)
-        joined = Samples(*trees, None if None in owners else owners, entries=entries)
+        inputs, targets, labels, entries = self.roles.separate(batch, length)
+        joined = Samples(
+            inputs, targets, labels, None if None in owners else owners, entries=entries
+        )
         for leaf in joined.leaves:
             if leaf.shape[:1] != (len(samples),):
                 raise ValueError(

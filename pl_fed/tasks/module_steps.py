@@ -40,7 +40,7 @@ def list_hooks(net: nn.Module) -> list[str]:
     Returns:
         Names of methods; empty for a module that is no LightningModule.
     """
-    return [*_list_class_hooks(type(net))]
+    return [*_list_class_hooks(cast(Any, type(net)))]
 
 
 @cache
