@@ -63,6 +63,36 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class SampleEntries:
+    """Sample entries: the places of inputs and target in the samples of a data set.
+
+    It restores a batch in the structure of the data set, which the steps of a LightningModule read.
+
+    Attributes:
+        inputs: The keys of a dict, or the positions in a tuple, of the inputs.
+        target: The key or the position of the target.
+
+    Example:
+        >>> SampleEntries(("image",), "mask").join(1, 2), SampleEntries((0, 2), 1).join((1, 3), 2)
+        ({'image': 1, 'mask': 2}, (1, 2, 3))
+    """
+
+    inputs: tuple[str | int, ...]
+    target: str | int
+
+    def join(self, inputs: Tree, targets: Tree) -> Tree:
+        """Return a batch as the data set's dict or tuple; it lacks unused entries."""
+        entries = {self.inputs[0]: inputs}
+        if len(self.inputs) > 1:
+            values = inputs.values() if isinstance(inputs, dict) else inputs
+            entries = dict(zip(self.inputs, values, strict=True))
+        entries[self.target] = targets
+        if isinstance(self.target, str):
+            return entries
+        return tuple(entries[position] for position in sorted(entries, key=int))
+
+
+@dataclass(frozen=True)
 class Population:
     """The size of a federation.
 

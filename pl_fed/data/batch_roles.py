@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pl_fed.trees import Tree, foreign_leaf
+from pl_fed.types import SampleEntries
 
 Owner = Callable[[Any], Any] | int | str | Sequence[Any] | None
 _TARGET_KEYS = ("labels", "label", "targets", "target", "y")
@@ -28,9 +29,9 @@ class BatchRoles:
 
     Example:
         >>> batch = {"ids": torch.ones(2, 3), "site": ["a", "b"], "label": torch.zeros(2)}
-        >>> BatchRoles(client="site").separate(batch, 3)
+        >>> BatchRoles(client="site").separate(batch, 3)[:2]
         (tensor([[1., 1., 1.],
-                [1., 1., 1.]]), tensor([0., 0.]), None)
+                [1., 1., 1.]]), tensor([0., 0.]))
     """
 
     client: Owner = None
@@ -57,8 +58,8 @@ class BatchRoles:
             return sample[self.client]
         return None
 
-    def separate(self, batch: Any, sample_length: int) -> tuple[Tree, Tree, Tree]:
-        """Return the inputs, the targets and the labels of a batch; the latter may be ``None``.
+    def separate(self, batch: Any, sample_length: int) -> tuple[Tree, Tree, Tree, SampleEntries]:
+        """Return the inputs, the targets, the labels or ``None``, and the entries of a batch.
 
         Args:
             batch: The batch: a dict, a tuple or a list.
@@ -85,7 +86,8 @@ class BatchRoles:
             joined = entries[inputs[0]]
         elif isinstance(batch, Mapping):
             joined = {name: entries[name] for name in inputs}
-        return joined, entries[target], entries[labels[0]] if labels else None
+        places = SampleEntries(tuple(inputs), target)
+        return joined, entries[target], entries[labels[0]] if labels else None, places
 
     def _without_negative_positions(self, batch: Any) -> "BatchRoles":
         """Return roles whose positions in a tuple count from its first entry."""

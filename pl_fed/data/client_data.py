@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pl_fed.data.fingerprint import digest_of, digest_of_labels, digest_of_names
 from pl_fed.trees import Tree, count_samples, gather, leaves, select, tree_map
-from pl_fed.types import Batch
+from pl_fed.types import Batch, SampleEntries
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class ClientData:
         fingerprint: Fingerprint of the data set's inputs by :func:`fingerprint_of`, if known.
         redraw: Reads samples anew for each training minibatch: the argument of
             :class:`~pl_fed.data.Arrays`. ``None`` if samples do not change.
+        entries: The places of inputs and target in the samples of a data set, if known.
     """
 
     inputs: Tree
@@ -110,6 +111,7 @@ class ClientData:
     mapped: bool = False
     keeps_integers: bool = True
     redraw: Callable[[list[int], list[int]], tuple[Tree, Tree]] | None = None
+    entries: SampleEntries | None = None
 
     @property
     def num_clients(self) -> int:

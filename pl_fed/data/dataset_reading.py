@@ -78,7 +78,18 @@ def read_data_sets(
         is_flat = isinstance(samples.targets, Tensor) and samples.targets.dim() == 1
         classes = count_classes(samples.targets) if is_flat else 0
     inputs, targets, labels = samples.inputs, samples.targets, samples.labels
-    return Arrays(inputs, targets, client, split, classes, names, labels, options.on_disk, redraw)
+    return Arrays(
+        inputs,
+        targets,
+        client,
+        split,
+        classes,
+        names,
+        labels,
+        options.on_disk,
+        redraw,
+        samples.entries,
+    )
 
 
 def _number_owners(
@@ -150,6 +161,7 @@ def _read_chunks(
                 tree_map(in_memory, chunk.labels),
                 None,
                 chunk.empty_batch,
+                chunk.entries,
             )
         for rows, leaf in zip(store.leaves, chunk.leaves, strict=True):
             if rows.dtype != leaf.dtype:

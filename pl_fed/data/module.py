@@ -225,7 +225,7 @@ class FederatedData(Configurable, LightningDataModule):
         inputs = self._transform_inputs(arrays)
         owners = self._list_owners(arrays, (train, val, test))
         data = ClientData(inputs, targets, train, val, test, arrays.num_classes, root, owners)
-        data = replace(data, fingerprint=fingerprint, mapped=arrays.mapped)
+        data = replace(data, fingerprint=fingerprint, mapped=arrays.mapped, entries=arrays.entries)
         if self.skew is not None:
             data = data.copy_shared_samples()
         data = self._apply_skew(data, after_normalizing=False)

@@ -9,6 +9,7 @@ from torch import Tensor
 from pl_fed.data.batch_roles import BatchRoles
 from pl_fed.data.collation import PaddingCollation
 from pl_fed.trees import Tree, leaves, tree_map
+from pl_fed.types import SampleEntries
 
 Collate = Callable[[list[Any]], Any]
 
@@ -23,6 +24,7 @@ class Samples:
         labels: Labels for partitioners [samples], or ``None``.
         owners: The owner of each sample, or ``None``.
         empty_batch: The joined samples without rows, which have the lengths of the padding.
+        entries: The places of inputs and target in the joined samples, if known.
     """
 
     inputs: Tree
@@ -30,6 +32,7 @@ class Samples:
     labels: Tree
     owners: Sequence[Any] | None
     empty_batch: Any = None
+    entries: SampleEntries | None = None
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -64,7 +67,10 @@ class SampleReader:
         owners = [self.roles.owner(sample) for sample in samples]
         length = len(samples[0]) if isinstance(samples[0], Sized) else 0
         batch = self.collate(samples)
-        joined = Samples(*self.roles.separate(batch, length), None if None in owners else owners)
+        inputs, targets, labels, entries = self.roles.separate(batch, length)
+        joined = Samples(
+            inputs, targets, labels, None if None in owners else owners, entries=entries
+        )
         for leaf in joined.leaves:
             if leaf.shape[:1] != (len(samples),):
                 raise ValueError(

@@ -10,6 +10,7 @@ from torch import Tensor
 from pl_fed.configurable import Configurable
 from pl_fed.data.memory_map import holds_memory_map, tensors_of_memory_maps
 from pl_fed.trees import Tree, count_samples, describe, foreign_leaf, leaves
+from pl_fed.types import SampleEntries
 
 TRAIN, VAL, TEST = 0, 1, 2
 _BLOCK = 1 << 24  # numbers that are checked at once
@@ -43,6 +44,8 @@ class Arrays:
         redraw: Reads samples anew for each training minibatch, because they are random. It takes
             the positions of samples and a key of the draws of each, and returns inputs and targets
             like those above, which serve validation and tests. ``None`` if samples do not change.
+        entries: The places of inputs and target in the samples of a data set, for the steps of a
+            LightningModule; ``None`` if the samples have no other structure.
 
     Raises:
         TypeError: If inputs, targets, ``client`` or ``split`` are no tensors.
@@ -64,6 +67,7 @@ class Arrays:
     labels: Tensor | None = None
     mapped: bool = False
     redraw: Callable[[list[int], list[int]], tuple[Tree, Tree]] | None = None
+    entries: SampleEntries | None = None
 
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""

@@ -106,9 +106,14 @@ class BatchedRunner(Engine):
             rows: The rows that the objective may read.
 
         Raises:
-            CannotCompileError: If too many rounds need different steps.
+            CannotCompileError: If too many rounds need different steps, or the module has hooks of
+                single steps.
         """
         objective = chunk.objective
+        if hooks := client.task.list_gradient_hooks(client.global_model):
+            raise CannotCompileError(
+                f"the module has hooks of single steps (`{'`, `'.join(hooks)}`)"
+            )
         if self._objective is not objective:
             self._objective, self._steps = objective, {}
         own, data = client.row(objective.trained[0]).data, chunk.batches.data

@@ -81,10 +81,12 @@ class OneByOne(Engine):
             client.draws.start(keys[step])
             optimizer.zero_grad()
             outputs = self._differentiate(chunk, batch, position, step)
-            for _, own_parameters, steps in groups:
+            for model, own_parameters, steps in groups:
                 if step >= steps:
                     _clear_gradients(own_parameters)
-                elif self.settings.clipping.value:
+                    continue
+                client.task.call_gradient_hooks(client.model(model), optimizer)
+                if self.settings.clipping.value:
                     self._clip(own_parameters, self.settings.clipping.value)
             optimizer.step()
             for model, _, steps in groups:

@@ -306,7 +306,8 @@ class Evaluator:
     ) -> StepEvaluation:
         """Return the evaluation of a model by the steps of the net."""
         task = cast(LightningTask, self.client.task)
-        return StepEvaluation(task, self.client.model(model), self._samples(data, part, clients))
+        samples = self._samples(data, part, clients)
+        return StepEvaluation(task, self.client.model(model), samples, clients)
 
     def _step_tables(
         self,

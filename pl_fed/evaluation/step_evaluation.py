@@ -1,13 +1,16 @@
 """The evaluation of clients by the steps of a LightningModule, one client after the other."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from pl_fed.data.client_data import ClientData
+from pl_fed.evaluation.client_measures import local_metrics, measure
 from pl_fed.evaluation.monitor import Tables
+from pl_fed.random import fork_torch_rng, key
 from pl_fed.tasks import LightningTask
 from pl_fed.trees import Tree, join, select
 from pl_fed.types import Batch
@@ -30,35 +33,63 @@ class StepEvaluation:
         task: The task.
         module: The module; it holds the model of one client at a time.
         samples: The clients' samples.
+        clients: Client ids, int64 [clients]. They key random draws of steps, which are the same in
+            each evaluation.
     """
 
-    def __init__(self, task: LightningTask, module: nn.Module, samples: SamplesLike) -> None:
+    def __init__(
+        self, task: LightningTask, module: nn.Module, samples: SamplesLike, clients: Tensor
+    ) -> None:
         self.task = task
+        self.clients = clients.tolist()
         self.module = module
         self.samples = samples
         sizes, device = samples.sizes, samples.data.device
         self._loss = torch.zeros(len(sizes), dtype=torch.float64, device=device)
         self._values = self._loss.new_full((len(sizes), len(task.measures)), torch.nan)
+        self._further_metrics = local_metrics(task, device)
 
     def evaluate(self, position: int, part: str) -> None:
         """Evaluate the client at a position on its samples of a part of the data."""
-        loss, values = self.task.evaluate(self.module, self.batches(position), part)
+        with self._fix_draws(position):
+            loss, values = self.task.evaluate(self.module, self.batches(position), part)
         self._loss[position] = loss
         self.task.warn_of_omitted(values, self.task.measures)
+        values |= self._measure_further(position)
         for column, name in enumerate(self.task.measures):
             self._values[position, column] = values.get(name, torch.nan)
+
+    def _measure_further(self, position: int) -> dict[str, float]:
+        """Return the further metrics of the client at a position, from its predictions."""
+        metrics = self._further_metrics
+        if not metrics:
+            return {}
+        for metric in metrics.values():
+            metric.reset()
+        targets = join([batch.targets for batch in self.batches(position)])
+        with self._fix_draws(position):
+            predictions = self.task.metric_inputs(self.predict(position), targets)
+        return dict(zip(metrics, measure(metrics, *predictions)))
 
     def measure_training_loss(
         self, position: int, poison: Callable[[Batch], Batch] | None = None
     ) -> None:
         """Evaluate ``training_step`` for the client at a position, on poisoned samples if given."""
         batches = self.batches(position, poison)
-        self._loss[position] = self.task.training_mean(self.module, batches)
+        with self._fix_draws(position):
+            self._loss[position] = self.task.training_mean(self.module, batches)
 
     def predict(self, position: int) -> Tree:
         """Return the predictions for the samples of the client at a position."""
         batches = self.batches(position)
         return join([self.task.predict_batch(self.module, batch) for batch in batches])
+
+    @contextmanager
+    def _fix_draws(self, position: int) -> Iterator[None]:
+        """Make the random draws of steps the same in each evaluation of a client."""
+        with fork_torch_rng(self._loss.device) as seed:
+            seed(key(0, "evaluation", self.clients[position]))
+            yield
 
     def batches(
         self, position: int, poison: Callable[[Batch], Batch] | None = None

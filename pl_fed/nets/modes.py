@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pl_fed.nets.rows import frozen_modules
+
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context that turns off autocast on a device."""
@@ -25,3 +27,23 @@ def evaluation_mode(net: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def training_mode(net: nn.Module) -> Iterator[None]:
+    """Set training mode within the context; afterwards restore each module's mode, and buffers.
+
+    Entirely frozen submodules stay in evaluation mode.
+    """
+    modes = [(module, module.training) for module in net.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
+    net.train()
+    for frozen in frozen_modules(net):
+        frozen.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for buffer, value in buffers:
+            buffer.copy_(value)

@@ -36,6 +36,8 @@ from pl_fed.tasks import LightningTask
 from pl_fed.trees import Tree, count_samples, describe, leaves, select
 from pl_fed.types import Batch, ClientContext, RoundContext
 
+_SPREAD = 64  # samples of a trial of evaluation steps
+
 
 class NonFiniteLossError(RuntimeError):
     """Non-finite loss: too many benign clients have a loss or a model with NaN or infinity."""
@@ -208,13 +210,25 @@ def try_attacks(client: Client, data: ClientData, attacks: Iterable[Attack]) -> 
         attack.trigger(batch)
 
 
-def _first_samples(client: Client, data: ClientData) -> Batch:
-    """Return two or three training samples, on the net's device and in its input format.
+def _first_samples(client: Client, data: ClientData, count: int = 2) -> Batch:
+    """Return a few training samples, on the net's device and in its input format.
 
     Their number differs from the number of classes. Otherwise a criterion that broadcasts [2, 2]
     outputs against [2] class ids would raise no error.
     """
-    index = data.train.index[: 3 if data.num_classes == 2 else 2]
+    count += data.num_classes == count
+    return _load_samples(client, data, data.train.index[:count])
+
+
+def _spread_samples(client: Client, data: ClientData, part: str) -> Batch:
+    """Return some samples of a part, spread over all clients; training samples if it has none."""
+    index = data.part(part).index
+    index = index if len(index) else data.train.index
+    return _load_samples(client, data, index[:: -(-len(index) // _SPREAD)])
+
+
+def _load_samples(client: Client, data: ClientData, index: Tensor) -> Batch:
+    """Return samples on the net's device and in its input format."""
     batch = place_batch(client, data.batch(index))
     index = index.to(batch.device)
     return batch._replace(samples=index, visits=torch.zeros_like(index))
@@ -235,10 +249,7 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tree], Tree] |
     try:
         with torch.no_grad():
             if isinstance(client.task, LightningTask):
-                optimizer = client.objective.build_optimizer(_list_leaves(client))
-                try_steps(
-                    client, client.task, lambda: _first_samples(client, data), optimizer, augment
-                )
+                _run_steps(client, client.task, data, augment)
                 return
             client.task.check_inputs(data.inputs)
             outputs, targets = _compute_outputs(client, data, augment)
@@ -253,6 +264,27 @@ def _run_net(client: Client, data: ClientData, augment: Callable[[Tree], Tree] |
                 client.task.averages_samples = _averages_samples(client, data, outputs)
     finally:
         client.train(mode)
+
+
+def _run_steps(
+    client: Client,
+    task: LightningTask,
+    data: ClientData,
+    augment: Callable[[Tree], Tree] | None,
+) -> None:
+    """Try the steps of a LightningModule, and further metrics, on a few samples."""
+    task.entries = data.entries
+    try_steps(
+        client,
+        task,
+        lambda: _first_samples(client, data, count=7),  # no step unpacks 7 outputs
+        lambda part: _spread_samples(client, data, part),
+        client.objective.build_optimizer(_list_leaves(client)),
+        augment,
+    )
+    if task.further_metrics:
+        batch = _spread_samples(client, data, "val")
+        _try_metrics(client, task.predict_batch(client.global_model, batch), batch.targets)
 
 
 def _compute_outputs(

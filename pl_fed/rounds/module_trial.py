@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from itertools import product
 from typing import Any
 
 import torch
@@ -10,13 +11,13 @@ from torch import nn
 
 from pl_fed.clients.base import Client
 from pl_fed.metrics.client_metrics import STATISTICS, TAKEN_NAMES, TRAINED_STATISTICS
-from pl_fed.nets.modes import evaluation_mode
+from pl_fed.nets.modes import evaluation_mode, training_mode
 from pl_fed.random import fork_torch_rng
 from pl_fed.rounds.explanations import call_or_explain
 from pl_fed.tasks import LightningTask
 from pl_fed.tasks.lightning_task import guess_direction
 from pl_fed.tasks.step_logs import StepLogs
-from pl_fed.trees import Tree, describe, leaves
+from pl_fed.trees import Tree, describe
 from pl_fed.types import Batch
 
 
@@ -24,60 +25,75 @@ def try_steps(
     client: Client,
     task: LightningTask,
     first_samples: Callable[[], Batch],
+    evaluation_samples: Callable[[str], Batch],
     optimizer: torch.optim.Optimizer,
     augment: Callable[[Tree], Tree] | None = None,
 ) -> None:
     """Run the steps of a module on a few samples, and find the names of its metrics.
 
     The trial runs on a copy of the module, in evaluation mode. It sets ``task.measures``,
-    ``task.step_names`` and ``client.takes_integers``.
+    ``task.step_names``, ``task.needs_training_mode`` and ``client.takes_integers``.
 
     Args:
         client: The algorithm.
         task: The task; the names are those of all logs in the evaluation of both parts.
-        first_samples: Returns a few samples in the net's input format.
+        first_samples: Returns a few training samples in the net's input format.
+        evaluation_samples: Returns more samples of ``val`` or ``test``: metrics of an epoch's hook
+            may need samples of all classes.
         optimizer: The local optimizer, for steps that read it.
         augment: Changes the inputs of each minibatch.
 
     Raises:
-        ValueError: If a step fails, or logs values with a reserved name; or if the federation has
-            further metrics.
+        ValueError: If a step fails, or logs values with a reserved name.
     """
-    if task.further_metrics:
-        raise ValueError(
-            "Expected no argument `federation.metrics` for the task LightningTask but got"
-            f" {', '.join(task.further_metrics)}: log metrics in `validation_step` and `test_step`."
-        )
     net = _copy(client, optimizer)
-    batch = first_samples()
-    with fork_torch_rng(batch.device), evaluation_mode(net):
-        if augment is not None:
-            batch = batch._replace(inputs=augment(batch.inputs))
-        try:
-            _try_training(net, task, batch)
-        except ValueError:
-            if all(leaf.is_floating_point() for leaf in leaves(batch.inputs)):
-                raise
-            client.takes_integers = False  # as for other nets: integers may be features
-            floats = first_samples()
-            try:
-                _try_training(net, task, floats)
-            except ValueError:
-                client.takes_integers = True
-            else:
-                batch = floats
-            if client.takes_integers:
-                raise
+
+    def load_samples() -> Batch:
+        """Return a few training samples, augmented if ``augment`` is set."""
+        batch = first_samples()
+        return batch if augment is None else batch._replace(inputs=augment(batch.inputs))
+
+    with fork_torch_rng(client.device), evaluation_mode(net):
+        _find_training_setting(net, client, task, load_samples)
         task.measures = {}
         for part, step in (("val", "validation_step"), ("test", "test_step")):
-            task.measures |= _try_evaluation(net, task, batch, part, step)
+            samples = evaluation_samples(part)
+            task.measures |= _try_evaluation(net, task, samples, part, step)
     _check_names(type(net).__name__, task.measures)
+    for name, metric in task.further_metrics.items():
+        if name in task.measures:
+            raise ValueError(
+                f"Expected argument `federation.metrics` to have names that {type(net).__name__}"
+                f" does not log but got `{name}`: use another name."
+            )
+        task.measures[name] = metric.higher_is_better is not False
+
+
+def _find_training_setting(
+    net: nn.Module, client: Client, task: LightningTask, load_samples: Callable[[], Batch]
+) -> None:
+    """Set whether the net takes integers, and whether its step needs the training mode.
+
+    The step of a net with auxiliary outputs, for example, fails in evaluation mode.
+    """
+    errors = []
+    for needs_training_mode, takes_integers in product((False, True), (True, False)):
+        task.needs_training_mode, client.takes_integers = needs_training_mode, takes_integers
+        try:
+            _try_training(net, task, load_samples())
+        except ValueError as error:
+            errors.append(error)
+        else:
+            return
+    task.needs_training_mode, client.takes_integers = False, True
+    raise errors[0]
 
 
 def _try_training(net: nn.Module, task: LightningTask, batch: Batch) -> None:
     """Run ``training_step``, and set the names that it logs."""
     task.step_names = None
-    with task.training_logs(0) as logs:
+    mode = training_mode(net) if task.needs_training_mode else nullcontext()
+    with task.training_logs(0) as logs, mode:
         _try_step(net, batch, "training_step", lambda: task.loss(net, batch))
     task.step_names = tuple(logs[id(net)])
 
@@ -87,7 +103,12 @@ def _try_evaluation(
 ) -> dict[str, bool]:
     """Evaluate a part, and return the names of its metrics and their directions."""
     logs = StepLogs()
-    _, values = _try_step(net, batch, step, lambda: task.evaluate(net, [batch], part, logs))
+    _, values = _try_step(
+        net,
+        batch,
+        step,
+        lambda: task.evaluate(net, [batch], part, logs, accepts_undefined=False),
+    )
     declared = logs.directions()
     return {
         name: declared.get(name, name not in task.lower_is_better and guess_direction(name))

@@ -125,6 +125,16 @@ class Task(Configurable, ABC):
         """
         return _NO_LOGS
 
+    def list_gradient_hooks(self, net: nn.Module) -> list[str]:
+        """Return the names of the methods of a net that read or change gradients; none by default.
+
+        The engine ``one_by_one`` alone calls them, by :meth:`call_gradient_hooks`.
+        """
+        return []
+
+    def call_gradient_hooks(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Call the methods of a net that read or change gradients, after ``backward``."""
+
     def without_logs(self) -> AbstractContextManager[Any]:
         """Return a context that drops logged values."""
         return _NO_LOGS

@@ -1,8 +1,9 @@
 """The task of a LightningModule: its own steps define loss, metrics and predictions."""
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -12,12 +13,14 @@ from torchmetrics import Metric, MetricCollection
 
 from pl_fed.arguments import check_choice
 from pl_fed.nets.calls import Net
-from pl_fed.tasks.base import Task
-from pl_fed.tasks.metric_values import keep_local
-from pl_fed.tasks.module_steps import call_step, list_hooks
+from pl_fed.nets.modes import training_mode
+from pl_fed.tasks.base import Task, as_floats
+from pl_fed.tasks.metric_values import UNDEFINED_ERRORS, keep_local
+from pl_fed.tasks.module_steps import GRADIENT_HOOKS, call_step, copy_lists, list_hooks
 from pl_fed.tasks.step_logs import StepLogs, short_name
+from pl_fed.text import first_line
 from pl_fed.trees import Tree, describe, leaves, select
-from pl_fed.types import Batch
+from pl_fed.types import Batch, SampleEntries
 
 BatchStructure = Literal["pair", "joint"]
 
@@ -49,6 +52,7 @@ class LightningTask(Task):
     Args:
         batch: The structure of a batch. ``"pair"`` is the tuple (inputs, targets). ``"joint"``
             merges dicts of inputs and targets into one dict, or tuples into one tuple. ``None``
+            restores the dicts or tuples of a data set's samples. For data without such samples, it
             takes ``"joint"`` if both are dicts, otherwise ``"pair"``.
         lower_is_better: Names of logged numbers with small values for good models. By default
             these are names with a word like loss, error, mae, rmse or perplexity. Metrics of
@@ -58,6 +62,9 @@ class LightningTask(Task):
         measures: The names of the logged metrics of evaluations, and whether larger values are
             better. The trial before training sets them.
         step_names: The names that ``training_step`` logs; ``None`` before that trial.
+        needs_training_mode: Whether ``training_step`` fails in evaluation mode, as that of a net
+            with auxiliary outputs does. The trial before training sets it.
+        entries: The places of inputs and target in the samples of the data set, if known.
 
     Raises:
         ValueError: If ``batch`` is unknown.
@@ -80,7 +87,10 @@ class LightningTask(Task):
         self.lower_is_better = tuple(map(short_name, lower_is_better))
         self.measures: dict[str, bool] = {}
         self.step_names: tuple[str, ...] | None = None
+        self.needs_training_mode = False
+        self.entries: SampleEntries | None = None
         self._omitted: set[str] = set()
+        self._has_warned_of_undefined = False
         self._step_logs: dict[int, dict[str, Tensor]] | None = None
         self._batch_idx: Any = 0
 
@@ -106,6 +116,8 @@ class LightningTask(Task):
 
     def build_batch(self, inputs: Tree, targets: Tree) -> Any:
         """Return inputs and targets as the batch of a step."""
+        if self.batch is None and self.entries is not None:
+            return self.entries.join(inputs, targets)
         both_dicts = isinstance(inputs, dict) and isinstance(targets, dict)
         if both_dicts and self.batch != "pair":
             return {**inputs, **targets}
@@ -184,6 +196,29 @@ class LightningTask(Task):
         finally:
             self._step_logs = before
 
+    def list_gradient_hooks(self, net: nn.Module) -> list[str]:
+        """Return ``on_after_backward`` and ``on_before_optimizer_step``, if the module has them."""
+        hooks = list_hooks(net)
+        return [hook for hook in GRADIENT_HOOKS if hook in hooks]
+
+    def call_gradient_hooks(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Call the module's hooks on its gradients; their logs are left out.
+
+        The hooks get an optimizer with the module's own parameters: a client may train several
+        models.
+        """
+        hooks = self.list_gradient_hooks(net)
+        if not hooks:
+            return
+        own, own_optimizer = {*map(id, net.parameters())}, copy.copy(optimizer)
+        own_optimizer.param_groups = [
+            group for group in optimizer.param_groups if {*map(id, group["params"])} <= own
+        ]
+        with StepLogs().record(net):
+            for hook in hooks:
+                arguments = (own_optimizer,) if hook == "on_before_optimizer_step" else ()
+                getattr(net, hook)(*arguments)
+
     # Evaluation
 
     def metric_directions(self) -> dict[str, bool]:
@@ -195,7 +230,12 @@ class LightningTask(Task):
         return short_name(name)
 
     def evaluate(
-        self, module: nn.Module, batches: Iterable[Batch], part: str, logs: StepLogs | None = None
+        self,
+        module: nn.Module,
+        batches: Iterable[Batch],
+        part: str,
+        logs: StepLogs | None = None,
+        accepts_undefined: bool = True,
     ) -> tuple[float, dict[str, float]]:
         """Return the loss and the metrics of a module on one client's samples.
 
@@ -207,12 +247,15 @@ class LightningTask(Task):
             batches: The client's samples, at least one; may be iterated several times.
             part: ``val`` or ``test``; the steps of the other part replace missing ones.
             logs: Records the logs; new logs by default.
+            accepts_undefined: Whether the metrics of the hook at the end of an epoch may be
+                undefined for the samples. The hook's error is then a warning.
         """
         stage = _choose_stage(module, part)
         if stage is None:
             return self.training_mean(module, batches), {}
         logs, total, size = logs or StepLogs(), 0.0, 0
         reset_metrics(module)
+        lists = copy_lists(module)
         with logs.record(module):
             getattr(module, f"on_{stage}_epoch_start")()
             for index, batch in enumerate(batches):
@@ -221,7 +264,13 @@ class LightningTask(Task):
                 loss = read_loss(call_step(module, f"{stage}_step", example, index))
                 total += torch.nan if loss is None else float(loss) * batch.size
                 size += batch.size
-            getattr(module, f"on_{stage}_epoch_end")()
+            try:
+                getattr(module, f"on_{stage}_epoch_end")()
+            except UNDEFINED_ERRORS as error:
+                if not accepts_undefined:
+                    raise
+                vars(module).update(lists)  # the hook has not cleared its lists
+                self._warn_of_undefined(module, stage, size, error)
         values = {name: float(value) for name, value in logs.values().items()}
         reset_metrics(module)
         logged_loss = values.pop("loss", None)
@@ -231,15 +280,49 @@ class LightningTask(Task):
             return logged_loss, values
         return self.training_mean(module, batches), values
 
+    def _warn_of_undefined(
+        self, module: nn.Module, stage: str, size: int, error: Exception
+    ) -> None:
+        """Warn once that the hook at the end of an epoch failed for a client."""
+        if self._has_warned_of_undefined:
+            return
+        self._has_warned_of_undefined = True
+        warnings.warn(
+            f"`on_{stage}_epoch_end` of {type(module).__name__} failed for a client with {size}"
+            f" samples ({first_line(error)}): pl_fed counts its metrics as undefined there.",
+            stacklevel=2,
+        )
+
     def training_mean(self, module: nn.Module, batches: Iterable[Batch]) -> float:
         """Return the mean of the loss of ``training_step`` over one client's samples."""
         total, size = 0.0, 0
-        with self.without_logs():
+        mode = training_mode(module) if self.needs_training_mode else nullcontext()
+        with self.without_logs(), mode:
             for index, batch in enumerate(batches):
                 self._batch_idx = index
                 total += float(self.loss(module, batch)) * batch.size
                 size += batch.size
         return total / max(1, size)
+
+    def metric_inputs(self, outputs: Tree, targets: Tree) -> tuple[Any, Any]:
+        """Return predictions and targets for ``federation.metrics``.
+
+        Of a dict of outputs, the predictions are the entry ``logits`` or ``prediction``. Outputs
+        [samples, 1] take the shape [samples] of the targets. Outputs [samples, classes] beyond
+        [0, 1] are logits of class ids, as for torchmetrics, and become probabilities.
+        """
+        if isinstance(outputs, dict):
+            names = [name for name in ("logits", "prediction") if name in outputs]
+            outputs = outputs[names[0]] if names else outputs
+        if isinstance(targets, dict | tuple | list) and len(leaves(targets)) == 1:
+            targets = leaves(targets)[0]
+        fits = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+        if fits and outputs.numel() == targets.numel():
+            outputs = outputs.reshape(targets.shape)
+        elif fits and outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point():
+            is_probability = (outputs >= 0) & (outputs <= 1)
+            outputs = outputs if bool(is_probability.all()) else as_floats(outputs).softmax(1)
+        return outputs, targets
 
     def predict_batch(self, module: nn.Module, batch: Batch) -> Tree:
         """Return the result of ``predict_step``; without one, the outputs for the inputs.

@@ -1,5 +1,6 @@
 """The steps of a LightningModule: which ones it defines, and calls of them."""
 
+import copy
 import inspect
 from collections.abc import Callable
 from functools import cache
@@ -10,8 +11,12 @@ from torch import nn
 from pl_fed.nets.calls import Net, functional_call
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+GRADIENT_HOOKS = ("on_after_backward", "on_before_optimizer_step")
+_BATCH_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
 _CALLED = (
     *STEPS,
+    *GRADIENT_HOOKS,
+    *_BATCH_HOOKS,
     "configure_optimizers",
     *("on_validation_epoch_start", "on_validation_epoch_end"),
     *("on_test_epoch_start", "on_test_epoch_end"),
@@ -35,20 +40,26 @@ def list_hooks(net: nn.Module) -> list[str]:
     Returns:
         Names of methods; empty for a module that is no LightningModule.
     """
-    bases = type(net).__mro__
+    return [*_list_class_hooks(cast(Any, type(net)))]
+
+
+@cache
+def _list_class_hooks(kind: type) -> tuple[str, ...]:
+    """Return the steps and hooks of Lightning that a class of modules defines."""
+    bases = kind.__mro__
     names = [base.__name__ for base in bases]  # pytorch_lightning has a class of its own
     if "LightningModule" not in names:
-        return []
+        return ()
     place = names.index("LightningModule")
     defined = dict.fromkeys(name for base in bases[:place] for name in vars(base))
-    return [
+    return tuple(
         name
         for name in defined
         if not name.startswith("_")
         and hasattr(bases[place], name)
         and not hasattr(nn.Module, name)
         and callable(getattr(bases[place], name))
-    ]
+    )
 
 
 def has_training_step(net: object) -> bool:
@@ -92,7 +103,7 @@ def check_hooks(net: nn.Module) -> list[str]:
 
 
 def call_step(net: Callable[..., Any], step: str, batch: Any, batch_idx: Any) -> Any:
-    """Return the result of a step.
+    """Return the result of a step, on the batch that the module's batch hooks return.
 
     Args:
         net: A LightningModule, or one with other tensors (:class:`~pl_fed.nets.calls.Net`).
@@ -102,11 +113,26 @@ def call_step(net: Callable[..., Any], step: str, batch: Any, batch_idx: Any) ->
     """
     module = net.module if isinstance(net, Net) else net
     function, kind = getattr(module, step), cast(Any, type(module))
+    for hook in _BATCH_HOOKS:
+        if hook in _list_class_hooks(kind):
+            batch = getattr(module, hook)(batch, 0)
     arguments = (batch, batch_idx, 0)[: _count_arguments(kind, step)]
     if not isinstance(net, Net):
         return function(*arguments)
     tensors = {f"module.{name}": tensor for name, tensor in net.tensors.items()}
     return functional_call(_Step(net.module, step), tensors, arguments)
+
+
+def copy_lists(module: nn.Module) -> dict[str, Any]:
+    """Return copies of the lists, and of the dicts of lists, among a module's own attributes."""
+    lists: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, list):
+            lists[name] = copy.copy(value)
+        elif isinstance(value, dict) and any(isinstance(part, list) for part in value.values()):
+            lists[name] = copy.copy(value)  # of the same class
+            lists[name].update({k: [*v] for k, v in value.items() if isinstance(v, list)})
+    return lists
 
 
 @cache

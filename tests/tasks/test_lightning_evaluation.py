@@ -18,6 +18,7 @@ from lit_federations import (
     sentences,
     set_up,
     table,
+    trainer_of,
 )
 from lit_modules import (
     LitAutoencoder,
@@ -101,6 +102,85 @@ def test_mean_of_a_logged_number_is_weighted_by_samples():
         _, values = task.evaluate(net, batches, "val")
         losses = [net._loss(task.build_batch(*batch[:2])).exp() for batch in batches]
     assert values["perplexity"] == pytest.approx(float(losses[0] * 7 + losses[1] * 2) / 9, rel=1e-5)
+
+
+def test_further_metrics_equal_logged_metrics(tmp_path):
+    federation = pl_fed.Federation(All(), seed=0, metrics={"area": BinaryAUROC()}, monitor="area")
+    arrays = float32(table([16, 24, 4]))
+    trainer, _, _ = set_up(LitTable, arrays, tmp_path=tmp_path, federation=federation)
+    for model in ("global", "personal", "hybrid"):
+        values = trainer.federation.metrics("val")[model].per_client()
+        torch.testing.assert_close(values["area"], values["auroc"], equal_nan=True)
+        assert values["area"].isfinite().any()
+    assert "val/global/area_worst10" in trainer.callback_metrics
+    assert trainer.federation.monitored_metric == "area"
+
+
+class LitAreas(LitLists):
+    """Computes a metric of an epoch that three samples leave undefined."""
+
+    def on_validation_epoch_end(self):
+        scores, y = (torch.cat(tensors) for tensors in zip(*self.outputs))
+        if len(y) < 4:
+            raise IndexError("too few samples.")
+        self.log("val_share", (scores.argsort() == y).double().mean())
+        self.log("val_samples_seen", len(y))
+        self.outputs.clear()
+
+
+def test_metric_that_fails_at_the_end_of_an_epoch_is_undefined_for_the_client(tmp_path):
+    with pytest.warns(
+        UserWarning, match="3 samples .too few samples.: pl_fed counts its"
+    ) as caught:
+        trainer, _, _ = set_up(LitAreas, float32(table([12, 24, 12])), tmp_path=tmp_path)
+    messages = [str(warning.message) for warning in caught]
+    assert sum("too few samples" in message for message in messages) == 1
+    values = trainer.federation.metrics("val")["global"].per_client()
+    assert values["share"].isnan().tolist() == [True, False, True]
+    assert values["samples_seen"][1] == 6, "no samples of another client"
+    assert trainer.callback_metrics["val/global/share_undefined"] == 2
+
+
+def test_random_draws_of_evaluation_steps_belong_to_the_client(tmp_path):
+    class LitDraws(LitAutoencoder):
+        def validation_step(self, batch, batch_idx):
+            self.log("val_draw", torch.rand(()))
+
+    trainer, client, data = set_up(LitDraws, float32(numbers([16, 16])), tmp_path=tmp_path)
+    draws = []
+    for _ in range(2):
+        torch.rand(3)
+        state = torch.get_rng_state()
+        trainer.validate(client, data, verbose=False)
+        assert torch.equal(torch.get_rng_state(), state)
+        draws.append(trainer.federation.metrics("val")["global"].per_client()["draw"])
+    assert torch.equal(*draws)
+    assert len(set(draws[0].tolist())) == 2
+
+
+def test_batch_has_the_structure_of_the_samples(tmp_path):
+    """A dict with one input stays a dict, and the entries of a tuple stay in their order."""
+    batches = []
+
+    class LitEntries(LitAutoencoder):
+        def training_step(self, batch, batch_idx):
+            batches.append(batch)
+            x = batch["signal"] if isinstance(batch, dict) else batch[2]
+            return super().training_step((x,), batch_idx)
+
+    signals, targets = draw(8, 4).float(), labels(8, 2)
+    dicts = [
+        {"signal": x, "owner": k % 2, "y": y} for k, (x, y) in enumerate(zip(signals, targets))
+    ]
+    tuples = [(y, k % 2, x, -x) for k, (x, y) in enumerate(zip(signals, targets))]
+    for samples, options in ((dicts, {"client": "owner"}), (tuples, {"client": 1, "target": 0})):
+        data = pl_fed.data.FederatedData(pl_fed.data.TorchDataset(samples, **options), seed=0)
+        trainer_of(tmp_path / type(samples[0]).__name__, 1).fit(FedAvg(LitEntries()), data)
+    named = [batch for batch in batches if isinstance(batch, dict)]
+    assert {tuple(batch) for batch in named} == {("signal", "y")}
+    others = [batch for batch in batches if isinstance(batch, tuple)]
+    assert all(torch.equal(x, -negative) and len(y) == len(x) for y, x, negative in others)
+    assert len(named) > 2 < len(others)
 
 
 def test_logged_metric_chooses_hybrid_models(tmp_path):

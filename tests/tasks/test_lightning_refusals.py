@@ -5,16 +5,19 @@ import torch
 from lit_federations import (
     images,
     numbers,
+    sentences,
     table,
 )
 from lit_modules import (
     LitAutoencoder,
     LitImages,
+    LitLists,
     LitTable,
+    LitTokens,
 )
 from small_federations import run_rounds, shared_out
 from torch import nn
-from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
+from torchmetrics.classification import BinaryAUROC, BinaryF1Score, MulticlassAccuracy
 
 from pl_fed.attacks import Backdoor
 from pl_fed.clients import FedAvg, FedTilt, PFedMe
@@ -55,8 +58,8 @@ REFUSED = {
         "`automatic_optimization` = True but got Own with False",
     ),
     "hooks of steps": (
-        lambda: FedAvg(make_module(on_after_backward=None, optimizer_step=None)),
-        "no hooks of single steps but got Own with `on_after_backward`, `optimizer_step`: move",
+        lambda: FedAvg(make_module(on_train_batch_end=None, optimizer_step=None)),
+        "no hooks of single steps but got Own with `on_train_batch_end`, `optimizer_step`: move",
     ),
     "an iterator": (
         lambda: FedAvg(make_module(training_step=lambda self, dataloader_iter: None)),
@@ -126,9 +129,21 @@ REFUSED = {
         ),
         r"metric of self.log\('classes', ...\) to give one number but got shape \[3\]",
     ),
-    "further metrics": (
-        lambda: fedavg_round(LitTable(), table, metrics=[BinaryAUROC()]),
-        "no argument `federation.metrics` for the task LightningTask but got binary_auroc: log",
+    "a further metric with a logged name": (
+        lambda: fedavg_round(LitTable(), table, metrics={"auroc": BinaryAUROC()}),
+        "`federation.metrics` to have names that LitTable does not log but got `auroc`: use",
+    ),
+    "a further metric without predictions": (
+        lambda: fedavg_round(LitTokens(), sentences, metrics=[BinaryF1Score()]),
+        "metric `binary_f1_score` of the task LightningTask to take outputs of shape .* failed",
+    ),
+    "a further metric of a module without forward": (
+        lambda: fedavg_round(
+            type("Own", (LitLists,), {"configure_optimizers": lambda m: adam(m.parameters())})(),
+            table,
+            metrics=[BinaryAUROC()],
+        ),
+        "Own to have a `predict_step`, or to take inputs .*: define `predict_step`",
     ),
     "a schedule under pFedMe": (
         lambda: run_rounds(PFedMe(LitImages(norm=False)), shared_out(images())),

@@ -329,6 +329,87 @@ def test_root_update_uses_the_steps_of_the_module():
     torch.testing.assert_close(roots[-1], step, rtol=1e-8, atol=1e-10)
 
 
+class LitHooks(LitAutoencoder):
+    """Clips its gradients by itself, and changes its batches before each step."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        x, *targets = batch
+        return 2 * x, *targets
+
+    def on_after_backward(self):
+        self.encoder.bias.grad.zero_()
+
+    def on_before_optimizer_step(self, optimizer):
+        (group,) = optimizer.param_groups
+        assert {*map(id, group["params"])} == {*map(id, self.parameters())}
+        nn.utils.clip_grad_norm_(group["params"], 0.01)
+        self.log("norm", sum(p.grad.square().sum() for p in self.parameters()))
+
+
+@pytest.mark.parametrize("engine", ["one_by_one", "stacked", "one_by_one_compiled"])
+def test_hooks_of_a_batch_and_of_gradients_are_called_as_in_a_lightning_fit(engine, tmp_path):
+    net, data = seeded(LitHooks).double(), shared_out(numbers([8]))
+    plain = copy.deepcopy(net)
+    inputs, targets, *_ = data.clients.to(torch.device("cpu"), torch.float64).training_samples(0)
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(plain, DataLoader(TensorDataset(inputs, targets), batch_size=4))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outcome = run_rounds(FedAvg(net), data, engine=engine, shuffle=False, chunk_size=1)
+    row = nn.utils.parameters_to_vector(plain.parameters()).detach()
+    torch.testing.assert_close(outcome.w, row, rtol=0, atol=1e-10)
+    named = [str(w.message) for w in caught if "`on_after_backward`" in str(w.message)]
+    assert len(named) == (engine != "one_by_one")
+    if engine == "one_by_one":
+        several = run_rounds(Ditto(net, lam=0.0), data, engine=engine, shuffle=False)
+        torch.testing.assert_close(several.w, row, rtol=0, atol=1e-10)
+        torch.testing.assert_close(several.v[0], row, rtol=0, atol=1e-10)
+
+
+class LitAuxiliary(LitAutoencoder):
+    """Has a second output in training mode, as GoogLeNet has."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.second = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        outputs = super().forward(self.norm(x))
+        return (outputs, self.second(x)) if self.training else outputs
+
+    def training_step(self, batch, batch_idx):
+        x, _ = batch
+        first, second = self(x)
+        return (first - x).square().mean() + (second - x).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        x, _ = batch
+        self.log("val_error", (self(x) - x).abs().mean())
+
+
+def test_loss_of_a_step_that_needs_the_training_mode_is_evaluated_in_it(tmp_path):
+    trainer, client, data = set_up(
+        LitAuxiliary, float32(numbers([12, 16])), FedAvg, tmp_path=tmp_path
+    )
+    assert client.task.needs_training_mode
+    values = trainer.federation.metrics("val")["global"].per_client()
+    net, batch = (
+        trainer.federation.model_of(1, "global"),
+        data.clients.batch(data.clients.val.samples(1)),
+    )
+    with torch.no_grad():
+        error = float((net(batch.inputs) - batch.inputs).abs().mean())
+        loss = float(net.train().training_step((batch.inputs, batch.targets), 0))
+    assert float(values["error"][1]) == pytest.approx(error, rel=1e-5)
+    assert float(values["loss"][1]) == pytest.approx(loss, rel=1e-5)
+    statistics = client.statistics("global").data.clone()
+    trainer.validate(client, data, verbose=False)
+    assert torch.equal(client.statistics("global").data, statistics)
+
+
 class LitSparse(LitAutoencoder):
     """Logs other names in other steps."""
 
@@ -381,6 +462,17 @@ def test_warning_of_an_unstackable_module_names_the_line():
 )
 def test_batch_has_the_configured_structure(structure, inputs, targets, expected):
     assert LightningTask(structure).build_batch(inputs, targets) == expected
+
+
+def test_inputs_of_further_metrics_fit_the_targets():
+    task, y = LightningTask(), torch.tensor([1, 0])
+    logits = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    column = torch.tensor([[0.25], [0.75]])
+    assert torch.equal(task.metric_inputs({"logits": logits}, y)[0], logits.softmax(1))
+    assert torch.equal(task.metric_inputs(logits.softmax(1), y)[0], logits.softmax(1))
+    assert torch.equal(task.metric_inputs(column, y)[0], column[:, 0])
+    assert torch.equal(task.metric_inputs({"prediction": y}, {"labels": y})[1], y)
+    assert torch.equal(task.metric_inputs(logits, logits)[0], logits)
 
 
 @pytest.mark.slow
