@@ -96,6 +96,7 @@ def test_a_net_of_one_s_own_takes_adapters_robust_aggregators_and_attacks():
 def test_fedex_adds_the_residual_of_the_products_to_the_body(family):
     data, settings = shared_out(texts(), batch_size=8), {"optimizer": sgd(0.5), "local_steps": 2}
     client = FedExLoRA(adapters(family, alpha=3.0).double(), **settings)
+    client.row("global").data.normal_(generator=torch.Generator().manual_seed(0))
     net, start = client.global_model, client._products(client.initial_row())
     first_body = client.first_body.clone()
     for rounds in (1, 2):
