@@ -166,7 +166,8 @@ def _adapt(body: nn.Module, settings: Mapping[str, Any]) -> Any:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"Expected arguments of LoRA that fit {type(body).__name__} but peft refuses them"
-            f" ({first_line(error)}): set `target_modules` to names of its linear layers."
+            f" ({first_line(error).split('. ')[0]}): set `target_modules` to names of its linear"
+            " layers, and `layers` to numbers of its blocks."
         ) from error
 
 

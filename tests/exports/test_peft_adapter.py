@@ -11,9 +11,9 @@ from pl_fed.exports.peft_adapter import PeftAdapter
 from pl_fed.models import LoRA
 
 peft = pytest.importorskip("peft", reason="needs adapters")
-datasets = pytest.importorskip("datasets", reason="needs Hugging Face data")
+pytest.importorskip("datasets", reason="needs Hugging Face data")
 transformers = pytest.importorskip("transformers", reason="needs Hugging Face models")
-from hugging_face_models import texts, tiny  # noqa: E402
+from hugging_face_models import texts, tiny, write_texts  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 
@@ -21,10 +21,7 @@ transformers.logging.set_verbosity_error()
 def fit(folder, algorithm="Ditto"):
     """Run two rounds of adapters on a saved body, and return the run's folder."""
     tiny().model.save_pretrained(folder / "body")
-    arrays = texts(sizes=(12, 12, 12))
-    columns = {name: tensor.tolist() for name, tensor in arrays.inputs.items()}
-    columns |= {"labels": arrays.targets.tolist(), "user": arrays.client.tolist()}
-    datasets.Dataset.from_dict(columns).save_to_disk(folder / "texts")
+    write_texts(folder / "texts", sizes=(12, 12, 12))
     net = {"base": str(folder / "body"), "r": 2}
     config = {
         "seed_everything": 0,
