@@ -60,3 +60,15 @@ def texts(sizes=(5, 3, 8), kind="sequence", seed=0):
     labels[:LABELS] = torch.arange(LABELS) if kind == "sequence" else labels[:LABELS]
     classes = LABELS if kind == "sequence" else 0
     return Arrays({"input_ids": ids, "attention_mask": mask}, labels, owner, num_classes=classes)
+
+
+def write_texts(folder, sizes=(12,) * 6, num_labels=LABELS):
+    """Write texts and their owners as a Hugging Face data set, and return its folder."""
+    import datasets
+
+    arrays = texts(sizes)
+    columns = {name: tensor.tolist() for name, tensor in arrays.inputs.items()}
+    labels = [sample % num_labels for sample in range(len(arrays.targets))]
+    columns |= {"labels": labels, "user": arrays.client.tolist()}
+    datasets.Dataset.from_dict(columns).save_to_disk(folder)
+    return folder

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
+from hugging_face_models import tiny, write_texts
 from made_data import (
     write_celeba,
     write_femnist,
@@ -62,6 +63,16 @@ def overrides_for(config: Path, data_folder: Path) -> list[str]:
         return ["--data.dataset.path", str(write_tags(data_folder))]
     if config.stem == "table":
         return ["--data.dataset.path", str(write_patients(data_folder))]
+    if config.stem in ("hugging_face", "lora"):
+        for package in ("datasets", "peft", "transformers"):
+            pytest.importorskip(package, reason="needs Hugging Face models")
+        family, name = {"lora": ("bert", "base")}.get(config.stem, ("distilbert", "pretrained"))
+        body = tiny(family, num_hidden_layers=6, num_labels=4)
+        body.model.save_pretrained(data_folder / config.stem)
+        return [
+            *("--data.dataset.dataset", str(write_texts(data_folder / "texts", num_labels=4))),
+            *(f"--model.net.{name}", str(data_folder / config.stem)),
+        ]
     if config.stem == "frozen_body":
         return [
             *("--model.net.weights", "none", "--data.num_clients", "4"),

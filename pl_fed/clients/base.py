@@ -115,6 +115,9 @@ class Client(Configurable, ClientRounds, ABC):
     """For ``mean_of = "clients"``: whether uploads are changes of the mean even if all clients take
     part in each round. A broken upload then leaves the mean unchanged."""
 
+    needs_plain_mean = False
+    """Whether the server must merge by the mean with equal weights, and only add it."""
+
     reads_validation = False
     """Whether ``training_step`` reads the client's validation data, by :meth:`validation_batch`."""
 
@@ -385,6 +388,13 @@ class Client(Configurable, ClientRounds, ABC):
             The change of each affected server state, [length]; pl_fed sums it over processes.
         """
         return {}
+
+    def update_body(self, server_states: Mapping[str, Tensor]) -> None:
+        """Change what all models share, after the server has moved the global model.
+
+        Args:
+            server_states: The states of the server after the round, by name, [length] each.
+        """
 
     # Tools for algorithms
 

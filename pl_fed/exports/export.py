@@ -15,7 +15,7 @@ from pl_fed.exports.formats import FORMATS
 from pl_fed.exports.request import Request
 from pl_fed.federation import Federation
 from pl_fed.run_folder import create_atomically, new_folder
-from pl_fed.trees import describe
+from pl_fed.trees import Tree, describe, tree_map
 
 MANIFEST = "manifest.json"
 
@@ -64,14 +64,18 @@ class Export:
             ValueError: If the net cannot be written in a format.
         """
         data, row = self.federation.datamodule.clients, self.federation.client.row("global").data
-        if not isinstance(data.inputs, Tensor):
+        names = [name for name in self.request.formats if not FORMATS[name].takes_trees]
+        if names and not isinstance(data.inputs, Tensor):
             raise ValueError(
-                f"Expected inputs to be one tensor for export as {', '.join(self.request.formats)}"
-                f" but got {describe(data.inputs)}: load the run's checkpoint by pl_fed instead."
+                f"Expected inputs to be one tensor for export as {', '.join(names)} but got"
+                f" {describe(data.inputs)}: use `--format state_dict`, or load the run's checkpoint"
+                " by pl_fed instead."
             )
-        example = data.batch(torch.tensor([0, data.num_samples - 1])).inputs
-        if example.is_floating_point() or not self.federation.client.takes_integers:
-            example = example.to(row.dtype)
+        casts_integers = not self.federation.client.takes_integers
+        example = tree_map(
+            lambda x: x.to(row.dtype) if x.is_floating_point() or casts_integers else x,
+            data.batch(torch.tensor([0, data.num_samples - 1])).inputs,
+        )
         formats = [FORMATS[word](example) for word in self.request.formats]
         out = self.request.out or new_folder(self.request.run / "exports", "out")
         number = len(self.clients) + self.request.with_global
@@ -145,11 +149,13 @@ class Export:
         results = {"val_samples": int(samples), "val_accuracy": accuracy, "val_loss": mean_loss}
         return results | metrics
 
-    def _describe_run(self, example: Tensor) -> dict[str, Any]:
+    def _describe_run(self, example: Tree) -> dict[str, Any]:
         """Return the part of the manifest that is common to all models."""
         federation = self.federation
         client, data, net = federation.client, federation.datamodule, federation.client.global_model
-        inputs = {"shape": list(example.shape[1:]), "dtype": str(example.dtype).split(".")[1]}
+        inputs = tree_map(_describe_leaf, example)
+        if isinstance(inputs, tuple | list):
+            inputs = {str(place): leaf for place, leaf in enumerate(inputs)}
         return {
             "checkpoint": str(self.request.checkpoint),
             "algorithm": type(client).__name__,
@@ -160,3 +166,8 @@ class Export:
             "precision": federation.client.trainer.precision,
             "inputs": inputs | data.preparation,
         }
+
+
+def _describe_leaf(leaf: Tensor) -> dict[str, Any]:
+    """Return the shape and the dtype of one sample."""
+    return {"shape": list(leaf.shape[1:]), "dtype": str(leaf.dtype).split(".")[1]}

@@ -1,7 +1,6 @@
-"""File formats of nets: state dict, ``torch.export`` program, ONNX."""
+"""File formats of nets: state dict, ``torch.export`` program, ONNX, adapters of peft."""
 
 import importlib.util
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from pl_fed.arguments import check_choice
-
-
-class Format(ABC):
-    """File format of an export. All nets that an instance writes differ only in their numbers.
-
-    Args:
-        example: Inputs of a few samples, [samples, ...].
-    """
-
-    suffix: str
-    """The suffix of the files."""
-
-    package: str | None = None
-    """The package that the format needs beside torch."""
-
-    def __init__(self, example: Tensor) -> None:
-        self.example = example
-
-    @abstractmethod
-    def write(self, net: nn.Module, path: Path) -> None:
-        """Write a net that is in evaluation mode.
-
-        Raises:
-            ValueError: If the net cannot be written in this format.
-        """
+from pl_fed.exports.file_format import Format
+from pl_fed.exports.peft_adapter import PeftAdapter
 
 
 class StateDict(Format):
@@ -45,6 +21,7 @@ class StateDict(Format):
     """
 
     suffix = ".pt"
+    takes_trees = True
 
     def write(self, net: nn.Module, path: Path) -> None:
         """Write the state dict."""
@@ -100,6 +77,7 @@ FORMATS: dict[str, type[Format]] = {
     "state_dict": StateDict,
     "torch_export": TorchExport,
     "onnx": Onnx,
+    "peft": PeftAdapter,
 }
 """The formats by their names on the command line."""
 
@@ -118,9 +96,10 @@ def check_formats(names: Iterable[str]) -> None:
         check_choice(FORMATS, format=name)
         package = FORMATS[name].package
         if package is not None and importlib.util.find_spec(package) is None:
+            extra = FORMATS[name].extra or name
             raise ModuleNotFoundError(
                 f"Expected the package {package} to be installed for format {name} but it is"
-                f' missing: run pip install "pl_fed[{name}]", or choose another `format`.'
+                f' missing: run pip install "pl_fed[{extra}]", or choose another `format`.'
             )
 
 

@@ -208,7 +208,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=["state_dict", "torch_export"],
         help="file formats: state_dict (.pt, needs the net's class), torch_export (.pt2, needs no"
-        " class), onnx (default: state_dict torch_export)",
+        " class), onnx, peft (a folder with the adapters of pl_fed.models.LoRA); default:"
+        " state_dict torch_export",
     )
     parser.add_argument(
         "--out", type=Path, help="a new folder (default: one below exports/ in the run's folder)"

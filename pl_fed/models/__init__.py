@@ -1,5 +1,6 @@
 """The nets of the papers. Any other ``nn.Module`` that returns logits works as well."""
 
+from pl_fed.models.adapter import Adapter as Adapter
 from pl_fed.models.character_gru import CharacterGRU as CharacterGRU
 from pl_fed.models.ditto_celeba_cnn import DittoCelebaCNN as DittoCelebaCNN
 from pl_fed.models.ditto_fashion_cnn import DittoFashionCNN as DittoFashionCNN

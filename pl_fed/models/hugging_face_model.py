@@ -94,11 +94,12 @@ def _build(
             implementation = options.pop("attn_implementation", None)
             config = transformers.AutoConfig.for_model(**options)
             model = auto.from_config(config, attn_implementation=implementation)
-    except (ValueError, TypeError, OSError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, OSError, KeyError, AttributeError, RuntimeError) as error:
         raise ValueError(
             "Expected arguments `pretrained` and `options` to describe a model of transformers with"
             f" the head {head} but got {pretrained or options.get('model_type')}"
-            f" ({first_line(error)})."
+            f" ({first_line(error).rstrip('.')}): name a folder with a pretrained model, or options"
+            " that fit its weights."
         ) from error
     return model
 

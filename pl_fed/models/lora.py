@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pl_fed.arguments import check_choice, check_integers, check_positive
 from pl_fed.models._building import check_dropout
+from pl_fed.models.adapter import Adapter
 from pl_fed.models.hugging_face_model import HuggingFaceModel
 from pl_fed.text import first_line
 
@@ -55,6 +56,9 @@ class LoRA(nn.Module):
         head: The head of a model that ``base`` names: see :class:`HuggingFaceModel`.
         options: Options of a model that ``base`` names, such as ``num_labels``.
         peft_options: Further arguments of ``peft.LoraConfig``, such as ``use_rslora``.
+
+    Attributes:
+        body_changes: Whether training changes the body, as in :class:`pl_fed.clients.FedExLoRA`.
 
     Shape:
         - input, output: those of the model.
@@ -107,6 +111,7 @@ class LoRA(nn.Module):
         }
         self.model = _adapt(body, {**settings, **(peft_options or {})})
         self.freeze_a = freeze_a
+        self.body_changes = False
         self.body_dtype = _DTYPES[body_dtype] if body_dtype else None
         self._set_precision()
         if freeze_a:
@@ -135,12 +140,12 @@ class LoRA(nn.Module):
         model: nn.Module = self.model.get_base_model()
         return model
 
-    def adapted_layers(self) -> dict[str, nn.Module]:
-        """Return the adapted layers by name."""
+    def adapters(self) -> dict[str, Adapter]:
+        """Return the adapters by the names of their layers."""
         return {
-            name: layer
+            name: _describe_adapter(name, layer)
             for name, layer in self.named_modules()
-            if hasattr(layer, "lora_A") and _ADAPTER in getattr(layer, "lora_A", {})
+            if _ADAPTER in getattr(layer, "lora_A", {})
         }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -161,7 +166,8 @@ def _adapt(body: nn.Module, settings: Mapping[str, Any]) -> Any:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"Expected arguments of LoRA that fit {type(body).__name__} but peft refuses them"
-            f" ({first_line(error)}): set `target_modules` to names of its linear layers."
+            f" ({first_line(error).split('. ')[0]}): set `target_modules` to names of its linear"
+            " layers, and `layers` to numbers of its blocks."
         ) from error
 
 
@@ -178,6 +184,23 @@ def _find_head(body: nn.Module) -> list[str] | None:
     prefix = getattr(body, "base_model_prefix", "")
     children = dict(body.named_children())
     return [name for name, child in children.items() if name != prefix and list(child.parameters())]
+
+
+def _describe_adapter(name: str, layer: Any) -> Adapter:
+    """Return the adapter of a layer of peft."""
+    parts = {part: f"{name}.{part}.{_ADAPTER}.weight" for part in ("lora_A", "lora_B")}
+    a, b = layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
+    weight = layer.get_base_layer().weight
+    return Adapter(
+        weight=weight,
+        a=a,
+        b=b,
+        name_a=parts["lora_A"],
+        name_b=parts["lora_B"],
+        scale=float(layer.scaling[_ADAPTER]),
+        transposed=bool(getattr(layer, "fan_in_fan_out", False)),
+        is_plain=weight.dim() == 2 and not getattr(layer, "lora_variant", {}),
+    )
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -12,7 +12,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from pl_fed.aggregators import Aggregator
+from pl_fed.aggregators import Aggregator, Mean
 from pl_fed.arguments import check_finite_options, check_not_differentiable
 from pl_fed.attacks import Attack
 from pl_fed.attacks.base import apply_attacks
@@ -460,12 +460,19 @@ def check_mean(client: Client, aggregator: Aggregator, only_adds: bool) -> None:
         only_adds: Whether the server only adds the merged update to the global model.
 
     Raises:
-        ValueError: If the aggregator weights clients by samples.
+        ValueError: If the aggregator weights clients by samples, or is no plain mean for an
+            algorithm that needs one.
     """
+    name, last = type(client).__name__, aggregator.final_aggregator
+    is_mean = type(aggregator) is Mean and aggregator.weighting == "uniform"
+    if client.needs_plain_mean and not (is_mean and only_adds):
+        raise ValueError(
+            f"Expected argument `aggregator` to be Mean(weighting='uniform') for {name}, and"
+            " `server_optimizer` to be plain SGD with learning rate 1, because the mean is exact"
+            f" only then, but got {type(last).__name__}: change them, or use FedAvg."
+        )
     if client.mean_of != "clients":
         return
-    name = type(client).__name__
-    last = aggregator.final_aggregator
     weighting = getattr(last, "weighting", "uniform")
     if weighting != "uniform":
         raise ValueError(

@@ -283,6 +283,7 @@ class RoundRunner:
         distance = uploads.distance_to_benign_mean(update, benign, server.aggregator)
         notes("benign_distance", distance)
         uploads.update_server_states(self.client, self._server_states, proposed, server.aggregator)
+        self.client.update_body(self._server_states)
         return {"train/update_norm": torch.linalg.vector_norm(update)}
 
     def _store_states(self, trained: TrainedCohort) -> None:
