@@ -63,11 +63,9 @@ def _draw(groups: Sequence[Group], metrics: dict[str, str], named: Sequence[Grou
         curves = {n: curve for n, curve in curves.items() if _is_visible(curve, is_count)}
         draw_curves(axes, curves)
         axes.set_ylabel(title)
-        if title == "accuracy":
-            axes.set_ylim(-0.02, 1.02)
-        elif is_count:
+        if is_count:
             axes.set_ylim(0, 1.08 * max(max(curve.high) for curve in curves.values()))
-        else:
+        elif title != "accuracy":
             fit_scale(axes, (value for curve in curves.values() for value in curve.mean))
         number_ends(axes, curves)
     panels[-1].set_xlabel("round")
