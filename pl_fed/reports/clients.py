@@ -19,6 +19,7 @@ from pl_fed.reports.picture import (
     GREY,
     Picture,
     apply_style,
+    describe_equal_lines,
     line_style,
     make_panels,
     name_groups,
@@ -77,6 +78,7 @@ def draw_distributions(groups: Sequence[Group]) -> Iterator[Picture]:
         )
         if any(len(group.tested_runs) > 1 for group, _ in panels):
             caption += " With several runs, each rank shows their mean and their range."
+        lines = {group.number: ranks.mean.tolist() for group, ranks in panels}
         alt = "; ".join(f"{group.title}: {_describe(ranks)}" for group, ranks in panels)
         named = [group for group, _ in panels] if len(groups) > 1 else []
         yield Picture(
@@ -86,6 +88,7 @@ def draw_distributions(groups: Sequence[Group]) -> Iterator[Picture]:
             f"{title}. {alt}.",
             [row for group, ranks in panels for row in _rows(group, ranks, metric)],
             _draw(panels, metric, named),
+            describe_equal_lines(lines),
         )
 
 
@@ -133,8 +136,11 @@ def _draw(panels: Sequence[tuple[Group, Ranks]], metric: str, named: Sequence[Gr
     axes.axvspan(0, _TAIL, color=GREY, alpha=0.15, lw=0)
     axes.set_xlim(0, 100)
     axes.set(xlabel="share of clients, worst first (%)", ylabel=metric)
-    axes.margins(y=0.04)
-    name_groups(figure, named, lines=True)
+    low = min(float(ranks.values.min()) for _, ranks in panels)
+    high = max(float(ranks.values.max()) for _, ranks in panels)
+    margin = 0.04 * (high - low) or 0.05
+    axes.set_ylim(low - margin, high + margin)
+    name_groups(figure, named, lines=True, markers=False)
     return figure
 
 

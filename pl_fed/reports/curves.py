@@ -9,6 +9,7 @@ from pl_fed.reports.group import Curve, Group, groups_with_metric, list_models, 
 from pl_fed.reports.picture import (
     Picture,
     apply_style,
+    describe_equal_lines,
     draw_curves,
     fit_scale,
     make_panels,
@@ -88,7 +89,10 @@ def _picture(
     alt = f"{title}, over rounds. Last values: {'; '.join(ends)}."
     rows = [row for group in drawn for metric in metrics for row in _rows(group, metric)]
     named = drawn if len(groups) > 1 else []
-    yield Picture(name, title, caption, alt, rows, _draw(drawn, metrics, named))
+    first = next(iter(metrics))
+    note = describe_equal_lines({group.number: group.curve(first).mean for group in drawn})
+    figure = _draw(drawn, metrics, named)
+    yield Picture(name, title, caption, alt, rows, figure, "" if is_count else note)
 
 
 def _is_visible(curve: Curve, is_count: bool) -> bool:

@@ -41,17 +41,17 @@ th, td { padding: .25rem .6rem; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); }
 thead th { border-bottom: 2px solid var(--strong); vertical-align: bottom; max-width: 9rem; }
 th[scope=row] { white-space: nowrap; }
-td.number { text-align: right; white-space: nowrap; }
+td.number { text-align: right; white-space: nowrap; } th.number { text-align: right; }
 td.name { min-width: 11rem; overflow-wrap: anywhere; }
 td.text { overflow-wrap: break-word; max-width: 22rem; }
-tr.again td { border-bottom-style: dotted; }
+tr.again > * { border-bottom-style: dotted; }
 .swatch { display: inline-block; width: .7rem; height: .7rem; margin-right: .4rem;
   border-radius: 2px; background: currentColor; }
 SWATCHES
 .pictures { display: grid; gap: 0 2rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 34rem), 1fr)); }
 figure { margin: .6rem 0 1.2rem; min-width: 0; break-inside: avoid; }
-svg.picture { display: block; width: 100%; height: auto; }
+svg.picture { display: block; width: 100%; height: auto; fill: currentColor; }
 svg.picture * { stroke-linejoin: round; stroke-linecap: butt; }
 svg.picture text { fill: currentColor; }
 svg.picture [style*="stroke: #000000"] { stroke: currentColor !important; }
@@ -270,5 +270,5 @@ def _figure(picture: Picture) -> str:
         f'{_FIGURE}{picture.stem}">\n<figcaption>{title}'
         f' <span class="files"><a href="{picture.stem}.png">PNG</a>'
         f' <a href="{picture.stem}.csv">CSV</a></span></figcaption>\n'
-        f"{picture.inline_svg()}\n</figure>\n"
+        f"{picture.inline_svg()}\n{_note(picture.note) if picture.note else ''}</figure>\n"
     )

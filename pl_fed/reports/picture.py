@@ -91,6 +91,7 @@ class Picture:
         alt: A description with numbers, for readers who cannot see the picture.
         rows: The numbers in the picture, by column.
         figure: The picture.
+        note: A remark on this picture alone, unlike the caption.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Picture:
     alt: str
     rows: Sequence[Mapping[str, Any]]
     figure: Figure
+    note: str = ""
 
     @property
     def stem(self) -> str:
@@ -134,7 +136,7 @@ class Picture:
         that they differ from those of other pictures. Its black is the colour of the page's text.
         """
         text = _PROLOG.sub("", self.svg(transparent=True).decode())
-        text = _ID.sub(rf"\g<1>{self.stem}-", text)
+        text = _ID.sub(rf"\g<1>{self.stem}-", text.replace("xlink:href=", "href="))
         title = f"<title>{html.escape(shorten(self.alt, _TITLE_LENGTH), quote=False)}</title>"
         style = f'style="max-width:{round(1.2 * self.width)}px"'
         size = _SIZE.search(text)
@@ -266,6 +268,25 @@ def draw_curves(axes: Axes, curves: Mapping[int, Curve]) -> None:
             axes.fill_between(
                 curve.rounds, curve.low, curve.high, color=style["color"], alpha=0.18, lw=0
             )
+
+
+def describe_equal_lines(lines: Mapping[int, Sequence[float]]) -> str:
+    """Return a sentence on lines that hide each other because they are equal, or an empty string.
+
+    Args:
+        lines: The values of each line by the number of its group.
+
+    Example:
+        >>> describe_equal_lines({1: [0.5], 2: [0.7], 3: [0.5]})
+        'Lines 1 and 3 are equal.'
+    """
+    numbers: dict[tuple[float, ...], list[int]] = {}
+    for number, values in lines.items():
+        numbers.setdefault(tuple(values), []).append(number)
+    equal = [list(map(str, members)) for members in numbers.values() if len(members) > 1]
+    return " ".join(
+        f"Lines {', '.join(members[:-1])} and {members[-1]} are equal." for members in equal
+    )
 
 
 def number_ends(axes: Axes, curves: Mapping[int, Curve]) -> None:

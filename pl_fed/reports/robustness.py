@@ -297,9 +297,12 @@ def _draw_dots(curves: Sequence[_Points], metric: str) -> Figure:
                 markerfacecolor="none" if share else color,
             )  # fmt: skip
         shares = [f"{share:.3g}" for share in curve.finals if share]
-        name = curve.label + (f" (share {', '.join(shares)})" if shares else "")
+        share_text = f" (share {', '.join(shares)})" if shares else ""
         axes.annotate(
-            shorten(name, 64), (0.01, row - 0.22), xycoords=("axes fraction", "data"), fontsize=8
+            shorten(curve.label, 62 - len(share_text)) + share_text,
+            (0.01, row - 0.22),
+            xycoords=("axes fraction", "data"),
+            fontsize=8,
         )
     axes.set_yticks([])
     axes.set_ylim(len(curves) - 0.6, -0.75)

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import yaml
@@ -152,11 +153,9 @@ def render_results(groups: Sequence[Group]) -> str:
         for place, model in enumerate(model for model in models if _has_test(group, model)):
             finals = [group.final(f"test/{model}/{metric}") for metric in columns]
             name = "" if place else _name(group, group.tested_runs)
-            bold = [best[model, metric] == group.number for metric in columns]
+            bold = [False, False, *(best[model, m] == group.number for m in columns)]
             cells = [name, model, *map(_format_result, finals)]
-            lines.append(
-                _line(str(group.number), cells, bool(place), group.number, [False, False, *bold])
-            )
+            lines.append(_line(str(group.number), cells, bool(place), group.number, bold))
             for run in group.tested_runs if len(group.runs) > 1 else ():
                 results = [run.final(f"test/{model}/{metric}") for metric in columns]
                 name = f"{run.name}, seed {configs.describe_seeds(run.config) or _NONE}"
@@ -262,7 +261,14 @@ def _fold(title: str, content: str) -> str:
 
 
 def _table(header: Iterable[str], lines: Iterable[str]) -> str:
-    cells = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
+    lines = list(lines)
+    classes = [re.findall(r'<td class="(\w+)">', line) for line in lines]
+    columns = zip(*classes) if len({len(row) for row in classes}) == 1 else ()
+    kinds = ["text", *("number" if "number" in column else "text" for column in columns)]
+    cells = "".join(
+        f'<th scope="col" class="{kind}">{html.escape(name)}</th>'
+        for name, kind in zip_longest(header, kinds, fillvalue="text")
+    )
     head = f"<thead><tr>{cells}</tr></thead>"
     scroll = '<div class="wide" tabindex="0" role="region" aria-label="table">'
     return f"{scroll}<table>\n{head}\n<tbody>\n{''.join(lines)}</tbody></table></div>\n"

@@ -22,7 +22,8 @@ def explain_results(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
         if not tables:
             continue
         sign = -1 if is_lower_better(group.runs, metric) else 1
-        properties = [name for name in tables[0] if name != "result"]
+        shared_names = set.intersection(*map(set, tables))
+        properties = [name for name in tables[0] if name in shared_names - {"result"}]
         correlations = {}
         for name in properties:
             values = [sign * rank_correlation(table["result"], table[name]) for table in tables]
