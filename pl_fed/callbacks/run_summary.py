@@ -114,6 +114,7 @@ class RunSummary(Callback):
             "untrained": len(federation.clients_without_training()),
             "cohort": federation.client.population.cohort,
             "rounds": rounds,
+            "upload_bytes": federation.client.row("global").data.nbytes,
             **{f"uploads_{name}": history["uploads"].get(name) for name in _UPLOADS},
         }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pl_fed.callbacks.participation import describe_untrained
 from pl_fed.federation import Federation
-from pl_fed.reports.tables import result_titles
+from pl_fed.reports.titles import result_titles
 
 
 class Summary(Callback):

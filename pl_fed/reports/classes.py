@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pl_fed.reports.group import Group, list_models
 from pl_fed.reports.picture import (
     BLACK,
-    BLUE,
     Picture,
     apply_style,
+    line_style,
     make_tiles,
     round_numbers,
     shorten,
@@ -110,11 +110,12 @@ def _draw(panels: Sequence[tuple[Group, Classes]]) -> Figure:
         low = np.minimum(table.spread, table.mean)
         high = np.minimum(table.spread, 1 - table.mean)
         axes.errorbar(
-            table.names, table.mean, [low, high], fmt="o", color=BLUE, ms=4, elinewidth=1, capsize=2
-        )
+            table.names, table.mean, [low, high], fmt="o", ms=4, elinewidth=1, capsize=2,
+            color=line_style(group.number - 1)["color"],
+        )  # fmt: skip
         axes.axhline(float(table.mean.mean()), color=BLACK, ls="--", lw=0.8)
         axes.set_ylim(-0.04, 1.04)
-        axes.set_title(shorten(group.title, 52), loc="left", fontsize=8)
+        axes.set_title(shorten(group.title, 40), loc="left", fontsize=8)
         axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
         axes.tick_params(labelbottom=place + columns >= len(panels))
         if place + columns >= len(panels):

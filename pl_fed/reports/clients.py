@@ -1,12 +1,11 @@
 """The distribution of test results over clients."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from pl_fed.reports.group import (
@@ -17,19 +16,18 @@ from pl_fed.reports.group import (
     main_metric,
 )
 from pl_fed.reports.picture import (
-    BLACK,
-    BLUE,
     GREY,
-    ORANGE,
     Picture,
     apply_style,
-    make_tiles,
+    describe_equal_lines,
+    line_style,
+    make_panels,
+    name_groups,
     round_numbers,
-    shorten,
 )
 from pl_fed.reports.run import Run
 
-_MAX_BARS = 120  # more clients are drawn as quantiles
+_MAX_STEPS = 120  # more clients are drawn as quantiles
 _TAIL = 10  # percent
 
 
@@ -64,7 +62,7 @@ class Ranks(NamedTuple):
 
 
 def draw_distributions(groups: Sequence[Group]) -> Iterator[Picture]:
-    """Yield a picture for each model: clients sorted by their result, and a histogram."""
+    """Yield a picture for each model: a line for each group over its clients, worst first."""
     metric = main_metric(groups, "test")
     for model in list_models(groups, "test"):
         column = f"{model}_{metric}"
@@ -75,20 +73,22 @@ def draw_distributions(groups: Sequence[Group]) -> Iterator[Picture]:
             continue
         title = f"Clients' test {metric}, {model} models"
         caption = (
-            "Benign clients sorted from worst to best. The worst 10 % are hatched; the dashed line"
-            " is the mean. The histogram on the right counts clients by result. Byzantine clients"
-            " are left out."
+            "Benign clients sorted from worst to best; the worst 10 % are shaded. A flat line is"
+            " fair. Byzantine clients are left out."
         )
         if any(len(group.tested_runs) > 1 for group, _ in panels):
-            caption += " With several runs, each rank shows their mean, and their range in grey."
+            caption += " With several runs, each rank shows their mean and their range."
+        lines = {group.number: ranks.mean.tolist() for group, ranks in panels}
         alt = "; ".join(f"{group.title}: {_describe(ranks)}" for group, ranks in panels)
+        named = [group for group, _ in panels] if len(groups) > 1 else []
         yield Picture(
             f"clients_{model}",
             title,
             caption,
             f"{title}. {alt}.",
             [row for group, ranks in panels for row in _rows(group, ranks, metric)],
-            _draw(panels, metric),
+            _draw(panels, metric, named),
+            describe_equal_lines(lines),
         )
 
 
@@ -129,60 +129,33 @@ def _describe(ranks: Ranks) -> str:
 
 
 @apply_style
-def _draw(panels: Sequence[tuple[Group, Ranks]], metric: str) -> Figure:
-    figure, lines, columns, margins = make_tiles(len(panels))
-    grid = figure.add_gridspec(
-        lines, 2 * columns, width_ratios=[3, 1] * columns, wspace=0.1, **margins
-    )
-    bottom, top = 0.0, 1.0
-    if metric != "accuracy":
-        bottom = min(0.0, *(float(ranks.values.min()) for _, ranks in panels))
-        top = max(0.0, *(float(ranks.values.max()) for _, ranks in panels))
-        top = top if top > bottom else 1.0
-    margin = 0.04 * (top - bottom)
-    for place, (group, ranks) in enumerate(panels):
-        line, column = divmod(place, columns)
-        bars = figure.add_subplot(grid[line, 2 * column])
-        side = figure.add_subplot(grid[line, 2 * column + 1], sharey=bars)
-        _draw_bars(bars, ranks)
-        _draw_histogram(side, ranks, (bottom, top))
-        bars.set_ylim(bottom - margin if bottom else 0, top + margin)
-        bars.set_title(shorten(group.title, 52), loc="left", fontsize=8)
-        if place + columns >= len(panels):
-            bars.set_xlabel("clients, worst first")
-            side.set_xlabel("clients")
-        bars.tick_params(labelleft=column == 0)
-        if column == 0:
-            bars.set_ylabel(metric)
+def _draw(panels: Sequence[tuple[Group, Ranks]], metric: str, named: Sequence[Group]) -> Figure:
+    figure, (axes,) = make_panels(1, 2.9, named)
+    for group, ranks in panels:
+        _draw_quantiles(axes, ranks, line_style(group.number - 1))
+    axes.axvspan(0, _TAIL, color=GREY, alpha=0.15, lw=0)
+    axes.set_xlim(0, 100)
+    axes.set(xlabel="share of clients, worst first (%)", ylabel=metric)
+    low = min(float(ranks.values.min()) for _, ranks in panels)
+    high = max(float(ranks.values.max()) for _, ranks in panels)
+    margin = 0.04 * (high - low) or 0.05
+    axes.set_ylim(low - margin, high + margin)
+    name_groups(figure, named, lines=True, markers=False)
     return figure
 
 
-def _draw_bars(axes: Axes, ranks: Ranks) -> None:
+def _draw_quantiles(axes: Axes, ranks: Ranks, style: Mapping[str, Any]) -> None:
+    """Draw a step for each client; many clients are drawn as quantiles."""
     num_ranks = len(ranks.mean)
-    is_long = num_ranks > _MAX_BARS
-    places = np.linspace(0, num_ranks - 1, _MAX_BARS) if is_long else np.arange(num_ranks)
+    is_long = num_ranks > _MAX_STEPS
+    places = np.linspace(0, num_ranks - 1, _MAX_STEPS) if is_long else np.arange(num_ranks)
     chosen = places.round().astype(int)
-    edges = np.append(chosen, num_ranks)
-    axes.stairs(ranks.mean[chosen], edges, fill=True, color=BLUE, lw=0)
-    tail = chosen < ranks.tail
-    worst = np.append(chosen[tail], ranks.tail)
-    axes.stairs(
-        ranks.mean[chosen[tail]], worst, fill=True, fc=ORANGE, ec=BLACK, hatch="////", lw=0.4
-    )
+    edges = 100 * np.append(chosen, num_ranks) / num_ranks
+    color, line = style["color"], style["ls"]
     if (ranks.low < ranks.high).any():
         low, high = ranks.low[chosen], ranks.high[chosen]
-        axes.stairs(high, edges, baseline=low, fill=True, color=BLACK, alpha=0.3, lw=0)
-    axes.axhline(float(ranks.mean.mean()), color=BLACK, ls="--", lw=0.8)
-    axes.set_xlim(0, num_ranks)
-
-
-def _draw_histogram(axes: Axes, ranks: Ranks, ends: tuple[float, float]) -> None:
-    counts, edges = np.histogram(ranks.values, bins=20, range=ends)
-    axes.stairs(
-        counts / len(ranks.values), edges, orientation="horizontal", fill=True, color=GREY, lw=0
-    )
-    axes.tick_params(labelleft=False)
-    axes.xaxis.set_major_locator(MaxNLocator(2, integer=True, prune="lower"))
+        axes.stairs(high, edges, baseline=low, fill=True, color=color, alpha=0.18, lw=0)
+    axes.stairs(ranks.mean[chosen], edges, baseline=None, color=color, ls=line, lw=1.8)
 
 
 def _rows(group: Group, ranks: Ranks, metric: str) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pl_fed.reports.group import Curve, Group, groups_with_metric, list_models, 
 from pl_fed.reports.picture import (
     Picture,
     apply_style,
+    describe_equal_lines,
     draw_curves,
     fit_scale,
     make_panels,
@@ -63,11 +64,9 @@ def _draw(groups: Sequence[Group], metrics: dict[str, str], named: Sequence[Grou
         curves = {n: curve for n, curve in curves.items() if _is_visible(curve, is_count)}
         draw_curves(axes, curves)
         axes.set_ylabel(title)
-        if title == "accuracy":
-            axes.set_ylim(-0.02, 1.02)
-        elif is_count:
+        if is_count:
             axes.set_ylim(0, 1.08 * max(max(curve.high) for curve in curves.values()))
-        else:
+        elif title != "accuracy":
             fit_scale(axes, (value for curve in curves.values() for value in curve.mean))
         number_ends(axes, curves)
     panels[-1].set_xlabel("round")
@@ -90,7 +89,10 @@ def _picture(
     alt = f"{title}, over rounds. Last values: {'; '.join(ends)}."
     rows = [row for group in drawn for metric in metrics for row in _rows(group, metric)]
     named = drawn if len(groups) > 1 else []
-    yield Picture(name, title, caption, alt, rows, _draw(drawn, metrics, named))
+    first = next(iter(metrics))
+    note = describe_equal_lines({group.number: group.curve(first).mean for group in drawn})
+    figure = _draw(drawn, metrics, named)
+    yield Picture(name, title, caption, alt, rows, figure, "" if is_count else note)
 
 
 def _is_visible(curve: Curve, is_count: bool) -> bool:

@@ -1,53 +1,84 @@
 """A self-contained page about runs: tables, pictures, configs."""
 
-import base64
 import html
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pl_fed.reports import classes, clients, configs, curves, robustness, spread, tables, times
+from pl_fed.reports.answers import find_answers
 from pl_fed.reports.group import Group, group_runs, main_metric
-from pl_fed.reports.picture import Picture, encode, encode_csv
+from pl_fed.reports.picture import BLACK, COLOURS, Picture, encode, encode_csv
 from pl_fed.reports.run import Run
 
 _SPREAD, _CLIENTS, _CLASSES = "Mean against spread", "Clients", "Classes"
-_ROBUSTNESS = "Robustness"
+_ROBUSTNESS, _DIFFERENCES = "Robustness", "Differences between the configs"
 _NOT_PERSONAL = {"global", "lagged_global", "hybrid", "hybrid_by_test_data"}
 _FIGURE = '<figure id="picture-'
 _MAX_NAMES = 6
 _STYLE = """
-:root { color-scheme: light; }
-body { margin: 0 auto; max-width: 82rem; padding: 1rem; background: #fff; color: #111;
-  font: 16px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .4rem; }
-nav a { margin-right: .9rem; } a { color: #005a8d; }
-.wide { overflow-x: auto; }
+:root { color-scheme: light dark; --page: #fff; --text: #111; --muted: #555; --line: #ddd;
+  --strong: #888; --soft: #f4f4f4; --link: #005a8d; --warn: #a03c00; }
+@media (prefers-color-scheme: dark) { :root { --page: #15181c; --text: #eaeaea; --muted: #aab0b6;
+  --line: #343a41; --strong: #6d757d; --soft: #20252b; --link: #7cc4f0; --warn: #ffab7a; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 84rem; padding: 1rem; background: var(--page);
+  color: var(--text); font: 16px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.6rem; margin: .5rem 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.25rem; margin: 2.2rem 0 .4rem; } h3 { font-size: 1rem; margin: 1.4rem 0 .2rem; }
+nav { display: flex; flex-wrap: wrap; gap: .2rem .9rem; margin: .6rem 0; }
+a { color: var(--link); }
+.facts { display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; margin: .6rem 0; font-size: .85rem; }
+.facts div { display: flex; gap: .4rem; } .facts dt { color: var(--muted); }
+.facts dd { margin: 0; overflow-wrap: anywhere; }
+.wide { overflow-x: auto; background:
+  linear-gradient(to right, var(--page) 1rem, transparent) local,
+  linear-gradient(to left, var(--page) 1rem, transparent) local,
+  linear-gradient(to right, #0004, transparent .6rem),
+  linear-gradient(to left, #0004, transparent .6rem); }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: left; vertical-align: top;
-  border-bottom: 1px solid #ddd; }
-th { border-bottom: 2px solid #888; } th[scope=row] { border-bottom: 1px solid #ddd; }
-td.number { text-align: right; white-space: nowrap; }
-td.name { min-width: 12rem; overflow-wrap: anywhere; }
-tr.single td, tr.single th { color: #555; font-weight: normal; }
-tr.single th { padding-left: 1.6rem; }
-.pictures { display: flex; flex-wrap: wrap; gap: 0 2rem; align-items: flex-start; }
-figure { margin: .6rem 0 1.2rem; max-width: 100%; break-inside: avoid; }
-figure img { display: block; height: auto; }
-figcaption, .note { font-size: .85rem; color: #333; max-width: 46rem; }
+  border-bottom: 1px solid var(--line); }
+thead th { border-bottom: 2px solid var(--strong); vertical-align: bottom; max-width: 9rem; }
+th[scope=row] { white-space: nowrap; }
+td.number { text-align: right; white-space: nowrap; } th.number { text-align: right; }
+td.name { min-width: 11rem; overflow-wrap: anywhere; }
+td.text { overflow-wrap: break-word; max-width: 22rem; }
+tr.again > * { border-bottom-style: dotted; }
+.swatch { display: inline-block; width: .7rem; height: .7rem; margin-right: .4rem;
+  border-radius: 2px; background: currentColor; }
+SWATCHES
+.pictures { display: grid; gap: 0 2rem; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 34rem), 1fr)); }
+figure { margin: .6rem 0 1.2rem; min-width: 0; break-inside: avoid; }
+svg.picture { display: block; width: 100%; height: auto; fill: currentColor; }
+svg.picture * { stroke-linejoin: round; stroke-linecap: butt; }
+svg.picture text { fill: currentColor; }
+svg.picture [style*="stroke: #000000"] { stroke: currentColor !important; }
+svg.picture [style*="fill: #000000"] { fill: currentColor !important; }
+figcaption, .note { font-size: .85rem; color: var(--muted); max-width: 46rem; }
 .note { margin: .3rem 0; }
-pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: .8rem; }
-summary { cursor: pointer; padding: .2rem 0; }
-.unfinished { color: #a03c00; font-weight: 600; }
+figcaption strong { color: var(--text); }
+pre { background: var(--soft); padding: .8rem; overflow-x: auto; font-size: .8rem; }
+summary { cursor: pointer; padding: .2rem 0; overflow-wrap: anywhere; }
+.unfinished { color: var(--warn); font-weight: 600; }
+@media (max-width: 40rem) { body { padding: .6rem; }
+  th, td { padding: .25rem .4rem; } td.name { min-width: 8rem; }
+  th[scope=row] { position: sticky; left: 0; background: var(--page); } }
 @media print { body { max-width: none; font-size: 11px; } .wide { overflow: visible; }
-  figure img { max-width: 100% !important; } nav, .files { display: none; }
-  table { font-size: 8px; } th, td { padding: 1px 3px; } }
-"""
+  nav, .files { display: none; } table { font-size: 8px; } th, td { padding: 1px 3px; } }
+""".replace(
+    "SWATCHES",
+    "\n".join(
+        f".g{place} {{ background: {'currentColor' if colour == BLACK else colour}; }}"
+        for place, colour in enumerate(COLOURS)
+    ),
+)
 _HEAD = (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     '<meta http-equiv="Content-Security-Policy"'
-    " content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">\n"
+    " content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
 )
 
 
@@ -67,11 +98,14 @@ def write(runs: Sequence[Run], folder: Path, skipped: Sequence[str] = ()) -> Pat
     groups = group_runs(runs)
     facts = [tables.describe_run(group, run) for group in groups for run in group.runs]
     files = {"runs.csv": encode_csv(facts)}
+    found_answers = find_answers(groups)
+    files |= {f"{answer.name}.csv": encode_csv(answer.rows) for answer in found_answers}
     chapters = {
-        "Runs": tables.render_runs(groups),
+        "Runs": tables.render_constants(groups) + tables.render_runs(groups),
         "Test results": tables.render_results(groups),
+        "Answers": "".join(tables.render_answer(answer) for answer in found_answers),
         **{title: _render(pictures, files) for title, pictures in _pictures(groups).items()},
-        "Differences between the configs": tables.render_differences(groups),
+        _DIFFERENCES: tables.render_differences(groups) if len(facts) > 1 else "",
         "Configs": tables.render_configs(groups),
     }
     for title in (_SPREAD, _CLIENTS):
@@ -203,11 +237,13 @@ def _note_missing(item: str, names: Iterable[str]) -> str:
 
 
 def _remove_pictures(page: Path) -> None:
-    """Remove the PNG and CSV files of the pictures on a page."""
+    """Remove the PNG and CSV files of the pictures and answers on a page."""
     text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
     for name in re.findall(f'{_FIGURE}([^"/]+)"', text):
         for suffix in ("png", "csv"):
             (page.parent / f"{name}.{suffix}").unlink(missing_ok=True)
+    for name in re.findall(r'<h3>[^<]* <span class="files"><a href="(\w+\.csv)"', text):
+        (page.parent / name).unlink(missing_ok=True)
 
 
 def _render(pictures: Iterator[Picture], files: dict[str, bytes]) -> str:
@@ -229,14 +265,10 @@ def _render(pictures: Iterator[Picture], files: dict[str, bytes]) -> str:
 
 def _figure(picture: Picture) -> str:
     """Return the HTML of a picture with its title and links to its files."""
-    source = f"data:image/svg+xml;base64,{base64.b64encode(picture.svg()).decode()}"
-    width = picture.width
     title = f"<strong>{html.escape(picture.title)}</strong>"
-    min_width = min(width, 520)  # narrower pages scroll, so that letters stay readable
     return (
         f'{_FIGURE}{picture.stem}">\n<figcaption>{title}'
         f' <span class="files"><a href="{picture.stem}.png">PNG</a>'
         f' <a href="{picture.stem}.csv">CSV</a></span></figcaption>\n'
-        f'<div class="wide"><img alt="{html.escape(picture.alt)}" src="{source}"'
-        f' style="width:{width}px;max-width:max(100%,{min_width}px)"></div>\n</figure>\n'
+        f"{picture.inline_svg()}\n{_note(picture.note) if picture.note else ''}</figure>\n"
     )

@@ -3,6 +3,7 @@
 import csv
 import functools
 import hashlib
+import html
 import io
 import re
 import warnings
@@ -23,13 +24,13 @@ from pl_fed.text import csv_cell
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-SKY, PURPLE, BLACK, GREY = "#56B4E9", "#CC79A7", "#000000", "#666666"
-COLOURS = (  # Okabe and Ito: safe for colour-blind readers
+BLUE, GOLD, GREEN, VERMILLION = "#0072B2", "#AA7A00", "#009E73", "#D55E00"
+SKY, PURPLE, BLACK, GREY = "#2B90CB", "#B95C93", "#000000", "#767676"
+COLOURS = (  # after Okabe and Ito, with a contrast of at least 3 to a white and a dark page
     BLUE,
     VERMILLION,
     GREEN,
-    ORANGE,
+    GOLD,
     PURPLE,
     SKY,
     BLACK,
@@ -37,9 +38,14 @@ COLOURS = (  # Okabe and Ito: safe for colour-blind readers
 MARKERS = "os^DvPX"
 LINES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 FEW = len(COLOURS)  # above this number of lines, each has its number at its end
-WIDTH = 6.4
+WIDTH = 5.2
+_LEGEND_LENGTH = 60  # letters of a group's name in a legend
 _DPI = 150
 _MAX_NAME_LENGTH = 100  # of a file, without its digest
+_TITLE_LENGTH = 1500  # letters of the description of a picture on a page
+_PROLOG = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<style .*?</style>", re.DOTALL)
+_SIZE = re.compile(r'(?<=<svg ).*?viewBox="([^"]*)".*?>', re.DOTALL)
+_ID = re.compile(r'\b(id="|href="#|url\(#)')
 _PATH, _DIGITS = re.compile(rb' d="[^"]*"'), re.compile(rb"(\.\d\d)\d+")
 _STYLE = {
     "font.size": 9.0,
@@ -85,6 +91,7 @@ class Picture:
         alt: A description with numbers, for readers who cannot see the picture.
         rows: The numbers in the picture, by column.
         figure: The picture.
+        note: A remark on this picture alone, unlike the caption.
     """
 
     name: str
@@ -93,6 +100,7 @@ class Picture:
     alt: str
     rows: Sequence[Mapping[str, Any]]
     figure: Figure
+    note: str = ""
 
     @property
     def stem(self) -> str:
@@ -115,10 +123,25 @@ class Picture:
         """Return the picture as PNG."""
         return self._save(format="png", dpi=_DPI)
 
-    def svg(self) -> bytes:
+    def svg(self, transparent: bool = False) -> bytes:
         """Return the picture as SVG, with coordinates to a hundredth of a point."""
         no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        return _PATH.sub(_round_path, self._save(format="svg", metadata=no_metadata))
+        content = self._save(format="svg", metadata=no_metadata, transparent=transparent)
+        return _PATH.sub(_round_path, content)
+
+    def inline_svg(self) -> str:
+        """Return the picture as an SVG element of a page, as wide as its column.
+
+        It has a title and a transparent background. Its names of parts begin with :attr:`stem`, so
+        that they differ from those of other pictures. Its black is the colour of the page's text.
+        """
+        text = _PROLOG.sub("", self.svg(transparent=True).decode())
+        text = _ID.sub(rf"\g<1>{self.stem}-", text.replace("xlink:href=", "href="))
+        title = f"<title>{html.escape(shorten(self.alt, _TITLE_LENGTH), quote=False)}</title>"
+        style = f'style="max-width:{round(1.2 * self.width)}px"'
+        size = _SIZE.search(text)
+        head = f'class="picture" role="img" viewBox="{size[1] if size else ""}" {style}>{title}'
+        return _SIZE.sub(lambda _: head, text, count=1)
 
     @apply_style
     def _save(self, **options: Any) -> bytes:
@@ -187,25 +210,30 @@ def make_tiles(number: int) -> tuple[Figure, int, int, dict[str, float]]:
     """
     columns = min(2, number)
     rows = -(-number // columns)
-    width, height = 3.7 * columns, 0.75 + 1.55 * rows
+    width, height = max(3.7, 2.6 * columns), 0.75 + 1.55 * rows
     margins = {"left": 0.6 / width, "right": 0.985, "top": 1 - 0.3 / height, "bottom": 0.5 / height}
     return Figure(figsize=(width, height)), rows, columns, {**margins, "hspace": 0.42}
 
 
-def name_groups(figure: Figure, groups: Sequence[Group], lines: bool = False) -> None:
+def name_groups(
+    figure: Figure, groups: Sequence[Group], lines: bool = False, markers: bool = True
+) -> None:
     """Write the names of groups below a figure.
 
     Args:
         figure: The figure.
         groups: The groups; empty for a report of a single group, which needs no names.
         lines: Whether groups are lines in their :func:`line_style`, or numbers.
+        markers: Whether the lines have the markers of that style.
     """
     if not groups:
         return
     styles = [line_style(group.number - 1) if lines else {"ls": "none"} for group in groups]
+    if not markers:
+        styles = [{**style, "marker": ""} for style in styles]
     figure.legend(
         [Line2D([], [], lw=1.4, ms=4, **style) for style in styles],
-        [shorten(group.title, 70) for group in groups],
+        [shorten(group.title, _LEGEND_LENGTH) for group in groups],
         loc="outside lower center",
         ncols=_legend_columns(groups),
         columnspacing=1.2,
@@ -214,8 +242,8 @@ def name_groups(figure: Figure, groups: Sequence[Group], lines: bool = False) ->
 
 
 def _legend_columns(groups: Sequence[Group]) -> int:
-    longest = max((len(shorten(group.title, 70)) for group in groups), default=0)
-    return max(1, min(3, len(groups), 84 // (longest + 8)))
+    longest = max((len(shorten(group.title, _LEGEND_LENGTH)) for group in groups), default=0)
+    return max(1, min(3, len(groups), 68 // (longest + 8)))
 
 
 def shorten(text: str, length: int) -> str:
@@ -234,12 +262,31 @@ def draw_curves(axes: Axes, curves: Mapping[int, Curve]) -> None:
         style = line_style(number - 1)
         every = max(1, len(curve.rounds) // 8)
         axes.plot(
-            curve.rounds, curve.mean, lw=1.4, ms=4, markevery=(number % every, every), **style
+            curve.rounds, curve.mean, lw=1.8, ms=4, markevery=(number % every, every), **style
         )
         if max(curve.runs) > 1:
             axes.fill_between(
                 curve.rounds, curve.low, curve.high, color=style["color"], alpha=0.18, lw=0
             )
+
+
+def describe_equal_lines(lines: Mapping[int, Sequence[float]]) -> str:
+    """Return a sentence on lines that hide each other because they are equal, or an empty string.
+
+    Args:
+        lines: The values of each line by the number of its group.
+
+    Example:
+        >>> describe_equal_lines({1: [0.5], 2: [0.7], 3: [0.5]})
+        'Lines 1 and 3 are equal.'
+    """
+    numbers: dict[tuple[float, ...], list[int]] = {}
+    for number, values in lines.items():
+        numbers.setdefault(tuple(values), []).append(number)
+    equal = [list(map(str, members)) for members in numbers.values() if len(members) > 1]
+    return " ".join(
+        f"Lines {', '.join(members[:-1])} and {members[-1]} are equal." for members in equal
+    )
 
 
 def number_ends(axes: Axes, curves: Mapping[int, Curve]) -> None:
@@ -265,7 +312,7 @@ def number_ends(axes: Axes, curves: Mapping[int, Curve]) -> None:
         colour = line_style(number - 1)["color"]
         axes.annotate(
             str(number), ends[number], (1.02 + 0.05 * (place % 2), height), "data", "axes fraction",
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.4}, color=colour, fontsize=7,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.4}, fontsize=7,
             va="center", annotation_clip=False,
         )  # fmt: skip
 

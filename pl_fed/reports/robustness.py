@@ -6,11 +6,14 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from pl_fed.reports import configs
 from pl_fed.reports.group import Final, Group, describe_restart, list_models, main_metric
 from pl_fed.reports.labels import label_settings
 from pl_fed.reports.picture import (
+    GREY,
+    WIDTH,
     Picture,
     apply_style,
     error_bars,
@@ -20,6 +23,8 @@ from pl_fed.reports.picture import (
 )
 from pl_fed.reports.run import Run
 
+_LEAST_SPAN = 0.1
+_FEW_SHARES = 2  # more are drawn over an axis
 _EXPECTED = "federation.adversary.expected"
 _COUNTS = ("federation.adversary.fraction", "federation.adversary.ids", _EXPECTED)
 _ATTACK = tuple(
@@ -39,34 +44,48 @@ class Line(NamedTuple):
     groups: dict[float, Group]
 
 
+class _Points(NamedTuple):
+    """Results of a line.
+
+    Attributes:
+        label: The name of the line.
+        place: The place of its colour, from 0.
+        finals: The results by share of Byzantine clients.
+    """
+
+    label: str
+    place: int
+    finals: dict[float, Final]
+
+
 def draw_robustness(groups: Sequence[Group]) -> Iterator[Picture]:
     """Yield a picture for each model: its result against the share of Byzantine clients.
 
     A group without a comparable group at another share is a single dot. Without any Byzantine
     client there is no picture.
     """
-    lines = build_lines(_comparable_groups(groups))
+    lines = build_lines(comparable_groups(groups))
     if not any(share for line in lines for share in line.groups):
         return
     metric = main_metric(groups, "test")
     for model in list_models(groups, "test"):
         name = f"test/{model}/{metric}"
-        curves = [(line.label, points) for line in lines if (points := _points(line, name))]
+        curves = [points for line in lines if (points := _points(line, name)).finals]
         if not curves:
             continue
         title = f"Robustness of {model} models"
         caption = f"Test {metric} of benign clients (mean) against the share of Byzantine clients."
-        if any(len(points) == 1 for _, points in curves):
+        if any(len(line.groups) == 1 for line in lines):
             caption += " A single dot has no other run that differs only in its Byzantine clients."
-        if any(value.std is not None for _, points in curves for value in points.values()):
+        if any(value.std is not None for curve in curves for value in curve.finals.values()):
             caption += " Bars are the range over runs."
-        alt = "; ".join(f"{label}: {_describe(points)}" for label, points in curves)
+        alt = "; ".join(f"{curve.label}: {_describe(curve.finals)}" for curve in curves)
         yield Picture(
             f"robustness_{model}",
             title,
             caption,
             f"{title}, by share of Byzantine clients. {alt}.",
-            [row for label, points in curves for row in _rows(label, points, metric)],
+            [row for curve in curves for row in _rows(curve.label, curve.finals, metric)],
             _draw(curves, metric),
         )
 
@@ -81,7 +100,7 @@ def list_missing_groups(groups: Sequence[Group]) -> str:
     """
     if not any(run.byzantine_share for group in groups for run in group.runs):
         return ""
-    lines = build_lines(_comparable_groups(groups))
+    lines = build_lines(comparable_groups(groups))
     drawn = {run.folder for line in lines for group in line.groups.values() for run in group.runs}
     reasons: dict[str, list[str]] = {}
     for group in groups:
@@ -91,7 +110,8 @@ def list_missing_groups(groups: Sequence[Group]) -> str:
     return "; ".join(f"{', '.join(titles)} ({reason})" for reason, titles in reasons.items())
 
 
-def _comparable_groups(groups: Sequence[Group]) -> list[Group]:
+def comparable_groups(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups with a config and test results."""
     return [group for group in groups if group.tested_runs and group.config]
 
 
@@ -230,27 +250,75 @@ def _is_within(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _points(line: Line, metric: str) -> dict[float, Final]:
+def _points(line: Line, metric: str) -> _Points:
     finals = {share: group.final(metric) for share, group in line.groups.items()}
-    return {share: value for share, value in finals.items() if value is not None}
+    place = [group.number for group in line.groups.values()][-1] - 1
+    known_finals = {share: value for share, value in finals.items() if value is not None}
+    return _Points(line.label, place, known_finals)
 
 
 @apply_style
-def _draw(curves: Sequence[tuple[str, dict[float, Final]]], metric: str) -> Figure:
-    figure = Figure(figsize=(6.4, 3.0 + 0.19 * len(curves)), layout="constrained")
+def _draw(curves: Sequence[_Points], metric: str) -> Figure:
+    """Draw a line for each attack over three shares or more; otherwise dots in a row."""
+    if any(len(curve.finals) > _FEW_SHARES for curve in curves):
+        return _draw_lines(curves, metric)
+    return _draw_dots(curves, metric)
+
+
+def _draw_lines(curves: Sequence[_Points], metric: str) -> Figure:
+    figure = Figure(figsize=(WIDTH, 2.8 + 0.19 * len(curves)), layout="constrained")
     axes = figure.subplots()
-    for place, (label, points) in enumerate(curves):
-        style = line_style(place)
-        means = [value.mean for value in points.values()]
-        bars = error_bars(points.values())
+    for curve in curves:
+        means = [value.mean for value in curve.finals.values()]
+        bars = error_bars(curve.finals.values())
         axes.errorbar(
-            list(points), means, bars if any(map(any, bars)) else None,
-            lw=1.4, ms=5, elinewidth=0.8, capsize=2, label=shorten(label, 80), **style,
+            list(curve.finals), means, bars if any(map(any, bars)) else None, lw=1.8, ms=5,
+            elinewidth=0.8, capsize=2, label=shorten(curve.label, 60), **line_style(curve.place),
         )  # fmt: skip
     axes.set(xlabel="share of Byzantine clients", ylabel=f"mean test {metric}")
-    if metric == "accuracy":
-        axes.set_ylim(-0.02, 1.02)
     figure.legend(loc="outside lower center", ncols=1, handlelength=3)
+    return figure
+
+
+def _draw_dots(curves: Sequence[_Points], metric: str) -> Figure:
+    """Draw a row for each federation: filled dots without Byzantine clients, hollow dots with."""
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.44 * len(curves)), layout="constrained")
+    axes = figure.subplots()
+    for row, curve in enumerate(curves):
+        color = line_style(curve.place)["color"]
+        axes.plot(
+            [value.mean for value in curve.finals.values()], [row] * len(curve.finals),
+            color=color, lw=1.2,
+        )  # fmt: skip
+        for share, value in curve.finals.items():
+            axes.plot([value.low, value.high], [row, row], color=color, lw=3, alpha=0.3)
+            axes.plot(
+                [value.mean], [row], "o", ms=6, color=color,
+                markerfacecolor="none" if share else color,
+            )  # fmt: skip
+        shares = [f"{share:.3g}" for share in curve.finals if share]
+        share_text = f" (share {', '.join(shares)})" if shares else ""
+        axes.annotate(
+            shorten(curve.label, 62 - len(share_text)) + share_text,
+            (0.01, row - 0.22),
+            xycoords=("axes fraction", "data"),
+            fontsize=8,
+        )
+    axes.set_yticks([])
+    axes.set_ylim(len(curves) - 0.6, -0.75)
+    axes.margins(x=0.06)
+    low, high = axes.get_xlim()
+    if metric == "accuracy" and high - low < _LEAST_SPAN:  # small differences look small
+        axes.set_xlim(*((low + high + sign * _LEAST_SPAN) / 2 for sign in (-1, 1)))
+    axes.set(xlabel=f"mean test {metric}")
+    handles = [
+        Line2D([], [], ls="none", marker="o", ms=6, color=GREY, markerfacecolor=fill)
+        for fill in (GREY, "none")
+    ]
+    axes.legend(
+        handles, ["no Byzantine client", "attacked"], loc="lower left", bbox_to_anchor=(0, 1),
+        ncols=2, borderaxespad=0,
+    )  # fmt: skip
     return figure
 
 

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,7 +21,8 @@ Columns = Mapping[str, NDArray[np.float64]]
 csv.field_size_limit(2**31 - 1)  # a client may have many owners in one cell
 
 _MAIN_METRICS = (["accuracy"], ["loss"])  # every model has one of them
-_OWNER = "owner"  # the only column of text
+_OWNER = "owner"
+_TRAINED = "_trained"  # within the names of metrics over the clients that took part
 _FIRST = ("personal", "global", "hybrid")  # models that come first in pictures and tables
 
 
@@ -54,6 +55,8 @@ class Run:
         benign: Whether each client is benign, bool [clients]. Read from ``per_client.csv``, or
             before a test from ``per_client_validation.csv``; empty without both.
         classes: The columns of ``per_class.csv``, each [rows]; empty without the file.
+        attributes: The columns of text in ``per_client.csv`` besides ``owner``, each [clients].
+        summary: ``summary.json``; empty without a readable file.
         engine: The engine that ran the clients, or ``None``.
         earlier_configs: The configs before a resume with a changed config, by the round up to
             which the run had them: ``config_to_round_<n>.yaml``.
@@ -70,14 +73,29 @@ class Run:
     engine: str | None
     earlier_configs: Mapping[int, configs.Config] = field(default_factory=dict)
     damage: tuple[str, ...] = ()
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> Mapping[str, Any]:
+        """The counts in ``summary.json``; empty without them."""
+        counts = self.summary.get("counts")
+        return counts if isinstance(counts, Mapping) else {}
 
     def curve(self, metric: str) -> dict[int, float]:
         """Return a metric by round, without rounds that lack it."""
         return {round: row[metric] for round, row in self.rows.items() if metric in row}
 
     def final(self, metric: str) -> float | None:
-        """Return the value of a metric in the last round that has it, or ``None``."""
-        return next(reversed(self.curve(metric).values()), None)
+        """Return the value of a metric in the last round that has it, or ``None``.
+
+        A test metric over trained clients is the metric over all clients if each took part.
+        """
+        values = self.curve(metric)
+        if not values and metric.startswith("test/") and _TRAINED in metric:
+            is_same = "rounds" in self.clients and not self.untrained_clients
+            values = self.curve(metric.replace(_TRAINED, "")) if is_same else {}
+        return next(reversed(values.values()), None)
 
     @cached_property
     def metrics(self) -> set[str]:
@@ -269,10 +287,12 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     rows = _read_rounds(folder / "metrics.csv", damage)
     clients: Columns = {}
     classes: Columns = {}
+    texts: dict[str, tuple[str, ...]] = {}
     config = _read_config(folder / "config.yaml") or _read_config(folder / configs.PYTHON_CONFIG)
     has_test = _has_test(rows)
     if has_test:
-        clients = _read_columns(folder / "per_client.csv", damage, "byzantine")
+        texts = _read_texts(folder / "per_client.csv")
+        clients = _read_columns(folder / "per_client.csv", damage, "byzantine", texts=texts)
         damage += _describe_missing_clients(clients, config)
     validated = clients or _read_columns(folder / "per_client_validation.csv", damage, "byzantine")
     if has_test:
@@ -288,6 +308,8 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         engine=_read_engine(folder, damage),
         earlier_configs=dict(_read_earlier_configs(folder)),
         damage=tuple(damage),
+        attributes={name: cells for name, cells in texts.items() if name != _OWNER},
+        summary=_read_summary(folder / "summary.json", damage),
     )
 
 
@@ -379,13 +401,44 @@ def _has_test(rows: Mapping[int, Mapping[str, float]]) -> bool:
     return not last or any(name.startswith("test/") for name in last)
 
 
-def _read_columns(path: Path, damage: list[str], *required: str) -> dict[str, NDArray[np.float64]]:
+def _read_texts(path: Path) -> dict[str, tuple[str, ...]]:
+    """Return the columns of a table whose cells hold texts, none of them a number."""
+    if not path.is_file():
+        return {}
+    with _open_csv(path) as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in (rows[0] if rows else ()) if name]
+    columns = {name: tuple(row[name] or "" for row in rows) for name in names}
+    return {
+        name: cells
+        for name, cells in columns.items()
+        if name == _OWNER or all(_is_damaged(cell) for cell in cells)
+    }
+
+
+def _read_summary(path: Path, damage: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        summary = None
+    if not isinstance(summary, dict):
+        damage.append(f"{path.name} cannot be read")
+        return {}
+    return summary
+
+
+def _read_columns(
+    path: Path, damage: list[str], *required: str, texts: Collection[str] = (_OWNER,)
+) -> dict[str, NDArray[np.float64]]:
     """Return the columns of a table, or an empty dictionary if there is no file.
 
     Args:
         path: The path of a CSV file.
         damage: A list that a description of damaged rows and cells is added to.
         *required: Columns that must have a finite number in each row.
+        texts: Columns that may hold texts.
 
     Raises:
         NoFitError: If the file was cut off or lacks a required number.
@@ -401,7 +454,7 @@ def _read_columns(path: Path, damage: list[str], *required: str) -> dict[str, ND
         rows = list(reader)
     complete = [row for row in rows if len(row) == len(names)]
     pairs = (pair for row in complete for pair in zip(names, row))
-    cells = sum(_is_damaged(text) for name, text in pairs if name != _OWNER)
+    cells = sum(_is_damaged(text) for name, text in pairs if name not in texts)
     damage += _describe_damage(path, len(rows) - len(complete), cells)
     numbers = [[_parse_number(text) for text in row] for row in complete]
     table = np.array(numbers, dtype=np.float64).reshape(len(numbers), len(names))

@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from pl_fed.reports.group import Final, Group, is_lower_better, list_models, main_metric
 from pl_fed.reports.picture import (
+    GREY,
+    MARKERS,
     Picture,
     apply_style,
     error_bars,
@@ -60,7 +63,7 @@ def draw_spread(groups: Sequence[Group]) -> Iterator[Picture]:
     numbers = {point.group.number for point in points}
     named = [group for group in groups if group.number in numbers] if len(groups) > 1 else []
     if named:
-        caption += " Numbers refer to the table of runs."
+        caption += " Numbers refer to the table of runs; a line joins the models of a group."
     if any(point.mean.std is not None for point in points):
         caption += " Bars are the range over runs."
     results = (
@@ -84,30 +87,41 @@ def _points(groups: Sequence[Group], metric: str) -> Iterator[Point]:
 
 @apply_style
 def _draw(points: Sequence[Point], metric: str, named: Sequence[Group]) -> Figure:
-    figure, (axes,) = make_panels(1, 3.6 if len(named) < 10 else 5.0, named)
+    figure, (axes,) = make_panels(1, 3.4 if len(named) < 10 else 4.6, named)
     models = list(dict.fromkeys(point.model for point in points))
-    for place, model in enumerate(models):
-        members = [point for point in points if point.model == model]
-        style = line_style(place)
-        means, spreads = [point.mean for point in members], [point.spread for point in members]
-        x, y = [final.mean for final in means], [final.mean for final in spreads]
-        x_bars, y_bars = error_bars(means), error_bars(spreads)
-        axes.errorbar(
-            x, y, y_bars, x_bars, fmt=style["marker"], color=style["color"], ms=5, alpha=0.85,
-            elinewidth=0.7, label=f"{model} models",
-        )  # fmt: skip
+    for number in dict.fromkeys(point.group.number for point in points):
+        color = line_style(number - 1)["color"]
+        own = [point for point in points if point.group.number == number]
+        x, y = [point.mean.mean for point in own], [point.spread.mean for point in own]
+        axes.plot(x, y, color=color, lw=0.8, alpha=0.6)
+        for point in own:
+            axes.errorbar(
+                [point.mean.mean], [point.spread.mean], error_bars([point.spread]),
+                error_bars([point.mean]), fmt=MARKERS[models.index(point.model) % len(MARKERS)],
+                color=color, ms=6, elinewidth=0.7,
+                markerfacecolor=color if point.model == models[0] else "none",
+            )  # fmt: skip
     axes.set(xlabel=f"mean test {metric}", ylabel=f"spread of {metric} (std)")
     axes.margins(0.08)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0)
-    name_groups(figure, named)
+    _name_models(axes, models)
+    name_groups(figure, named, lines=True, markers=False)
     if named:
-        _number_points(figure, axes, points, models)
+        _number_points(figure, axes, points)
     return figure
 
 
-def _number_points(
-    figure: Figure, axes: Axes, points: Sequence[Point], models: Sequence[str]
-) -> None:
+def _name_models(axes: Axes, models: Sequence[str]) -> None:
+    """Write the names of the models above the axes: the first is filled, the others are hollow."""
+    handles = [
+        Line2D([], [], ls="none", marker=MARKERS[place % len(MARKERS)], ms=6, color=GREY,
+               markerfacecolor="none" if place else GREY)
+        for place in range(len(models))
+    ]  # fmt: skip
+    names = [f"{model} models" for model in models]
+    axes.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0)
+
+
+def _number_points(figure: Figure, axes: Axes, points: Sequence[Point]) -> None:
     """Write the number of each group beside its points, with little overlap."""
     figure.draw_without_rendering()  # fixes the positions of the points
     positions = [(point.mean.mean, point.spread.mean) for point in points]
@@ -115,8 +129,8 @@ def _number_points(
     places = [tuple(scale * z for z in axes.transData.transform(xy)) for xy in positions]
     for point, position, (dx, dy) in zip(points, positions, place_labels(places)):
         axes.annotate(
-            str(point.group.number), position, (dx, dy), textcoords="offset points", fontsize=7,
-            ha="center", va="center", color=line_style(models.index(point.model))["color"],
+            str(point.group.number), position, (dx, dy), textcoords="offset points", fontsize=8,
+            ha="center", va="center",
         )  # fmt: skip
 
 

@@ -3,57 +3,37 @@
 import html
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
+from typing import Any
 
 import yaml
 
 from pl_fed.reports import configs
-from pl_fed.reports.group import Final, Group, list_models, main_metric, task_metrics
+from pl_fed.reports.answers import Answer
+from pl_fed.reports.group import (
+    Final,
+    Group,
+    is_lower_better,
+    list_models,
+    main_metric,
+)
+from pl_fed.reports.picture import FEW
 from pl_fed.reports.run import Run
+from pl_fed.reports.titles import result_titles
 
-RESULTS = {  # titles of the metrics in a fit's summary and in a report
-    "accuracy": "mean over clients",
-    "accuracy_std": "spread over clients (std)",
-    "accuracy_worst10": "worst 10 % of clients",
-    "accuracy_best10": "best 10 % of clients",
-    "accuracy_weighted": "over all samples",
-    "accuracy_trained": "mean over trained clients",
-    "accuracy_trained_std": "std over trained clients",
-    "accuracy_trained_worst10": "worst 10 % of trained clients",
-    "loss": "loss",
-    "backdoor_success": "backdoor success rate",
-}
-
-
-def result_titles(names: Collection[str], first: str | None = None) -> dict[str, str]:
-    """Return the metrics of a summary or a report, with their titles.
-
-    Args:
-        names: The available metrics, without the part of the data and the model.
-        first: Without accuracy, the metric to show with its spread, worst and best clients;
-            ``None`` takes the alphabetically first metric of the task.
-
-    Example:
-        >>> list(result_titles(["mae", "mae_std", "mae_worst10", "loss"]))
-        ['mae', 'mae_std', 'mae_worst10', 'loss']
-    """
-    metrics = task_metrics(names)
-    main = first if first in metrics else next(iter(metrics), "loss")
-    accuracies = {name: title for name, title in RESULTS.items() if name.startswith("accuracy")}
-    remaining = {name: title for name, title in RESULTS.items() if not name.startswith("accuracy")}
-    statistics = {}
-    if "accuracy" not in names and f"{main}_worst10" in names:
-        statistics = {
-            name.replace("accuracy", main): f"{main}, {title}" for name, title in accuracies.items()
-        }
-    means = {}
-    for name in metrics:
-        means[name] = f"{name}, mean over clients"
-        if "accuracy" in names:
-            means[f"{name}_worst10"] = f"{name}, worst 10 % of clients"
-    titles = {**accuracies, **statistics, **means, **remaining, **statistics}
-    return {name: title for name, title in titles.items() if name in names}
+_NONE = configs.format_value(None)
+_COMMIT_LETTERS = 8
+_LARGE = 100.0  # larger numbers are shown without three decimals
+_SETTINGS = (  # columns of the table of groups
+    *("algorithm", "net", "data", "partition", "clients", "cohort", "attack", "byzantine"),
+    "defence",
+)
+_RUN_FACTS = (  # columns of the table of runs
+    *("run", "state", "seed", "rounds", "never took part", "engine", "start-up"),
+    *("time of rounds", "version"),
+)
 
 
 def describe_run(group: Group, run: Run) -> dict[str, str]:
@@ -87,6 +67,23 @@ def describe_run(group: Group, run: Run) -> dict[str, str]:
         "seed": configs.describe_seeds(run.config) or none,
         "engine": configs.format_value(run.engine),
         "time of rounds": _duration(sum(seconds)),
+        **_describe_summary(run),
+    }
+
+
+def _describe_summary(run: Run) -> dict[str, str]:
+    """Return the cells that come from a run's ``summary.json`` and its participation."""
+    parts = {name: run.summary.get(name) for name in ("seconds", "versions", "git")}
+    seconds, versions, git = (part if isinstance(part, Mapping) else {} for part in parts.values())
+    start_up = seconds.get("start_up")
+    version = str(versions.get("pl_fed", ""))
+    commit = str(git.get("commit", ""))[:_COMMIT_LETTERS]
+    commit += "*" if commit and git.get("dirty") else ""
+    untrained = run.untrained_clients
+    return {
+        "never took part": str(untrained) if "rounds" in run.clients else "",
+        "start-up": _duration(start_up) if isinstance(start_up, int | float) else "",
+        "version": " ".join(filter(None, (version, commit))),
     }
 
 
@@ -97,21 +94,50 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
+def render_constants(groups: Sequence[Group]) -> str:
+    """Return the settings and facts that all runs share, as a list of names and values."""
+    rows = [describe_run(group, run) for group in groups for run in group.runs]
+    facts = {
+        name: rows[0][name]
+        for name in _SETTINGS
+        if rows[0][name] not in ("", _NONE) and not _differs(rows, name)
+    }
+    items = "".join(
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>"
+        for name, value in facts.items()
+    )
+    return f'<dl class="facts">{items}</dl>\n' if items else ""
+
+
 def render_runs(groups: Sequence[Group]) -> str:
-    """Return the table of the runs; columns without a value are left out."""
-    sections = [(group, [describe_run(group, run) for run in group.runs]) for group in groups]
-    names = list(sections[0][1][0])
-    columns = [name for name in names if any(row[name] for _, rows in sections for row in rows)]
+    """Return the table of groups with the settings that differ, and a folded table of runs."""
+    runs = [(group, run) for group in groups for run in group.runs]
+    rows = [describe_run(group, run) for group, run in runs]
+    differing = [name for name in _SETTINGS if _differs(rows, name)]
     lines = []
-    for group, rows in sections:
-        for place, row in enumerate(rows):
-            first = [str(group.number), _name(group, group.runs)] if place == 0 else ["", ""]
-            lines.append(_line(first[0], [first[1], *(row[c] for c in columns[1:])], place > 0))
-    return _table(["", "name", *columns[1:]], lines)
+    for group in groups:
+        row = describe_run(group, group.runs[0])
+        cells = [_name(group, group.runs), *(row[name] for name in differing)]
+        lines.append(_line(str(group.number), cells, group=group.number))
+    table = _table(["", "name", *differing], lines) if len(groups) > 1 else ""
+    columns = [name for name in _RUN_FACTS if any(row[name] for row in rows)]
+    run_lines = [
+        _line(str(group.number), [row[name] for name in columns], group=group.number)
+        for (group, _), row in zip(runs, rows)
+    ]
+    return table + _fold(f"Each run ({len(rows)})", _table(["", *columns], run_lines))
+
+
+def _differs(rows: Sequence[Mapping[str, str]], name: str) -> bool:
+    return len({row[name] for row in rows}) > 1
 
 
 def render_results(groups: Sequence[Group]) -> str:
-    """Return the table of test results of each group, and of its runs if it has several."""
+    """Return the table of test results of each group, and a folded table of single runs.
+
+    A mean is bold if it is better than those of the other groups by more than the standard
+    deviations over runs.
+    """
     models = list_models(groups, "test")
     names = {name.split("/", 2)[2] for name in _test_metrics(groups) if name.count("/") == 2}
     columns = {
@@ -121,17 +147,39 @@ def render_results(groups: Sequence[Group]) -> str:
     }
     if not columns:
         return '<p class="note">No run has test results.</p>\n'
-    lines = []
+    best = {(m, metric): _best_group(groups, m, metric) for m in models for metric in columns}
+    lines, run_lines = [], []
     for group in groups:
         for place, model in enumerate(model for model in models if _has_test(group, model)):
             finals = [group.final(f"test/{model}/{metric}") for metric in columns]
             name = "" if place else _name(group, group.tested_runs)
-            lines.append(_line(str(group.number), [name, model, *map(_format_result, finals)]))
+            bold = [False, False, *(best[model, m] == group.number for m in columns)]
+            cells = [name, model, *map(_format_result, finals)]
+            lines.append(_line(str(group.number), cells, bool(place), group.number, bold))
             for run in group.tested_runs if len(group.runs) > 1 else ():
                 results = [run.final(f"test/{model}/{metric}") for metric in columns]
-                name = f"{run.name}, seed {configs.describe_seeds(run.config) or '–'}"
-                lines.append(_line("", [name, model, *map(_format_result, results)], True))
-    return _table(["", "name", "model", *columns.values()], lines)
+                name = f"{run.name}, seed {configs.describe_seeds(run.config) or _NONE}"
+                cells = [name, model, *map(_format_result, results)]
+                run_lines.append(_line(str(group.number), cells, group=group.number))
+    header = ["", "name", "model", *columns.values()]
+    folded = _fold(f"Each run ({len(run_lines)} rows)", _table(header, run_lines))
+    return _table(header, lines) + (folded if run_lines else "")
+
+
+def _best_group(groups: Sequence[Group], model: str, metric: str) -> int | None:
+    """Return the number of the group that is better than all others beyond the spread over runs."""
+    finals = {group.number: group.final(f"test/{model}/{metric}") for group in groups}
+    known_finals = {number: final for number, final in finals.items() if final is not None}
+    if len(known_finals) < 2 or any(final.std is None for final in known_finals.values()):
+        return None
+    runs = [run for group in groups for run in group.runs]
+    base, _, statistic = metric.partition("_")
+    is_spread = statistic.endswith(("std", "var")) or metric == "backdoor_success"
+    sign = -1 if is_spread or is_lower_better(runs, base) else 1
+    order = sorted(known_finals, key=lambda number: sign * known_finals[number].mean)
+    first, second = known_finals[order[-1]], known_finals[order[-2]]
+    gap = abs(first.mean - second.mean)
+    return order[-1] if gap > (first.std or 0.0) + (second.std or 0.0) else None
 
 
 def _test_metrics(groups: Sequence[Group]) -> Iterable[str]:
@@ -168,6 +216,32 @@ def render_differences(groups: Sequence[Group]) -> str:
     return _table(["", "run", *table], lines)
 
 
+def render_answer(answer: Answer) -> str:
+    """Return the table of an answer, with a link to its CSV file."""
+    names = dict.fromkeys(name for row in answer.rows for name in row if name != "group")
+    shown = [name for name in names if any(row.get(name) is not None for row in answer.rows)]
+    lines, previous = [], None
+    for row in answer.rows:
+        repeats = row["group"] == previous
+        cells = [_format_cell(row.get(name)) for name in shown]
+        if repeats:
+            cells[0] = ""
+        lines.append(_line(str(row["group"]), cells, repeats, row["group"]))
+        previous = row["group"]
+    link = f' <span class="files"><a href="{answer.name}.csv">CSV</a></span>'
+    title = f"<h3>{html.escape(answer.question)}{link}</h3>\n"
+    note = f'<p class="note">{html.escape(answer.note)}</p>\n'
+    return title + note + _table(["", *shown], lines)
+
+
+def _format_cell(value: Any) -> str:
+    if value is None:
+        return _NONE
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < _LARGE else f"{value:.4g}"
+    return str(value)
+
+
 def render_configs(groups: Sequence[Group]) -> str:
     """Return the config of each run, collapsed."""
     parts = []
@@ -182,28 +256,53 @@ def render_configs(groups: Sequence[Group]) -> str:
     return "".join(parts)
 
 
+def _fold(title: str, content: str) -> str:
+    return f"<details><summary>{html.escape(title)}</summary>\n{content}</details>\n"
+
+
 def _table(header: Iterable[str], lines: Iterable[str]) -> str:
-    cells = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
+    lines = list(lines)
+    classes = [re.findall(r'<td class="(\w+)">', line) for line in lines]
+    columns = zip(*classes) if len({len(row) for row in classes}) == 1 else ()
+    kinds = ["text", *("number" if "number" in column else "text" for column in columns)]
+    cells = "".join(
+        f'<th scope="col" class="{kind}">{html.escape(name)}</th>'
+        for name, kind in zip_longest(header, kinds, fillvalue="text")
+    )
     head = f"<thead><tr>{cells}</tr></thead>"
-    return f'<div class="wide"><table>\n{head}\n<tbody>\n{"".join(lines)}</tbody></table></div>\n'
+    scroll = '<div class="wide" tabindex="0" role="region" aria-label="table">'
+    return f"{scroll}<table>\n{head}\n<tbody>\n{''.join(lines)}</tbody></table></div>\n"
 
 
-def _line(name: str, cells: Sequence[str], single: bool = False) -> str:
+def _line(
+    name: str,
+    cells: Sequence[str],
+    repeats: bool = False,
+    group: int | None = None,
+    bold: Sequence[bool] = (),
+) -> str:
     """Return a row of a table.
 
     Args:
         name: The heading of the row.
         cells: The cells; numbers are aligned to the right.
-        single: Whether the row is about a single run of a group.
+        repeats: Whether the row is about the group of the row above.
+        group: The number of the group, for its colour.
+        bold: Whether each cell is bold.
     """
-    parts = [f'<th scope="row">{html.escape(name)}</th>']
+    swatch = "" if group is None else f'<span class="swatch g{(group - 1) % FEW}"></span>'
+    heading = "" if repeats else f"{swatch}{html.escape(name)}"
+    parts = [f'<th scope="row">{heading}</th>']
     for place, cell in enumerate(cells):
         kind = "name" if place == 0 else "number" if _is_number(cell) else "text"
         cell_class = "unfinished" if cell == "unfinished" else kind
-        parts.append(f'<td class="{cell_class}">{html.escape(cell)}</td>')
-    row_class = ' class="single"' if single else ""
+        text = html.escape(cell)
+        if place < len(bold) and bold[place]:
+            text = f"<strong>{text}</strong>"
+        parts.append(f'<td class="{cell_class}">{text}</td>')
+    row_class = ' class="again"' if repeats else ""
     return f"<tr{row_class}>{''.join(parts)}</tr>\n"
 
 
 def _is_number(text: str) -> bool:
-    return bool(re.fullmatch(r"-?[\d.]+(e[-+]?\d+)?( ± [\d.]+)?|nan|-?inf", text))
+    return bool(re.fullmatch(r"-?[\d.]+(e[-+]?\d+)?( ± [\d.]+)?|\d+ of \d+|nan|-?inf", text))

@@ -76,6 +76,7 @@ def test_summary_of_a_fit_and_its_test(tmp_path):
         "untrained": 1,
         "cohort": 4,
         "rounds": 2,
+        "upload_bytes": 4 * (5 * 4 + 5 + 3 * 5 + 3),
         "uploads_forged": 0,
         "uploads_clipped": 0,
         "uploads_dropped": 0,

@@ -1,6 +1,7 @@
 """Pictures of a report: their numbers and their drawing."""
 
 import io
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
@@ -20,7 +21,7 @@ from pl_fed.functional.fairness import best_mean, worst_mean
 from pl_fed.reports import classes, clients, curves, robustness, spread, times
 from pl_fed.reports.clients import Ranks
 from pl_fed.reports.group import Final, group_runs
-from pl_fed.reports.picture import FEW, Picture, error_bars, line_style, space_out
+from pl_fed.reports.picture import BLACK, COLOURS, FEW, Picture, error_bars, line_style, space_out
 from pl_fed.reports.run import find_runs
 
 
@@ -127,10 +128,10 @@ def test_pictures_show_losses_for_real_valued_targets(make_groups, tmp_path):
 @pytest.mark.parametrize(
     ("losses", "ends"),
     [
-        ((-2.0, -1.0), (-2.08, 0.08)),
+        ((-2.0, -1.0), (-2.04, -0.96)),
         ((-1.0, 3.0), (-1.16, 3.16)),
-        ((0.0, 0.0), (0.0, 1.04)),
-        ((1.0, 2.0), (0.0, 2.08)),
+        ((0.0, 0.0), (-0.05, 0.05)),
+        ((1.0, 2.0), (0.96, 2.04)),
     ],
 )
 def test_losses_below_zero_are_drawn(make_groups, tmp_path, losses, ends):
@@ -141,10 +142,10 @@ def test_losses_below_zero_are_drawn(make_groups, tmp_path, losses, ends):
     rows = [row | {"global_loss": loss} for row, loss in zip(read_table(table), losses)]
     write_table(table, rows)
     picture = list(clients.draw_distributions(group_runs(find_runs([tmp_path])[0])))[1]
-    bars, side = picture.figure.axes
-    assert bars.get_ylim() == pytest.approx(ends)
-    (stairs,) = [patch for patch in side.patches if hasattr(patch, "get_data")]
-    assert sum(stairs.get_data().values) == 2, "both are in the histogram"
+    (axes,) = picture.figure.axes
+    assert axes.get_ylim() == pytest.approx(ends)
+    (stairs,) = [patch for patch in axes.patches if hasattr(patch, "get_data")]
+    assert sorted(stairs.get_data().values) == sorted(losses)
     check_pictures(picture)
 
 
@@ -488,8 +489,8 @@ def test_uploads_are_drawn_if_some_are_forged(make_groups):
 def test_only_drawn_group_is_named_in_a_report_of_several(make_groups):
     empty = {"tested": False, "extra": {"time/round": None}}
     groups = make_groups(({}, empty), ({"data.num_clients": 7}, {"extra": {"train/forged": 2}}))
-    for draw in (curves.draw_uploads, spread.draw_spread, times.draw_round_times):
-        (of_several,), (single,) = draw(groups), draw(groups[1:])
+    for draw in (curves.draw_uploads, spread.draw_spread, clients.draw_distributions):
+        (of_several, *_), (single, *_) = draw(groups), draw(groups[1:])
         (legend,) = of_several.figure.legends
         assert [text.get_text() for text in legend.get_texts()] == [groups[1].title]
         assert single.figure.legends == [], "the report has only this group"
@@ -502,7 +503,7 @@ def drawn_lines(picture):
 def test_logarithmic_scale_has_plain_numbers(make_groups):
     groups = make_groups(({}, {"rounds": 1}), ({}, {"rounds": 4, "extra": {"time/round": 200}}))
     (picture,) = times.draw_round_times(groups)
-    assert picture.figure.axes[0].get_yscale() == "log"
+    assert picture.figure.axes[0].get_xscale() == "log"
     assert b">100<" in picture.svg()
     assert b"mathdefault" not in picture.svg()
 
@@ -536,6 +537,14 @@ def check_pictures(*pictures):
         assert picture.caption.endswith(".")
         assert Image.open(io.BytesIO(picture.png())).size[0] > 500
         ElementTree.fromstring(picture.svg())
+        text = picture.inline_svg()
+        element = ElementTree.fromstring(text)
+        (title, *_) = element
+        assert title.tag.endswith("title")
+        assert title.text
+        ids = [part.get("id") for part in element.iter() if part.get("id")]
+        assert all(name.startswith(f"{picture.stem}-") for name in ids)
+        assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= {*ids}
 
 
 @pytest.mark.slow
@@ -602,3 +611,18 @@ def test_coordinates_are_rounded_and_texts_are_not():
     paths = [path for path in svg.split(b' d="')[1:]]
     assert all(len(part.split(b".")[1]) <= 2 for p in paths for part in p.split(b'"')[0].split()
                if b"." in part)  # fmt: skip
+
+
+def luminance(colour):
+    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#15181c"], ids=["light", "dark"])
+def test_lines_contrast_with_the_page(page):
+    """WCAG asks for 3:1 for graphics; black takes the colour of the page's text."""
+    for colour in COLOURS:
+        if colour != BLACK:
+            levels = sorted((luminance(colour), luminance(page)))
+            assert (levels[1] + 0.05) / (levels[0] + 0.05) >= 3, colour

@@ -1,0 +1,90 @@
+"""Answers of a report: tables that each answer one question about the runs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pl_fed.reports import attributes, communication, comparisons, defences, worst_clients
+from pl_fed.reports.group import Group
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a question: a table and its explanation.
+
+    Attributes:
+        name: The name of its CSV file, without suffix.
+        question: The question, as a title.
+        note: An explanation for readers.
+        rows: The rows of the table by column; ``group`` is the number of a group.
+    """
+
+    name: str
+    question: str
+    note: str
+    rows: Sequence[Mapping[str, Any]]
+
+
+def find_answers(groups: Sequence[Group]) -> list[Answer]:
+    """Return the answers that the runs give; questions without data are left out."""
+    return [answer for answer in _candidates(groups) if answer.rows]
+
+
+def _candidates(groups: Sequence[Group]) -> Iterator[Answer]:
+    first = groups[0].title
+    yield Answer(
+        "differences",
+        f"How do the groups differ from {first}?",
+        "Differences of the same clients with the same seed and data: the mean, and a 95 % interval"
+        " of 1.96 standard errors over these pairs. The interval is about further clients, not"
+        " about further seeds.",
+        list(comparisons.compare_to_first(groups)),
+    )
+    yield Answer(
+        "local",
+        "Is local training enough?",
+        "Differences from local training of the same clients with the same seed and data. Where"
+        " few clients are better, federation does not pay.",
+        list(comparisons.compare_to_local(groups)),
+    )
+    yield Answer(
+        "own_model",
+        "Which clients are worse off with their own model than with the global one?",
+        "Benign clients, over all runs of a group. A client that never took part has an untrained"
+        " model of its own.",
+        list(comparisons.compare_own_to_global(groups)),
+    )
+    yield Answer(
+        "attacked",
+        "Who loses under an attack?",
+        "The same benign clients with the same seed, with and without Byzantine clients.",
+        list(comparisons.compare_to_clean(groups)),
+    )
+    yield Answer(
+        "defences",
+        "What does a defence cost without an attack, and gain under one?",
+        "Differences of means from the same federation with the plain mean, over the seeds that"
+        " both have.",
+        list(defences.measure_defences(groups)),
+    )
+    yield Answer(
+        "worst_clients",
+        "Why are the worst clients the worst?",
+        "Spearman's rank correlation of a client's result with its properties, in [−1, 1], over the"
+        " benign clients and all runs. Distance: total variation distance of a client's classes"
+        " from the overall distribution, on test samples. Near 0, a property explains nothing.",
+        list(worst_clients.explain_results(groups)),
+    )
+    yield Answer(
+        "communication",
+        "How many rounds and uploads does a level take?",
+        "The first validated round at which the mean over clients reaches 95 % of the best value of"
+        " all groups. Bytes are those of the uploaded models alone.",
+        list(communication.measure_communication(groups)),
+    )
+    yield Answer(
+        "attributes",
+        "Are there gaps between groups of clients?",
+        "Means over the benign clients by a column of text in per_client.csv.",
+        list(attributes.compare_attributes(groups)),
+    )

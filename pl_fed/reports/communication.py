@@ -1,0 +1,49 @@
+"""Rounds and uploads until the clients' models reach a level."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pl_fed.reports.group import Group, is_lower_better, list_models, main_metric
+from pl_fed.reports.run import Run
+
+_SHARE = 0.95  # of the best value of all groups
+
+
+def measure_communication(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
+    """Yield the rounds, uploads and bytes to reach the level, by model and group."""
+    metric = main_metric(groups, "val")
+    lower = is_lower_better((run for group in groups for run in group.runs), metric)
+    for model in list_models(groups, "val")[:1] + (["global"] if len(groups) > 1 else []):
+        name = f"val/{model}/{metric}"
+        curves = {group.number: group.curve(name) for group in groups}
+        values = [value for curve in curves.values() for value in curve.mean]
+        level = (min(values) / _SHARE if lower else max(values) * _SHARE) if values else 0.0
+        for group in groups:
+            curve = curves[group.number]
+            if not curve.rounds:
+                continue
+            reached = [
+                round
+                for round, value in zip(curve.rounds, curve.mean)
+                if (value <= level if lower else value >= level)
+            ]
+            yield {
+                "group": group.number,
+                "name": group.label,
+                "model": model,
+                f"level of {metric}": level,
+                "rounds": reached[0] + 1 if reached else "not reached",
+                **(_count_uploads(group.runs[0], reached[0]) if reached else {}),
+            }
+
+
+def _count_uploads(run: Run, last_round: int) -> dict[str, Any]:
+    """Return the uploads until a round, and their megabytes if the run's summary has their size."""
+    cohorts = run.curve("train/cohort")
+    if not cohorts:
+        return {}
+    uploads = int(sum(size for round, size in cohorts.items() if round <= last_round))
+    upload_bytes = run.counts.get("upload_bytes")
+    if not isinstance(upload_bytes, int):
+        return {"uploads": uploads}
+    return {"uploads": uploads, "MB uploaded": uploads * upload_bytes / 1e6}
