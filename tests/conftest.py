@@ -13,6 +13,8 @@ from pl_fed.engine import compiled
 
 FAST = "not slow"  # the expression of the fast lane
 
+os.environ.setdefault("WANDB_MODE", "disabled")  # tests of W&B set their own
+
 
 def pytest_configure(config):
     """Hide the real data from the fast lane."""

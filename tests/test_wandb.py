@@ -29,6 +29,12 @@ LAYERS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """Let W&B write offline runs, as the command line does by default."""
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+
+
 def short(folder, rounds):
     return [
         *("--trainer.default_root_dir", str(folder), "--trainer.max_epochs", str(rounds)),
@@ -144,8 +150,7 @@ def group_of(run):
     return started.get("run_group")
 
 
-def test_runs_that_differ_only_in_the_seed_share_a_group(tmp_path, monkeypatch):
-    monkeypatch.delenv("WANDB_MODE", raising=False)
+def test_runs_that_differ_only_in_the_seed_share_a_group(tmp_path):
     groups = {}
     for name, changes in {
         "first": ["--trainer.enable_model_summary", "false"],

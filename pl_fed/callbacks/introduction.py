@@ -2,12 +2,14 @@
 
 import inspect
 import math
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger
 from rich.console import Console
 from rich.table import Table
 
@@ -59,6 +61,7 @@ class Introduction(Callback):
             "attack": self._describe_attack(parts.get("adversary") or {}),
             "defence": self._describe_defence(parts),
             "engine": f"{federation.engine.name}, on {_describe_device(trainer)}",
+            "logs": ", ".join(["metrics.csv", *map(_describe_logger, trainer.loggers[1:])]),
             **({} if self.folder is None else {"folder": str(self.folder)}),
         }
 
@@ -152,6 +155,12 @@ def _name(section: Any) -> str:
     if not isinstance(section, Mapping):
         return "" if section is None else format_value(section)
     return str(section.get("class_path")).rpartition(".")[2]
+
+
+def _describe_logger(logger: Logger) -> str:
+    """Return the class of a logger; for Weights & Biases, its mode, too."""
+    name = type(logger).__name__
+    return f"W&B ({os.environ.get('WANDB_MODE', 'online')})" if name == "WandbLogger" else name
 
 
 def _describe_device(trainer: Trainer) -> str:

@@ -91,10 +91,10 @@ class RoundDisplay:
             yield from slow_work(self.work)
 
     def _times(self) -> str:
-        left = self.seconds_left()
+        remaining = self.seconds_left()
         texts = [format_seconds(self.seconds())]
-        if self.finished < self.total and left is not None:
-            texts.append(f"{format_seconds(left)} left")
+        if self.finished < self.total and remaining is not None:
+            texts.append(f"{format_seconds(remaining)} left")
         loss = "" if self.loss is None else f"  loss {float(self.loss):.4g}"
         return f"{', '.join(texts)}{loss}"
 

@@ -23,6 +23,7 @@ from pl_fed.callbacks import Introduction, Predictions, Summary
 from pl_fed.command.program import program_name
 from pl_fed.command.run_files import (
     CONFIG,
+    active_loggers,
     class_entries,
     discard_unstarted_run,
     place_logger,
@@ -31,6 +32,7 @@ from pl_fed.command.run_files import (
 from pl_fed.command.saved_config import SaveAndLogConfig, is_config_of
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.command.start_status import StartStatus
+from pl_fed.command.wandb_runs import close_wandb_run
 from pl_fed.federation import Federation
 from pl_fed.lightning.checkpoints import check_source, check_weights_only, local_path
 from pl_fed.lightning.trainer import Trainer
@@ -54,6 +56,7 @@ class FederatedCLI(SectionsCLI):
         self._lock: RunLock | None = None
         self._ckpt_path: str | None = None
         with contextlib.ExitStack() as self._until_the_end:
+            self._until_the_end.push(lambda kind, *_: close_wandb_run(failed=kind is not None))
             try:
                 super().__init__(
                     save_config_callback=SaveAndLogConfig,
@@ -172,6 +175,7 @@ class FederatedCLI(SectionsCLI):
                 " --ckpt_path last to use the models of the newest run."
             )
         group = group_name(config.as_dict())
+        config.trainer.logger = active_loggers(config.trainer.logger)
         for logger in class_entries(config.trainer.logger):
             if self.run_dir is not None:
                 place_logger(logger, self.run_dir, group)

@@ -1,7 +1,6 @@
 """Entry point of the command line: chooses the subcommand and reports errors."""
 
 import logging
-import os
 import re
 import signal
 import sys
@@ -21,8 +20,8 @@ from pl_fed.command.messages import (
     summarize,
 )
 from pl_fed.command.partition import WITHOUT_MODEL, PartitionCLI
-from pl_fed.command.run_files import SWEEP_ID
 from pl_fed.command.start import run_light_command
+from pl_fed.command.wandb_runs import prepare_wandb
 from pl_fed.run_folder import is_first_process
 
 # Lines of Lightning's log about pl_fed's own lines: devices, seed, number of rounds
@@ -38,8 +37,7 @@ def main(args: ArgsType = None) -> None:
             logging.getLogger(f"{library}.utilities.{module}").addFilter(_is_news)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended.*")
-    if SWEEP_ID not in os.environ:  # the agent of a sweep waits for the metrics of its runs
-        os.environ.setdefault("WANDB_MODE", "offline")
+    prepare_wandb()
     arguments = sys.argv[1:] if args is None else args
     try:
         _run_command(arguments)

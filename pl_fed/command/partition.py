@@ -5,7 +5,12 @@ from pathlib import Path
 from lightning.pytorch.cli import ArgsType
 
 from pl_fed.command.program import program_name
-from pl_fed.command.run_files import class_entries, discard_unstarted_run, place_logger
+from pl_fed.command.run_files import (
+    active_loggers,
+    class_entries,
+    discard_unstarted_run,
+    place_logger,
+)
 from pl_fed.command.sections import SectionsCLI
 from pl_fed.loggers import wandb_loggers
 from pl_fed.reports.split import Split
@@ -53,6 +58,7 @@ class PartitionCLI(SectionsCLI):
         """Instantiate all classes; loggers write into a new folder."""
         folder = self.folder = new_folder(self.config.trainer.default_root_dir or "runs")
         self.config.trainer.default_root_dir = str(folder)
+        self.config.trainer.logger = active_loggers(self.config.trainer.logger)
         for logger in class_entries(self.config.trainer.logger):
             place_logger(logger, folder)
         super().instantiate_classes()

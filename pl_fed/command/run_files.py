@@ -10,12 +10,12 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from pl_fed.command.wandb_runs import SWEEP_ID, close_wandb_run
+
 CONFIG = "config.yaml"
 """The name of a run's config in its folder."""
-SWEEP_ID = "WANDB_SWEEP_ID"
-"""The environment variable that the agent of a W&B sweep sets for the runs that it starts."""
 _RUN_ID = "wandb_run_id"  # file in the run's folder: a resumed run continues its W&B run
-_UNSTARTED = {CONFIG, "checkpoints"}  # contents of a run's folder before the first round
+_UNSTARTED = {CONFIG, "checkpoints", _RUN_ID}  # contents of a run's folder before the first round
 
 
 def discard_unstarted_run(run_dir: Path | None) -> None:
@@ -26,9 +26,12 @@ def discard_unstarted_run(run_dir: Path | None) -> None:
     if run_dir is None:
         return
     with contextlib.suppress(OSError):
-        if not (run_dir / "wandb").exists():
+        wandb = run_dir / "wandb"
+        if not wandb.exists():
             (run_dir / _RUN_ID).unlink(missing_ok=True)  # W&B has no such run yet
-        if {path.name for path in run_dir.rglob("*")} <= _UNSTARTED:
+        contents = {path.name for path in run_dir.rglob("*") if wandb not in (path, *path.parents)}
+        if contents <= _UNSTARTED:
+            close_wandb_run(failed=True)
             shutil.rmtree(run_dir)
 
 
@@ -46,6 +49,23 @@ def class_entries(entries: Any) -> Iterator[Namespace]:
             yield entry
 
 
+def active_loggers(loggers: Any) -> Any:
+    """Return the loggers of a config without W&B if its environment variable disables it.
+
+    Args:
+        loggers: The argument ``trainer.logger``: a list, one logger, true, false or null.
+    """
+    if os.environ.get("WANDB_MODE") != "disabled":
+        return loggers
+    if isinstance(loggers, list):
+        return [logger for logger in loggers if not _is_wandb(logger)]
+    return None if _is_wandb(loggers) else loggers
+
+
+def _is_wandb(logger: Any) -> bool:
+    return isinstance(logger, Namespace) and str(logger.get("class_path")).endswith("WandbLogger")
+
+
 def place_logger(logger: Namespace, folder: Path, group: str | None = None) -> None:
     """Direct a logger into the run's folder; a W&B logger continues the folder's W&B run.
 
@@ -59,7 +79,7 @@ def place_logger(logger: Namespace, folder: Path, group: str | None = None) -> N
         return
     if "save_dir" in arguments:
         arguments.save_dir = str(folder / (arguments.save_dir or "."))
-    if not logger.class_path.endswith("WandbLogger"):
+    if not _is_wandb(logger):
         return
     for variable in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):  # W&B would use the home folder
         os.environ.setdefault(variable, str((folder / "wandb").absolute()))

@@ -1,5 +1,6 @@
 """Commands that start within a second: they import neither PyTorch nor Lightning."""
 
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,9 +36,7 @@ def run_light_command(arguments: Sequence[str]) -> bool:
     elif command == "list":
         _print_list(words)
     elif command == "report":
-        from pl_fed.command.report import main
-
-        main(words[1:])
+        _write_report(words)
     elif command is None or not (command.startswith("-") or command in SUBCOMMANDS):
         got = "none" if command is None else repr(command)
         _exit(f"Expected a subcommand, one of {', '.join(SUBCOMMANDS)}, but got {got}.", words)
@@ -67,6 +66,16 @@ def _find_help(words: list[str]) -> str:
     if words[0] in _HELP:
         return help_page(None)
     return help_page(words[0], KINDS) if words[0] in WITH_A_PAGE else ""
+
+
+def _write_report(words: list[str]) -> None:
+    from pl_fed.command.report import main
+
+    try:
+        main(words[1:])
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C.", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 def _print_list(words: list[str]) -> None:

@@ -6,12 +6,11 @@ LEAF's format (arXiv 1812.01097), as in Ditto: each celebrity is a client, and i
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torchvision import datasets
-from torchvision.datasets.utils import check_integrity
 
 from pl_fed.arguments import check_integers
 from pl_fed.data.folders import data_root, loading_error
@@ -79,8 +78,10 @@ class CelebA(DataSource):
         x = np.stack([self._read_image(images / files[sample]) for sample in selected.tolist()])
         return Arrays(torch.from_numpy(x), y[selected], identity[selected], split[selected], 2)
 
-    def _parts(self) -> list[datasets.CelebA]:
+    def _parts(self) -> list[Any]:
         """Return torchvision's data set of each official part."""
+        from torchvision import datasets  # slow to import
+
         try:
             return [
                 datasets.CelebA(str(self.root), split, ["attr", "identity"], download=self.download)
@@ -95,6 +96,9 @@ class CelebA(DataSource):
 
     def _describe_broken_files(self) -> Iterator[str]:
         """Yield the name and the fault of each broken file: torchvision names no file."""
+        from torchvision import datasets
+        from torchvision.datasets.utils import check_integrity
+
         folder = self.root / "celeba"
         for _, md5, name in datasets.CelebA.file_list:
             path = folder / name

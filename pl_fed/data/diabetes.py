@@ -1,7 +1,6 @@
 """Diabetes: a regression data set that comes with scikit-learn."""
 
 import torch
-from sklearn.datasets import load_diabetes
 
 from pl_fed.arguments import check_at_most, check_integers
 from pl_fed.data.source import Arrays, DataSource
@@ -34,6 +33,8 @@ class Diabetes(DataSource):
 
     def load(self) -> Arrays:
         """Return measurements [442, 10], targets [442, 1] and age groups [442]."""
+        from sklearn.datasets import load_diabetes  # slow to import
+
         bunch = load_diabetes()
         measurements = torch.from_numpy(bunch.data).to(torch.float32) * len(bunch.data) ** 0.5
         targets = (torch.from_numpy(bunch.target).to(torch.float32)[:, None] - _MEAN) / _STD

@@ -1,7 +1,11 @@
 """Digits: handwritten digits that come with scikit-learn."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
 import torch
-from sklearn.datasets import load_digits
+from numpy.typing import NDArray
 
 from pl_fed.data.source import Arrays, DataSource
 
@@ -22,6 +26,22 @@ class Digits(DataSource):
 
     def load(self) -> Arrays:
         """Return images [1797, 1, 8, 8] in [0, 1] and labels."""
-        bunch = load_digits()
-        x = torch.from_numpy(bunch.images).to(torch.float32).unsqueeze(1) / 16
-        return Arrays(x, torch.from_numpy(bunch.target).to(torch.int64), num_classes=10)
+        pixels, target = _read_digits()
+        x = torch.from_numpy(pixels).to(torch.float32).reshape(-1, 1, 8, 8) / 16
+        return Arrays(x, torch.from_numpy(target).to(torch.int64), num_classes=10)
+
+
+def _read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return pixels [1797, 64] and digits [1797].
+
+    The file is read without an import of scikit-learn, which takes more than a second.
+    """
+    package = find_spec("sklearn")
+    file = Path(str(package and package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
+    if file.is_file():
+        table = np.loadtxt(file, delimiter=",")
+        return table[:, :-1], table[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits  # of a release with other files
+
+    bunch = load_digits()
+    return bunch.data, bunch.target

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision import datasets
 
 from pl_fed.data.folders import loading_error
 from pl_fed.data.source import TEST, TRAIN, Arrays, DataSource
@@ -64,6 +63,8 @@ class MNIST(TorchvisionImages):
 
     def open(self, train: bool) -> Any:
         """Open torchvision's MNIST."""
+        from torchvision import datasets  # slow to import
+
         return datasets.MNIST(self.root, train=train, download=self.download)
 
 
@@ -80,6 +81,8 @@ class FashionMNIST(TorchvisionImages):
 
     def open(self, train: bool) -> Any:
         """Open torchvision's FashionMNIST."""
+        from torchvision import datasets  # slow to import
+
         return datasets.FashionMNIST(self.root, train=train, download=self.download)
 
 
@@ -96,6 +99,8 @@ class CIFAR10(TorchvisionImages):
 
     def open(self, train: bool) -> Any:
         """Open torchvision's CIFAR10."""
+        from torchvision import datasets  # slow to import
+
         return datasets.CIFAR10(self.root, train=train, download=self.download)
 
 

@@ -5,7 +5,6 @@ from pickle import UnpicklingError
 
 import torch
 from torch import Tensor, nn
-from torchvision import models
 
 from pl_fed.arguments import check_integers
 
@@ -81,6 +80,8 @@ class FrozenBody(nn.Module):
 
 def _load_body(architecture: str, weights: str | None) -> nn.Module:
     """Return a torchvision classifier with its own head."""
+    from torchvision import models  # slow to import
+
     file = weights if weights and Path(weights).is_file() else None
     try:
         body: nn.Module = models.get_model(architecture, weights=None if file else weights)

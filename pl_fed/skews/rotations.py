@@ -6,7 +6,6 @@ learning". NeurIPS 2020. arXiv 2006.04088: rotated MNIST, with angles of 0, 90, 
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as images
 
 from pl_fed.arguments import check_finite
 from pl_fed.skews.base import Skew, require_images
@@ -49,6 +48,8 @@ class Rotations(Skew):
         quarter_turns = angle % 360 / 90
         if quarter_turns == int(quarter_turns) and x.shape[2] == x.shape[3]:
             return torch.rot90(x, int(quarter_turns), (2, 3))
+        from torchvision.transforms.v2 import functional as images  # slow to import
+
         bilinear = images.InterpolationMode.BILINEAR
         rotated: Tensor = images.rotate(x, angle, interpolation=bilinear)
         return rotated

@@ -385,8 +385,8 @@ def test_resume_command_names_one_checkpoint():
 
 @pytest.mark.parametrize("subcommand", ["partition", "report", "export"])
 def test_interrupt_without_a_run_prints_no_traceback(monkeypatch, capsys, subcommand):
-    for name in ("PartitionCLI", "report", "ExportCLI"):
-        monkeypatch.setattr(f"pl_fed.command.main.{name}", Mock(side_effect=KeyboardInterrupt))
+    for name in ("main.PartitionCLI", "report.main", "main.ExportCLI"):
+        monkeypatch.setattr(f"pl_fed.command.{name}", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit) as ended:
         main([subcommand])
     assert ended.value.code == 128 + signal.SIGINT
