@@ -3,16 +3,19 @@
 python .ci/docs/gather.py build/docs/source
 """
 
+import importlib
+import inspect
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("configs", "pl_fed", "experiments")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s#]+)")
 GUIDES = {
-    "Use": ["README", "configs/README", "pl_fed/README", "pl_fed/command/README"],
+    "Use": ["configs/README", "pl_fed/README", "pl_fed/command/README"],
     "Bring your own": [f"pl_fed/{room}/README" for room in ("tasks", "data", "models", "clients")],
     "Data splits, attacks, defences": [
         f"pl_fed/{room}/README" for room in ("partitioners", "attacks", "aggregators")
@@ -27,6 +30,7 @@ ROOMS = (
     *("optimizers", "models", "data", "metrics", "callbacks", "loggers", "functional"),
 )
 MAIN_CLASSES = ("Trainer", "Federation", "Adversary", "EngineOptions", "StorageOptions")
+TYPES = ("Batch", "ClientContext", "RoundContext", "Population")
 
 
 def find_pages() -> list[Path]:
@@ -47,25 +51,37 @@ def copy(path: Path, sources: Path) -> None:
     """Copy a file of the repository to the same place among the sources."""
     target = sources / path.relative_to(ROOT)
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, target)
+    if path.suffix == ".md":
+        target.write_text(link_to_index(path))
+    else:
+        shutil.copyfile(path, target)
 
 
-def toctree(names: list[str], caption: str = "") -> str:
-    """Return a table of contents."""
-    head = f":caption: {caption}\n" if caption else ""
-    return f"```{{toctree}}\n{head}:maxdepth: 1\n\n" + "\n".join(names) + "\n```\n"
+def link_to_index(page: Path) -> str:
+    """Return a page's text. The first page of the repository is the index of the site."""
+
+    def replace(match: re.Match[str]) -> str:
+        first = (page.parent / match[1]).resolve() == ROOT / "README.md"
+        return match[0].replace("README.md", "index.md") if first else match[0]
+
+    return LINK.sub(replace, page.read_text())
 
 
-def room_page(room: str) -> str:
-    """Return the API page of a room: a table of its classes and functions, then each of them."""
-    import importlib
+def toctree(names: list[str], caption: str) -> str:
+    """Return a table of contents for the sidebar."""
+    options = f":caption: {caption}\n:maxdepth: 1\n:hidden:\n"
+    return f"```{{toctree}}\n{options}\n" + "\n".join(names) + "\n```\n"
 
-    module = importlib.import_module(f"pl_fed.{room}")
-    names = sorted(name for name in vars(module) if is_public(module, name))
-    members = "\n".join(f"   {name}" for name in names)
-    summary = f"```{{eval-rst}}\n.. currentmodule:: pl_fed.{room}\n\n.. autosummary::\n\n{members}\n"
-    details = "".join(f"\n.. {directive(getattr(module, name))}:: {name}\n" for name in names)
-    return f"# pl_fed.{room}\n\n{(module.__doc__ or '').strip()}\n\n{summary}{details}```\n"
+
+def api_page(name: str, members: Sequence[str] = ()) -> str:
+    """Return the API page of a module: a table of its members, then each of them."""
+    module = importlib.import_module(name)
+    members = members or sorted(member for member in vars(module) if is_public(module, member))
+    summary = "\n".join(f"   {member}" for member in members)
+    details = "".join(f"\n.. {directive(getattr(module, m))}:: {m}\n" for m in members)
+    directives = f".. py:module:: {name}\n\n.. autosummary::\n\n{summary}\n{details}"
+    doc = inspect.getdoc(module) or ""
+    return f"# {name}\n\n{doc}\n\n```{{eval-rst}}\n{directives}```\n"
 
 
 def is_public(module: object, name: str) -> bool:
@@ -79,32 +95,30 @@ def directive(member: object) -> str:
     return "autoclass" if isinstance(member, type) else "autofunction"
 
 
-def main_page() -> str:
-    """Return the API page of the classes at the top of the package."""
-    members = "\n".join(f"   {name}" for name in MAIN_CLASSES)
-    details = "".join(f"\n.. autoclass:: {name}\n" for name in MAIN_CLASSES)
-    summary = "```{eval-rst}\n.. currentmodule:: pl_fed\n\n.. autosummary::\n\n"
-    return f"# pl_fed\n\n{summary}{members}\n{details}```\n"
-
-
 def main(sources: Path) -> None:
     """Write all sources into a new folder."""
     shutil.rmtree(sources, ignore_errors=True)
     pages = find_pages()
     for path in {*pages, *(file for page in pages for file in linked_files(page))}:
         copy(path, sources)
+    first = (sources / "README.md").rename(sources / "index.md")
     (sources / "api").mkdir()
-    (sources / "api" / "pl_fed.md").write_text(main_page())
-    for room in ROOMS:
-        (sources / "api" / f"{room}.md").write_text(room_page(room))
-    guides = [toctree(names, caption) for caption, names in GUIDES.items()]
-    listed = {name for names in GUIDES.values() for name in names}
+    api = {
+        "pl_fed": api_page("pl_fed", MAIN_CLASSES),
+        "types": api_page("pl_fed.types", TYPES),
+        **{room: api_page(f"pl_fed.{room}") for room in ROOMS},
+    }
+    for name, text in api.items():
+        (sources / "api" / f"{name}.md").write_text(text)
     others = [str(page.relative_to(ROOT).with_suffix("")) for page in pages]
-    more = toctree([name for name in others if name not in listed], "More pages")
-    api = toctree(["api/pl_fed", *(f"api/{room}" for room in ROOMS)], "API reference")
-    hidden = [tree.replace(":maxdepth: 1", ":maxdepth: 1\n:hidden:") for tree in guides]
-    start = "# pl_fed\n\nBegin with the [first page](README.md), or the [Python API](api/pl_fed.md).\n\n"
-    (sources / "index.md").write_text(start + "\n".join([*hidden, api, more]))
+    listed = {"README", *(name for names in GUIDES.values() for name in names)}
+    contents = {
+        **GUIDES,
+        "API reference": ["api/pl_fed", "api/types", *(f"api/{room}" for room in ROOMS)],
+        "More pages": [name for name in others if name not in listed],
+    }
+    trees = [toctree(names, caption) for caption, names in contents.items()]
+    first.write_text("\n".join([first.read_text(), *trees]))
 
 
 if __name__ == "__main__":

@@ -153,7 +153,9 @@ def many(experiment: int) -> Tensor:
 def table() -> str:
     """Return all runs as a table."""
     lines = [
-        "Written by `python experiments/fedtilt_toy/toy.py`, which says what is in it. Accuracies",
+        "# FedTilt's toy example: all runs",
+        "",
+        "Written by `python experiments/fedtilt_toy/toy.py`, which describes the setting. Accuracies",
         "of personal models: on the client's test samples (all, class 1, class 2), and on 10,000",
         "new points of each class.",
         "",
