@@ -9,7 +9,7 @@ BYZFL = byzfl==0.0.11
 .PHONY: help setup quickstart test test-fast lint format docs clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.installed ## create .venv with pl_fed and its tools
 
