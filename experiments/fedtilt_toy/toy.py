@@ -158,8 +158,8 @@ def table() -> str:
         "# FedTilt's toy example: all runs",
         "",
         "Written by `python experiments/fedtilt_toy/toy.py`, which describes the setting.",
-        "Accuracies of personal models: on the client's test samples (all, class 1, class 2), and on",
-        "10,000 new points of each class.",
+        "Accuracies of personal models: on the client's test samples (all, class 1, class 2), and",
+        "on 10,000 new points of each class.",
         "",
         "| experiment | τ | λ | client | boundary | test | class 1 | class 2 | class 1 of many"
         " | class 2 of many | moved by outliers 0.15 | by outliers 5 |",
